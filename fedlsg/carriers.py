@@ -1,0 +1,123 @@
+"""Where the carriers come from, and which parameters are carried.
+
+Symbols: W (m, n) public weight now, W_0 the same at the start, L (m, r), R (r, n) carriers, r rank.
+Everything here is public: it reads weights, the round and the public seed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from fedlsg.frame import Coordinates
+from fedlsg.lowrank import decompose, flatten_kernel, random_carriers
+from fedlsg.randomness import public_generator
+
+CarrierKind = Literal["dense", "low-rank", "low-rank-change", "random"]
+
+PAYS_BELOW = 0.8
+"""A layer is carried where r (m + n) < 0.8 m n."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carrier:
+    """How a weight's gradient travels.
+
+    ``dense``: as it is. ``low-rank``: carriers of W (000 Alg. 2). ``low-rank-change``: of W - W_0 once ``warmup``
+    server updates are done, of W before (001 Alg. 1). ``random``: random orthonormal carriers, drawn anew each round.
+    """
+
+    kind: CarrierKind = "dense"
+    rank: int = 0
+    power_steps: int = 1
+    warmup: int = 1
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(CarrierKind):
+            raise ValueError(f"expected carrier kind in {get_args(CarrierKind)}, got {self.kind!r}")
+        if self.kind != "dense" and self.rank < 1:
+            raise ValueError(f"expected rank >= 1 for low-rank carriers, got rank={self.rank}")
+        if self.power_steps < 1 or self.warmup < 1:
+            raise ValueError(f"expected power_steps >= 1 and warmup >= 1, got {self.power_steps}, {self.warmup}")
+
+
+def carried_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | None = None) -> tuple[str, ...]:
+    """Names of the weights that travel as carriers; every other trainable parameter stays dense.
+
+    Rule: a trainable weight of a Linear or Conv2d, not of the classifier, where r (m + n) < 0.8 m n.
+    ``classifier`` names the module to keep dense; without it, the last Linear of the model.
+    Raises ValueError if low-rank carriers are asked for and no layer of the model pays.
+    """
+    if carrier.kind == "dense":
+        return ()
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
+    if classifier is None:
+        classifier = next((name for name in reversed(modules) if isinstance(modules[name], nn.Linear)), "")
+    elif not any(name == classifier for name, _ in model.named_modules()):
+        raise ValueError(f"{classifier=} is no module of {type(model).__name__}")
+    names = [
+        f"{name}.weight" if name else "weight"
+        for name, module in modules.items()
+        if module.weight.requires_grad
+        and not (name == classifier or name.startswith(classifier + "."))
+        and pays(module.weight, carrier.rank)
+    ]
+    if not names:
+        raise ValueError(
+            f"rank={carrier.rank} carries no layer of {type(model).__name__}: "
+            f"r (m + n) < {PAYS_BELOW} m n holds nowhere; choose a smaller rank, or a dense method such as dpsgd"
+        )
+    return tuple(names)
+
+
+def pays(W: Tensor, rank: int) -> bool:
+    """Whether r (m + n) values are clearly fewer than m n."""
+    m, n = flatten_kernel(W).shape
+    return rank <= min(m, n) and rank * (m + n) < PAYS_BELOW * m * n
+
+
+def coordinates(
+    weights: Mapping[str, Tensor],
+    initial: Mapping[str, Tensor],
+    *,
+    carrier: Carrier,
+    carried: tuple[str, ...],
+    round: int,
+    updates: int,
+    seed: int,
+) -> tuple[Coordinates, ...]:
+    """Coordinates of every trainable parameter in ``round``, after ``updates`` server updates.
+
+    ``weights`` are the trainable parameters in model order, ``initial`` W_0 of the carried ones (read by
+    ``low-rank-change`` only). Deterministic in its arguments, on one kind of processor.
+    """
+    return tuple(
+        Coordinates(name=name, shape=tuple(W.shape))
+        if name not in carried
+        else _carry(
+            name,
+            W.detach(),
+            initial.get(name),
+            carrier,
+            updates,
+            public_generator(seed, "carriers", round, name),
+        )
+        for name, W in weights.items()
+    )
+
+
+def _carry(
+    name: str, W: Tensor, W_0: Tensor | None, carrier: Carrier, updates: int, generator: torch.Generator
+) -> Coordinates:
+    if carrier.kind == "random":
+        m, n = flatten_kernel(W).shape
+        L, R = random_carriers((m, n), carrier.rank, generator=generator, like=W)
+    else:
+        if carrier.kind == "low-rank-change" and updates >= carrier.warmup:
+            if W_0 is None:
+                raise ValueError(f"the initial value of {name} is needed to decompose W - W_0")
+            W = W - W_0.to(W)
+        L, R = decompose(W, carrier.rank, generator=generator, power_steps=carrier.power_steps)
+    return Coordinates(name=name, shape=tuple(W.shape), L=L, R=R)

@@ -1,0 +1,184 @@
+"""The frame of a round: which coordinates of the model a step differentiates, and which of them are kept.
+
+Symbols: L (m, r), R (r, n) carriers of a weight W (m, n); see lowrank.py.
+A trainable parameter is *carried* (two blocks: dL and dR) or *dense* (one block, the parameter itself). Blocks lie
+one after the other in one flat vector of ``frame.size`` coordinates; the mask keeps some of them. Everything here is
+public: a function of the weights, the round and the public seed.
+"""
+
+import hashlib
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fedlsg.lowrank import average_core, reconstruct
+
+Part = Literal["L", "R", "dense"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Keep:
+    """Kept coordinates of one block: whole slices along ``axis``, or flat positions where ``axis`` is None.
+
+    ``index`` is sorted int64 without repeats. ``Keep(axis=None, index=None)`` keeps everything.
+    """
+
+    axis: int | None = None
+    index: Int[Tensor, " kept"] | None = None
+
+    def count(self, shape: tuple[int, ...]) -> int:
+        """Number of kept coordinates of a block of ``shape``."""
+        total = math.prod(shape)
+        if self.index is None:
+            return total
+        if self.axis is None:
+            return len(self.index)
+        return len(self.index) * (total // shape[self.axis])
+
+    def positions(self, shape: tuple[int, ...]) -> Int[Tensor, " kept"]:
+        """Kept flat positions in a block of ``shape``, ascending."""
+        if self.index is None:
+            return torch.arange(math.prod(shape))
+        if self.axis is None:
+            return self.index
+        grid = torch.arange(math.prod(shape), device=self.index.device).reshape(shape)
+        return grid.index_select(self.axis, self.index).flatten()
+
+
+EVERYTHING = Keep()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Coordinates:
+    """One trainable parameter: its name and shape, and its carriers (both None where it stays dense)."""
+
+    name: str
+    shape: tuple[int, ...]
+    L: Float[Tensor, "m r"] | None = None
+    R: Float[Tensor, "r n"] | None = None
+
+    @property
+    def carried(self) -> bool:
+        """Whether the parameter travels as (dL, dR)."""
+        return self.L is not None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Block:
+    """A run of flat coordinates: dL (m, r), dR (r, n) or a dense parameter, with what the mask keeps of it."""
+
+    parameter: str
+    part: Part
+    shape: tuple[int, ...]
+    keep: Keep = EVERYTHING
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates before the mask."""
+        return math.prod(self.shape)
+
+    @property
+    def kept(self) -> int:
+        """Number of coordinates after the mask."""
+        return self.keep.count(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Frame:
+    """All trainable parameters in model order, and the blocks that they make (dL before dR)."""
+
+    coordinates: tuple[Coordinates, ...]
+    blocks: tuple[Block, ...]
+
+    @property
+    def size(self) -> int:
+        """Coordinates before the mask."""
+        return sum(block.size for block in self.blocks)
+
+    @property
+    def kept(self) -> int:
+        """Coordinates after the mask: the values of one payload."""
+        return sum(block.kept for block in self.blocks)
+
+    @property
+    def dense_size(self) -> int:
+        """Trainable parameters of the model: what a dense method would send."""
+        return sum(math.prod(c.shape) for c in self.coordinates)
+
+    @cached_property
+    def indices(self) -> Int[Tensor, " kept"]:
+        """Kept positions in the flat vector, ascending, on the CPU."""
+        starts = itertools.accumulate((block.size for block in self.blocks), initial=0)
+        pieces = [b.keep.positions(b.shape).cpu() + s for b, s in zip(self.blocks, starts, strict=False)]
+        return torch.cat(pieces)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 over block shapes, kept positions and the bits of (L, R): equal frames, equal digests."""
+        sha = hashlib.sha256()
+        for block in self.blocks:
+            sha.update(f"{block.parameter}|{block.part}|{block.shape}|".encode())
+        sha.update(self.indices.numpy().tobytes())
+        for tensor in self.carriers:
+            sha.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return sha.digest()
+
+    @property
+    def carriers(self) -> tuple[Tensor, ...]:
+        """L, R of every carried parameter, in order."""
+        return tuple(t for c in self.coordinates for t in (c.L, c.R) if t is not None)
+
+    def gradients(self, values: Float[Tensor, " kept"], *, averaged: bool = False) -> dict[str, Tensor]:
+        """Weight-shaped gradients implied by kept values: zeros where frozen, Eq. 3 where carried.
+
+        Linear in ``values``. ``averaged`` first averages the two copies of the r x r core (lowrank.average_core).
+        Raises ValueError if the number of values is not ``kept``.
+        """
+        parts = dict(zip([(b.parameter, b.part) for b in self.blocks], self.unflatten(values), strict=True))
+        return {c.name: lift(c, parts, averaged=averaged) for c in self.coordinates}
+
+    def unflatten(self, values: Float[Tensor, " kept"]) -> list[Tensor]:
+        """Kept values as full blocks, zero where frozen."""
+        if values.shape != (self.kept,):
+            raise ValueError(f"expected {self.kept} kept values, got shape {tuple(values.shape)}")
+        full = values.new_zeros(self.size)
+        full[self.indices.to(values.device)] = values
+        pieces = full.split([block.size for block in self.blocks])
+        return [piece.reshape(block.shape) for piece, block in zip(pieces, self.blocks, strict=True)]
+
+
+def lift(c: Coordinates, parts: dict[tuple[str, Part], Tensor], *, averaged: bool = False) -> Tensor:
+    """The gradient of one parameter from its blocks (Eq. 3 where carried)."""
+    if c.L is None or c.R is None:
+        return parts[c.name, "dense"]
+    dL, dR = parts[c.name, "L"], parts[c.name, "R"].flatten(1)
+    if averaged:
+        dL, dR = average_core(dL, dR, c.L, c.R)
+    return reconstruct(dL, dR, c.L, c.R).reshape(c.shape)
+
+
+def make_blocks(coordinates: Sequence[Coordinates]) -> tuple[Block, ...]:
+    """Unmasked blocks of the parameters, in order."""
+    blocks: list[Block] = []
+    for c in coordinates:
+        if c.L is None or c.R is None:
+            blocks.append(Block(parameter=c.name, part="dense", shape=c.shape))
+        else:
+            blocks.append(Block(parameter=c.name, part="L", shape=tuple(c.L.shape)))
+            blocks.append(Block(parameter=c.name, part="R", shape=right_shape(c)))
+    return tuple(blocks)
+
+
+def right_shape(c: Coordinates) -> tuple[int, ...]:
+    """Shape of dR: (r, n), or (r, c, kh * kw) for a convolution, so that axis 1 always counts in units."""
+    assert c.R is not None
+    if len(c.shape) == 2:
+        return tuple(c.R.shape)
+    return (c.R.shape[0], c.shape[1], math.prod(c.shape[2:]))

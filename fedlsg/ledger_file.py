@@ -1,0 +1,184 @@
+"""How a privacy ledger lies on disk: JSON lines in a hash chain, appended under a lock.
+
+Its first line is a header (schema, client, adjacency), every later one an entry. Each line carries ``prev``,
+the SHA-256 of the valid line before it, so an edit, a removal or a swap anywhere but at the very end is found
+on reading.
+
+A line that a crash tore was never released. The next append ends it, and it stays in the file as text outside
+the chain: a line is skipped only if it holds no closing brace, and only where the ``prev`` of the next valid
+line skips it too.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from fedlsg.events import checked_noise_multiplier, checked_sample_rate, checked_steps
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there one process per client is the caller's duty
+    fcntl = None  # type: ignore[assignment]
+
+SCHEMA = 1
+ADJACENCY = "add/remove"
+MECHANISMS = ("dp", "clip-only", "noise-only", "none")
+GENESIS = "0" * 64
+
+
+class LedgerError(ValueError):
+    """A ledger that cannot be trusted, or a charge that it must not take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One attempt of one client in one round: ``steps`` noisy steps on its ``num_examples`` examples.
+
+    ``noise_multiplier`` is the effective one (noise s.d. over joint sensitivity), 0.0 unless the mechanism is
+    "dp". ``reproducible`` marks noise from a known seed: it is accounted as if it were secret, and its
+    reports say NOT PRIVATE.
+    """
+
+    client: int
+    round: int
+    attempt: int
+    steps: int
+    sample_rate: float
+    noise_multiplier: float
+    clip_norm: float
+    num_examples: int
+    mechanism: str
+    reproducible: bool = False
+    adjacency: ClassVar[str] = ADJACENCY
+
+    def __post_init__(self) -> None:
+        for name in ("client", "round", "attempt", "num_examples"):
+            value = getattr(self, name)
+            if type(value) is not int or value < (1 if name == "num_examples" else 0):
+                raise ValueError(f"expected a non-negative integer {name}, got {value!r} (num_examples at least 1)")
+        if self.mechanism not in MECHANISMS:
+            raise ValueError(f"expected mechanism={self.mechanism!r} among {MECHANISMS}")
+        if type(self.reproducible) is not bool:
+            raise ValueError(f"expected {self.reproducible=} to be True or False")
+        checked_steps(self.steps)
+        checked_sample_rate(self.sample_rate)
+        if self.mechanism == "dp":
+            checked_noise_multiplier(self.noise_multiplier)
+        elif self.noise_multiplier != 0.0:
+            raise ValueError(
+                f"expected {self.noise_multiplier=} to be 0.0 under mechanism={self.mechanism!r}: not accounted"
+            )
+        bounded = self.mechanism in ("dp", "clip-only")
+        if not self.clip_norm > 0 or (bounded and not math.isfinite(self.clip_norm)):
+            raise ValueError(f"expected a finite {self.clip_norm=} > 0 (inf where nothing is clipped)")
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.client, self.round, self.attempt
+
+
+@dataclass(frozen=True)
+class State:
+    """What the valid lines of a file say; ``torn`` if its last line, valid or not, lacks its line feed."""
+
+    entries: tuple[Entry, ...] = ()
+    heads: tuple[str, ...] = ()  # heads[n] is the hash of the line that holds entry n; heads[0] of the header
+    torn: bool = False
+
+
+def load(path: Path, client: int | None) -> tuple[int, State]:
+    """Parse and verify a file: (its client, its state); the client is -1 where no header is written yet."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return -1, State()
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot read the privacy ledger ({error})") from error
+    owner, head = -1, GENESIS
+    heads: list[str] = []
+    entries: list[Entry] = []
+    keys: set[tuple[int, int, int]] = set()
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if b"}" not in line:  # torn by a crash, or blank; if it once was whole, the next line's prev tells
+            continue
+        try:
+            record = json.loads(line)
+            if record.pop("prev") != head:
+                raise LedgerError("it does not continue the line before: a line was edited, removed or moved")
+            if not heads:
+                owner = _checked_header(record, client)
+            else:
+                entry = _decode_entry(record)
+                if entry.client != owner or entry.key in keys:
+                    raise LedgerError(
+                        f"unexpected client, round, attempt = {entry.key}: charged already, or not its own"
+                    )
+                keys.add(entry.key)
+                entries.append(entry)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise LedgerError(f"{path}, line {number}: {error}; restore the file, it is the authority") from error
+        head = sha256(line)
+        heads.append(head)
+    return owner, State(tuple(entries), tuple(heads), torn=bool(content) and not content.endswith(b"\n"))
+
+
+def _checked_header(record: dict[str, Any], client: int | None) -> int:
+    owner = record.get("client")
+    if record.get("schema") != SCHEMA or record.get("adjacency") != ADJACENCY or type(owner) is not int:
+        raise LedgerError(f"expected the header of schema {SCHEMA}, {ADJACENCY}, got {record}")
+    if client is not None and owner != client:
+        raise LedgerError(f"expected the ledger of client {client}, this is client {owner}'s")
+    return owner
+
+
+def encode_entry(entry: Entry) -> dict[str, Any]:
+    """An entry as JSON takes it: an infinite clip norm is null."""
+    return asdict(entry) | ({"clip_norm": None} if math.isinf(entry.clip_norm) else {})
+
+
+def _decode_entry(record: dict[str, Any]) -> Entry:
+    if record["clip_norm"] is None:
+        record["clip_norm"] = math.inf
+    return Entry(**record)
+
+
+def encode_line(record: Mapping[str, Any], previous: str) -> bytes:
+    """One line, without its line feed, chained to the hash of the valid line before it."""
+    return json.dumps({**record, "prev": previous}, allow_nan=False).encode()
+
+
+def sha256(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def sync_directory(directory: Path) -> None:
+    if os.name == "posix":
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(descriptor: int) -> Iterator[None]:
+    """Exclusive advisory lock for the time of one append; released by the system if the process dies."""
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)

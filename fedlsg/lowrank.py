@@ -1,0 +1,101 @@
+"""Low-rank carriers: decompose a weight, project a gradient onto (L, R), lift it back.
+
+Symbols (Ito et al. 2023, sec. 3.3; Yu et al. 2021, sec. 3):
+    W (m, n) public weight      L (m, r) orthonormal columns
+    R (r, n) orthonormal rows   dX loss gradient with respect to X
+A convolution kernel (m, c, kh, kw) is flattened to (m, c * kh * kw) first (sec. 3.4).
+Draws no noise and sees no private data; see privatize.py.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def flatten_kernel(W: Float[Tensor, "m *rest"]) -> Float[Tensor, "m n"]:
+    """W as a matrix: out units by everything else. Two-dimensional weights pass unchanged."""
+    if W.ndim < 2:
+        raise ValueError(f"expected a weight of two dimensions or more, got shape {tuple(W.shape)}")
+    return W.flatten(1)
+
+
+def decompose(
+    W: Float[Tensor, "m *rest"], rank: int, *, generator: torch.Generator, power_steps: int = 1
+) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
+    """Orthonormal carriers (L, R) of W by the power method with a Gaussian start (001 Alg. 2, 000 Alg. 2).
+
+    ``power_steps=1`` is the papers' single step: L spans W R0^T, R spans L^T W. Each further step starts from
+    the R just found. Guarantee: L^T L = R R^T = I to rounding, also where rank(W) < ``rank`` (or W = 0);
+    the same W, rank, generator state and build of LAPACK give the same bits.
+    Differs from the papers: Householder QR with the signs fixed by a positive diagonal, where they use
+    Gram-Schmidt, which silently loses orthogonality on rank-deficient W.
+    Raises ValueError for a rank outside 1..min(m, n) or ``power_steps < 1``.
+    """
+    W = flatten_kernel(W.detach())
+    check_rank(rank, W.shape)
+    if power_steps < 1:
+        raise ValueError(f"expected {power_steps=} >= 1")
+    R = torch.randn(rank, W.shape[1], generator=generator, dtype=torch.float32, device="cpu").to(W)
+    for _ in range(power_steps):
+        L = orthonormal_columns(W @ R.mT)
+        R = orthonormal_columns((L.mT @ W).mT).mT.contiguous()
+    return L, R
+
+
+def random_carriers(
+    shape: tuple[int, int], rank: int, *, generator: torch.Generator, like: Tensor
+) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
+    """Uniformly random orthonormal carriers for a weight of ``shape`` (001 sec. 4, "RGP-random").
+
+    ``like`` gives dtype and device; no weight is looked at.
+    """
+    m, n = shape
+    check_rank(rank, shape)
+    draw = [torch.randn(k, rank, generator=generator, dtype=torch.float32, device="cpu").to(like) for k in (m, n)]
+    return orthonormal_columns(draw[0]), orthonormal_columns(draw[1]).mT.contiguous()
+
+
+def check_rank(rank: int, shape: tuple[int, ...] | torch.Size) -> None:
+    """Raise ValueError unless 1 <= rank <= min(shape)."""
+    if not 1 <= rank <= min(shape):
+        raise ValueError(f"expected 1 <= {rank=} <= {min(shape)} for a weight of shape {tuple(shape)}")
+
+
+def orthonormal_columns(A: Float[Tensor, "k r"]) -> Float[Tensor, "k r"]:
+    """Q of A = Q T with the diagonal of T positive, so that Q is unique for A of full column rank."""
+    Q, T = torch.linalg.qr(A)
+    signs = torch.where(T.diagonal() < 0, -1.0, 1.0).to(Q)
+    return (Q * signs).contiguous()
+
+
+def project(
+    dW: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]
+) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
+    """Carrier gradients dL = dW R^T and dR = L^T dW (000 Eq. 8, 001 Eq. 2)."""
+    dW = flatten_kernel(dW)
+    return dW @ R.mT, L.mT @ dW
+
+
+def reconstruct(
+    dL: Float[Tensor, "m r"], dR: Float[Tensor, "r n"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]
+) -> Float[Tensor, "m n"]:
+    """Weight gradient implied by carrier gradients: dW = dL R + L dR - L L^T dL R (000 Eq. 3).
+
+    Guarantee: ``reconstruct(*project(dW, L, R), L, R)`` is the orthogonal projection of dW onto the tangent
+    space of (L, R), so it never lengthens it. Linear in (dL, dR). With frozen rows or columns it is no
+    projection: its norm can reach 2/sqrt(3) times that of dW.
+    Differs from the paper: "dW_ij = 0 iff row i and column j are frozen" is false, the third term mixes rows.
+    """
+    return dL @ R + L @ (dR - (L.mT @ dL) @ R)
+
+
+def average_core(
+    dL: Float[Tensor, "m r"], dR: Float[Tensor, "r n"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]
+) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
+    """Average the two noised copies of the r x r core L^T dL = dR R^T: free denoising, not in the papers.
+
+    Unbiased for unmasked carriers under one joint clip; with frozen units the two cores differ, so it is biased.
+    """
+    left, right = L.mT @ dL, dR @ R.mT
+    core = (left + right) / 2
+    return dL + L @ (core - left), dR + (core - right) @ R

@@ -1,0 +1,231 @@
+"""The front door: a method is four choices; a client takes private steps, the server takes one.
+
+    method = Method(carrier, mask, mechanism, after)
+    frame  = make_frame(method, weights, ...)                  public: which coordinates, which of them kept
+    values = client_step(model, batch, loss_fn, frame=...)     per-example gradients -> mask -> clip -> sum -> noise
+    total  = aggregate([values of client 0, of client 1, ...])
+    server_step(model, optimizer, scheduler, total, ...)       divide by a constant, Eq. 3, optimizer
+
+Symbols: q Poisson rate, K local steps, N_k examples of client k; the rest as in lowrank.py.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from fedlsg.after import After
+from fedlsg.carriers import Carrier, coordinates
+from fedlsg.frame import Frame, make_blocks
+from fedlsg.masks import Mask, masked
+from fedlsg.persample import LossFunction, per_example_gradients, trainable
+from fedlsg.privatize import Mechanism, add_noise, clipped_sum
+from fedlsg.randomness import SecretStream
+from fedlsg.sampling import check_sample_rate, microbatches, poisson_batch
+
+Batch = Callable[[Int[Tensor, " batch"]], tuple[Tensor, Tensor]]
+"""Positions in the client's own data -> (inputs, targets)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A private federated training method: where gradients live, what is kept, what protects it, what follows."""
+
+    name: str
+    carrier: Carrier = field(default_factory=Carrier)
+    mask: Mask = field(default_factory=Mask)
+    mechanism: Mechanism = field(default_factory=Mechanism)
+    after: After = field(default_factory=After)
+
+    def __post_init__(self) -> None:
+        if self.mask.kind == "units" and self.carrier.kind == "dense":
+            raise ValueError("a mask of units freezes rows of dL and columns of dR: it needs low-rank carriers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The public schedule, equal for all clients: rounds, local steps K of a round, Poisson rate q."""
+
+    rounds: int
+    local_steps: int = 1
+    sample_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.local_steps < 1:
+            raise ValueError(f"expected rounds={self.rounds} >= 1 and local_steps={self.local_steps} >= 1")
+        check_sample_rate(self.sample_rate)
+
+    def epoch(self, round: int) -> int:
+        """Epoch of ``round`` (from 1): floor(local steps so far * q)."""
+        return math.floor((round - 1) * self.local_steps * self.sample_rate + 1e-9)
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs that the run touches."""
+        return self.epoch(self.rounds) + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """A client's local optimizer. Only optimizers that are linear in the gradient are offered: SGD with momentum.
+
+    For those the accumulated carriers carry the local change of W exactly. ``learning_rate`` matters from the second
+    local step on; ``expected_batch`` = q N with the declared N divides the local steps, never a realised size.
+    """
+
+    steps: int = 1
+    sample_rate: float = 1.0
+    learning_rate: float = 0.1
+    momentum: float = 0.0
+    expected_batch: float = 1.0
+    microbatch_size: int = 256
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.microbatch_size < 1:
+            raise ValueError(f"expected steps={self.steps} >= 1 and microbatch_size={self.microbatch_size} >= 1")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"expected 0 <= momentum={self.momentum} < 1")
+        if not self.learning_rate > 0 or not self.expected_batch > 0:
+            raise ValueError(f"expected {self.learning_rate=} > 0 and {self.expected_batch=} > 0")
+        check_sample_rate(self.sample_rate)
+
+    def at_rate(self, sample_rate: float) -> "LocalTraining":
+        """The same at one client's own Poisson rate."""
+        return replace(self, sample_rate=sample_rate)
+
+
+def make_frame(
+    method: Method,
+    weights: Mapping[str, Tensor],
+    initial: Mapping[str, Tensor],
+    *,
+    carried: tuple[str, ...],
+    round: int,
+    updates: int,
+    schedule: Schedule,
+    seed: int,
+) -> Frame:
+    """The public frame of ``round`` (from 1) after ``updates`` server updates, the same on server and clients.
+
+    ``weights``: trainable parameters W_t in model order; ``initial``: W_0; ``carried``: names from
+    ``carriers.carried_parameters``; ``seed``: the public seed.
+    """
+    where = coordinates(
+        weights, initial, carrier=method.carrier, carried=carried, round=round, updates=updates, seed=seed
+    )
+    epoch, epochs = schedule.epoch(round), schedule.epochs
+    blocks = masked(make_blocks(where), weights, mask=method.mask, epoch=epoch, epochs=epochs, seed=seed)
+    return Frame(coordinates=where, blocks=blocks)
+
+
+def client_step(
+    model: nn.Module,
+    batch: Batch,
+    loss_fn: LossFunction,
+    *,
+    frame: Frame,
+    mechanism: Mechanism,
+    local: LocalTraining,
+    num_examples: int,
+    sampler: SecretStream,
+    noise: SecretStream,
+    charge: Callable[[], None],
+) -> Float[Tensor, " kept"]:
+    """K local steps in one frame; the accumulated noised sum of clipped per-example gradients, kept coordinates only.
+
+    Each step has its own Poisson batch (000 Alg. 1 line 13). ``charge`` is called once, before the first noise is
+    drawn: it writes the ledger for all K steps and raises to forbid the release. The model comes back unchanged.
+    With momentum mu the result is sum_k v_k, v_k = mu v_(k-1) + s_k, so -lr Eq3(result) is the local change of W.
+    Differs from the paper: one joint clip over all blocks and dense parameters (see privatize.py).
+    """
+    start = {name: p.detach().clone() for name, p in trainable(model).items()} if local.steps > 1 else {}
+    velocity = accumulated = torch.zeros(0)
+    try:
+        for step in range(local.steps):
+            total = _clipped_batch_sum(model, batch, loss_fn, frame, mechanism, local, num_examples, sampler)
+            if step == 0:
+                charge()
+                velocity, accumulated = torch.zeros_like(total), torch.zeros_like(total)
+            velocity = local.momentum * velocity + add_noise(total, mechanism, noise)
+            accumulated = accumulated + velocity
+            if step + 1 < local.steps:
+                _move(model, frame, velocity, -local.learning_rate / local.expected_batch)
+    finally:
+        with torch.no_grad():
+            for name, value in start.items():
+                trainable(model)[name].copy_(value)
+    return accumulated
+
+
+def _clipped_batch_sum(
+    model: nn.Module,
+    batch: Batch,
+    loss_fn: LossFunction,
+    frame: Frame,
+    mechanism: Mechanism,
+    local: LocalTraining,
+    num_examples: int,
+    sampler: SecretStream,
+) -> Float[Tensor, " kept"]:
+    total: Tensor | None = None
+    for micro in microbatches(poisson_batch(num_examples, local.sample_rate, sampler), local.microbatch_size):
+        inputs, targets = batch(micro)
+        part = clipped_sum(per_example_gradients(model, loss_fn, inputs, targets, frame), mechanism)
+        total = part if total is None else total + part
+    assert total is not None  # microbatches() yields at least one run, an empty one for an empty batch
+    return total
+
+
+def _move(model: nn.Module, frame: Frame, values: Tensor, scale: float) -> None:
+    with torch.no_grad():
+        for name, gradient in frame.gradients(values).items():
+            trainable(model)[name].add_(gradient, alpha=scale)
+
+
+def norm_bound(mechanism: Mechanism, frame: Frame, *, num_examples: int, local: LocalTraining) -> float:
+    """An L2 norm that an honest payload exceeds with negligible probability: N sensitivities a step, and the noise."""
+    if not mechanism.clips:
+        return math.inf
+    signal = num_examples * mechanism.sensitivity(len(frame.blocks))
+    tail = mechanism.noise_std * (math.sqrt(frame.kept) + 10)
+    return 1.01 * (signal + tail) * local.steps / (1 - local.momentum)
+
+
+def aggregate(updates: Sequence[Float[Tensor, " kept"]]) -> Float[Tensor, " kept"]:
+    """Sum of the clients' values, in the order given (client order), in float64."""
+    total = torch.zeros(len(updates[0]), dtype=torch.float64)
+    for update in updates:
+        total += update.double().cpu()
+    return total
+
+
+def server_step(
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    total: Float[Tensor, " kept"],
+    *,
+    frame: Frame,
+    divisor: float,
+    after: After,
+) -> None:
+    """One server update: divide by a configured constant, rebuild dW (000 Eq. 3), step the optimizer.
+
+    ``divisor`` is public and fixed before the run (clients a round times q times the declared mean N_k): it must not
+    depend on who answered or on a batch. Raises ValueError unless it is positive.
+    """
+    if not 0 < divisor < math.inf:
+        raise ValueError(f"expected 0 < {divisor=} < inf")
+    parameters = trainable(model)
+    example = next(iter(parameters.values()))
+    values = (total / divisor).to(dtype=example.dtype, device=example.device)
+    for name, gradient in frame.gradients(values, averaged=after.estimator == "averaged").items():
+        parameters[name].grad = gradient
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,180 @@
+"""Per-example gradients of a model in the coordinates of a frame, through hooks.
+
+A forward hook on each layer that owns a trainable parameter remembers what its formulas need of the input; a tensor
+hook on the layer's output turns the gradient that arrives there into the layer's blocks and frees the rest. All
+trainable parameters are frozen for the pass, so that backward computes no weight gradient at all. The formulas are
+in layer_gradients.py, what is refused in supported.py.
+
+Sees private data, and what it returns is not private: clip and noise it (privatize.py) before anything leaves.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from fedlsg.frame import Frame
+from fedlsg.hooked_layers import Layer, Remembered, block_gradient, plan, remember
+from fedlsg.supported import check_frame, check_supported, trainable, unsupported
+
+Batch = Tensor | Mapping[str, Tensor]
+LossFunction = Callable[[Any, Any], Tensor]
+
+
+def per_example_gradients(
+    model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch, frame: Frame
+) -> list[Float[Tensor, "batch kept"]]:
+    """Kept coordinates of each example's gradient, one tensor a block, in the order of ``frame.blocks``.
+
+    ``inputs`` is a tensor or a dict of keyword tensors, batch first. ``loss_fn(outputs, targets)`` must give one
+    loss an example, shape (B,): a mean would scale every gradient by 1 / B.
+    Guarantee, for a model that treats examples independently: row i is a function of example i alone; the
+    (m, n) gradient of a carried weight is never formed; no parameter's ``.grad`` or ``requires_grad`` changes, also
+    when something raises. A layer that the forward pass does not reach gives zeros; an empty batch gives tensors of
+    shape (0, kept) without a call of the model; a loss that is not finite stays in its own row.
+    Raises UnsupportedLayerError for what supported.py lists, and for a layer that is called twice, whose input is
+    not batch first, or whose input changes in place after the call; ValueError for losses of another shape.
+    """
+    check_supported(model)
+    check_frame(model, frame)
+    batch = batch_size(inputs, targets)
+    step = Pass(batch=batch, blocks=len(frame.blocks))
+    if batch:
+        with hooked(model, frame, step), torch.enable_grad():
+            losses = loss_fn(call(model, inputs), targets)
+            if losses.shape != (batch,):
+                raise ValueError(
+                    f"expected one loss an example, shape ({batch},), got shape {tuple(losses.shape)}: use "
+                    "reduction='none', and average within an example only"
+                )
+            step.backward(losses)
+    like = next(iter(trainable(model).values()))
+    return [like.new_zeros(batch, b.kept) if v is None else v for b, v in zip(frame.blocks, step.values, strict=True)]
+
+
+def call(model: nn.Module, inputs: Batch) -> Any:
+    """The model's outputs. Inputs are detached: a gradient with respect to them has no reader."""
+    if isinstance(inputs, Tensor):
+        return model(inputs.detach())
+    return model(**{name: t.detach() for name, t in inputs.items()})
+
+
+def batch_size(inputs: Batch, targets: Batch) -> int:
+    """The common first dimension of all tensors. Raises ValueError where there is none."""
+    tensors = [t for group in (inputs, targets) for t in ([group] if isinstance(group, Tensor) else group.values())]
+    sizes = {t.shape[0] if t.ndim else None for t in tensors}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None:
+        shapes = [tuple(t.shape) for t in tensors]
+        raise ValueError(f"expected inputs and targets that share their first dimension, the batch, got {shapes}")
+    return size
+
+
+@contextmanager
+def hooked(model: nn.Module, frame: Frame, step: "Pass") -> Iterator[None]:
+    """Hook the layers and freeze every trainable parameter; on exit undo both, whatever happened."""
+    parameters = trainable(model).values()
+    handles = [
+        # First in line, so that g is the gradient at the layer's own output and not at what a user's hook made of it.
+        layer.module.register_forward_hook(partial(step.on_output, layer), with_kwargs=True, prepend=True)
+        for layer in plan(model, frame)
+    ]
+    try:
+        for p in parameters:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in parameters:
+            p.requires_grad_(True)
+        for handle in handles:
+            handle.remove()
+
+
+def maker(output: Tensor) -> Node:
+    """The node of the graph that made the values of a layer's output.
+
+    A hook on the output itself would be lost: a linear layer returns a view, and the first in-place change of a view
+    (ReLU(inplace=True)) cuts its own node out of the graph, with its hooks. The node of the viewed tensor stays.
+    """
+    made = output._base if output._is_view() and output._base is not None else output
+    assert made.grad_fn is not None
+    assert made.numel() == output.numel()
+    return made.grad_fn
+
+
+class Pass:
+    """The state of one forward and backward pass: what layers remember, and the blocks, None where not reached."""
+
+    def __init__(self, *, batch: int, blocks: int) -> None:
+        self.batch = batch
+        self.values: list[Tensor | None] = [None] * blocks
+        self.memories: dict[str, Remembered] = {}
+        self.called: set[str] = set()
+        self.starts: list[Tensor] = []
+
+    def on_output(
+        self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> Tensor | None:
+        """Remember the layer's input, and ask for the gradient at its output."""
+        if not torch.is_grad_enabled():
+            return None  # no gradient comes back through this call
+        x = args[0] if args else kwargs["input"]
+        self.check_call(layer, x)
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            self.memories[layer.path] = remember(layer, x.detach().to(layer.dtype))
+        start = not output.requires_grad
+        if start:
+            # Everything below is frozen: the graph has to begin here. The model gets a copy, because it may change
+            # its activations in place, which a leaf of the graph forbids.
+            self.starts.append(output.requires_grad_())
+            output = output.clone()
+        elif not self.starts:
+            raise unsupported(
+                layer.path, module, "its input requires a gradient that no parameter asked for; detach it"
+            )
+        maker(output).register_prehook(partial(self.on_gradient, layer, output.shape))
+        return output if start else None
+
+    def check_call(self, layer: Layer, x: Tensor) -> None:
+        """Raise UnsupportedLayerError for a second call, or an input that is not batch first."""
+        if layer.path in self.called:
+            raise unsupported(
+                layer.path,
+                layer.module,
+                "called twice in one pass (activation checkpointing does that, too); its gradient is then a sum over "
+                "the calls: give each call its own module, switch checkpointing off, or freeze it",
+            )
+        self.called.add(layer.path)
+        if not layer.formulas.batch_first(x) or x.shape[0] != self.batch:
+            raise unsupported(
+                layer.path,
+                layer.module,
+                f"expected an input whose first dimension is the batch of {self.batch}, got shape {tuple(x.shape)}; "
+                "keep examples on the first dimension (no flattening of positions into it), or freeze it",
+            )
+
+    def on_gradient(self, layer: Layer, shape: torch.Size, gradients: tuple[Tensor | None, ...]) -> None:
+        """Compute the layer's blocks, then let go of its input."""
+        memory = self.memories.pop(layer.path)
+        if memory.x is not None and memory.x._version != memory.version:
+            raise unsupported(
+                layer.path,
+                layer.module,
+                "its input was changed in place after the call; use the out-of-place operation (inplace=False)",
+            )
+        if gradients[0] is None:
+            return  # autograd's way to say zero
+        g = gradients[0].reshape(shape).to(layer.dtype)
+        with torch.autocast(g.device.type, enabled=False):
+            for slot in layer.slots:
+                self.values[slot.position] = block_gradient(layer, slot, memory, g)
+
+    def backward(self, losses: Float[Tensor, " batch"]) -> None:
+        """Send the gradient of every example's own loss back to the first hooked layers."""
+        if self.starts and losses.requires_grad:
+            torch.autograd.grad(losses, self.starts, torch.ones_like(losses), allow_unused=True)

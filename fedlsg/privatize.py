@@ -1,0 +1,131 @@
+"""Clip and noise: the mechanism whose sensitivity the ledger is told.
+
+Symbols: C clip norm, sigma noise multiplier, G number of blocks.
+Order: mask, then clip, then noise on exactly the kept coordinates. The gradients that come in are already masked
+(persample.py returns kept coordinates only), so the vector that is clipped, summed and noised is one and the same.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedlsg.randomness import SecretStream
+
+MechanismKind = Literal["dp", "clip-only", "noise-only", "none"]
+ClipKind = Literal["joint", "per-block"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """What happens to per-example gradients between the mask and the payload.
+
+    ``dp`` clips and adds noise, and is the only one that is private. ``clip="joint"`` scales an example's whole kept
+    gradient to norm C at most. ``clip="per-block"`` scales every block to C on its own, as 000 Alg. 1 lines 25-27
+    and 002 Alg. 1 lines 11-12 are written.
+    Differs from the papers: they account per-block clipping as if its sensitivity were C. It is C sqrt(G), and
+    ``effective_noise_multiplier`` says so.
+    ``noise_share`` scales the noise of one client where an ideal secure sum is assumed (1 otherwise).
+    """
+
+    kind: MechanismKind = "dp"
+    clip_norm: float = 1.0
+    noise_multiplier: float = 1.0
+    clip: ClipKind = "joint"
+    noise_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(MechanismKind):
+            raise ValueError(f"expected mechanism in {get_args(MechanismKind)}, got {self.kind!r}")
+        if self.clip not in get_args(ClipKind):
+            raise ValueError(f"expected clip in {get_args(ClipKind)}, got {self.clip!r}")
+        if (self.clips or self.adds_noise) and not 0 < self.clip_norm < math.inf:
+            raise ValueError(f"expected 0 < clip_norm={self.clip_norm} < inf")
+        if self.adds_noise and not 0 < self.noise_multiplier < math.inf:
+            raise ValueError(
+                f"expected 0 < noise_multiplier={self.noise_multiplier} < inf under mechanism {self.kind!r}; "
+                "for training without noise choose mechanism 'none' or 'clip-only'"
+            )
+        if not 0 < self.noise_share <= 1:
+            raise ValueError(f"expected 0 < noise_share={self.noise_share} <= 1")
+
+    @property
+    def clips(self) -> bool:
+        """Whether per-example gradients are clipped."""
+        return self.kind in ("dp", "clip-only")
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether Gaussian noise is added."""
+        return self.kind in ("dp", "noise-only")
+
+    @property
+    def private(self) -> bool:
+        """Whether the output has a finite epsilon."""
+        return self.kind == "dp"
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on every kept coordinate of one client's sum: sigma C (times the share)."""
+        return self.noise_multiplier * self.clip_norm * self.noise_share if self.adds_noise else 0.0
+
+    def sensitivity(self, blocks: int) -> float:
+        """L2 distance by which adding or removing one example moves the sum: C, or C sqrt(G) per block."""
+        if not self.clips:
+            return math.inf
+        return self.clip_norm * (math.sqrt(blocks) if self.clip == "per-block" else 1.0)
+
+    def effective_noise_multiplier(self, blocks: int) -> float:
+        """sigma_eff = (sum_g C_g^2 / s_g^2)^(-1/2), noise over joint sensitivity: what the ledger is charged with.
+
+        0 unless the mechanism is ``dp``. Under ``noise_share`` it is that of the assumed secure sum.
+        """
+        if not self.private:
+            return 0.0
+        return self.noise_multiplier * self.clip_norm / self.sensitivity(blocks)
+
+
+def clipped_sum(gradients: Sequence[Float[Tensor, "batch _"]], mechanism: Mechanism) -> Float[Tensor, " kept"]:
+    """Sum over examples of their clipped gradients; one (B, kept) tensor a block, concatenated in the result.
+
+    Guarantee: each example moves the sum by at most ``mechanism.sensitivity`` in L2 (before the rounding of the
+    sum itself): factors come from float64 norms of the very numbers that are summed and are rounded down. An
+    example with a non-finite coordinate or norm contributes exactly zero. An empty batch gives zeros.
+    """
+    if not mechanism.clips:
+        return torch.cat([block.sum(0) for block in gradients])
+    squares = torch.stack([torch.linalg.vector_norm(block, dim=1, dtype=torch.float64).square() for block in gradients])
+    if mechanism.clip == "joint":
+        squares = squares.sum(0, keepdim=True).expand_as(squares)
+    norms = squares.sqrt()
+    finite = norms.isfinite().all(0)
+    if not finite.all():
+        gradients = [block.masked_fill(~finite.unsqueeze(1), 0.0) for block in gradients]
+        norms = norms.masked_fill(~finite, 0.0)
+    factors = clip_factors(norms, mechanism.clip_norm, gradients[0].dtype)
+    return torch.cat([factor @ block for factor, block in zip(factors, gradients, strict=True)])
+
+
+def clip_factors(norms: Float[Tensor, "*any"], clip_norm: float, dtype: torch.dtype) -> Float[Tensor, "*any"]:
+    """min(1, C / norm), rounded down by a margin where it is below 1; 0 where it is subnormal in ``dtype``.
+
+    The margin, four units in the last place of ``dtype`` and 2^-40 at least, covers the rounding of the factor, of
+    each product and of a float64 norm over many coordinates, so a clipped gradient never exceeds C. It cannot cover
+    the rounding of a subnormal factor.
+    """
+    info = torch.finfo(dtype)
+    margin = 1 - max(4 * info.eps, 2.0**-40)
+    scale = torch.where(norms > clip_norm * margin, clip_norm * margin / norms, torch.ones_like(norms))
+    return scale.masked_fill(scale < info.tiny, 0.0).to(dtype)
+
+
+def add_noise(total: Float[Tensor, " kept"], mechanism: Mechanism, noise: SecretStream) -> Float[Tensor, " kept"]:
+    """The sum plus independent N(0, (sigma C)^2) on every kept coordinate, and on nothing else."""
+    if not mechanism.adds_noise:
+        return total
+    draw = noise.normal(total.numel()).to(total.device) * mechanism.noise_std
+    return (total.double() + draw).to(total.dtype)

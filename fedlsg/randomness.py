@@ -1,0 +1,71 @@
+"""Three kinds of randomness, never mixed: public, sampler (secret), noise (secret).
+
+Public draws (carriers, masks, partitions, client selection) come from ``public_generator``: anyone who knows the seed
+repeats them. Batches and noise come from a ``SecretStream``, ChaCha20 keyed by the operating system. In the
+reproducible test mode its key derives from the seed: nothing made with such a key is private.
+
+Not covered: attacks on floating-point samplers (Mironov 2012).
+"""
+
+import hashlib
+import os
+from typing import NoReturn
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+def public_generator(seed: int, *labels: str | int) -> torch.Generator:
+    """A CPU generator for one public purpose: equal (seed, labels), equal draws, on every machine."""
+    return torch.Generator().manual_seed(int.from_bytes(_digest(seed, *labels)[:7], "big"))
+
+
+class SecretStream:
+    """A stream of 2^35 secret uniform or Gaussian numbers from a 32-byte ChaCha20 key.
+
+    Guarantee: without the key the bits are computationally indistinguishable from uniform ones; no draw is
+    repeated: past 2^35 numbers (256 GiB, the cipher's block counter) it raises ValueError. It refuses to be pickled,
+    so that it cannot reach a checkpoint or a message.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != 32:
+            raise ValueError(f"expected a key of 32 bytes, got {len(key)}")
+        self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+    def normal(self, count: int) -> Float[Tensor, " count"]:
+        """Independent N(0, 1) numbers in float64, by the inverse distribution function of 52-bit uniforms.
+
+        Their support ends at 8.2 standard deviations on either side.
+        """
+        return torch.special.ndtri(torch.from_numpy(self._uniform(count)))
+
+    def bernoulli(self, count: int, probability: float) -> Bool[Tensor, " count"]:
+        """Independent coins that are true with ``probability``, exact to 2^-53; probability 1 is always true."""
+        return torch.from_numpy(self._uniform(count) < probability)
+
+    def _uniform(self, count: int) -> np.ndarray:
+        # The mid-points (k + 1/2) / 2^52 are exact in float64 and lie strictly inside (0, 1): the inverse stays finite.
+        # With 53 bits the last one would round to 1.
+        bits = np.frombuffer(self._cipher.update(bytes(8 * count)), dtype="<u8")
+        return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a SecretStream cannot be pickled: secret generators never leave their process")
+
+
+def secret_stream() -> SecretStream:
+    """A stream that nobody can repeat: its key comes from the operating system and is not kept."""
+    return SecretStream(os.urandom(32))
+
+
+def reproducible_stream(seed: int, *labels: str | int) -> SecretStream:
+    """A stream that anyone can repeat from the seed. Test mode: what it protects is NOT private."""
+    return SecretStream(_digest(seed, "reproducible", *labels))
+
+
+def _digest(seed: int, *labels: str | int) -> bytes:
+    return hashlib.sha256("\x1f".join(map(str, (seed, *labels))).encode()).digest()

@@ -1,0 +1,103 @@
+"""The command line: ``fedlsg run``, ``fedlsg calibrate``, ``fedlsg resume``."""
+
+import sys
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    help="Federated learning whose updates are private, small and tested.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+errors = Console(stderr=True)
+
+Choice = Annotated[list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Any other setting; repeatable.")]
+
+
+@app.command()
+def run(
+    workload: Annotated[str, typer.Argument(help="digits, cifar10")] = "digits",
+    method: Annotated[str, typer.Option(help="Recipe: lsg, rgp, rgp-random, rs, dpsgd, sgd.")] = "lsg",
+    rank: Annotated[int | None, typer.Option(help="Rank r of the carriers.")] = None,
+    sparsity: Annotated[float | None, typer.Option(help="Share p of units or coordinates that is frozen.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Privacy budget of each client; calibrates the noise.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Noise over clip norm, instead of a target.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Server rounds.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients that the data is partitioned over.")] = None,
+    clients_per_round: Annotated[int | None, typer.Option(help="Clients asked each round; default all.")] = None,
+    local_steps: Annotated[int | None, typer.Option(help="Private steps a client takes each round.")] = None,
+    engine: Annotated[str, typer.Option(help="flower (Flower on Ray) or local (one process).")] = "flower",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Public seed: initial weights, partition, carriers, masks.")] = 0,
+    reproducible: Annotated[bool, typer.Option("--reproducible", help="Seed the noise too: NOT PRIVATE.")] = False,
+    codec: Annotated[str, typer.Option(help="Values sent as float32, float16 or bfloat16.")] = "float32",
+    out: Annotated[str | None, typer.Option(help="Run directory; default runs/<time>-<workload>-<method>.")] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="Local mirror of the data; default FEDLSG_DATA, then the hub.")
+    ] = None,
+    record_updates: Annotated[bool, typer.Option("--record-updates", help="Keep every payload in updates/.")] = False,
+    config: Choice = None,
+) -> None:
+    """Train WORKLOAD across clients and leave a run directory."""
+    given = {key: value for key, value in locals().items() if key not in ("out", "config") and value is not None}
+    from simulations.commands import run_command
+
+    run_command(merge(given, config or []), out, console)
+
+
+@app.command()
+def resume(directory: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")]) -> None:
+    """Continue an interrupted run from its last finished round."""
+    from simulations.commands import resume_command
+
+    resume_command(directory, console)
+
+
+@app.command()
+def calibrate(
+    epsilon: Annotated[float | None, typer.Option(help="Target; gives the noise multiplier.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="Given instead; gives epsilon.")] = None,
+    delta: Annotated[float, typer.Option(help="delta of (epsilon, delta).")] = 1e-5,
+    sample_rate: Annotated[float, typer.Option(help="Poisson rate q.")] = 0.01,
+    steps: Annotated[int, typer.Option(help="Number of private steps.")] = 1000,
+) -> None:
+    """Noise multiplier for a target epsilon, or epsilon of a noise multiplier, by both accountants."""
+    from simulations.commands import calibrate_command
+
+    calibrate_command(epsilon, noise_multiplier, delta, sample_rate, steps, console)
+
+
+def merge(given: dict[str, Any], pairs: list[str]) -> dict[str, Any]:
+    """Options and ``-c key=value`` pairs in one mapping. Raises ValueError for a pair without "="."""
+    merged = dict(given)
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise ValueError(f"expected -c KEY=VALUE, got {pair!r}")
+        merged[key.strip().replace("-", "_")] = value.strip()
+    return merged
+
+
+def main() -> None:
+    """Entry point: every expected failure is one line on stderr and an exit status that is not 0."""
+    try:
+        status = app(standalone_mode=False)
+    except click.ClickException as error:
+        fail(error.format_message(), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        fail("interrupted", 130)
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        fail(str(error), 1)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def fail(text: str, status: int) -> None:
+    """Print one line and leave."""
+    errors.print(f"fedlsg: error: {' '.join(text.split())}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(status)

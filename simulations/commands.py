@@ -1,0 +1,90 @@
+"""What the commands do, apart from parsing their options."""
+
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedlsg.accounting import calibrate_noise_multiplier
+from fedlsg.accounting import epsilon as epsilon_of
+from simulations.display import showing, summary_table
+from simulations.engines import engine
+from simulations.plan import Plan, make_plan
+from simulations.rundir import RunDir, create
+from simulations.settings import from_mapping
+
+
+def run_command(given: dict[str, Any], out: str | None, console: Console) -> None:
+    """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind."""
+    settings = from_mapping(given)
+    with console.status("loading data, calibrating noise"):
+        plan = make_plan(settings, progress=console.print)
+    directory = create(out, plan.settings)
+    plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
+    directory.write_config(plan.settings)
+    announce(plan, console)
+    execute(plan, directory, console)
+
+
+def resume_command(path: str, console: Console) -> None:
+    """``fedlsg resume``: the settings and the ledger of the directory, nothing else."""
+    directory = RunDir.open(path)
+    settings = replace(directory.read_config(), run_dir=str(directory.path))
+    directory.load_checkpoint()
+    with console.status("loading data"):
+        plan = make_plan(settings, progress=console.print)
+    execute(plan, directory, console)
+
+
+def execute(plan: Plan, directory: RunDir, console: Console) -> None:
+    """Run or continue a plan with the live display, then print the summary."""
+    try:
+        with showing(console, plan.schedule.rounds, directory.last_round()) as display:
+            summary = engine(plan.settings.engine)(plan, directory, on_round=display.on_round)
+    except KeyboardInterrupt:
+        if directory.checkpoint.exists():
+            console.print(f"continue with: fedlsg resume {directory.path}", highlight=False, soft_wrap=True)
+        raise
+    console.print(summary_table(summary, str(directory.path)))
+
+
+def announce(plan: Plan, console: Console) -> None:
+    """Say what is about to run, and that it is not private where it is not."""
+    s, mechanism = plan.settings, plan.method.mechanism
+    sizes = plan.sizes
+    console.print(
+        f"{s.workload}: {len(sizes)} clients with {min(sizes)} to {max(sizes)} examples, {plan.schedule.rounds} rounds "
+        f"at q = {plan.local.sample_rate:.4g}, method {s.method}, engine {s.engine}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if not mechanism.private or s.reproducible:
+        why = "the noise is seeded" if mechanism.private else f"mechanism {mechanism.kind!r} claims no epsilon"
+        console.print(f"NOT PRIVATE: {why}", style="bold red")
+
+
+def calibrate_command(
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    delta: float,
+    sample_rate: float,
+    steps: int,
+    console: Console,
+) -> None:
+    """``fedlsg calibrate``."""
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError("give either --epsilon (to get a noise multiplier) or --noise-multiplier (to get epsilon)")
+    sigma = noise_multiplier
+    if sigma is None:
+        assert epsilon is not None
+        sigma = calibrate_noise_multiplier(epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps)
+    bound = epsilon_of(sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, delta=delta)
+    console.print(f"noise multiplier {sigma:.5g}: epsilon {bound.upper:.4f} at delta {delta:g}", highlight=False)
+    table = Table("accountant", "lower", "estimate", "upper", title=f"q = {sample_rate:g}, {steps} steps, add/remove")
+    for name, interval in bound.intervals.items():
+        mark = " (reported)" if name == bound.accountant else ""
+        table.add_row(name + mark, *(f"{value:.4f}" for value in (interval.lower, interval.estimate, interval.upper)))
+    for name, failure in bound.failures.items():
+        table.add_row(name, "--", "--", failure)
+    console.print(table)

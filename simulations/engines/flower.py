@@ -1,0 +1,94 @@
+"""Engine ``flower``: Flower on Ray, through ``flwr run``.
+
+The app that is run is a directory of its own with one generated pyproject.toml, whose run config is the resolved
+settings: the installed packages are what runs, and nothing is reinstalled.
+"""
+
+import csv
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from simulations.flower_runtime import run_app
+from simulations.plan import Plan
+from simulations.recorder import Row
+from simulations.rundir import RunDir
+from simulations.settings import as_config
+
+CLIENT_APP = "simulations.client_app:app"
+
+
+class FlowerRunError(RuntimeError):
+    """The run ended without success; the text holds Flower's status and the last lines of its log."""
+
+
+def run(
+    plan: Plan, directory: RunDir, *, on_round: Callable[[Row], None], client_app: str = CLIENT_APP
+) -> dict[str, Any]:
+    """Run a plan on Flower and Ray; returns the summary that the ServerApp wrote.
+
+    ``client_app`` is another ``module:attribute`` in tests of bad clients. Raises FlowerRunError if the run did not
+    complete.
+    """
+    s = plan.settings
+    follow = Follower(directory, on_round)
+    with tempfile.TemporaryDirectory(prefix="fedlsg-app-") as folder:
+        app = write_app(Path(folder) / "fedlsg-run", plan, client_app)
+        outcome = run_app(
+            app,
+            num_supernodes=len(plan.terms),
+            log_file=directory.log,
+            cpus_per_client=s.client_cpus,
+            gpus_per_client=s.client_gpus if s.device == "cuda" else 0,
+            poll=follow.poll,
+        )
+    follow.poll()
+    if outcome.sub_status != "completed" or not directory.summary.exists():
+        raise FlowerRunError(
+            f"the Flower run ended as {outcome.status}:{outcome.sub_status} {outcome.details}".strip()
+            + f"; see {directory.log}"
+        )
+    summary: dict[str, Any] = json.loads(directory.summary.read_text())
+    return summary
+
+
+def write_app(folder: Path, plan: Plan, client_app: str = CLIENT_APP) -> Path:
+    """A Flower app directory that holds nothing but a pyproject.toml."""
+    folder.mkdir(parents=True)
+    app = {
+        "publisher": "fedlsg",
+        "components": {"serverapp": "simulations.server_app:app", "clientapp": client_app},
+        "config": as_config(plan.settings),
+    }
+    project = {
+        "name": "fedlsg-run",
+        "version": "1.0.0",
+        "description": f"{plan.settings.workload} with {plan.settings.method}",
+        "license": "Apache-2.0",
+        "dependencies": [],
+    }
+    (folder / "pyproject.toml").write_text(tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}}))
+    return folder
+
+
+class Follower:
+    """Reads new rows of rounds.csv while another process writes them."""
+
+    def __init__(self, directory: RunDir, on_round: Callable[[Row], None]) -> None:
+        self.directory, self.on_round = directory, on_round
+        self.seen = directory.last_round()
+
+    def poll(self) -> None:
+        """Report rows that have appeared since the last call; a half-written last line waits."""
+        if not self.directory.rounds.exists():
+            return
+        text = self.directory.rounds.read_text()
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        for row in csv.DictReader(lines):
+            if int(row["round"]) > self.seen:
+                self.seen = int(row["round"])
+                self.on_round(Row.parse(row))

@@ -1,0 +1,162 @@
+"""The processes of one Flower run: starting them, ending every one of them, and what the two that we start do.
+
+    us -> "superlink": flower-superlink -> flower-superexec -> flwr-simulation (ServerApp) -> Ray -> ClientApps
+    us -> "client":    flwr run --stream, then flwr list
+
+Both are this file, run as a script. All live in sessions of their own, so the terminal's Ctrl-C reaches only us and the
+shutdown is ordered. All inherit one FLWR_HOME, and that is how none is missed, whoever its parent became. Should we be
+killed outright, the pipe on the stdin of the two closes, and "superlink" sweeps up in our place.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+GONE = (ProcessLookupError, FileNotFoundError, PermissionError, BrokenPipeError)
+
+
+def start(role: str, *args: str, env: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start this file in ``role``, its output going to ``log``. -P: this folder must not shadow other modules."""
+    command = [sys.executable, "-P", __file__, role, *args]
+    return subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+def tell(process: subprocess.Popen[bytes]) -> None:
+    """Let a "client" go on: it imports Flower while the SuperLink starts, then waits for this."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+
+
+def end_all(home: Path, children: list[subprocess.Popen[bytes]]) -> None:
+    """SIGTERM, then after GRACE_SECONDS SIGKILL, to every process of the run in ``home`` until none is left."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + GRACE_SECONDS
+        signalled: set[int] = set()
+        while living := carrying(home) | {child.pid for child in children if child.poll() is None}:
+            for pid in living - signalled:
+                with suppress(*GONE):
+                    os.kill(pid, signal_number)
+            signalled |= living
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+    for child in children:
+        if child.stdin is not None:
+            with suppress(*GONE):
+                child.stdin.close()
+
+
+def carrying(home: Path) -> set[int]:
+    """Ids of the processes whose environment names this FLWR_HOME.
+
+    Read from /proc, so on Linux only; elsewhere a run's processes end with their parents: Flower's watch theirs, and
+    Ray's end with their driver.
+    """
+    mark = f"FLWR_HOME={home}".encode()
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(*GONE):
+            if mark in entry.read_bytes().split(b"\0"):
+                found.add(int(entry.parent.name))
+    return found - {os.getpid()}
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit inside, so that ``finally`` runs; one ignored (nohup) or handled stays so."""
+
+    def leave(signal_number: int, _: object) -> None:
+        raise SystemExit(128 + signal_number)
+
+    fatal = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    with _handlers(dict.fromkeys(fatal, leave)):
+        yield
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """A second Ctrl-C must not cut the teardown short: it lasts seconds at most."""
+    with _handlers(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
+        yield
+
+
+@contextmanager
+def _handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers in the main thread only
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _superlink(port: str) -> None:
+    """Child: flower-superlink itself, and the sweeper of the run should the process that asked for it die."""
+
+    def sweep() -> None:
+        home = Path(os.environ["FLWR_HOME"])
+        end_all(home, [])
+        shutil.rmtree(home, ignore_errors=True)
+        os._exit(1)
+
+    _when_parent_ends(sweep)
+    from flwr.superlink.cli import flower_superlink
+
+    options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1", "--port", port]
+    sys.argv = ["flower-superlink", *options]
+    flower_superlink()
+
+
+def _client(app_dir: str, federation_config: str, listing: str) -> None:
+    """Child: ``flwr run --stream`` (ends with the run, status 0 either way), then ``flwr list`` into ``listing``."""
+    from flwr.cli.app import app  # what the `flwr` command calls; one import (1.2 s) for the two commands
+
+    if not sys.stdin.readline():
+        return
+    _when_parent_ends(lambda: os._exit(1))
+    _flwr(app, "run", app_dir, "fedlsg", "--stream", "--federation-config", federation_config)
+    sys.stdout.flush()
+    with open(listing, "w") as out:
+        os.dup2(out.fileno(), sys.stdout.fileno())
+    _flwr(app, "list", "fedlsg", "--format", "json")
+
+
+def _flwr(app: Callable[..., Any], *args: str) -> None:
+    try:
+        app(list(args))
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+
+
+def _when_parent_ends(act: Callable[[], None]) -> None:
+    """Call ``act`` when the pipe on our stdin closes, which the kernel does however the parent died."""
+
+    def wait() -> None:
+        os.read(sys.stdin.fileno(), 1)
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "superlink":
+        _superlink(*sys.argv[2:])
+    else:
+        _client(*sys.argv[2:])

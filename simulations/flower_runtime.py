@@ -1,0 +1,261 @@
+"""Run one Flower app through ``flwr run`` on a private SuperLink, and report how the run really ended.
+
+``flwr run`` itself exits 0 when the run fails and leaves a detached SuperLink behind. Here every run gets a SuperLink
+of its own (loopback, free port, state in memory, FLWR_HOME in a temporary directory), so that it neither needs nor
+disturbs the user's, and two runs can go at once.
+
+Not here: what the app does (its results leave through the files that the ServerApp writes), and the processes
+themselves (flower_processes.py).
+"""
+
+import json
+import math
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from simulations import flower_processes
+
+STARTUP_SECONDS = 120.0  # for a SuperLink to answer on a loaded machine (1.5 s on an idle one)
+PORT_ATTEMPTS = 5  # a free port can be taken by another program before the SuperLink binds it
+WATCH_SECONDS = 0.05
+TAIL_LINES = 40
+HOME_LENGTH_LIMIT = 35  # characters; Ray adds 68 for a Unix socket, and 103 is the least any system allows
+ENVIRONMENT = {
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # else Flower builds an environment before every run
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_LOG_LEVEL": "INFO",  # _answers reads an INFO line
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; 1 by default
+    "PYTHONUNBUFFERED": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",  # the log file keeps every line
+    "RAY_COLOR_PREFIX": "0",
+    "RAY_prestart_worker_first_driver": "0",  # those workers lack Flower's environment and are thrown away unused
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """How the run ended, in ``flwr list``'s words (status "finished", sub-status, details), and the end of the log."""
+
+    status: str
+    sub_status: str
+    details: str
+    log_tail: str
+
+    @property
+    def completed(self) -> bool:
+        """True only for a run that Flower reports as finished:completed."""
+        return (self.status, self.sub_status) == ("finished", "completed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What the steps of one run share."""
+
+    home: Path  # FLWR_HOME
+    env: dict[str, str]
+    log_file: Path
+    log: IO[bytes]
+    children: list[subprocess.Popen[bytes]]
+    poll: Callable[[], None]
+    poll_seconds: float
+
+
+def run_app(
+    app_dir: Path,
+    *,
+    num_supernodes: int,
+    log_file: Path,
+    cpus_per_client: float = 1,
+    gpus_per_client: float = 0,
+    total_cpus: int | None = None,
+    total_gpus: int | None = None,
+    poll: Callable[[], None],
+    poll_seconds: float = 0.25,
+) -> RunOutcome:
+    """Run the Flower app in ``app_dir`` on Ray until it ends; ``poll`` is called every ``poll_seconds`` meanwhile.
+
+    ``total_cpus`` (default: this process's CPUs, no more than the clients can use) serve ClientApps, each taking
+    ``cpus_per_client`` and ``gpus_per_client``. With RAY_ADDRESS set the run joins that cluster, which has totals of
+    its own; the machines of a cluster must share TMPDIR, where the app's code is unpacked. Everything that Flower and
+    Ray print is appended to ``log_file``; nothing reaches the terminal.
+
+    Guarantee: on return and on every exception (``poll``'s own, KeyboardInterrupt, and SIGTERM or SIGHUP, which become
+    SystemExit) no process and no temporary directory of this run is left.
+    Raises: ValueError for impossible resources; RuntimeError when Flower could not start or lost the run. A run that
+    starts and fails is no exception: read ``RunOutcome.completed``.
+    """
+    config = _federation_config(num_supernodes, cpus_per_client, gpus_per_client, total_cpus, total_gpus)
+    with ExitStack() as stack:
+        stack.enter_context(flower_processes.sigterm_raises())
+        log = stack.enter_context(log_file.open("ab"))
+        children: list[subprocess.Popen[bytes]] = []
+        home = stack.enter_context(_private_home(children))
+        env = _environment(home)
+        run = _Run(
+            home=home,
+            env=env,
+            log_file=log_file,
+            log=log,
+            children=children,
+            poll=poll,
+            poll_seconds=poll_seconds,
+        )
+        client = _start(run, "client", str(app_dir), config, str(home / "runs.json"))
+        superlink = _start_superlink(run)
+        flower_processes.tell(client)
+        _wait(run, lambda: client.poll() is not None)
+        if client.returncode != 0 or superlink.poll() is not None:
+            raise RuntimeError(f"expected Flower to run {app_dir}; it did not:\n{_tail(log_file)}\n(see {log_file})")
+        return _outcome(home / "runs.json", log_file)
+
+
+def _federation_config(
+    num_supernodes: int, cpus: float, gpus: float, total_cpus: int | None, total_gpus: int | None
+) -> str:
+    """Value of ``flwr run --federation-config``. Checked here, because Ray waits for ever for what it lacks."""
+    if num_supernodes < 1:
+        raise ValueError(f"expected {num_supernodes=} >= 1")
+    if cpus <= 0 or gpus < 0:
+        raise ValueError(f"expected cpus_per_client={cpus} > 0 and gpus_per_client={gpus} >= 0")
+    config = {
+        "num-supernodes": num_supernodes,
+        "client-resources-num-cpus": cpus,
+        "client-resources-num-gpus": float(gpus),
+        "init-args-log-to-driver": "true",  # what a ClientApp prints or raises reaches the log file
+    }
+    if not _joins_cluster():  # a cluster that exists refuses totals
+        if total_cpus is None:
+            total_cpus = max(math.ceil(cpus), min(_cpu_count(), math.ceil(num_supernodes * cpus)))
+        if total_cpus < cpus or (total_gpus is not None and total_gpus < gpus):
+            raise ValueError(
+                f"expected {total_cpus=} >= cpus_per_client={cpus} and {total_gpus=} >= gpus_per_client={gpus}"
+            )
+        config["init-args-num-cpus"] = total_cpus
+        if total_gpus is not None:
+            config["init-args-num-gpus"] = total_gpus
+    return " ".join(f"{key}={value}" for key, value in config.items())
+
+
+def _joins_cluster() -> bool:
+    return os.environ.get("RAY_ADDRESS", "local") not in ("", "local")
+
+
+def _cpu_count() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """Environment of every process of the run. Flower starts its own by name, so this Python's scripts come first."""
+    scripts = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
+    path = os.pathsep.join([*scripts, os.environ.get("PATH", os.defpath)])
+    for name in ("flower-superexec", "flwr-simulation"):
+        if shutil.which(name, path=path) is None:
+            raise RuntimeError(f"expected {name} beside {sys.executable}; install flwr[simulation] there")
+    env = {**os.environ, **ENVIRONMENT, "PATH": path, "FLWR_HOME": str(home)}
+    if not _joins_cluster():
+        # Its own directory also hides a cluster of `ray start`, which Ray would join unasked.
+        env["RAY_TMPDIR"] = str(home)
+        # Ray's ports run anyone's code; on Linux this switch, named for other systems, keeps them on loopback.
+        env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    return env
+
+
+@contextmanager
+def _private_home(children: list[subprocess.Popen[bytes]]) -> Iterator[Path]:
+    """A new FLWR_HOME. On leaving, every process that carries it ends, then it is removed."""
+    base = tempfile.gettempdir()
+    if len(base) + len("/fedlsg-12345678") > HOME_LENGTH_LIMIT and not _joins_cluster():
+        base = os.sep + "tmp"
+    home = Path(tempfile.mkdtemp(prefix="fedlsg-", dir=base))
+    try:
+        yield home
+    finally:
+        with flower_processes.interrupts_held():
+            flower_processes.end_all(home, children)
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def _start(run: _Run, role: str, *args: str) -> subprocess.Popen[bytes]:
+    process = flower_processes.start(role, *args, env=run.env, log=run.log)
+    run.children.append(process)
+    return process
+
+
+def _start_superlink(run: _Run) -> subprocess.Popen[bytes]:
+    for _ in range(PORT_ATTEMPTS):
+        begin = run.log_file.stat().st_size
+        superlink = _try_superlink(run, _free_port(), begin)
+        if superlink is not None:
+            return superlink
+        if "address already in use" not in _read(run.log_file, begin):
+            break
+    tail = _tail(run.log_file)
+    raise RuntimeError(f"expected a Flower SuperLink to start; it did not:\n{tail}\n(see {run.log_file})")
+
+
+def _try_superlink(run: _Run, port: int, begin: int) -> subprocess.Popen[bytes] | None:
+    """A SuperLink that listens on ``port``, or None; ``begin`` is where its own output begins in the log."""
+    connection = f'[superlink.fedlsg]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    (run.home / "config.toml").write_text(connection)
+    superlink = _start(run, "superlink", str(port))
+    deadline = time.monotonic() + STARTUP_SECONDS
+
+    def settled() -> bool:
+        return _answers(run.log_file, begin, port) or superlink.poll() is not None or time.monotonic() > deadline
+
+    _wait(run, settled)
+    return superlink if superlink.poll() is None and _answers(run.log_file, begin, port) else None
+
+
+def _answers(log_file: Path, begin: int, port: int) -> bool:
+    """Its own word that it listens: an answer on the port could come from whoever took that port first."""
+    return f"Uvicorn running on http://127.0.0.1:{port}" in _read(log_file, begin)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait(run: _Run, done: Callable[[], bool]) -> None:
+    due = 0.0
+    while not done():
+        if time.monotonic() >= due:
+            run.poll()
+            due = time.monotonic() + run.poll_seconds
+        time.sleep(min(WATCH_SECONDS, run.poll_seconds))
+    run.poll()
+
+
+def _outcome(listing: Path, log_file: Path) -> RunOutcome:
+    (run,) = json.loads(listing.read_text())["runs"]
+    status, _, sub_status = run["status"].partition(":")
+    details = "" if run["status-details"] == "N/A" else run["status-details"]
+    return RunOutcome(status=status, sub_status=sub_status, details=details, log_tail=_tail(log_file))
+
+
+def _read(log_file: Path, begin: int = 0) -> str:
+    with log_file.open("rb") as log:
+        log.seek(begin)
+        return log.read().decode(errors="replace")
+
+
+def _tail(log_file: Path) -> str:
+    """The last lines of the log without colours and without the SuperLink's own access log."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", _read(log_file))
+    return "\n".join([line for line in plain.splitlines() if "[uvicorn." not in line][-TAIL_LINES:])

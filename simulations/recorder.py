@@ -1,0 +1,240 @@
+"""What the server writes while it runs: rounds.csv, checkpoint, merged ledger, summary.json."""
+
+import csv
+import io
+import math
+import platform
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, get_type_hints
+
+from fedlsg.accounting import ACCOUNTANTS, AccountingError, compose
+from fedlsg.ledger import Ledger, merge, verify_extends
+from simulations.evaluate import evaluate
+from simulations.outbox import write_atomically
+from simulations.plan import Plan
+from simulations.rundir import RunDir
+from strategies.state import ServerState
+from strategies.strategy import RoundReport
+
+PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of rounds.csv. Client lists are space-separated; reasons carry no commas or line breaks of their own."""
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    epsilon_max: float
+    epsilon_median: float
+    uplink_bytes: int
+    downlink_bytes: int
+    uplink_bytes_wire: int
+    downlink_bytes_wire: int
+    uplink_messages: int
+    downlink_messages: int
+    seconds: float
+    asked: str
+    answered: str
+    rejected: str
+    reasons: str
+
+    @classmethod
+    def parse(cls, row: Mapping[str, str]) -> "Row":
+        """A row of rounds.csv as it was written; raises KeyError or ValueError for another file."""
+        kinds = get_type_hints(cls)
+        return cls(**{name: _parse(kinds[name], row[name]) for name in FIELDS})
+
+
+DISPLAYED = ("pld",)
+FIELDS = tuple(Row.__dataclass_fields__)
+BYTES = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire")
+SUMS = (*BYTES, "uplink_messages", "downlink_messages")
+
+
+class Recorder:
+    """Keeps one run directory in step with the server's state; ``on_round`` is the strategy's callback.
+
+    Order of one round: row, then checkpoint. A crash in between leaves a row too many, which ``resume``
+    cuts off; it never leaves a checkpoint without its row.
+    """
+
+    def __init__(self, run: RunDir, plan: Plan, state: ServerState) -> None:
+        self.run, self.plan, self.state = run, plan, state
+        self.ledgers = [Ledger(run.ledger(client), client=client) for client in range(len(plan.terms))]
+        self.totals = dict.fromkeys(SUMS, 0)
+        self.last: Row | None = None
+        self.seconds_before = 0.0
+        self.started = time.monotonic()
+
+    def resume(self) -> None:
+        """Load the checkpoint, cut rounds.csv to it, and insist that every ledger still holds what it held then."""
+        saved = self.run.load_checkpoint()
+        verify_extends(saved["ledgers"], self.run.ledgers)
+        self.state.load_state_dict(saved["server"])
+        self.totals, self.seconds_before = saved["totals"], saved["seconds"]
+        with self.run.rounds.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if int(row["round"]) <= self.state.round]
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, FIELDS)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self.run.rounds, text.getvalue().encode())
+
+    def on_round(self, report: RoundReport) -> None:
+        """Evaluate, append the row, save the checkpoint."""
+        s = self.plan.settings
+        if s.record_updates:
+            for client, payload in report.payloads.items():
+                self.run.save_update(report.round, client, payload)
+        due = report.round % s.evaluate_every == 0 or report.round == self.plan.schedule.rounds
+        accuracy, loss = evaluate(self.state.model, self.plan.workload.test, device=s.device) if due else (None, None)
+        epsilons = self.epsilons(fast=report.round != self.plan.schedule.rounds)
+        row = Row(
+            round=report.round,
+            accuracy=accuracy,
+            loss=loss,
+            epsilon_max=max(epsilons),
+            epsilon_median=statistics.median(epsilons),
+            uplink_bytes=report.uplink_bytes,
+            downlink_bytes=report.downlink_bytes,
+            uplink_bytes_wire=report.uplink_bytes_wire,
+            downlink_bytes_wire=report.downlink_bytes_wire,
+            uplink_messages=report.uplink_messages,
+            downlink_messages=report.downlink_messages,
+            seconds=round(report.seconds, 4),
+            asked=" ".join(map(str, report.asked)),
+            answered=" ".join(map(str, report.answered)),
+            rejected=" ".join(map(str, sorted(report.rejected))),
+            reasons="; ".join(f"{p}: {_one_line(why)}" for p, why in sorted(report.rejected.items())),
+        )
+        self._append(row)
+        self._checkpoint()
+
+    def epsilons(self, *, fast: bool) -> list[float]:
+        """Certified epsilon of every client from its ledger; inf where a mechanism was not private.
+
+        ``fast`` asks one accountant (PLD) instead of both, which is what the running display shows.
+        """
+        delta = self.plan.settings.delta
+        assert delta is not None
+        return [_epsilon(ledger, delta, DISPLAYED if fast else ACCOUNTANTS) for ledger in self.ledgers]
+
+    def finish(self) -> dict[str, Any]:
+        """Write the merged ledger and the summary; return the summary."""
+        merge(self.run.ledgers.glob("client-*.jsonl"), self.run.path / "ledger.jsonl")
+        summary = self.summary()
+        self.run.write_summary(summary)
+        return summary
+
+    def summary(self) -> dict[str, Any]:
+        """Everything of summary.json."""
+        plan, s, state = self.plan, self.plan.settings, self.state
+        accuracy, loss = evaluate(state.model, plan.workload.test, device=s.device)
+        epsilons = self.epsilons(fast=False)
+        dense = 4 * state.frame().dense_size
+        return {
+            "workload": s.workload,
+            "model": s.model,
+            "method": s.method,
+            "seed": s.seed,
+            "rounds": state.round,
+            "clients": len(plan.terms),
+            "accuracy": accuracy,
+            "loss": loss,
+            "private": self.private,
+            "epsilon_max": max(epsilons),
+            "epsilon_median": statistics.median(epsilons),
+            "delta": s.delta,
+            "accountant": self._accountants(),
+            "noise_multiplier": max(t.noise_multiplier for t in plan.terms),
+            "trust": s.trust,
+            "reproducible": s.reproducible,
+            **{name: self.totals[name] for name in BYTES},
+            "uplink_bytes_dense": dense * self.totals["uplink_messages"],
+            "downlink_bytes_dense": dense * self.totals["downlink_messages"],
+            "wall_seconds": round(self._seconds(), 3),
+            "engine": s.engine,
+            "device": s.device,
+            "versions": versions(),
+        }
+
+    @property
+    def private(self) -> bool:
+        """Whether the mechanism is private and its noise was secret."""
+        return self.plan.method.mechanism.private and not self.plan.settings.reproducible
+
+    def _accountants(self) -> dict[str, Any]:
+        """Both accountants' intervals for the client with the largest epsilon, and any failure's text."""
+        if not self.plan.method.mechanism.private:
+            return {}
+        delta = self.plan.settings.delta
+        assert delta is not None
+        worst = max(self.ledgers, key=lambda ledger: _epsilon(ledger, delta, ACCOUNTANTS))
+        bound = compose(worst.events(), delta=delta)
+        intervals = {name: asdict(interval) for name, interval in bound.intervals.items()}
+        return {
+            "reported": bound.accountant,
+            "client": worst.client,
+            "intervals": intervals,
+            "failures": bound.failures,
+        }
+
+    def _append(self, row: Row) -> None:
+        new = not self.run.rounds.exists()
+        with self.run.rounds.open("a", newline="") as file:
+            writer = csv.DictWriter(file, FIELDS)
+            if new:
+                writer.writeheader()
+            writer.writerow(asdict(row))
+        for name in SUMS:
+            self.totals[name] += getattr(row, name)
+        self.last = row
+
+    def _checkpoint(self) -> None:
+        self.run.save_checkpoint(
+            {
+                "server": self.state.state_dict(),
+                "totals": self.totals,
+                "seconds": self._seconds(),
+                "ledgers": {str(ledger.client): ledger.snapshot() for ledger in self.ledgers if ledger.entries},
+            }
+        )
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
+
+def _epsilon(ledger: Ledger, delta: float, accountants: tuple[str, ...]) -> float:
+    if any(entry.mechanism != "dp" for entry in ledger.entries):
+        return math.inf
+    try:
+        return compose(ledger.events(), delta=delta, accountants=accountants).upper
+    except AccountingError:
+        return math.inf
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _parse(kind: Any, text: str) -> Any:
+    if kind == float | None:
+        return float(text) if text else None
+    return kind(text)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

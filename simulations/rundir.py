@@ -1,0 +1,159 @@
+"""The run directory: where everything that a run leaves behind lies.
+
+config.toml      resolved settings                     ledger/          one ledger a client: the authority
+rounds.csv       one row a round                       ledger.jsonl     merged copy of the ledgers
+summary.json     results, written last                 checkpoint/      last finished round; unsent payloads
+updates/         payloads (with record_updates)        updates-truth/   SECRET batches, for evaluating attacks
+run.log          what Flower, Ray and we log
+"""
+
+import json
+import tomllib
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+from torch import Tensor
+
+from fedlsg.ledger import ledger_path
+from simulations.outbox import write_atomically
+from simulations.settings import Settings, as_config, from_mapping
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths and writers of one run directory."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: str) -> "RunDir":
+        """An existing run directory. Raises ValueError for anything else."""
+        folder = Path(path).expanduser().resolve()
+        if not folder.is_dir():
+            raise ValueError(f"{path} is no run directory: it does not exist")
+        return cls(folder)
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def rounds(self) -> Path:
+        return self.path / "rounds.csv"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "run.log"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint" / "latest.pt"
+
+    @property
+    def ledgers(self) -> Path:
+        return self.path / "ledger"
+
+    def ledger(self, client: int) -> Path:
+        """The client's own ledger file."""
+        return ledger_path(self.ledgers, client)
+
+    def outbox(self, client: int) -> Path:
+        """The client's last payload."""
+        return self.path / "checkpoint" / "outbox" / f"client-{client:06d}.bin"
+
+    def save_update(self, round: int, client: int, payload: bytes) -> None:
+        """Record a payload as it was sent."""
+        write_atomically(self.path / "updates" / f"round-{round:06d}" / f"client-{client:06d}.bin", payload)
+
+    def save_weights(self, round: int, weights: Tensor) -> None:
+        """Record the public weights that a round started from, flat float32."""
+        folder = self.path / "updates" / f"round-{round:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "weights.npy", weights.cpu().numpy())
+
+    def save_truth(self, round: int, client: int, rows: Tensor) -> None:
+        """Record the rows of the training split in a client's batches: a secret, kept apart from what was sent."""
+        folder = self.path / "updates-truth" / f"round-{round:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"client-{client:06d}.npy", rows.cpu().numpy())
+
+    def write_config(self, settings: Settings) -> None:
+        """Write the resolved settings."""
+        write_atomically(self.config, tomli_w.dumps(as_config(settings)).encode())
+
+    def read_config(self) -> Settings:
+        """The resolved settings. Raises ValueError for a directory that holds none, or an unknown setting."""
+        try:
+            return from_mapping(tomllib.loads(self.config.read_text()))
+        except FileNotFoundError:
+            raise ValueError(f"{self.path} is no run directory: it holds no config.toml") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{self.config} is damaged: {error}") from None
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write summary.json; infinite numbers become the string "inf", so that any JSON reader takes it."""
+        clean = {k: str(v) if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}
+        write_atomically(self.summary, (json.dumps(clean, indent=2) + "\n").encode())
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        """Replace the checkpoint, atomically."""
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.checkpoint.with_name(".latest.pt")
+        torch.save(state, temporary)
+        temporary.replace(self.checkpoint)
+
+    def load_checkpoint(self) -> dict[str, Any]:
+        """The checkpoint. Raises ValueError where there is none or it cannot be read."""
+        try:
+            state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+        except FileNotFoundError:
+            raise ValueError(f"{self.path} holds no checkpoint: no round was finished, start a new run") from None
+        except Exception as error:
+            raise ValueError(f"{self.checkpoint} cannot be read: {error}") from None
+        return state
+
+    def last_round(self) -> int:
+        """The last finished round, 0 for a new run."""
+        return int(self.load_checkpoint()["server"]["round"]) if self.checkpoint.exists() else 0
+
+
+def create(out: str | None, settings: Settings) -> RunDir:
+    """A new, empty run directory: ``out``, or ``runs/<time>-<workload>-<method>`` under the working directory.
+
+    Raises ValueError if it exists and is not empty (nothing is overwritten), or cannot be written.
+    """
+    try:
+        if out is not None:
+            path = Path(out).expanduser().resolve()
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise ValueError(f"{out} is not empty; choose another --out, or continue it with fedlsg resume {out}")
+            probe = path / ".writable"
+            probe.touch()
+            probe.unlink()
+            return RunDir(path)
+        return RunDir(_fresh(f"{datetime.now():%Y%m%d-%H%M%S}-{settings.workload}-{settings.method}"))
+    except OSError as error:
+        where = out or "runs/ in the working directory"
+        raise ValueError(f"cannot write to {where}: {error.strerror or error}; choose another --out") from None
+
+
+def _fresh(name: str) -> Path:
+    parent = Path.cwd() / "runs"
+    for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
+        path = parent / f"{name}{suffix}"
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            continue
+    raise ValueError(f"cannot find a free name for {parent / name}")

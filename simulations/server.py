@@ -1,0 +1,58 @@
+"""The server's part of a run, the same on every engine: state, strategy, records."""
+
+from typing import Any
+
+import torch
+from flwr.serverapp import Grid
+
+from simulations.plan import Plan, known
+from simulations.recorder import Recorder
+from simulations.rundir import RunDir
+from strategies.state import ServerState
+from strategies.strategy import FederationSettings, FedLSG, RoundReport
+from strategies.wire import flat_record
+
+
+def serve(grid: Grid, plan: Plan, run: RunDir, *, on_round: Any = None) -> dict[str, Any]:
+    """Run the remaining rounds over ``grid`` and return the summary; continues from a checkpoint where there is one.
+
+    ``on_round(row)`` is called with every finished row of rounds.csv.
+    """
+    s = plan.settings
+    torch.set_num_threads(s.threads)
+    state = ServerState(
+        plan.build_model(),
+        plan.method,
+        plan.schedule,
+        divisor=plan.divisor,
+        seed=s.seed,
+        classifier=plan.workload.classifier,
+    )
+    recorder = Recorder(run, plan, state)
+    if run.checkpoint.exists():
+        recorder.resume()
+
+    def finished(report: RoundReport) -> None:
+        recorder.on_round(report)
+        if on_round is not None:
+            on_round(recorder.last)
+        if s.record_updates:
+            run.save_weights(report.round + 1, state.weights)
+
+    settings = FederationSettings(
+        terms=plan.terms,
+        clients_per_round=known(s.clients_per_round),
+        local=plan.local,
+        codec=s.codec,
+        index_mode=s.indices,
+        min_survivors=known(s.min_survivors),
+        timeout=s.round_timeout,
+        run_dir=str(run.path),
+    )
+    if s.record_updates and state.round == 0:
+        run.save_weights(1, state.weights)
+    remaining = plan.schedule.rounds - state.round
+    if remaining > 0:
+        strategy = FedLSG(state, settings, finished)
+        strategy.start(grid, flat_record(state.weights), num_rounds=remaining, timeout=s.round_timeout)
+    return recorder.finish()

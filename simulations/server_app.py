@@ -1,0 +1,28 @@
+"""The Flower ServerApp: what ``flwr run`` starts, by hand or through ``fedlsg run``."""
+
+from logging import INFO
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+
+from simulations.plan import make_plan
+from simulations.rundir import RunDir, create
+from simulations.server import serve
+from simulations.settings import from_mapping
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Plan, make a run directory unless the command line already did, and run all rounds."""
+    settings = from_mapping(context.run_config)
+    plan = make_plan(settings)
+    run = RunDir(Path(settings.run_dir)) if settings.run_dir else create(None, settings)
+    if not run.config.exists():
+        run.write_config(plan.settings)
+    log(INFO, "run directory: %s", run.path)
+    summary = serve(grid, plan, run)
+    log(INFO, "accuracy %.4f, epsilon %.4g at delta %g", summary["accuracy"], summary["epsilon_max"], summary["delta"])

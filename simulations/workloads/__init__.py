@@ -1,0 +1,43 @@
+"""Workloads by name: data, models and preset.
+
+To add one, write a file with ``load(*, data_dir, cache_dir, progress) -> Workload`` and enter it in the registry below.
+Importing this package imports torch, and no data library: those are imported when a workload is loaded.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from simulations.choices import choose
+from simulations.workloads import cifar10, digits
+from simulations.workloads.workload import Progress, Split, Workload, build_model, silent
+
+__all__ = ["Progress", "Split", "Workload", "build_model", "load", "names", "silent"]
+
+_REGISTRY: Mapping[str, Callable[..., Workload]] = MappingProxyType(
+    {
+        "digits": digits.load,
+        "cifar10": cifar10.load,
+    }
+)
+
+
+def names() -> tuple[str, ...]:
+    """The known workloads, the default first."""
+    return tuple(_REGISTRY)
+
+
+def load(
+    name: str, *, data_dir: Path | None = None, cache_dir: Path | None = None, progress: Progress = silent
+) -> Workload:
+    """Load a workload by name.
+
+    data_dir: a folder in the layout of the Hugging Face repositories; defaults to FEDLSG_DATA, then the hub.
+    cache_dir: where decoded data is kept; defaults to FEDLSG_CACHE, then ``~/.cache/fedlsg``.
+    progress: called with one line of text at a time while something slow happens.
+    Raises:
+        ValueError: unknown name (the message lists the known ones), or damaged data.
+        OSError: missing data, an unreachable hub, or a cache that cannot be written.
+        ImportError: a data library that the base installation does not bring.
+    """
+    return choose("workload", name, _REGISTRY)(data_dir=data_dir, cache_dir=cache_dir, progress=progress)

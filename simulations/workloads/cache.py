@@ -1,0 +1,116 @@
+"""Arrays built once, checked and memory-mapped afterwards.
+
+An entry is a folder of ``.npy`` files with a manifest of their SHA-256 digests. It is built in a temporary folder
+beside its place and renamed into it: an interrupted build leaves nothing under the entry's name, and of several
+processes that build one entry at once the first wins and the others use its result. An entry that fails its check (cut
+short, or a flipped bit, which would silently change the training data) is moved away and built again.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from simulations.workloads.workload import Progress
+
+_MANIFEST = "manifest.json"
+CACHE_VARIABLE = "FEDLSG_CACHE"
+
+
+def cache_folder(cache_dir: Path | None) -> Path:
+    """The given folder, else the one named by FEDLSG_CACHE, else ``~/.cache/fedlsg``."""
+    return Path(cache_dir or os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "fedlsg").expanduser()
+
+
+def digest_files(files: Iterable[Path], *, salt: str) -> str:
+    """32 hex digits that depend on the files' names and their whole content, and on the salt; never on their dates."""
+    digest = hashlib.sha256(salt.encode())
+    for file in sorted(files, key=lambda file: file.name):
+        digest.update(f"\n{file.name} {_sha256(file)}".encode())
+    return digest.hexdigest()[:32]
+
+
+def load_or_build(
+    folder: Path, key: str, build: Callable[[], Mapping[str, np.ndarray]], *, progress: Progress
+) -> dict[str, np.ndarray]:
+    """Arrays of the entry ``folder/key`` by name, memory-mapped read-only; ``build`` makes them where there are none.
+
+    Guarantee: what is returned has the digests that were taken when it was built.
+    Raises OSError, naming the setting, where the folder cannot be written; whatever ``build`` raises.
+    """
+    entry = folder / key
+    cached = _open(entry)
+    if cached is not None:
+        return cached
+    if entry.exists():
+        progress(f"the cache entry {key} is damaged: building it again")
+    with ExitStack() as stack:
+        with _explained(folder):
+            _discard(entry)
+            folder.mkdir(parents=True, exist_ok=True)
+            scratch = tempfile.TemporaryDirectory(prefix=f".{key}-", dir=folder, ignore_cleanup_errors=True)
+            built = Path(stack.enter_context(scratch)) / "entry"
+        arrays = build()
+        with _explained(folder):
+            _write(built, arrays)
+            # A folder cannot be renamed onto one that holds files: then another process was first.
+            with suppress(OSError):
+                built.rename(entry)
+            cached = _open(entry)
+            if cached is None:
+                raise OSError(f"{entry} could not be put in place")
+    return cached
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"cannot write the cache folder {folder} ({error}): free some space there, "
+            f"or give another folder in {CACHE_VARIABLE}"
+        ) from error
+
+
+def _write(directory: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays and manifest and push them to the disk, so that the rename never outruns the data."""
+    directory.mkdir()
+    for name, array in arrays.items():
+        np.save(directory / f"{name}.npy", array)
+    manifest = {file.name: _sha256(file) for file in sorted(directory.iterdir())}
+    (directory / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+    for file in directory.iterdir():
+        with file.open("rb+") as stream:
+            os.fsync(stream.fileno())
+
+
+def _open(entry: Path) -> dict[str, np.ndarray] | None:
+    """The arrays of an entry, or None where there is none or it fails its check."""
+    try:
+        manifest = json.loads((entry / _MANIFEST).read_text())
+        if not manifest or any(_sha256(entry / name) != digest for name, digest in manifest.items()):
+            return None
+        # A plain view of the mapping: np.memmap's own class costs time on every access.
+        return {Path(name).stem: np.load(entry / name, mmap_mode="r").view(np.ndarray) for name in manifest}
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _discard(entry: Path) -> None:
+    """Move the entry, if there is one, out of the way in one step, then delete it: nobody ever sees half of it."""
+    if not entry.exists():
+        return
+    grave = tempfile.TemporaryDirectory(prefix=".damaged-", dir=entry.parent, ignore_cleanup_errors=True)
+    with grave as name, suppress(FileNotFoundError):  # another process may discard it first
+        entry.rename(Path(name) / "entry")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,85 @@
+"""Where a data set's parquet shards lie: a local mirror of its Hugging Face repository, or the hub.
+
+The layout is the hub's: ``<data_dir>/<folder>/<split>-0000i-of-0000N.parquet``. A local mirror wins over the hub and is
+never completed from it: mixing two sources would train on data that nobody has checked.
+"""
+
+import os
+import re
+from pathlib import Path
+
+DATA_VARIABLE = "FEDLSG_DATA"
+_SHARD = re.compile(r"(?P<split>[a-z_]+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.parquet")
+
+
+def find_shards(
+    name: str, subset: str, splits: tuple[str, ...], *, hub_name: str, data_dir: Path | None
+) -> dict[str, list[Path]]:
+    """Parquet shards of each split in order, from ``<data_dir>/<name>/<subset>`` or ``hub_name`` on the hub.
+
+    ``data_dir`` defaults to FEDLSG_DATA; with neither the hub is used, its local copy first.
+    Raises:
+        FileNotFoundError: no such folder, or a shard of the 0000N is missing.
+        ModuleNotFoundError: neither a local mirror nor the ``hub`` extra.
+        ConnectionError: the hub cannot be reached.
+    """
+    root = data_dir or os.environ.get(DATA_VARIABLE)
+    if not root:
+        return _find_on_hub(name, subset, splits, hub_name)
+    folder = Path(root).expanduser() / name / subset
+    if not folder.is_dir():
+        source = "--data-dir" if data_dir else DATA_VARIABLE
+        raise FileNotFoundError(
+            f"no folder {name}/{subset} in {root} ({source}); expected the files of the Hugging Face data set "
+            f"{hub_name}, such as {name}/{subset}/{splits[0]}-00000-of-0000N.parquet"
+        )
+    return {split: _shards(folder, split) for split in splits}
+
+
+def _find_on_hub(name: str, subset: str, splits: tuple[str, ...], hub_name: str) -> dict[str, list[Path]]:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f"{name} is not on this machine: install the hub extra to download it (pip install 'fedlsg[hub]'), "
+            f"or give --data-dir or {DATA_VARIABLE} with a folder that holds {name}/{subset}/"
+        ) from error
+
+    def shards(*, local_files_only: bool) -> dict[str, list[Path]]:
+        snapshot = snapshot_download(
+            hub_name,
+            repo_type="dataset",
+            allow_patterns=f"{subset}/*.parquet",
+            local_files_only=local_files_only,
+        )
+        return {split: _shards(Path(snapshot) / subset, split) for split in splits}
+
+    try:
+        return shards(local_files_only=True)
+    except FileNotFoundError:
+        pass  # not downloaded yet, or only in part
+    try:
+        return shards(local_files_only=False)
+    except Exception as error:  # the hub's client raises its own, requests' and httpx's errors
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConnectionError(
+            f"cannot download {hub_name} from the Hugging Face hub ({reason}); "
+            f"give --data-dir or {DATA_VARIABLE} with a folder that holds {name}/{subset}/"
+        ) from error
+
+
+def _shards(folder: Path, split: str) -> list[Path]:
+    """The shards of one split, in order; FileNotFoundError where they are not exactly 0 .. N-1 of one N."""
+    found = [match for file in sorted(folder.glob("*.parquet")) if (match := _SHARD.fullmatch(file.name))]
+    found = [match for match in found if match["split"] == split]
+    if not found:
+        raise FileNotFoundError(f"no {split}-0000i-of-0000N.parquet in {folder}")
+    counts = {int(match["count"]) for match in found}
+    if len(counts) > 1:
+        raise FileNotFoundError(f"{folder} mixes {split} shards of different downloads: of {sorted(counts)}; keep one")
+    (count,) = counts
+    missing = sorted(set(range(count)) - {int(match["index"]) for match in found})
+    if missing or len(found) != count:
+        names = ", ".join(f"{split}-{index:05d}-of-{count:05d}.parquet" for index in missing)
+        raise FileNotFoundError(f"incomplete download in {folder}: {names or 'unexpected shards'} missing")
+    return [folder / match.string for match in found]

@@ -1,0 +1,134 @@
+"""What travels between server and clients, as Flower messages. The only file that knows their records.
+
+    server -> client   announcement: weights (one flat float32 array), round, versions, frame digest, sigma, q
+                       [and L, R and kept positions where a client could not derive the same frame]
+    client -> server   update: one payload (see fedlsg/payload.py) and the partition that it comes from
+    client -> server   identity, once: partition and its declared number of examples N_k
+
+A reply holds nothing computed from a client's data except the noised payload.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.common.serde import message_to_proto
+from torch import Tensor
+
+from fedlsg.frame import Coordinates, Frame, Keep
+
+FAILED, FRAME_DIFFERS, OVER_BUDGET = 1001, 1002, 1003
+"""Error codes of our clients; Flower's own lie below 1000."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Announcement:
+    """What a client is told about a round beside the weights. ``updates`` counts server updates so far."""
+
+    round: int
+    updates: int
+    frame_digest: bytes
+    sample_rate: float
+    noise_multiplier: float
+    expected_batch: float
+    run_dir: str
+
+
+def announcement(weights: Tensor, announced: Announcement, frame: Frame | None = None) -> RecordDict:
+    """Content of a train message. ``frame`` is sent whole only to clients that could not derive it."""
+    content = RecordDict({"weights": flat_record(weights), "round": ConfigRecord(asdict(announced))})
+    if frame is not None:
+        content["frame"] = ArrayRecord(
+            {"indices": raw_array(frame.indices.numpy().astype("<u4"))}
+            | {f"carrier-{i:04d}": raw_array(t.cpu().numpy()) for i, t in enumerate(frame.carriers)}
+        )
+    return content
+
+
+def read_announcement(content: RecordDict) -> tuple[Tensor, Announcement]:
+    """Weights and announcement of a train message; KeyError or ValueError for anything else."""
+    config = content.config_records["round"]
+    known = Announcement(**{f.name: config[f.name] for f in fields(Announcement)})  # type: ignore[arg-type]
+    return read_flat(content.array_records["weights"]), known
+
+
+def read_frame(content: RecordDict, derived: Frame) -> Frame | None:
+    """The frame that came with a train message, or None; ``derived`` gives names and shapes, which are public."""
+    if "frame" not in content.array_records:
+        return None
+    record = content.array_records["frame"]
+    carriers = [record[name] for name in sorted(record) if name.startswith("carrier-")]
+    tensors = iter([torch.from_numpy(read_array(array)) for array in carriers])
+    coordinates = tuple(_received(c, tensors) if c.carried else c for c in derived.coordinates)
+    kept = torch.from_numpy(read_array(record["indices"]).astype(np.int64))
+    blocks, start = [], 0
+    for block in derived.blocks:
+        inside = kept[(kept >= start) & (kept < start + block.size)] - start
+        blocks.append(replace(block, keep=Keep(index=inside)))
+        start += block.size
+    return Frame(coordinates=coordinates, blocks=tuple(blocks))
+
+
+def _received(c: Coordinates, tensors: Iterator[Tensor]) -> Coordinates:
+    return replace(c, L=next(tensors).to(c.L), R=next(tensors).to(c.R))
+
+
+def update(payload: bytes, partition: int) -> RecordDict:
+    """Content of a reply: the payload in one raw array, and whose it is."""
+    array = Array(dtype="uint8", shape=(len(payload),), stype="raw", data=payload)
+    return RecordDict({"update": ArrayRecord({"payload": array}), "from": ConfigRecord({"partition": partition})})
+
+
+def read_update(content: RecordDict) -> bytes:
+    """The payload bytes of a reply; KeyError where there are none."""
+    return content.array_records["update"]["payload"].data
+
+
+def identity(partition: int, num_examples: int) -> RecordDict:
+    """Content of a reply to the one query: partition and declared N_k."""
+    return RecordDict({"identity": ConfigRecord({"partition": partition, "num-examples": num_examples})})
+
+
+def read_identity(content: RecordDict) -> tuple[int, int]:
+    """Partition and declared N_k."""
+    record = content.config_records["identity"]
+    return int(record["partition"]), int(record["num-examples"])  # type: ignore[arg-type]
+
+
+def failure(error: Exception, code: int, message: Message) -> Message:
+    """A reply that names what went wrong. A client that stays silent would hold up the round until its timeout."""
+    return Message(Error(code=code, reason=f"{type(error).__name__}: {error}"), reply_to=message)
+
+
+def flat_record(weights: Tensor) -> ArrayRecord:
+    """One flat float32 array: 200 small arrays would cost several times their payload in headers."""
+    return ArrayRecord({"flat": raw_array(weights.detach().cpu().numpy())})
+
+
+def read_flat(record: ArrayRecord) -> Tensor:
+    """The flat float32 vector of ``flat_record``."""
+    return torch.from_numpy(read_array(record["flat"]))
+
+
+def raw_array(values: np.ndarray) -> Array:
+    """An Array without the 128-byte .npy header."""
+    return Array(dtype=values.dtype.str, shape=tuple(values.shape), stype="raw", data=values.tobytes())
+
+
+def read_array(array: Array) -> np.ndarray:
+    """A writable copy of what ``raw_array`` packed; ValueError for another encoding or a length that does not fit."""
+    if array.stype != "raw":
+        raise ValueError(f"expected an array of stype 'raw', got {array.stype!r}")
+    return np.frombuffer(bytearray(array.data), dtype=np.dtype(array.dtype)).reshape(array.shape)
+
+
+def payload_size(content: RecordDict) -> int:
+    """Bytes of the arrays in a message: the content that was asked for, without records and metadata."""
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
+
+
+def wire_size(message: Message) -> int:
+    """Bytes of the whole message as Flower serialises it (protobuf)."""
+    return message_to_proto(message).ByteSize()

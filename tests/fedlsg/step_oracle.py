@@ -1,0 +1,159 @@
+"""A small federated problem, and a client's step as a naive dense loop in float64 (000 Alg. 1, one joint clip)."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from fedlsg.carriers import Carrier, carried_parameters
+from fedlsg.frame import Frame
+from fedlsg.masks import Mask
+from fedlsg.method import LocalTraining, Method, Schedule, client_step, make_frame
+from fedlsg.privatize import Mechanism
+from fedlsg.randomness import SecretStream, reproducible_stream
+from tests.fedlsg.gradient_oracle import cross_entropy
+
+EXAMPLES = 11
+CLIP_ONLY = Mechanism(kind="clip-only", clip_norm=0.3)
+NONE = Mechanism(kind="none")
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 3))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 3, 3)),
+        nn.Conv2d(1, 6, 3, padding=1),
+        nn.GroupNorm(2, 6),
+        nn.Tanh(),
+        nn.Conv2d(6, 8, 3),
+        nn.Flatten(),
+        nn.Linear(8, 3),
+    )
+
+
+@dataclass
+class Problem:
+    """One client with its data, and a frame of its model."""
+
+    model: nn.Module
+    frame: Frame
+    inputs: Tensor
+    targets: Tensor
+    loss_fn: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    events: list[str] = field(default_factory=list)
+
+    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inputs[positions], self.targets[positions]
+
+    def step(self, mechanism: Mechanism = CLIP_ONLY, local: LocalTraining | None = None, seed: int = 0, **changes) -> Tensor:
+        """client_step with repeatable streams."""
+        settings = {
+            "frame": self.frame,
+            "num_examples": len(self.inputs),
+            "sampler": reproducible_stream(seed, "sampler"),
+            "noise": reproducible_stream(seed, "noise"),
+            "charge": lambda: None,
+        }
+        local = LocalTraining() if local is None else local
+        return client_step(self.model, self.batch, self.loss_fn, mechanism=mechanism, local=local, **(settings | changes))
+
+
+def problem(
+    mask: Mask | None = None,
+    carrier: Carrier | None = None,
+    *,
+    make: Callable[[], nn.Module] = mlp,
+    dtype: torch.dtype = torch.float64,
+) -> Problem:
+    """Rank-2 carriers and a unit mask unless told otherwise; gradient norms on both sides of CLIP_ONLY's C."""
+    torch.manual_seed(5)
+    model = make().to(dtype)
+    method = Method(
+        name="test",
+        carrier=Carrier(kind="low-rank", rank=2) if carrier is None else carrier,
+        mask=Mask(kind="units", sparsity=0.4) if mask is None else mask,
+    )
+    weights = dict(model.named_parameters())
+    carried = carried_parameters(model, method.carrier)
+    frame = make_frame(
+        method, weights, weights, carried=carried, round=1, updates=0, schedule=Schedule(rounds=3), seed=0
+    )
+    inputs = torch.randn(EXAMPLES, 9, dtype=dtype) * torch.linspace(0.05, 2, EXAMPLES, dtype=dtype).unsqueeze(1)
+    return Problem(model=model, frame=frame, inputs=inputs, targets=torch.randint(3, (EXAMPLES,)))
+
+
+def dense_gradients(p: Problem, model: nn.Module, i: int) -> dict[str, Tensor]:
+    """Autograd's gradient of one example's loss."""
+    loss = p.loss_fn(model(p.inputs[i : i + 1]), p.targets[i : i + 1]).sum()
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+def project_and_keep(gradients: dict[str, Tensor], frame: Frame) -> Tensor:
+    """dL = dW R^T and dR = L^T dW for carried weights, one after the other, and of all that the kept coordinates."""
+    pieces = []
+    for c in frame.coordinates:
+        dW = gradients[c.name].reshape(len(gradients[c.name]), -1)
+        pieces += [dW.flatten()] if c.L is None else [(dW @ c.R.T).flatten(), (c.L.T @ dW).flatten()]
+    return torch.cat(pieces)[frame.indices]
+
+
+def clipped(x: Tensor, mechanism: Mechanism, frame: Frame) -> Tensor:
+    """The example's kept vector within C: as one, or block by block."""
+    pieces = [x] if mechanism.clip == "joint" else x.split([b.kept for b in frame.blocks])
+    return torch.cat([piece * min(1.0, mechanism.clip_norm / max(float(piece.norm()), 1e-300)) for piece in pieces])
+
+
+def eq3(values: Tensor, frame: Frame) -> dict[str, Tensor]:
+    """dW = dL R + L dR - L L^T dL R, entry by entry of the flat vector, zero where frozen."""
+    flat = torch.zeros(frame.size, dtype=values.dtype)
+    for position, value in zip(frame.indices.tolist(), values, strict=True):
+        flat[position] = value
+    gradients, start = {}, 0
+
+    def take(*shape: int) -> Tensor:
+        nonlocal start
+        count = torch.Size(shape).numel()
+        start += count
+        return flat[start - count : start].reshape(shape)
+
+    for c in frame.coordinates:
+        if c.L is None:
+            gradients[c.name] = take(*c.shape)
+        else:
+            dL, dR = take(*c.L.shape), take(*c.R.shape)
+            gradients[c.name] = (dL @ c.R + c.L @ dR - c.L @ c.L.T @ dL @ c.R).reshape(c.shape)
+    return gradients
+
+
+def naive_step(
+    p: Problem, mechanism: Mechanism, local: LocalTraining, *, sampler: SecretStream, noise: SecretStream
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The accumulated result of K local steps, and the local change of every weight."""
+    model = copy.deepcopy(p.model)
+    velocity = accumulated = torch.zeros(p.frame.kept, dtype=torch.float64)
+    for _ in range(local.steps):
+        total = torch.zeros(p.frame.kept, dtype=torch.float64)
+        for i, joins in enumerate(sampler.bernoulli(len(p.inputs), local.sample_rate).tolist()):
+            if joins:
+                x = project_and_keep(dense_gradients(p, model, i), p.frame)
+                total += clipped(x, mechanism, p.frame) if mechanism.clips else x
+        if mechanism.adds_noise:
+            total += mechanism.noise_multiplier * mechanism.clip_norm * noise.normal(len(total))
+        velocity = local.momentum * velocity + total
+        accumulated = accumulated + velocity
+        with torch.no_grad():
+            for name, gradient in eq3(velocity / local.expected_batch, p.frame).items():
+                model.get_parameter(name).sub_(local.learning_rate * gradient)
+    before = dict(p.model.named_parameters())
+    return accumulated, {name: (w - before[name]).detach() for name, w in model.named_parameters()}
+
+
+def with_frame(p: Problem, frame: Frame) -> Problem:
+    """The same client under another frame."""
+    return replace(p, frame=frame)

@@ -1,0 +1,197 @@
+"""The flat vector of a frame: its layout, its way back to weights, and what its digest distinguishes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+
+from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
+from fedlsg.lowrank import average_core, project, reconstruct
+from tests.fedlsg.gradient_oracle import flat_gradient, make_frame
+
+seeds = st.integers(0, 10_000)
+
+
+def model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 4, (2, 3)), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(8, 5)).double()
+
+
+def gradients(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in model().parameters()]
+
+
+frames = pytest.mark.parametrize(
+    "frame",
+    [make_frame(model(), rank=2, sparsity=p, flat=flat) for p in (0.0, 0.5) for flat in (False, True)]
+    + [make_frame(model(), rank=2, sparsity=0.0, carry=False)],
+    ids=["whole", "whole-flat", "units", "flat", "dense"],
+)
+
+
+def test_blocks_golden():
+    """Model order, dL before dR, a kernel's R with its taps on an axis of their own."""
+    blocks = make_blocks(make_frame(model(), rank=2, sparsity=0).coordinates)
+    assert [(b.parameter, b.part, b.shape) for b in blocks] == [
+        ("0.weight", "L", (4, 2)),
+        ("0.weight", "R", (2, 3, 6)),
+        ("0.bias", "dense", (4,)),
+        ("1.weight", "dense", (4,)),
+        ("1.bias", "dense", (4,)),
+        ("3.weight", "L", (5, 2)),
+        ("3.weight", "R", (2, 8)),
+        ("3.bias", "dense", (5,)),
+    ]
+
+
+def test_sizes_golden():
+    """p = .5 keeps 2 of 4 rows and 2 of 3 channels of the kernel, 3 of 5 rows and 4 of 8 columns of the linear."""
+    frame = make_frame(model(), rank=2, sparsity=0.5)
+    assert frame.size == 8 + 36 + 4 + 4 + 4 + 10 + 16 + 5
+    assert frame.kept == 2 * 2 + 2 * 2 * 6 + 4 + 4 + 4 + 3 * 2 + 2 * 4 + 5
+    assert frame.dense_size == sum(p.numel() for p in model().parameters())
+    assert len(frame.indices) == frame.kept
+
+
+def test_indices_golden_by_hand():
+    """dL (2, 2) keeps row 1, dR (2, 3) keeps columns 0 and 2, the bias (2,) position 1."""
+    L, R = torch.eye(2), torch.eye(2, 3)
+    coordinates = (Coordinates(name="W", shape=(2, 3), L=L, R=R), Coordinates(name="b", shape=(2,)))
+    keeps = [
+        Keep(axis=0, index=torch.tensor([1])),
+        Keep(axis=1, index=torch.tensor([0, 2])),
+        Keep(index=torch.tensor([1])),
+    ]
+    blocks = [replace(b, keep=k) for b, k in zip(make_blocks(coordinates), keeps, strict=True)]
+    frame = Frame(coordinates=coordinates, blocks=tuple(blocks))
+    assert frame.indices.tolist() == [2, 3, 4, 6, 7, 9, 11]
+    full = frame.unflatten(torch.arange(1.0, 8))
+    assert [t.tolist() for t in full] == [[[0, 0], [1, 2]], [[3, 0, 4], [5, 0, 6]], [0, 7]]
+
+
+@frames
+def test_indices_are_ascending_and_in_range(frame):
+    assert (frame.indices.diff() > 0).all()
+    assert 0 <= int(frame.indices[0]) <= int(frame.indices[-1]) < frame.size
+
+
+@frames
+def test_unflatten_puts_each_value_at_its_place_and_zero_elsewhere(frame):
+    values = torch.arange(1.0, frame.kept + 1)
+    pieces = frame.unflatten(values)
+    assert [tuple(t.shape) for t in pieces] == [b.shape for b in frame.blocks]
+    flat = torch.cat([t.flatten() for t in pieces])
+    assert torch.equal(flat[frame.indices], values)
+    assert int((flat != 0).sum()) == frame.kept
+
+
+@frames
+@pytest.mark.parametrize("averaged", [False, True])
+@given(seed=seeds)
+def test_gradients_equal_eq_3_of_the_masked_blocks(frame, averaged, seed):
+    """Oracle: project, zero what is frozen, reconstruct, parameter by parameter."""
+    dense = gradients(seed)
+    flat = flat_gradient(dense, frame)
+    frozen = torch.ones(frame.size, dtype=torch.bool)
+    frozen[frame.indices] = False
+    zeroed = flat.masked_fill(frozen, 0).split([b.size for b in frame.blocks])
+    parts = {(b.parameter, b.part): t.reshape(b.shape) for b, t in zip(frame.blocks, zeroed, strict=True)}
+    got = frame.gradients(flat[frame.indices], averaged=averaged)
+    assert list(got) == [c.name for c in frame.coordinates]
+    for c in frame.coordinates:
+        if c.L is None or c.R is None:
+            expected = parts[c.name, "dense"]
+        else:
+            dL, dR = parts[c.name, "L"], parts[c.name, "R"].flatten(1)
+            if averaged:
+                dL, dR = average_core(dL, dR, c.L, c.R)
+            expected = reconstruct(dL, dR, c.L, c.R).reshape(c.shape)
+        assert_close(got[c.name], expected)
+
+
+@given(seed=seeds)
+def test_an_unmasked_frame_returns_the_projection(seed):
+    frame, dense = make_frame(model(), rank=2, sparsity=0.0), gradients(seed)
+    got = frame.gradients(flat_gradient(dense, frame)[frame.indices])
+    for c, dW in zip(frame.coordinates, dense, strict=True):
+        if c.L is None or c.R is None:
+            assert torch.equal(got[c.name], dW)
+        else:
+            assert_close(got[c.name].flatten(1), reconstruct(*project(dW, c.L, c.R), c.L, c.R))
+            assert got[c.name].norm() <= dW.norm()
+
+
+@frames
+@given(seed=seeds)
+def test_gradients_are_linear(frame, seed):
+    a, b = torch.randn(2, frame.kept, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    joint, first, second = frame.gradients(a - 2 * b), frame.gradients(a), frame.gradients(b)
+    for name, value in joint.items():
+        assert_close(value, first[name] - 2 * second[name])
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_another_number_of_values_is_refused(change):
+    frame = make_frame(model(), rank=2, sparsity=0.5)
+    with pytest.raises(ValueError, match=f"expected {frame.kept} kept values"):
+        frame.gradients(torch.zeros(frame.kept + change))
+
+
+# The digest
+
+
+def test_equal_frames_have_equal_digests():
+    one, two = (make_frame(model(), rank=2, sparsity=0.5) for _ in range(2))
+    assert one.digest == two.digest
+    assert len(one.digest) == 32
+
+
+def nudge_carrier(frame: Frame) -> Frame:
+    first = frame.coordinates[0]
+    assert first.L is not None
+    L = first.L.clone()
+    L[0, 0] = torch.nextafter(L[0, 0], torch.tensor(9.0).to(L))
+    return replace(frame, coordinates=(replace(first, L=L), *frame.coordinates[1:]))
+
+
+def change_block(frame: Frame, change: Callable[[Block], Block], at: int = 0) -> Frame:
+    blocks = list(frame.blocks)
+    blocks[at] = change(blocks[at])
+    return replace(frame, blocks=tuple(blocks))
+
+
+def reshaped(block: Block) -> Block:
+    """The same kept positions in a block of another shape."""
+    return replace(block, shape=block.shape[::-1], keep=Keep(index=block.keep.positions(block.shape)))
+
+
+CHANGES = {
+    "one bit of a carrier": nudge_carrier,
+    "one kept row": lambda f: change_block(f, lambda b: replace(b, keep=Keep(axis=0, index=torch.tensor([0, 1])))),
+    "a parameter's name": lambda f: change_block(f, lambda b: replace(b, parameter="other")),
+    "a part": lambda f: change_block(f, lambda b: replace(b, part="dense")),
+    "a shape": lambda f: change_block(f, reshaped),
+    "the order": lambda f: replace(f, blocks=f.blocks[::-1]),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_the_digest_sees(case):
+    frame = make_frame(model(), rank=2, sparsity=0.5)
+    rows = frame.blocks[0].keep.index
+    assert rows is not None
+    assert rows.tolist() != [0, 1]
+    assert CHANGES[case](frame).digest != frame.digest
+
+
+def test_the_digest_does_not_depend_on_how_a_mask_is_written():
+    """Whole rows, or their positions: the same coordinates, the same digest."""
+    frame = make_frame(model(), rank=2, sparsity=0.5)
+    flat = change_block(frame, lambda b: replace(b, keep=Keep(index=b.keep.positions(b.shape))))
+    assert flat.digest == frame.digest

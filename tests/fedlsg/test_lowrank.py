@@ -1,0 +1,286 @@
+"""Carriers are orthonormal, Eq. 3 is the projection it claims to be, and where the paper is wrong it stays pinned."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from fedlsg.lowrank import (
+    average_core,
+    decompose,
+    flatten_kernel,
+    orthonormal_columns,
+    project,
+    random_carriers,
+    reconstruct,
+)
+
+sizes, ranks, seeds = st.integers(1, 9), st.integers(1, 9), st.integers(0, 10_000)
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def carried(m: int, n: int, r: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A gradient and random carriers of rank min(r, m, n)."""
+    W = normal(m, n, seed=seed)
+    return normal(m, n, seed=seed + 1), *random_carriers((m, n), min(r, m, n), generator=generator(seed), like=W)
+
+
+def assert_orthonormal(L: Tensor, R: Tensor) -> None:
+    eye = torch.eye(L.shape[1], dtype=L.dtype)
+    assert_close(L.mT @ L, eye, atol=1e-12, rtol=0)
+    assert_close(R @ R.mT, eye, atol=1e-12, rtol=0)
+
+
+# Decomposition
+
+
+@given(m=sizes, n=sizes, r=ranks, true_rank=st.integers(0, 9), steps=st.integers(1, 3), seed=seeds)
+def test_carriers_are_orthonormal_for_any_weight(m, n, r, true_rank, steps, seed):
+    """Also where the weight's rank is below r, down to W = 0."""
+    W = normal(m, true_rank, seed=seed) @ normal(true_rank, n, seed=seed + 1)
+    r = min(r, m, n)
+    L, R = decompose(W, r, generator=generator(seed), power_steps=steps)
+    assert (L.shape, R.shape) == ((m, r), (r, n))
+    assert_orthonormal(L, R)
+
+
+def gram_schmidt(A: Tensor) -> Tensor:
+    """The papers' orthogonalisation."""
+    A = A.clone()
+    for i in range(A.shape[1]):
+        A[:, i] /= A[:, i].norm() + 1e-12
+        A[:, i + 1 :] -= A[:, i : i + 1] @ (A[:, i : i + 1].mT @ A[:, i + 1 :])
+    return A
+
+
+def test_gram_schmidt_loses_orthogonality_where_qr_does_not():
+    """Negative control: the papers' way, on a weight of rank 2 with r = 4."""
+    A = normal(8, 2, seed=0) @ normal(2, 4, seed=1)
+    bad, good = gram_schmidt(A), orthonormal_columns(A)
+    eye = torch.eye(4, dtype=torch.float64)
+    assert float((bad.mT @ bad - eye).abs().max()) > 0.1
+    assert_close(good.mT @ good, eye, atol=1e-12, rtol=0)
+
+
+@given(m=sizes, n=sizes, r=ranks, seed=seeds)
+def test_a_weight_of_rank_r_is_captured_whole(m, n, r, seed):
+    r = min(r, m, n)
+    W = normal(m, r, seed=seed) @ normal(r, n, seed=seed + 1)
+    L, R = decompose(W, r, generator=generator(seed))
+    assert_close(L @ (L.mT @ W @ R.mT) @ R, W, atol=1e-8, rtol=1e-8)
+
+
+def captured(W: Tensor, L: Tensor, R: Tensor) -> float:
+    return float((L.mT @ W @ R.mT).norm() / W.norm())
+
+
+def test_power_steps_approach_the_singular_vectors():
+    W = normal(30, 20, seed=3)
+    best = float(torch.linalg.svdvals(W)[:4].norm() / W.norm())
+    shares = [captured(W, *decompose(W, 4, generator=generator(), power_steps=k)) for k in (1, 2, 50)]
+    random = captured(W, *random_carriers((30, 20), 4, generator=generator(), like=W))
+    assert random < shares[0] < shares[1] < shares[2] <= best * (1 + 1e-12)
+    assert shares[2] == pytest.approx(best, rel=1e-3)
+
+
+def test_one_power_step_golden_by_hand():
+    """L spans W R0^T and R spans L^T W: for r = 1 their directions, L up to the sign of R0's share, L^T W R^T > 0."""
+    W = torch.tensor([[3.0, 0], [0, 0], [4.0, 0]], dtype=torch.float64)
+    R0 = torch.randn(1, 2, generator=generator(), dtype=torch.float32)
+    sign = math.copysign(1, float(R0[0, 0]))
+    L, R = decompose(W, 1, generator=generator())
+    assert_close(L, sign * torch.tensor([[0.6], [0.0], [0.8]], dtype=torch.float64))
+    assert_close(R, sign * torch.tensor([[1.0, 0.0]], dtype=torch.float64))
+
+
+@given(m=sizes, r=ranks, seed=seeds)
+def test_the_signs_of_the_columns_are_fixed(m, r, seed):
+    """Q^T A has a positive diagonal, so equal spans give equal carriers."""
+    A = normal(m, min(m, r), seed=seed)
+    Q = orthonormal_columns(A)
+    assert (((Q.mT @ A).diagonal()) > 0).all()
+    assert_close(orthonormal_columns(2 * A), Q)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_seeds_give_equal_bits(dtype):
+    W = normal(7, 5, seed=0).to(dtype)
+    first, again, other = (decompose(W, 3, generator=generator(s)) for s in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+    assert {t.dtype for t in first} == {dtype}
+
+
+def test_a_kernel_is_flattened_to_out_units_by_the_rest():
+    kernel = torch.arange(48.0).reshape(2, 3, 2, 4)
+    assert_close(flatten_kernel(kernel), torch.arange(48.0).reshape(2, 24))
+    L, R = decompose(kernel, 2, generator=generator())
+    assert (L.shape, R.shape) == ((2, 2), (2, 24))
+    flat = decompose(kernel.flatten(1), 2, generator=generator())
+    assert torch.equal(L, flat[0])
+    assert torch.equal(R, flat[1])
+
+
+def test_the_decomposition_carries_no_graph():
+    W = torch.nn.Parameter(normal(4, 5, seed=0))
+    assert not any(t.requires_grad for t in decompose(W, 2, generator=generator()))
+
+
+def test_random_carriers_do_not_read_the_weight():
+    a, b = (random_carriers((4, 6), 2, generator=generator(), like=normal(1, seed=s)) for s in (0, 1))
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    assert_orthonormal(*a)
+
+
+@pytest.mark.parametrize("rank", [0, -1, 4])
+def test_wrong_ranks_are_refused(rank):
+    with pytest.raises(ValueError, match=f"{rank=} <= 3 for a weight of shape"):
+        decompose(torch.ones(3, 5), rank, generator=generator())
+    with pytest.raises(ValueError, match=f"{rank=}"):
+        random_carriers((3, 5), rank, generator=generator(), like=torch.ones(1))
+
+
+def test_wrong_weights_and_steps_are_refused():
+    with pytest.raises(ValueError, match="power_steps=0"):
+        decompose(torch.ones(3, 5), 1, generator=generator(), power_steps=0)
+    with pytest.raises(ValueError, match=r"two dimensions or more, got shape \(3,\)"):
+        decompose(torch.ones(3), 1, generator=generator())
+
+
+# Projection and Eq. 3
+
+
+@given(m=sizes, n=sizes, r=ranks, seed=seeds)
+def test_project_equals_autograd_of_the_reparametrised_weight(m, n, r, seed):
+    """000 Eq. 8: with W = W0 + L R', dR and dL are the gradients of its factors."""
+    dW, L, R = carried(m, n, r, seed)
+    left, right = L.clone().requires_grad_(), R.clone().requires_grad_()
+    ((left @ right) * dW).sum().backward()
+    dL, dR = project(dW, L, R)
+    assert_close(dL, left.grad)
+    assert_close(dR, right.grad)
+
+
+@given(m=sizes, n=sizes, r=ranks, seed=seeds)
+def test_eq_3_is_an_orthogonal_projection(m, n, r, seed):
+    dW, L, R = carried(m, n, r, seed)
+    once = reconstruct(*project(dW, L, R), L, R)
+    assert_close(reconstruct(*project(once, L, R), L, R), once)
+    assert float(((dW - once) * once).sum()) == pytest.approx(0, abs=1e-9)
+    assert once.norm() <= dW.norm() * (1 + 1e-12)
+
+
+@given(m=sizes, n=sizes, r=ranks, seed=seeds)
+def test_eq_3_equals_the_projectors_written_out(m, n, r, seed):
+    """Oracle: P_L dW + dW P_R - P_L dW P_R with the m x m and n x n projectors."""
+    dW, L, R = carried(m, n, r, seed)
+    P, Q = L @ L.mT, R.mT @ R
+    assert_close(reconstruct(*project(dW, L, R), L, R), P @ dW + dW @ Q - P @ dW @ Q)
+
+
+@given(m=sizes, n=sizes, r=ranks, seed=seeds)
+def test_the_tangent_space_is_carried_exactly(m, n, r, seed):
+    """A L^T-side or R-side factor comes back unchanged: L A + B R for any A, B."""
+    _, L, R = carried(m, n, r, seed)
+    dW = L @ normal(*R.shape, seed=seed) + normal(*L.shape, seed=seed + 1) @ R
+    assert_close(reconstruct(*project(dW, L, R), L, R), dW)
+
+
+@given(m=sizes, n=sizes, r=ranks, seed=seeds, scale=st.floats(-3, 3))
+def test_reconstruct_is_linear(m, n, r, seed, scale):
+    dW, L, R = carried(m, n, r, seed)
+    a = project(dW, L, R)
+    b = (normal(*L.shape, seed=seed + 2), normal(*R.shape, seed=seed + 3))
+    joint = reconstruct(a[0] + scale * b[0], a[1] + scale * b[1], L, R)
+    assert_close(joint, reconstruct(*a, L, R) + scale * reconstruct(*b, L, R))
+
+
+def test_eq_3_golden_by_hand():
+    """L = e_1, R = e_1^T: row 1 and column 1 survive, the corner once."""
+    dW = torch.tensor([[1.0, 2, 3], [4, 5, 6]])
+    L, R = torch.tensor([[1.0], [0]]), torch.tensor([[1.0, 0, 0]])
+    dL, dR = project(dW, L, R)
+    assert dL.tolist() == [[1], [4]]
+    assert dR.tolist() == [[1, 2, 3]]
+    assert reconstruct(dL, dR, L, R).tolist() == [[1, 2, 3], [4, 0, 0]]
+
+
+def test_the_planted_half_of_eq_3_is_caught():
+    """Negative control: without the third term the shared core counts twice."""
+    dW, L, R = carried(5, 6, 2, seed=0)
+    dL, dR = project(dW, L, R)
+    planted = dL @ R + L @ dR
+    assert float((planted - reconstruct(dL, dR, L, R)).norm()) > 0.1
+    dL, dR = project(planted, L, R)
+    assert float((dL @ R + L @ dR - planted).norm()) > 0.1
+
+
+def test_a_frozen_row_and_column_still_move():
+    """Deviation from 000: its "dW_ij = 0 iff row i and column j are frozen" is false."""
+    dW, L, R = carried(4, 5, 2, seed=1)
+    dL, dR = project(dW, L, R)
+    dL[1], dR[:, 2] = 0, 0
+    assert abs(float(reconstruct(dL, dR, L, R)[1, 2])) > 1e-3
+
+
+def test_masked_eq_3_can_lengthen_a_gradient_to_two_over_root_three():
+    """With frozen units Eq. 3 is no projection; the bound of the docstring is reached and not passed.
+
+    n = 1, R = (1) kept and dR frozen: dW' = (1 - L L^T) M dW with M the mask of rows, over the angle of L.
+    """
+    worst = 0.0
+    for angle in torch.linspace(0, math.pi / 2, 181).tolist():
+        L = torch.tensor([[math.cos(angle)], [math.sin(angle)]], dtype=torch.float64)
+        R = torch.ones(1, 1, dtype=torch.float64)
+        columns = []
+        for unit in torch.eye(2, dtype=torch.float64):
+            dL, dR = project(unit[:, None], L, R)
+            dL[1] = 0
+            columns.append(reconstruct(dL, dR, L, R))
+        worst = max(worst, float(torch.linalg.matrix_norm(torch.cat(columns, 1), 2)))
+    assert worst == pytest.approx(2 / math.sqrt(3), rel=1e-3)
+
+
+# The core that travels twice
+
+
+@given(m=sizes, n=sizes, r=ranks, seed=seeds)
+def test_averaging_the_core_changes_nothing_without_noise(m, n, r, seed):
+    dW, L, R = carried(m, n, r, seed)
+    dL, dR = project(dW, L, R)
+    averaged = average_core(dL, dR, L, R)
+    assert_close(averaged[0], dL)
+    assert_close(averaged[1], dR)
+
+
+@given(m=sizes, n=sizes, r=ranks, seed=seeds)
+def test_averaged_cores_agree_and_are_the_mean(m, n, r, seed):
+    _, L, R = carried(m, n, r, seed)
+    dL, dR = normal(*L.shape, seed=seed), normal(*R.shape, seed=seed + 1)
+    a, b = average_core(dL, dR, L, R)
+    core = (L.mT @ dL + dR @ R.mT) / 2
+    assert_close(L.mT @ a, core)
+    assert_close(b @ R.mT, core)
+    assert_close(a - L @ (L.mT @ a), dL - L @ (L.mT @ dL))
+    assert_close(b - (b @ R.mT) @ R, dR - (dR @ R.mT) @ R)
+
+
+def test_averaging_removes_half_of_the_cores_noise():
+    L, R = random_carriers((6, 5), 4, generator=generator(), like=normal(1, seed=0))
+    before, after = 0.0, 0.0
+    for seed in range(300):
+        dL, dR = normal(6, 4, seed=2 * seed), normal(4, 5, seed=2 * seed + 1)
+        before += float((L.mT @ dL).square().sum())
+        after += float((L.mT @ average_core(dL, dR, L, R)[0]).square().sum())
+    assert after / before == pytest.approx(0.5, abs=0.05)

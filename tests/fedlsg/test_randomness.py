@@ -1,0 +1,213 @@
+"""Streams: what repeats and what never does, what they are distributed like, and that a secret key cannot escape.
+
+Statistics of secret streams are bounded at seven standard errors or more; all others run on a fixed key.
+"""
+
+import copy
+import hashlib
+import io
+import math
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
+
+labels = st.lists(st.one_of(st.text("abcxyz-", max_size=8), st.integers(0, 10**6)), max_size=3)
+seeds = st.integers(0, 2**40)
+
+
+def chacha20_words(key: bytes, count: int) -> list[int]:
+    """The key stream from block 0 under a zero nonce, as little-endian 64-bit numbers."""
+    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * count))
+    return list(struct.unpack(f"<{count}Q", stream))
+
+
+def constant_word(stream: SecretStream, word: int) -> SecretStream:
+    """The stream with its cipher replaced by one that repeats ``word``."""
+
+    class Constant:
+        def update(self, data: bytes) -> bytes:
+            return struct.pack("<Q", word) * (len(data) // 8)
+
+    stream._cipher = Constant()  # type: ignore[assignment]
+    return stream
+
+
+@given(seed=seeds, names=labels)
+def test_equal_seed_and_labels_repeat(seed, names):
+    first, second = reproducible_stream(seed, *names), reproducible_stream(seed, *names)
+    assert torch.equal(first.normal(9), second.normal(9))
+    assert torch.equal(
+        torch.randn(9, generator=public_generator(seed, *names)), torch.randn(9, generator=public_generator(seed, *names))
+    )
+
+
+@given(one=st.tuples(seeds, labels), two=st.tuples(seeds, labels))
+def test_different_seed_or_labels_differ(one, two):
+    if (one[0], *map(str, one[1])) == (two[0], *map(str, two[1])):
+        return
+    streams = [reproducible_stream(seed, *names).normal(4) for seed, names in (one, two)]
+    public = [torch.randn(4, generator=public_generator(seed, *names)) for seed, names in (one, two)]
+    assert not torch.equal(*streams)
+    assert not torch.equal(*public)
+
+
+def test_labels_do_not_run_into_each_other():
+    assert not torch.equal(reproducible_stream(1, "ab", "c").normal(4), reproducible_stream(1, "a", "bc").normal(4))
+    assert not torch.equal(reproducible_stream(1, 23).normal(4), reproducible_stream(12, 3).normal(4))
+
+
+@given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=6), seed=seeds)
+def test_draws_do_not_depend_on_how_they_are_cut(counts, seed):
+    piecewise, whole = reproducible_stream(seed), reproducible_stream(seed)
+    assert torch.equal(torch.cat([piecewise.normal(n) for n in counts]), whole.normal(sum(counts)))
+
+
+def test_public_golden():
+    """Whoever changes a public draw breaks every recorded run: the seed is the start of a SHA-256."""
+    assert public_generator(0, "carriers", 1, "0.weight").initial_seed() == 0x77491FF4B27E30
+
+
+def test_uniforms_golden_from_the_rfc_key():
+    """RFC 7539 A.1, test vector 1 (zero key, nonce, counter): the key stream starts 76 b8 e0 ad a0 f1 3d 90."""
+    stream = SecretStream(bytes(32))
+    word = int.from_bytes(bytes.fromhex("76b8e0ada0f13d90"), "little")
+    assert chacha20_words(bytes(32), 1) == [word]
+    assert stream._uniform(1)[0] == ((word >> 12) + 0.5) / 2**52
+    assert SecretStream(bytes(32)).normal(1).item() == pytest.approx(special.ndtri(((word >> 12) + 0.5) / 2**52), rel=1e-13)
+
+
+def test_normals_equal_a_fresh_computation():
+    key = bytes(range(32))
+    wanted = [special.ndtri(((word >> 12) + 0.5) / 2**52) for word in chacha20_words(key, 300)]
+    np.testing.assert_allclose(SecretStream(key).normal(300).numpy(), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("word", [0, 2**64 - 1])
+def test_extreme_words_stay_finite_inside_the_open_interval(word):
+    """The highest word once rounded to a uniform of exactly 1, whose normal is infinite."""
+    u = constant_word(secret_stream(), word)._uniform(1)[0]
+    assert 0 < u < 1
+    assert abs(constant_word(secret_stream(), word).normal(1).item()) == pytest.approx(8.2095, abs=1e-4)
+    assert constant_word(secret_stream(), word).bernoulli(1, 1.0).all()
+
+
+def test_extreme_words_mirror_each_other():
+    low, high = (constant_word(secret_stream(), word).normal(1).item() for word in (0, 2**64 - 1))
+    assert low == pytest.approx(-high, rel=1e-12)
+
+
+def kolmogorov(sample: torch.Tensor) -> float:
+    """Kolmogorov's distance of a sample to N(0, 1), times sqrt(n); above 1.95 once in a thousand samples."""
+    return float(stats.kstest(sample.numpy(), "norm").statistic) * math.sqrt(len(sample))
+
+
+def test_normals_are_normal():
+    sample = reproducible_stream(0, "kolmogorov").normal(200_000)
+    assert sample.dtype == torch.float64
+    assert kolmogorov(sample) < 1.95
+    assert abs(float(sample.pow(4).mean()) - 3) < 5 * math.sqrt(96 / len(sample))
+    assert float(sample.abs().max()) > 4
+
+
+@pytest.mark.parametrize(
+    "distort",
+    [lambda x: x * 0.98, lambda x: x + 0.02, lambda x: x.clamp(-2, 2), lambda x: torch.rand(len(x)).sub(0.5) * 12**0.5],
+    ids=["narrow", "shifted", "cut", "uniform"],
+)
+def test_kolmogorov_catches_what_is_not_normal(distort):
+    assert kolmogorov(distort(reproducible_stream(0, "kolmogorov").normal(200_000))) > 1.95
+
+
+def test_secret_standard_deviation_within_two_percent():
+    sample = secret_stream().normal(500_000)
+    assert float(sample.std()) == pytest.approx(1, rel=0.02)  # 20 standard errors of 1 / sqrt(2n)
+    assert abs(float(sample.mean())) < 7 / math.sqrt(len(sample))
+
+
+def test_secret_streams_are_independent_of_each_other_and_of_their_past():
+    n = 100_000
+    one, two = secret_stream(), secret_stream()
+    draws = [one.normal(n), one.normal(n), two.normal(n), reproducible_stream(0).normal(n)]
+    correlations = torch.corrcoef(torch.stack(draws)) - torch.eye(len(draws), dtype=torch.float64)
+    assert float(correlations.abs().max()) < 7 / math.sqrt(n)
+    assert abs(float(torch.dot(draws[0][1:], draws[0][:-1]))) / n < 7 / math.sqrt(n)
+    assert not set(draws[0].tolist()) & set(draws[2].tolist())
+
+
+def test_no_draw_is_repeated():
+    stream = secret_stream()
+    assert len(torch.cat([stream.normal(1000) for _ in range(100)]).unique()) == 100_000
+
+
+def test_the_cipher_raises_where_its_counter_ends():
+    """What "it raises past 2^35 numbers" rests on: the library refuses to wrap the 32-bit block counter."""
+    last_block = Cipher(algorithms.ChaCha20(bytes(32), b"\xff" * 4 + bytes(12)), mode=None).encryptor()
+    last_block.update(bytes(64))
+    with pytest.raises(ValueError, match="counter"):
+        last_block.update(bytes(64))
+
+
+@given(probability=st.floats(0.01, 1), seed=seeds)
+def test_bernoulli_is_the_uniform_below_its_probability(probability, seed):
+    words = chacha20_words(reproducible_key(seed), 64)
+    wanted = [((word >> 12) + 0.5) / 2**52 < probability for word in words]
+    assert reproducible_stream(seed).bernoulli(64, probability).tolist() == wanted
+
+
+def reproducible_key(seed: int) -> bytes:
+    """The key of ``reproducible_stream(seed)``, computed apart."""
+    return hashlib.sha256(f"{seed}\x1freproducible".encode()).digest()
+
+
+@pytest.mark.parametrize("probability", [0.02, 0.5, 0.97])
+def test_bernoulli_rate(probability):
+    n = 200_000
+    share = float(secret_stream().bernoulli(n, probability).double().mean())
+    assert abs(share - probability) < 7 * math.sqrt(probability * (1 - probability) / n)
+
+
+def test_empty_draws():
+    stream = secret_stream()
+    assert stream.normal(0).shape == (0,)
+    assert stream.bernoulli(0, 0.5).shape == (0,)
+
+
+@pytest.mark.parametrize("key", [b"", bytes(31), bytes(33)])
+def test_a_key_of_another_length_is_refused(key):
+    with pytest.raises(ValueError, match="32 bytes"):
+        SecretStream(key)
+
+
+@pytest.mark.parametrize(
+    "escape",
+    [
+        pickle.dumps,
+        copy.copy,
+        copy.deepcopy,
+        lambda s: torch.save({"noise": s}, io.BytesIO()),
+        lambda s: pickle.dumps({"state": [s]}, protocol=2),
+        lambda s: copy.deepcopy({"optimizer": {"noise": s}}),
+    ],
+    ids=["pickle", "copy", "deepcopy", "torch.save", "nested pickle", "nested deepcopy"],
+)
+def test_a_secret_stream_reaches_no_checkpoint(escape):
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        escape(secret_stream())
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        escape(reproducible_stream(0))
+
+
+def test_a_secret_stream_shows_no_key():
+    key = bytes(range(32))
+    stream = SecretStream(key)
+    assert key.hex() not in repr(stream)
+    assert not any(key == value for value in vars(stream).values())

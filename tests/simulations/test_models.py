@@ -1,0 +1,134 @@
+"""The models: shapes and counts by hand, public and repeatable weights, only layers that can be made private."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from simulations import models
+from simulations.workloads import Split, Workload, build_model
+
+MODELS = {
+    "mlp": (models.digits_mlp, (1, 8, 8)),
+    "conv": (models.digits_conv, (1, 8, 8)),
+    "cnn": (models.cifar10_cnn, (3, 32, 32)),
+}
+ALLOWED = (nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm, nn.Tanh, nn.AvgPool2d, nn.MaxPool2d, nn.Flatten)
+
+
+def workload_of() -> Workload:
+    split = Split(inputs=torch.zeros(2, 1).numpy(), labels=torch.tensor([0, 1]), prepare=torch.from_numpy)
+    builders = {name: builder for name, (builder, _) in MODELS.items()}
+    return Workload(name="made", train=split, test=split, num_classes=10, models=builders, defaults={})
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("mlp", (64 * 64 + 64) + (64 * 10 + 10)),
+        ("conv", (16 * 9 + 16 + 2 * 16) + (32 * 16 * 9 + 32 + 2 * 32) + (128 * 10 + 10)),
+        (
+            "cnn",
+            (16 * 27 + 3 * 16)
+            + (32 * 144 + 3 * 32)
+            + (64 * 288 + 3 * 64)
+            + (64 * 576 + 3 * 64)
+            + (1024 * 64 + 64)
+            + (64 * 10 + 10),
+        ),
+    ],
+)
+def test_parameter_counts_by_hand(name, count):
+    builder, _ = MODELS[name]
+    assert sum(parameter.numel() for parameter in builder().parameters()) == count
+    assert f"{count:,} parameters" in builder.__doc__
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_maps_images_to_logits_and_names_its_classifier(name):
+    builder, shape = MODELS[name]
+    model = builder()
+    assert model(torch.zeros(5, *shape)).shape == (5, 10)
+    assert model(torch.zeros(0, *shape)).shape == (0, 10)  # Poisson sampling draws empty batches
+    assert isinstance(model.get_submodule("classifier"), nn.Linear)
+    assert list(model.parameters())[-1] is model.classifier.bias
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_layer_can_be_made_private(name):
+    leaves = [module for module in MODELS[name][0]().modules() if not list(module.children())]
+    assert all(isinstance(leaf, ALLOWED) for leaf in leaves), leaves
+    assert len({id(leaf) for leaf in leaves}) == len(leaves)
+    assert not any(getattr(leaf, "inplace", False) for leaf in leaves)
+
+
+def mixes_examples(model: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether one example's logits change when the other examples of its batch do."""
+    model.train()
+    images = torch.randn(4, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    other = torch.cat([images[:1], images[1:] * 3])
+    model.double()
+    return not torch.allclose(model(images)[0], model(other)[0], atol=1e-9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_layer_mixes_examples(name):
+    builder, shape = MODELS[name]
+    assert not mixes_examples(builder(), shape)
+
+
+def test_the_mixing_check_sees_a_batchnorm():
+    """Negative control."""
+    assert mixes_examples(nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10)), (1, 8, 8))
+
+
+@given(seed=st.integers(0, 2**63 - 1), name=st.sampled_from(list(MODELS)))
+def test_the_seed_alone_decides_the_weights(seed, name):
+    torch.manual_seed(seed % 17)
+    before = torch.get_rng_state()
+    first = build_model(workload_of(), name, seed)
+    assert torch.equal(torch.get_rng_state(), before)  # the global state is neither read nor moved
+    torch.manual_seed(99)
+    again = build_model(workload_of(), name, seed)
+    other = build_model(workload_of(), name, (seed + 1) % 2**63)
+    assert all(map(torch.equal, first.parameters(), again.parameters()))
+    assert not torch.equal(first.classifier.weight, other.classifier.weight)
+
+
+def test_a_builder_outside_build_model_is_not_repeatable():
+    """Negative control: the check above sees a model that was drawn from the global state."""
+    torch.manual_seed(1)
+    assert not torch.equal(models.digits_mlp().classifier.weight, models.digits_mlp().classifier.weight)
+
+
+def test_weights_are_equal_in_another_process():
+    program = (
+        "import torch\n"
+        "from simulations.workloads import load, build_model\n"
+        "torch.rand(3)\n"
+        "weights = torch.cat([p.flatten() for p in build_model(load('digits'), 'mlp', 3).parameters()])\n"
+        "print(weights.view(torch.int32).tolist())"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    weights = torch.cat([p.detach().flatten() for p in build_model(workload_of(), "mlp", 3).parameters()])
+    assert printed.strip() == str(weights.view(torch.int32).tolist())
+
+
+def test_the_first_model_is_the_default():
+    assert isinstance(build_model(workload_of()).get_submodule("hidden"), nn.Linear)
+    assert workload_of().default_model == "mlp"
+
+
+def test_wrong_names_and_seeds_are_refused():
+    with pytest.raises(
+        ValueError, match="unknown model of made 'cmn', expected one of mlp, conv, cnn; did you mean 'cnn'"
+    ):
+        build_model(workload_of(), "cmn")
+    with pytest.raises(ValueError, match="unknown model of made ''"):
+        build_model(workload_of(), "")
+    with pytest.raises(ValueError, match="seed=-1"):
+        build_model(workload_of(), "mlp", -1)
