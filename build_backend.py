@@ -1,10 +1,10 @@
 """Build backend (PEP 517): setuptools, except inside a Flower bundle, where there is nothing to install.
 
-``flwr run .`` unpacks a bundle of this repository and runs ``uv sync`` on its pyproject.toml before every run. A list of
-dependencies there would be installed once more, torch first. So the list is dynamic and lies in requirements.txt: Flower
-never bundles a ``.txt`` file, and a pyproject.toml without one beside it is a bundle. It runs in the environment that
-already runs Flower; its metadata name no dependency, and making them asks no package index for setuptools (so a machine
-without a network runs too). Everywhere else each hook is setuptools' own.
+``flwr run .`` unpacks a bundle of this repository and runs ``uv sync`` on its pyproject.toml before every run. A list
+of dependencies there would be installed once more, torch first. So the list is dynamic and lies in requirements.txt:
+Flower never bundles a ``.txt`` file, and a pyproject.toml without one beside it is a bundle. It runs in the environment
+that already runs Flower; its metadata name no dependency, and making them asks no package index for setuptools (so a
+machine without a network runs too). Everywhere else each hook is setuptools' own.
 """
 
 import tomllib

@@ -57,7 +57,7 @@ class After:
             return 1 + (last - 1) * t
         if self.schedule == "cosine":
             return last + (1 - last) * (1 + math.cos(math.pi * t)) / 2
-        return last**t
+        return float(last**t)
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], after: After, *, updates: int) -> tuple[Optimizer, LambdaLR]:

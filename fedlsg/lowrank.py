@@ -65,7 +65,8 @@ def orthonormal_columns(A: Float[Tensor, "k r"]) -> Float[Tensor, "k r"]:
     """Q of A = Q T with the diagonal of T positive, so that Q is unique for A of full column rank."""
     Q, T = torch.linalg.qr(A)
     signs = torch.where(T.diagonal() < 0, -1.0, 1.0).to(Q)
-    return (Q * signs).contiguous()
+    columns: Tensor = (Q * signs).contiguous()
+    return columns
 
 
 def project(

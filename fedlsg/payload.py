@@ -163,5 +163,5 @@ def check_codec(codec: str, index_mode: str) -> None:
         raise ValueError(f"expected index mode in {get_args(IndexMode)}, got {index_mode!r}")
 
 
-def _show(field: bytes | int) -> str:
+def _show(field: object) -> str:
     return field.hex()[:16] if isinstance(field, bytes) else str(field)

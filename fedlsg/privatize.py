@@ -106,19 +106,22 @@ def clipped_sum(gradients: Sequence[Float[Tensor, "batch _"]], mechanism: Mechan
     if not finite.all():
         gradients = [block.masked_fill(~finite.unsqueeze(1), 0.0) for block in gradients]
         norms = norms.masked_fill(~finite, 0.0)
-    factors = clip_factors(norms, mechanism.clip_norm, gradients[0].dtype)
+    coordinates = sum(block.shape[1] for block in gradients)
+    factors = clip_factors(norms, mechanism.clip_norm, gradients[0].dtype, coordinates)
     return torch.cat([factor @ block for factor, block in zip(factors, gradients, strict=True)])
 
 
-def clip_factors(norms: Float[Tensor, "*any"], clip_norm: float, dtype: torch.dtype) -> Float[Tensor, "*any"]:
+def clip_factors(
+    norms: Float[Tensor, "*any"], clip_norm: float, dtype: torch.dtype, coordinates: int
+) -> Float[Tensor, "*any"]:
     """min(1, C / norm), rounded down by a margin where it is below 1; 0 where it is subnormal in ``dtype``.
 
-    The margin, four units in the last place of ``dtype`` and 2^-40 at least, covers the rounding of the factor, of
-    each product and of a float64 norm over many coordinates, so a clipped gradient never exceeds C. It cannot cover
-    the rounding of a subnormal factor.
+    The margin is four units in the last place of ``dtype`` for the rounding of the factor and of each product, and
+    one of float64 a coordinate for the rounding of the norm: a clipped gradient never exceeds C. A subnormal factor
+    has too few digits for any margin.
     """
     info = torch.finfo(dtype)
-    margin = 1 - max(4 * info.eps, 2.0**-40)
+    margin = 1 - 4 * info.eps - coordinates * torch.finfo(torch.float64).eps
     scale = torch.where(norms > clip_norm * margin, clip_norm * margin / norms, torch.ones_like(norms))
     return scale.masked_fill(scale < info.tiny, 0.0).to(dtype)
 

@@ -41,7 +41,8 @@ class SecretStream:
 
         Their support ends at 8.2 standard deviations on either side.
         """
-        return torch.special.ndtri(torch.from_numpy(self._uniform(count)))
+        draws: Tensor = torch.special.ndtri(torch.from_numpy(self._uniform(count)))
+        return draws
 
     def bernoulli(self, count: int, probability: float) -> Bool[Tensor, " count"]:
         """Independent coins that are true with ``probability``, exact to 2^-53; probability 1 is always true."""

@@ -88,6 +88,9 @@ def main() -> None:
     """Entry point: every expected failure is one line on stderr and an exit status that is not 0."""
     try:
         status = app(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        errors.print(error.format_message(), markup=False, highlight=False)
+        sys.exit(2)
     except click.ClickException as error:
         fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):

@@ -4,6 +4,7 @@ A client always replies: an error becomes a reply that names it, because a silen
 """
 
 import traceback
+from dataclasses import replace
 from logging import ERROR
 
 from flwr.app import Context, Message
@@ -11,21 +12,27 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from simulations.client import FrameDiffersError, OverBudgetError, answer, process
-from simulations.settings import from_mapping
+from simulations.settings import Settings, from_mapping
 from strategies.wire import FAILED, FRAME_DIFFERS, OVER_BUDGET, failure, identity, update
 
 app = ClientApp()
+
+
+def read_context(context: Context) -> tuple[Settings, int]:
+    """Settings and partition; where no number of clients is set, every node of the federation is one."""
+    settings = from_mapping(context.run_config)
+    if settings.clients is None:
+        settings = replace(settings, clients=int(context.node_config["num-partitions"]))
+    return settings, int(context.node_config["partition-id"])
 
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """This client's partition and its declared number of examples."""
     try:
-        partition = int(context.node_config["partition-id"])
-        sizes = process(from_mapping(context.run_config)).base.sizes
-        if partition >= len(sizes):
-            raise ValueError(f"the federation has more nodes than the run has clients ({len(sizes)})")
-        return Message(identity(partition, sizes[partition]), reply_to=message)
+        settings, partition = read_context(context)
+        sizes = process(settings).base.sizes
+        return Message(identity(partition, sizes[partition] if partition < len(sizes) else 0), reply_to=message)
     except Exception as error:
         log(ERROR, traceback.format_exc())
         return failure(error, FAILED, message)
@@ -35,8 +42,8 @@ def query(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """One round's payload."""
     try:
-        partition = int(context.node_config["partition-id"])
-        payload = answer(from_mapping(context.run_config), partition, message.content)
+        settings, partition = read_context(context)
+        payload = answer(settings, partition, message.content)
         return Message(update(payload, partition), reply_to=message)
     except FrameDiffersError as error:
         return failure(error, FRAME_DIFFERS, message)

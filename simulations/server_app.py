@@ -1,5 +1,6 @@
 """The Flower ServerApp: what ``flwr run`` starts, by hand or through ``fedlsg run``."""
 
+from dataclasses import replace
 from logging import INFO
 from pathlib import Path
 
@@ -11,14 +12,20 @@ from simulations.plan import make_plan
 from simulations.rundir import RunDir, create
 from simulations.server import serve
 from simulations.settings import from_mapping
+from strategies.strategy import wait_for_nodes
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Plan, make a run directory unless the command line already did, and run all rounds."""
+    """Plan, make a run directory unless the command line already did, and run all rounds.
+
+    Where no number of clients is set, every node of the federation is one.
+    """
     settings = from_mapping(context.run_config)
+    if settings.clients is None:
+        settings = replace(settings, clients=len(wait_for_nodes(grid, 1)))
     plan = make_plan(settings)
     run = RunDir(Path(settings.run_dir)) if settings.run_dir else create(None, settings)
     if not run.config.exists():

@@ -38,9 +38,9 @@ def recipe(name: str, **settings: Any) -> Method:
     own = own_settings(name)
     mechanism = {f.name for f in fields(Mechanism)} - {"kind"} | {"mechanism"}
     after = {f.name for f in fields(After)}
-    known = sorted(own | mechanism | after)
+    known = sorted((own | mechanism | after) - {"noise_share"})  # follows from trust="aggregate", nobody sets it
     for key in settings:
-        if key not in known:
+        if key not in own | mechanism | after:
             raise ValueError(f"method {name!r} has no setting {key!r}{_nearest(key, known)}; it has {', '.join(known)}")
     protection = {k: v for k, v in settings.items() if k in mechanism}
     default = getattr(signature(build).parameters["mechanism"].default, "kind", "dp")

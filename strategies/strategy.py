@@ -33,6 +33,7 @@ from strategies.wire import (
 )
 
 EMPTY_ROUNDS_ALLOWED = 3
+CONNECT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,25 +227,34 @@ class FedLSG(Strategy):
             raise RuntimeError(f"no valid update in {EMPTY_ROUNDS_ALLOWED} rounds in a row: {reasons}")
 
 
+def wait_for_nodes(grid: Grid, count: int) -> list[int]:
+    """Node ids, once at least ``count`` are there; they are unknown at first. Raises RuntimeError after two minutes."""
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while len(nodes := list(grid.get_node_ids())) < count:
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                f"the run has {count} clients, the federation only {len(nodes)} nodes; "
+                f'for a simulation give flwr run --federation-config "num-supernodes={count}"'
+            )
+        time.sleep(0.1)
+    return nodes
+
+
 def find_partitions(grid: Grid, declared: Sequence[int], timeout: float) -> dict[int, int]:
-    """Node id of every partition. Node ids are random, and unknown at first: wait for all, then ask each once.
+    """Node id of every partition. Node ids are random: ask each node once. Nodes beyond the run's clients stay idle.
 
     Raises RuntimeError if a partition is missing or has another number of examples than declared.
     """
-    deadline = time.monotonic() + timeout
-    while len(nodes := list(grid.get_node_ids())) < len(declared):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"expected {len(declared)} clients, only {len(nodes)} connected before the timeout")
-        time.sleep(0.1)
-    replies = grid.send_and_receive(
-        [Message(RecordDict(), node, MessageType.QUERY) for node in nodes], timeout=deadline - time.monotonic()
-    )
+    nodes = wait_for_nodes(grid, len(declared))
+    replies = grid.send_and_receive([Message(RecordDict(), node, MessageType.QUERY) for node in nodes], timeout=timeout)
     found: dict[int, int] = {}
     for reply in replies:
         if reply.has_error():
             raise RuntimeError(f"a client could not start: {reply.error.reason}")
         partition, num_examples = read_identity(reply.content)
-        if partition >= len(declared) or declared[partition] != num_examples:
+        if partition >= len(declared):
+            continue
+        if declared[partition] != num_examples:
             raise RuntimeError(
                 f"client {partition} holds {num_examples} examples, the run declares {list(declared)}: "
                 "data, partition settings or seed differ"

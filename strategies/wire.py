@@ -131,4 +131,4 @@ def payload_size(content: RecordDict) -> int:
 
 def wire_size(message: Message) -> int:
     """Bytes of the whole message as Flower serialises it (protobuf)."""
-    return message_to_proto(message).ByteSize()
+    return int(message_to_proto(message).ByteSize())

@@ -38,20 +38,21 @@ def run(
     follow = Follower(directory, on_round)
     with tempfile.TemporaryDirectory(prefix="fedlsg-app-") as folder:
         app = write_app(Path(folder) / "fedlsg-run", plan, client_app)
-        outcome = run_app(
-            app,
-            num_supernodes=len(plan.terms),
-            log_file=directory.log,
-            cpus_per_client=s.client_cpus,
-            gpus_per_client=s.client_gpus if s.device == "cuda" else 0,
-            poll=follow.poll,
-        )
+        try:
+            outcome = run_app(
+                app,
+                num_supernodes=len(plan.terms),
+                log_file=directory.log,
+                cpus_per_client=s.client_cpus,
+                gpus_per_client=s.client_gpus if s.device == "cuda" else 0,
+                poll=follow.poll,
+            )
+        except RuntimeError as error:
+            raise FlowerRunError(f"Flower could not run the app; its last words are in {directory.log}") from error
     follow.poll()
-    if outcome.sub_status != "completed" or not directory.summary.exists():
-        raise FlowerRunError(
-            f"the Flower run ended as {outcome.status}:{outcome.sub_status} {outcome.details}".strip()
-            + f"; see {directory.log}"
-        )
+    if not outcome.completed or not directory.summary.exists():
+        ended = f"the Flower run ended as {outcome.status}:{outcome.sub_status} {outcome.details}".strip()
+        raise FlowerRunError(f"{ended}; see {directory.log}")
     summary: dict[str, Any] = json.loads(directory.summary.read_text())
     return summary
 

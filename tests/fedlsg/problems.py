@@ -1,4 +1,4 @@
-"""Small models with a loss and a batch: every supported layer, in-place activations, residuals, attention."""
+"""Small models with a loss and a batch: every supported layer, in-place activations, attention."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ def mlp() -> Problem:
 
 
 def cnn() -> Problem:
-    """In-place activations, a residual, a frozen layer in between, batch norm in eval mode."""
+    """In-place activations, a frozen layer in between, batch norm in eval mode."""
     model = nn.Sequential(
         nn.Conv2d(3, 6, 3, padding="same"),
         nn.GroupNorm(2, 6),

@@ -1,5 +1,6 @@
 """What follows the sum: schedules, and optimizers that are torch's own."""
 
+import itertools
 import math
 
 import pytest
@@ -48,15 +49,13 @@ def test_rates_by_hand(schedule, last, wanted):
     assert rates(after(schedule, 2.0, last), 4) == pytest.approx(wanted)
 
 
-@given(
-    schedule=st.sampled_from(KINDS), first=st.floats(1e-4, 10), last=st.floats(1e-6, 10), updates=st.integers(1, 50)
-)
+@given(schedule=st.sampled_from(KINDS), first=st.floats(1e-4, 10), last=st.floats(1e-6, 10), updates=st.integers(1, 50))
 def test_a_schedule_goes_from_first_to_last_without_turning(schedule, first, last, updates):
     a = after(schedule, first, last)
     factors = [a.factor(update, updates) for update in range(updates + 1)]
     assert factors[0] == pytest.approx(1)
     assert factors[-1] == pytest.approx(1 if schedule == "constant" else last / first, rel=1e-6, abs=1e-9)
-    steps = [later - earlier for earlier, later in zip(factors, factors[1:], strict=False)]
+    steps = [later - earlier for earlier, later in itertools.pairwise(factors)]
     assert all(step >= -1e-12 for step in steps) or all(step <= 1e-12 for step in steps)
     assert a.factor(updates + 7, updates) == pytest.approx(factors[-1])  # a resumed, longer run stays at the end
 
@@ -118,7 +117,10 @@ def test_nesterovs_momentum_is_told_apart():
         ({"optimizer": "lamb"}, "optimizer in .*'lamb'"),
         ({"schedule": "step"}, "schedule in .*'step'"),
         *[({"learning_rate": v}, "learning_rate=") for v in (0, -1, math.nan, math.inf)],
-        *[({"schedule": "linear", "final_learning_rate": v}, "final_learning_rate=") for v in (0, -1, math.nan, math.inf)],
+        *[
+            ({"schedule": "linear", "final_learning_rate": v}, "final_learning_rate=")
+            for v in (0, -1, math.nan, math.inf)
+        ],
         *[({"momentum": v}, "momentum=") for v in (-0.1, 1, math.nan)],
         *[({"weight_decay": v}, "weight_decay=") for v in (-0.1, math.nan, math.inf)],
         ({"final_learning_rate": 0.1}, "needs a schedule"),

@@ -24,7 +24,9 @@ def weights(seed: int = 0, rank: int | None = None) -> dict[str, Tensor]:
     return {"0.weight": W, "0.bias": torch.zeros(12), "1.weight": torch.randn(6, 4, 3, 3, generator=generator)}
 
 
-def frame(carrier: Carrier, *, now=None, start=None, round: int = 1, updates: int = 0, seed: int = 0, carried=NAMES) -> Frame:
+def frame(
+    carrier: Carrier, *, now=None, start=None, round: int = 1, updates: int = 0, seed: int = 0, carried=NAMES
+) -> Frame:
     now = weights() if now is None else now
     where = coordinates(now, start or {}, carrier=carrier, carried=carried, round=round, updates=updates, seed=seed)
     return Frame(coordinates=where, blocks=make_blocks(where))
@@ -48,7 +50,7 @@ def test_a_layer_is_carried_where_it_pays(m, n, r):
 
 
 def test_goldens_of_the_rule():
-    """64 x 64: 128 r < 3276.8, so 25 pays and 26 does not. A 64 x (4 * 9) kernel: 100 r < 1843.2. 10 x 10: 20 r < 80."""
+    """64 x 64: 128 r < 3276.8, so 25 pays, 26 does not. A 64 x (4 * 9) kernel: 100 r < 1843.2. 10 x 10: 20 r < 80."""
     assert pays(torch.zeros(64, 64), 25)
     assert not pays(torch.zeros(64, 64), 26)
     assert pays(torch.zeros(64, 4, 3, 3), 18)
@@ -74,7 +76,9 @@ def test_the_classifier_may_be_a_module_of_modules():
 
 
 def test_frozen_and_other_layers_are_not_carried():
-    model = nn.Sequential(nn.Embedding(50, 30), nn.Linear(30, 30).requires_grad_(False), nn.Linear(30, 30), nn.Linear(30, 2))
+    model = nn.Sequential(
+        nn.Embedding(50, 30), nn.Linear(30, 30).requires_grad_(False), nn.Linear(30, 30), nn.Linear(30, 2)
+    )
     assert carried_parameters(model, Carrier(kind="low-rank", rank=2)) == ("2.weight",)
 
 
@@ -147,10 +151,17 @@ def test_without_its_start_the_change_is_refused():
         frame(carrier, updates=1)
 
 
-@given(kind=st.sampled_from(KINDS), rank=st.integers(1, 4), seed=st.integers(0, 2**40), dtype=st.sampled_from([torch.float32, torch.float64]))
+@given(
+    kind=st.sampled_from(KINDS),
+    rank=st.integers(1, 4),
+    seed=st.integers(0, 2**40),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
 def test_carriers_are_orthonormal_and_shaped_like_the_flat_weight(kind, rank, seed, dtype):
     now = {name: W.to(dtype) for name, W in weights().items()}
-    f = frame(Carrier(kind=kind, rank=rank), now=now, start=weights(1), updates=1, seed=seed, carried=("0.weight", "1.weight"))
+    f = frame(
+        Carrier(kind=kind, rank=rank), now=now, start=weights(1), updates=1, seed=seed, carried=("0.weight", "1.weight")
+    )
     for c, (m, n) in ((f.coordinates[0], (12, 10)), (f.coordinates[2], (6, 36))):
         assert (c.L.shape, c.R.shape, c.L.dtype) == ((m, rank), (rank, n), dtype)
         eye = torch.eye(rank, dtype=dtype)

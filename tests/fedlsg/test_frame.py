@@ -37,7 +37,7 @@ frames = pytest.mark.parametrize(
 
 def test_blocks_golden():
     """Model order, dL before dR, a kernel's R with its taps on an axis of their own."""
-    blocks = make_blocks(make_frame(model(), rank=2, sparsity=0).coordinates)
+    blocks = make_blocks(make_frame(model(), rank=2, sparsity=0.0).coordinates)
     assert [(b.parameter, b.part, b.shape) for b in blocks] == [
         ("0.weight", "L", (4, 2)),
         ("0.weight", "R", (2, 3, 6)),

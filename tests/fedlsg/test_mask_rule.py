@@ -27,7 +27,8 @@ def weights(seed: int = 0) -> dict[str, Tensor]:
 def coordinates(now: dict[str, Tensor], rank: int = 2) -> list[Coordinates]:
     """The first weight and the kernel carried, the rest dense."""
     carriers = {
-        name: decompose(now[name], rank, generator=torch.Generator().manual_seed(1)) for name in ("0.weight", "1.weight")
+        name: decompose(now[name], rank, generator=torch.Generator().manual_seed(1))
+        for name in ("0.weight", "1.weight")
     }
     return [
         Coordinates(name=name, shape=tuple(W.shape), L=carriers[name][0], R=carriers[name][1])
@@ -91,7 +92,7 @@ def test_units_equal_the_naive_loop(sparsity, seed, direction):
 
 
 def test_units_golden():
-    """W = [[1, 5], [2, 2], [9, 0]]: O = (6, 4, 9), I = (12, 7). At p = 1/2 row 1 of dL and column 1 of dR are frozen."""
+    """W = [[1, 5], [2, 2], [9, 0]]: O = (6, 4, 9), I = (12, 7). At p = .5 row 1 of dL and column 1 of dR are frozen."""
     now = {"w": torch.tensor([[1.0, 5.0], [2.0, 2.0], [9.0, 0.0]])}
     where = [Coordinates(name="w", shape=(3, 2), L=torch.eye(3, 1), R=torch.eye(1, 2))]
     left, right = masked(make_blocks(where), now, mask=Mask(kind="units", sparsity=0.5), epoch=0, epochs=1, seed=0)

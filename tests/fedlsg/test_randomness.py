@@ -46,7 +46,8 @@ def test_equal_seed_and_labels_repeat(seed, names):
     first, second = reproducible_stream(seed, *names), reproducible_stream(seed, *names)
     assert torch.equal(first.normal(9), second.normal(9))
     assert torch.equal(
-        torch.randn(9, generator=public_generator(seed, *names)), torch.randn(9, generator=public_generator(seed, *names))
+        torch.randn(9, generator=public_generator(seed, *names)),
+        torch.randn(9, generator=public_generator(seed, *names)),
     )
 
 
@@ -82,7 +83,9 @@ def test_uniforms_golden_from_the_rfc_key():
     word = int.from_bytes(bytes.fromhex("76b8e0ada0f13d90"), "little")
     assert chacha20_words(bytes(32), 1) == [word]
     assert stream._uniform(1)[0] == ((word >> 12) + 0.5) / 2**52
-    assert SecretStream(bytes(32)).normal(1).item() == pytest.approx(special.ndtri(((word >> 12) + 0.5) / 2**52), rel=1e-13)
+    assert SecretStream(bytes(32)).normal(1).item() == pytest.approx(
+        special.ndtri(((word >> 12) + 0.5) / 2**52), rel=1e-13
+    )
 
 
 def test_normals_equal_a_fresh_computation():

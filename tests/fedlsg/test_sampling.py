@@ -48,7 +48,9 @@ def test_batches_are_poisson():
     assert looks_poisson(poisson_batch)
 
 
-@pytest.mark.parametrize("mistake", [fixed_size_batch, whole_batches_only, lambda n, q, s: poisson_batch(n, q * 1.1, s)])
+@pytest.mark.parametrize(
+    "mistake", [fixed_size_batch, whole_batches_only, lambda n, q, s: poisson_batch(n, q * 1.1, s)]
+)
 def test_other_samplers_are_caught(mistake):
     assert not looks_poisson(mistake)
 

@@ -1,0 +1,379 @@
+"""Negative controls: each check holds for the code as shipped, and fails on the mistake it is there for.
+
+A plant replaces one part behind the front door (a name that method.py or privatize.py looks up), or one argument of it.
+The checks run on repeatable streams: they do not flake.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedlsg.method
+import fedlsg.privatize
+import tests.fedlsg.step_oracle
+from fedlsg.frame import Frame, make_blocks
+from fedlsg.masks import Mask
+from fedlsg.method import LocalTraining, aggregate
+from fedlsg.persample import per_example_gradients
+from fedlsg.privatize import Mechanism, add_noise, clip_factors, clipped_sum
+from fedlsg.randomness import SecretStream, reproducible_stream
+from tests.fedlsg.step_oracle import CLIP_ONLY, Problem, naive_step, problem
+
+NOISY = Mechanism(noise_multiplier=1.5, clip_norm=0.3)
+PER_BLOCK = Mechanism(noise_multiplier=1.5, clip_norm=0.3, clip="per-block")
+EMPTY = LocalTraining(sample_rate=1e-12)
+DRAWS = 300
+
+Streams = Callable[[int], SecretStream]
+Lift = Callable[[Frame, Tensor], Tensor]
+
+
+def streams(label: int) -> SecretStream:
+    """A stream of its own for each label."""
+    return reproducible_stream(0, "planted", label)
+
+
+def flat(frame: Frame, values: Tensor) -> Tensor:
+    """Kept values in the frame's flat coordinates."""
+    return torch.cat([block.flatten() for block in frame.unflatten(values)])
+
+
+# Checks: True where all is well.
+
+
+def noise_has_the_accounted_deviation() -> bool:
+    p = problem()
+    noise = torch.cat([p.step(NOISY, EMPTY, seed) for seed in range(DRAWS)])
+    return abs(float(noise.std()) / (NOISY.noise_multiplier * NOISY.clip_norm) - 1) < 0.02
+
+
+def noise_lies_where_the_mask_keeps(lift: Lift = flat) -> bool:
+    """Every kept coordinate has noise of the full deviation, every other one none."""
+    p = problem(Mask(kind="uniform", sparsity=0.5))
+    noise = torch.stack([lift(p.frame, p.step(NOISY, EMPTY, seed)) for seed in range(DRAWS)]) / NOISY.noise_std
+    kept = torch.zeros(p.frame.size, dtype=torch.bool).index_fill(0, p.frame.indices, True)
+    full = ((noise[:, kept].square().mean(0) - 1).abs() < 6 * math.sqrt(2 / DRAWS)).all()
+    return bool(full and (noise[:, ~kept] == 0).all())
+
+
+def noise_is_fresh_in_every_step() -> bool:
+    """The noise of three steps adds up to variance 3, not 9."""
+    p = problem()
+    noise = torch.cat([p.step(NOISY, replace(EMPTY, steps=3), seed) for seed in range(DRAWS)]) / NOISY.noise_std
+    return abs(float(noise.square().mean()) / 3 - 1) < 0.05
+
+
+def noise_is_fresh_for_every_client(streams: Streams = streams) -> bool:
+    """The noise of three clients adds up to variance 3, not 9."""
+    p = problem()
+    sums = [
+        aggregate([p.step(NOISY, EMPTY, noise=streams(3 * draw + client)) for client in range(3)])
+        for draw in range(DRAWS)
+    ]
+    return abs(float((torch.cat(sums) / NOISY.noise_std).square().mean()) / 3 - 1) < 0.05
+
+
+def an_empty_batch_is_noised() -> bool:
+    return bool((problem().step(NOISY, EMPTY) != 0).all())
+
+
+def movements(mechanism: Mechanism) -> list[float]:
+    """By how much one example more moves the noiseless sum: ordinary ones, large ones, and against the others."""
+    p, noiseless = problem(), replace(mechanism, kind="clip-only")
+    plain = p.loss_fn
+    moved = []
+    for scale in (1.0, 100.0, -100.0):
+        p.loss_fn = lambda outputs, targets, scale=scale: (
+            plain(outputs, targets) * torch.where(torch.arange(len(targets)) == len(targets) - 1, scale, 1.0)
+        )
+        for count in range(1, len(p.inputs)):
+            small = replace_data(p, count)
+            small.loss_fn = plain
+            with_one_more = replace_data(p, count + 1).step(noiseless)
+            moved.append(float((with_one_more - small.step(noiseless)).norm()))
+    return moved
+
+
+def replace_data(p: Problem, count: int) -> Problem:
+    """The same client with its first ``count`` examples."""
+    return replace(p, inputs=p.inputs[:count], targets=p.targets[:count])
+
+
+def one_example_moves_the_sum_by_the_sensitivity_at_most(mechanism: Mechanism = NOISY) -> bool:
+    return max(movements(mechanism)) <= mechanism.sensitivity(len(problem().frame.blocks)) * (1 + 1e-12)
+
+
+def the_ledgers_multiplier_is_true(mechanism: Mechanism = PER_BLOCK) -> bool:
+    """What the ledger is charged with is no more than noise over the movement that was really seen."""
+    claimed = mechanism.effective_noise_multiplier(len(problem().frame.blocks))
+    return claimed <= mechanism.noise_std / max(movements(mechanism))
+
+
+def twice_the_data_gives_twice_the_sum() -> bool:
+    """Nothing that is sent was divided by a size of the batch."""
+    p = problem()
+    twice = replace(p, inputs=p.inputs.repeat(2, 1), targets=p.targets.repeat(2))
+    return torch.allclose(twice.step(CLIP_ONLY), 2 * p.step(CLIP_ONLY))
+
+
+def two_clients_count_twice() -> bool:
+    """The server divides by a constant, so the sum does not know how many answered."""
+    values = problem().step(CLIP_ONLY)
+    return torch.equal(fedlsg.method.aggregate([values, values]), 2 * values)
+
+
+def company_changes_no_contribution(loss_fn=None) -> bool:
+    """An example counts the same alone as in a batch."""
+    p = problem()
+    p.loss_fn = loss_fn or p.loss_fn
+    together = p.step(CLIP_ONLY)
+    one_by_one = p.step(CLIP_ONLY, LocalTraining(microbatch_size=1))
+    return torch.allclose(together, one_by_one)
+
+
+def the_step_equals_the_naive_loop(mechanism: Mechanism = CLIP_ONLY) -> bool:
+    p = problem()
+    wanted, _ = naive_step(p, mechanism, LocalTraining(), sampler=streams(0), noise=streams(1))
+    return torch.allclose(p.step(mechanism), wanted, rtol=1e-9, atol=1e-11)
+
+
+def float32_contributions_stay_within_the_clip() -> bool:
+    """In exact arithmetic, over a thousand rows."""
+    rows = torch.randn(1000, 7, generator=torch.Generator().manual_seed(0))
+    sums = [clipped_sum([row.unsqueeze(0)], CLIP_ONLY) for row in rows]
+    return all(sum(Fraction(float(x)) ** 2 for x in s) <= Fraction(CLIP_ONLY.clip_norm) ** 2 for s in sums)
+
+
+def a_broken_example_is_dropped() -> bool:
+    p = problem()
+    p.inputs = p.inputs.clone()
+    p.inputs[3] = math.nan
+    return bool(p.step(NOISY).isfinite().all())
+
+
+def the_ledger_is_written_before_the_noise_is_drawn() -> bool:
+    events: list[str] = []
+
+    class Stream(SecretStream):
+        def normal(self, count: int) -> Tensor:
+            events.append("noise")
+            return super().normal(count)
+
+    problem().step(NOISY, noise=Stream(bytes(32)), charge=lambda: events.append("charge"))
+    return events == ["charge", "noise"]
+
+
+# Plants: one mistake each.
+
+
+def halved_noise(total, mechanism, noise):
+    return total + (add_noise(total, mechanism, noise) - total) / 2
+
+
+def noise_only_on_the_first_half(total, mechanism, noise):
+    mask = torch.arange(len(total)) < len(total) // 2
+    return torch.where(mask, add_noise(total, mechanism, noise), total)
+
+
+def noise_on_another_mask(total, mechanism, noise):
+    """The flat vector is noised on the coordinates of the next epoch's mask, and sent on those of this one's."""
+    frame = problem(Mask(kind="uniform", sparsity=0.5)).frame
+    other = torch.randperm(frame.size, generator=torch.Generator().manual_seed(1))[: len(total)]
+    whole = torch.zeros(frame.size, dtype=total.dtype).index_copy(0, frame.indices, total)
+    whole[other] = add_noise(whole[other], mechanism, noise)
+    return whole[frame.indices]
+
+
+def noise_on_everything(frame, values):
+    """The server's flat vector with noise on the frozen coordinates, too."""
+    noise = NOISY.noise_std * reproducible_stream(1).normal(frame.size)
+    return flat(frame, values).where(flat(frame, torch.ones_like(values)) == 1, noise)
+
+
+def reused_noise():
+    """One draw for all steps of a client."""
+    draws: dict[int, Tensor] = {}
+
+    def plant(total, mechanism, noise):
+        draw = draws.setdefault(id(noise), add_noise(torch.zeros_like(total), mechanism, noise))
+        streams_alive.append(noise)
+        return total + draw
+
+    streams_alive: list[SecretStream] = []
+    return plant
+
+
+def skipped_empty_batch(total, mechanism, noise):
+    return add_noise(total, mechanism, noise) if total.any() else total
+
+
+def clip_after_sum(gradients, mechanism):
+    total = torch.cat([block.sum(0) for block in gradients])
+    return total * min(1.0, mechanism.clip_norm / max(float(total.norm()), 1e-300))
+
+
+def mean_of_the_batch(gradients, mechanism):
+    """The realised batch size as divisor."""
+    return clipped_sum(gradients, mechanism) / max(1, len(gradients[0]))
+
+
+def mean_of_those_who_answered(updates):
+    return aggregate(updates) / len(updates)
+
+
+def no_clip(gradients, mechanism):
+    return torch.cat([block.sum(0) for block in gradients])
+
+
+def clip_without_dense_parameters(gradients, mechanism):
+    """The joint norm of the carriers only: biases and the classifier ride along outside the clip."""
+    carried = [i for i, b in enumerate(problem().frame.blocks) if b.part != "dense"]
+    norms = torch.cat([gradients[i] for i in carried], dim=1).norm(dim=1)
+    factors = clip_factors(norms, mechanism.clip_norm, norms.dtype, 0)
+    return torch.cat([factors @ block for block in gradients])
+
+
+def clip_before_mask(model, loss_fn, inputs, targets, frame):
+    """Scaled by the norm of all coordinates, then masked."""
+    whole = replace(frame, blocks=make_blocks(frame.coordinates))
+    gradients = torch.cat(per_example_gradients(model, loss_fn, inputs, targets, whole), dim=1)
+    factors = clip_factors(gradients.norm(dim=1), CLIP_ONLY.clip_norm, gradients.dtype, 0)
+    kept = (gradients * factors.unsqueeze(1))[:, frame.indices]
+    return kept.split([block.kept for block in frame.blocks], dim=1)
+
+
+def mean_loss(outputs, targets):
+    """The share of each example in the mean over its batch."""
+    return problem().loss_fn(outputs, targets) / len(targets)
+
+
+def factor_to_nearest(norms, clip_norm, dtype, coordinates):
+    return (clip_norm / norms).clamp(max=1).to(dtype)
+
+
+def factor_rounded_up(norms, clip_norm, dtype, coordinates):
+    return torch.nextafter(factor_to_nearest(norms, clip_norm, dtype, coordinates), torch.tensor(math.inf, dtype=dtype))
+
+
+def keeps_broken_examples(gradients, mechanism):
+    norms = torch.cat(list(gradients), dim=1).norm(dim=1)
+    return clip_factors(norms, mechanism.clip_norm, norms.dtype, 0) @ torch.cat(list(gradients), dim=1)
+
+
+def claimed_multiplier(self, blocks):
+    return self.noise_multiplier
+
+
+def claimed_sensitivity(self, blocks):
+    return self.clip_norm
+
+
+METHOD, PRIVATIZE = fedlsg.method, fedlsg.privatize
+PLANTS = {
+    "noise halved": (noise_has_the_accounted_deviation, METHOD, "add_noise", halved_noise),
+    "noise on half of the mask": (noise_lies_where_the_mask_keeps, METHOD, "add_noise", noise_only_on_the_first_half),
+    "noise on another mask": (noise_lies_where_the_mask_keeps, METHOD, "add_noise", noise_on_another_mask),
+    "noise reused between steps": (noise_is_fresh_in_every_step, METHOD, "add_noise", reused_noise()),
+    "empty batch skipped": (an_empty_batch_is_noised, METHOD, "add_noise", skipped_empty_batch),
+    "clip after sum": (
+        one_example_moves_the_sum_by_the_sensitivity_at_most,
+        METHOD,
+        "clipped_sum",
+        clip_after_sum,
+    ),
+    "no clip": (one_example_moves_the_sum_by_the_sensitivity_at_most, METHOD, "clipped_sum", no_clip),
+    "dense parameters outside the clip": (
+        one_example_moves_the_sum_by_the_sensitivity_at_most,
+        METHOD,
+        "clipped_sum",
+        clip_without_dense_parameters,
+    ),
+    "per-block clip claims sigma": (
+        the_ledgers_multiplier_is_true,
+        Mechanism,
+        "effective_noise_multiplier",
+        claimed_multiplier,
+    ),
+    "per-block clip claims sensitivity C": (
+        the_ledgers_multiplier_is_true,
+        Mechanism,
+        "sensitivity",
+        claimed_sensitivity,
+    ),
+    "divided by the batch": (twice_the_data_gives_twice_the_sum, METHOD, "clipped_sum", mean_of_the_batch),
+    "divided by who answered": (two_clients_count_twice, METHOD, "aggregate", mean_of_those_who_answered),
+    "clip before mask": (the_step_equals_the_naive_loop, METHOD, "per_example_gradients", clip_before_mask),
+    "clip after sum, by the loop": (the_step_equals_the_naive_loop, METHOD, "clipped_sum", clip_after_sum),
+    "factor to nearest": (float32_contributions_stay_within_the_clip, PRIVATIZE, "clip_factors", factor_to_nearest),
+    "factor rounded up": (float32_contributions_stay_within_the_clip, PRIVATIZE, "clip_factors", factor_rounded_up),
+    "broken examples kept": (a_broken_example_is_dropped, METHOD, "clipped_sum", keeps_broken_examples),
+}
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_shipped_passes_and_planted_fails(name, monkeypatch):
+    check, place, attribute, plant = PLANTS[name]
+    assert check()
+    monkeypatch.setattr(place, attribute, plant)
+    assert not check()
+
+
+def test_noise_on_everything_is_caught():
+    assert noise_lies_where_the_mask_keeps(flat)
+    assert not noise_lies_where_the_mask_keeps(noise_on_everything)
+
+
+def test_noise_shared_by_clients_is_caught():
+    """One stream key for a whole round, or the fixed one of a forgotten test mode."""
+    assert noise_is_fresh_for_every_client()
+    assert not noise_is_fresh_for_every_client(lambda label: streams(label // 3))
+
+
+def test_a_mean_loss_is_caught():
+    """As one number it is refused; spread over the examples it changes with the batch, and that is caught."""
+    assert company_changes_no_contribution()
+    assert not company_changes_no_contribution(mean_loss)
+    with pytest.raises(ValueError, match="one loss an example"):
+        company_changes_no_contribution(lambda outputs, targets: mean_loss(outputs, targets).sum())
+
+
+def test_a_late_ledger_is_caught(monkeypatch):
+    """A step that draws its noise before it asks the ledger, although it adds it afterwards."""
+    assert the_ledger_is_written_before_the_noise_is_drawn()
+    shipped = tests.fedlsg.step_oracle.client_step
+
+    def noise_first(*args, noise, charge, **settings):
+        class Drawn:
+            drawn = noise.normal(settings["frame"].kept)
+
+            def normal(self, count):
+                return self.drawn
+
+        return shipped(*args, noise=Drawn(), charge=charge, **settings)
+
+    monkeypatch.setattr(tests.fedlsg.step_oracle, "client_step", noise_first)
+    assert not the_ledger_is_written_before_the_noise_is_drawn()
+
+
+def test_clip_before_mask_is_private_but_another_mechanism(monkeypatch):
+    """Pinned: scaling by the norm of all coordinates stays within C, yet sends less than mask-then-clip does."""
+    shipped = problem().step(CLIP_ONLY)
+    monkeypatch.setattr(METHOD, "per_example_gradients", clip_before_mask)
+    assert one_example_moves_the_sum_by_the_sensitivity_at_most(CLIP_ONLY)
+    planted = problem().step(CLIP_ONLY)
+    assert float((planted - shipped).norm()) > 0.01 * float(shipped.norm())
+
+
+def test_per_block_claims_are_off_by_the_root_of_the_blocks():
+    """With every block clipped the claim of sigma is false by sqrt(G); jointly it is true."""
+    joint = replace(PER_BLOCK, clip="joint")
+    assert the_ledgers_multiplier_is_true(joint)
+    blocks = len(problem().frame.blocks)
+    ratio = joint.effective_noise_multiplier(blocks) / PER_BLOCK.effective_noise_multiplier(blocks)
+    assert ratio == pytest.approx(math.sqrt(blocks))
+    assert max(movements(PER_BLOCK)) > 0.8 * PER_BLOCK.sensitivity(blocks)
