@@ -31,7 +31,7 @@ MIN_DELTA = 1e-11  # delta_error is a thousandth of it, and the FFT's own error 
 SIGMA_RANGE = (
     0.05,
     1e4,
-)  # outside it the library's Renyi series, which sizes the grid, does not end or overflows
+)  # the library hangs at 0, NaN and infinity; this range is tested
 ROUGH_ERROR, LARGEST_ERROR, SMALLEST_ERROR = 0.1, 0.01, 1e-4
 GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(20)
 

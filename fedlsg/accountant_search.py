@@ -1,8 +1,8 @@
 """Inverting an epsilon bound: the smallest noise multiplier, the largest number of steps.
 
-Both searches take two functions: ``cheap`` finds the neighbourhood, ``reported`` (both accountants, seconds a call) has the
-last word. They differ by a fraction of a percent whose size hardly changes nearby, so one or two corrections settle it.
-Both return infinity where nothing certifies an epsilon, which counts as beyond any target.
+Both searches take two functions: ``cheap`` finds the neighbourhood, ``reported`` (both accountants, seconds a
+call) has the last word. They differ by a fraction of a percent whose size hardly changes nearby, so one or two
+corrections settle it. Both return infinity where nothing certifies an epsilon, which counts as beyond any target.
 """
 
 import math

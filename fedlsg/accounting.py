@@ -56,15 +56,13 @@ def epsilon(
 
 
 def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str] = ACCOUNTANTS) -> EpsilonBound:
-    """Epsilon at ``delta`` of all events on the same examples, also where each event was chosen after earlier
-    outputs.
+    """Epsilon at ``delta`` of all events on the same examples; their order does not matter.
 
     Guarantee: ``upper`` is the larger upper bound of the accountants that answered, each of which certifies
     that the true epsilon is not above its own. No events, no release: 0. ``accountants=("pld",)`` suffices
     for a progress display; the reported number takes both.
 
-    Raises: ValueError for a setting out of range; AccountingError where no accountant certifies a finite
-    epsilon.
+    Raises: ValueError for a setting out of range; AccountingError where nobody certifies a finite epsilon.
     """
     delta = checked_delta(delta)
     if not accountants or not set(accountants) <= set(ACCOUNTANTS):
@@ -98,8 +96,7 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
 
 
 def shuffled(*, noise_multiplier: float, epochs: int, delta: float) -> EpsilonBound:
-    """Epsilon where every epoch passes once over shuffled batches: ``epochs`` full-batch steps, no
-    amplification.
+    """Epsilon of ``epochs`` passes over shuffled batches: that many full-batch steps, no amplification.
 
     Each example is in exactly one batch an epoch, whoever knows which is no weaker than whoever does not, and
     the other batches do not depend on it; so an epoch costs one Gaussian mechanism on that example and T
@@ -156,7 +153,7 @@ def max_steps(*, epsilon: float, delta: float, sample_rate: float, noise_multipl
 
 
 def _answer(name: str, events: tuple[Event, ...], delta: float) -> Interval | str:
-    """One accountant's interval, or why there is none. An unforeseen error of a library is a refusal, never an answer."""
+    """One accountant's interval, or why there is none; an unforeseen error of a library is a refusal."""
     interval = accountant_prv.interval if name == "prv" else accountant_pld.interval
     try:
         return interval(events, delta)

@@ -99,8 +99,8 @@ def checked_sample_rate(sample_rate: float) -> float:
 def checked_noise_multiplier(noise_multiplier: float) -> float:
     if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
         raise ValueError(
-            f"expected a finite {noise_multiplier=} > 0: without noise epsilon is infinite, with infinite noise nothing is"
-            " learned; calibrate it to a target epsilon or use a mechanism that claims no privacy"
+            f"expected a finite {noise_multiplier=} > 0: without noise epsilon is infinite, with infinite noise"
+            " nothing is learned; calibrate it to a target epsilon or use a mechanism that claims no privacy"
         )
     return float(noise_multiplier)
 

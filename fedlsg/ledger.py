@@ -126,7 +126,8 @@ class Ledger:
                 sample_rate=events[0].sample_rate,
                 noise_multiplier=events[0].noise_multiplier,
             )
-            return events[0].steps > allowed
+            if events[0].steps <= allowed:
+                return False  # beyond it, ask: upper bounds need not be monotone to the last step
         try:
             return compose(events, delta=delta).upper > epsilon_budget
         except AccountingError:

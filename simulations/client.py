@@ -21,7 +21,7 @@ from fedlsg.method import client_step, make_frame
 from fedlsg.payload import pack
 from fedlsg.persample import trainable
 from fedlsg.privatize import Mechanism
-from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
+from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from simulations.outbox import Outbox
 from simulations.plan import Base, prepare
 from simulations.rundir import RunDir
@@ -133,18 +133,21 @@ def _train(here: Process, partition: int, announced: Announcement, frame: Frame)
         if not (s.reproducible and any(e.round == entry.round for e in ledger.entries)):
             ledger.charge(entry)
 
-    values = client_step(
-        here.model,
-        batch,
-        lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none"),
-        frame=frame,
-        mechanism=mechanism,
-        local=base.local.at_rate(announced.sample_rate),
-        num_examples=terms.num_examples,
-        sampler=_stream(s, "sampler", partition, announced.round),
-        noise=_stream(s, "noise", partition, announced.round),
-        charge=charge,
-    )
+    with torch.random.fork_rng(devices=[] if s.device == "cpu" else None):
+        # Dropout, where a model has it, draws from torch's own generator: the same on every engine.
+        torch.manual_seed(public_generator(s.seed, "dropout", partition, announced.round).initial_seed())
+        values = client_step(
+            here.model,
+            batch,
+            lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none"),
+            frame=frame,
+            mechanism=mechanism,
+            local=base.local.at_rate(announced.sample_rate),
+            num_examples=terms.num_examples,
+            sampler=_stream(s, "sampler", partition, announced.round),
+            noise=_stream(s, "noise", partition, announced.round),
+            charge=charge,
+        )
     if s.record_updates:
         run.save_truth(announced.round, partition, torch.cat(drawn))
     return values

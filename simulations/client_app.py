@@ -1,6 +1,7 @@
 """The Flower ClientApp: two messages, ``query`` (who are you) and ``train`` (one round).
 
-A client always replies: an error becomes a reply that names it, because a silent client would hold up the round.
+A client always replies: an error becomes a reply that names it, because a silent client would hold up the round. Of an
+error near private data only the type leaves: its text may quote a batch size or a value. The client's log has it all.
 """
 
 import traceback
@@ -33,9 +34,9 @@ def query(message: Message, context: Context) -> Message:
         settings, partition = read_context(context)
         sizes = process(settings).base.sizes
         return Message(identity(partition, sizes[partition] if partition < len(sizes) else 0), reply_to=message)
-    except Exception as error:
+    except Exception as error:  # nothing was trained yet: the text speaks of settings and files
         log(ERROR, traceback.format_exc())
-        return failure(error, FAILED, message)
+        return failure(f"{type(error).__name__}: {error}", FAILED, message)
 
 
 @app.train()
@@ -46,9 +47,9 @@ def train(message: Message, context: Context) -> Message:
         payload = answer(settings, partition, message.content)
         return Message(update(payload, partition), reply_to=message)
     except FrameDiffersError as error:
-        return failure(error, FRAME_DIFFERS, message)
+        return failure(str(error), FRAME_DIFFERS, message)
     except OverBudgetError as error:
-        return failure(error, OVER_BUDGET, message)
+        return failure(str(error), OVER_BUDGET, message)
     except Exception as error:
         log(ERROR, traceback.format_exc())
-        return failure(error, FAILED, message)
+        return failure(f"{type(error).__name__}, see the client's log", FAILED, message)

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting import epsilon as epsilon_of
+from fedlsg.ledger import verify_extends
 from simulations.display import showing, summary_table
 from simulations.engines import engine
 from simulations.plan import Plan, make_plan
@@ -18,8 +19,8 @@ from simulations.settings import from_mapping
 def run_command(given: dict[str, Any], out: str | None, console: Console) -> None:
     """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind."""
     settings = from_mapping(given)
-    with console.status("loading data, calibrating noise"):
-        plan = make_plan(settings, progress=console.print)
+    with console.status("loading data, calibrating noise") as status:
+        plan = make_plan(settings, progress=status.update)
     directory = create(out, plan.settings)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     directory.write_config(plan.settings)
@@ -31,9 +32,9 @@ def resume_command(path: str, console: Console) -> None:
     """``fedlsg resume``: the settings and the ledger of the directory, nothing else."""
     directory = RunDir.open(path)
     settings = replace(directory.read_config(), run_dir=str(directory.path))
-    directory.load_checkpoint()
-    with console.status("loading data"):
-        plan = make_plan(settings, progress=console.print)
+    verify_extends(directory.load_checkpoint()["ledgers"], directory.ledgers)
+    with console.status("loading data") as status:
+        plan = make_plan(settings, progress=status.update)
     execute(plan, directory, console)
 
 

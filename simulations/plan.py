@@ -193,6 +193,11 @@ def resolved(settings: Settings, method: Method, local: LocalTraining) -> Settin
     )
 
 
+COUNTS = (
+    "rounds", "clients", "local_steps", "microbatch_size", "evaluate_every", "min_survivors", "threads", "client_cpus",
+)  # fmt: skip
+"""Settings that count something and start at 1."""
+
 RECIPE_CHOICES = frozenset({"rank", "sparsity", "direction", "power_steps", "warmup", "cooling"})
 """Settings that only some recipes have."""
 
@@ -253,9 +258,11 @@ def _check(s: Settings) -> None:
     if s.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda' was asked for, and torch finds no CUDA device here; use --device cpu")
     check_codec(s.codec, s.indices)
-    for name in ("rounds", "clients", "local_steps", "microbatch_size", "evaluate_every", "min_survivors"):
+    for name in COUNTS:
         if not getattr(s, name) >= 1:
             raise ValueError(f"expected {name}={getattr(s, name)} >= 1")
+    if not 0 <= s.client_gpus < math.inf:
+        raise ValueError(f"expected 0 <= client_gpus={s.client_gpus} < inf")
     for name in ("epsilon", "noise_multiplier", "clip_norm", "learning_rate", "alpha", "round_timeout"):
         value = getattr(s, name)
         if value is not None and not 0 < value < math.inf:

@@ -25,7 +25,7 @@ PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of rounds.csv. Client lists are space-separated; reasons carry no commas or line breaks of their own."""
+    """One line of rounds.csv. Client lists are space-separated; reasons are one line each, cut to a bounded length."""
 
     round: int
     accuracy: float | None
@@ -78,8 +78,8 @@ class Recorder:
         verify_extends(saved["ledgers"], self.run.ledgers)
         self.state.load_state_dict(saved["server"])
         self.totals, self.seconds_before = saved["totals"], saved["seconds"]
-        with self.run.rounds.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if int(row["round"]) <= self.state.round]
+        whole = self.run.rounds.read_text().rpartition("\n")[0]  # a crash can tear the last line
+        rows = [row for row in csv.DictReader(whole.splitlines()) if int(row["round"]) <= self.state.round]
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, FIELDS)
         writer.writeheader()
@@ -111,7 +111,7 @@ class Recorder:
             asked=" ".join(map(str, report.asked)),
             answered=" ".join(map(str, report.answered)),
             rejected=" ".join(map(str, sorted(report.rejected))),
-            reasons="; ".join(f"{p}: {_one_line(why)}" for p, why in sorted(report.rejected.items())),
+            reasons="; ".join(f"{p}: {why}" for p, why in sorted(report.rejected.items())),
         )
         self._append(row)
         self._checkpoint()
@@ -137,7 +137,7 @@ class Recorder:
         plan, s, state = self.plan, self.plan.settings, self.state
         accuracy, loss = evaluate(state.model, plan.workload.test, device=s.device)
         epsilons = self.epsilons(fast=False)
-        dense = 4 * state.frame().dense_size
+        dense = 4 * state.weights.numel()
         return {
             "workload": s.workload,
             "model": s.model,
@@ -166,8 +166,9 @@ class Recorder:
 
     @property
     def private(self) -> bool:
-        """Whether the mechanism is private and its noise was secret."""
-        return self.plan.method.mechanism.private and not self.plan.settings.reproducible
+        """Whether the mechanism is private and all noise, also that of earlier processes of the run, was secret."""
+        seeded = self.plan.settings.reproducible or any(ledger.reproducible for ledger in self.ledgers)
+        return self.plan.method.mechanism.private and not seeded
 
     def _accountants(self) -> dict[str, Any]:
         """Both accountants' intervals for the client with the largest epsilon, and any failure's text."""
@@ -234,7 +235,3 @@ def _parse(kind: Any, text: str) -> Any:
     if kind == float | None:
         return float(text) if text else None
     return kind(text)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

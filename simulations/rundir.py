@@ -8,6 +8,7 @@ run.log          what Flower, Ray and we log
 """
 
 import json
+import os
 import tomllib
 from dataclasses import dataclass
 from datetime import datetime
@@ -105,10 +106,13 @@ class RunDir:
         write_atomically(self.summary, (json.dumps(clean, indent=2) + "\n").encode())
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint, atomically."""
+        """Replace the checkpoint, atomically and durably."""
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.checkpoint.with_name(".latest.pt")
-        torch.save(state, temporary)
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(self.checkpoint)
 
     def load_checkpoint(self) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def _convert(name: str, value: object, hint: Any) -> object:
         if isinstance(value, bool) or (hint is int and isinstance(value, float) and value != int(value)):
             raise ValueError
         return hint(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"expected a number ({hint.__name__}) for {name}, got {value!r}") from None
 
 

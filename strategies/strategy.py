@@ -33,6 +33,7 @@ from strategies.wire import (
 )
 
 EMPTY_ROUNDS_ALLOWED = 3
+REASON_LENGTH = 300
 CONNECT_SECONDS = 120.0
 
 
@@ -186,12 +187,12 @@ class FedLSG(Strategy):
             if partition not in asked or partition in values:
                 log(WARNING, "unexpected reply from node %s ignored", reply.metadata.src_node_id)
                 continue
-            self._report.uplink_bytes_wire += wire_size(reply)
             try:
+                self._report.uplink_bytes_wire += wire_size(reply)
                 values[partition] = self._check(reply, partition)
                 del self._report.rejected[partition]
             except Exception as error:  # whatever a client sends must not end the round
-                self._report.rejected[partition] = str(error)
+                self._report.rejected[partition] = reason_of(error)
         for partition in sorted(asked & self._report.rejected.keys()):
             log(WARNING, "round %d: client %d: %s", self._report.round, partition, self._report.rejected[partition])
         return values
@@ -225,6 +226,13 @@ class FedLSG(Strategy):
         if self._empty_rounds >= EMPTY_ROUNDS_ALLOWED:
             reasons = "; ".join(f"client {p}: {why}" for p, why in sorted(self._report.rejected.items()))
             raise RuntimeError(f"no valid update in {EMPTY_ROUNDS_ALLOWED} rounds in a row: {reasons}")
+
+
+def reason_of(error: Exception) -> str:
+    """Why a reply was rejected, as one printable line of bounded length: its text may be the client's own."""
+    text = " ".join((str(error) or type(error).__name__).split())
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    return text if len(text) <= REASON_LENGTH else f"{text[:REASON_LENGTH]}..."
 
 
 def wait_for_nodes(grid: Grid, count: int) -> list[int]:

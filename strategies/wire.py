@@ -82,7 +82,9 @@ def update(payload: bytes, partition: int) -> RecordDict:
 
 
 def read_update(content: RecordDict) -> bytes:
-    """The payload bytes of a reply; KeyError where there are none."""
+    """The payload bytes of a reply; ValueError where there are none."""
+    if "update" not in content.array_records or "payload" not in content.array_records["update"]:
+        raise ValueError("the reply holds no payload")
     return content.array_records["update"]["payload"].data
 
 
@@ -97,9 +99,12 @@ def read_identity(content: RecordDict) -> tuple[int, int]:
     return int(record["partition"]), int(record["num-examples"])  # type: ignore[arg-type]
 
 
-def failure(error: Exception, code: int, message: Message) -> Message:
-    """A reply that names what went wrong. A client that stays silent would hold up the round until its timeout."""
-    return Message(Error(code=code, reason=f"{type(error).__name__}: {error}"), reply_to=message)
+def failure(reason: str, code: int, message: Message) -> Message:
+    """A reply that names what went wrong. A client that stays silent would hold up the round until its timeout.
+
+    ``reason`` leaves the client: it must not quote an exception that was raised near private data.
+    """
+    return Message(Error(code=code, reason=reason), reply_to=message)
 
 
 def flat_record(weights: Tensor) -> ArrayRecord:

@@ -22,6 +22,7 @@ from simulations.recorder import Row
 from simulations.rundir import RunDir
 from simulations.server import serve
 from simulations.settings import as_config
+from strategies.strategy import reason_of
 from strategies.wire import FAILED
 
 ClientFunction = Callable[[Message, Context], Message]
@@ -85,12 +86,18 @@ class LocalGrid(Grid):
         )
         try:
             reply = self.client(delivered, context)
+            if isinstance(reply, Message):
+                self._replies[name] = sent_back(reply)
         except Exception as error:
-            reply = Message(Error(code=FAILED, reason=f"{type(error).__name__}: {error}"), reply_to=delivered)
-        if isinstance(reply, Message):
-            reply.metadata.__dict__["_message_id"] = str(uuid4())
-            self._replies[name] = over_the_wire(reply)
+            reason = f"{type(error).__name__}: {reason_of(error)}"
+            self._replies[name] = sent_back(Message(Error(code=FAILED, reason=reason), reply_to=delivered))
         return name
+
+
+def sent_back(reply: Message) -> Message:
+    """A reply as the server gets it."""
+    reply.metadata.__dict__["_message_id"] = str(uuid4())
+    return over_the_wire(reply)
 
 
 def over_the_wire(message: Message) -> Message:

@@ -50,6 +50,8 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
     }
 )
 
+METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({"rs": {"sparsity": 0.5}})
+
 
 def load(*, data_dir: Path | None, cache_dir: Path | None, progress: Progress) -> Workload:
     """Load the workload; inputs are (B, 3, 32, 32). The first load decodes and takes some seconds.
@@ -78,6 +80,7 @@ def load(*, data_dir: Path | None, cache_dir: Path | None, progress: Progress) -
         num_classes=NUM_CLASSES,
         models=MappingProxyType({"cnn": models.cifar10_cnn}),
         defaults=DEFAULTS,
+        method_defaults=METHOD_DEFAULTS,
     )
 
 

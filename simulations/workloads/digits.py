@@ -39,6 +39,8 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
     }
 )
 
+METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({"rs": {"sparsity": 0.5}})
+
 
 def load(*, data_dir: Path | None, cache_dir: Path | None, progress: Progress) -> Workload:
     """Load the workload; inputs are (B, 1, 8, 8). The folders are not used."""
@@ -63,4 +65,5 @@ def load(*, data_dir: Path | None, cache_dir: Path | None, progress: Progress) -
         num_classes=10,
         models=MappingProxyType({"mlp": models.digits_mlp, "conv": models.digits_conv}),
         defaults=DEFAULTS,
+        method_defaults=METHOD_DEFAULTS,
     )

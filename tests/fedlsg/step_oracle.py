@@ -17,7 +17,20 @@ from fedlsg.randomness import SecretStream, reproducible_stream
 
 EXAMPLES = 11
 CLIP_ONLY = Mechanism(kind="clip-only", clip_norm=0.3)
+NOISY = Mechanism(noise_multiplier=1.5, clip_norm=0.3)
 NONE = Mechanism(kind="none")
+EMPTY = LocalTraining(sample_rate=1e-12)
+LOW_RANK = Carrier(kind="low-rank", rank=2)
+DENSE = Carrier()
+FRAMES = {
+    "lsg": (Mask(kind="units", sparsity=0.4), LOW_RANK),
+    "rgp": (Mask(), LOW_RANK),
+    "rgp-random": (Mask(), Carrier(kind="random", rank=3)),
+    "rs on carriers": (Mask(kind="uniform", sparsity=0.6), LOW_RANK),
+    "rs": (Mask(kind="uniform", sparsity=0.8), DENSE),
+    "dpsgd": (Mask(), DENSE),
+}
+EXACT = {"rtol": 1e-9, "atol": 1e-11}
 
 
 def mlp() -> nn.Module:
@@ -160,3 +173,18 @@ def naive_step(
                 model.get_parameter(name).sub_(local.learning_rate * gradient)
     before = dict(p.model.named_parameters())
     return accumulated, {name: (w - before[name]).detach() for name, w in model.named_parameters()}
+
+
+def snapshot(model: nn.Module) -> dict[str, tuple[Tensor, bool, object]]:
+    """All that a step could leave behind in the model."""
+    return {name: (p.detach().clone(), p.requires_grad, p.grad) for name, p in model.named_parameters()}
+
+
+def assert_untouched(model: nn.Module, before: dict[str, tuple[Tensor, bool, object]]) -> None:
+    """The model is as the snapshot has it, without hooks."""
+    for name, parameter in model.named_parameters():
+        value, requires_grad, grad = before[name]
+        assert torch.equal(parameter, value)
+        assert parameter.requires_grad == requires_grad
+        assert parameter.grad is grad
+    assert not any(module._forward_hooks for module in model.modules())

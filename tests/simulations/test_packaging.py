@@ -133,6 +133,7 @@ def test_the_wheel_carries_its_dependencies(wheel):
     assert {re.split(r"[\[<>=]", line)[0] for line in required if "extra ==" not in line} == {
         re.split(r"[\[<>=]", line)[0] for line in listed
     }
+    assert {f"{package}/py.typed" for package in FORBIDDEN} < set(names)
     assert {name.split("/")[0].split("-")[0] for name in names} == {"fedlsg", "strategies", "simulations"}
 
 

@@ -1,0 +1,6 @@
+"""``python -m simulations`` is ``fedlsg``."""
+
+from simulations.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Small runs on the local engine: digits, a given noise multiplier (nothing to calibrate), a few rounds."""
+
+import csv
+import tomllib
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlsg.ledger import Entry, read_entries
+from simulations.client_app import app
+from simulations.engines import local
+from simulations.engines.local import ClientFunction
+from simulations.plan import Plan, make_plan
+from simulations.recorder import Row
+from simulations.rundir import RunDir, create
+from simulations.settings import from_mapping
+
+SMALL: dict[str, Any] = {
+    "engine": "local",
+    "clients": 2,
+    "rounds": 2,
+    "sample_rate": 0.05,
+    "noise_multiplier": 2.0,
+    "reproducible": True,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory, and what can be read from it."""
+
+    path: Path
+    plan: Plan | None = None
+    summary: dict[str, Any] | None = None
+
+    @property
+    def directory(self) -> RunDir:
+        return RunDir(self.path)
+
+    @property
+    def rows(self) -> list[Row]:
+        with self.directory.rounds.open(newline="") as file:
+            return [Row.parse(row) for row in csv.DictReader(file)]
+
+    @property
+    def log(self) -> str:
+        return self.directory.log.read_text()
+
+    @cached_property
+    def checkpoint(self) -> dict[str, Any]:
+        return self.directory.load_checkpoint()
+
+    @property
+    def model(self) -> dict[str, Tensor]:
+        return self.checkpoint["server"]["model"]
+
+    @property
+    def weights(self) -> Tensor:
+        """Final weights, one flat vector."""
+        return torch.cat([w.flatten() for w in self.model.values()])
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return tomllib.loads(self.directory.config.read_text())
+
+    def entries(self, client: int) -> tuple[Entry, ...]:
+        return read_entries(self.directory.ledger(client))
+
+    @property
+    def ledgers(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in sorted(self.directory.ledgers.iterdir())}
+
+    @property
+    def payloads(self) -> dict[str, bytes]:
+        """What was sent, with record_updates."""
+        updates = self.path / "updates"
+        return {str(path.relative_to(updates)): path.read_bytes() for path in sorted(updates.rglob("*.bin"))}
+
+
+def plan_at(out: Path, **settings: Any) -> tuple[Plan, RunDir]:
+    """A plan of the small settings with changes, and its new run directory, as ``fedlsg run`` makes them."""
+    plan = make_plan(from_mapping(SMALL | settings))
+    directory = create(str(out), plan.settings)
+    plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
+    directory.write_config(plan.settings)
+    return plan, directory
+
+
+def run_local(out: Path, *, client: ClientFunction = app, **settings: Any) -> Run:
+    """Run the small settings with changes; ``client`` stands in for the ClientApp."""
+    plan, directory = plan_at(out, **settings)
+    return Run(directory.path, plan, local.run(plan, directory, on_round=ignore, client=client))
+
+
+def resume_local(out: Path, *, client: ClientFunction = app) -> Run:
+    """Continue a run directory, as ``fedlsg resume`` does."""
+    directory = RunDir.open(str(out))
+    plan = make_plan(replace(directory.read_config(), run_dir=str(directory.path)))
+    return Run(directory.path, plan, local.run(plan, directory, on_round=ignore, client=client))
+
+
+def ignore(row: Row) -> None:
+    """An on_round callback that shows nothing."""

@@ -1,0 +1,27 @@
+"""The same command on a CUDA device."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine"),
+]
+
+
+@pytest.mark.parametrize("method", ["lsg", "rgp", "rs", "dpsgd", "sgd"])
+def test_a_run_on_cuda_leaves_the_same_records_as_on_the_cpu(method, tmp_path):
+    summaries = {}
+    for device in ("cpu", "cuda"):
+        command = [sys.executable, "-m", "simulations", "run", "digits", "--engine", "local", "--method", method]
+        options = ["--device", device, "--rounds", "5", "--reproducible", "--out", str(tmp_path / device)]
+        subprocess.run([*command, *options], check=True)
+        summaries[device] = json.loads((tmp_path / device / "summary.json").read_text())
+    assert summaries["cuda"]["device"] == "cuda"
+    for name in ("uplink_bytes", "downlink_bytes", "epsilon_max", "noise_multiplier"):
+        assert summaries["cuda"][name] == summaries["cpu"][name]
+    assert abs(summaries["cuda"]["accuracy"] - summaries["cpu"]["accuracy"]) < 0.02
