@@ -42,6 +42,8 @@ class After:
             raise ValueError(f"expected 0 < final_learning_rate={self.final_learning_rate} < inf")
         if not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"expected 0 <= momentum={self.momentum} < 1 and weight_decay={self.weight_decay} >= 0")
+        if self.optimizer == "adam" and self.momentum:
+            raise ValueError(f"optimizer 'adam' has its own moments: it takes no momentum={self.momentum}")
         if self.final_learning_rate is not None and self.schedule == "constant":
             raise ValueError("final_learning_rate needs a schedule: linear, cosine or exponential")
         if self.schedule == "exponential" and self.final_learning_rate is None:

@@ -208,6 +208,7 @@ def merge(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) 
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
+                os.chmod(file.name, 0o644)  # temporary files are private, this copy is for readers
                 os.replace(file.name, out)
             except BaseException:
                 os.unlink(file.name)

@@ -90,8 +90,8 @@ class LocalTraining:
             raise ValueError(f"expected steps={self.steps} >= 1 and microbatch_size={self.microbatch_size} >= 1")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"expected 0 <= momentum={self.momentum} < 1")
-        if not self.learning_rate > 0 or not self.expected_batch > 0:
-            raise ValueError(f"expected {self.learning_rate=} > 0 and {self.expected_batch=} > 0")
+        if not 0 < self.learning_rate < math.inf or not 0 < self.expected_batch < math.inf:
+            raise ValueError(f"expected finite {self.learning_rate=} > 0 and {self.expected_batch=} > 0")
         check_sample_rate(self.sample_rate)
 
     def at_rate(self, sample_rate: float) -> "LocalTraining":
@@ -197,7 +197,13 @@ def norm_bound(mechanism: Mechanism, frame: Frame, *, num_examples: int, local: 
 
 
 def aggregate(updates: Sequence[Float[Tensor, " kept"]]) -> Float[Tensor, " kept"]:
-    """Sum of the clients' values, in the order given (client order), in float64."""
+    """Sum of the clients' values, in the order given (client order), in float64.
+
+    Raises ValueError for no update, or updates of different lengths.
+    """
+    lengths = {len(update) for update in updates}
+    if len(lengths) != 1:
+        raise ValueError(f"expected updates of one length, got {sorted(lengths)}")
     total = torch.zeros(len(updates[0]), dtype=torch.float64)
     for update in updates:
         total += update.double().cpu()

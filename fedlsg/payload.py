@@ -87,6 +87,8 @@ def pack(
         raise PayloadError(f"indices do not fit into {size} coordinates")
     if len(indices) > 1 and not bool((indices[1:] > indices[:-1]).all()):
         raise PayloadError("indices must ascend without repeats")
+    if len(digest) != 32 or not 0 <= round < 2**63:
+        raise PayloadError(f"expected a digest of 32 bytes and 0 <= {round=} < 2^63, got {len(digest)} bytes")
     encoded = values.detach().cpu().to(DTYPES[codec]).contiguous()
     if not bool(encoded.isfinite().all()):
         raise PayloadError(f"values are not finite as {codec}; float32 and bfloat16 have the widest range")

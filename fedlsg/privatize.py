@@ -19,6 +19,9 @@ from fedlsg.randomness import SecretStream
 MechanismKind = Literal["dp", "clip-only", "noise-only", "none"]
 ClipKind = Literal["joint", "per-block"]
 
+SMALLEST_CLIP_NORM = 1e-30
+"""Far below it squared norms vanish in float64 and the clip would no longer hold."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
@@ -43,8 +46,8 @@ class Mechanism:
             raise ValueError(f"expected mechanism in {get_args(MechanismKind)}, got {self.kind!r}")
         if self.clip not in get_args(ClipKind):
             raise ValueError(f"expected clip in {get_args(ClipKind)}, got {self.clip!r}")
-        if (self.clips or self.adds_noise) and not 0 < self.clip_norm < math.inf:
-            raise ValueError(f"expected 0 < clip_norm={self.clip_norm} < inf")
+        if (self.clips or self.adds_noise) and not SMALLEST_CLIP_NORM <= self.clip_norm < math.inf:
+            raise ValueError(f"expected {SMALLEST_CLIP_NORM} <= clip_norm={self.clip_norm} < inf")
         if self.adds_noise and not 0 < self.noise_multiplier < math.inf:
             raise ValueError(
                 f"expected 0 < noise_multiplier={self.noise_multiplier} < inf under mechanism {self.kind!r}; "
@@ -108,7 +111,17 @@ def clipped_sum(gradients: Sequence[Float[Tensor, "batch _"]], mechanism: Mechan
         norms = norms.masked_fill(~finite, 0.0)
     coordinates = sum(block.shape[1] for block in gradients)
     factors = clip_factors(norms, mechanism.clip_norm, gradients[0].dtype, coordinates)
-    return torch.cat([factor @ block for factor, block in zip(factors, gradients, strict=True)])
+    return torch.cat([weighted_sum(factor, block) for factor, block in zip(factors, gradients, strict=True)])
+
+
+def weighted_sum(factors: Float[Tensor, " batch"], block: Float[Tensor, "batch kept"]) -> Float[Tensor, " kept"]:
+    """Sum over examples of factor times row, each product rounded in the block's own precision.
+
+    A matrix product under TF32 or bfloat16 would round its inputs to fewer digits than the clip's margin covers.
+    """
+    if torch.get_float32_matmul_precision() == "highest":
+        return factors @ block
+    return (factors.unsqueeze(1) * block).sum(0)
 
 
 def clip_factors(

@@ -138,6 +138,8 @@ def fill(settings: Settings, workload: Workload) -> Settings:
         preset.pop("sample_rate")
         if settings.sample_rate is not None:
             raise ValueError("give either sample_rate (common to all clients) or batch_size (a rate for each client)")
+    if settings.optimizer == "adam":
+        preset.pop("momentum", None)  # a preset's momentum speaks of SGD
     choices = set(strategies.own_settings(settings.method)) | {f.name for f in fields(After)}
     gaps = {
         f.name: preset[f.name]
@@ -263,7 +265,7 @@ def _check(s: Settings) -> None:
             raise ValueError(f"expected {name}={getattr(s, name)} >= 1")
     if not 0 <= s.client_gpus < math.inf:
         raise ValueError(f"expected 0 <= client_gpus={s.client_gpus} < inf")
-    for name in ("epsilon", "noise_multiplier", "clip_norm", "learning_rate", "alpha", "round_timeout"):
+    for name in ("epsilon", "noise_multiplier", "learning_rate", "alpha", "round_timeout"):
         value = getattr(s, name)
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"expected 0 < {name}={value} < inf")

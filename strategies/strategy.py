@@ -5,6 +5,7 @@
 Nothing here depends on the method: it is data inside ``ServerState``.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -103,9 +104,11 @@ class FedLSG(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One announcement a selected client."""
-        self._grid, self._started = grid, time.monotonic()
+        self._grid = grid
         if not self._nodes:
-            self._nodes = find_partitions(grid, [t.num_examples for t in self.settings.terms], self.settings.timeout)
+            patience = max(self.settings.timeout, CONNECT_SECONDS)  # the first message also starts the clients
+            self._nodes = find_partitions(grid, [t.num_examples for t in self.settings.terms], patience)
+        self._started = time.monotonic()
         self._frame = self.state.frame()
         round = self.state.round + 1
         asked = select_clients(
@@ -229,10 +232,14 @@ class FedLSG(Strategy):
 
 
 def reason_of(error: Exception) -> str:
-    """Why a reply was rejected, as one printable line of bounded length: its text may be the client's own."""
-    text = " ".join((str(error) or type(error).__name__).split())
+    """Why a reply was rejected, as one printable line of bounded length: its text may be the client's own.
+
+    A long text loses its middle: Ray's begin with the kind of error and end with what was raised.
+    """
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error) or type(error).__name__).split())
     text = "".join(character if character.isprintable() else "?" for character in text)
-    return text if len(text) <= REASON_LENGTH else f"{text[:REASON_LENGTH]}..."
+    half = REASON_LENGTH // 2
+    return text if len(text) <= REASON_LENGTH else f"{text[:half]} ... {text[-half:]}"
 
 
 def wait_for_nodes(grid: Grid, count: int) -> list[int]:
@@ -269,5 +276,7 @@ def find_partitions(grid: Grid, declared: Sequence[int], timeout: float) -> dict
             )
         found[partition] = reply.metadata.src_node_id
     if missing := sorted(set(range(len(declared))) - found.keys()):
-        raise RuntimeError(f"no client holds partitions {missing}: give the federation {len(declared)} nodes")
+        raise RuntimeError(
+            f"no client that answered holds partitions {missing}: give the federation {len(declared)} nodes, or more time"
+        )
     return found

@@ -43,7 +43,7 @@ def exact_full_batch(sigma: float, steps: int, delta: float) -> float:
 
 
 def exact_one_step(q: float, sigma: float, delta: float) -> float:
-    """Larger hockey-stick divergence of (1-q) N(0, s^2) + q N(1, s^2) and N(0, s^2), either way round, in closed form."""
+    """Larger hockey-stick divergence of (1-q) N(0, s^2) + q N(1, s^2) and N(0, s^2), either way round: closed form."""
 
     def delta_of(eps: float) -> float:
         # Removal: the loss exceeds eps above x; addition: below y, which exists where e^-eps > 1 - q.
@@ -59,7 +59,7 @@ def exact_one_step(q: float, sigma: float, delta: float) -> float:
 
 
 def assert_covers(bound: EpsilonBound, truth: float) -> None:
-    """Certified, consistent, and tight: the upper bound is not below the truth, nor above it by more than the errors."""
+    """Certified, consistent, tight: the upper bound is not below the truth, nor above it by more than the errors."""
     assert bound.upper >= truth * (1 - 1e-9)
     assert bound.upper <= truth * 1.011 + 2.5e-4
     for name, interval in bound.intervals.items():
@@ -325,7 +325,7 @@ def test_an_inconsistent_interval_cannot_be_made(values):
 
 
 def test_the_librarys_mean_is_off_where_ours_is_not():
-    """Pins the deviation: at q = .154, 6,096 steps its error of 6e-6 a step moves epsilon by .03, past its own bounds."""
+    """Pins the deviation: its error of 6e-6 a step moves epsilon by .03 in 6,096 steps, past its own bounds."""
     q, sigma = 0.15427, 3.314
     mechanism = PoissonSubsampledGaussianMechanism(q, sigma)
     x = np.linspace(
@@ -360,7 +360,7 @@ def test_planted_understatements_are_caught():
 
 
 def test_a_forgotten_subsampling_direction_is_caught():
-    """Only one of the two directions of add/remove dominates; an accountant with the other one alone is below the truth."""
+    """One direction of add/remove dominates; an accountant with the other one alone is below the truth."""
     q, sigma, delta = 0.3, 1.0, 1e-5
 
     def addition(eps: float) -> float:

@@ -475,10 +475,9 @@ def test_a_resumed_ledger_may_be_ahead_and_never_behind_or_different_or_missing(
     ahead = Ledger(paths[1], client=2)
     ahead.charge(entry(9, client=2))
     verify_extends(checkpoint, tmp_path)
+    content, later = paths[1].read_bytes(), snapshot(paths)
+    paths[1].write_bytes(content[: content.rstrip().rindex(b"\n") + 1])
     with pytest.raises(LedgerError, match="3 entries, fewer than the checkpoint's 4"):
-        content = paths[1].read_bytes()
-        later = snapshot(paths)
-        paths[1].write_bytes(content[: content.rstrip().rindex(b"\n") + 1])
         verify_extends(later, tmp_path)
     paths[1].unlink()
     with pytest.raises(LedgerError, match="client 2, the ledger is missing"):

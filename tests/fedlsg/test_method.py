@@ -166,7 +166,7 @@ def test_an_honest_payload_stays_within_the_norm_bound(sigma, C, steps, momentum
 
 
 def test_norm_bound_by_hand():
-    """Ten examples of C = 2 and noise 6 on k values: 1.01 (20 + 6 (sqrt k + 10)), six times for momentum .5 and three steps."""
+    """Ten examples of C = 2, noise 6 on k values: 1.01 (20 + 6 (sqrt k + 10)), times 6 for momentum .5 and K = 3."""
     p = problem()
     mechanism = Mechanism(noise_multiplier=3, clip_norm=2)
     bound = norm_bound(mechanism, p.frame, num_examples=10, local=LocalTraining(steps=3, momentum=0.5))
@@ -189,7 +189,7 @@ def test_epochs_count_local_steps_times_the_rate(rounds, steps, rate):
 
 
 def test_epochs_golden():
-    """q = .1, K = 2: an epoch every five rounds. 100 rounds at q = .29 are 29, although 100 * 0.29 is 28.999999999999996."""
+    """q = .1, K = 2: an epoch every five rounds. And 100 rounds at q = .29 are 29 epochs, though 100 * 0.29 < 29."""
     schedule = Schedule(rounds=11, local_steps=2, sample_rate=0.1)
     assert [schedule.epoch(round) for round in range(1, 12)] == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2]
     assert Schedule(rounds=101, sample_rate=0.29).epoch(101) == 29

@@ -274,3 +274,15 @@ def test_noise_has_its_standard_deviation(kind, dtype):
     )
     assert float(noise.std()) == pytest.approx(0.6, rel=0.02)
     assert abs(float(noise.mean())) < 7 * 0.6 / math.sqrt(len(noise))
+
+
+def test_a_reduced_matmul_precision_does_not_loosen_the_clip():
+    """Under bfloat16 or TF32 products the rows would be rounded to 8 or 11 bits, beyond the margin."""
+    rows = torch.full((1, 64), 1.00390625 * 3)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        total = clipped_sum([rows, rows], clip_only(0.7))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert total.double().norm() <= 0.7

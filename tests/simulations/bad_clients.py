@@ -27,7 +27,7 @@ def raise_before(message: Message, context: Context) -> Message:
 
 def raise_after(message: Message, context: Context) -> Message:
     honest(message, context)
-    raise RuntimeError("planted failure, after training,\nwith commas; and a line break " + "x" * 200_000)
+    raise RuntimeError("x" * 200_000 + "planted failure, after training,\nwith commas and a line break")
 
 
 def answer_none(message: Message, context: Context) -> Message | None:
@@ -106,7 +106,7 @@ class Bad:
 
 KINDS: dict[str, Bad] = {
     "raises before training": Bad(raise_before, "planted failure before training", trained=False),
-    "raises after training": Bad(raise_after, "planted failure, after training, with commas; and a line break"),
+    "raises after training": Bad(raise_after, "planted failure, after training, with commas and a line break"),
     "answers None": Bad(answer_none, "no reply"),
     "empty record": Bad(answer_empty, "holds no payload"),
     "record without payload": Bad(answer_without_payload, "holds no payload"),

@@ -1,14 +1,17 @@
 """The engines: they agree bit for bit, survive every bad client, and count the bytes that are really sent."""
 
+import logging
 import re
 from pathlib import Path
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
+from flwr.supercore.task_identity import TaskIdentity
 
 import strategies.strategy
 from fedlsg.payload import payload_bytes
+from simulations.cli import app as cli
 from simulations.client_app import app
 from simulations.engines import flower, local
 from simulations.recorder import Row
@@ -18,6 +21,7 @@ from tests.simulations.bad_clients import HONEST, KINDS
 from tests.simulations.runs import Run, ignore, plan_at, run_local
 
 HERE = Path(__file__).parent
+VARYING = ("seconds", "uplink_bytes_wire", "downlink_bytes_wire")  # Flower's ids are random, and so their lengths
 BAD_SETTINGS = {"clients": len(KINDS) + HONEST, "rounds": 2, "evaluate_every": 2}
 
 
@@ -69,7 +73,7 @@ def test_text_that_no_message_can_carry_ends_no_round(tmp_path):
         return app(message, context)
 
     run = run_local(tmp_path / "run", client=client, rounds=1)
-    assert run.rows[0].reasons.endswith("OSError: cannot open ??[31m.png")
+    assert run.rows[0].reasons.endswith("OSError: cannot open ?.png")
     assert run.rows[0].answered == "1"
 
 
@@ -144,7 +148,7 @@ def test_lsg_sends_what_its_shapes_predict(tmp_path):
     assert dense.summary["uplink_bytes"] == 2 * (frame + 4 * parameters)
     assert lsg.summary["uplink_bytes_dense"] == dense.summary["uplink_bytes_dense"] == 2 * 4 * parameters
     saved = dense.summary["uplink_bytes_wire"] - lsg.summary["uplink_bytes_wire"]
-    assert abs(saved - 2 * 4 * (parameters - kept)) <= 2 * 2  # protobuf writes a length in one or two bytes more
+    assert abs(saved - 2 * 4 * (parameters - kept)) <= 2 * 16  # protobuf writes longer lengths in more bytes
 
 
 @pytest.mark.parametrize("indices", ["derived", "explicit"])
@@ -153,8 +157,6 @@ def test_codecs_and_indices_end_to_end(codec, tolerance, indices, small, tmp_pat
     run = run_local(tmp_path / "run", codec=codec, indices=indices)
     kept = (small.summary["uplink_bytes"] // 4 - 80) // 4
     assert run.summary["uplink_bytes"] == 4 * payload_bytes(kept, codec, indices)
-    start = small.checkpoint["server"]["model"]["hidden.weight"] * 0 + 1
-    assert start.numel() == 4096
     moved = (run.weights - small.weights).norm() / small.weights.norm()
     assert (moved > 0) == (codec != "float32")
     assert moved <= tolerance
@@ -218,26 +220,18 @@ def test_the_reply_of_the_client_has_exactly_two_records(small, monkeypatch, tmp
 
 
 def test_a_local_run_restores_logging_and_identity(small):
-    import logging
-
-    from flwr.supercore.task_identity import TaskIdentity
-
     assert not any(isinstance(h, logging.FileHandler) for h in logging.getLogger("flwr").handlers)
-    with pytest.raises(AttributeError):
-        _ = TaskIdentity.run_id.nothing
+    with pytest.raises(RuntimeError, match="not set"):
+        _ = TaskIdentity.run_id
     assert "Starting FedLSG" in small.log
 
 
 @pytest.mark.ray
 def test_engines_agree_bit_for_bit(tmp_path, capsys):
-    from simulations.cli import app as cli
-
     options = ["--rounds", "3", "--clients", "2", "--noise-multiplier", "2", "--reproducible", "--record-updates"]
-    runs = {}
-    for name in ("local", "flower"):
-        cli(["run", "--engine", name, "--out", str(tmp_path / name), *options], standalone_mode=False)
-        runs[name] = Run(tmp_path / name)
-    a, b = runs["local"], runs["flower"]
+    a, b = Run(tmp_path / "a"), Run(tmp_path / "b")
+    cli(["run", "--engine", "local", "--out", str(a.path), *options], standalone_mode=False)
+    cli(["run", "--engine", "flower", "--out", str(b.path), *options], standalone_mode=False)
     assert [w.dtype for w in a.model.values()] == [w.dtype for w in b.model.values()]
     assert a.weights.equal(b.weights)
     assert len(a.payloads) == 6
@@ -245,8 +239,10 @@ def test_engines_agree_bit_for_bit(tmp_path, capsys):
     assert len(a.ledgers) == 2
     assert a.ledgers == b.ledgers
     assert (a.path / "ledger.jsonl").read_bytes() == (b.path / "ledger.jsonl").read_bytes()
-    timeless = [[{**vars(row), "seconds": 0} for row in run.rows] for run in (a, b)]
-    assert timeless[0] == timeless[1]
+    for row, other in zip(a.rows, b.rows, strict=True):
+        assert {**vars(row), **dict.fromkeys(VARYING)} == {**vars(other), **dict.fromkeys(VARYING)}
+        for name in ("uplink_bytes_wire", "downlink_bytes_wire"):
+            assert abs(getattr(row, name) - getattr(other, name)) <= 2 * 8
     printed = capsys.readouterr().out
     assert printed.count("NOT PRIVATE") == 4
 
@@ -255,7 +251,7 @@ def test_engines_agree_bit_for_bit(tmp_path, capsys):
 def test_bad_clients_on_flower(tmp_path, monkeypatch, bad_local):
     """The same clients on Ray, one answer of None included, which Flower never delivers."""
     monkeypatch.setenv("PYTHONPATH", str(HERE.parents[1]))
-    plan, directory = plan_at(tmp_path / "run", engine="flower", round_timeout=15.0, **BAD_SETTINGS)
+    plan, directory = plan_at(tmp_path / "run", engine="flower", round_timeout=6.0, **BAD_SETTINGS)
     module = "tests.simulations.bad_clients:app"
     summary = flower.run(plan, directory, on_round=ignore, client_app=module)
     run = Run(directory.path, plan, summary)
