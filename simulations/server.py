@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from flwr.serverapp import Grid
 
-from simulations.plan import Plan, known
+from simulations.plan import Plan
+from simulations.preset import known
 from simulations.recorder import Recorder
 from simulations.rundir import RunDir
 from strategies.state import ServerState

@@ -12,7 +12,7 @@ from simulations.plan import make_plan
 from simulations.rundir import RunDir, create
 from simulations.server import serve
 from simulations.settings import from_mapping
-from strategies.strategy import wait_for_nodes
+from strategies.nodes import wait_for_nodes
 
 app = ServerApp()
 

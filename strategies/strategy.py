@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -21,6 +21,7 @@ from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, norm_bound
 from fedlsg.payload import Codec, Expected, IndexMode, unpack
 from fedlsg.privatize import Mechanism
+from strategies.nodes import find_partitions
 from strategies.state import ServerState, select_clients
 from strategies.wire import (
     FRAME_DIFFERS,
@@ -28,14 +29,12 @@ from strategies.wire import (
     announcement,
     flat_record,
     payload_size,
-    read_identity,
     read_update,
     wire_size,
 )
 
 EMPTY_ROUNDS_ALLOWED = 3
 REASON_LENGTH = 300
-CONNECT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +105,7 @@ class FedLSG(Strategy):
         """One announcement a selected client."""
         self._grid = grid
         if not self._nodes:
-            patience = max(self.settings.timeout, CONNECT_SECONDS)  # the first message also starts the clients
-            self._nodes = find_partitions(grid, [t.num_examples for t in self.settings.terms], patience)
+            self._nodes = find_partitions(grid, [t.num_examples for t in self.settings.terms], self.settings.timeout)
         self._started = time.monotonic()
         self._frame = self.state.frame()
         round = self.state.round + 1
@@ -240,43 +238,3 @@ def reason_of(error: Exception) -> str:
     text = "".join(character if character.isprintable() else "?" for character in text)
     half = REASON_LENGTH // 2
     return text if len(text) <= REASON_LENGTH else f"{text[:half]} ... {text[-half:]}"
-
-
-def wait_for_nodes(grid: Grid, count: int) -> list[int]:
-    """Node ids, once at least ``count`` are there; they are unknown at first. Raises RuntimeError after two minutes."""
-    deadline = time.monotonic() + CONNECT_SECONDS
-    while len(nodes := list(grid.get_node_ids())) < count:
-        if time.monotonic() > deadline:
-            raise RuntimeError(
-                f"the run has {count} clients, the federation only {len(nodes)} nodes; "
-                f'for a simulation give flwr run --federation-config "num-supernodes={count}"'
-            )
-        time.sleep(0.1)
-    return nodes
-
-
-def find_partitions(grid: Grid, declared: Sequence[int], timeout: float) -> dict[int, int]:
-    """Node id of every partition. Node ids are random: ask each node once. Nodes beyond the run's clients stay idle.
-
-    Raises RuntimeError if a partition is missing or has another number of examples than declared.
-    """
-    nodes = wait_for_nodes(grid, len(declared))
-    replies = grid.send_and_receive([Message(RecordDict(), node, MessageType.QUERY) for node in nodes], timeout=timeout)
-    found: dict[int, int] = {}
-    for reply in replies:
-        if reply.has_error():
-            raise RuntimeError(f"a client could not start: {reply.error.reason}")
-        partition, num_examples = read_identity(reply.content)
-        if partition >= len(declared):
-            continue
-        if declared[partition] != num_examples:
-            raise RuntimeError(
-                f"client {partition} holds {num_examples} examples, the run declares {list(declared)}: "
-                "data, partition settings or seed differ"
-            )
-        found[partition] = reply.metadata.src_node_id
-    if missing := sorted(set(range(len(declared))) - found.keys()):
-        raise RuntimeError(
-            f"no client that answered holds partitions {missing}: give the federation {len(declared)} nodes, or more time"
-        )
-    return found
