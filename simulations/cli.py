@@ -16,6 +16,7 @@ app = typer.Typer(
 )
 console = Console()
 errors = Console(stderr=True)
+INTERRUPTED = 130
 
 Choice = Annotated[list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Any other setting; repeatable.")]
 
@@ -94,9 +95,11 @@ def main() -> None:
     except click.ClickException as error:
         fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        fail("interrupted", 130)
+        fail("interrupted", INTERRUPTED)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         fail(str(error), 1)
+    if status == INTERRUPTED:  # typer's word for Ctrl-C
+        fail("interrupted", INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedlsg.accounting import calibrate_noise_multiplier
@@ -45,9 +46,11 @@ def execute(plan: Plan, directory: RunDir, console: Console) -> None:
             summary = engine(plan.settings.engine)(plan, directory, on_round=display.on_round)
     except KeyboardInterrupt:
         if directory.checkpoint.exists():
-            console.print(f"continue with: fedlsg resume {directory.path}", highlight=False, soft_wrap=True)
+            text = f"continue with: fedlsg resume {directory.path}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
         raise
-    console.print(summary_table(summary, str(directory.path)))
+    console.print(summary_table(summary))
+    console.print(f"[bold]run directory[/bold]  {escape(str(directory.path))}", highlight=False, soft_wrap=True)
 
 
 def announce(plan: Plan, console: Console) -> None:

@@ -13,6 +13,10 @@ from rich.text import Text
 from simulations.recorder import Row
 
 
+WIDTH_FOR_BAR = 110
+"""Columns of a terminal below which the numbers need the bar's room."""
+
+
 class TimeLeft(ProgressColumn):
     """Seconds left, from the mean duration of the rounds of this process."""
 
@@ -32,9 +36,10 @@ class RoundDisplay:
         self.console, self.rounds, self.first = console, rounds, first
         self.up = self.down = 0
         self.accuracy: float | None = None
+        bar = [BarColumn(bar_width=24)] if console.width >= WIDTH_FOR_BAR else []
         self.progress = Progress(
-            TextColumn("round {task.completed:>4.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=24),
+            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            *bar,
             TextColumn("{task.fields[status]}"),
             TimeLeft(),
             console=console,
@@ -55,7 +60,8 @@ class RoundDisplay:
             f"up {human_bytes(self.up)}  down {human_bytes(self.down)}"
         )
         began = task.fields["began"] or now - row.seconds
-        self.progress.update(self.task, completed=row.round, status=status, began=began, last=now)
+        short = " ".join(status.split())
+        self.progress.update(self.task, completed=row.round, status=short, began=began, last=now)
         if row.rejected:
             self.console.print(
                 f"round {row.round}: client {row.reasons}", style="yellow", highlight=False, markup=False
@@ -73,7 +79,7 @@ def showing(console: Console, rounds: int, first: int) -> Iterator[RoundDisplay]
         yield display
 
 
-def summary_table(summary: dict[str, Any], directory: str) -> Table:
+def summary_table(summary: dict[str, Any]) -> Table:
     """The result of a run as a table of two columns."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
@@ -91,7 +97,6 @@ def summary_table(summary: dict[str, Any], directory: str) -> Table:
         "downlink": f"{human_bytes(summary['downlink_bytes'])}, "
         f"{human_bytes(summary['downlink_bytes_wire'])} on the wire",
         "time": f"{summary['wall_seconds']:.1f} s on {summary['device']}",
-        "run directory": directory,
     }
     for name, value in rows.items():
         table.add_row(name, value)

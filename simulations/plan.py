@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 import strategies
-from fedlsg.accounting import calibrate_noise_multiplier, check_delta
+from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier, check_delta, compose
 from fedlsg.carriers import carried_parameters
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.persample import check_supported, trainable
@@ -135,7 +135,20 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
         if sigma is None:
             sigma = calibrated(mechanism, blocks, s.epsilon, s.delta, rate, max(base.steps))
         terms.append(ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigma))
+    if mechanism.private:
+        for rate, sigma in {(t.sample_rate, t.noise_multiplier) for t in terms}:
+            effective = replace(mechanism, noise_multiplier=sigma).effective_noise_multiplier(blocks)
+            check_certified(rate, effective, max(base.steps), known(s.delta))
     return tuple(terms)
+
+
+def check_certified(rate: float, noise_multiplier: float, steps: int, delta: float) -> None:
+    """Raise AccountingError, a ValueError, unless an accountant certifies a finite epsilon; the cheaper goes first."""
+    event = Event(sample_rate=rate, noise_multiplier=noise_multiplier, steps=steps)
+    try:
+        compose([event], delta=delta, accountants=("pld",))
+    except AccountingError:
+        compose([event], delta=delta)
 
 
 def calibrated(

@@ -107,12 +107,12 @@ def flat_content():
 
 # --- interrupted and killed
 
-LONG = {"rounds": 40, "clients": 2, "sample_rate": 0.05, "noise_multiplier": 2.0, "reproducible": True}
+LONG = {"rounds": 25, "clients": 2, "sample_rate": 0.05, "noise_multiplier": 2.0, "reproducible": True}
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run_local(tmp_path_factory.mktemp("unbroken") / "run", **LONG, evaluate_every=40)
+    return run_local(tmp_path_factory.mktemp("unbroken") / "run", **LONG, evaluate_every=25)
 
 
 def command_line(*arguments: str) -> list[str]:
@@ -140,13 +140,13 @@ def finished_rounds(run: Run) -> int:
 
 def options(engine: str, out: Path) -> list[str]:
     given = [item for name, value in LONG.items() if name != "reproducible" for item in ("-c", f"{name}={value}")]
-    return ["run", "--engine", engine, "--out", str(out), "--reproducible", "-c", "evaluate_every=40", *given]
+    return ["run", "--engine", engine, "--out", str(out), "--reproducible", "-c", "evaluate_every=25", *given]
 
 
 def check_continued(run: Run, unbroken: Run) -> None:
     """As if nothing had happened."""
     assert run.weights.equal(unbroken.weights)
-    assert [row.round for row in run.rows] == list(range(1, 41))
+    assert [row.round for row in run.rows] == list(range(1, 26))
     assert {row.rejected for row in run.rows} == {""}
     assert run.ledgers == unbroken.ledgers
     summary = json.loads(run.directory.summary.read_text())
@@ -164,10 +164,10 @@ def test_interrupted_and_killed_and_continued_to_the_same_weights(tmp_path, unbr
     assert f"continue with: fedlsg resume {run.path}" in printed
     assert "Traceback" not in printed
     at_interrupt = finished_rounds(run)
-    assert 3 <= at_interrupt < 40
+    assert 3 <= at_interrupt < 25
     status, _ = interrupt(resume, run, signal.SIGKILL, after_round=at_interrupt + 5)
     assert status == -signal.SIGKILL
-    assert at_interrupt + 5 <= finished_rounds(run) < 40
+    assert at_interrupt + 5 <= finished_rounds(run) < 25
     done = subprocess.run(resume, env=ENVIRONMENT, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert "NOT PRIVATE" in done.stdout
     check_continued(run, unbroken)
@@ -179,7 +179,7 @@ def test_interrupted_flower_is_continued_to_the_same_weights(tmp_path, unbroken)
     status, printed = interrupt(command_line(*options("flower", run.path)), run, signal.SIGINT, after_round=3)
     assert status == 130
     assert f"continue with: fedlsg resume {run.path}" in printed
-    assert 3 <= finished_rounds(run) < 40
+    assert 3 <= finished_rounds(run) < 25
     subprocess.run(
         command_line("resume", str(run.path)), env=ENVIRONMENT, cwd=REPOSITORY, capture_output=True, check=True
     )
