@@ -30,7 +30,10 @@ def smallest_sigma(cheap: Bound, reported: Bound, target: float) -> float:
     Raises: OutOfReachError.
     """
     sigma = crossing(cheap, target, *_bracket(cheap, target))
-    slope = min(math.log(cheap(sigma * 1.02) / cheap(sigma)) / math.log(1.02), -0.05)
+    near, further = cheap(sigma), cheap(sigma * 1.02)
+    if not 0 < further <= near < math.inf:
+        raise OutOfReachError("epsilon falls to 0 here, within delta alone: raise epsilon, or lower delta")
+    slope = min(math.log(further / near) / math.log(1.02), -0.05)
     too_small, enough = 0.0, math.inf
     for _ in range(30):
         found = reported(sigma)

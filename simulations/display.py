@@ -12,7 +12,6 @@ from rich.text import Text
 
 from simulations.recorder import Row
 
-
 WIDTH_FOR_BAR = 110
 """Columns of a terminal below which the numbers need the bar's room."""
 

@@ -1,6 +1,7 @@
 """What the server writes while it runs: rounds.csv, checkpoint, merged ledger, summary.json."""
 
 import csv
+import hashlib
 import io
 import math
 import platform
@@ -76,6 +77,11 @@ class Recorder:
         """Load the checkpoint, cut rounds.csv to it, and insist that every ledger still holds what it held then."""
         saved = self.run.load_checkpoint()
         verify_extends(saved["ledgers"], self.run.ledgers)
+        if saved["partition"] != partition_digest(self.plan):
+            raise ValueError(
+                f"{self.run.config} now deals the examples to other clients, whose ledgers would then say too little: "
+                "restore its data and partition settings, or start a new run"
+            )
         self.state.load_state_dict(saved["server"])
         self.totals, self.seconds_before = saved["totals"], saved["seconds"]
         whole = self.run.rounds.read_text().rpartition("\n")[0]  # a crash can tear the last line
@@ -201,6 +207,7 @@ class Recorder:
         self.run.save_checkpoint(
             {
                 "server": self.state.state_dict(),
+                "partition": partition_digest(self.plan),
                 "totals": self.totals,
                 "seconds": self._seconds(),
                 "ledgers": {str(ledger.client): ledger.snapshot() for ledger in self.ledgers if ledger.entries},
@@ -218,6 +225,14 @@ def _epsilon(ledger: Ledger, delta: float, accountants: tuple[str, ...]) -> floa
         return compose(ledger.events(), delta=delta, accountants=accountants).upper
     except AccountingError:
         return math.inf
+
+
+def partition_digest(plan: Plan) -> str:
+    """SHA-256 of who holds which example. Epsilon is a maximum over clients only while nobody's example moves."""
+    sha = hashlib.sha256()
+    for part in plan.parts:
+        sha.update(len(part).to_bytes(8, "little") + part.numpy().tobytes())
+    return sha.hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -53,7 +53,10 @@ def test_the_summary_fits_and_says_everything(width):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"private": False, "reproducible": True}, "NOT PRIVATE (the noise is reproducible); the ledger would say 7.998"),
+        (
+            {"private": False, "reproducible": True},
+            "NOT PRIVATE (the noise is reproducible); the ledger would say 7.998",
+        ),
         ({"private": False, "epsilon_max": "inf"}, "NOT PRIVATE (no clipped and noised mechanism)"),
         ({"trust": "aggregate"}, "only the sum is private: an ideal secure aggregation is assumed and not provided"),
     ],

@@ -35,7 +35,15 @@ def test_gaps_are_filled_from_the_workload_and_the_recipe():
 
 
 def test_what_is_given_stays():
-    given = {"rank": 2, "sparsity": 0.1, "rounds": 7, "clip_norm": 0.25, "learning_rate": 0.3, "epsilon": 3.0, "seed": 5}
+    given = {
+        "rank": 2,
+        "sparsity": 0.1,
+        "rounds": 7,
+        "clip_norm": 0.25,
+        "learning_rate": 0.3,
+        "epsilon": 3.0,
+        "seed": 5,
+    }
     s = plan_of(**given).settings
     assert {name: getattr(s, name) for name in given} == given
 
@@ -64,7 +72,7 @@ CONFIGURATIONS = [
 
 @pytest.mark.parametrize("settings", CONFIGURATIONS, ids=lambda c: ", ".join(map(str, c.values())) or "small")
 def test_config_toml_gives_the_same_plan(settings, tmp_path):
-    """What ``resume`` and Flower's processes read back: the same terms to the bit, nothing calibrated anew or drifting."""
+    """What ``resume`` and Flower's processes read back: the same terms to the bit, nothing drifts."""
     plan, directory = plan_of(**settings), RunDir(tmp_path)
     directory.write_config(plan.settings)
     again = make_plan(directory.read_config())
@@ -251,5 +259,5 @@ def test_a_model_that_mixes_examples_is_refused(monkeypatch):
         return replace(load(name, **kwargs), models={"mlp": batch_norm})
 
     monkeypatch.setattr(workloads, "load", planted)
-    with pytest.raises(ValueError, match="BatchNorm1d.*replace BatchNorm by GroupNorm"):
+    with pytest.raises(ValueError, match=r"BatchNorm1d.*replace BatchNorm by GroupNorm"):
         plan_of()

@@ -118,5 +118,5 @@ def test_an_output_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     (tmp_path / "runs").touch()
     monkeypatch.chdir(tmp_path)
     for out in (str(tmp_path / "runs"), str(tmp_path / "runs" / "below"), None):
-        with pytest.raises(ValueError, match="cannot write to .*; choose another --out"):
+        with pytest.raises(ValueError, match=r"cannot write to .*; choose another --out"):
             create(out, SETTINGS)

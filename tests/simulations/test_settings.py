@@ -40,7 +40,10 @@ all_settings = st.fixed_dictionaries({}, optional={f.name: values_of(f.name) for
 def test_a_command_line_says_the_same_as_toml(values):
     settings = Settings(**values)
     assert from_mapping({name: str(value) for name, value in values.items()}) == settings
-    assert from_mapping(tomllib.loads(tomli_w.dumps({name.replace("_", "-"): v for name, v in values.items()}))) == settings
+    assert (
+        from_mapping(tomllib.loads(tomli_w.dumps({name.replace("_", "-"): v for name, v in values.items()})))
+        == settings
+    )
 
 
 @given(all_settings)

@@ -1,0 +1,292 @@
+"""The strategy over a grid of scripted clients: every reply is checked, and no reply ends a round."""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedlsg.payload import pack
+from fedlsg.privatize import Mechanism
+from simulations.engines.local import FIRST_NODE, over_the_wire
+from strategies.strategy import REASON_LENGTH, ClientTerms, reason_of
+from strategies.wire import FRAME_DIFFERS, failure, read_frame, read_update, update
+from tests.strategies.federation import EXAMPLES, Federation, server_state, values_for
+
+
+def messages_of(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(record.getMessage() for record in caplog.records)
+
+
+def test_a_round_is_the_server_step_of_the_clients_values():
+    federation, expected = Federation(server_state()), server_state()
+    reports = federation.run(2)
+    for round in (1, 2):
+        frame = expected.frame()
+        expected.finish_round(frame, [values_for(frame, client, round) for client in range(3)])
+    assert federation.state.weights.equal(expected.weights)
+    assert [r.round for r in reports] == [1, 2]
+    assert all(r.answered == r.asked == [0, 1, 2] and r.rejected == {} for r in reports)
+    assert [sorted(r.payloads) for r in reports] == [[0, 1, 2]] * 2
+    kept = expected.frame().kept
+    assert [(r.uplink_bytes, r.downlink_bytes) for r in reports] == [(3 * (80 + 4 * kept), 3 * 4 * 163)] * 2
+    assert [(r.uplink_messages, r.downlink_messages) for r in reports] == [(3, 3)] * 2
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[::5])
+def test_the_order_of_replies_does_not_matter(order):
+    """Ray answers in any order; the sum is in client order."""
+    usual, shuffled = Federation(server_state(), clients=4), Federation(server_state(), clients=4)
+    pull = shuffled.grid.pull_messages
+    shuffled.grid.pull_messages = lambda names: (lambda found: [found[i] for i in order if i < len(found)])(
+        list(pull(names))
+    )
+    usual.run(3)
+    shuffled.run(3)
+    assert shuffled.state.weights.equal(usual.state.weights)
+
+
+@pytest.mark.parametrize("node_order", [range(3), (2, 0, 1)])
+def test_clients_are_told_their_own_terms(node_order):
+    seen: dict[int, dict[str, Any]] = {}
+
+    def answer(partition: int, message: Message, honest: Message) -> Message:
+        seen[partition] = dict(message.content["round"])
+        return honest
+
+    federation = Federation(server_state(), answer=answer, run_dir="/somewhere")
+    terms = federation.strategy.settings.terms
+    federation.grid.get_node_ids = lambda: [FIRST_NODE + i for i in node_order]
+    terms[1] = ClientTerms(num_examples=EXAMPLES + 1, sample_rate=0.25, noise_multiplier=7.0)
+    digest = federation.state.frame().digest
+    federation.run()
+    assert {p: (s["sample_rate"], s["noise_multiplier"]) for p, s in seen.items()} == {
+        0: (0.5, 1.0), 1: (0.25, 7.0), 2: (0.5, 1.0),
+    }  # fmt: skip
+    assert all((s["round"], s["updates"], s["run_dir"]) == (1, 0, "/somewhere") for s in seen.values())
+    assert {s["frame_digest"] for s in seen.values()} == {digest}
+
+
+# --- bad replies
+
+
+def bad(kind: str, message: Message, honest: Message) -> Any:
+    if kind == "error":
+        return Message(Error(code=7, reason="planted"), reply_to=message)
+    if kind == "nothing":
+        return None
+    if kind == "text":
+        return "done"
+    if kind == "empty":
+        return Message(RecordDict(), reply_to=message)
+    if kind == "metrics":
+        return Message(RecordDict({"update": ConfigRecord({"payload": b"x"})}), reply_to=message)
+    if kind == "garbage":
+        return Message(update(b"garbage", 1), reply_to=message)
+    assert kind == "raise"
+    raise KeyError("planted")
+
+
+REASONS = {
+    "error": r"\[7\] planted", "nothing": "no reply before the round's timeout", "text": "no reply",
+    "empty": "no payload", "metrics": "no payload", "garbage": "payload length: expected .* bytes, got 7",
+    "raise": r"\[1001\] KeyError: 'planted'",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_a_bad_reply_is_named_and_the_round_goes_on(kind, caplog):
+    federation = Federation(server_state(), answer=lambda p, m, honest: bad(kind, m, honest) if p == 1 else honest)
+    (report,) = federation.run()
+    assert report.answered == [0, 2]
+    assert list(report.rejected) == [1]
+    with pytest.raises(AssertionError, match=REASONS[kind]):
+        raise AssertionError(report.rejected[1])
+    assert f"round 1: client 1: {report.rejected[1]}" in messages_of(caplog)
+    expected = server_state()
+    frame = expected.frame()
+    expected.finish_round(frame, [values_for(frame, client, 1) for client in (0, 2)])
+    assert federation.state.weights.equal(expected.weights)
+
+
+def test_a_payload_of_another_client_cannot_be_sent_twice_or_unasked(caplog):
+    """One of a stranger's node, one of a client that was not asked, and a second answer of one that was."""
+    federation = Federation(server_state(), clients=4, clients_per_round=2)
+    pull = federation.grid.pull_messages
+
+    def pull_and_add(names: Iterable[str]) -> list[Message]:
+        replies = list(pull(names))
+        if replies and "update" in replies[0].content:
+            frame = federation.state.frame()
+            other = pack(torch.ones(frame.kept), frame.indices, size=frame.size, round=1, digest=frame.digest)
+            for node in (5, *range(FIRST_NODE, FIRST_NODE + 4)):
+                extra = over_the_wire(replies[0])
+                extra.content = update(other, 0)
+                extra.metadata.__dict__["_src_node_id"] = node
+                replies.append(extra)
+        return replies
+
+    federation.grid.pull_messages = pull_and_add
+    (report,) = federation.run()
+    assert report.answered == report.asked
+    assert len(report.asked) == 2
+    assert messages_of(caplog).count("unexpected reply from node") == 5
+    expected = server_state()
+    frame = expected.frame()
+    expected.finish_round(frame, [values_for(frame, client, 1) for client in report.asked])
+    assert federation.state.weights.equal(expected.weights)
+
+
+def test_a_reply_that_cannot_be_serialised_is_named():
+    """Flower on Ray hands over objects, not bytes: a reply may hold text that no message can carry."""
+    federation = Federation(server_state())
+    pull = federation.grid.pull_messages
+
+    def pull_and_spoil(names: Iterable[str]) -> list[Message]:
+        replies = list(pull(names))
+        if replies and "update" in replies[0].content:
+            replies[0] = Message(Error(code=2, reason="\udcff"), reply_to=federation.strategy._sent[0])
+            replies[0].metadata.__dict__["_src_node_id"] = FIRST_NODE
+        return replies
+
+    federation.grid.pull_messages = pull_and_spoil
+    (report,) = federation.run()
+    assert report.answered == [1, 2]
+    assert list(report.rejected) == [0]
+
+
+def test_a_payload_beyond_the_norm_bound_is_rejected():
+    """One client alone must not be able to throw the model away: N sensitivities and the noise, no more."""
+
+    def answer(partition: int, message: Message, honest: Message) -> Message:
+        if partition == 0:
+            payload = federation.payload(partition, message)
+            frame = federation.state.frame()
+            large = torch.frombuffer(bytearray(payload[64:-16]), dtype=torch.float32) * 1e4
+            honest = Message(
+                update(pack(large, frame.indices, size=frame.size, round=1, digest=frame.digest), 0), reply_to=message
+            )
+        return honest
+
+    federation = Federation(server_state(), answer=answer)
+    (report,) = federation.run()
+    assert "exceeds the bound" in report.rejected[0]
+    without_clip = Federation(server_state(mechanism="none"), answer=answer)
+    federation = without_clip
+    assert without_clip.run()[0].rejected == {}, "negative control: without a clip there is no bound"
+
+
+# --- too few answers
+
+
+def test_three_empty_rounds_in_a_row_end_the_run_and_two_do_not():
+    alive = iter([False, False, True, False, False, False])
+
+    def answer(partition: int, message: Message, honest: Message) -> Message | None:
+        nonlocal now
+        if partition == 0:
+            now = next(alive)
+        return honest if now else None
+
+    now = True
+    federation = Federation(server_state(), answer=answer)
+    with pytest.raises(
+        RuntimeError, match=r"no valid update in 3 rounds in a row: client 0: no reply.*; client 1: no reply"
+    ):
+        federation.run(9)
+    assert [report.round for report in federation.reports] == [1, 2, 3, 4, 5, 6]
+    assert (federation.state.round, federation.state.updates) == (6, 1)
+
+
+@pytest.mark.parametrize(("needed", "applied"), [(2, 1), (3, 0)])
+def test_a_round_needs_its_survivors(needed, applied):
+    federation = Federation(server_state(), answer=lambda p, m, honest: honest if p else None, min_survivors=needed)
+    (report,) = federation.run()
+    assert report.answered == [1, 2]
+    assert federation.state.updates == applied
+    assert federation.state.weights.equal(server_state().weights) == (not applied)
+
+
+# --- another frame
+
+
+def test_a_client_with_another_frame_is_asked_once_more():
+    frames: list[Any] = []
+
+    def answer(partition: int, message: Message, honest: Message) -> Message:
+        if partition != 1:
+            return honest
+        frame = read_frame(message.content, federation.state.frame())
+        frames.append(frame)
+        return failure("another digest", FRAME_DIFFERS, message) if frame is None else honest
+
+    federation, usual = Federation(server_state(), answer=answer), Federation(server_state())
+    (report,), (plain,) = federation.run(), usual.run()
+    assert [frame is None for frame in frames] == [True, False]
+    assert (report.answered, report.rejected) == ([0, 1, 2], {})
+    assert federation.state.weights.equal(usual.state.weights)
+    assert frames[1].digest == server_state().frame().digest
+    sent = 4 * frames[1].kept + 4 * sum(t.numel() for t in frames[1].carriers)
+    assert report.downlink_bytes == plain.downlink_bytes + 4 * 163 + sent
+    assert report.downlink_messages == 4
+
+
+def test_a_client_that_never_agrees_is_named_and_not_asked_for_ever():
+    asked = []
+
+    def answer(partition: int, message: Message, honest: Message) -> Message:
+        asked.append(partition)
+        return failure("another digest", FRAME_DIFFERS, message) if partition == 1 else honest
+
+    (report,) = Federation(server_state(), answer=answer).run()
+    assert asked == [0, 1, 2, 1]
+    assert report.answered == [0, 2]
+    assert report.rejected == {1: "[1002] another digest"}
+
+
+# --- small parts
+
+
+@given(st.text(max_size=2000))
+def test_a_reason_is_one_printable_line_of_bounded_length(text):
+    reason = reason_of(ValueError(text))
+    assert reason
+    assert reason.isprintable()
+    assert len(reason) <= REASON_LENGTH + 5
+    assert reason.splitlines() == [reason]
+
+
+def test_reasons_by_hand():
+    assert reason_of(ValueError(" a,\n\tb ")) == "a, b"
+    assert reason_of(AssertionError()) == "AssertionError"
+    assert reason_of(ValueError("\x1b[36mred\x1b[39m \x07")) == "red ?"
+    long = reason_of(ValueError("kind " + "x" * 9999 + " what happened"))
+    assert long.startswith("kind xx")
+    assert long.endswith("x what happened")
+
+
+def test_terms_give_the_mechanism_of_a_client():
+    terms = ClientTerms(num_examples=5, sample_rate=0.5, noise_multiplier=3.0)
+    assert terms.mechanism(Mechanism(clip_norm=2.0)) == Mechanism(clip_norm=2.0, noise_multiplier=3.0)
+    assert terms.mechanism(Mechanism(kind="clip-only")) == Mechanism(kind="clip-only")
+
+
+def test_the_log_says_what_is_trained(caplog):
+    federation = Federation(server_state(sparsity=0.5))
+    federation.run()
+    kept = federation.state.frame().kept
+    assert f"method lsg: {kept} of 163 coordinates kept, 1 carried layers, divisor 4" in messages_of(caplog)
+
+
+def test_clients_are_never_asked_to_evaluate():
+    kinds = set()
+    federation = Federation(server_state())
+    push = federation.grid._push
+    federation.grid._push = lambda message: (kinds.add(message.metadata.message_type), push(message))[1]
+    federation.run(2)
+    assert kinds == {"query", "train"}
+    assert read_update(update(b"x", 0)) == b"x"
