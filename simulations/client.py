@@ -5,7 +5,7 @@ drawn, the payload is stored, and only then does anything leave. A payload that 
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fedlsg.carriers import carried_parameters
 from fedlsg.frame import Frame
-from fedlsg.ledger import Entry, Ledger
+from fedlsg.ledger import Entry, Ledger, LedgerError
 from fedlsg.method import client_step, make_frame
 from fedlsg.payload import pack
 from fedlsg.persample import trainable
@@ -69,13 +69,17 @@ def answer(settings: Settings, partition: int, content: RecordDict) -> bytes:
     weights, announced = read_announcement(content)
     load_weights(here.model, weights)
     frame = _frame(here, announced, content)
-    outbox = Outbox(RunDir(Path(announced.run_dir)).outbox(partition))
+    run = run_directory(settings, announced)
+    ledger = Ledger(run.ledger(partition), client=partition)
+    outbox = Outbox(run.outbox(partition))
     question = hashlib.sha256(weights.numpy().tobytes() + announced.frame_digest).hexdigest()
     question = f"{announced.round}/{announced.updates}/{here.base.settings.codec}/{question}"
     stored = outbox.find(question)
     if stored is not None:
+        if not any(entry.round == announced.round for entry in ledger.entries):
+            raise LedgerError(f"{ledger.path} lost the entry of round {announced.round}, whose payload is stored")
         return stored
-    values = _train(here, partition, announced, frame)
+    values = _train(here, run, ledger, announced, frame)
     payload = pack(
         values,
         frame.indices,
@@ -108,16 +112,28 @@ def _frame(here: Process, announced: Announcement, content: RecordDict) -> Frame
     return frame
 
 
-def _train(here: Process, partition: int, announced: Announcement, frame: Frame) -> Tensor:
-    base, s = here.base, here.base.settings
+def run_directory(settings: Settings, announced: Announcement) -> RunDir:
+    """Where this client keeps its ledger: its own setting, else the first place that it was told.
+
+    A server that names another place later would hand out a fresh budget: ValueError.
+    """
+    own = _DIRECTORIES.setdefault(settings, settings.run_dir or announced.run_dir)
+    if Path(own).resolve() != Path(announced.run_dir).resolve():
+        raise ValueError(f"the server names the run directory {announced.run_dir}, this client's ledger lies in {own}")
+    return RunDir(Path(own).resolve())
+
+
+_DIRECTORIES: dict[Settings, str] = {}
+
+
+def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, frame: Frame) -> Tensor:
+    base, s, partition = here.base, here.base.settings, ledger.client
     terms = ClientTerms(
         num_examples=base.sizes[partition],
         sample_rate=announced.sample_rate,
         noise_multiplier=announced.noise_multiplier,
     )
     mechanism = terms.mechanism(base.method.mechanism)
-    run = RunDir(Path(announced.run_dir))
-    ledger = Ledger(run.ledger(partition), client=partition)
     entry = _entry(base, mechanism, terms, partition, announced.round, ledger, frame)
     _check_budget(s, mechanism, ledger, entry)
     drawn: list[Tensor] = []
@@ -130,7 +146,7 @@ def _train(here: Process, partition: int, announced: Announcement, frame: Frame)
 
     def charge() -> None:
         # A reproducible attempt draws the same bits again: the same release, charged once.
-        if not (s.reproducible and any(e.round == entry.round for e in ledger.entries)):
+        if not (s.reproducible and any(replace(e, attempt=entry.attempt) == entry for e in ledger.entries)):
             ledger.charge(entry)
 
     with torch.random.fork_rng(devices=[] if s.device == "cpu" else None):

@@ -10,6 +10,7 @@ from rich.table import Table
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.ledger import verify_extends
+from simulations.continuity import check_unchanged, exclusive
 from simulations.display import showing, summary_table
 from simulations.engines import engine
 from simulations.plan import Plan, make_plan
@@ -33,22 +34,31 @@ def resume_command(path: str, console: Console) -> None:
     """``fedlsg resume``: the settings and the ledger of the directory, nothing else."""
     directory = RunDir.open(path)
     settings = replace(directory.read_config(), run_dir=str(directory.path))
-    verify_extends(directory.load_checkpoint()["ledgers"], directory.ledgers)
+    if directory.checkpoint.exists():
+        verify_extends(directory.load_checkpoint()["ledgers"], directory.ledgers)
+    elif directory.ledgers.exists():
+        raise ValueError(f"{path} has ledgers and no checkpoint: restore checkpoint/latest.pt, or start a new run")
     with console.status("loading data") as status:
         plan = make_plan(settings, progress=status.update)
+    if directory.checkpoint.exists():
+        check_unchanged(directory.load_checkpoint()["plan"], plan)
     execute(plan, directory, console)
 
 
 def execute(plan: Plan, directory: RunDir, console: Console) -> None:
     """Run or continue a plan with the live display, then print the summary."""
+    with exclusive(directory):
+        pass  # the serving process takes it again; this one only asks early, before Ray is started
     try:
         with showing(console, plan.schedule.rounds, directory.last_round()) as display:
             summary = engine(plan.settings.engine)(plan, directory, on_round=display.on_round)
     except KeyboardInterrupt:
-        if directory.checkpoint.exists():
+        if directory.config.exists():
             text = f"continue with: fedlsg resume {directory.path}"
             console.print(text, markup=False, highlight=False, soft_wrap=True)
         raise
+    if summary["stopped"]:
+        console.print(f"stopped early: {summary['stopped']}", style="yellow", markup=False, highlight=False)
     console.print(summary_table(summary))
     console.print(f"[bold]run directory[/bold]  {escape(str(directory.path))}", highlight=False, soft_wrap=True)
 

@@ -135,6 +135,10 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
         if sigma is None:
             sigma = calibrated(mechanism, blocks, s.epsilon, s.delta, rate, max(base.steps))
         terms.append(ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigma))
+    if s.trust == "aggregate":
+        # The sum carries everybody's share of noise: with unequal shares it would have less than the largest promises.
+        largest = max(t.noise_multiplier for t in terms)
+        terms = [replace(t, noise_multiplier=largest) for t in terms]
     if mechanism.private:
         for rate, sigma in {(t.sample_rate, t.noise_multiplier) for t in terms}:
             effective = replace(mechanism, noise_multiplier=sigma).effective_noise_multiplier(blocks)

@@ -36,6 +36,9 @@ FALLBACK: dict[str, Any] = {
 
 def fill(settings: Settings, workload: Workload) -> Settings:
     """Settings with every gap filled from the workload's preset (its row for the method first)."""
+    without_noise = settings.mechanism in ("none", "clip-only") or settings.method == "sgd"
+    if without_noise and settings.epsilon is not None:
+        raise ValueError("epsilon needs a mechanism that adds noise: choose method dpsgd, or mechanism dp")
     preset = {**FALLBACK, **workload.defaults, **workload.method_defaults.get(settings.method, {})}
     if settings.noise_multiplier is not None:
         preset.pop("epsilon")  # a given noise multiplier replaces the target; a given epsilon stays as the budget
@@ -91,6 +94,8 @@ def resolved(settings: Settings, method: Method, local: LocalTraining) -> Settin
     parts = {**asdict(method.carrier), **asdict(method.mask), **asdict(method.after)}
     names = set(strategies.own_settings(settings.method)) | {f.name for f in fields(After)}
     used = {name: parts[name] for name in names if name in parts}
+    if not method.mechanism.adds_noise:
+        used["epsilon"] = None
     return replace(
         settings,
         **used,

@@ -1,7 +1,6 @@
 """What the server writes while it runs: rounds.csv, checkpoint, merged ledger, summary.json."""
 
 import csv
-import hashlib
 import io
 import math
 import platform
@@ -14,6 +13,7 @@ from typing import Any, get_type_hints
 
 from fedlsg.accounting import ACCOUNTANTS, AccountingError, compose
 from fedlsg.ledger import Ledger, merge, verify_extends
+from simulations.continuity import check_unchanged, fingerprint
 from simulations.evaluate import evaluate
 from simulations.outbox import write_atomically
 from simulations.plan import Plan
@@ -77,15 +77,12 @@ class Recorder:
         """Load the checkpoint, cut rounds.csv to it, and insist that every ledger still holds what it held then."""
         saved = self.run.load_checkpoint()
         verify_extends(saved["ledgers"], self.run.ledgers)
-        if saved["partition"] != partition_digest(self.plan):
-            raise ValueError(
-                f"{self.run.config} now deals the examples to other clients, whose ledgers would then say too little: "
-                "restore its data and partition settings, or start a new run"
-            )
+        check_unchanged(saved["plan"], self.plan)
         self.state.load_state_dict(saved["server"])
         self.totals, self.seconds_before = saved["totals"], saved["seconds"]
-        whole = self.run.rounds.read_text().rpartition("\n")[0]  # a crash can tear the last line
-        rows = [row for row in csv.DictReader(whole.splitlines()) if int(row["round"]) <= self.state.round]
+        rows = [row for row in self.run.read_rounds() if int(row["round"]) <= self.state.round]
+        if len(rows) != self.state.round:
+            raise ValueError(f"{self.run.rounds} is damaged: it lacks rounds that the checkpoint holds; restore it")
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, FIELDS)
         writer.writeheader()
@@ -93,7 +90,12 @@ class Recorder:
         write_atomically(self.run.rounds, text.getvalue().encode())
 
     def on_round(self, report: RoundReport) -> None:
-        """Evaluate, append the row, save the checkpoint."""
+        """Evaluate, append the row, save the checkpoint.
+
+        Raises RuntimeError, before anything of the round is kept, if a client's payload came without an entry in
+        its ledger here: its epsilon would be a fiction.
+        """
+        self._check_charged(report)
         s = self.plan.settings
         if s.record_updates:
             for client, payload in report.payloads.items():
@@ -117,10 +119,18 @@ class Recorder:
             asked=" ".join(map(str, report.asked)),
             answered=" ".join(map(str, report.answered)),
             rejected=" ".join(map(str, sorted(report.rejected))),
-            reasons="; ".join(f"{p}: {why}" for p, why in sorted(report.rejected.items())),
+            reasons=report.reasons,
         )
         self._append(row)
-        self._checkpoint()
+        self.checkpoint()
+
+    def _check_charged(self, report: RoundReport) -> None:
+        for client in report.payloads:
+            if not any(entry.round == report.round for entry in self.ledgers[client].entries):
+                raise RuntimeError(
+                    f"client {client} answered round {report.round}, and its ledger in {self.run.ledgers} does not "
+                    "show it: nothing can be said of its epsilon; clients need the run directory on a shared disk"
+                )
 
     def epsilons(self, *, fast: bool) -> list[float]:
         """Certified epsilon of every client from its ledger; inf where a mechanism was not private.
@@ -131,10 +141,10 @@ class Recorder:
         assert delta is not None
         return [_epsilon(ledger, delta, DISPLAYED if fast else ACCOUNTANTS) for ledger in self.ledgers]
 
-    def finish(self) -> dict[str, Any]:
-        """Write the merged ledger and the summary; return the summary."""
+    def finish(self, stopped: str | None = None) -> dict[str, Any]:
+        """Write the merged ledger and the summary; return the summary. ``stopped`` says why a run ended early."""
         merge(self.run.ledgers.glob("client-*.jsonl"), self.run.path / "ledger.jsonl")
-        summary = self.summary()
+        summary = {**self.summary(), "stopped": stopped}
         self.run.write_summary(summary)
         return summary
 
@@ -153,7 +163,7 @@ class Recorder:
             "clients": len(plan.terms),
             "accuracy": accuracy,
             "loss": loss,
-            "private": self.private,
+            "private": self.private and math.isfinite(max(epsilons)),
             "epsilon_max": max(epsilons),
             "epsilon_median": statistics.median(epsilons),
             "delta": s.delta,
@@ -183,7 +193,10 @@ class Recorder:
         delta = self.plan.settings.delta
         assert delta is not None
         worst = max(self.ledgers, key=lambda ledger: _epsilon(ledger, delta, ACCOUNTANTS))
-        bound = compose(worst.events(), delta=delta)
+        try:
+            bound = compose(worst.events(), delta=delta)
+        except AccountingError as error:
+            return {"reported": "none", "client": worst.client, "intervals": {}, "failures": {"both": str(error)}}
         intervals = {name: asdict(interval) for name, interval in bound.intervals.items()}
         return {
             "reported": bound.accountant,
@@ -203,11 +216,12 @@ class Recorder:
             self.totals[name] += getattr(row, name)
         self.last = row
 
-    def _checkpoint(self) -> None:
+    def checkpoint(self) -> None:
+        """Save everything that ``resume`` needs."""
         self.run.save_checkpoint(
             {
                 "server": self.state.state_dict(),
-                "partition": partition_digest(self.plan),
+                "plan": fingerprint(self.plan),
                 "totals": self.totals,
                 "seconds": self._seconds(),
                 "ledgers": {str(ledger.client): ledger.snapshot() for ledger in self.ledgers if ledger.entries},
@@ -225,14 +239,6 @@ def _epsilon(ledger: Ledger, delta: float, accountants: tuple[str, ...]) -> floa
         return compose(ledger.events(), delta=delta, accountants=accountants).upper
     except AccountingError:
         return math.inf
-
-
-def partition_digest(plan: Plan) -> str:
-    """SHA-256 of who holds which example. Epsilon is a maximum over clients only while nobody's example moves."""
-    sha = hashlib.sha256()
-    for part in plan.parts:
-        sha.update(len(part).to_bytes(8, "little") + part.numpy().tobytes())
-    return sha.hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -7,6 +7,7 @@ updates/         payloads (with record_updates)        updates-truth/   SECRET b
 run.log          what Flower, Ray and we log
 """
 
+import csv
 import json
 import os
 import tomllib
@@ -36,7 +37,8 @@ class RunDir:
         """An existing run directory. Raises ValueError for anything else."""
         folder = Path(path).expanduser().resolve()
         if not folder.is_dir():
-            raise ValueError(f"{path} is no run directory: it does not exist")
+            why = "it is a file" if folder.exists() else "it does not exist"
+            raise ValueError(f"{path} is no run directory: {why}")
         return cls(folder)
 
     @property
@@ -120,10 +122,22 @@ class RunDir:
         try:
             state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
         except FileNotFoundError:
-            raise ValueError(f"{self.path} holds no checkpoint: no round was finished, start a new run") from None
-        except Exception as error:
-            raise ValueError(f"{self.checkpoint} cannot be read: {error}") from None
+            raise ValueError(f"{self.path} holds no checkpoint: it cannot be continued, start a new run") from None
+        except Exception:
+            raise ValueError(f"{self.checkpoint} is damaged: restore it from a copy, or start a new run") from None
         return state
+
+    def read_rounds(self) -> list[dict[str, str]]:
+        """Whole rows of rounds.csv as text; a last line that a crash tore is left out.
+
+        Raises ValueError for a file that is none of ours.
+        """
+        if not self.rounds.exists():
+            return []
+        rows = list(csv.DictReader(self.rounds.read_text().rpartition("\n")[0].splitlines()))
+        if any(not (row.get("round") or "").isdigit() for row in rows):
+            raise ValueError(f"{self.rounds} is damaged: restore it from a copy, or start a new run")
+        return rows
 
     def last_round(self) -> int:
         """The last finished round, 0 for a new run."""

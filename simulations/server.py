@@ -1,24 +1,32 @@
 """The server's part of a run, the same on every engine: state, strategy, records."""
 
+import json
 from typing import Any
 
 import torch
 from flwr.serverapp import Grid
 
+from simulations.continuity import exclusive
 from simulations.plan import Plan
 from simulations.preset import known
 from simulations.recorder import Recorder
 from simulations.rundir import RunDir
 from strategies.state import ServerState
-from strategies.strategy import FederationSettings, FedLSG, RoundReport
+from strategies.strategy import BudgetSpentError, FederationSettings, FedLSG, RoundReport
 from strategies.wire import flat_record
 
 
 def serve(grid: Grid, plan: Plan, run: RunDir, *, on_round: Any = None) -> dict[str, Any]:
     """Run the remaining rounds over ``grid`` and return the summary; continues from a checkpoint where there is one.
 
-    ``on_round(row)`` is called with every finished row of rounds.csv.
+    ``on_round(row)`` is called with every finished row of rounds.csv. Ends early, with a summary that says so, when
+    every client's privacy budget is spent. Raises ValueError if another process holds the run directory.
     """
+    with exclusive(run):
+        return _serve(grid, plan, run, on_round)
+
+
+def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any) -> dict[str, Any]:
     s = plan.settings
     torch.set_num_threads(s.threads)
     state = ServerState(
@@ -32,6 +40,11 @@ def serve(grid: Grid, plan: Plan, run: RunDir, *, on_round: Any = None) -> dict[
     recorder = Recorder(run, plan, state)
     if run.checkpoint.exists():
         recorder.resume()
+    else:
+        recorder.checkpoint()  # round 0: what an interruption in the first round continues from
+    if state.round == plan.schedule.rounds and run.summary.exists():
+        finished_before: dict[str, Any] = json.loads(run.summary.read_text())
+        return finished_before
 
     def finished(report: RoundReport) -> None:
         recorder.on_round(report)
@@ -55,5 +68,8 @@ def serve(grid: Grid, plan: Plan, run: RunDir, *, on_round: Any = None) -> dict[
     remaining = plan.schedule.rounds - state.round
     if remaining > 0:
         strategy = FedLSG(state, settings, finished)
-        strategy.start(grid, flat_record(state.weights), num_rounds=remaining, timeout=s.round_timeout)
+        try:
+            strategy.start(grid, flat_record(state.weights), num_rounds=remaining, timeout=s.round_timeout)
+        except BudgetSpentError as stopped:
+            return recorder.finish(str(stopped))
     return recorder.finish()

@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     if settings.clients is None:
         settings = replace(settings, clients=len(wait_for_nodes(grid, 1)))
     plan = make_plan(settings)
-    run = RunDir(Path(settings.run_dir)) if settings.run_dir else create(None, settings)
+    run = RunDir(Path(settings.run_dir).resolve()) if settings.run_dir else create(None, settings)
     if not run.config.exists():
         run.write_config(plan.settings)
     log(INFO, "run directory: %s", run.path)

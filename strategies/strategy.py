@@ -25,6 +25,7 @@ from strategies.nodes import find_partitions
 from strategies.state import ServerState, select_clients
 from strategies.wire import (
     FRAME_DIFFERS,
+    OVER_BUDGET,
     Announcement,
     announcement,
     flat_record,
@@ -81,6 +82,24 @@ class RoundReport:
     downlink_bytes_wire: int = 0
     seconds: float = 0.0
 
+    @property
+    def reasons(self) -> str:
+        """Why clients were rejected, equal reasons together: "0 2: no reply ...; 1: payload checksum ..."."""
+        clients: dict[str, list[int]] = {}
+        for partition, why in sorted(self.rejected.items()):
+            clients.setdefault(why, []).append(partition)
+        return "; ".join(f"{' '.join(map(str, who))}: {why}" for why, who in clients.items())
+
+    @property
+    def budget_spent(self) -> bool:
+        """Whether every client that was asked refused because its privacy budget would be passed."""
+        refusals = [why for why in self.rejected.values() if why.startswith(f"[{OVER_BUDGET}]")]
+        return len(refusals) == len(self.asked)
+
+
+class BudgetSpentError(RuntimeError):
+    """No client can train any more without passing its privacy budget: the regular end of a run without rounds left."""
+
 
 class FedLSG(Strategy):
     """Federated training in low-rank sparse coordinates, for every recipe of this package.
@@ -88,7 +107,8 @@ class FedLSG(Strategy):
     Clients are sampled by partition with the public generator. A client that fails, or whose payload does not pass
     ``fedlsg.payload.unpack``, is named in the log and in the report, and the round goes on without it; the divisor
     does not change. ``on_round`` is called after every round, when the state already holds its result.
-    Raises RuntimeError after three rounds in a row without a single valid update.
+    Raises BudgetSpentError when every client asked refuses to pass its budget, RuntimeError after three rounds in a row
+    without a single valid update.
     """
 
     def __init__(
@@ -223,10 +243,13 @@ class FedLSG(Strategy):
         return values
 
     def _stop_if_dead(self, alive: bool) -> None:
+        if self._report.budget_spent:
+            raise BudgetSpentError(f"the privacy budget of every client was spent before round {self._report.round}")
         self._empty_rounds = 0 if alive else self._empty_rounds + 1
         if self._empty_rounds >= EMPTY_ROUNDS_ALLOWED:
-            reasons = "; ".join(f"client {p}: {why}" for p, why in sorted(self._report.rejected.items()))
-            raise RuntimeError(f"no valid update in {EMPTY_ROUNDS_ALLOWED} rounds in a row: {reasons}")
+            raise RuntimeError(
+                f"no valid update in {EMPTY_ROUNDS_ALLOWED} rounds in a row: client {self._report.reasons}"
+            )
 
 
 def reason_of(error: Exception) -> str:

@@ -8,6 +8,7 @@ import csv
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def run(
     ``client_app`` is another ``module:attribute`` in tests of bad clients. Raises FlowerRunError if the run did not
     complete.
     """
+    plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     s = plan.settings
     follow = Follower(directory, on_round)
     with tempfile.TemporaryDirectory(prefix="fedlsg-app-") as folder:

@@ -6,6 +6,7 @@ Messages are serialised to bytes and read back on both ways, so that client and 
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -109,6 +110,7 @@ def run(
     plan: Plan, directory: RunDir, *, on_round: Callable[[Row], None], client: ClientFunction = app
 ) -> dict[str, Any]:
     """Run a plan in this process; returns the summary. ``client`` is another ClientApp in tests of bad clients."""
+    plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     grid = LocalGrid(client, len(plan.terms), dict(as_config(plan.settings)))
     with logging_to(directory), task_identity():
         return serve(grid, plan, directory, on_round=on_round)

@@ -1,5 +1,6 @@
 """Small runs on the local engine: digits, a given noise multiplier (nothing to calibrate), a few rounds."""
 
+import contextlib
 import csv
 import tomllib
 from dataclasses import dataclass, replace
@@ -7,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
 from torch import Tensor
 
@@ -105,3 +107,21 @@ def resume_local(out: Path, *, client: ClientFunction = app) -> Run:
 
 def ignore(row: Row) -> None:
     """An on_round callback that shows nothing."""
+
+
+def stopped_after(round: int, out: Path, **settings: Any) -> Run:
+    """A run that was interrupted after a round."""
+    plan, directory = plan_at(out, **settings)
+
+    def stop(row: Row) -> None:
+        if row.round == round:
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        local.run(plan, directory, on_round=stop)
+    return Run(directory.path, plan)
+
+
+def reconfigured(run: Run, **changes: Any) -> None:
+    """Edit the config.toml of a run."""
+    run.directory.config.write_text(tomli_w.dumps(run.config | changes))

@@ -36,7 +36,7 @@ def check_bad_client(run: Run, kind: str) -> None:
     for row in run.rows[int(bad.honest_first) :]:
         assert str(client) in row.rejected.split()
         assert str(client) not in row.answered.split()
-        assert re.search(rf"(^|; ){client}: [^;]*{bad.reason}", row.reasons), row.reasons
+        assert re.search(rf"(^|; )([\d ]* )?{client}( [\d ]*)?: [^;]*{bad.reason}", row.reasons), row.reasons
         assert re.search(rf"round {row.round}: client {client}: .*{bad.reason.split(',')[0]}", run.log)
     assert len(run.directory.ledger(client).read_bytes().splitlines() if bad.trained else []) == 3 * bad.trained
     assert run.directory.ledger(client).exists() == bad.trained

@@ -134,6 +134,9 @@ def test_a_second_attempt_of_private_training_is_charged(tmp_path, monkeypatch):
     assert [(e.round, e.attempt) for e in run.entries(0)] == [(1, 0), (2, 0), (2, 1)]
     assert [(e.round, e.attempt) for e in run.entries(1)] == [(1, 0), (2, 0)]
     assert run.summary["epsilon_max"] > run.summary["epsilon_median"]
+    assert (run.rows[-1].epsilon_max, run.rows[-1].epsilon_median) == (
+        run.summary["epsilon_max"], run.summary["epsilon_median"],
+    )  # fmt: skip
 
 
 def test_a_reproducible_second_attempt_is_the_same_release(tmp_path, monkeypatch, small):
@@ -146,10 +149,10 @@ def test_a_reproducible_second_attempt_is_the_same_release(tmp_path, monkeypatch
 
 
 def test_a_payload_stored_for_another_question_is_caught(tmp_path, monkeypatch):
-    """Negative control: an outbox that never looks at the question; the server sees an old round."""
+    """Negative control: an outbox that never looks at the question; the ledger lacks the round that it answers."""
     find = Outbox.find
     questions: dict[Path, str] = {}
     monkeypatch.setattr(Outbox, "find", lambda self, question: find(self, questions.setdefault(self.path, question)))
     run = run_local(tmp_path / "run")
     assert [row.rejected for row in run.rows] == ["", "0 1"]
-    assert "payload round: expected 2, got 1" in run.rows[1].reasons
+    assert "LedgerError" in run.rows[1].reasons

@@ -135,7 +135,7 @@ def interrupt(command: list[str], run: Run, number: signal.Signals, *, after_rou
 
 
 def finished_rounds(run: Run) -> int:
-    return run.directory.rounds.read_text().count("\n") - 1 if run.directory.checkpoint.exists() else 0
+    return run.directory.rounds.read_text().count("\n") - 1 if run.directory.rounds.exists() else 0
 
 
 def options(engine: str, out: Path) -> list[str]:

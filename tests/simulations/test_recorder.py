@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from fedlsg.accounting import epsilon
-from fedlsg.ledger import Ledger
-from simulations.engines import local
 from simulations.evaluate import evaluate
 from simulations.recorder import FIELDS, Row
-from tests.simulations.runs import Run, plan_at, resume_local, run_local
+from tests.simulations.runs import Run, reconfigured, resume_local, run_local, stopped_after
 
 finite = st.floats(allow_nan=False)
 count = st.integers(0, 10**15)
@@ -141,28 +138,6 @@ def test_the_merged_ledger_is_a_copy(small):
 # --- resume
 
 
-def stopped_after(round: int, out: Path, **settings: Any) -> Run:
-    """A run that was interrupted after a round."""
-    plan, directory = plan_at(out, **settings)
-
-    def stop(row: Row) -> None:
-        if row.round == round:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        local.run(plan, directory, on_round=stop)
-    return Run(directory.path, plan)
-
-
-@pytest.fixture
-def stopped(tmp_path: Path) -> Run:
-    """The small run, interrupted after its first round."""
-    run = stopped_after(1, tmp_path / "run")
-    assert [row.round for row in run.rows] == [1]
-    assert not run.directory.summary.exists()
-    return run
-
-
 def test_resume_continues_to_the_same_weights_and_totals(stopped, small):
     run = resume_local(stopped.path)
     assert run.weights.equal(small.weights)
@@ -221,7 +196,7 @@ DAMAGE: dict[str, tuple[Callable[[Run], Any], str]] = {
         lambda run: shutil.copy(run.directory.ledger(0), run.directory.ledger(1)),
         "expected the ledger of client 1, this is client 0's",
     ),
-    "checkpoint damaged": (lambda run: run.directory.checkpoint.write_bytes(b"damaged"), "latest.pt cannot be read"),
+    "checkpoint damaged": (lambda run: run.directory.checkpoint.write_bytes(b"damaged"), "latest.pt is damaged"),
 }
 
 
@@ -235,10 +210,6 @@ def test_resume_insists_on_ledger_and_checkpoint(kind, stopped):
     assert [row.round for row in stopped.rows] == [1]
 
 
-def reconfigured(run: Run, **changes: Any) -> None:
-    run.directory.config.write_text(tomli_w.dumps(run.config | changes))
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"clients": 3, "clients-per-round": 3}, {"partition": "shards"}, {"seed": 1}],
@@ -247,23 +218,9 @@ def reconfigured(run: Run, **changes: Any) -> None:
 def test_resume_refuses_examples_that_moved_to_another_client(changes, stopped):
     """Clients compose in parallel only while partitions are fixed: one example could else be charged to two ledgers."""
     reconfigured(stopped, **changes)
-    with pytest.raises(ValueError, match=r"deals the examples to other clients|made with seed 0"):
+    with pytest.raises(ValueError, match=r"cannot change its settings midway: restore .*" + next(iter(changes))):
         resume_local(stopped.path)
     assert [len(stopped.entries(client)) for client in (0, 1)] == [1, 1]
-
-
-def test_a_changed_sigma_takes_a_new_entry_and_is_accounted(stopped):
-    reconfigured(stopped, **{"noise-multiplier": 4.0, "sample-rate": 0.1})
-    run = resume_local(stopped.path)
-    assert [(e.noise_multiplier, e.sample_rate) for e in run.entries(0)] == [(2.0, 0.05), (4.0, 0.1)]
-    assert run.summary["epsilon_max"] == Ledger(run.directory.ledger(0), client=0).epsilon(1e-5).upper
-
-
-def test_noise_that_was_once_seeded_is_never_private_again(stopped):
-    reconfigured(stopped, reproducible=False)
-    run = resume_local(stopped.path)
-    assert [e.reproducible for e in run.entries(0)] == [True, False]
-    assert run.summary["private"] is False
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path, small):

@@ -16,7 +16,7 @@ SETTINGS = Settings(workload="digits", method="lsg", rank=4, noise_multiplier=1.
 def test_a_run_leaves_what_the_design_lists(small):
     names = {path.name for path in small.path.iterdir()}
     listed = {"config.toml", "rounds.csv", "ledger", "ledger.jsonl", "checkpoint", "summary.json", "run.log"}
-    assert names == listed | {"updates", "updates-truth"}
+    assert names == listed | {"updates", "updates-truth", ".lock"}
     assert {p.name for p in small.directory.ledgers.iterdir()} == {"client-000000.jsonl", "client-000001.jsonl"}
     assert (small.path / "ledger" / "client-000001.jsonl") == small.directory.ledger(1)
     assert {p.name for p in (small.path / "updates" / "round-000001").iterdir()} == {
@@ -68,13 +68,13 @@ def test_a_checkpoint_comes_back(tmp_path):
 
 def test_a_missing_or_damaged_checkpoint_is_named(tmp_path):
     run = RunDir(tmp_path)
-    with pytest.raises(ValueError, match="holds no checkpoint: no round was finished, start a new run"):
+    with pytest.raises(ValueError, match="holds no checkpoint: it cannot be continued, start a new run"):
         run.load_checkpoint()
     run.save_checkpoint({"server": {"round": 1, "weights": torch.zeros(1000)}})
     whole = run.checkpoint.read_bytes()
     for damaged in (b"", whole[: len(whole) // 2], b"x" * 100):
         run.checkpoint.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"latest.pt cannot be read"):
+        with pytest.raises(ValueError, match=r"latest.pt is damaged: restore it"):
             run.load_checkpoint()
 
 
@@ -87,7 +87,7 @@ def test_a_checkpoint_is_data_and_no_program(tmp_path):
 
     run = RunDir(tmp_path)
     run.save_checkpoint({"server": Planted()})
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="is damaged"):
         run.load_checkpoint()
     assert not (tmp_path / "planted").exists()
 

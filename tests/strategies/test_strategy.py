@@ -37,17 +37,27 @@ def test_a_round_is_the_server_step_of_the_clients_values():
     assert [(r.uplink_messages, r.downlink_messages) for r in reports] == [(3, 3)] * 2
 
 
+class Cancelling(Federation):
+    """Clients whose values cancel: rounded sums of them depend on the order even in float64."""
+
+    def payload(self, partition: int, message: Message) -> bytes:
+        frame = self.state.frame()
+        values = torch.full((frame.kept,), [1e20, 1.0, -1e20, 2.0][partition])
+        return pack(values, frame.indices, size=frame.size, round=1, digest=frame.digest)
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[::5])
-def test_the_order_of_replies_does_not_matter(order):
-    """Ray answers in any order; the sum is in client order."""
-    usual, shuffled = Federation(server_state(), clients=4), Federation(server_state(), clients=4)
-    pull = shuffled.grid.pull_messages
-    shuffled.grid.pull_messages = lambda names: (lambda found: [found[i] for i in order if i < len(found)])(
-        list(pull(names))
-    )
-    usual.run(3)
-    shuffled.run(3)
-    assert shuffled.state.weights.equal(usual.state.weights)
+def test_the_sum_is_in_client_order_however_the_replies_arrive(order):
+    federation = Cancelling(server_state("sgd", learning_rate=1.0, momentum=0.0, divisor=1.0), clients=4)
+    start, pull = federation.state.weights, federation.grid.pull_messages
+
+    def shuffled(names: Iterable[str]) -> list[Message]:
+        found = list(pull(names))
+        return [found[i] for i in order] if found else []
+
+    federation.grid.pull_messages = shuffled
+    federation.run()
+    torch.testing.assert_close(start - federation.state.weights, torch.full((163,), 2.0))  # ((1e20 + 1) - 1e20) + 2
 
 
 @pytest.mark.parametrize("node_order", [range(3), (2, 0, 1)])
@@ -194,9 +204,7 @@ def test_three_empty_rounds_in_a_row_end_the_run_and_two_do_not():
 
     now = True
     federation = Federation(server_state(), answer=answer)
-    with pytest.raises(
-        RuntimeError, match=r"no valid update in 3 rounds in a row: client 0: no reply.*; client 1: no reply"
-    ):
+    with pytest.raises(RuntimeError, match=r"no valid update in 3 rounds in a row: client 0 1 2: no reply"):
         federation.run(9)
     assert [report.round for report in federation.reports] == [1, 2, 3, 4, 5, 6]
     assert (federation.state.round, federation.state.updates) == (6, 1)
