@@ -14,6 +14,7 @@ from simulations.continuity import check_unchanged, exclusive
 from simulations.display import showing, summary_table
 from simulations.engines import engine
 from simulations.plan import Plan, make_plan
+from simulations.recorder import Row
 from simulations.rundir import RunDir, create
 from simulations.settings import from_mapping
 
@@ -50,7 +51,10 @@ def execute(plan: Plan, directory: RunDir, console: Console) -> None:
     with exclusive(directory):
         pass  # the serving process takes it again; this one only asks early, before Ray is started
     try:
-        with showing(console, plan.schedule.rounds, directory.last_round()) as display:
+        done = directory.last_round()
+        with showing(console, plan.schedule.rounds, done) as display:
+            for row in directory.read_rounds()[:done]:
+                display.count(Row.parse(row))
             summary = engine(plan.settings.engine)(plan, directory, on_round=display.on_round)
     except KeyboardInterrupt:
         if directory.config.exists():

@@ -48,12 +48,16 @@ class RoundDisplay:
             "", total=rounds, completed=first, status="starting", first=first, began=None, last=0.0
         )
 
+    def count(self, row: Row) -> None:
+        """Add a row to the totals; on its own for the rows of an earlier process."""
+        self.up, self.down = self.up + row.uplink_bytes, self.down + row.downlink_bytes
+        self.accuracy = row.accuracy if row.accuracy is not None else self.accuracy
+
     def on_round(self, row: Row) -> None:
         """Show one finished round."""
         now = time.monotonic()
         task = self.progress.tasks[0]
-        self.up, self.down = self.up + row.uplink_bytes, self.down + row.downlink_bytes
-        self.accuracy = row.accuracy if row.accuracy is not None else self.accuracy
+        self.count(row)
         status = (
             f"accuracy {percent(self.accuracy)}  epsilon {row.epsilon_max:.2f}  "
             f"up {human_bytes(self.up)}  down {human_bytes(self.down)}"

@@ -125,12 +125,15 @@ def interrupt(command: list[str], run: Run, number: signal.Signals, *, after_rou
         command, env=ENVIRONMENT, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     deadline = time.monotonic() + 120
-    while finished_rounds(run) < after_round:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "no round was finished"
-        time.sleep(0.005)
-    os.kill(process.pid, number)
-    printed = process.communicate(timeout=60)[0]
+    try:
+        while finished_rounds(run) < after_round:
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline, "no round was finished"
+            time.sleep(0.005)
+        os.kill(process.pid, number)
+        printed = process.communicate(timeout=60)[0]
+    finally:
+        process.kill()
     return process.returncode, printed
 
 
