@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+QUIET_LOOKS = 10
 GONE = (ProcessLookupError, FileNotFoundError, PermissionError, BrokenPipeError)
 
 
@@ -45,14 +46,17 @@ def end_all(home: Path, children: list[subprocess.Popen[bytes]]) -> None:
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + GRACE_SECONDS
         signalled: set[int] = set()
-        while living := carrying(home) | {child.pid for child in children if child.poll() is None}:
+        quiet = 0  # looks in a row that found nobody: one look misses a process in the middle of its exec
+        while quiet < QUIET_LOOKS and time.monotonic() < deadline:
+            living = carrying(home) | {child.pid for child in children if child.poll() is None}
+            quiet = 0 if living else quiet + 1
             for pid in living - signalled:
                 with suppress(*GONE):
                     os.kill(pid, signal_number)
             signalled |= living
-            if time.monotonic() > deadline:
-                break
             time.sleep(0.02)
+        if quiet == QUIET_LOOKS:
+            break
     for child in children:
         if child.stdin is not None:
             with suppress(*GONE):
