@@ -183,9 +183,8 @@ def test_a_signal_leaves_no_process_behind(number, when, status, tmp_path, short
         assert len(marked(mark)) > 2
         os.killpg(process.pid, number)  # what the terminal does on Ctrl-C: the whole foreground group
         assert process.wait(timeout=20) == status
-        if number == signal.SIGKILL:  # the others notice
-            wait_until(lambda: not marked(mark), seconds=20)
-        assert marked(mark) == set()
+        # Killed outright, the others notice; else a Ray worker that was starting at that moment ends with its raylet.
+        wait_until(lambda: not marked(mark), seconds=20)
         assert list(short_tmp.iterdir()) == []
     finally:
         for pid in marked(mark):
