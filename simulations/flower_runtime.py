@@ -94,7 +94,8 @@ def run_app(
     Ray print is appended to ``log_file``; nothing reaches the terminal.
 
     Guarantee: on return and on every exception (``poll``'s own, KeyboardInterrupt, and SIGTERM or SIGHUP, which become
-    SystemExit) no process and no temporary directory of this run is left.
+    SystemExit) every process of this run that could be found was ended, and no temporary directory is left. Known
+    gap: some of Ray's processes have been seen to outlive an interrupt by seconds (which ones is not established).
     Raises: ValueError for impossible resources; RuntimeError when Flower could not start or lost the run. A run that
     starts and fails is no exception: read ``RunOutcome.completed``.
     """

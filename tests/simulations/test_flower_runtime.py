@@ -183,7 +183,7 @@ def test_a_signal_leaves_no_process_behind(number, when, status, tmp_path, short
         assert len(marked(mark)) > 2
         os.killpg(process.pid, number)  # what the terminal does on Ctrl-C: the whole foreground group
         assert process.wait(timeout=20) == status
-        # Killed outright, the others notice; else a Ray worker that was starting at that moment ends with its raylet.
+        # Killed outright, the others notice. Known gap: after SIGINT two of Ray's processes were seen in 2 of 5 runs.
         wait_until(lambda: not marked(mark), seconds=20)
         assert list(short_tmp.iterdir()) == []
     finally:
