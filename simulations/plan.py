@@ -21,7 +21,7 @@ from simulations import workloads
 from simulations.partition import partition
 from simulations.preset import build_method, check, fill, known, resolved
 from simulations.settings import Settings
-from simulations.workloads import Progress, Workload, build_model, silent
+from simulations.workloads import Options, Progress, Workload, build_model, silent
 from strategies.state import select_clients
 from strategies.strategy import ClientTerms
 
@@ -75,7 +75,8 @@ def prepare(settings: Settings, *, progress: Progress = silent) -> Base:
     """
     strategies.check_name(settings.method)
     data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
-    workload = workloads.load(settings.workload, data_dir=data_dir, progress=progress)
+    options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
+    workload = workloads.load(settings.workload, data_dir=data_dir, options=options, progress=progress)
     settings = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
     check(settings)
     parts = partition(

@@ -22,8 +22,20 @@ class Settings:
     workload: str = "digits"
     method: str = "lsg"
     model: str | None = None
+    pretrained: str | None = None
+    train_layers: int | None = None
     seed: int = 0
     data_dir: str | None = None
+    dataset: str | None = None
+    subset: str | None = None
+    input_columns: str | None = None
+    label_column: str | None = None
+    test_split: str | None = None
+    max_length: int | None = None
+    train_rows: int | None = None
+    holdout: float | None = None
+    augment: Literal["none", "flip-crop"] | None = None
+    multiplicity: int | None = None
     # where gradients live and what is kept
     rank: int | None = None
     sparsity: float | None = None
@@ -31,10 +43,26 @@ class Settings:
     power_steps: int | None = None
     warmup: int | None = None
     cooling: bool | None = None
+    importance: Literal["weights", "carriers", "random"] | None = None
+    sparsity_from: float | None = None
+    residual: bool | None = None
+    redraw: Literal["epoch", "step"] | None = None
+    ranking: Literal["random", "gradients"] | None = None
+    carrier: Literal["dense", "low-rank", "low-rank-change", "random"] | None = None
+    refresh: bool | None = None
+    lora_alpha: float | None = None
+    prune: Literal["none", "random", "synflow", "dp-snip"] | None = None
+    prune_rate: float | None = None
+    prune_epsilon_share: float | None = None
+    prune_clip_norm: float | None = None
+    drop: Literal["none", "random", "magnitude"] | None = None
+    drop_rate: float | None = None
     # what protects them
     mechanism: Literal["dp", "clip-only", "noise-only", "none"] | None = None
     clip: Literal["joint", "per-block"] | None = None
     clip_norm: float | None = None
+    norms_clip_weight: float | None = None
+    classifier_clip_weight: float | None = None
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float | None = None
@@ -60,9 +88,13 @@ class Settings:
     optimizer: Literal["sgd", "adam"] | None = None
     learning_rate: float | None = None
     final_learning_rate: float | None = None
+    norms_learning_rate: float | None = None
+    classifier_learning_rate: float | None = None
     momentum: float | None = None
     weight_decay: float | None = None
     schedule: Literal["constant", "linear", "cosine", "exponential"] | None = None
+    sparsify_update: float | None = None
+    ema: float | None = None
     # what is sent and written
     codec: Literal["float32", "float16", "bfloat16"] = "float32"
     indices: Literal["derived", "explicit"] = "derived"

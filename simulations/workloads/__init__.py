@@ -1,6 +1,6 @@
 """Workloads by name: data, models and preset.
 
-To add one, write a file with ``load(*, data_dir, cache_dir, progress) -> Workload`` and enter it in the registry below.
+To add one, write a file with ``load(*, data_dir, cache_dir, options, progress) -> Workload``; enter it in the registry.
 Importing this package imports torch, and no data library: those are imported when a workload is loaded.
 """
 
@@ -10,9 +10,11 @@ from types import MappingProxyType
 
 from simulations.choices import choose
 from simulations.workloads import cifar10, digits
-from simulations.workloads.workload import Progress, Split, Workload, build_model, silent
+from simulations.workloads.workload import Options, Progress, Split, Workload, build_model, silent
 
-__all__ = ["Progress", "Split", "Workload", "build_model", "load", "names", "silent"]
+__all__ = ["Options", "Progress", "Split", "Workload", "build_model", "load", "names", "silent"]
+
+DEFAULT = Options()
 
 _REGISTRY: Mapping[str, Callable[..., Workload]] = MappingProxyType(
     {
@@ -28,16 +30,24 @@ def names() -> tuple[str, ...]:
 
 
 def load(
-    name: str, *, data_dir: Path | None = None, cache_dir: Path | None = None, progress: Progress = silent
+    name: str,
+    *,
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
+    options: Options = DEFAULT,
+    progress: Progress = silent,
 ) -> Workload:
     """Load a workload by name.
 
     data_dir: a folder in the layout of the Hugging Face repositories; defaults to FEDLSG_DATA, then the hub.
     cache_dir: where decoded data is kept; defaults to FEDLSG_CACHE, then ``~/.cache/fedlsg``.
+    options: what the user says about data and model, see ``Options``.
     progress: called with one line of text at a time while something slow happens.
     Raises:
         ValueError: unknown name (the message lists the known ones), or damaged data.
         OSError: missing data, an unreachable hub, or a cache that cannot be written.
         ImportError: a data library that the base installation does not bring.
     """
-    return choose("workload", name, _REGISTRY)(data_dir=data_dir, cache_dir=cache_dir, progress=progress)
+    return choose("workload", name, _REGISTRY)(
+        data_dir=data_dir, cache_dir=cache_dir, options=options, progress=progress
+    )

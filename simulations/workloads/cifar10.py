@@ -18,7 +18,7 @@ import torch
 from simulations import models
 from simulations.workloads.cache import cache_folder, digest_files, load_or_build
 from simulations.workloads.mirror import find_shards
-from simulations.workloads.workload import Progress, Split, Workload, rescale
+from simulations.workloads.workload import Options, Progress, Split, Workload, rescale
 
 HUB_NAME = "uoft-cs/cifar10"
 NUM_CLASSES = 10
@@ -53,7 +53,7 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
 METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({"rs": {"sparsity": 0.5}})
 
 
-def load(*, data_dir: Path | None, cache_dir: Path | None, progress: Progress) -> Workload:
+def load(*, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress) -> Workload:
     """Load the workload; inputs are (B, 3, 32, 32). The first load decodes and takes some seconds.
 
     Raises:

@@ -17,6 +17,26 @@ def silent(line: str) -> None:
     """A progress callback that says nothing."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a user may say about data and model beside the workload's name; None leaves it to the workload.
+
+    A loader refuses, naming the setting, what it has no use for; ``holdout`` and ``train_rows`` serve every workload.
+    """
+
+    model: str | None = None
+    pretrained: str | None = None
+    train_layers: int | None = None
+    dataset: str | None = None
+    subset: str | None = None
+    input_columns: str | None = None
+    label_column: str | None = None
+    test_split: str | None = None
+    max_length: int | None = None
+    train_rows: int | None = None
+    holdout: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Split:
     """Examples of one split, kept as they are stored and prepared only for the rows that are asked for.
