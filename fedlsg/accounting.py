@@ -111,12 +111,17 @@ def shuffled(*, noise_multiplier: float, epochs: int, delta: float) -> EpsilonBo
 
 
 @lru_cache(maxsize=256)
-def calibrate_noise_multiplier(*, epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
+def calibrate_noise_multiplier(
+    *, epsilon: float, delta: float, sample_rate: float, steps: int, besides: tuple[Event, ...] = ()
+) -> float:
     """Smallest sigma whose reported epsilon (both accountants, upper bound) is within ``epsilon``.
 
-    Guarantee: ``epsilon(noise_multiplier=sigma, ...).upper <= epsilon`` for the returned sigma, and a sigma
-    smaller by 1e-4 of it exceeds the target. The root is found on the cheap accountant, then moved along its
-    slope until both agree.
+    ``besides`` are events on the same examples at noise of their own (a pruning round): the epsilon is that of the
+    composition of the steps with them, which is less than the sum of the two epsilons.
+
+    Guarantee: ``epsilon(noise_multiplier=sigma, ...).upper <= epsilon`` (``compose`` of all events) for the returned
+    sigma, and a sigma smaller by 1e-4 of it exceeds the target. The root is found on the cheap accountant, then moved
+    along its slope until both agree.
 
     Raises: ValueError for a setting out of range; AccountingError for a target that no sigma in [0.05, 1e6]
     meets, or that is met without noise.
@@ -125,8 +130,8 @@ def calibrate_noise_multiplier(*, epsilon: float, delta: float, sample_rate: flo
     q, steps = checked_sample_rate(sample_rate), checked_steps(steps)
     try:
         return smallest_sigma(
-            lambda sigma: _cheap_or_inf(q, sigma, steps, delta),
-            lambda sigma: _upper_or_inf(q, sigma, steps, delta),
+            lambda sigma: _cheap_or_inf(q, sigma, steps, delta, besides),
+            lambda sigma: _upper_or_inf(q, sigma, steps, delta, besides),
             target,
         )
     except OutOfReachError as error:
@@ -134,8 +139,10 @@ def calibrate_noise_multiplier(*, epsilon: float, delta: float, sample_rate: flo
 
 
 @lru_cache(maxsize=256)
-def max_steps(*, epsilon: float, delta: float, sample_rate: float, noise_multiplier: float) -> int:
-    """Largest number of steps whose reported epsilon is within ``epsilon``; 0 where one step exceeds it.
+def max_steps(
+    *, epsilon: float, delta: float, sample_rate: float, noise_multiplier: float, besides: tuple[Event, ...] = ()
+) -> int:
+    """Largest number of steps whose reported epsilon, with ``besides``, is within ``epsilon``; 0 where one exceeds it.
 
     Guarantee: n steps are within the budget and n + 1 are not (or n is the search's end, 10^8). What no
     accountant certifies counts as beyond the budget.
@@ -146,8 +153,8 @@ def max_steps(*, epsilon: float, delta: float, sample_rate: float, noise_multipl
     q, sigma = checked_sample_rate(sample_rate), checked_noise_multiplier(noise_multiplier)
 
     return largest_steps(
-        lambda steps: _cheap_or_inf(q, sigma, steps, delta),
-        lambda steps: _upper_or_inf(q, sigma, steps, delta),
+        lambda steps: _cheap_or_inf(q, sigma, steps, delta, besides),
+        lambda steps: _upper_or_inf(q, sigma, steps, delta, besides),
         target,
     )
 
@@ -176,16 +183,17 @@ def _disagreement(intervals: dict[str, Interval]) -> str:
     )
 
 
-def _cheap_or_inf(q: float, sigma: float, steps: int, delta: float) -> float:
+def _cheap_or_inf(q: float, sigma: float, steps: int, delta: float, besides: tuple[Event, ...]) -> float:
     event = Event(sample_rate=q, noise_multiplier=sigma, steps=steps)
     try:
-        return accountant_pld.upper_bound(canonical([event]), delta)
+        return accountant_pld.upper_bound(canonical([event, *besides]), delta)
     except AccountingError:
         return math.inf
 
 
-def _upper_or_inf(q: float, sigma: float, steps: int, delta: float) -> float:
+def _upper_or_inf(q: float, sigma: float, steps: int, delta: float, besides: tuple[Event, ...]) -> float:
+    event = Event(sample_rate=q, noise_multiplier=sigma, steps=steps)
     try:
-        return epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=delta).upper
+        return compose([event, *besides], delta=delta).upper
     except AccountingError:
         return math.inf

@@ -4,6 +4,7 @@ Symbols: W (m, n) public weight now, W_0 the same at the start, L (m, r), R (r, 
 Everything here is public: it reads weights, the round and the public seed.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -15,7 +16,9 @@ from fedlsg.frame import Coordinates
 from fedlsg.lowrank import decompose, flatten_kernel, random_carriers
 from fedlsg.randomness import public_generator
 
-CarrierKind = Literal["dense", "low-rank", "low-rank-change", "random"]
+CarrierKind = Literal["dense", "low-rank", "low-rank-change", "random", "lora", "factors"]
+Trained = Literal["all", "classifier"]
+LOW_RANK = ("low-rank", "low-rank-change", "random")
 
 PAYS_BELOW = 0.8
 """A layer is carried where r (m + n) < 0.8 m n."""
@@ -27,12 +30,19 @@ class Carrier:
 
     ``dense``: as it is. ``low-rank``: carriers of W (000 Alg. 2). ``low-rank-change``: of W - W_0 once ``warmup``
     server updates are done, of W before (001 Alg. 1). ``random``: random orthonormal carriers, drawn anew each round.
+    ``lora``: W is frozen and two factors are trained in its place (adapters.py). ``factors``: the step is dense, and
+    rank-r factors of its noised result are sent (powersgd.py).
+    ``train="classifier"`` freezes everything but the output layer. ``alpha``: LoRA's s is alpha / rank; None means
+    s = 1. ``residual=False`` replaces W by its rank-r part before every round (001 App. C).
     """
 
     kind: CarrierKind = "dense"
     rank: int = 0
     power_steps: int = 1
     warmup: int = 1
+    alpha: float | None = None
+    residual: bool = True
+    train: Trained = "all"
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(CarrierKind):
@@ -41,6 +51,22 @@ class Carrier:
             raise ValueError(f"expected rank >= 1 for low-rank carriers, got rank={self.rank}")
         if self.power_steps < 1 or self.warmup < 1:
             raise ValueError(f"expected power_steps >= 1 and warmup >= 1, got {self.power_steps}, {self.warmup}")
+        if self.train not in get_args(Trained):
+            raise ValueError(f"expected train in {get_args(Trained)}, got {self.train!r}")
+        if self.alpha is not None and not 0 < self.alpha < math.inf:
+            raise ValueError(f"expected 0 < lora_alpha={self.alpha} < inf")
+        if not self.residual and not self.splits:
+            raise ValueError(f"residual=False replaces W by L R: it needs low-rank carriers, got {self.kind!r}")
+
+    @property
+    def splits(self) -> bool:
+        """Whether a carried weight makes two blocks, dL and dR, of the step."""
+        return self.kind in LOW_RANK
+
+    @property
+    def scale(self) -> float:
+        """LoRA's s = alpha / rank."""
+        return 1.0 if self.alpha is None else self.alpha / self.rank
 
 
 def carried_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | None = None) -> tuple[str, ...]:
@@ -50,13 +76,10 @@ def carried_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | 
     ``classifier`` names the module to keep dense; without it, the last Linear of the model.
     Raises ValueError if low-rank carriers are asked for and no layer of the model pays.
     """
-    if carrier.kind == "dense":
+    if carrier.kind in ("dense", "lora"):
         return ()
     modules = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
-    if classifier is None:
-        classifier = next((name for name in reversed(modules) if isinstance(modules[name], nn.Linear)), "")
-    elif not any(name == classifier for name, _ in model.named_modules()):
-        raise ValueError(f"{classifier=} is no module of {type(model).__name__}")
+    classifier = find_classifier(model, classifier)
     names = [
         f"{name}.weight" if name else "weight"
         for name, module in modules.items()
@@ -70,6 +93,19 @@ def carried_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | 
             f"r (m + n) < {PAYS_BELOW} m n holds nowhere; choose a smaller rank, or a dense method such as dpsgd"
         )
     return tuple(names)
+
+
+def find_classifier(model: nn.Module, classifier: str | None = None) -> str:
+    """Path of the output layer: the module that is named, else the last Linear, else "".
+
+    Raises ValueError for a name that is no module of the model.
+    """
+    if classifier is None:
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        return linear[-1] if linear else ""
+    if not any(name == classifier for name, _ in model.named_modules()):
+        raise ValueError(f"{classifier=} is no module of {type(model).__name__}")
+    return classifier
 
 
 def pays(W: Tensor, rank: int) -> bool:
@@ -115,7 +151,7 @@ def _carry(
         m, n = flatten_kernel(W).shape
         L, R = random_carriers((m, n), carrier.rank, generator=generator, like=W)
     else:
-        if carrier.kind == "low-rank-change" and updates >= carrier.warmup:
+        if carrier.kind in ("low-rank-change", "factors") and updates >= carrier.warmup:
             if W_0 is None:
                 raise ValueError(f"the initial value of {name} is needed to decompose W - W_0")
             W = W - W_0.to(W)

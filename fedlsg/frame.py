@@ -72,12 +72,17 @@ class Coordinates:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Block:
-    """A run of flat coordinates: dL (m, r), dR (r, n) or a dense parameter, with what the mask keeps of it."""
+    """A run of flat coordinates: dL (m, r), dR (r, n) or a dense parameter, with what the mask keeps of it.
+
+    ``weight`` multiplies its gradient before the joint clip and divides what comes back: a block of weight 2 counts
+    twice in the norm and gets half the noise.
+    """
 
     parameter: str
     part: Part
     shape: tuple[int, ...]
     keep: Keep = EVERYTHING
+    weight: float = 1.0
 
     @property
     def size(self) -> int:
@@ -92,10 +97,19 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Frame:
-    """All trainable parameters in model order, and the blocks that they make (dL before dR)."""
+    """All trainable parameters in model order, and the blocks that they make (dL before dR).
+
+    ``sent`` is the frame of what travels where that differs from what a step differentiates (powersgd.py).
+    """
 
     coordinates: tuple[Coordinates, ...]
     blocks: tuple[Block, ...]
+    sent: "Frame | None" = None
+
+    @property
+    def wire(self) -> "Frame":
+        """The frame that a payload is packed in."""
+        return self if self.sent is None else self.sent
 
     @property
     def size(self) -> int:
@@ -124,10 +138,13 @@ class Frame:
         """SHA-256 over block shapes, kept positions and the bits of (L, R): equal frames, equal digests."""
         sha = hashlib.sha256()
         for block in self.blocks:
-            sha.update(f"{block.parameter}|{block.part}|{block.shape}|".encode())
+            weight = "" if block.weight == 1 else f"{block.weight!r}|"
+            sha.update(f"{block.parameter}|{block.part}|{block.shape}|{weight}".encode())
         sha.update(self.indices.numpy().tobytes())
         for tensor in self.carriers:
             sha.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        if self.sent is not None:
+            sha.update(self.sent.digest)
         return sha.digest()
 
     @property
@@ -145,7 +162,12 @@ class Frame:
         return {c.name: lift(c, parts, averaged=averaged) for c in self.coordinates}
 
     def unflatten(self, values: Float[Tensor, " kept"]) -> list[Tensor]:
-        """Kept values as full blocks, zero where frozen."""
+        """Kept values as full blocks, zero where frozen, the clip's weights taken off again."""
+        pieces = self.split(values)
+        return [p if b.weight == 1 else p / b.weight for p, b in zip(pieces, self.blocks, strict=True)]
+
+    def split(self, values: Float[Tensor, " kept"]) -> list[Tensor]:
+        """Kept values as full blocks, zero where frozen, as they were clipped."""
         if values.shape != (self.kept,):
             raise ValueError(f"expected {self.kept} kept values, got shape {tuple(values.shape)}")
         full = values.new_zeros(self.size)

@@ -10,7 +10,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep
-from fedlsg.layer_gradients import LAYERS, CarriedGradients, LayerGradients, kept_values, units
+from fedlsg.layer_gradients import (
+    LAYERS,
+    CarriedGradients,
+    LayerGradients,
+    StandardizedConvGradients,
+    kept_values,
+    units,
+)
+from fedlsg.standardized import OutputNote, finish_left, finish_right, note_output
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,11 +69,15 @@ class Layer:
 
 @dataclass(kw_only=True, eq=False)
 class Remembered:
-    """What backward needs of a layer's input: u = x R^T, and x (its kept units) as of one in-place version."""
+    """What backward needs of a layer's input: u = x R^T, and x (its kept units) as of one in-place version.
+
+    ``note`` is what it needs of the output, where the weight is carried and standardised.
+    """
 
     u: Tensor | None = None
     x: Tensor | None = None
     version: int = 0
+    note: OutputNote | None = None
 
 
 def plan(model: nn.Module, frame: Frame) -> list[Layer]:
@@ -107,6 +119,13 @@ def remember(layer: Layer, x: Tensor) -> Remembered:
     return memory
 
 
+def note(layer: Layer, x: Tensor, y: Tensor) -> OutputNote | None:
+    """What the layer's blocks need of its output y; None for most layers."""
+    if layer.carried is not None and isinstance(layer.carried.formulas, StandardizedConvGradients):
+        return note_output(layer.carried.formulas.layer, x, y.detach().to(layer.dtype))
+    return None
+
+
 def block_gradient(layer: Layer, slot: Slot, memory: Remembered, g: Tensor) -> Float[Tensor, "batch kept"]:
     """Kept coordinates of one block, from the gradient g at the layer's output."""
     formulas, carried, block = layer.formulas, layer.carried, slot.block
@@ -119,10 +138,14 @@ def block_gradient(layer: Layer, slot: Slot, memory: Remembered, g: Tensor) -> F
         assert carried is not None
         assert memory.u is not None
         value = carried.formulas.left(units(g, formulas.axis, slot.units), memory.u)
+        if memory.note is not None:
+            value = finish_left(value, g, carried.R, memory.note, slot.units)
     else:
         assert carried is not None
         assert memory.x is not None
-        value = formulas.weight(carried.formulas.outer(g, carried.L), memory.x)
+        value = carried.formulas.right(carried.formulas.outer(g, carried.L), memory.x)
+        if memory.note is not None:
+            value = finish_right(value, g, carried.L, memory.note, slot.units)
     if slot.units is not None:
         return value.flatten(1)
     return kept_values(value.reshape(len(g), *block.shape), slot.keep)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedlsg.conv_gradients import kernel_gradient
 from fedlsg.frame import Keep
+from fedlsg.standardized import StandardizedConv2d, pull_back, scales, standardize
 
 
 @runtime_checkable
@@ -25,8 +26,8 @@ class LayerGradients(Protocol):
     """Gradients of a layer's two parameters.
 
     A layer whose weight may be carried (CARRIED) adds ``inner(x, R)`` and ``outer(g, L)``, which give u and v laid
-    out like activations, and ``left(g, u)``, which gives dL for the out units that g holds. Its ``weight(v, x)`` is
-    dR, for the in units that x holds.
+    out like activations, ``left(g, u)``, which gives dL for the out units that g holds, and ``right(v, x)``, which
+    gives dR for the in units that x holds.
     """
 
     @property
@@ -62,6 +63,9 @@ class LinearGradients:
     def left(self, g: Float[Tensor, "batch *t m"], u: Float[Tensor, "batch *t r"]) -> Float[Tensor, "batch m r"]:
         return (sequence(u).mT @ sequence(g)).transpose(1, 2)  # 3 times as fast as g^T u
 
+    def right(self, v: Float[Tensor, "batch *t r"], x: Float[Tensor, "batch *t n"]) -> Float[Tensor, "batch r n"]:
+        return self.weight(v, x)
+
     def weight(self, g: Float[Tensor, "batch *t m"], x: Float[Tensor, "batch *t n"]) -> Float[Tensor, "batch m n"]:
         return sequence(g).mT @ sequence(x)
 
@@ -90,6 +94,11 @@ class ConvGradients:
     def left(self, g: Float[Tensor, "batch m oh ow"], u: Float[Tensor, "batch r oh ow"]) -> Float[Tensor, "batch m r"]:
         return (u.flatten(2) @ g.flatten(2).mT).transpose(1, 2)
 
+    def right(
+        self, v: Float[Tensor, "batch r oh ow"], x: Float[Tensor, "batch c h w"]
+    ) -> Float[Tensor, "batch r c taps"]:
+        return kernel_gradient(v, x, self.layer)
+
     def weight(
         self, g: Float[Tensor, "batch m oh ow"], x: Float[Tensor, "batch c h w"]
     ) -> Float[Tensor, "batch m c taps"]:
@@ -97,6 +106,22 @@ class ConvGradients:
 
     def bias(self, g: Float[Tensor, "batch m oh ow"]) -> Float[Tensor, "batch m"]:
         return g.sum((2, 3))
+
+
+@dataclass(frozen=True)
+class StandardizedConvGradients(ConvGradients):
+    """StandardizedConv2d as Conv2d. dL and dR are to be finished with the output (standardized.py)."""
+
+    layer: StandardizedConv2d
+
+    def outer(self, g: Float[Tensor, "batch m oh ow"], L: Float[Tensor, "m r"]) -> Float[Tensor, "batch r oh ow"]:
+        return super().outer(g, scales(self.layer.weight.detach().flatten(1)).unsqueeze(1) * L)
+
+    def weight(
+        self, g: Float[Tensor, "batch m oh ow"], x: Float[Tensor, "batch c h w"]
+    ) -> Float[Tensor, "batch m c taps"]:
+        G = super().weight(g, x)
+        return pull_back(G.flatten(2), standardize(self.layer.weight.detach().flatten(1))).reshape(G.shape)
 
 
 @dataclass(frozen=True)
@@ -138,9 +163,10 @@ LAYERS: dict[type[nn.Module], Callable[[Any], LayerGradients]] = {
     nn.Conv2d: ConvGradients,
     nn.GroupNorm: GroupNormGradients,
     nn.LayerNorm: LayerNormGradients,
+    StandardizedConv2d: StandardizedConvGradients,
 }
 CarriedGradients = LinearGradients | ConvGradients
-CARRIED = (nn.Linear, nn.Conv2d)
+CARRIED = (nn.Linear, nn.Conv2d, StandardizedConv2d)
 
 
 def sequence(t: Float[Tensor, "batch *t units"]) -> Float[Tensor, "batch positions units"]:

@@ -112,21 +112,24 @@ class Ledger:
     def would_exceed(self, entry: Entry, epsilon_budget: float, delta: float) -> bool:
         """Whether charging ``entry`` would pass the budget. What no accountant certifies passes it.
 
-        Equal (q, sigma) throughout, the usual case, costs one cached `max_steps` and then an integer
-        comparison.
+        As many steps as are taken at the (q, sigma) of ``entry`` cost one cached `max_steps` beside everything else
+        (nothing, or a pruning round), and then an integer comparison.
         """
         entries = (*self.entries, entry)
         if any(e.mechanism != "dp" for e in entries):
             return True
         events = _events(entries)
-        if len(events) == 1:
+        setting = (entry.sample_rate, entry.noise_multiplier)
+        now = next(e for e in events if (e.sample_rate, e.noise_multiplier) == setting)
+        if len(events) <= 2:
             allowed = max_steps(
                 epsilon=epsilon_budget,
                 delta=delta,
-                sample_rate=events[0].sample_rate,
-                noise_multiplier=events[0].noise_multiplier,
+                sample_rate=now.sample_rate,
+                noise_multiplier=now.noise_multiplier,
+                besides=tuple(e for e in events if e is not now),
             )
-            if events[0].steps <= allowed:
+            if now.steps <= allowed:
                 return False  # beyond it, ask: upper bounds need not be monotone to the last step
         try:
             return compose(events, delta=delta).upper > epsilon_budget

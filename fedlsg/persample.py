@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from fedlsg.frame import Frame
-from fedlsg.hooked_layers import Layer, Remembered, block_gradient, plan, remember
+from fedlsg.hooked_layers import Layer, Remembered, block_gradient, note, plan, remember
 from fedlsg.supported import check_frame, check_supported, trainable, unsupported
 
 Batch = Tensor | Mapping[str, Tensor]
@@ -126,7 +126,9 @@ class Pass:
         x = args[0] if args else kwargs["input"]
         self.check_call(layer, x)
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            self.memories[layer.path] = remember(layer, x.detach().to(layer.dtype))
+            x = x.detach().to(layer.dtype)
+            self.memories[layer.path] = memory = remember(layer, x)
+            memory.note = note(layer, x, output)
         start = not output.requires_grad
         if start:
             # Everything below is frozen: the graph has to begin here. The model gets a copy, because it may change
@@ -166,6 +168,12 @@ class Pass:
                 layer.path,
                 layer.module,
                 "its input was changed in place after the call; use the out-of-place operation (inplace=False)",
+            )
+        if memory.note is not None and memory.note.changed:
+            raise unsupported(
+                layer.path,
+                layer.module,
+                "its output was changed in place after the call; use the out-of-place operation (inplace=False)",
             )
         if gradients[0] is None:
             return  # autograd's way to say zero

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.groups import Group
 from fedlsg.randomness import SecretStream
 
 MechanismKind = Literal["dp", "clip-only", "noise-only", "none"]
@@ -32,6 +33,8 @@ class Mechanism:
     and 002 Alg. 1 lines 11-12 are written.
     Differs from the papers: they account per-block clipping as if its sensitivity were C. It is C sqrt(G), and
     ``effective_noise_multiplier`` says so.
+    ``norms_clip_weight`` and ``classifier_clip_weight`` multiply those groups' gradients (groups.py) before the joint
+    clip and divide what comes back: the sensitivity of what is clipped stays C, the noise on the group shrinks.
     ``noise_share`` scales the noise of one client where an ideal secure sum is assumed (1 otherwise).
     """
 
@@ -39,6 +42,8 @@ class Mechanism:
     clip_norm: float = 1.0
     noise_multiplier: float = 1.0
     clip: ClipKind = "joint"
+    norms_clip_weight: float = 1.0
+    classifier_clip_weight: float = 1.0
     noise_share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -53,8 +58,15 @@ class Mechanism:
                 f"expected 0 < noise_multiplier={self.noise_multiplier} < inf under mechanism {self.kind!r}; "
                 "for training without noise choose mechanism 'none' or 'clip-only'"
             )
+        for name in ("norms_clip_weight", "classifier_clip_weight"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"expected 0 < {name}={getattr(self, name)} < inf")
         if not 0 < self.noise_share <= 1:
             raise ValueError(f"expected 0 < noise_share={self.noise_share} <= 1")
+
+    def weight_of(self, group: Group) -> float:
+        """Weight of a group of parameters in the clip."""
+        return {"norms": self.norms_clip_weight, "classifier": self.classifier_clip_weight}.get(group, 1.0)
 
     @property
     def clips(self) -> bool:

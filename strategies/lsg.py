@@ -6,7 +6,7 @@ truthfully); the least important units are frozen, as the paper's text says and 
 
 from fedlsg.after import After
 from fedlsg.carriers import Carrier
-from fedlsg.masks import Direction, Mask
+from fedlsg.masks import Direction, Importance, Mask
 from fedlsg.method import Method
 from fedlsg.privatize import Mechanism
 
@@ -16,15 +16,24 @@ def recipe(
     rank: int = 4,
     sparsity: float = 0.3,
     power_steps: int = 1,
+    residual: bool = True,
     direction: Direction = "top",
+    importance: Importance = "weights",
+    sparsity_from: float = 0.0,
     mechanism: Mechanism,
     after: After,
 ) -> Method:
     """Carriers of W, unit importance p on the carriers; ``sparsity=0`` is what the paper calls RGP."""
     return Method(
         name="lsg",
-        carrier=Carrier(kind="low-rank", rank=rank, power_steps=power_steps),
-        mask=Mask(kind="units", sparsity=sparsity, direction=direction),
+        carrier=Carrier(kind="low-rank", rank=rank, power_steps=power_steps, residual=residual),
+        mask=Mask(
+            kind="units",
+            sparsity=sparsity,
+            direction=direction,
+            importance=importance,
+            sparsity_from=sparsity_from,
+        ),
         mechanism=mechanism,
         after=after,
     )

@@ -15,13 +15,18 @@ def recipe(
     rank: int = 4,
     power_steps: int = 1,
     warmup: int = 1,
+    residual: bool = True,
     mechanism: Mechanism,
     after: After,
 ) -> Method:
-    """Carriers of the historical update W - W_0 after ``warmup`` server updates, of W before; no mask."""
+    """Carriers of the historical update W - W_0 after ``warmup`` server updates, of W before; no mask.
+
+    ``residual=False`` replaces W by its rank-r part before every round, as App. C tries.
+    """
+    carrier = Carrier(kind="low-rank-change", rank=rank, power_steps=power_steps, warmup=warmup, residual=residual)
     return Method(
         name="rgp",
-        carrier=Carrier(kind="low-rank-change", rank=rank, power_steps=power_steps, warmup=warmup),
+        carrier=carrier,
         mechanism=mechanism,
         after=after,
     )

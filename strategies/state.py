@@ -3,7 +3,8 @@
 Everything in it may be checkpointed and published; client data and secret generators are elsewhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,45 +12,97 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from fedlsg.adapters import frozen_bases
 from fedlsg.after import make_optimizer
-from fedlsg.carriers import carried_parameters
+from fedlsg.carriers import carried_parameters, find_classifier
 from fedlsg.frame import Frame
-from fedlsg.method import Method, Schedule, aggregate, make_frame, server_step
+from fedlsg.lowrank import decompose
+from fedlsg.method import Method, Schedule, aggregate, initial_needed, make_frame, server_step
 from fedlsg.persample import check_supported, trainable
+from fedlsg.pruning import prune_in_place
 from fedlsg.randomness import public_generator
+from fedlsg.ranking import Memory, noised_everywhere
+from fedlsg.snip import keep_snip, saliency_frame
+from fedlsg.synflow import keep_public
 
 
 class ServerState:
     """W_t, W_0, the server optimizer, and the counters ``round`` (last finished) and ``updates`` (applied).
 
-    The two differ where a round had no valid update. ``divisor`` is fixed for the run. Raises ValueError for a
+    The two differ where a round had no valid update. ``divisor`` is fixed for the run; ``probe``
+    is a batch of public inputs, of which pruning without data reads the shape. Raises ValueError for a
     model with unsupported layers, or of which no layer can be carried at this rank.
     """
 
     def __init__(
-        self, model: nn.Module, method: Method, schedule: Schedule, *, divisor: float, seed: int, classifier: str | None
+        self,
+        model: nn.Module,
+        method: Method,
+        schedule: Schedule,
+        *,
+        divisor: float,
+        seed: int,
+        classifier: str | None,
+        probe: object = None,
     ) -> None:
         check_supported(model)
         self.model, self.method, self.schedule = model, method, schedule
         self.divisor, self.seed = divisor, seed
         self.carried = carried_parameters(model, method.carrier, classifier=classifier)
-        self.initial = {name: p.detach().clone() for name, p in trainable(model).items() if name in self.carried}
+        needed = initial_needed(method, trainable(model), self.carried)
+        self.initial = {name: trainable(model)[name].detach().clone() for name in needed}
+        self.initial |= frozen_bases(model)
+        self.classifier = find_classifier(model, classifier)
         self.optimizer, self.scheduler = make_optimizer(
-            trainable(model).values(), method.after, updates=schedule.rounds
+            trainable(model), method.after, updates=schedule.rounds, classifier=self.classifier
         )
+        if method.prune.active and not method.prune.reads_data:
+            prune_in_place(trainable(model), keep_public(model, method.prune, probe, seed=seed))
+        self.average = self.weights if method.after.ema else None
         self.round, self.updates = 0, 0
+        self.pruned = not method.prune.reads_data
+        self.memory = Memory() if method.mask.ranking == "gradients" else None
+        self.truncate()
+
+    @property
+    def awaits_pruning(self) -> bool:
+        """Whether clients have to be asked which weights matter, before the first round."""
+        return not self.pruned
+
+    def saliency_frame(self) -> Frame:
+        """The frame of the pruning round."""
+        return saliency_frame(self._parameters())
+
+    def prune(self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, num_examples: int) -> None:
+        """Set the weights of smallest noised saliency to 0, by the clients' values, given in client order."""
+        kept = keep_snip(
+            aggregate(updates), frame, self._parameters(), self.method.prune.rate, num_examples=num_examples
+        )
+        prune_in_place(trainable(self.model), kept)
+        self.average = self.weights if self.method.after.ema else None
+        self.pruned = True
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in trainable(self.model).items()}
+
+    def _kept(self) -> Tensor | None:
+        """Kept positions where they are the server's choice (ranking.py), of the round that comes next."""
+        moment = self.schedule.moment(self.round + 1)
+        return None if self.memory is None else self.memory.kept(self.method.mask.rate(moment), moment.epoch)
 
     def frame(self) -> Frame:
         """The frame of the round that comes next."""
         return make_frame(
             self.method,
-            {name: p.detach() for name, p in trainable(self.model).items()},
+            self._parameters(),
             self.initial,
             carried=self.carried,
             round=self.round + 1,
             updates=self.updates,
             schedule=self.schedule,
             seed=self.seed,
+            classifier=self.classifier,
+            kept=self._kept(),
         )
 
     @property
@@ -57,26 +110,75 @@ class ServerState:
         """W_t: all trainable parameters in model order, one flat vector."""
         return parameters_to_vector(trainable(self.model).values()).detach()
 
-    def finish_round(self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]]) -> None:
-        """Apply the clients' values, given in client order; with none, only the round counter moves."""
+    def finish_round(self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, noise_std: float = 0.0) -> None:
+        """Apply the clients' values, given in client order; with none, only the round counter moves.
+
+        ``noise_std``: deviation of the noise in their sum, which ranked sparsification gives to frozen coordinates.
+        """
         if updates:
+            total = aggregate(updates)
+            self._remember(total, frame, noise_std)
             server_step(
                 self.model,
                 self.optimizer,
                 self.scheduler,
-                aggregate(updates),
+                total,
                 frame=frame,
                 divisor=self.divisor,
                 after=self.method.after,
             )
             self.updates += 1
+            self._average()
+            self.truncate()
         self.round += 1
 
+    def _remember(self, total: Float[Tensor, " kept"], frame: Frame, noise_std: float) -> None:
+        if self.memory is not None:
+            round = self.round + 1
+            generator = public_generator(self.seed, "memory", round)
+            gradient = noised_everywhere(total, frame, noise_std, generator=generator)
+            self.memory = self.memory.add(gradient.float(), self.schedule.epoch(round))
+
+    def _average(self) -> None:
+        if self.average is not None:
+            decay = min(self.method.after.ema, (1 + self.updates) / (10 + self.updates))
+            self.average = decay * self.average + (1 - decay) * self.weights
+
+    def truncate(self) -> None:
+        """Without the residual (001 App. C): W becomes its part in the spans of one power step, rank r at most."""
+        if self.method.carrier.residual:
+            return
+        for name in self.carried:
+            W = trainable(self.model)[name].detach()
+            generator = public_generator(self.seed, "truncate", self.updates, name)
+            carrier = self.method.carrier
+            L, R = decompose(W, carrier.rank, generator=generator, power_steps=carrier.power_steps)
+            W.copy_((L @ (L.mT @ W.flatten(1) @ R.mT) @ R).reshape(W.shape))
+
+    @contextmanager
+    def evaluated(self) -> Iterator[nn.Module]:
+        """The model that is evaluated: with the average of the weights where After.ema asks for one."""
+        if self.average is None:
+            yield self.model
+            return
+        current = self.weights
+        load_weights(self.model, self.average)
+        try:
+            yield self.model
+        finally:
+            load_weights(self.model, current)
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs of the server; the public generator is its seed and the round."""
+        """Everything that a resumed run needs of the server; the public generator is its seed and the round.
+
+        Frozen parameters are not in it: they are those of the initial model.
+        """
         return {
-            "model": self.model.state_dict(),
-            "initial": self.initial,
+            "model": {name: p.detach() for name, p in trainable(self.model).items()},
+            "average": self.average,
+            "pruned": self.pruned,
+            "memory": None if self.memory is None else self.memory.state_dict(),
+            "initial": {name: W for name, W in self.initial.items() if name not in frozen_bases(self.model)},
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "round": self.round,
@@ -88,8 +190,16 @@ class ServerState:
         """Continue from ``state_dict``. Raises ValueError if it was made with another public seed."""
         if state["public_seed"] != self.seed:
             raise ValueError(f"the checkpoint was made with seed {state['public_seed']}, this run has {self.seed}")
-        self.model.load_state_dict(state["model"])
-        self.initial = {name: W.to(next(self.model.parameters()).device) for name, W in state["initial"].items()}
+        parameters = trainable(self.model)
+        if state["model"].keys() != parameters.keys():
+            raise ValueError("the checkpoint holds other parameters than this run trains: restore its settings")
+        with torch.no_grad():
+            for name, value in state["model"].items():
+                parameters[name].copy_(value)
+        self.average = None if state["average"] is None else state["average"].to(self.weights)
+        self.initial |= {name: W.to(next(self.model.parameters()).device) for name, W in state["initial"].items()}
+        self.pruned = state["pruned"]
+        self.memory = None if state["memory"] is None else Memory(**state["memory"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.round, self.updates = state["round"], state["updates"]

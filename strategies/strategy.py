@@ -5,10 +5,10 @@
 Nothing here depends on the method: it is data inside ``ServerState``.
 """
 
-import re
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -20,12 +20,15 @@ from torch import Tensor
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, norm_bound
 from fedlsg.payload import Codec, Expected, IndexMode, unpack
+from fedlsg.powersgd import decode
 from fedlsg.privatize import Mechanism
+from fedlsg.ranking import accumulated_noise
+from fedlsg.snip import pruning_mechanism
 from strategies.nodes import find_partitions
+from strategies.report import RoundReport, reason_of
 from strategies.state import ServerState, select_clients
 from strategies.wire import (
     FRAME_DIFFERS,
-    OVER_BUDGET,
     Announcement,
     announcement,
     flat_record,
@@ -35,20 +38,27 @@ from strategies.wire import (
 )
 
 EMPTY_ROUNDS_ALLOWED = 3
-REASON_LENGTH = 300
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientTerms:
-    """Public terms of one client: declared examples N_k, Poisson rate, nominal noise multiplier."""
+    """Public terms of one client: declared examples N_k, Poisson rate, nominal noise multiplier.
+
+    ``prune_noise_multiplier`` is that of round 0, where pruning reads the data.
+    """
 
     num_examples: int
     sample_rate: float
     noise_multiplier: float
+    prune_noise_multiplier: float = 0.0
 
     def mechanism(self, common: Mechanism) -> Mechanism:
         """The federation's mechanism at this client's noise multiplier."""
         return replace(common, noise_multiplier=self.noise_multiplier) if common.adds_noise else common
+
+    def of_round_0(self) -> "ClientTerms":
+        """The terms of the pruning round: every example takes part."""
+        return replace(self, sample_rate=1.0, noise_multiplier=self.prune_noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,38 +75,6 @@ class FederationSettings:
     run_dir: str = ""
 
 
-@dataclass(kw_only=True)
-class RoundReport:
-    """What happened in one round. ``rejected`` maps a partition to the reason; bytes are sums over messages."""
-
-    round: int
-    asked: Sequence[int]
-    answered: list[int] = field(default_factory=list)
-    rejected: dict[int, str] = field(default_factory=dict)
-    payloads: dict[int, bytes] = field(default_factory=dict)
-    uplink_messages: int = 0
-    downlink_messages: int = 0
-    uplink_bytes: int = 0
-    uplink_bytes_wire: int = 0
-    downlink_bytes: int = 0
-    downlink_bytes_wire: int = 0
-    seconds: float = 0.0
-
-    @property
-    def reasons(self) -> str:
-        """Why clients were rejected, equal reasons together: "0 2: no reply ...; 1: payload checksum ..."."""
-        clients: dict[str, list[int]] = {}
-        for partition, why in sorted(self.rejected.items()):
-            clients.setdefault(why, []).append(partition)
-        return "; ".join(f"{' '.join(map(str, who))}: {why}" for why, who in clients.items())
-
-    @property
-    def budget_spent(self) -> bool:
-        """Whether every client that was asked refused because its privacy budget would be passed."""
-        refusals = [why for why in self.rejected.values() if why.startswith(f"[{OVER_BUDGET}]")]
-        return len(refusals) == len(self.asked)
-
-
 class BudgetSpentError(RuntimeError):
     """No client can train any more without passing its privacy budget: the regular end of a run without rounds left."""
 
@@ -106,15 +84,20 @@ class FedLSG(Strategy):
 
     Clients are sampled by partition with the public generator. A client that fails, or whose payload does not pass
     ``fedlsg.payload.unpack``, is named in the log and in the report, and the round goes on without it; the divisor
-    does not change. ``on_round`` is called after every round, when the state already holds its result.
+    does not change. ``on_round`` is called after every round, when the state already holds its result. Where pruning
+    reads the data there is a round 0 before them, of all clients, and ``on_pruned`` is called after it.
     Raises BudgetSpentError when every client asked refuses to pass its budget, RuntimeError after three rounds in a row
     without a single valid update.
     """
 
     def __init__(
-        self, state: ServerState, settings: FederationSettings, on_round: Callable[[RoundReport], None]
+        self,
+        state: ServerState,
+        settings: FederationSettings,
+        on_round: Callable[[RoundReport], None],
+        on_pruned: Callable[[RoundReport], None] = lambda report: None,
     ) -> None:
-        self.state, self.settings, self.on_round = state, settings, on_round
+        self.state, self.settings, self.on_round, self.on_pruned = state, settings, on_round, on_pruned
         self._nodes: Mapping[int, int] = {}
         self._sent: list[Message] = []
         self._empty_rounds = 0
@@ -122,19 +105,40 @@ class FedLSG(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One announcement a selected client."""
+        """One announcement a selected client; before the first round, the pruning round."""
         self._grid = grid
         if not self._nodes:
             self._nodes = find_partitions(grid, [t.num_examples for t in self.settings.terms], self.settings.timeout)
-        self._started = time.monotonic()
-        self._frame = self.state.frame()
+        if self.state.awaits_pruning:
+            self._prune(grid)
         round = self.state.round + 1
         asked = select_clients(
             len(self.settings.terms), self.settings.clients_per_round, round=round, seed=self.state.seed
         )
+        return self._begin(round, self.state.frame(), asked)
+
+    def _begin(self, round: int, frame: Frame, asked: Sequence[int]) -> list[Message]:
+        self._started = time.monotonic()
+        self._frame = frame
         self._report = RoundReport(round=round, asked=asked)
         self._sent = [self._announce(partition) for partition in asked]
         return self._sent
+
+    def _prune(self, grid: Grid) -> None:
+        """Round 0: noised saliencies of every client. Whoever does not answer is left out, down to min_survivors."""
+        messages = self._begin(0, self.state.saliency_frame(), range(len(self.settings.terms)))
+        values = self._read(grid.send_and_receive(messages, timeout=self.settings.timeout))
+        if len(values) < self.settings.min_survivors:
+            why = (
+                f"pruning reads the data of at least {self.settings.min_survivors} clients, {len(values)} answered "
+                f"round 0: client {self._report.reasons}"
+            )
+            raise BudgetSpentError(why) if self._report.budget_spent else RuntimeError(why)
+        examples = sum(terms.num_examples for terms in self.settings.terms)
+        self.state.prune(self._frame, [values[partition] for partition in sorted(values)], num_examples=examples)
+        self._report.answered = sorted(values)
+        self._report.seconds = time.monotonic() - self._started
+        self.on_pruned(self._report)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -148,7 +152,7 @@ class FedLSG(Strategy):
             values |= self._read(self._grid.send_and_receive(self._sent, timeout=self.settings.timeout))
         survivors = len(values) >= self.settings.min_survivors
         ordered = [values[partition] for partition in sorted(values)] if survivors else []
-        self.state.finish_round(self._frame, ordered)
+        self.state.finish_round(self._frame, ordered, noise_std=self._noise_of_sum(values))
         self._report.answered = sorted(values)
         self._report.seconds = time.monotonic() - self._started
         self.on_round(self._report)
@@ -179,7 +183,7 @@ class FedLSG(Strategy):
         )
 
     def _announce(self, partition: int, frame: Frame | None = None) -> Message:
-        terms = self.settings.terms[partition]
+        terms = self._terms(partition)
         announced = Announcement(
             round=self._report.round,
             updates=self.state.updates,
@@ -189,7 +193,8 @@ class FedLSG(Strategy):
             expected_batch=self.settings.local.expected_batch,
             run_dir=self.settings.run_dir,
         )
-        content = announcement(self.state.weights, announced, frame)
+        kept = self._frame if self._report.round and self.state.memory is not None else None
+        content = announcement(self.state.weights, announced, frame, kept)
         return Message(content, self._nodes[partition], MessageType.TRAIN, group_id=str(self._report.round))
 
     def _read(self, replies: Iterable[Message]) -> dict[int, Tensor]:
@@ -224,23 +229,41 @@ class FedLSG(Strategy):
         payload = read_update(reply.content)
         self._report.uplink_messages += 1
         self._report.uplink_bytes += len(payload)
-        terms = self.settings.terms[partition]
-        mechanism = terms.mechanism(self.state.method.mechanism)
-        bound = norm_bound(mechanism, self._frame, num_examples=terms.num_examples, local=self.settings.local)
+        terms, local = self._terms(partition), self.settings.local
+        bound = norm_bound(
+            self._mechanism(partition),
+            self._frame,
+            num_examples=terms.num_examples,
+            local=local if self._report.round else local.single(),
+        )
         values = unpack(
             payload,
             Expected(
                 round=self._report.round,
                 codec=self.settings.codec,
                 index_mode=self.settings.index_mode,
-                size=self._frame.size,
-                indices=self._frame.indices,
+                size=self._frame.wire.size,
+                indices=self._frame.wire.indices,
                 digest=self._frame.digest,
                 max_norm=bound,
             ),
         )
         self._report.payloads[partition] = payload
-        return values
+        return decode(values, self._frame)
+
+    def _terms(self, partition: int) -> ClientTerms:
+        terms = self.settings.terms[partition]
+        return terms if self._report.round else terms.of_round_0()
+
+    def _mechanism(self, partition: int) -> Mechanism:
+        method = self.state.method
+        return self._terms(partition).mechanism(method.mechanism if self._report.round else pruning_mechanism(method))
+
+    def _noise_of_sum(self, partitions: Iterable[int]) -> float:
+        """Deviation of the noise on each coordinate of the sum of these clients' values."""
+        local = self.settings.local
+        each = [accumulated_noise(self._mechanism(p).noise_std, local.steps, local.momentum) for p in partitions]
+        return math.hypot(*each)
 
     def _stop_if_dead(self, alive: bool) -> None:
         if self._report.budget_spent:
@@ -250,14 +273,3 @@ class FedLSG(Strategy):
             raise RuntimeError(
                 f"no valid update in {EMPTY_ROUNDS_ALLOWED} rounds in a row: client {self._report.reasons}"
             )
-
-
-def reason_of(error: Exception) -> str:
-    """Why a reply was rejected, as one printable line of bounded length: its text may be the client's own.
-
-    A long text loses its middle: Ray's begin with the kind of error and end with what was raised.
-    """
-    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error) or type(error).__name__).split())
-    text = "".join(character if character.isprintable() else "?" for character in text)
-    half = REASON_LENGTH // 2
-    return text if len(text) <= REASON_LENGTH else f"{text[:half]} ... {text[-half:]}"

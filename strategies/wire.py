@@ -1,6 +1,7 @@
 """What travels between server and clients, as Flower messages. The only file that knows their records.
 
     server -> client   announcement: weights (one flat float32 array), round, versions, frame digest, sigma, q
+                       [and kept positions as a bitmap where the mask ranks the server's memory]
                        [and L, R and kept positions where a client could not derive the same frame]
     client -> server   update: one payload (see fedlsg/payload.py) and the partition that it comes from
     client -> server   identity, once: partition and its declared number of examples N_k
@@ -36,15 +37,34 @@ class Announcement:
     run_dir: str
 
 
-def announcement(weights: Tensor, announced: Announcement, frame: Frame | None = None) -> RecordDict:
-    """Content of a train message. ``frame`` is sent whole only to clients that could not derive it."""
+def announcement(
+    weights: Tensor, announced: Announcement, frame: Frame | None = None, ranked: Frame | None = None
+) -> RecordDict:
+    """Content of a train message. ``frame`` is sent whole only to clients that could not derive it.
+
+    Of a ``ranked`` frame, whose mask the server's memory made, the kept positions go to everyone: a bit a coordinate.
+    """
     content = RecordDict({"weights": flat_record(weights), "round": ConfigRecord(asdict(announced))})
     if frame is not None:
         content["frame"] = ArrayRecord(
-            {"indices": raw_array(frame.indices.numpy().astype("<u4"))}
-            | {f"carrier-{i:04d}": raw_array(t.cpu().numpy()) for i, t in enumerate(frame.carriers)}
+            {"indices": raw_array(frame.wire.indices.numpy().astype("<u4"))}
+            | {f"carrier-{i:04d}": raw_array(t.cpu().numpy()) for i, t in enumerate(frame.wire.carriers)}
         )
+    if ranked is not None:
+        kept = np.zeros(ranked.size, dtype=np.uint8)
+        kept[ranked.indices.numpy()] = 1
+        content["kept"] = ArrayRecord({"bitmap": raw_array(np.packbits(kept))})
     return content
+
+
+def read_kept(content: RecordDict, size: int) -> Tensor | None:
+    """Kept positions, ascending, that came as a bitmap over ``size`` coordinates, or None. ValueError for a misfit."""
+    if "kept" not in content.array_records:
+        return None
+    packed = read_array(content.array_records["kept"]["bitmap"])
+    if packed.dtype != np.uint8 or packed.shape != ((size + 7) // 8,):
+        raise ValueError(f"expected a bitmap of {size} coordinates, got {packed.dtype} {packed.shape}")
+    return torch.from_numpy(np.unpackbits(packed, count=size).nonzero()[0])
 
 
 def read_announcement(content: RecordDict) -> tuple[Tensor, Announcement]:
@@ -61,6 +81,9 @@ def read_frame(content: RecordDict, derived: Frame) -> Frame | None:
     record = content.array_records["frame"]
     carriers = [record[name] for name in sorted(record) if name.startswith("carrier-")]
     tensors = iter([torch.from_numpy(read_array(array)) for array in carriers])
+    if derived.sent is not None:
+        coordinates = tuple(_received(c, tensors) if c.carried else c for c in derived.sent.coordinates)
+        return replace(derived, sent=replace(derived.sent, coordinates=coordinates))
     coordinates = tuple(_received(c, tensors) if c.carried else c for c in derived.coordinates)
     kept = torch.from_numpy(read_array(record["indices"]).astype(np.int64))
     blocks, start = [], 0

@@ -23,7 +23,7 @@ def after(schedule: str, first: float = 1.0, last: float | None = 0.1, **setting
 def rates(a: After, updates: int) -> list[float]:
     """The learning rates that the optimizer really used."""
     weight = nn.Parameter(torch.zeros(1))
-    optimizer, scheduler = make_optimizer([weight], a, updates=updates)
+    optimizer, scheduler = make_optimizer({"weight": weight}, a, updates=updates)
     used = []
     for _ in range(updates):
         used.append(optimizer.param_groups[0]["lr"])
@@ -79,7 +79,7 @@ def by_hand_adam(gradients: list[float], lr: float) -> float:
 
 def trained(a: After, gradients: list[float]) -> float:
     weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer, scheduler = make_optimizer([weight], a, updates=len(gradients))
+    optimizer, scheduler = make_optimizer({"weight": weight}, a, updates=len(gradients))
     for g in gradients:
         weight.grad = torch.tensor([g], dtype=torch.float64)
         optimizer.step()

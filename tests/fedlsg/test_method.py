@@ -69,7 +69,7 @@ def test_server_steps_equal_eq_3_by_hand(name, momentum):
     """Three updates: W <- W - lr v, v <- mu v + Eq3(total / divisor), with a falling learning rate."""
     p = problem(*FRAMES[name])
     after = After(learning_rate=0.5, momentum=momentum, schedule="linear")
-    optimizer, scheduler = make_optimizer(p.model.parameters(), after, updates=3)
+    optimizer, scheduler = make_optimizer(dict(p.model.named_parameters()), after, updates=3)
     wanted = {name: w.detach().clone() for name, w in p.model.named_parameters()}
     velocity = {name: torch.zeros_like(w) for name, w in wanted.items()}
     for update in range(3):
@@ -90,7 +90,7 @@ def test_the_averaged_estimator_is_used_where_it_is_asked_for():
     moved = {}
     for estimator in ("eq3", "averaged"):
         model, after = copy.deepcopy(p.model), After(estimator=estimator, learning_rate=1.0)
-        optimizer, scheduler = make_optimizer(model.parameters(), after, updates=1)
+        optimizer, scheduler = make_optimizer(dict(model.named_parameters()), after, updates=1)
         server_step(model, optimizer, scheduler, total, frame=p.frame, divisor=1.0, after=after)
         moved[estimator] = (p.model[0].weight - model[0].weight).detach()
     c = p.frame.coordinates[0]
@@ -109,7 +109,7 @@ def test_frozen_parameters_are_neither_sent_nor_moved():
         Method(name="dpsgd"), weights, weights, carried=(), round=1, updates=0, schedule=Schedule(rounds=1), seed=0
     )
     before = snapshot(model)
-    optimizer, scheduler = make_optimizer(weights.values(), After(), updates=1)
+    optimizer, scheduler = make_optimizer(weights, After(), updates=1)
     server_step(model, optimizer, scheduler, p.step(NOISY), frame=p.frame, divisor=5.0, after=After())
     moved = {name for name, w in model.named_parameters() if not torch.equal(w, before[name][0])}
     assert moved == set(weights)
@@ -119,7 +119,7 @@ def test_frozen_parameters_are_neither_sent_nor_moved():
 def test_wrong_divisors_are_refused(divisor):
     p = problem()
     before = snapshot(p.model)
-    optimizer, scheduler = make_optimizer(p.model.parameters(), After(), updates=1)
+    optimizer, scheduler = make_optimizer(dict(p.model.named_parameters()), After(), updates=1)
     with pytest.raises(ValueError, match="divisor"):
         server_step(p.model, optimizer, scheduler, p.step(), frame=p.frame, divisor=divisor, after=After())
     assert_untouched(p.model, before)
@@ -127,7 +127,7 @@ def test_wrong_divisors_are_refused(divisor):
 
 def test_a_total_of_another_length_is_refused():
     p = problem()
-    optimizer, scheduler = make_optimizer(p.model.parameters(), After(), updates=1)
+    optimizer, scheduler = make_optimizer(dict(p.model.named_parameters()), After(), updates=1)
     with pytest.raises(ValueError, match=f"expected {p.frame.kept} kept values"):
         server_step(p.model, optimizer, scheduler, p.step()[1:], frame=p.frame, divisor=1.0, after=After())
 

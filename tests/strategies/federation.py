@@ -12,8 +12,9 @@ from fedlsg.method import LocalTraining, Schedule
 from fedlsg.payload import pack
 from simulations.engines.local import LocalGrid
 from strategies import recipe
+from strategies.report import RoundReport
 from strategies.state import ServerState
-from strategies.strategy import ClientTerms, FederationSettings, FedLSG, RoundReport
+from strategies.strategy import ClientTerms, FederationSettings, FedLSG
 from strategies.wire import flat_record, identity, read_announcement, update
 
 EXAMPLES = 50
@@ -31,7 +32,13 @@ def server_state(
 ) -> ServerState:
     choices = {"rank": 2, "learning_rate": 0.5, "momentum": 0.9} | choices if method == "lsg" else choices
     return ServerState(
-        model(), recipe(method, **choices), Schedule(rounds=rounds), divisor=divisor, seed=seed, classifier="classifier"
+        model(),
+        recipe(method, **choices),
+        Schedule(rounds=rounds),
+        divisor=divisor,
+        seed=seed,
+        classifier="classifier",
+        probe=torch.zeros(1, 12),
     )
 
 

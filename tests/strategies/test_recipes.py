@@ -12,6 +12,7 @@ from fedlsg.carriers import Carrier
 from fedlsg.masks import Mask
 from fedlsg.method import Method
 from fedlsg.privatize import Mechanism
+from fedlsg.pruning import Prune
 from strategies import names, own_settings, recipe
 
 FOLDER = Path(strategies.__file__).parent
@@ -23,6 +24,16 @@ GOLDEN = {
     "rgp-random": Method(name="rgp-random", carrier=Carrier(kind="random", rank=4)),
     "rs": Method(name="rs", mask=Mask(kind="uniform", sparsity=0.5, cooling=True)),
     "sgd": Method(name="sgd", mechanism=NONE),
+    "lora": Method(name="lora", carrier=Carrier(kind="lora", rank=8)),
+    "lsg-lora": Method(name="lsg-lora", carrier=Carrier(kind="lora", rank=8), mask=Mask(kind="units", sparsity=0.3)),
+    "sparse-dpsgd": Method(name="sparse-dpsgd", mask=Mask(kind="magnitude", sparsity=0.5)),
+    "dp-ssgd": Method(
+        name="dp-ssgd",
+        mask=Mask(kind="drop", drop="random", sparsity=0.5),
+        prune=Prune(kind="synflow", rate=0.3, epsilon_share=0.1, clip_norm=1.0),
+    ),
+    "dp-powersgd": Method(name="dp-powersgd", carrier=Carrier(kind="factors", rank=4)),
+    "linear-probe": Method(name="linear-probe", carrier=Carrier(train="classifier")),
 }
 
 
@@ -56,22 +67,30 @@ def test_every_setting_reaches_its_place(rank, sparsity, direction, sigma, clip_
 
 def test_what_each_recipe_can_be_told():
     assert {name: set(own_settings(name)) for name in names()} == {
-        "dpsgd": set(), "sgd": set(), "rgp-random": {"rank"}, "rs": {"sparsity", "cooling"},
-        "rgp": {"rank", "power_steps", "warmup"}, "lsg": {"rank", "sparsity", "power_steps", "direction"},
+        "dpsgd": set(), "sgd": set(), "rgp-random": {"rank"}, "linear-probe": set(),
+        "rs": {"sparsity", "cooling", "redraw", "ranking", "sparsity_from", "carrier", "rank"},
+        "rgp": {"rank", "power_steps", "warmup", "residual"},
+        "lsg": {
+            "rank", "sparsity", "power_steps", "direction", "importance", "sparsity_from", "residual",
+        },
+        "lora": {"rank", "lora_alpha"}, "lsg-lora": {"rank", "sparsity", "lora_alpha", "direction"},
+        "sparse-dpsgd": {"sparsity", "refresh", "sparsity_from"},
+        "dp-ssgd": {"prune", "prune_rate", "prune_epsilon_share", "prune_clip_norm", "drop", "drop_rate"},
+        "dp-powersgd": {"rank", "power_steps", "warmup"},
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("lgs", {}, "unknown method 'lgs'; known: dpsgd, lsg, .*did you mean 'lsg'"),
+        ("lgs", {}, "unknown method 'lgs'; known: dp-powersgd, dp-ssgd, dpsgd, .*did you mean 'lsg'"),
         ("strategy", {}, "unknown method 'strategy'"),
         ("nodes", {}, "unknown method 'nodes'"),
         ("rgp_random", {}, "did you mean 'rgp-random'"),
         ("", {}, "unknown method ''"),
         ("lsg", {"ranks": 4}, "method 'lsg' has no setting 'ranks'; did you mean 'rank'"),
         ("dpsgd", {"rank": 4}, "method 'dpsgd' has no setting 'rank'"),
-        ("rs", {"rank": 4}, "method 'rs' has no setting 'rank'"),
+        ("linear-probe", {"rank": 4}, "method 'linear-probe' has no setting 'rank'"),
         ("lsg", {"cooling": True}, "method 'lsg' has no setting 'cooling'"),
         ("lsg", {"kind": "dp"}, "method 'lsg' has no setting 'kind'"),
         ("sgd", {"mechanism": "dp"}, "method 'sgd' adds no noise, got mechanism 'dp'; choose method 'dpsgd'"),

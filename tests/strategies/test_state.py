@@ -184,3 +184,54 @@ def test_the_sum_does_not_depend_on_a_lucky_order():
     frame = server_state().frame()
     updates = [values_for(frame, client, 1) for client in range(5)]
     torch.testing.assert_close(aggregate(updates), aggregate(updates[::-1]), rtol=1e-14, atol=1e-14)
+
+
+def test_the_average_of_the_weights_by_hand_and_through_a_checkpoint():
+    """decay = min(ema, (1 + t) / (10 + t)): De et al. 2022's warm-up of the moving average."""
+    state = server_state(ema=0.25)
+    average = state.weights.clone()
+    for update in (1, 2, 3):
+        advance(state, 1)
+        decay = min(0.25, (1 + update) / (10 + update))
+        average = decay * average + (1 - decay) * state.weights
+    current = state.weights.clone()
+    with state.evaluated() as evaluated:
+        torch.testing.assert_close(torch.cat([p.detach().flatten() for p in evaluated.parameters()]), average)
+    assert state.weights.equal(current)
+    other = server_state(ema=0.25)
+    other.load_state_dict(through_a_file(state.state_dict()))
+    assert other.average.equal(state.average)
+    assert server_state().average is None
+
+
+def test_the_average_is_put_away_whatever_happens_in_between():
+    state = server_state(ema=0.9)
+    advance(state, 2)
+    current = state.weights.clone()
+    with pytest.raises(KeyboardInterrupt), state.evaluated():
+        raise KeyboardInterrupt
+    assert state.weights.equal(current)
+
+
+def test_without_the_residual_carried_weights_have_the_rank_of_their_carriers():
+    """001 App. C. Negative control: with it they keep full rank."""
+    for residual in (False, True):
+        state = server_state("lsg", rank=2, residual=residual)
+        for _ in range(3):
+            for name in state.carried:
+                rank = int(torch.linalg.matrix_rank(dict(state.model.named_parameters())[name].detach().flatten(1)))
+                assert (rank <= 2) == (not residual)
+            advance(state, 1)
+
+
+def test_direct_sparsification_leaves_the_smallest_weights_alone():
+    state = server_state("lsg", rank=2, sparsity=0.0, sparsify_update=0.5, momentum=0.0)
+    before = {name: p.detach().clone() for name, p in state.model.named_parameters()}
+    advance(state, 1)
+    for name, p in state.model.named_parameters():
+        if p.ndim < 2:
+            continue
+        frozen = before[name].abs().flatten().argsort(stable=True)[: p.numel() // 2]
+        still = (p.detach() == before[name]).flatten()
+        assert still[frozen].all()
+        assert not still.all()

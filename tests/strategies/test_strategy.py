@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from fedlsg.payload import pack
 from fedlsg.privatize import Mechanism
 from simulations.engines.local import FIRST_NODE, over_the_wire
-from strategies.strategy import REASON_LENGTH, ClientTerms, reason_of
+from strategies.report import REASON_LENGTH, reason_of
+from strategies.strategy import ClientTerms
 from strategies.wire import FRAME_DIFFERS, failure, read_frame, read_update, update
 from tests.strategies.federation import EXAMPLES, Federation, server_state, values_for
 

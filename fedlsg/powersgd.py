@@ -1,0 +1,52 @@
+"""PowerSGD on noised gradients: a client sends rank-r factors of its own update (Vogels et al. 2019, Algorithm 1).
+
+Symbols: G (m, n) a client's noised sum of clipped gradients     R (r, n) shared public start
+    P = orthonormal columns of G R^T (m, r),  Q = P^T G (r, n),  the server adds P Q of every client
+Everything here is post-processing of what the mechanism has already noised: epsilon is that of dense DP-SGD.
+Differs from the source: no error feedback, which would carry un-sent noise from round to round; the shared start is the
+right carrier of W - W_0 (the history of all clients) instead of the last aggregate, because every client can derive it.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedlsg.frame import Frame
+from fedlsg.lowrank import flatten_kernel, orthonormal_columns
+
+
+def encode(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " sent"]:
+    """What is sent for the noised values of a step: the values themselves, or factors where ``frame.sent`` has any."""
+    if frame.sent is None:
+        return values
+    sent = []
+    for block, G, c in zip(frame.blocks, frame.split(values), frame.sent.coordinates, strict=True):
+        assert block.parameter == c.name
+        if c.R is None:
+            sent.append(G.flatten())
+            continue
+        G = flatten_kernel(G)
+        P = orthonormal_columns(G @ c.R.to(G).mT)
+        sent += [P.flatten(), (P.mT @ G).flatten()]
+    return torch.cat(sent)
+
+
+def decode(sent: Float[Tensor, " sent"], frame: Frame) -> Float[Tensor, " kept"]:
+    """Values of the step's frame that a payload stands for, P Q where factors were sent: encode undone up to rank."""
+    if frame.sent is None:
+        return sent
+    parts = iter(frame.sent.split(sent))
+    values = []
+    for c in frame.sent.coordinates:
+        first = next(parts)
+        values.append((first @ next(parts).flatten(1)).flatten() if c.carried else first.flatten())
+    return torch.cat(values)
+
+
+def norm_of_factors(frame: Frame) -> float:
+    """Largest norm of all P together: orthonormal columns, r of them a carried weight."""
+    if frame.sent is None:
+        return 0.0
+    return math.sqrt(sum(c.R.shape[0] for c in frame.sent.coordinates if c.R is not None))

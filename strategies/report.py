@@ -1,0 +1,52 @@
+"""What happened in one round, and why a reply was rejected."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from strategies.wire import OVER_BUDGET
+
+REASON_LENGTH = 300
+
+
+@dataclass(kw_only=True)
+class RoundReport:
+    """What happened in one round. ``rejected`` maps a partition to the reason; bytes are sums over messages."""
+
+    round: int
+    asked: Sequence[int]
+    answered: list[int] = field(default_factory=list)
+    rejected: dict[int, str] = field(default_factory=dict)
+    payloads: dict[int, bytes] = field(default_factory=dict)
+    uplink_messages: int = 0
+    downlink_messages: int = 0
+    uplink_bytes: int = 0
+    uplink_bytes_wire: int = 0
+    downlink_bytes: int = 0
+    downlink_bytes_wire: int = 0
+    seconds: float = 0.0
+
+    @property
+    def reasons(self) -> str:
+        """Why clients were rejected, equal reasons together: "0 2: no reply ...; 1: payload checksum ..."."""
+        clients: dict[str, list[int]] = {}
+        for partition, why in sorted(self.rejected.items()):
+            clients.setdefault(why, []).append(partition)
+        return "; ".join(f"{' '.join(map(str, who))}: {why}" for why, who in clients.items())
+
+    @property
+    def budget_spent(self) -> bool:
+        """Whether every client that was asked refused because its privacy budget would be passed."""
+        refusals = [why for why in self.rejected.values() if why.startswith(f"[{OVER_BUDGET}]")]
+        return len(refusals) == len(self.asked)
+
+
+def reason_of(error: Exception) -> str:
+    """Why a reply was rejected, as one printable line of bounded length: its text may be the client's own.
+
+    A long text loses its middle: Ray's begin with the kind of error and end with what was raised.
+    """
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error) or type(error).__name__).split())
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    half = REASON_LENGTH // 2
+    return text if len(text) <= REASON_LENGTH else f"{text[:half]} ... {text[-half:]}"

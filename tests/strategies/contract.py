@@ -1,0 +1,285 @@
+"""What every recipe promises, as functions that return what is wrong: nothing, where all is well.
+
+A case is a recipe with settings. Its frame is built as server and client build it, after two server updates, when
+histories, ramps and late masks are all in effect. The checks look the parts of a step up where the package does, so
+that a test can plant a mistake there.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from scipy.stats import chi2
+from torch import Tensor, nn
+
+import fedlsg.method
+from fedlsg.adapters import frozen_bases, prepare_model
+from fedlsg.carriers import carried_parameters, find_classifier
+from fedlsg.frame import Frame
+from fedlsg.method import LocalTraining, Method, Schedule, initial_needed, norm_bound
+from fedlsg.payload import Expected, IndexMode, pack, unpack
+from fedlsg.persample import trainable
+from fedlsg.powersgd import decode, encode
+from fedlsg.privatize import Mechanism
+from fedlsg.randomness import SecretStream, reproducible_stream
+from fedlsg.snip import pruning_mechanism, saliency_frame, saliency_scale
+from strategies import own_settings, recipe
+from strategies.state import ServerState, load_weights
+from strategies.wire import Announcement, announcement, read_kept
+
+WIDTH, FEATURES, EXAMPLES, SEED = 48, 20, 7, 3
+SCHEDULE = Schedule(rounds=3, sample_rate=0.5)
+UPDATES = 2
+NOISE = {"clip_norm": 0.3, "noise_multiplier": 1.5}
+SMALL = {"rank": 2, "sparsity": 0.4}
+"""Settings of a case unless it says otherwise, as far as its recipe has them."""
+
+EMPTY = LocalTraining(sample_rate=1e-12)
+LEAST_DRAWS = 20_000
+FALSE_ALARM = 1e-7
+SCALES = (1e-8, 0.01, 0.05, 1.0, 1e4, -1e4, 1e150, 1e200, math.inf, math.nan)
+"""Factors on the loss of one example: from all but silent to squares beyond float64, and what is no number."""
+
+
+def mlp() -> nn.Module:
+    net = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh())
+    net.add_module("classifier", nn.Linear(WIDTH, WIDTH))
+    return net
+
+
+def cnn() -> nn.Module:
+    net = nn.Sequential(
+        nn.Unflatten(1, (1, 5, 4)), nn.Conv2d(1, WIDTH, 3, padding=1), nn.GroupNorm(4, WIDTH), nn.Tanh(),
+        nn.Conv2d(WIDTH, WIDTH, 3), nn.AvgPool2d((3, 2)), nn.Flatten(),
+    )  # fmt: skip
+    net.add_module("classifier", nn.Linear(WIDTH, WIDTH))
+    return net
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe with settings, how many augmented copies of an example its clients take, and whether the step is
+    that of the pruning round before training."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    multiplicity: int = 1
+    pruning: bool = False
+
+    @property
+    def method(self) -> Method:
+        defaults = {key: value for key, value in SMALL.items() if key in own_settings(self.name)}
+        noise = {} if self.name == "sgd" else NOISE
+        return recipe(self.name, **(defaults | noise | dict(self.settings)))
+
+
+def weighted_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of the class in column 0, times the factor in column 1."""
+    return F.cross_entropy(outputs, targets[:, 0].nan_to_num().long(), reduction="none") * targets[:, 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """One step of a case on a model: the server's frame, and a client's own model and frame."""
+
+    mechanism: Mechanism
+    round: int
+    frame: Frame
+    model: nn.Module
+    derived: Frame
+    multiplicity: int = 1
+
+    def step(self, data: "Data", **changes: Any) -> Tensor:
+        """One local step over all examples, on noise that is zero unless a stream is given: the clipped sum."""
+        known = {
+            "local": LocalTraining(microbatch_size=3 * self.multiplicity, multiplicity=self.multiplicity),
+            "num_examples": len(data.inputs), "sampler": reproducible_stream(0), "noise": Silence(),
+            "charge": lambda: None, "frame": self.derived, "mechanism": self.mechanism,
+            "scale": None if self.round else saliency_scale(weights_of(self.model), self.derived),
+        }  # fmt: skip
+        return fedlsg.method.client_step(self.model, data.batch, weighted_loss, **(known | changes))
+
+
+class Silence(SecretStream):
+    """Noise that is exactly zero, so that what a step returns is the very vector that is noised."""
+
+    def __init__(self) -> None:
+        super().__init__(bytes(32))
+
+    def normal(self, count: int) -> Tensor:
+        return torch.zeros(count, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Copies (N, M, features) of every example, and its targets (N, 2): class and factor on the loss."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        copies = self.inputs[positions]
+        return copies.flatten(0, 1), self.targets[positions].repeat_interleave(copies.shape[1], dim=0)
+
+    def without(self, i: int) -> "Data":
+        """The neighbouring data set that lacks example i."""
+        others = torch.arange(len(self.inputs)) != i
+        return replace(self, inputs=self.inputs[others], targets=self.targets[others])
+
+
+def subject(case: Case, make: Callable[[], nn.Module] = mlp, dtype: torch.dtype = torch.float64) -> Subject:
+    """Server and client of a case, each with a model of its own, before the pruning round or before round 3."""
+    method, (public, own) = case.method, (started(case.method, make, dtype) for _ in range(2))
+    carried = carried_parameters(own, method.carrier, classifier="classifier")
+    needed = initial_needed(method, trainable(own), carried)
+    initial = {name: trainable(own)[name].detach().clone() for name in needed} | frozen_bases(own)
+    probe = torch.zeros(1, FEATURES, dtype=dtype)
+    state = ServerState(public, method, SCHEDULE, divisor=4.0, seed=SEED, classifier="classifier", probe=probe)
+    if state.awaits_pruning:
+        frame = state.saliency_frame()
+        if case.pruning:
+            step = {"mechanism": pruning_mechanism(method), "round": 0, "multiplicity": case.multiplicity}
+            return Subject(frame=frame, model=own, derived=saliency_frame(weights_of(own)), **step)
+        state.prune(frame, [random_values(frame, UPDATES)], num_examples=EXAMPLES)
+    for update in range(UPDATES):
+        frame = state.frame()
+        state.finish_round(frame, [random_values(frame, update)], noise_std=1.0)
+    load_weights(own, state.weights)
+    derived = fedlsg.method.make_frame(
+        method, weights_of(own), initial, carried=carried, round=UPDATES + 1, updates=UPDATES, schedule=SCHEDULE,
+        seed=SEED, classifier=find_classifier(own, "classifier"), kept=announced_positions(state),
+    )  # fmt: skip
+    return Subject(
+        mechanism=method.mechanism, round=UPDATES + 1, frame=state.frame(), model=own, derived=derived,
+        multiplicity=case.multiplicity,
+    )  # fmt: skip
+
+
+def announced_positions(state: ServerState) -> Tensor | None:
+    """Kept positions as they reach a client, of the masks that only the server can make."""
+    if state.memory is None:
+        return None
+    announced = Announcement(
+        round=UPDATES + 1, updates=UPDATES, frame_digest=state.frame().digest, sample_rate=0.5, noise_multiplier=1.0,
+        expected_batch=1.0, run_dir="",
+    )  # fmt: skip
+    return read_kept(announcement(state.weights, announced, ranked=state.frame()), len(state.weights))
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in trainable(model).items()}
+
+
+def random_values(frame: Frame, seed: int) -> Tensor:
+    """Values that a client might have sent."""
+    return torch.randn(frame.kept, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def started(method: Method, make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
+    """The initial model, equal in every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        model = make().to(dtype)
+    return prepare_model(model, method.carrier, classifier="classifier", seed=SEED)
+
+
+def data_set(seed: int, multiplicity: int = 1, dtype: torch.dtype = torch.float64) -> Data:
+    """Random examples, of which the loss is scaled at random, the first by a lot; the last has no number as input."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(EXAMPLES, multiplicity, FEATURES, generator=generator, dtype=dtype)
+    inputs[-1, -1, seed % FEATURES] = (math.nan, math.inf, 1e300)[seed % 3]
+    scales = torch.tensor(SCALES, dtype=dtype)[torch.randint(len(SCALES), (EXAMPLES,), generator=generator)]
+    scales[0] = 1e4
+    classes = torch.randint(WIDTH, (EXAMPLES,), generator=generator)
+    return Data(inputs, torch.stack([classes.to(dtype), scales], dim=1))
+
+
+def movement(s: Subject, data_sets: range = range(3)) -> float:
+    """The most that one example moves the vector that is noised, over random data sets; inf where it is no number."""
+    moved = [0.0]
+    for seed in data_sets:
+        data = data_set(seed, s.multiplicity)
+        total = s.step(data)
+        moved += [float((total - s.step(data.without(i))).norm()) for i in range(EXAMPLES)]
+    return max(math.inf if math.isnan(m) else m for m in moved)
+
+
+def sensitivity_defects(s: Subject) -> list[str]:
+    """What is wrong with the claim that one example moves the sum by ``mechanism.sensitivity`` at most."""
+    claimed, effective = s.mechanism.sensitivity(len(s.frame.blocks)), s.mechanism.effective_noise_multiplier
+    if not s.mechanism.private:
+        return [] if effective(len(s.frame.blocks)) == 0 else ["claims an epsilon without clip and noise"]
+    moved, found = movement(s), []
+    if moved > claimed * (1 + 1e-9):
+        found.append(f"one example moved the sum by {moved:.3g}, claimed is {claimed:.3g}")
+    if effective(len(s.frame.blocks)) > s.mechanism.noise_std / moved * (1 + 1e-9):
+        found.append("the ledger's noise multiplier exceeds noise over movement")
+    return found
+
+
+def noise_defects(s: Subject, least: int = LEAST_DRAWS) -> list[str]:
+    """What is wrong with the noise of an empty batch, by its variance in every block and over all of them together.
+
+    ``least`` draws a block at least, from a fiftieth as many steps or more.
+    """
+    none = data_set(0, s.multiplicity)
+    smallest = min(block.kept for block in s.derived.blocks if block.kept)
+    draws = max(least // 50, math.ceil(least / smallest)) if s.mechanism.adds_noise else 1
+    local = replace(EMPTY, multiplicity=s.multiplicity)
+    values = torch.stack([s.step(none, noise=reproducible_stream(i), local=local) for i in range(draws)])
+    if not s.mechanism.adds_noise:
+        return ["an empty batch does not give zeros"] if values.any() else []
+    values = values / (s.mechanism.noise_multiplier * s.mechanism.clip_norm)
+    found = []
+    for i, (block, piece) in enumerate(
+        zip(s.derived.blocks, values.split([b.kept for b in s.derived.blocks], 1), strict=True)
+    ):
+        if block.kept and not plausible(piece.square().sum(), piece.numel()):
+            found.append(f"block {i} ({block.parameter}) has variance {float(piece.square().mean()):.3f}, not 1")
+    if not plausible((values.sum(1).square() / s.derived.kept).sum(), draws):
+        found.append("the noise of different coordinates is not independent")
+    return found
+
+
+def plausible(squares: Tensor, count: int) -> bool:
+    """Whether a sum of ``count`` squared standard normal numbers lies within the quantiles of chi-square."""
+    low, high = chi2.ppf([FALSE_ALARM, 1 - FALSE_ALARM], count)
+    return bool(low < float(squares) < high)
+
+
+def lift_defects(s: Subject) -> list[str]:
+    """What is wrong with where the server's gradients are zero, from a payload that is zero nowhere."""
+    normal = reproducible_stream(1).normal(s.derived.kept)
+    lifted = s.frame.gradients(received(s, s.mechanism.clip_norm * normal / normal.norm()).double())
+    return [
+        f"{block.parameter} moves elsewhere than where the mask keeps it"
+        for block in s.frame.blocks
+        if block.part == "dense"
+        and not torch.equal(lifted[block.parameter].flatten().nonzero().squeeze(1), block.keep.positions(block.shape))
+    ]
+
+
+def sent(s: Subject, values: Tensor, index_mode: IndexMode = "derived") -> bytes:
+    """The payload of a client, as it makes it."""
+    where = s.derived.wire
+    return pack(
+        encode(values, s.derived), where.indices, size=where.size, round=s.round, digest=s.derived.digest,
+        index_mode=index_mode,
+    )  # fmt: skip
+
+
+def received(s: Subject, values: Tensor, index_mode: IndexMode = "derived") -> Tensor:
+    """What the server makes of the client's payload, under the norm that it expects."""
+    where = s.frame.wire
+    expected = Expected(
+        round=s.round, codec="float32", index_mode=index_mode, size=where.size, indices=where.indices,
+        digest=s.frame.digest,
+        max_norm=norm_bound(s.mechanism, s.frame, num_examples=EXAMPLES, local=LocalTraining()),
+    )  # fmt: skip
+    return decode(unpack(sent(s, values, index_mode), expected), s.frame)

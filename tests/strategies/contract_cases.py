@@ -1,0 +1,63 @@
+"""The cases that the contract suite runs: every recipe that is found, and the variants that the papers report."""
+
+import strategies
+from tests.strategies.contract import MODELS, Case, Subject, subject
+
+VARIANTS: dict[str, Case] = {
+    "lsg: random units": Case("lsg", {"importance": "random"}),
+    "lsg: units by the carriers": Case("lsg", {"importance": "carriers"}),
+    "lsg: bottom units": Case("lsg", {"direction": "bottom"}),
+    "lsg: late sparsity": Case("lsg", {"sparsity_from": 0.5}),
+    "lsg: sparsity still to come": Case("lsg", {"sparsity_from": 0.9}),
+    "lsg: averaged core": Case("lsg", {"estimator": "averaged"}),
+    "lsg: clip per block": Case("lsg", {"clip": "per-block"}),
+    "lsg: clip weights": Case("lsg", {"norms_clip_weight": 3.0, "classifier_clip_weight": 0.25}),
+    "lsg: two copies": Case("lsg", multiplicity=2),
+    "lsg: direct sparsification as well": Case("lsg", {"sparsify_update": 0.4}),
+    "lsg: not private": Case("lsg", {"mechanism": "none"}),
+    "lsg-lora: bottom units": Case("lsg-lora", {"direction": "bottom", "lora_alpha": 16.0}),
+    "rgp: no residual": Case("rgp", {"residual": False}),
+    "rgp: not private": Case("rgp", {"mechanism": "none"}),
+    "rgp: direct sparsification": Case("rgp", {"sparsify_update": 0.4}),
+    "rgp: late history": Case("rgp", {"warmup": 3, "power_steps": 2}),
+    "rgp: clip per block, weights": Case("rgp", {"clip": "per-block", "norms_clip_weight": 2.0}),
+    "rs: on carriers": Case("rs", {"carrier": "low-rank"}),
+    "rs: on carriers of the change": Case("rs", {"carrier": "low-rank-change"}),
+    "rs: on random carriers": Case("rs", {"carrier": "random"}),
+    "rs: new mask every step": Case("rs", {"redraw": "step"}),
+    "rs: constant rate": Case("rs", {"cooling": False}),
+    "rs: ranked": Case("rs", {"ranking": "gradients"}),
+    "rs: noisy SGD": Case("rs", {"mechanism": "noise-only"}),
+    "rs: clipped SGD": Case("rs", {"mechanism": "clip-only"}),
+    "rs: clip per block": Case("rs", {"clip": "per-block"}),
+    "rs: two copies, clip weights": Case("rs", {"norms_clip_weight": 2.0}, multiplicity=2),
+    "sparse-dpsgd: refreshed": Case("sparse-dpsgd", {"refresh": True}),
+    "sparse-dpsgd: late sparsity": Case("sparse-dpsgd", {"sparsity_from": 0.5}),
+    **{
+        f"dp-ssgd: {prune}, {drop}": Case("dp-ssgd", {"prune": prune, "drop": drop})
+        for prune in ("none", "random", "synflow", "dp-snip")
+        for drop in ("none", "random", "magnitude")
+    },
+    "dp-ssgd: pruning round": Case("dp-ssgd", {"prune": "dp-snip"}, pruning=True),
+    "dp-ssgd: pruning round, two copies, weights, per block": Case(
+        "dp-ssgd", {"prune": "dp-snip", "norms_clip_weight": 3.0, "clip": "per-block"}, multiplicity=2, pruning=True
+    ),
+    "dp-powersgd: clip weights": Case("dp-powersgd", {"norms_clip_weight": 3.0, "classifier_clip_weight": 0.5}),
+    "dp-powersgd: two copies": Case("dp-powersgd", multiplicity=2),
+    "dpsgd: clip per block": Case("dpsgd", {"clip": "per-block"}),
+    "dpsgd: averaged weights": Case("dpsgd", {"ema": 0.9}),
+    "linear-probe: clip weights": Case("linear-probe", {"classifier_clip_weight": 2.0}),
+    "sgd: clipped": Case("sgd", {"mechanism": "clip-only"}),
+}  # fmt: skip
+
+RECIPES: dict[str, Case] = {name: Case(name) for name in strategies.names()}
+CASES: dict[str, Case] = RECIPES | VARIANTS
+
+_SUBJECTS: dict[tuple[str, str], Subject] = {}
+
+
+def of(case: str, model: str = "mlp") -> Subject:
+    """The subject of a case, built once. Nothing changes it."""
+    if (case, model) not in _SUBJECTS:
+        _SUBJECTS[case, model] = subject(CASES[case], MODELS[model])
+    return _SUBJECTS[case, model]

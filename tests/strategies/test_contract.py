@@ -1,0 +1,85 @@
+"""The contract of a recipe, over every file of strategies/ and every variant that the papers report.
+
+A new recipe is found by its name and needs no entry here. That each check catches the mistake that it is there for is
+shown in test_contract_controls.py.
+"""
+
+import pytest
+import torch
+
+import strategies
+from fedlsg.powersgd import decode, encode
+from tests.strategies.contract import (
+    LEAST_DRAWS,
+    MODELS,
+    data_set,
+    lift_defects,
+    movement,
+    noise_defects,
+    random_values,
+    received,
+    sensitivity_defects,
+)
+from tests.strategies.contract_cases import CASES, RECIPES, of
+
+TIGHT = 0.95
+"""Share of the sensitivity that some example in the data sets reaches under a joint clip: the check is no empty one."""
+
+
+def test_every_recipe_has_the_contract():
+    assert set(RECIPES) == set(strategies.names()) <= set(CASES)
+    assert {case.name for case in CASES.values()} == set(strategies.names())
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("case", CASES)
+def test_one_example_moves_what_is_noised_by_the_claimed_sensitivity_at_most(case, model):
+    s = of(case, model)
+    assert sensitivity_defects(s) == []
+    if s.mechanism.clips:
+        share = movement(s, range(1)) / s.mechanism.sensitivity(len(s.frame.blocks))
+        assert share > (TIGHT if s.mechanism.clip == "joint" else 0.5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("case", CASES)
+def test_server_and_client_derive_one_frame(case, model):
+    s = of(case, model)
+    assert s.frame.digest == s.derived.digest
+    assert torch.equal(s.frame.indices, s.derived.indices)
+    assert [b.weight for b in s.frame.blocks] == [b.weight for b in s.derived.blocks]
+
+
+@pytest.mark.parametrize(("case", "model"), [(c, "mlp") for c in CASES] + [(c, "cnn") for c in RECIPES])
+def test_noise_lies_on_the_kept_coordinates_and_on_nothing_else(case, model):
+    s = of(case, model)
+    assert noise_defects(s, LEAST_DRAWS if case in RECIPES else LEAST_DRAWS // 4) == []
+    assert lift_defects(s) == []
+
+
+@pytest.mark.parametrize("index_mode", ["derived", "explicit"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_server_gets_the_very_values_that_were_sent(case, index_mode):
+    """Bit for bit in float32; where factors are sent, the product of the factors of what was to be sent."""
+    s = of(case, "cnn")
+    values = s.step(data_set(1, s.multiplicity)).nan_to_num()
+    values = values / max(1.0, float(values.norm()) / s.mechanism.clip_norm)
+    wanted = decode(encode(values, s.derived).float(), s.frame)
+    assert torch.equal(received(s, values, index_mode), wanted)
+    if s.frame.sent is None:
+        assert torch.equal(wanted, values.float())
+
+
+@pytest.mark.parametrize("case", [name for name in RECIPES if of(name).frame.sent is not None])
+def test_factors_stand_for_a_projection_of_what_was_sent(case):
+    """By hand: P the orthonormal columns of G R^T, and P P^T G arrives; what is dense arrives as it was."""
+    s = of(case, "cnn")
+    values = random_values(s.derived, 0)
+    sent, got = s.derived.split(values), s.frame.split(decode(encode(values, s.derived), s.frame))
+    carried = 0
+    for c, G, arrived in zip(s.frame.wire.coordinates, sent, got, strict=True):
+        if c.R is not None:
+            P = torch.linalg.svd(G.flatten(1) @ c.R.mT, full_matrices=False).U
+            G, carried = (P @ P.mT @ G.flatten(1)).reshape(G.shape), carried + 1
+        torch.testing.assert_close(arrived, G, rtol=1e-9, atol=1e-9)
+    assert carried > 0

@@ -1,0 +1,201 @@
+"""Negative controls of the contract: each mistake is planted behind the front door, and its check finds it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedlsg.method
+from fedlsg.frame import Frame, make_blocks
+from fedlsg.method import per_unit
+from fedlsg.payload import PayloadError
+from fedlsg.persample import per_example_gradients
+from fedlsg.privatize import Mechanism, add_noise, clip_factors, clipped_sum
+from tests.strategies.contract import (
+    NOISE,
+    Data,
+    data_set,
+    lift_defects,
+    noise_defects,
+    random_values,
+    received,
+    sensitivity_defects,
+    subject,
+)
+from tests.strategies.contract_cases import CASES, of
+
+METHOD = fedlsg.method
+
+
+def gradients_weighted_after_the_clip(gradients, mechanism):
+    """The clip's weights taken as a scale of the result instead of a change of the norm."""
+    weights = [b.weight for b in of("linear-probe: clip weights").frame.blocks]
+    total = clipped_sum([g / w for g, w in zip(gradients, weights, strict=True)], mechanism)
+    pieces = total.split([g.shape[1] for g in gradients])
+    return torch.cat([piece * w for piece, w in zip(pieces, weights, strict=True)])
+
+
+def copies_as_examples(gradients, frame, multiplicity):
+    """Each augmented copy is clipped as if it were an example of its own."""
+    return per_unit(gradients, frame, 1)
+
+
+def no_clip(gradients, mechanism):
+    return torch.cat([block.sum(0) for block in gradients])
+
+
+def clip_by_half_of_the_blocks(gradients, mechanism):
+    """The norm of the first half; the rest rides along outside the clip."""
+    half = torch.cat(list(gradients[: len(gradients) // 2]), dim=1).nan_to_num()
+    factors = clip_factors(half.norm(dim=1), mechanism.clip_norm, half.dtype, 0)
+    return torch.cat([factors @ block.nan_to_num() for block in gradients])
+
+
+def broken_examples_kept(gradients, mechanism):
+    norms = torch.cat(list(gradients), dim=1).norm(dim=1)
+    return torch.cat([clip_factors(norms, mechanism.clip_norm, norms.dtype, 0) @ block for block in gradients])
+
+
+def claimed_sensitivity(self, blocks):
+    return self.clip_norm
+
+
+UNSAFE = {
+    "no clip": ("lsg", METHOD, "clipped_sum", no_clip),
+    "masked, then not clipped": ("rs", METHOD, "clipped_sum", no_clip),
+    "clip over half of the blocks": ("lsg", METHOD, "clipped_sum", clip_by_half_of_the_blocks),
+    "weights after the clip": ("linear-probe: clip weights", METHOD, "clipped_sum", gradients_weighted_after_the_clip),
+    "copies clipped as examples": ("lsg: two copies", METHOD, "per_unit", copies_as_examples),
+    "copies as examples, with weights": ("rs: two copies, clip weights", METHOD, "per_unit", copies_as_examples),
+    "copies as examples, factors sent": ("dp-powersgd: two copies", METHOD, "per_unit", copies_as_examples),
+    "examples that are no number kept": ("dpsgd", METHOD, "clipped_sum", broken_examples_kept),
+    "pruning without a clip": ("dp-ssgd: pruning round", METHOD, "clipped_sum", no_clip),
+    "per-block clip claims C": ("lsg: clip per block", Mechanism, "sensitivity", claimed_sensitivity),
+    "per-block clip of rs claims C": ("rs: clip per block", Mechanism, "sensitivity", claimed_sensitivity),
+}
+
+
+@pytest.mark.parametrize("mistake", UNSAFE)
+def test_a_step_that_is_less_private_than_claimed_is_caught(mistake, monkeypatch):
+    case, place, attribute, plant = UNSAFE[mistake]
+    s = of(case)
+    assert sensitivity_defects(s) == []
+    monkeypatch.setattr(place, attribute, plant)
+    assert sensitivity_defects(s) != []
+
+
+def clipped_before_the_mask(model, loss_fn, inputs, targets, frame):
+    """Scaled to C by the norm of all coordinates, then masked."""
+    whole = replace(frame, blocks=make_blocks(frame.coordinates))
+    gradients = torch.cat(per_example_gradients(model, loss_fn, inputs, targets, whole), dim=1)
+    factors = clip_factors(gradients.norm(dim=1), NOISE["clip_norm"], gradients.dtype, 0)
+    kept = (gradients * factors.unsqueeze(1))[:, frame.indices]
+    return list(kept.split([block.kept for block in frame.blocks], dim=1))
+
+
+def copies_summed(gradients, frame, multiplicity):
+    """The sum over the copies instead of their mean: another scale before the clip."""
+    return [g * multiplicity for g in per_unit(gradients, frame, multiplicity)]
+
+
+@pytest.mark.parametrize(
+    ("case", "attribute", "plant"),
+    [("rs", "per_example_gradients", clipped_before_the_mask), ("lsg: two copies", "per_unit", copies_summed)],
+)
+def test_another_mechanism_within_the_sensitivity_passes(case, attribute, plant, monkeypatch):
+    """Clipped whole and then masked, or copies summed before the clip: different, and as private as it claims."""
+    s, data = of(case), [data_set(seed, CASES[case].multiplicity) for seed in range(3)]
+    shipped = torch.cat([s.step(d) for d in data])
+    monkeypatch.setattr(METHOD, attribute, plant)
+    assert sensitivity_defects(s) == []
+    assert not torch.allclose(torch.cat([s.step(d) for d in data]), shipped, rtol=1e-3)
+
+
+def test_an_epsilon_claimed_without_a_clip_is_caught(monkeypatch):
+    s = of("rs: noisy SGD")
+    assert sensitivity_defects(s) == []
+    monkeypatch.setattr(Mechanism, "effective_noise_multiplier", lambda self, blocks: self.noise_multiplier)
+    assert sensitivity_defects(s) == ["claims an epsilon without clip and noise"]
+
+
+class DrawnInOrder(Data):
+    """Augmentation from a known seed, one draw a row in the order of the batch."""
+
+    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, targets = super().batch(positions)
+        generator = torch.Generator().manual_seed(0)
+        return inputs + torch.randn(inputs.shape, generator=generator, dtype=inputs.dtype), targets
+
+
+def test_augmentation_drawn_in_order_from_a_known_seed_is_caught():
+    """One example less shifts the draws of all that come after it: more than its own gradient moves."""
+    s, data = of("dpsgd"), data_set(0)
+    data = replace(data, targets=torch.stack([data.targets[:, 0], torch.full((len(data.targets),), 100.0)], dim=1))
+
+    def moved(data: Data) -> float:
+        return float((s.step(data) - s.step(data.without(0))).norm())
+
+    claimed = s.mechanism.sensitivity(len(s.frame.blocks))
+    assert moved(data) <= claimed * (1 + 1e-9)
+    assert moved(DrawnInOrder(data.inputs, data.targets)) > claimed * 1.05
+
+
+def halved_at_the_end(total, mechanism, noise):
+    noised = add_noise(total, mechanism, noise)
+    last = torch.arange(len(total)) >= len(total) - len(total) // 4
+    return torch.where(last, total + (noised - total) / 2, noised)
+
+
+def one_draw_for_two_halves(total, mechanism, noise):
+    half = (len(total) + 1) // 2
+    draw = add_noise(total[:half], mechanism, noise) - total[:half]
+    return total + torch.cat([draw, draw])[: len(total)]
+
+
+def skipped_when_empty(total, mechanism, noise):
+    return add_noise(total, mechanism, noise) if total.any() else total
+
+
+@pytest.mark.parametrize("plant", [halved_at_the_end, one_draw_for_two_halves, skipped_when_empty])
+@pytest.mark.parametrize("case", ["lsg", "dp-ssgd: pruning round"])
+def test_less_noise_than_accounted_is_caught(case, plant, monkeypatch):
+    monkeypatch.setattr(METHOD, "add_noise", plant)
+    assert noise_defects(of(case)) != []
+
+
+def spilt_over_frozen_ones(self: Frame, values: Tensor) -> list[Tensor]:
+    """A server that fills frozen coordinates, too."""
+    return [torch.full(b.shape, float(values.mean()), dtype=values.dtype) for b in self.blocks]
+
+
+@pytest.mark.parametrize("case", ["rs", "sparse-dpsgd", "dp-ssgd"])
+def test_a_gradient_on_frozen_coordinates_is_caught(case, monkeypatch):
+    s = of(case)
+    monkeypatch.setattr(Frame, "split", spilt_over_frozen_ones)
+    assert lift_defects(s) != []
+
+
+@pytest.mark.parametrize("case", ["lsg", "rgp-random", "rs: new mask every step", "dp-powersgd"])
+def test_a_client_with_another_seed_is_caught(case, monkeypatch):
+    """Its frame has another digest, and its payload is refused by that name."""
+    shipped, derived = METHOD.make_frame, []
+
+    def with_another_seed(*args, seed, **rest):
+        derived.append(shipped(*args, seed=seed + 1, **rest))
+        return derived[-1]
+
+    monkeypatch.setattr(METHOD, "make_frame", with_another_seed)
+    s = subject(CASES[case])
+    assert s.derived is derived[-1]
+    assert s.frame.digest != s.derived.digest
+    with pytest.raises(PayloadError, match="frame digest"):
+        received(s, random_values(s.derived, 0) / 1000)
+
+
+def test_values_in_another_order_are_caught():
+    """What a client packs in another order fits in number and digest, and means something else."""
+    s = of("lsg")
+    values = random_values(s.derived, 0) / 1000
+    assert torch.equal(received(s, values), values.float())
+    assert not torch.equal(received(s, values.flip(0)), values.float())

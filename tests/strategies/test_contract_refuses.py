@@ -1,0 +1,106 @@
+"""What every recipe has to refuse, naming the setting: no noise, no clip, shares outside [0, 1), mixed examples."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedlsg.adapters import prepare_model
+from strategies import own_settings, recipe
+from strategies.state import ServerState
+from tests.strategies.contract import FEATURES, SCHEDULE, SMALL, WIDTH, mlp
+from tests.strategies.contract_cases import RECIPES
+
+SHARES = (1.0, -0.1, 1.5, math.nan, math.inf)
+POSITIVE = (0.0, -1.0, math.nan, math.inf)
+WRONG: dict[str, tuple[Any, ...]] = {
+    "noise_multiplier": POSITIVE,
+    "clip_norm": POSITIVE,
+    "norms_clip_weight": POSITIVE,
+    "classifier_clip_weight": POSITIVE,
+    "learning_rate": POSITIVE,
+    "clip": ("blockwise",),
+    "mechanism": ("laplace",),
+    "sparsify_update": SHARES,
+    "ema": SHARES,
+    "rank": (0, -1),
+    "power_steps": (0,),
+    "warmup": (0,),
+    "sparsity": SHARES,
+    "sparsity_from": SHARES,
+    "drop_rate": SHARES,
+    "prune_rate": SHARES,
+    "prune_epsilon_share": (0.0, *SHARES),
+    "prune_clip_norm": POSITIVE,
+    "lora_alpha": POSITIVE,
+    "direction": ("left",),
+    "importance": ("gradients",),
+    "redraw": ("never",),
+    "ranking": ("weights",),
+    "carrier": ("sparse",),
+    "prune": ("snip",),
+    "drop": ("all",),
+}
+COMMON = {key for key in WRONG if all(key not in own_settings(name) for name in RECIPES)}
+NEEDED = {("sgd", "clip_norm"): {"mechanism": "clip-only"}, ("rs", "rank"): {"carrier": "low-rank"}}
+"""What makes a setting count that a recipe does not look at by default."""
+
+REFUSED = [
+    (name, key, value)
+    for name in RECIPES
+    for key in WRONG
+    for value in WRONG[key]
+    if key in COMMON | own_settings(name) and (name, key) != ("sgd", "noise_multiplier")
+]
+
+
+@pytest.mark.parametrize(("name", "setting", "value"), REFUSED)
+def test_a_wrong_value_is_refused_by_name(name, setting, value):
+    with pytest.raises(ValueError, match=setting):
+        recipe(name, **NEEDED.get((name, setting), {}), **{setting: value})
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_same_settings_with_right_values_are_taken(name):
+    """Negative control: above it is the value that is refused, not the setting."""
+    right = {"noise_multiplier": 1.5, "clip_norm": 0.3, "norms_clip_weight": 2.0, "classifier_clip_weight": 0.5}
+    right |= {"learning_rate": 0.2, "clip": "per-block", "sparsify_update": 0.1, "ema": 0.9}
+    own = {"sparsity": 0.4, "rank": 2, "drop_rate": 0.4, "prune_rate": 0.4, "lora_alpha": 4.0, "power_steps": 2}
+    recipe(name, **right, **{key: value for key, value in own.items() if key in own_settings(name)})
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(("typo", "near"), [("nose_multiplier", "noise_multiplier"), ("clipnorm", "clip_norm")])
+def test_an_unknown_setting_is_refused_with_the_nearest_name(name, typo, near):
+    with pytest.raises(ValueError, match=f"{name}.*{typo}.*did you mean '{near}'"):
+        recipe(name, **{typo: 1.0})
+
+
+def start(name: str, model: nn.Module, **settings: Any) -> ServerState:
+    """The server of a recipe at its small settings, as a run makes it: first the model, made ready for the method."""
+    defaults = {key: value for key, value in SMALL.items() if key in own_settings(name)}
+    method = recipe(name, **(defaults | settings))
+    prepare_model(model, method.carrier, classifier="classifier", seed=0)
+    probe = torch.zeros(1, FEATURES)
+    return ServerState(model, method, SCHEDULE, divisor=1.0, seed=0, classifier="classifier", probe=probe)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_model_that_mixes_examples_is_refused(name, affine):
+    mixing = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.BatchNorm1d(WIDTH, affine=affine))
+    mixing.add_module("classifier", nn.Linear(WIDTH, WIDTH))
+    with pytest.raises(ValueError, match="BatchNorm1d"):
+        start(name, mixing)
+    start(name, mlp())
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if "rank" in own_settings(name)])
+def test_a_rank_that_carries_no_layer_is_refused(name):
+    """LoRA finds nothing to adapt where low-rank carriers find nothing to carry."""
+    needed = NEEDED.get((name, "rank"), {})
+    with pytest.raises(ValueError, match=r"rank=40 carries no layer.*choose a smaller rank"):
+        start(name, mlp(), rank=40, **needed)
+    start(name, mlp(), rank=2, **needed)
