@@ -9,17 +9,23 @@ from pathlib import Path
 from types import MappingProxyType
 
 from simulations.choices import choose
-from simulations.workloads import cifar10, digits
-from simulations.workloads.workload import Options, Progress, Split, Workload, build_model, silent
+from simulations.workloads import digits, hf_image, hf_text
+from simulations.workloads.glue import TASKS
+from simulations.workloads.image_sets import IMAGE_SETS
+from simulations.workloads.rows import restrict
+from simulations.workloads.workload import Options, Progress, Split, Workload, build_model, silent, to_device
 
-__all__ = ["Options", "Progress", "Split", "Workload", "build_model", "load", "names", "silent"]
+__all__ = ["Options", "Progress", "Split", "Workload", "build_model", "load", "names", "silent", "to_device"]
 
 DEFAULT = Options()
 
 _REGISTRY: Mapping[str, Callable[..., Workload]] = MappingProxyType(
     {
         "digits": digits.load,
-        "cifar10": cifar10.load,
+        **{name: image_set.load for name, image_set in IMAGE_SETS.items()},
+        "hf-image": hf_image.load,
+        **{name: task.load for name, task in TASKS.items()},
+        "hf-text": hf_text.load,
     }
 )
 
@@ -37,17 +43,19 @@ def load(
     options: Options = DEFAULT,
     progress: Progress = silent,
 ) -> Workload:
-    """Load a workload by name.
+    """Load a workload by name, with the rows that ``options.train_rows`` and ``options.holdout`` leave it.
 
     data_dir: a folder in the layout of the Hugging Face repositories; defaults to FEDLSG_DATA, then the hub.
     cache_dir: where decoded data is kept; defaults to FEDLSG_CACHE, then ``~/.cache/fedlsg``.
     options: what the user says about data and model, see ``Options``.
     progress: called with one line of text at a time while something slow happens.
     Raises:
-        ValueError: unknown name (the message lists the known ones), or damaged data.
+        ValueError: unknown name (the message lists the known ones), an option out of range or that the workload has
+            no use for, or damaged data.
         OSError: missing data, an unreachable hub, or a cache that cannot be written.
         ImportError: a data library that the base installation does not bring.
     """
-    return choose("workload", name, _REGISTRY)(
+    loaded = choose("workload", name, _REGISTRY)(
         data_dir=data_dir, cache_dir=cache_dir, options=options, progress=progress
     )
+    return restrict(loaded, options)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from simulations import models
-from simulations.workloads.workload import Options, Progress, Split, Workload, rescale
+from simulations.workloads.workload import Options, Progress, Split, Workload, refuse_unused, rescale
 
 _SPLIT_SEED = 0
 _TEST_FRACTION = 0.2
@@ -44,6 +44,7 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({"rs": {"
 
 def load(*, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress) -> Workload:
     """Load the workload; inputs are (B, 1, 8, 8). The folders are not used."""
+    refuse_unused(options, workload="digits")
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -6,10 +6,19 @@ never completed from it: mixing two sources would train on data that nobody has 
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 DATA_VARIABLE = "FEDLSG_DATA"
-_SHARD = re.compile(r"(?P<split>[a-z_]+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.parquet")
+_SHARD = re.compile(r"(?P<split>[\w.]+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.parquet")
+_NAME = re.compile(r"(?!\.)[\w.-]+")
+_DATASET = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)?")
+
+
+def data_root(data_dir: Path | None) -> Path | None:
+    """The local mirror: the given folder, else the one named by FEDLSG_DATA, else None for the hub."""
+    root = data_dir or os.environ.get(DATA_VARIABLE)
+    return Path(root).expanduser() if root else None
 
 
 def find_shards(
@@ -23,10 +32,10 @@ def find_shards(
         ModuleNotFoundError: neither a local mirror nor the ``hub`` extra.
         ConnectionError: the hub cannot be reached.
     """
-    root = data_dir or os.environ.get(DATA_VARIABLE)
-    if not root:
+    root = data_root(data_dir)
+    if root is None:
         return _find_on_hub(name, subset, splits, hub_name)
-    folder = Path(root).expanduser() / name / subset
+    folder = root / name / subset
     if not folder.is_dir():
         source = "--data-dir" if data_dir else DATA_VARIABLE
         raise FileNotFoundError(
@@ -34,6 +43,58 @@ def find_shards(
             f"{hub_name}, such as {name}/{subset}/{splits[0]}-00000-of-0000N.parquet"
         )
     return {split: _shards(folder, split) for split in splits}
+
+
+def find_folder(dataset: str, subset: str | None, *, data_dir: Path | None) -> Path | None:
+    """The folder with the shards of any data set of a local mirror; None where there is no mirror but the hub.
+
+    It is ``<data_dir>/OWNER/NAME/<subset>`` or, without the owner, ``<data_dir>/NAME/<subset>``; with ``subset`` None
+    the data set's own folder or the only one inside it that holds shards. Raises FileNotFoundError, listing the folders
+    there are, and ValueError for a name that is no name.
+    """
+    for setting, value, form in (("dataset", dataset, _DATASET), ("subset", subset, _NAME)):
+        if value is not None and not form.fullmatch(value):
+            raise ValueError(f"expected {setting}={value!r} to be a name, such as dataset=OWNER/NAME subset=NAME")
+    root = data_root(data_dir)
+    if root is None:
+        return None
+    source = "--data-dir" if data_dir else DATA_VARIABLE
+    places = [root / dataset, root / dataset.rpartition("/")[2]]
+    folder = next((place for place in places if place.is_dir()), None)
+    if folder is None:
+        raise FileNotFoundError(
+            f"no folder {dataset} in {root} ({source}); expected the files of the Hugging Face data set {dataset}, "
+            f"such as {dataset}/{subset or 'default'}/train-00000-of-0000N.parquet"
+        )
+    subsets = sorted(child.name for child in folder.iterdir() if child.is_dir() and split_names(child))
+    if subset is not None:
+        if subset not in subsets:
+            raise FileNotFoundError(f"no shards in {folder / subset} ({source}); subsets with shards: {_list(subsets)}")
+        return folder / subset
+    if split_names(folder):
+        return folder
+    if len(subsets) != 1:
+        raise FileNotFoundError(f"{folder} has {len(subsets)} subsets with shards, choose one: subset={_list(subsets)}")
+    return folder / subsets[0]
+
+
+def split_names(folder: Path) -> tuple[str, ...]:
+    """The splits that have a shard in a folder, in alphabetical order."""
+    matches = (_SHARD.fullmatch(file.name) for file in folder.glob("*.parquet"))
+    return tuple(sorted({match["split"] for match in matches if match}))
+
+
+def find_splits(folder: Path, splits: tuple[str, ...]) -> dict[str, list[Path]]:
+    """The shards of each split in order. Raises FileNotFoundError, listing the splits there are, as ``find_shards``."""
+    known = split_names(folder)
+    for split in splits:
+        if split not in known:
+            raise FileNotFoundError(f"no split {split!r} in {folder}; there are: {_list(known)}")
+    return {split: _shards(folder, split) for split in splits}
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def _find_on_hub(name: str, subset: str, splits: tuple[str, ...], hub_name: str) -> dict[str, list[Path]]:
@@ -49,7 +110,7 @@ def _find_on_hub(name: str, subset: str, splits: tuple[str, ...], hub_name: str)
         snapshot = snapshot_download(
             hub_name,
             repo_type="dataset",
-            allow_patterns=f"{subset}/*.parquet",
+            allow_patterns=[f"{subset}/{split}-*.parquet" for split in splits],
             local_files_only=local_files_only,
         )
         return {split: _shards(Path(snapshot) / subset, split) for split in splits}

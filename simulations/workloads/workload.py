@@ -1,7 +1,8 @@
-"""What a workload is: two splits of one data set, the models that fit it, and a preset."""
+"""What a workload is: the splits of one data set, the models that fit it, and a preset."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -11,6 +12,16 @@ from torch import Tensor, nn
 from simulations.choices import choose
 
 Progress = Callable[[str], None]
+Inputs = Tensor | dict[str, Tensor]
+"""A model's inputs, batch first: one tensor, or tensors by the name of the argument that takes them."""
+
+
+class Augment(Protocol):
+    """Changes inputs (B, ...) at random, each row by itself: drawn first, one number a row, then applied."""
+
+    def draw(self, count: int, generator: torch.Generator, /) -> Int64[Tensor, " count"]: ...
+
+    def apply(self, inputs: Tensor, drawn: Int64[Tensor, " b"], /) -> Tensor: ...
 
 
 def silent(line: str) -> None:
@@ -37,20 +48,56 @@ class Options:
     holdout: float | None = None
 
 
+def refuse_unused(options: Options, *, workload: str, used: tuple[str, ...] = ()) -> None:
+    """Raise ValueError, naming the setting, for an option that is given and that the workload has no use for.
+
+    ``used`` names those it reads; ``model``, ``train_rows`` and ``holdout`` serve every workload.
+    """
+    for f in fields(Options):
+        value = getattr(options, f.name)
+        if value is not None and f.name not in (*used, "model", "train_rows", "holdout"):
+            raise ValueError(f"workload {workload} has no use for {f.name}={value!r}: leave it out")
+
+
+class Stored(Protocol):
+    """N stored examples: a (memory-mapped) array, or anything else that gives rows by an int64 index array."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Picked:
+    """Some rows of stored examples, in a given order, without a copy of them."""
+
+    stored: Stored
+    rows: Int64[np.ndarray, " n"]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: Int64[np.ndarray, " b"], /) -> Any:
+        return self.stored[self.rows[rows]]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Split:
     """Examples of one split, kept as they are stored and prepared only for the rows that are asked for.
 
-    inputs: (N, ...) stored examples, possibly memory-mapped; never written to.
+    inputs: N stored examples, possibly memory-mapped; never written to.
     labels: (N,) int64.
-    prepare: a row-wise map from stored rows (B, ...) to the model's inputs (B, ...), float32 for images.
+    prepare: from stored rows to the model's inputs (B, ...), row by row: float32 images, or a dict of padded tokens.
+    lengths: (N,) tokens of each example where examples differ in length, so that ``order`` can bring equal ones
+        together; None where all are alike.
 
     Load a workload by name in every process instead of pickling a split: a pickle holds every row.
     """
 
-    inputs: np.ndarray
+    inputs: Stored
     labels: Int64[Tensor, " n"]
-    prepare: Callable[[np.ndarray], Tensor]
+    prepare: Callable[[Any], Inputs]
+    lengths: Int64[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
         if self.labels.dtype != torch.int64 or self.labels.ndim != 1:
@@ -59,32 +106,67 @@ class Split:
             raise ValueError(
                 f"expected as many inputs as labels and one at least, got {len(self.inputs)} and {len(self.labels)}"
             )
+        if self.lengths is not None and self.lengths.shape != self.labels.shape:
+            raise ValueError(f"expected one length an example, got {len(self.lengths)} for {len(self.labels)}")
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, indices: Int64[Tensor, " b"]) -> tuple[Tensor, Int64[Tensor, " b"]]:
-        """Inputs (B, ...) and targets (B,) of the given rows, in the given order; B = 0 is a batch too.
+    def batch(self, indices: Int64[Tensor, " b"]) -> tuple[Any, Int64[Tensor, " b"]]:
+        """Inputs (a tensor (B, ...) or a dict of them) and targets (B,) of the given rows, in the given order.
 
-        Guarantee: the tensors are fresh copies on the CPU, and a row's value does not depend on the other rows.
+        B = 0 is a batch too. Texts are padded to the longest of the rows.
+        Guarantee: the tensors are fresh copies on the CPU, and a row's value does not depend on the other rows,
+        its padding apart.
         Raises:
             TypeError: indices that are not int64 (a mask of booleans would select other rows than it says).
             IndexError: an index outside [0, N); a negative one would reach another client's example.
         """
+        rows = self._checked(indices)
+        return self.prepare(self.inputs[rows.numpy()]), self.labels[rows]
+
+    def order(self, indices: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
+        """The same indices, the shortest examples first and ties as given, so that runs of them pad little.
+
+        Lengths are private: the order may decide which rows share a microbatch, and must not leave the client.
+        """
+        rows = self._checked(indices)
+        return rows if self.lengths is None else rows[torch.argsort(self.lengths[rows], stable=True)]
+
+    def pick(self, indices: Int64[Tensor, " n"]) -> "Split":
+        """The split that holds these rows in this order; nothing is copied but labels."""
+        rows = self._checked(indices)
+        return Split(
+            inputs=Picked(stored=self.inputs, rows=rows.numpy()),
+            labels=self.labels[rows],
+            prepare=self.prepare,
+            lengths=None if self.lengths is None else self.lengths[rows],
+        )
+
+    def _checked(self, indices: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
         if indices.dtype != torch.int64 or indices.ndim != 1:
             raise TypeError(f"expected int64 indices of shape (b,), got {indices.dtype} {tuple(indices.shape)}")
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
             raise IndexError(f"expected indices in [0, {len(self)}), got {int(indices.min())}..{int(indices.max())}")
-        rows = indices.cpu()
-        return self.prepare(self.inputs[rows.numpy()]), self.labels[rows]
+        return indices.cpu()
+
+
+def to_device(inputs: Inputs, device: str) -> Inputs:
+    """Inputs of a batch on a device: a tensor, or every tensor of a dict."""
+    if isinstance(inputs, Tensor):
+        return inputs.to(device)
+    return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Workload:
     """A data set with the models and settings that suit it.
 
+    test: the public split that accuracy is reported on, under ``test_name``.
+    other_tests: more test splits by name, whose accuracies are averaged with it, each with the same weight.
     models: builders by name, the first is the default; build through ``build_model``.
-    classifier: the path of the output layer in every model (an ``nn.Linear`` that stays dense, never carried).
+    classifier: the path of the output layer in every model (it stays dense, never carried).
+    augment: changes training inputs at random, where the workload has a way to; never applied to a test split.
     defaults: the preset, by setting; public constants chosen before the run, never derived from its data.
     method_defaults: what differs from it for a method, by method and setting.
     Raises ValueError where a label lies outside [0, num_classes).
@@ -93,19 +175,27 @@ class Workload:
     name: str
     train: Split
     test: Split
+    test_name: str = "test"
+    other_tests: Mapping[str, Split] = field(default_factory=dict)
     num_classes: int
     models: Mapping[str, Callable[[], nn.Module]]
     classifier: str = "classifier"
+    augment: Augment | None = None
     defaults: Mapping[str, object]
     method_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for split, labels in (("train", self.train.labels), ("test", self.test.labels)):
-            low, high = int(labels.min()), int(labels.max())
+        if self.test_name in self.other_tests:
+            raise ValueError(f"{self.name}: two test splits are named {self.test_name}")
+        for name, split in {"train": self.train, **self.tests}.items():
+            low, high = int(split.labels.min()), int(split.labels.max())
             if not 0 <= low <= high < self.num_classes:
-                raise ValueError(
-                    f"{self.name}: {split} labels lie in {low}..{high}, expected 0..{self.num_classes - 1}"
-                )
+                raise ValueError(f"{self.name}: {name} labels lie in {low}..{high}, expected 0..{self.num_classes - 1}")
+
+    @property
+    def tests(self) -> dict[str, Split]:
+        """All test splits by name, ``test`` first."""
+        return {self.test_name: self.test, **self.other_tests}
 
     @property
     def default_model(self) -> str:

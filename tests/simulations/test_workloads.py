@@ -21,9 +21,12 @@ from PIL import Image
 
 from simulations import workloads
 from simulations.settings import Settings
-from simulations.workloads import Split, Workload, cifar10
+from simulations.workloads import Split, Workload, hf_image, image_workload
+from simulations.workloads import digits as digits_module
 from simulations.workloads.cache import cache_folder, digest_files, load_or_build
+from simulations.workloads.image_sets import IMAGE_SETS
 from simulations.workloads.workload import silent
+from tests.simulations.made_images import encode, pixels_of, write_shard
 
 MIRROR = Path(os.environ.get("FEDLSG_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 
@@ -38,22 +41,24 @@ def no_settings_from_outside(monkeypatch):
 
 
 def test_names_are_known_and_the_default_comes_first():
-    assert workloads.names() == ("digits", "cifar10")
+    assert workloads.names()[0] == "digits"
+    assert {"cifar10", "cifar100", "svhn", "fashion-mnist", "hf-image"} <= set(workloads.names())
 
 
 def test_a_misspelt_name_is_helped():
     with pytest.raises(
-        ValueError, match=r"unknown workload 'cifar', expected one of digits, cifar10; did you mean 'cifar10'"
+        ValueError, match=r"unknown workload 'cifar', expected one of digits, cifar10, .*; did you mean 'cifar10'"
     ):
         workloads.load("cifar")
-    with pytest.raises(ValueError, match=r"unknown workload 'mnist', expected one of digits, cifar10$"):
-        workloads.load("mnist")
+    with pytest.raises(ValueError, match=r"unknown workload 'wine', expected one of digits, .*[a-z0-9]$"):
+        workloads.load("wine")
 
 
 def test_importing_the_workloads_imports_no_data_library():
     program = (
         "import sys, simulations.workloads\n"
-        "print([m for m in ('sklearn', 'pyarrow', 'PIL', 'huggingface_hub', 'flwr', 'datasets') if m in sys.modules])"
+        "heavy = 'sklearn', 'pyarrow', 'PIL', 'huggingface_hub', 'flwr', 'datasets', 'transformers'\n"
+        "print([m for m in heavy if m in sys.modules])"
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[]"
@@ -162,40 +167,30 @@ def test_digits_can_be_learnt(digits):
     assert float((guesses == shuffled).float().mean()) < 0.2  # negative control
 
 
-@pytest.mark.parametrize("name", workloads.names())
+PRESETS = {
+    "digits": digits_module.DEFAULTS,
+    "hf-image": hf_image.DEFAULTS,
+    **{name: image_set.defaults for name, image_set in IMAGE_SETS.items()},
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_has_what_a_run_needs(name):
-    preset = getattr(workloads, name).DEFAULTS
+    preset = PRESETS[name]
     needed = {"clients", "rounds", "sample_rate", "learning_rate", "momentum", "clip_norm", "epsilon", "delta"}
     assert needed <= set(preset)
     assert preset["clients"] >= 5  # never one: that would be no federation
 
 
-@pytest.mark.parametrize("name", workloads.names())
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_names_settings_that_exist(name):
     """A misspelt key would be dropped in silence where the gaps of the settings are filled."""
     known = {field.name for field in dataclasses.fields(Settings)}
-    assert set(getattr(workloads, name).DEFAULTS) <= known
+    assert set(PRESETS[name]) <= known
     assert "lr" not in known  # negative control: a name that looks right
 
 
 # --- CIFAR-10 from made shards ---
-
-
-def encode(pixels: np.ndarray, form: str = "PNG") -> bytes:
-    """(32, 32, 3) uint8 as image bytes."""
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, form, lossless=True)
-    return stream.getvalue()
-
-
-def pixels_of(count: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
-
-
-def write_shard(file: Path, images: list[bytes | None], labels: list[int | None]) -> None:
-    struct = [{"bytes": image, "path": "made.png"} for image in images]
-    table = pa.table({"img": pa.array(struct), "label": pa.array(labels, type=pa.int64())})
-    pq.write_table(table, file)
 
 
 def make_mirror(root: Path, form: str = "PNG") -> dict[str, np.ndarray]:
@@ -250,7 +245,7 @@ def test_cifar10_is_decoded_once_and_mapped_afterwards(mirror, monkeypatch):
     before = load_cifar10(mirror, first)
     assert "decoded 15 of 15" in first[-2]
     assert "decoded 15 images in" in first[-1]
-    monkeypatch.setattr(cifar10, "_decode", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(image_workload, "decode", lambda *_, **__: pytest.fail("decoded again"))
     after = load_cifar10(mirror, second)
     assert second == []
     assert np.array_equal(before.train.inputs, after.train.inputs)
@@ -398,7 +393,9 @@ def test_the_hub_is_asked_only_for_what_is_not_there(mirror, monkeypatch, tmp_pa
     hub = FakeHub({True: complete, False: AssertionError("asked the network")})
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     assert len(workloads.load("cifar10", cache_dir=tmp_path / "c").train) == 11
-    assert hub.asked == [("uoft-cs/cifar10", "dataset", "plain_text/*.parquet", True)]
+    assert hub.asked == [
+        ("uoft-cs/cifar10", "dataset", ["plain_text/train-*.parquet", "plain_text/test-*.parquet"], True)
+    ]
 
 
 def test_a_download_that_was_cut_short_is_taken_up_again(mirror, monkeypatch, tmp_path):

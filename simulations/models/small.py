@@ -1,15 +1,15 @@
-"""Small models for the image workloads.
+"""Small models: the digits models, and a CNN for images of any shape.
 
-Every model is made of layers with per-example gradients (Linear, Conv2d, GroupNorm), tanh and pooling, without
-in-place operations and without BatchNorm, and names its output layer ``classifier``. Bounded activations keep
-per-example gradients short, so that less is clipped (Papernot et al. 2021, "Tempered Sigmoid Activations").
-GroupNorm has one group: it normalises over the whole image and is the fastest on channels-last memory.
-Build them through ``simulations.workloads.build_model``, which makes their initial weights public and repeatable.
+Bounded activations keep per-example gradients short, so that less is clipped (Papernot et al. 2021, "Tempered Sigmoid
+Activations"). GroupNorm has one group: it normalises over the whole image and is the fastest on channels-last memory.
 """
 
 from collections import OrderedDict
 
 from torch import nn
+
+POOLED_SIDE = 4
+"""The side that the last feature map of ``small_cnn`` has at most, so that its hidden layer stays small."""
 
 
 def _conv_block(in_channels: int, out_channels: int, *pool: nn.Module) -> nn.Sequential:
@@ -39,15 +39,27 @@ def digits_conv() -> nn.Module:
 
 def cifar10_cnn() -> nn.Module:
     """(B, 3, 32, 32) -> conv 16, 32, 64, 64 -> 64 -> 10: 127,114 parameters."""
+    return small_cnn(3, 32, 10)
+
+
+def small_cnn(channels: int, side: int, num_classes: int) -> nn.Module:
+    """(B, channels, side, side) -> conv 16, 32, 64, 64, three of them halving the image -> 64 -> num_classes.
+
+    A last feature map of more than 4x4 is averaged down to that. Raises ValueError for a side below 8.
+    """
+    if side < 8:
+        raise ValueError(f"expected {side=} >= 8: three poolings halve the image")
+    last = min(side // 8, POOLED_SIDE)
+    pool = [nn.AdaptiveAvgPool2d(POOLED_SIDE)] if last < side // 8 else []
     return nn.Sequential(
         OrderedDict(
-            conv1=_conv_block(3, 16, nn.MaxPool2d(2)),
+            conv1=_conv_block(channels, 16, nn.MaxPool2d(2)),
             conv2=_conv_block(16, 32, nn.MaxPool2d(2)),
             conv3=_conv_block(32, 64, nn.MaxPool2d(2)),
-            conv4=_conv_block(64, 64),
+            conv4=_conv_block(64, 64, *pool),
             flatten=nn.Flatten(),
-            hidden=nn.Linear(64 * 4 * 4, 64),
+            hidden=nn.Linear(64 * last * last, 64),
             tanh=nn.Tanh(),
-            classifier=nn.Linear(64, 10),
+            classifier=nn.Linear(64, num_classes),
         )
     )

@@ -1,0 +1,171 @@
+"""Text classifiers on encoders of the ``transformers`` library, in the shape that private training asks for.
+
+Which parameters are trained and how they travel, by one rule for every encoder:
+    frozen: embeddings (tokens, positions, types) with their LayerNorm; layers below the top ``train_layers``
+    dense: the head, under the path ``classifier`` (for RoBERTa ``dense`` and ``out_proj``), biases, LayerNorms
+    carried: every other Linear that pays, see fedlsg.carriers: attention, feed-forward, and BERT's pooler
+Build through ``simulations.workloads.build_model``, which makes random initial weights public and repeatable.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from simulations.models.encoder_source import EncoderSource, load_config, model_folder
+
+Pooling = Literal["own", "mean", "cls"]
+HEADS = ("classifier", "score", "classification_head")
+"""What classification models of transformers call their head."""
+
+
+class TextClassifier(nn.Module):
+    """Tokens to logits: ``classifier(pool(body(tokens)))``.
+
+    pooling: ``own`` keeps what the body does before its head; ``mean`` and ``cls`` average the last hidden states of
+    the real tokens, or take the first one's.
+    Guarantee: padding to the right changes no logit but by rounding.
+    """
+
+    def __init__(self, body: nn.Module, classifier: nn.Module, pooling: Pooling) -> None:
+        super().__init__()
+        self.body, self.classifier, self.pooling = body, classifier, pooling
+
+    def forward(
+        self,
+        input_ids: Int64[Tensor, "batch tokens"],
+        attention_mask: Int64[Tensor, "batch tokens"],
+        token_type_ids: Int64[Tensor, "batch tokens"] | None = None,
+    ) -> Float[Tensor, "batch classes"]:
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        out = self.body(input_ids=input_ids, attention_mask=attention_mask, **types)
+        if self.pooling == "own":
+            features = out.logits  # the head's place in the body holds an identity
+        elif self.pooling == "cls":
+            features = out.last_hidden_state[:, 0]
+        else:
+            real = attention_mask.unsqueeze(-1).to(out.last_hidden_state.dtype)
+            features = (out.last_hidden_state * real).sum(1) / real.sum(1)
+        logits: Tensor = self.classifier(features)
+        return logits
+
+
+def build_encoder(
+    source: EncoderSource, *, num_classes: int, train_layers: int | None = None, attention: str = "sdpa"
+) -> TextClassifier:
+    """The classifier of an encoder with a new head, in float32, frozen below its top ``train_layers`` layers.
+
+    A folder in the layout of sentence-transformers is pooled as its ``1_Pooling/config.json`` says and gets one Linear
+    as head; any other model keeps its own pooling and the kind of head that transformers gives it.
+    attention: transformers' name of the implementation; per-example gradients are equal under ``sdpa`` and ``eager``.
+    Raises:
+        ValueError: ``train_layers`` out of range, a checkpoint that lacks weights, a model without a known head.
+        FileNotFoundError: a folder without safetensors. ConnectionError: see ``encoder_source.model_folder``.
+    """
+    from transformers import AutoModel, AutoModelForSequenceClassification
+
+    config = load_config(source)
+    config.num_labels = num_classes
+    pooling = _pooling(source)
+    kind = AutoModelForSequenceClassification if pooling == "own" else AutoModel
+    body = _load(kind, source, config, attention) if source.weights else _random(kind, config, attention)
+    base = body.base_model
+    if pooling == "own":
+        classifier = _take_head(body)
+    else:
+        classifier = nn.Linear(config.hidden_size, num_classes)
+        nn.init.normal_(classifier.weight, std=config.initializer_range)
+        nn.init.zeros_(classifier.bias)
+        if getattr(base, "pooler", None) is not None:
+            base.pooler = None  # not called: it would send noise alone
+    freeze(base, train_layers, layers=config.num_hidden_layers)
+    return TextClassifier(body, classifier, pooling)
+
+
+def freeze(base: nn.Module, train_layers: int | None, *, layers: int) -> None:
+    """Freeze the embeddings of an encoder without its head, and what lies below its top ``train_layers`` of ``layers``.
+
+    A pooler lies on top and stays trainable. Raises ValueError unless 0 <= train_layers <= layers.
+    """
+    for name, module in base.named_modules():
+        if isinstance(module, nn.Embedding) or name.rpartition(".")[2] == "embeddings":
+            module.requires_grad_(False)
+    if train_layers is None:
+        return
+    if not 0 <= train_layers <= layers:
+        raise ValueError(f"expected 0 <= {train_layers=} <= {layers}, the layers of {type(base).__name__}")
+    stack = next((m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == layers), None)
+    if stack is None:
+        raise ValueError(f"found no list of {layers} layers in {type(base).__name__}: leave train_layers out")
+    on_top = [*list(stack)[layers - train_layers :], getattr(base, "pooler", None)]
+    trained = {id(p) for module in on_top if module is not None for p in module.parameters()}
+    for p in base.parameters():
+        if id(p) not in trained:
+            p.requires_grad_(False)
+
+
+def _take_head(body: nn.Module) -> nn.Module:
+    """The model's head; an identity takes its place."""
+    name = next((name for name in HEADS if isinstance(getattr(body, name, None), nn.Module)), None)
+    if name is None:
+        raise ValueError(f"{type(body).__name__} has no head named {', '.join(HEADS)}; choose another model")
+    head: nn.Module = getattr(body, name)
+    setattr(body, name, nn.Identity())
+    return head
+
+
+def _pooling(source: EncoderSource) -> Pooling:
+    """What a folder of sentence-transformers says; ``own`` for any other."""
+    if source.built_in:
+        return "own"
+    file = model_folder(source) / "1_Pooling" / "config.json"
+    if not file.is_file():
+        return "own"
+    said = json.loads(file.read_text())
+    if said.get("pooling_mode_mean_tokens"):
+        return "mean"
+    if said.get("pooling_mode_cls_token"):
+        return "cls"
+    raise ValueError(f"expected mean or cls pooling in {file}")
+
+
+def _random(kind: Any, config: Any, attention: str) -> Any:
+    return kind.from_config(config, attn_implementation=attention, dtype=torch.float32)
+
+
+def _load(kind: Any, source: EncoderSource, config: Any, attention: str) -> Any:
+    folder = model_folder(source)
+    if not any(Path(folder).glob("*.safetensors")):
+        raise FileNotFoundError(f"no safetensors file in {folder}; save the model again with a current transformers")
+    with _quiet():
+        model, found = kind.from_pretrained(
+            folder, config=config, attn_implementation=attention, dtype=torch.float32, local_files_only=True,
+            use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    absent = {*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])}
+    # A base model's checkpoint lacks what classification adds on top.
+    lacking = sorted(key for key in absent if not {"pooler", "pre_classifier", *HEADS} & set(key.split(".")))
+    if lacking:
+        raise ValueError(f"the checkpoint in {folder} lacks {len(lacking)} weights of its model, {lacking[0]} first")
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and no report about a head that is new on purpose."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

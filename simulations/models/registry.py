@@ -1,0 +1,59 @@
+"""The models that fit images of a given shape, by name."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+from torch import nn
+
+from simulations.models.dp_cnn import dp_cnn, dp_cnn_small
+from simulations.models.h_cnn import h_cnn, h_cnn_small
+from simulations.models.resnet import Stem, resnet34
+from simulations.models.small import small_cnn
+from simulations.models.wide_resnet import Form, wide_resnet
+
+Builder = Callable[[], nn.Module]
+
+WIDE: Mapping[str, tuple[int, int, Form]] = MappingProxyType(
+    {
+        "wrn-16-4": (16, 4, "standard"),
+        "wrn-16-4-ws": (16, 4, "standardized"),
+        "wrn-28-4": (28, 4, "rgp"),
+        "wrn-28-4-standard": (28, 4, "standard"),
+        "wrn-28-10": (28, 10, "standard"),
+        "wrn-28-10-ws": (28, 10, "standardized"),
+    }
+)
+"""Depth, width and form of the wide ResNets: 000 and 001 train wrn-28-4, 004 trains the ones that end on -ws."""
+
+SMALLEST, WIDEST, IMAGENET = 16, 64, 64
+"""Sides in pixels: below the first only ``cnn`` fits, above the second no CIFAR network, from the third on resnet-34
+has its ImageNet stem."""
+
+
+def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:
+    """Builders of the models for images (B, channels, side, side), by name; the first is the default.
+
+    ``cnn`` fits from 8 pixels on; for (3, 32, 10) it is ``cifar10_cnn``. 28x28 images get the small DP-CNN and H-CNN
+    of Fashion-MNIST under the names ``dp-cnn`` and ``h-cnn``, as in 003.
+    Raises ValueError for a shape that no model fits.
+    """
+    if channels < 1 or side < 8 or num_classes < 2:
+        raise ValueError(
+            f"no model fits {channels=}, {side=}, {num_classes=}: expected at least one channel, 8 pixels, 2 classes"
+        )
+    models: dict[str, Builder] = {"cnn": partial(small_cnn, channels, side, num_classes)}
+    if SMALLEST <= side <= WIDEST:
+        if side == 28:
+            models["dp-cnn"] = partial(dp_cnn_small, channels, num_classes)
+            models["h-cnn"] = partial(h_cnn_small, channels, num_classes)
+        else:
+            models["dp-cnn"] = partial(dp_cnn, channels, side, num_classes)
+            if side % 8 == 0:
+                models["h-cnn"] = partial(h_cnn, channels, side, num_classes)
+        for name, (depth, width, form) in WIDE.items():
+            models[name] = partial(wide_resnet, depth, width, channels=channels, num_classes=num_classes, form=form)
+    if side >= SMALLEST:
+        stem: Stem = "imagenet" if side >= IMAGENET else "cifar"
+        models["resnet-34"] = partial(resnet34, channels=channels, num_classes=num_classes, stem=stem)
+    return MappingProxyType(models)

@@ -1,0 +1,60 @@
+"""ResNet-34 (He et al. 2016) with GroupNorm in the place of BatchNorm, which mixes examples."""
+
+from collections import OrderedDict
+from typing import Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+Stem = Literal["cifar", "imagenet"]
+GROUPS = 32
+
+
+def resnet34(*, channels: int, num_classes: int, stem: Stem = "imagenet") -> nn.Module:
+    """ResNet-34 for images (B, channels, s, s): stages of 3, 4, 6, 3 blocks with 64 to 512 channels.
+
+    The ``imagenet`` stem, a 7x7 convolution and a max pooling, divides the side by 4; the ``cifar`` stem, a 3x3
+    convolution, keeps it. With the imagenet stem and 1,000 classes it has the published 21,797,672 parameters.
+    Differs from the paper: GroupNorm of 32 groups (Wu and He 2018).
+    """
+    if stem == "imagenet":
+        conv, pool = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False), [nn.MaxPool2d(3, stride=2, padding=1)]
+    else:
+        conv, pool = nn.Conv2d(channels, 64, 3, padding=1, bias=False), []
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        stem=nn.Sequential(conv, nn.GroupNorm(GROUPS, 64), nn.ReLU(), *pool)
+    )
+    before = 64
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        after = 64 * 2**stage
+        rest = [Block(after, after, 1) for _ in range(blocks - 1)]
+        layers[f"stage{stage + 1}"] = nn.Sequential(Block(before, after, 1 if stage == 0 else 2), *rest)
+        before = after
+    layers["pool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["classifier"] = nn.Linear(before, num_classes)
+    model = nn.Sequential(layers)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+class Block(nn.Module):
+    """ReLU(x + norm(conv(ReLU(norm(conv(x)))))), x through a 1x1 convolution and a norm where the shape changes."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(GROUPS, after)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(GROUPS, after)
+        self.shortcut: nn.Module | None = None
+        if stride != 1 or before != after:
+            conv = nn.Conv2d(before, after, 1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(conv, nn.GroupNorm(GROUPS, after))
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
+        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(y + (x if self.shortcut is None else self.shortcut(x)))

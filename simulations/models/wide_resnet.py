@@ -1,0 +1,126 @@
+"""Wide residual networks with GroupNorm, WRN-d-k (Zagoruyko and Komodakis 2016), in three forms.
+
+d = 6 n + 4 layers: a 3x3 stem, three groups of n blocks with 16 k, 32 k and 64 k channels, the last two at half the
+side, mean pooling, a linear classifier. A block is norm, activation, 3x3 convolution, twice, plus its input.
+The forms differ in what the papers leave open:
+    rgp           the stem is as wide as the first group; a shortcut that changes shape takes every second pixel,
+                  normalises, and pads with zero channels, without parameters; norms without parameters in groups of
+                  at most 32; a classifier without bias (001's official code): 25 convolutions in WRN-28-4
+    standard      the stem has 16 channels; a shortcut that changes shape is a 1x1 convolution of the block's
+                  activated input: 28 convolutions in WRN-28-4
+    standardized  De et al. 2022, which 004 builds on: standard, with weight-standardised convolutions that have a
+                  bias, activation before the norm, 16 groups, and a norm of its own in front of a 1x1 shortcut
+Every operation is out of place.
+"""
+
+import math
+from collections import OrderedDict
+from typing import Literal, get_args
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fedlsg.standardized import StandardizedConv2d
+
+Form = Literal["rgp", "standard", "standardized"]
+STEM = 16
+
+
+def wide_resnet(depth: int, width: int, *, channels: int, num_classes: int, form: Form = "rgp") -> nn.Module:
+    """WRN-depth-width for images (B, channels, s, s) of any side from 4.
+
+    Differs from De et al. in ``standardized``: without the gain of each filter (2,256 parameters of WRN-16-4).
+    Raises ValueError for a depth other than 6 n + 4, a width below 1, or an unknown form.
+    """
+    if depth < 10 or (depth - 4) % 6:
+        raise ValueError(f"expected depth = 6 n + 4 with n >= 1 (10, 16, 22, 28, ...), got {depth=}")
+    if width < 1:
+        raise ValueError(f"expected {width=} >= 1")
+    if form not in get_args(Form):
+        raise ValueError(f"expected form in {get_args(Form)}, got {form!r}")
+    stem = STEM * width if form == "rgp" else STEM
+    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=_conv3x3(channels, stem, 1, form))
+    before = stem
+    for group, stride in enumerate((1, 2, 2)):
+        after = STEM * width * 2**group
+        blocks = [Block(before, after, stride, form)]
+        blocks += [Block(after, after, 1, form) for _ in range((depth - 4) // 6 - 1)]
+        layers[f"group{group + 1}"] = nn.Sequential(*blocks)
+        before = after
+    layers["activate"] = _activate(before, form)
+    layers["pool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["classifier"] = nn.Linear(before, num_classes, bias=form != "rgp")
+    return nn.Sequential(layers)
+
+
+class Block(nn.Module):
+    """x + conv(activate(conv(activate(x)))), with a shortcut in place of x where the shape changes."""
+
+    def __init__(self, before: int, after: int, stride: int, form: Form) -> None:
+        super().__init__()
+        self.activate1 = _activate(before, form)
+        self.conv1 = _conv3x3(before, after, stride, form)
+        self.activate2 = _activate(after, form)
+        self.conv2 = _conv3x3(after, after, 1, form)
+        self.shortcut = None if before == after and stride == 1 else _shortcut(before, after, stride, form)
+        self.shares_activation = form == "standard"
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
+        y = self.activate1(x)
+        if self.shortcut is not None:
+            x = self.shortcut(y if self.shares_activation else x)
+        z: Tensor = self.conv2(self.activate2(self.conv1(y)))
+        return x + z
+
+
+class PaddedShortcut(nn.Module):
+    """Every second pixel, normalised, and as many zero channels behind as there are channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = _norm(channels, "rgp")
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
+        half = self.norm(x[:, :, ::2, ::2])
+        return F.pad(half, (0, 0, 0, 0, 0, half.shape[1]))
+
+
+def _norm(channels: int, form: Form) -> nn.GroupNorm:
+    groups = math.gcd(16 if form == "standardized" else 32, channels)
+    return nn.GroupNorm(groups, channels, affine=form != "rgp")
+
+
+def _activate(channels: int, form: Form) -> nn.Sequential:
+    """Norm, then ReLU; the other way round in ``standardized``."""
+    layers = [_norm(channels, form), nn.ReLU()]
+    return nn.Sequential(*(reversed(layers) if form == "standardized" else layers))
+
+
+def _conv3x3(before: int, after: int, stride: int, form: Form) -> nn.Conv2d:
+    return _conv(before, after, 3, stride, form)
+
+
+def _conv(before: int, after: int, kernel: int, stride: int, form: Form) -> nn.Conv2d:
+    """A convolution with the initial weights of its form: He's normal by fan-out, or 1 / fan-in for a standardised one.
+
+    n weights of variance 1 / n are about their own standardised values.
+    """
+    if form == "standardized":
+        conv: nn.Conv2d = StandardizedConv2d(before, after, kernel, stride=stride, padding=kernel // 2)
+        nn.init.normal_(conv.weight, std=(before * kernel * kernel) ** -0.5)
+        assert conv.bias is not None
+        nn.init.zeros_(conv.bias)
+        return conv
+    conv = nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return conv
+
+
+def _shortcut(before: int, after: int, stride: int, form: Form) -> nn.Module:
+    if form == "rgp":
+        assert after == 2 * before
+        return PaddedShortcut(before)
+    conv = _conv(before, after, 1, stride, form)
+    return conv if form == "standard" else nn.Sequential(_activate(before, form), conv)

@@ -1,0 +1,120 @@
+"""Random flips and crops of a batch of images, and the copies of an example whose gradients are averaged.
+
+With multiplicity M the gradients of an example's M copies are averaged before the clip, and the average is clipped as
+one (De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification through Scale"): the
+sensitivity stays as it is. Averaging after the clip, or clipping each copy as an example, would claim a wrong epsilon.
+
+The draws must not tie examples together either. Where they can be repeated (a public seed), an example's draw must
+depend on its own place among the client's examples and never on its place in the batch: otherwise, for those who
+know the draws, one example more or less in the batch changes how every later one is augmented, and the sum moves by
+more than one clipped gradient. ``draw_round`` and ``drawn_copies`` do that. ``copies`` draws by place in the batch:
+it needs a generator that nobody can repeat.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from simulations.workloads.workload import Augment
+
+PAD = 4
+"""Pixels by which an image is continued, by reflection, on every side before it is cropped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift:
+    """Reflect-pad by PAD and crop to the old size at a random place; if ``mirrored``, then flip half of the images.
+
+    The (2 PAD + 1)^2 places are equally likely, and independent of the flip. An image has one draw, which says both.
+    """
+
+    mirrored: bool
+
+    @property
+    def outcomes(self) -> int:
+        """How many equally likely things may happen to an image: 81, or 162 with flips."""
+        return (2 * PAD + 1) ** 2 * (2 if self.mirrored else 1)
+
+    def draw(self, count: int, generator: torch.Generator) -> Int64[Tensor, " count"]:
+        """Independent draws in 0..outcomes-1, from ``generator`` alone and on its device, one after the other."""
+        return torch.randint(self.outcomes, (count,), generator=generator, device=generator.device)
+
+    def apply(self, images: Float[Tensor, "b c h w"], drawn: Int64[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
+        """New images, row i made of row i and ``drawn[i]`` only; the images given stay as they are.
+
+        A draw is ``(flip * 9 + left) * 9 + top`` with the place's left and top in 0..8, 4 being where it was.
+        One gather does it all; the padded images are never formed.
+        Raises ValueError for images of PAD pixels or fewer on a side: a reflection does not reach further.
+        """
+        batch, channels, height, width = images.shape
+        if min(height, width) <= PAD:
+            raise ValueError(f"expected images of more than {PAD} pixels on a side to crop, got {height}x{width}")
+        places = 2 * PAD + 1
+        drawn = drawn.to(images.device)
+        rows = _reflected(drawn % places, height)
+        columns = _reflected(drawn // places % places, width)
+        flip = (drawn // (places * places) == 1).unsqueeze(1)
+        columns = torch.where(flip, columns.flip(1), columns)
+        pixels = (rows.unsqueeze(2) * width + columns.unsqueeze(1)).view(batch, 1, height * width)
+        taken = images.flatten(2).gather(2, pixels.expand(batch, channels, height * width))
+        return taken.view(batch, channels, height, width)
+
+    def __call__(self, images: Float[Tensor, "b c h w"], generator: torch.Generator) -> Float[Tensor, "b c h w"]:
+        """Draw and apply; the first rows of a batch come out the same whatever follows them."""
+        return self.apply(images, self.draw(len(images), generator))
+
+
+flip_crop = Shift(mirrored=True)
+"""As De et al. 2022 augment CIFAR-10."""
+
+crop = Shift(mirrored=False)
+"""For classes that a flip would change, such as digits."""
+
+
+def copies(
+    images: Float[Tensor, "b c h w"],
+    targets: Int64[Tensor, " b"],
+    *,
+    multiplicity: int,
+    augment: Augment,
+    generator: torch.Generator,
+) -> tuple[Float[Tensor, "bm c h w"], Int64[Tensor, " bm"]]:
+    """M augmented copies of every example, each drawn on its own, in the order of ``drawn_copies``.
+
+    For a generator that nobody can repeat, see above. Raises ValueError for M < 1.
+    """
+    return drawn_copies(images, targets, draw_round(augment, len(targets), multiplicity, generator), augment)
+
+
+def draw_round(
+    augment: Augment, examples: int, multiplicity: int, generator: torch.Generator
+) -> Int64[Tensor, "examples m"]:
+    """The draws of every example of a client, whether it will be in a batch or not; M for each.
+
+    The examples of a batch take their own rows of it, by their positions among the client's examples; then
+    ``generator`` may be public. Raises ValueError for M < 1.
+    """
+    if multiplicity < 1:
+        raise ValueError(f"expected {multiplicity=} >= 1")
+    return augment.draw(examples * multiplicity, generator).view(examples, multiplicity)
+
+
+def drawn_copies(
+    images: Float[Tensor, "b c h w"], targets: Int64[Tensor, " b"], drawn: Int64[Tensor, "b m"], augment: Augment
+) -> tuple[Float[Tensor, "bm c h w"], Int64[Tensor, " bm"]]:
+    """Rows i*M to i*M + M - 1 are the copies of example i, one for each of its draws, with its target.
+
+    All M are augmented, as in De et al. 2022; the unchanged image is not among them but by chance. M = 1 is plain
+    augmentation.
+    """
+    multiplicity = drawn.shape[1]
+    many = images.repeat_interleave(multiplicity, dim=0)
+    return augment.apply(many, drawn.flatten()), targets.repeat_interleave(multiplicity)
+
+
+def _reflected(start: Int64[Tensor, " b"], size: int) -> Int64[Tensor, "b size"]:
+    """Where the pixels ``start .. start + size - 1`` of a padded line lie in the line itself, for every row."""
+    place = (torch.arange(size, device=start.device) + start.unsqueeze(1) - PAD).abs()
+    return torch.where(place < size, place, 2 * (size - 1) - place)

@@ -1,0 +1,101 @@
+"""glue-sst2, glue-qnli, glue-qqp, glue-mnli: four tasks of GLUE (Wang et al. 2019), from the hub or a local mirror.
+
+The labels of GLUE's test splits are hidden, so accuracy is reported on the validation splits, as the papers do; MNLI
+has a matched and a mismatched one, whose accuracies are averaged.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from simulations.workloads.text_workload import USED, text_workload
+from simulations.workloads.texts import Columns, mirrored
+from simulations.workloads.workload import Options, Progress, Workload, refuse_unused
+
+HUB_NAME = "nyu-mll/glue"
+
+DEFAULTS: Mapping[str, object] = MappingProxyType(
+    {
+        "clients": 5,
+        "rounds": 60,
+        "local_steps": 1,
+        "sample_rate": 0.05,
+        "optimizer": "adam",
+        "learning_rate": 1e-3,
+        "classifier_learning_rate": 0.05,
+        "clip_norm": 1.0,
+        "epsilon": 8.0,
+        "delta": 1e-5,
+        "rank": 8,
+        "sparsity": 0.3,
+        "partition": "iid",
+        "microbatch_size": 64,
+    }
+)
+
+METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({"rs": {"sparsity": 0.5}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A task of GLUE: its text columns, number of classes, test splits, and the delta of the papers."""
+
+    subset: str
+    inputs: tuple[str, ...]
+    num_classes: int = 2
+    tests: tuple[str, ...] = ("validation",)
+    delta: float = 1e-5
+
+    @property
+    def name(self) -> str:
+        return f"glue-{self.subset}"
+
+    @property
+    def defaults(self) -> Mapping[str, object]:
+        return MappingProxyType({**DEFAULTS, "delta": self.delta})
+
+    def load(self, *, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress) -> Workload:
+        """Load the task; inputs are padded tokens of the model. The first load tokenises and takes some seconds.
+
+        ``options.test_split`` replaces the test splits by one.
+        Raises:
+            FileNotFoundError, ModuleNotFoundError, ConnectionError: no data (``mirror.find_shards``) or no model.
+            ValueError: damaged data, other columns, a label out of range (-1: hidden), an option out of range.
+        """
+        refuse_unused(options, workload=self.name, used=USED)
+        tests = self.tests if options.test_split is None else (options.test_split,)
+        columns = Columns(inputs=self.inputs, label="label")
+        return text_workload(
+            self.name,
+            mirrored("glue", self.subset, ("train", *tests), columns, hub_name=HUB_NAME, data_dir=data_dir),
+            tests=tests,
+            columns=columns,
+            num_classes=self.num_classes,
+            defaults=self.defaults,
+            method_defaults=METHOD_DEFAULTS,
+            options=options,
+            data_dir=data_dir,
+            cache_dir=cache_dir,
+            progress=progress,
+        )
+
+
+TASKS: Mapping[str, Task] = MappingProxyType(
+    {
+        task.name: task
+        for task in (
+            Task(subset="sst2", inputs=("sentence",)),
+            Task(subset="qnli", inputs=("question", "sentence")),
+            Task(subset="qqp", inputs=("question1", "question2"), delta=1e-6),
+            Task(
+                subset="mnli",
+                inputs=("premise", "hypothesis"),
+                num_classes=3,
+                tests=("validation_matched", "validation_mismatched"),
+                delta=1e-6,
+            ),
+        )
+    }
+)
+"""By the name of the workload."""

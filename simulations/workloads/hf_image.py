@@ -1,0 +1,201 @@
+"""hf-image: any image-classification data set of the Hugging Face hub, by its name and its columns.
+
+``-c dataset=OWNER/NAME`` names it; ``subset``, ``input_columns`` (one column), ``label_column`` and ``test_split`` say
+what its own description leaves open. It is read from a local mirror where there is one (see ``mirror.find_folder``),
+else through ``datasets.load_dataset``. Every image must have one size and mode, and the labels be a ``ClassLabel``
+feature, which says publicly how many classes there are: that is never read off the examples.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulations.workloads.augment import PAD, flip_crop
+from simulations.workloads.cache import cache_folder, digest_files, load_or_build
+from simulations.workloads.cifar10 import CIFAR10
+from simulations.workloads.hub import load_from_hub
+from simulations.workloads.image_workload import image_workload
+from simulations.workloads.images import ROWS_AT_ONCE, Rows, Source, decode, is_image, open_parquet, parquet_source
+from simulations.workloads.mirror import find_folder, find_splits
+from simulations.workloads.workload import Options, Progress, Workload, refuse_unused
+
+USED = ("dataset", "subset", "input_columns", "label_column", "test_split", "pretrained")
+DEFAULTS, METHOD_DEFAULTS = CIFAR10.defaults, CIFAR10.method_defaults
+
+# Pixels of any data set go from 0..1 to -1..1: constants, where statistics of the images would be private.
+MEAN = STD = 0.5
+
+Features = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """What is read of a data set, and how many classes it declares."""
+
+    image: str
+    label: str
+    num_classes: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found:
+    """A data set where it lies: its columns, encoded images by split, and a key that its whole content decides."""
+
+    columns: Columns
+    splits: Mapping[str, Sequence[Source]]
+    key: str
+
+
+def load(*, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress) -> Workload:
+    """Load the workload; inputs are (B, channels, side, side) in -1..1. The first load decodes.
+
+    ``augment=flip-crop`` mirrors images: leave it out where a mirrored image is of another class.
+    Raises:
+        ValueError: no dataset, unknown columns or splits (with those there are), images of several sizes, a label out
+            of range, damaged files, an option that images have no use for.
+        FileNotFoundError: not in the local mirror. ConnectionError: the hub cannot be reached or does not have it.
+        ModuleNotFoundError: neither a local mirror nor the ``hub`` extra.
+        OSError: the cache folder cannot be written.
+    """
+    refuse_unused(options, workload="hf-image", used=USED)
+    if options.dataset is None:
+        raise ValueError("workload hf-image needs a data set of the hub: -c dataset=OWNER/NAME")
+    test_split = options.test_split or "test"
+    if test_split == "train":
+        raise ValueError("expected a test_split other than 'train', which is what the clients hold")
+    folder = find_folder(options.dataset, options.subset, data_dir=data_dir)
+    found = _on_hub(options, test_split) if folder is None else _in_mirror(folder, options, test_split)
+    arrays = load_or_build(
+        cache_folder(cache_dir),
+        f"hf-image-{found.key}",
+        lambda: decode(options.dataset or "", found.splits, num_classes=found.columns.num_classes, progress=progress),
+        progress=progress,
+    )
+    _, channels, side, _ = arrays["train_images"].shape
+    return image_workload(
+        "hf-image",
+        arrays,
+        num_classes=found.columns.num_classes,
+        mean=(MEAN,) * channels,
+        std=(STD,) * channels,
+        augment=flip_crop if side > PAD else None,
+        pretrained=options.pretrained,
+        defaults=DEFAULTS,
+        method_defaults=METHOD_DEFAULTS,
+    )
+
+
+def choose_columns(features: Features, options: Options, place: str) -> Columns:
+    """The image and the label column among the features of a data set, written as the ``datasets`` library stores them.
+
+    Where the options name none, the only image column and the only ClassLabel column. Raises ValueError, listing the
+    columns there are, where that is not decided, a named column is missing or is of another kind.
+    """
+    there = f"{place} has {', '.join(f'{name} ({_kind(feature)})' for name, feature in features.items())}"
+    image = _choose(features, options.input_columns, "input_columns", "Image", there)
+    label = _choose(features, options.label_column, "label_column", "ClassLabel", there)
+    names = features[label].get("names") or ()
+    count = len(names) or int(features[label].get("num_classes") or 0)
+    if count < 2:
+        raise ValueError(f"expected two classes or more in the ClassLabel column {label} of {place}, got {count}")
+    return Columns(image=image, label=label, num_classes=count)
+
+
+def _choose(features: Features, name: str | None, setting: str, kind: str, there: str) -> str:
+    fitting = [column for column, feature in features.items() if _kind(feature) == kind]
+    if name is None:
+        if len(fitting) != 1:
+            raise ValueError(f"expected one {kind} column, or its name in {setting}; {there}")
+        return fitting[0]
+    if name not in features:
+        raise ValueError(f"no column {name!r} ({setting}; one name); {there}")
+    if name not in fitting:
+        cast = "; cast it (datasets: Dataset.cast_column, ClassLabel(names=...)) so that it declares its classes"
+        raise ValueError(
+            f"expected {setting}={name!r} to be a column of {kind}, got {_kind(features[name])}"
+            f"{cast if kind == 'ClassLabel' else ''}; {there}"
+        )
+    return name
+
+
+def _kind(feature: Any) -> str:
+    """A feature's type in one word; features of plain values by their dtype."""
+    if not isinstance(feature, Mapping):
+        return "list"
+    kind = str(feature.get("_type", "struct"))
+    return str(feature["dtype"]) if kind == "Value" and "dtype" in feature else kind
+
+
+def _in_mirror(folder: Path, options: Options, test_split: str) -> Found:
+    shards = find_splits(folder, ("train", test_split))
+    columns = choose_columns(_features(shards["train"][0]), options, str(folder))
+    sources = {
+        name: [parquet_source(path, columns.image, columns.label) for path in paths]
+        for name, paths in (("train", shards["train"]), ("test", shards[test_split]))
+    }
+    files = [file for paths in shards.values() for file in paths]
+    return Found(columns=columns, splits=sources, key=digest_files(files, salt=_salt(columns, test_split)))
+
+
+def _features(path: Path) -> Features:
+    """Features as the shard's own metadata declares them; columns without a declaration by their arrow type."""
+    schema = open_parquet(path).schema_arrow
+    try:
+        declared = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+    except (ValueError, KeyError, TypeError):
+        declared = {}
+    plain = {
+        field.name: {"_type": "Image"} if is_image(field.type) else {"_type": "Value", "dtype": str(field.type)}
+        for field in schema
+    }
+    return {name: declared.get(name, feature) for name, feature in plain.items()}
+
+
+def _on_hub(options: Options, test_split: str) -> Found:
+    """The data set through ``datasets.load_dataset``, which keeps its own copy of what it downloads."""
+    loaded = load_from_hub(str(options.dataset), options.subset, ("train", test_split))
+    from datasets import Image
+
+    columns = choose_columns(loaded["train"].features.to_dict(), options, str(options.dataset))
+    stored = {
+        name: loaded[split]
+        .select_columns([columns.image, columns.label])
+        .cast_column(columns.image, Image(decode=False))
+        for name, split in (("train", "train"), ("test", test_split))
+    }
+    digest = hashlib.sha256(_salt(columns, test_split).encode())
+    sources = {}
+    for name, split in stored.items():
+        batches = partial(_hub_batches, split, columns)
+        sources[name] = [Source(place=f"{options.dataset}, {name} split", size=len(split), batches=batches)]
+        digest.update(f"\n{name} {len(split)}\n".encode())
+        for images, labels in batches():
+            for image in images:
+                digest.update(hashlib.sha256(image or b"").digest())
+            digest.update(labels.tobytes())
+    return Found(columns=columns, splits=sources, key=digest.hexdigest()[:32])
+
+
+def _hub_batches(split: Any, columns: Columns) -> Iterator[Rows]:
+    """Encoded images (of those stored by path, the file) and labels, some rows at a time."""
+    for start in range(0, len(split), ROWS_AT_ONCE):
+        rows = split[start : start + ROWS_AT_ONCE]
+        images = [_content(image) for image in rows[columns.image]]
+        yield images, np.array([-1 if label is None else label for label in rows[columns.label]], dtype=np.int64)
+
+
+def _content(image: Mapping[str, Any] | None) -> bytes | None:
+    if image is None or image["bytes"] is not None or not image["path"]:
+        return None if image is None else image["bytes"]
+    file = Path(image["path"])
+    return file.read_bytes() if file.is_file() else None
+
+
+def _salt(columns: Columns, test_split: str) -> str:
+    return f"hf-image uint8 nchw, version 1: {columns}, {test_split}"

@@ -1,0 +1,127 @@
+"""A published image data set as a workload: found, decoded into the cache, normalised, given models."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import nn
+
+from simulations import models
+from simulations.models.pretrained import with_pretrained
+from simulations.workloads.cache import cache_folder, digest_files, load_or_build
+from simulations.workloads.images import Shape, decode, parquet_source
+from simulations.workloads.mirror import find_shards
+from simulations.workloads.workload import Augment, Options, Progress, Split, Workload, refuse_unused, rescale
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSet:
+    """A published image-classification data set and its preset.
+
+    folder, subset: where its shards lie in a local mirror, ``<data_dir>/<folder>/<subset>/``; on the hub ``<subset>/``.
+    mean, std: published channel statistics of pixels in 0..1, public constants; never computed from the run's data.
+    defaults, method_defaults: see ``Workload``.
+    """
+
+    name: str
+    folder: str
+    subset: str
+    hub_name: str
+    image_column: str
+    label_column: str
+    num_classes: int
+    shape: Shape
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: Augment
+    defaults: Mapping[str, object]
+    method_defaults: Mapping[str, Mapping[str, object]]
+
+    def load(self, *, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress) -> Workload:
+        """Load the workload; inputs are (B, channels, side, side). The first load decodes and takes some seconds.
+
+        Raises:
+            FileNotFoundError, ModuleNotFoundError, ConnectionError: as ``mirror.find_shards``.
+            ValueError: a shard that cannot be read, other columns, a label or an image that does not belong to the
+                data set, an option that images have no use for.
+            OSError: the cache folder cannot be written.
+        """
+        refuse_unused(options, workload=self.name, used=("pretrained",))
+        shards = find_shards(self.folder, self.subset, ("train", "test"), hub_name=self.hub_name, data_dir=data_dir)
+        files = [file for files in shards.values() for file in files]
+        key = f"{self.name}-{digest_files(files, salt=f'{self.name} uint8 nchw, version 1')}"
+
+        def build() -> dict[str, np.ndarray]:
+            sources = {
+                split: [parquet_source(path, self.image_column, self.label_column) for path in paths]
+                for split, paths in shards.items()
+            }
+            return decode(self.name, sources, num_classes=self.num_classes, shape=self.shape, progress=progress)
+
+        arrays = load_or_build(cache_folder(cache_dir), key, build, progress=progress)
+        return image_workload(
+            self.name,
+            arrays,
+            num_classes=self.num_classes,
+            mean=self.mean,
+            std=self.std,
+            augment=self.augment,
+            pretrained=options.pretrained,
+            defaults=self.defaults,
+            method_defaults=self.method_defaults,
+        )
+
+
+def image_workload(
+    name: str,
+    arrays: Mapping[str, np.ndarray],
+    *,
+    num_classes: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    augment: Augment | None,
+    pretrained: str | None,
+    defaults: Mapping[str, object],
+    method_defaults: Mapping[str, Mapping[str, object]],
+) -> Workload:
+    """The workload of decoded arrays (see ``images.decode``) with every model that fits images of their shape.
+
+    Inputs are float32, ``(pixel / 255 - mean) / std`` in each channel.
+    """
+    prepare = partial(
+        rescale, offset=255 * torch.tensor(mean).view(-1, 1, 1), scale=1 / (255 * torch.tensor(std).view(-1, 1, 1))
+    )
+    train, test = (
+        Split(
+            inputs=arrays[f"{split}_images"],
+            # A copy: PyTorch has no read-only tensors.
+            labels=torch.from_numpy(arrays[f"{split}_labels"].copy()),
+            prepare=prepare,
+        )
+        for split in ("train", "test")
+    )
+    _, channels, side, _ = arrays["train_images"].shape
+    return Workload(
+        name=name,
+        train=train,
+        test=test,
+        num_classes=num_classes,
+        models=_models(channels, side, num_classes, pretrained),
+        augment=augment,
+        defaults=defaults,
+        method_defaults=method_defaults,
+    )
+
+
+def _models(
+    channels: int, side: int, num_classes: int, pretrained: str | None
+) -> Mapping[str, Callable[[], nn.Module]]:
+    """Every model for the shape, filled with the weights at ``pretrained`` where that is given."""
+    fitting = models.vision(channels, side, num_classes)
+    if pretrained is None:
+        return fitting
+    return MappingProxyType({name: with_pretrained(builder, pretrained) for name, builder in fitting.items()})

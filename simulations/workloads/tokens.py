@@ -1,0 +1,119 @@
+"""Texts as tokens: tokenised once into a cache of flat arrays, padded a batch at a time to its longest text.
+
+A split of N texts with S tokens in all is stored as ``ids`` (S,) int32, ``types`` (S,) uint8 and ``offsets`` (N + 1,)
+int64: text i is ``ids[offsets[i]:offsets[i + 1]]``, special tokens included. Nothing of the padding is stored.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from simulations.workloads.texts import Texts
+from simulations.workloads.workload import Progress, Split
+
+ROWS_AT_ONCE = 10_000
+FORMAT = "tokens int32, types uint8, version 1"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tokens:
+    """Tokenised texts, possibly memory-mapped; ``tokens[rows]`` are the padded tensors of a batch.
+
+    types: which of a pair's texts a token belongs to (0 or 1); None for a model that does not ask.
+    """
+
+    ids: np.ndarray
+    types: np.ndarray | None
+    offsets: np.ndarray
+    pad_id: int
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Int64[Tensor, " n"]:
+        """Tokens of every text."""
+        return torch.from_numpy(np.diff(self.offsets))
+
+    def __getitem__(self, rows: np.ndarray, /) -> dict[str, Tensor]:
+        """``input_ids``, ``attention_mask`` and, where the model asks, ``token_type_ids``: (B, T) int64.
+
+        T is the longest of the rows; one at least, so that an empty batch has a shape too. The padding lies to the
+        right: ``pad_id``, mask 0, type 0.
+        """
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
+        place = np.arange(max(1, int(lengths.max(initial=0))))
+        inside = place < lengths[:, None]
+        where = np.where(inside, starts[:, None] + place, 0)
+        padded = {"input_ids": np.where(inside, self.ids[where], self.pad_id), "attention_mask": inside}
+        if self.types is not None:
+            padded["token_type_ids"] = np.where(inside, self.types[where], 0)
+        return {name: torch.from_numpy(array.astype(np.int64)) for name, array in padded.items()}
+
+
+def tokenise(split: str, texts: Texts, tokenizer: Any, *, max_length: int, progress: Progress) -> dict[str, np.ndarray]:
+    """The arrays of one split, each under the name ``{split}_...``, with its labels and class count.
+
+    A text or pair of more than ``max_length`` tokens is cut, the longer of a pair first; what is cut is counted and
+    said. Raises nothing of its own: ``texts`` were checked when they were read.
+    """
+    ids: list[np.ndarray] = []
+    types: list[np.ndarray] = []
+    lengths: list[int] = []
+    for start in range(0, len(texts), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        second = None if texts.second is None else texts.second[part]
+        encoded = tokenizer(
+            texts.first[part],
+            second,
+            truncation=True,
+            max_length=max_length,
+            return_token_type_ids=True,
+            return_attention_mask=False,
+        )
+        ids += [np.array(row, dtype=np.int32) for row in encoded["input_ids"]]
+        types += [np.array(row, dtype=np.uint8) for row in encoded["token_type_ids"]]
+        lengths += [len(row) for row in encoded["input_ids"]]
+        progress(f"{split}: tokenised {len(lengths):,} of {len(texts):,} texts")
+    cut = sum(length == max_length for length in lengths)
+    progress(f"{split}: {np.mean(lengths):.1f} tokens on average; {cut:,} texts fill or pass max_length={max_length}")
+    return {
+        f"{split}_ids": np.concatenate(ids),
+        f"{split}_types": np.concatenate(types),
+        f"{split}_offsets": np.cumsum([0, *lengths], dtype=np.int64),
+        f"{split}_labels": texts.labels,
+    }
+
+
+def as_split(split: str, arrays: Mapping[str, np.ndarray], tokenizer: Any) -> Split:
+    """The split of cached arrays; its batches hold what the tokenizer's model asks for."""
+    tokens = Tokens(
+        ids=arrays[f"{split}_ids"],
+        types=arrays[f"{split}_types"] if "token_type_ids" in tokenizer.model_input_names else None,
+        offsets=arrays[f"{split}_offsets"],
+        pad_id=int(tokenizer.pad_token_id),
+    )
+    # Copies: PyTorch has no read-only tensors.
+    labels = torch.from_numpy(arrays[f"{split}_labels"].copy())
+    return Split(inputs=tokens, labels=labels, prepare=dict, lengths=tokens.lengths)
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """16 hex digits that depend on everything that the tokenizer does to a text, and on nothing else.
+
+    Take it before the first use: truncation is kept in the tokenizer's own state.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a tokenizer written in Python: its vocabulary and its class
+        text = json.dumps([type(tokenizer).__qualname__, sorted(tokenizer.get_vocab().items())])
+    else:
+        text = backend.to_str()
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
