@@ -1,4 +1,4 @@
-"""The command line: ``fedlsg run``, ``fedlsg calibrate``, ``fedlsg resume``."""
+"""The command line: ``fedlsg run``, ``resume``, ``compare``, ``report``, ``calibrate``."""
 
 import sys
 from typing import Annotated, Any
@@ -23,8 +23,14 @@ Choice = Annotated[list[str] | None, typer.Option("-c", metavar="KEY=VALUE", hel
 
 @app.command()
 def run(
-    workload: Annotated[str, typer.Argument(help="digits, cifar10")] = "digits",
-    method: Annotated[str, typer.Option(help="Recipe: lsg, rgp, rgp-random, rs, dpsgd, sgd.")] = "lsg",
+    workload: Annotated[
+        str | None,
+        typer.Argument(help="digits (default), cifar10, glue-sst2, hf-image, ...; docs/methods.md lists all."),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Recipe: lsg, rgp, rgp-random, rs, dpsgd, sgd; default lsg.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="A paper's row, see fedlsg presets; options override it.")] = None,
     rank: Annotated[int | None, typer.Option(help="Rank r of the carriers.")] = None,
     sparsity: Annotated[float | None, typer.Option(help="Share p of units or coordinates that is frozen.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget of each client; calibrates the noise.")] = None,
@@ -61,6 +67,46 @@ def resume(directory: Annotated[str, typer.Argument(metavar="RUN", help="Run dir
 
 
 @app.command()
+def compare(
+    workload: Annotated[str | None, typer.Argument(help="As in fedlsg run.", show_default="digits")] = None,
+    methods: Annotated[str | None, typer.Option(help="Recipes with commas, or all.")] = None,
+    epsilons: Annotated[str | None, typer.Option(help="Targets, as 1,3,8; default the preset's.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many, from 0.", show_default="1")] = None,
+    ranks: Annotated[str | None, typer.Option(help="For the methods that have a rank.")] = None,
+    sparsities: Annotated[str | None, typer.Option(help="For the methods that have a sparsity.")] = None,
+    grid: Annotated[str | None, typer.Option(help="TOML file of a grid; options replace what it says.")] = None,
+    budget_minutes: Annotated[float | None, typer.Option(help="Start no run after this time.")] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
+    engine: Annotated[str | None, typer.Option(help="local or flower.", show_default="local")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder; default runs/compare-WORKLOAD.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Local mirror of the data.")] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("-c", metavar="KEY=VALUE", help="Setting of every method; METHOD.KEY=VALUE of one. Repeatable."),
+    ] = None,
+) -> int:
+    """Run or resume methods x epsilons x ranks x sparsities x seeds; leave one table, plots and report.html."""
+    axes = {name: value for name, value in locals().items() if name in ("methods", "epsilons", "ranks", "sparsities")}
+    places = {"engine": engine, "data_dir": data_dir}
+    from simulations.compare.commands import compare_command, make_grid
+
+    pairs = merge({name: value for name, value in places.items() if value is not None}, config or [])
+    made = make_grid(workload, {**axes, "seeds": seeds}, pairs, grid)
+    return compare_command(made, out, jobs=jobs, budget_minutes=budget_minutes, console=console)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or folders of a comparison.")],
+    out: Annotated[str | None, typer.Option(help="Folder; default runs/<time>-report, or a single run's.")] = None,
+) -> None:
+    """Table, plots and report.html from existing runs."""
+    from simulations.compare.commands import report_command
+
+    report_command(runs, out, console)
+
+
+@app.command()
 def calibrate(
     epsilon: Annotated[float | None, typer.Option(help="Target; gives the noise multiplier.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="Given instead; gives epsilon.")] = None,
@@ -72,6 +118,34 @@ def calibrate(
     from simulations.commands import calibrate_command
 
     calibrate_command(epsilon, noise_multiplier, delta, sample_rate, steps, console)
+
+
+@app.command()
+def partition(
+    workload: Annotated[str, typer.Argument(help="As in run.")] = "digits",
+    clients: Annotated[int | None, typer.Option(help="Clients that the data is partitioned over.")] = None,
+    seed: Annotated[int, typer.Option(help="Public seed of the partition.")] = 0,
+    data_dir: Annotated[str | None, typer.Option(help="Local mirror of the data; as in run.")] = None,
+    out: Annotated[str | None, typer.Option(help="Directory for partition.csv and partition.png.")] = None,
+    config: Choice = None,
+) -> None:
+    """Sizes and class balance of the clients that a run would have; trains nothing. Simulation only."""
+    given = {key: value for key, value in locals().items() if key not in ("out", "config") and value is not None}
+    from simulations.partition_report import partition_command
+
+    partition_command(merge(given, config or []), out, console)
+
+
+@app.command()
+def presets(
+    words: Annotated[str | None, typer.Argument(metavar="[NAME|WORDS]", help="A preset, or words to list by.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Every setting, for programs.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The page docs/presets.md.")] = False,
+) -> None:
+    """The papers' settings by name, beside the papers' accuracy: what run --preset takes."""
+    from simulations.published.show import presets_command
+
+    presets_command(words or "", json, markdown, console)
 
 
 def merge(given: dict[str, Any], pairs: list[str]) -> dict[str, Any]:

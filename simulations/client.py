@@ -5,6 +5,7 @@ drawn, the payload is stored, and only then does anything leave. A payload that 
 """
 
 import hashlib
+import secrets
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,21 +15,27 @@ from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlsg.carriers import carried_parameters
+from fedlsg.adapters import frozen_bases
+from fedlsg.carriers import carried_parameters, find_classifier
 from fedlsg.frame import Frame
 from fedlsg.ledger import Entry, Ledger, LedgerError
-from fedlsg.method import client_step, make_frame
+from fedlsg.method import client_step, initial_needed, make_frame
 from fedlsg.payload import pack
 from fedlsg.persample import trainable
+from fedlsg.powersgd import encode
 from fedlsg.privatize import Mechanism
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
+from fedlsg.snip import pruning_mechanism, saliency_frame, saliency_scale
 from simulations.outbox import Outbox
 from simulations.plan import Base, prepare
 from simulations.rundir import RunDir
 from simulations.settings import Settings
+from simulations.workloads import to_device
+from simulations.workloads.augment import draw_round, drawn_copies
+from simulations.workloads.workload import Inputs
 from strategies.state import load_weights
 from strategies.strategy import ClientTerms
-from strategies.wire import Announcement, read_announcement, read_frame
+from strategies.wire import Announcement, read_announcement, read_frame, read_kept
 
 
 class FrameDiffersError(RuntimeError):
@@ -47,6 +54,12 @@ class Process:
     model: nn.Module
     initial: dict[str, Tensor]
     carried: tuple[str, ...]
+    classifier: str
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The trainable parameters as they are now, by name."""
+        return {name: p.detach() for name, p in trainable(self.model).items()}
 
 
 @lru_cache(maxsize=2)
@@ -56,8 +69,15 @@ def process(settings: Settings) -> Process:
     base = prepare(settings)
     model = base.build_model()
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
-    initial = {name: p.detach().clone() for name, p in trainable(model).items() if name in carried}
-    return Process(base=base, model=model, initial=initial, carried=carried)
+    needed = initial_needed(base.method, trainable(model), carried)
+    initial = {name: trainable(model)[name].detach().clone() for name in needed}
+    return Process(
+        base=base,
+        model=model,
+        initial=initial | frozen_bases(model),
+        carried=carried,
+        classifier=find_classifier(model, base.workload.classifier),
+    )
 
 
 def answer(settings: Settings, partition: int, content: RecordDict) -> bytes:
@@ -81,9 +101,9 @@ def answer(settings: Settings, partition: int, content: RecordDict) -> bytes:
         return stored
     values = _train(here, run, ledger, announced, frame)
     payload = pack(
-        values,
-        frame.indices,
-        size=frame.size,
+        encode(values, frame),
+        frame.wire.indices,
+        size=frame.wire.size,
         round=announced.round,
         digest=announced.frame_digest,
         codec=here.base.settings.codec,
@@ -93,17 +113,29 @@ def answer(settings: Settings, partition: int, content: RecordDict) -> bytes:
     return payload
 
 
-def _frame(here: Process, announced: Announcement, content: RecordDict) -> Frame:
-    frame = make_frame(
+def _derived(here: Process, announced: Announcement, content: RecordDict) -> Frame:
+    weights = here.weights
+    if announced.round == 0:
+        if not here.base.method.prune.reads_data:
+            raise ValueError("the server asks for a pruning round, which this run's settings do not have")
+        return saliency_frame(weights)
+    ranked = here.base.method.mask.ranking == "gradients"
+    return make_frame(
         here.base.method,
-        {name: p.detach() for name, p in trainable(here.model).items()},
+        weights,
         here.initial,
         carried=here.carried,
         round=announced.round,
         updates=announced.updates,
         schedule=here.base.schedule,
         seed=here.base.settings.seed,
+        classifier=here.classifier,
+        kept=read_kept(content, sum(W.numel() for W in weights.values())) if ranked else None,
     )
+
+
+def _frame(here: Process, announced: Announcement, content: RecordDict) -> Frame:
+    frame = _derived(here, announced, content)
     if frame.digest != announced.frame_digest:
         sent = read_frame(content, frame)
         if sent is None or sent.digest != announced.frame_digest:
@@ -133,16 +165,31 @@ def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, 
         sample_rate=announced.sample_rate,
         noise_multiplier=announced.noise_multiplier,
     )
-    mechanism = terms.mechanism(base.method.mechanism)
-    entry = _entry(base, mechanism, terms, partition, announced.round, ledger, frame)
+    pruning = announced.round == 0
+    mechanism = terms.mechanism(pruning_mechanism(base.method) if pruning else base.method.mechanism)
+    local = base.local.at_rate(announced.sample_rate)
+    local = local.single() if pruning else local
+    entry = _entry(s, mechanism, terms, local.steps, announced.round, ledger, frame)
     _check_budget(s, mechanism, ledger, entry)
     drawn: list[Tensor] = []
+    # Drawn for every example of the client, not for places in a batch: public draws by place would let one example
+    # more or less change all that come after it, and the sum would move by more than its sensitivity.
+    changes = None
+    if base.augment is not None:
+        generator = public_generator(s.seed, "augment", partition, announced.round)
+        changes = draw_round(base.augment, terms.num_examples, base.local.multiplicity, generator)
 
-    def batch(positions: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(positions: Tensor) -> tuple[Inputs, Tensor]:
         rows = base.parts[partition][positions]
         drawn.append(rows)
         inputs, targets = base.workload.train.batch(rows)
-        return inputs.to(s.device), targets.to(s.device)
+        if base.augment is not None and changes is not None:
+            inputs, targets = drawn_copies(inputs, targets, changes[positions], base.augment)
+        return to_device(inputs, s.device), targets.to(s.device)
+
+    def order(positions: Tensor) -> Tensor:
+        part = base.parts[partition]  # ascending, so that a row's position in it can be looked up
+        return torch.searchsorted(part, base.workload.train.order(part[positions]))
 
     def charge() -> None:
         # A reproducible attempt draws the same bits again: the same release, charged once.
@@ -150,19 +197,23 @@ def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, 
             ledger.charge(entry)
 
     with torch.random.fork_rng(devices=[] if s.device == "cpu" else None):
-        # Dropout, where a model has it, draws from torch's own generator: the same on every engine.
-        torch.manual_seed(public_generator(s.seed, "dropout", partition, announced.round).initial_seed())
+        # Dropout, where a model has it, draws from torch's own generator, by place in the batch: nobody may be able to
+        # repeat that, see above. In the test mode it is the same on every engine.
+        repeatable = public_generator(s.seed, "dropout", partition, announced.round).initial_seed()
+        torch.manual_seed(repeatable if s.reproducible else secrets.randbits(63))
         values = client_step(
             here.model,
             batch,
             lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none"),
             frame=frame,
             mechanism=mechanism,
-            local=base.local.at_rate(announced.sample_rate),
+            local=local,
             num_examples=terms.num_examples,
             sampler=_stream(s, "sampler", partition, announced.round),
             noise=_stream(s, "noise", partition, announced.round),
             charge=charge,
+            order=order,
+            scale=saliency_scale(here.weights, frame) if pruning else None,
         )
     if s.record_updates:
         run.save_truth(announced.round, partition, torch.cat(drawn))
@@ -174,19 +225,19 @@ def _stream(s: Settings, purpose: str, partition: int, round: int) -> SecretStre
 
 
 def _entry(
-    base: Base, mechanism: Mechanism, terms: ClientTerms, partition: int, round: int, ledger: Ledger, frame: Frame
+    s: Settings, mechanism: Mechanism, terms: ClientTerms, steps: int, round: int, ledger: Ledger, frame: Frame
 ) -> Entry:
     return Entry(
-        client=partition,
+        client=ledger.client,
         round=round,
         attempt=ledger.next_attempt(round),
-        steps=base.local.steps,
+        steps=steps,
         sample_rate=terms.sample_rate,
         noise_multiplier=mechanism.effective_noise_multiplier(len(frame.blocks)),
         clip_norm=mechanism.clip_norm,
         num_examples=terms.num_examples,
         mechanism=mechanism.kind,
-        reproducible=base.settings.reproducible,
+        reproducible=s.reproducible,
     )
 
 

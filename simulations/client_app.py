@@ -13,7 +13,8 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from simulations.client import FrameDiffersError, OverBudgetError, answer, process
-from simulations.settings import Settings, from_mapping
+from simulations.published import from_run_config
+from simulations.settings import Settings
 from strategies.wire import FAILED, FRAME_DIFFERS, OVER_BUDGET, failure, identity, update
 
 app = ClientApp()
@@ -21,7 +22,7 @@ app = ClientApp()
 
 def read_context(context: Context) -> tuple[Settings, int]:
     """Settings and partition; where no number of clients is set, every node of the federation is one."""
-    settings = from_mapping(context.run_config)
+    settings = from_run_config(context.run_config)
     if settings.clients is None:
         settings = replace(settings, clients=int(context.node_config["num-partitions"]))
     return settings, int(context.node_config["partition-id"])

@@ -9,11 +9,13 @@ from rich.table import Table
 
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting import epsilon as epsilon_of
+from fedlsg.layout import layer_table
 from fedlsg.ledger import verify_extends
 from simulations.continuity import check_unchanged, exclusive
-from simulations.display import showing, summary_table
+from simulations.display import layers_shown, showing, summary_table
 from simulations.engines import engine
 from simulations.plan import Plan, make_plan
+from simulations.published import resolve
 from simulations.recorder import Row
 from simulations.rundir import RunDir, create
 from simulations.settings import from_mapping
@@ -21,7 +23,7 @@ from simulations.settings import from_mapping
 
 def run_command(given: dict[str, Any], out: str | None, console: Console) -> None:
     """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind."""
-    settings = from_mapping(given)
+    settings = from_mapping(resolve(given))
     with console.status("loading data, calibrating noise") as status:
         plan = make_plan(settings, progress=status.update)
     directory = create(out, plan.settings)
@@ -80,6 +82,9 @@ def announce(plan: Plan, console: Console) -> None:
     if not mechanism.private or s.reproducible:
         why = "the noise is seeded" if mechanism.private else f"mechanism {mechanism.kind!r} claims no epsilon"
         console.print(f"NOT PRIVATE: {why}", style="bold red")
+    layers = layer_table(plan.build_model(), plan.method.carrier, plan.workload.classifier)
+    if any(row.travel != "dense" for row in layers):
+        console.print(layers_shown(layers))
 
 
 def calibrate_command(

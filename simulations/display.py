@@ -1,7 +1,7 @@
 """What a user sees: one line of progress while a run goes on, and a table at its end."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from fedlsg.layout import LayerRow, grouped, totals
 from simulations.recorder import Row
 
 WIDTH_FOR_BAR = 110
@@ -80,6 +81,21 @@ def showing(console: Console, rounds: int, first: int) -> Iterator[RoundDisplay]
     display = RoundDisplay(console, rounds, first)
     with display.progress:
         yield display
+
+
+def layers_shown(layers: Sequence[LayerRow]) -> Table:
+    """Which parameters are carried, dense and frozen, layers that differ in their number alone on one line."""
+    table = Table("parameter", "shape", "travels", box=None, padding=(0, 2, 0, 0))
+    table.add_column("values sent", justify="right")
+    for row in grouped(layers):
+        times = f"{row.count} x " if row.count > 1 else ""
+        sent = f"{times}{row.values:,}" if row.values else "-"
+        table.add_row(row.name, f"{times}{' x '.join(map(str, row.shape))}", row.travel, sent)
+    sums = totals(layers)
+    total = sum(values for _, _, values in sums.values())
+    parts = ", ".join(f"{tensors} {travel}" for travel, (tensors, _, _) in sums.items() if tensors)
+    table.add_row("in all, before the mask", "", parts, f"{total:,}", style="bold")
+    return table
 
 
 def summary_table(summary: dict[str, Any]) -> Table:

@@ -4,8 +4,13 @@
     us -> "client":    flwr run --stream, then flwr list
 
 Both are this file, run as a script. All live in sessions of their own, so the terminal's Ctrl-C reaches only us and the
-shutdown is ordered. All inherit one FLWR_HOME, and that is how none is missed, whoever its parent became. Should we be
-killed outright, the pipe on the stdin of the two closes, and "superlink" sweeps up in our place.
+shutdown is ordered. Should we be killed outright, the pipe on the stdin of the two closes, and "superlink" sweeps up in
+our place.
+
+How none is missed, whoever its parent became: all inherit one FLWR_HOME, read from /proc/PID/environ. That alone is not
+enough: when Ray's two agents set their process title, it overwrites a part of that file, of another length in every run
+(Ray 2.55.1: 184 to 2485 of 2583 bytes). So whoever descends from, or lives in a session led by, a process of the run is
+one of them too.
 """
 
 import os
@@ -15,12 +20,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
-GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+GRACE_SECONDS = {signal.SIGTERM: 3.0, signal.SIGKILL: 10.0}  # for all to end; a killed one may wait for its turn
 QUIET_LOOKS = 10
 GONE = (ProcessLookupError, FileNotFoundError, PermissionError, BrokenPipeError)
 
@@ -41,19 +46,37 @@ def tell(process: subprocess.Popen[bytes]) -> None:
         process.stdin.flush()
 
 
+class Process(NamedTuple):
+    """One living process. ``pid`` and ``started`` (clock ticks since boot) name it for ever, the pid alone does not."""
+
+    pid: int
+    started: int
+    parent: int
+    session: int
+
+
 def end_all(home: Path, children: list[subprocess.Popen[bytes]]) -> None:
-    """SIGTERM, then after GRACE_SECONDS SIGKILL, to every process of the run in ``home`` until none is left."""
-    for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + GRACE_SECONDS
+    """SIGTERM, then after 3 s SIGKILL, to every process of the run in ``home`` until none is left.
+
+    Guarantee (Linux): on return no process of the run lives, unless one withstood SIGKILL for 10 s. Of the run is who
+    carries ``home``, is in ``children``, descends from a process of the run, or lives in a session that one leads.
+    Differs elsewhere: only ``children`` are seen; Flower's other processes watch their parents, Ray's their driver.
+    """
+    known: set[Process] = set()
+    for signal_number in GRACE_SECONDS:
+        deadline = time.monotonic() + GRACE_SECONDS[signal_number]
         signalled: set[int] = set()
         quiet = 0  # looks in a row that found nobody: one look misses a process in the middle of its exec
         while quiet < QUIET_LOOKS and time.monotonic() < deadline:
-            living = carrying(home) | {child.pid for child in children if child.poll() is None}
-            quiet = 0 if living else quiet + 1
-            for pid in living - signalled:
+            running = {child.pid for child in children if child.poll() is None}
+            members = of_run(living(), carrying(home) | running, known)
+            known |= members
+            pids = running | {member.pid for member in members} - {os.getpid()}
+            quiet = 0 if pids else quiet + 1
+            for pid in pids - signalled:
                 with suppress(*GONE):
                     os.kill(pid, signal_number)
-            signalled |= living
+            signalled |= pids
             time.sleep(0.02)
         if quiet == QUIET_LOOKS:
             break
@@ -64,18 +87,44 @@ def end_all(home: Path, children: list[subprocess.Popen[bytes]]) -> None:
 
 
 def carrying(home: Path) -> set[int]:
-    """Ids of the processes whose environment names this FLWR_HOME.
-
-    Read from /proc, so on Linux only; elsewhere a run's processes end with their parents: Flower's watch theirs, and
-    Ray's end with their driver.
-    """
+    """Ids of the processes whose environment names this FLWR_HOME, as far as /proc shows it (Linux only)."""
     mark = f"FLWR_HOME={home}".encode()
     found = set()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with suppress(*GONE):
             if mark in entry.read_bytes().split(b"\0"):
                 found.add(int(entry.parent.name))
-    return found - {os.getpid()}
+    return found
+
+
+def living() -> list[Process]:
+    """Every process of the machine that is no zombie; empty where there is no /proc."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(*GONE):
+            # pid (name) state parent group session ... started is the 20th after the name, which may hold anything
+            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
+            if fields[0] not in "ZX":
+                found.append(Process(int(entry.parent.name), int(fields[19]), int(fields[1]), int(fields[3])))
+    return found
+
+
+def of_run(processes: Iterable[Process], marked: set[int], known: set[Process]) -> set[Process]:
+    """Those of ``processes`` that belong to a run: ``marked`` or ``known``, and whoever descends from one of these or
+    lives in a session that one of these leads or led.
+
+    A session with another leader is not the run's: it is the terminal of somebody who set FLWR_HOME by hand.
+    """
+    by_pid = {process.pid: process for process in processes}
+    named = {(process.pid, process.started) for process in known}
+    members = {p for p in by_pid.values() if p.pid in marked or (p.pid, p.started) in named}
+    grown = -1
+    while grown != len(members):
+        grown = len(members)
+        pids = {member.pid for member in members}
+        led = {p.session for p in members | known if p.session == p.pid and (p.pid in pids or p.pid not in by_pid)}
+        members |= {p for p in by_pid.values() if p.parent in pids or p.session in led}
+    return members
 
 
 @contextmanager

@@ -94,8 +94,8 @@ def run_app(
     Ray print is appended to ``log_file``; nothing reaches the terminal.
 
     Guarantee: on return and on every exception (``poll``'s own, KeyboardInterrupt, and SIGTERM or SIGHUP, which become
-    SystemExit) every process of this run that could be found was ended, and no temporary directory is left. Known
-    gap: some of Ray's processes have been seen to outlive an interrupt by seconds (which ones is not established).
+    SystemExit) no process of this run is left (on Linux; what else ``flower_processes.end_all`` says), and no temporary
+    directory.
     Raises: ValueError for impossible resources; RuntimeError when Flower could not start or lost the run. A run that
     starts and fails is no exception: read ``RunOutcome.completed``.
     """
@@ -177,7 +177,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 @contextmanager
 def _private_home(children: list[subprocess.Popen[bytes]]) -> Iterator[Path]:
-    """A new FLWR_HOME. On leaving, every process that carries it ends, then it is removed."""
+    """A new FLWR_HOME. On leaving, every process of the run in it ends, then it is removed."""
     base = tempfile.gettempdir()
     if len(base) + len("/fedlsg-12345678") > HOME_LENGTH_LIMIT and not _joins_cluster():
         base = os.sep + "tmp"

@@ -5,6 +5,7 @@ calibration, once, on the server's side. Both refuse bad settings before anythin
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import strategies
 from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier, check_delta, compose
+from fedlsg.adapters import prepare_model
 from fedlsg.carriers import carried_parameters
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.persample import check_supported, trainable
@@ -20,8 +22,10 @@ from fedlsg.privatize import Mechanism
 from simulations import workloads
 from simulations.partition import partition
 from simulations.preset import build_method, check, fill, known, resolved
-from simulations.settings import Settings
+from simulations.published import from_run_config
+from simulations.settings import Settings, as_config
 from simulations.workloads import Options, Progress, Workload, build_model, silent
+from simulations.workloads.workload import Augment
 from strategies.state import select_clients
 from strategies.strategy import ClientTerms
 
@@ -43,8 +47,22 @@ class Base:
         return [len(part) for part in self.parts]
 
     def build_model(self) -> nn.Module:
-        """The initial model: public, equal in every process, on the run's device."""
-        return build_model(self.workload, self.settings.model, self.settings.seed).to(self.settings.device)
+        """The initial model as the method trains it: public, equal in every process, on the run's device."""
+        s = self.settings
+        model = build_model(self.workload, s.model, s.seed)
+        prepare_model(model, self.method.carrier, classifier=self.workload.classifier, seed=s.seed)
+        return model.to(s.device)
+
+    @property
+    def augment(self) -> Augment | None:
+        """How training inputs are changed at random, None where they are not."""
+        return None if self.settings.augment == "none" else self.workload.augment
+
+    @cached_property
+    def dense_parameters(self) -> int:
+        """Parameters that ``dpsgd`` would train on this model: what communication is compared with."""
+        model = build_model(self.workload, self.settings.model, self.settings.seed)
+        return sum(p.numel() for p in trainable(model).values())
 
     @cached_property
     def steps(self) -> list[int]:
@@ -73,12 +91,16 @@ def prepare(settings: Settings, *, progress: Progress = silent) -> Base:
 
     Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
     """
+    if settings.preset is not None:
+        settings = from_run_config(as_config(settings))
     strategies.check_name(settings.method)
     data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
     options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
     workload = workloads.load(settings.workload, data_dir=data_dir, options=options, progress=progress)
     settings = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
     check(settings)
+    if settings.augment != "none" and workload.augment is None:
+        raise ValueError(f"workload {workload.name} has no augmentation {settings.augment!r}; leave augment out")
     parts = partition(
         workload.train.labels,
         num_clients=known(settings.clients),
@@ -100,6 +122,7 @@ def prepare(settings: Settings, *, progress: Progress = silent) -> Base:
         momentum=known(settings.local_momentum),
         expected_batch=rate * mean_size,
         microbatch_size=known(settings.microbatch_size),
+        multiplicity=known(settings.multiplicity),
     )
     method = build_method(settings)
     settings = resolved(settings, method, local)
@@ -134,35 +157,80 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
     for size, rate in zip(base.sizes, rates, strict=True):
         sigma = s.noise_multiplier if mechanism.adds_noise else 0.0
         if sigma is None:
-            sigma = calibrated(mechanism, blocks, s.epsilon, s.delta, rate, max(base.steps))
-        terms.append(ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigma))
+            sigma = calibrated(mechanism, blocks, s.epsilon, s.delta, rate, max(base.steps), pruning_round(base))
+        first = ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigma)
+        terms.append(replace(first, prune_noise_multiplier=pruning_noise(base, first, blocks)))
     if s.trust == "aggregate":
         # The sum carries everybody's share of noise: with unequal shares it would have less than the largest promises.
         largest = max(t.noise_multiplier for t in terms)
-        terms = [replace(t, noise_multiplier=largest) for t in terms]
+        pruning = max(t.prune_noise_multiplier for t in terms)
+        terms = [replace(t, noise_multiplier=largest, prune_noise_multiplier=pruning) for t in terms]
     if mechanism.private:
-        for rate, sigma in {(t.sample_rate, t.noise_multiplier) for t in terms}:
-            effective = replace(mechanism, noise_multiplier=sigma).effective_noise_multiplier(blocks)
-            check_certified(rate, effective, max(base.steps), known(s.delta))
+        for events in {tuple(events_of(base, t, blocks)) for t in terms}:
+            check_certified(events, known(s.delta))
     return tuple(terms)
 
 
-def check_certified(rate: float, noise_multiplier: float, steps: int, delta: float) -> None:
+def events_of(base: Base, terms: ClientTerms, blocks: int) -> list[Event]:
+    """What the ledger of a client that always takes part will hold: its training steps, and the pruning round."""
+    mechanism = terms.mechanism(base.method.mechanism)
+    effective = mechanism.effective_noise_multiplier(blocks) if mechanism.private else mechanism.noise_multiplier
+    events = [Event(sample_rate=terms.sample_rate, noise_multiplier=effective, steps=max(base.steps))]
+    if terms.prune_noise_multiplier:
+        events.append(Event(sample_rate=1.0, noise_multiplier=terms.prune_noise_multiplier, steps=1))
+    return events
+
+
+def pruning_round(base: Base) -> tuple[Event, ...]:
+    """The pruning round's event where the budget is given: on its own it has its share of the epsilon."""
+    s, prune = base.settings, base.method.prune
+    if not (prune.reads_data and base.method.mechanism.adds_noise) or s.epsilon is None:
+        return ()
+    target = prune.epsilon_share * s.epsilon
+    sigma = calibrate_noise_multiplier(epsilon=target, delta=known(s.delta), sample_rate=1.0, steps=1)
+    return (Event(sample_rate=1.0, noise_multiplier=sigma, steps=1),)
+
+
+def pruning_noise(base: Base, terms: ClientTerms, blocks: int) -> float:
+    """Noise multiplier of the pruning round, 0 where there is none.
+
+    Where the noise multiplier of training was given instead of an epsilon, the share is of training's own epsilon.
+    """
+    prune, mechanism = base.method.prune, base.method.mechanism
+    if not (prune.reads_data and mechanism.adds_noise):
+        return 0.0
+    known_round = pruning_round(base)
+    if known_round:
+        return known_round[0].noise_multiplier
+    delta = known(base.settings.delta)
+    target = prune.epsilon_share * compose(events_of(base, terms, blocks), delta=delta).upper
+    return calibrate_noise_multiplier(epsilon=target, delta=delta, sample_rate=1.0, steps=1)
+
+
+def check_certified(events: Sequence[Event], delta: float) -> None:
     """Raise AccountingError, a ValueError, unless an accountant certifies a finite epsilon; the cheaper goes first."""
-    event = Event(sample_rate=rate, noise_multiplier=noise_multiplier, steps=steps)
     try:
-        compose([event], delta=delta, accountants=("pld",))
+        compose(events, delta=delta, accountants=("pld",))
     except AccountingError:
-        compose([event], delta=delta)
+        compose(events, delta=delta)
 
 
 def calibrated(
-    mechanism: Mechanism, blocks: int, epsilon: float | None, delta: float | None, rate: float, steps: int
+    mechanism: Mechanism,
+    blocks: int,
+    epsilon: float | None,
+    delta: float | None,
+    rate: float,
+    steps: int,
+    besides: tuple[Event, ...] = (),
 ) -> float:
-    """Nominal noise multiplier whose effective one reaches ``epsilon``: sigma = sigma_eff * sensitivity / C."""
+    """Nominal noise multiplier whose effective one reaches ``epsilon``: sigma = sigma_eff * sensitivity / C.
+
+    ``besides`` are events on the same examples, such as a pruning round, that the same epsilon has to cover.
+    """
     if epsilon is None or delta is None:
         raise ValueError("expected either epsilon and delta, or noise_multiplier")
-    effective = calibrate_noise_multiplier(epsilon=epsilon, delta=delta, sample_rate=rate, steps=steps)
+    effective = calibrate_noise_multiplier(epsilon=epsilon, delta=delta, sample_rate=rate, steps=steps, besides=besides)
     clips = mechanism.clips
     return effective * (mechanism.sensitivity(blocks) / mechanism.clip_norm if clips else 1.0)
 
@@ -172,4 +240,4 @@ def count_blocks(base: Base) -> int:
     model = base.build_model()
     check_supported(model)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
-    return len(trainable(model)) + len(carried)
+    return len(trainable(model)) + (len(carried) if base.method.carrier.splits else 0)

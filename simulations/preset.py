@@ -22,6 +22,8 @@ FALLBACK: dict[str, Any] = {
     "local_momentum": 0.0,
     "sample_rate": 0.1,
     "microbatch_size": 256,
+    "augment": "none",
+    "multiplicity": 1,
     "partition": "iid",
     "alpha": 0.5,
     "shards_per_client": 2,
@@ -75,9 +77,7 @@ def known(value: T | None) -> T:
 
 def build_method(settings: Settings) -> Method:
     """The recipe with the settings that are given; the noise multiplier is set per client later."""
-    names = (
-        strategies.own_settings(settings.method) | {f.name for f in fields(After)} | {"mechanism", "clip", "clip_norm"}
-    )
+    names = strategies.own_settings(settings.method) | {f.name for f in fields(After)} | PROTECTION
     given = {name: getattr(settings, name) for name in names if getattr(settings, name, None) is not None}
     for f in fields(Settings):
         if f.name in RECIPE_CHOICES - names and getattr(settings, f.name) is not None:
@@ -92,6 +92,9 @@ def build_method(settings: Settings) -> Method:
 def resolved(settings: Settings, method: Method, local: LocalTraining) -> Settings:
     """Settings with the recipe's own defaults written out, so that config.toml says all that was used."""
     parts = {**asdict(method.carrier), **asdict(method.mask), **asdict(method.after)}
+    parts["lora_alpha"] = parts.pop("alpha")
+    parts |= {"carrier": method.carrier.kind, "drop_rate": method.mask.sparsity, "prune": method.prune.kind}
+    parts |= {f"prune_{name}": value for name, value in asdict(method.prune).items()}
     names = set(strategies.own_settings(settings.method)) | {f.name for f in fields(After)}
     used = {name: parts[name] for name in names if name in parts}
     if not method.mechanism.adds_noise:
@@ -106,11 +109,19 @@ def resolved(settings: Settings, method: Method, local: LocalTraining) -> Settin
 
 
 COUNTS = (
-    "rounds", "clients", "local_steps", "microbatch_size", "evaluate_every", "min_survivors", "threads", "client_cpus",
+    "rounds", "clients", "local_steps", "microbatch_size", "multiplicity", "evaluate_every", "min_survivors",
+    "threads", "client_cpus",
 )  # fmt: skip
 """Settings that count something and start at 1."""
 
-RECIPE_CHOICES = frozenset({"rank", "sparsity", "direction", "power_steps", "warmup", "cooling"})
+PROTECTION = frozenset({"mechanism", "clip", "clip_norm", "norms_clip_weight", "classifier_clip_weight"})
+"""Settings of the mechanism that a user gives as they are."""
+
+RECIPE_CHOICES = frozenset({
+    "rank", "sparsity", "direction", "power_steps", "warmup", "cooling", "importance", "sparsity_from", "residual",
+    "redraw", "ranking", "carrier", "refresh", "lora_alpha", "prune", "prune_rate", "prune_epsilon_share",
+    "prune_clip_norm", "drop", "drop_rate",
+})  # fmt: skip
 """Settings that only some recipes have."""
 
 
@@ -129,6 +140,8 @@ def check(s: Settings) -> None:
             raise ValueError(f"expected 0 < {name}={value} < inf")
     if s.batch_size is not None and s.batch_size < 1:
         raise ValueError(f"expected batch_size={s.batch_size} >= 1")
+    if s.augment == "none" and known(s.multiplicity) > 1:
+        raise ValueError(f"multiplicity={s.multiplicity} averages augmented copies: give augment=flip-crop, too")
     if s.seed < 0:
         raise ValueError(f"expected seed={s.seed} >= 0")
     if not 1 <= known(s.clients_per_round) <= known(s.clients):

@@ -1,4 +1,4 @@
-"""What the server writes while it runs: rounds.csv, checkpoint, merged ledger, summary.json."""
+"""What the server writes while it runs: rounds.csv, TensorBoard events, checkpoint, ledger, summary.json, report."""
 
 import csv
 import io
@@ -13,13 +13,17 @@ from typing import Any, get_type_hints
 
 from fedlsg.accounting import ACCOUNTANTS, AccountingError, compose
 from fedlsg.ledger import Ledger, merge, verify_extends
+from fedlsg.persample import trainable
+from simulations import tensorboard
+from simulations.chance import chance_of
 from simulations.continuity import check_unchanged, fingerprint
-from simulations.evaluate import evaluate
+from simulations.evaluate import Score, score
+from simulations.hardware import hardware
 from simulations.outbox import write_atomically
 from simulations.plan import Plan
 from simulations.rundir import RunDir
+from strategies.report import RoundReport
 from strategies.state import ServerState
-from strategies.strategy import RoundReport
 
 PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")
 
@@ -61,7 +65,7 @@ SUMS = (*BYTES, "uplink_messages", "downlink_messages")
 class Recorder:
     """Keeps one run directory in step with the server's state; ``on_round`` is the strategy's callback.
 
-    Order of one round: row, then checkpoint. A crash in between leaves a row too many, which ``resume``
+    Order of one round: row, events, then checkpoint. A crash in between leaves a row too many, which ``resume``
     cuts off; it never leaves a checkpoint without its row.
     """
 
@@ -69,6 +73,7 @@ class Recorder:
         self.run, self.plan, self.state = run, plan, state
         self.ledgers = [Ledger(run.ledger(client), client=client) for client in range(len(plan.terms))]
         self.totals = dict.fromkeys(SUMS, 0)
+        self.pruning: dict[str, Any] = {}
         self.last: Row | None = None
         self.seconds_before = 0.0
         self.started = time.monotonic()
@@ -80,6 +85,7 @@ class Recorder:
         check_unchanged(saved["plan"], self.plan)
         self.state.load_state_dict(saved["server"])
         self.totals, self.seconds_before = saved["totals"], saved["seconds"]
+        self.pruning = saved["pruning"]
         rows = [row for row in self.run.read_rounds() if int(row["round"]) <= self.state.round]
         if len(rows) != self.state.round:
             raise ValueError(f"{self.run.rounds} is damaged: it lacks rounds that the checkpoint holds; restore it")
@@ -88,6 +94,7 @@ class Recorder:
         writer.writeheader()
         writer.writerows(rows)
         write_atomically(self.run.rounds, text.getvalue().encode())
+        tensorboard.rewrite(self.run.path, [Row.parse(row) for row in rows])
 
     def on_round(self, report: RoundReport) -> None:
         """Evaluate, append the row, save the checkpoint.
@@ -101,12 +108,12 @@ class Recorder:
             for client, payload in report.payloads.items():
                 self.run.save_update(report.round, client, payload)
         due = report.round % s.evaluate_every == 0 or report.round == self.plan.schedule.rounds
-        accuracy, loss = evaluate(self.state.model, self.plan.workload.test, device=s.device) if due else (None, None)
+        measured = self._evaluate() if due else None
         epsilons = self.epsilons(fast=report.round != self.plan.schedule.rounds)
         row = Row(
             round=report.round,
-            accuracy=accuracy,
-            loss=loss,
+            accuracy=None if measured is None else measured.accuracy,
+            loss=None if measured is None else measured.loss,
             epsilon_max=max(epsilons),
             epsilon_median=statistics.median(epsilons),
             uplink_bytes=report.uplink_bytes,
@@ -122,7 +129,38 @@ class Recorder:
             reasons=report.reasons,
         )
         self._append(row)
+        tensorboard.append(self.run.path, row)
         self.checkpoint()
+
+    def on_pruned(self, report: RoundReport) -> None:
+        """Count the bytes of the pruning round and save the checkpoint, so that it is never run again.
+
+        It has no row in rounds.csv. Raises RuntimeError as ``on_round`` does.
+        """
+        self._check_charged(report)
+        if self.plan.settings.record_updates:
+            for client, payload in report.payloads.items():
+                self.run.save_update(report.round, client, payload)
+        self.pruning = {
+            **{name: getattr(report, name) for name in BYTES},
+            "noise_multiplier": max(t.prune_noise_multiplier for t in self.plan.terms),
+            "answered": list(report.answered),
+            "rejected": {str(client): why for client, why in report.rejected.items()},
+        }
+        for name in BYTES:  # messages are those of training: what dense training would send is counted by them
+            self.totals[name] += getattr(report, name)
+        self.checkpoint()
+
+    def _pruning(self) -> dict[str, Any] | None:
+        prune = self.plan.method.prune
+        if not prune.active:
+            return None
+        zeros = sum(int((p == 0).sum()) for p in trainable(self.state.model).values() if p.ndim >= 2)
+        return {"kind": prune.kind, "rate": prune.rate, "zero_weights": zeros, **self.pruning}
+
+    def _evaluate(self) -> Score:
+        with self.state.evaluated() as model:
+            return score(model, self.plan.workload.tests, device=self.plan.settings.device)
 
     def _check_charged(self, report: RoundReport) -> None:
         for client in report.payloads:
@@ -142,18 +180,21 @@ class Recorder:
         return [_epsilon(ledger, delta, DISPLAYED if fast else ACCOUNTANTS) for ledger in self.ledgers]
 
     def finish(self, stopped: str | None = None) -> dict[str, Any]:
-        """Write the merged ledger and the summary; return the summary. ``stopped`` says why a run ended early."""
+        """Write the merged ledger, summary and report; return the summary. ``stopped`` says why a run ended early."""
+        from simulations.compare.run_page import write_run_page
+
         merge(self.run.ledgers.glob("client-*.jsonl"), self.run.path / "ledger.jsonl")
         summary = {**self.summary(), "stopped": stopped}
         self.run.write_summary(summary)
+        write_run_page(self.run)
         return summary
 
     def summary(self) -> dict[str, Any]:
         """Everything of summary.json."""
         plan, s, state = self.plan, self.plan.settings, self.state
-        accuracy, loss = evaluate(state.model, plan.workload.test, device=s.device)
+        measured = self._evaluate()
         epsilons = self.epsilons(fast=False)
-        dense = 4 * state.weights.numel()
+        dense = 4 * plan.dense_parameters
         return {
             "workload": s.workload,
             "model": s.model,
@@ -161,14 +202,16 @@ class Recorder:
             "seed": s.seed,
             "rounds": state.round,
             "clients": len(plan.terms),
-            "accuracy": accuracy,
-            "loss": loss,
+            "accuracy": measured.accuracy,
+            "accuracy_by_split": dict(measured.by_split),
+            "loss": measured.loss,
             "private": self.private and math.isfinite(max(epsilons)),
             "epsilon_max": max(epsilons),
             "epsilon_median": statistics.median(epsilons),
             "delta": s.delta,
             "accountant": self._accountants(),
             "noise_multiplier": max(t.noise_multiplier for t in plan.terms),
+            "pruning": self._pruning(),
             "trust": s.trust,
             "reproducible": s.reproducible,
             **{name: self.totals[name] for name in BYTES},
@@ -177,6 +220,8 @@ class Recorder:
             "wall_seconds": round(self._seconds(), 3),
             "engine": s.engine,
             "device": s.device,
+            "chance": asdict(chance_of(plan.workload.tests, plan.workload.num_classes)),
+            "hardware": hardware(s.device),
             "versions": versions(),
         }
 
@@ -223,6 +268,7 @@ class Recorder:
                 "server": self.state.state_dict(),
                 "plan": fingerprint(self.plan),
                 "totals": self.totals,
+                "pruning": self.pruning,
                 "seconds": self._seconds(),
                 "ledgers": {str(ledger.client): ledger.snapshot() for ledger in self.ledgers if ledger.entries},
             }

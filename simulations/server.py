@@ -11,8 +11,9 @@ from simulations.plan import Plan
 from simulations.preset import known
 from simulations.recorder import Recorder
 from simulations.rundir import RunDir
+from strategies.report import RoundReport
 from strategies.state import ServerState
-from strategies.strategy import BudgetSpentError, FederationSettings, FedLSG, RoundReport
+from strategies.strategy import BudgetSpentError, FederationSettings, FedLSG
 from strategies.wire import flat_record
 
 
@@ -36,6 +37,7 @@ def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any) -> dict[str, Any]
         divisor=plan.divisor,
         seed=s.seed,
         classifier=plan.workload.classifier,
+        probe=plan.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
     )
     recorder = Recorder(run, plan, state)
     if run.checkpoint.exists():
@@ -53,6 +55,11 @@ def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any) -> dict[str, Any]
         if s.record_updates:
             run.save_weights(report.round + 1, state.weights)
 
+    def pruned(report: RoundReport) -> None:
+        recorder.on_pruned(report)
+        if s.record_updates:
+            run.save_weights(1, state.weights)
+
     settings = FederationSettings(
         terms=plan.terms,
         clients_per_round=known(s.clients_per_round),
@@ -64,10 +71,10 @@ def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any) -> dict[str, Any]
         run_dir=str(run.path),
     )
     if s.record_updates and state.round == 0:
-        run.save_weights(1, state.weights)
+        run.save_weights(0 if state.awaits_pruning else 1, state.weights)
     remaining = plan.schedule.rounds - state.round
     if remaining > 0:
-        strategy = FedLSG(state, settings, finished)
+        strategy = FedLSG(state, settings, finished, pruned)
         try:
             strategy.start(grid, flat_record(state.weights), num_rounds=remaining, timeout=s.round_timeout)
         except BudgetSpentError as stopped:

@@ -9,9 +9,9 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from simulations.plan import make_plan
+from simulations.published import from_run_config
 from simulations.rundir import RunDir, create
 from simulations.server import serve
-from simulations.settings import from_mapping
 from strategies.nodes import wait_for_nodes
 
 app = ServerApp()
@@ -23,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
 
     Where no number of clients is set, every node of the federation is one.
     """
-    settings = from_mapping(context.run_config)
+    settings = from_run_config(context.run_config)
     if settings.clients is None:
         settings = replace(settings, clients=len(wait_for_nodes(grid, 1)))
     plan = make_plan(settings)

@@ -21,6 +21,8 @@ class Settings:
     # what is trained
     workload: str = "digits"
     method: str = "lsg"
+    preset: str | None = None
+    from_preset: str | None = None
     model: str | None = None
     pretrained: str | None = None
     train_layers: int | None = None

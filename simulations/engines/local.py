@@ -23,7 +23,7 @@ from simulations.recorder import Row
 from simulations.rundir import RunDir
 from simulations.server import serve
 from simulations.settings import as_config
-from strategies.strategy import reason_of
+from strategies.report import reason_of
 from strategies.wire import FAILED
 
 ClientFunction = Callable[[Message, Context], Message]

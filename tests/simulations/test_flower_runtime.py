@@ -1,6 +1,7 @@
 """Real runs of a tiny Flower app: what they report, and what they leave behind (nothing).
 
-Processes are counted by an oracle of the test's own: a mark in the environment, searched in /proc.
+Processes are counted by oracles of the test's own: a mark in the environment, searched in /proc, and descent, followed
+while the run lasts (two of Ray's processes overwrite their environment).
 """
 
 import os
@@ -19,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations import flower_processes, flower_runtime
+from simulations import flower_runtime
 from simulations.flower_runtime import RunOutcome, run_app
 
 REPOSITORY = Path(__file__).parents[2]
@@ -174,20 +175,22 @@ def test_a_signal_leaves_no_process_behind(number, when, status, tmp_path, short
     process = subprocess.Popen(
         command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
+    family: set[tuple[int, int]] = set()
     try:
         signs: dict[str, Callable[[], bool]] = {
             "clients answered": lambda: (app_dir / "out.txt").exists(),
             "SuperLink up": lambda: log_file.exists() and "Uvicorn running" in log_file.read_text(),
         }
-        wait_until(signs[when], seconds=120)
+        wait_until(lambda: family.update(descendants(process.pid)) or signs[when](), seconds=120)
         assert len(marked(mark)) > 2
         os.killpg(process.pid, number)  # what the terminal does on Ctrl-C: the whole foreground group
         assert process.wait(timeout=20) == status
-        # Killed outright, the others notice. Known gap: after SIGINT two of Ray's processes were seen in 2 of 5 runs.
-        wait_until(lambda: not marked(mark), seconds=20)
+        if number == signal.SIGKILL:  # killed outright, the others notice
+            wait_until(lambda: not marked(mark) | alive(family), seconds=20)
+        assert marked(mark) | alive(family) == set()
         assert list(short_tmp.iterdir()) == []
     finally:
-        for pid in marked(mark):
+        for pid in marked(mark) | alive(family):
             os.kill(pid, signal.SIGKILL)
         printed, _ = process.communicate()
     assert printed == ("interrupted\n" if number == signal.SIGINT else "")
@@ -211,48 +214,30 @@ def marked(mark: str) -> set[int]:
     return found
 
 
-@linux
-def test_the_sweep_takes_the_detached_and_the_stubborn_but_no_stranger(tmp_path):
-    stubborn = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
-    )
-
-    def sleeper(home: str) -> subprocess.Popen[str]:
-        env = {**os.environ, "FLWR_HOME": home}
-        command = [sys.executable, "-c", stubborn]
-        process = subprocess.Popen(command, env=env, start_new_session=True, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "1\n"
-        return process
-
-    ours, stranger = sleeper(str(tmp_path)), sleeper(f"{tmp_path}-of-another-run")
-    try:
-        assert flower_processes.carrying(tmp_path) == {ours.pid}
-        ThreadPoolExecutor(1).submit(ours.wait)  # a zombie carries nothing, but an unread one would be waited for
-        flower_processes.end_all(tmp_path, [])
-        assert ours.wait(timeout=5) == -signal.SIGKILL
-        assert stranger.poll() is None
-    finally:
-        for process in (ours, stranger):
-            process.kill()
-            process.communicate()
+def table() -> dict[tuple[int, int], int]:
+    """Parent of every living process by (pid, start time)."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            found[int(entry.parent.name), int(fields[19])] = int(fields[1])
+    return found
 
 
-def test_sigterm_raises_inside_only_and_leaves_what_nohup_ignores():
-    def hang_up_and_end() -> None:
-        with flower_processes.sigterm_raises():
-            os.kill(os.getpid(), signal.SIGHUP)
-            os.kill(os.getpid(), signal.SIGTERM)
+def descendants(pid: int) -> set[tuple[int, int]]:
+    parents, found, line = table(), set(), {pid}
+    while line:
+        children = {process for process, parent in parents.items() if parent in line}
+        found |= children
+        line = {child for child, _ in children}
+    return found
 
-    before = signal.getsignal(signal.SIGTERM)
-    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with pytest.raises(SystemExit) as end:
-            hang_up_and_end()
-    finally:
-        signal.signal(signal.SIGHUP, hangup)
-    assert end.value.code == 143
-    assert signal.getsignal(signal.SIGTERM) is before
+
+def alive(family: set[tuple[int, int]]) -> set[int]:
+    return {pid for pid, _ in family & table().keys()}
 
 
 def config(**settings: object) -> dict[str, str]:

@@ -18,8 +18,9 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from simulations.engines.local import LocalGrid, over_the_wire, task_identity
 from simulations.plan import Plan, known
 from simulations.settings import as_config
+from strategies.report import RoundReport
 from strategies.state import ServerState
-from strategies.strategy import FederationSettings, FedLSG, RoundReport
+from strategies.strategy import FederationSettings, FedLSG
 from strategies.wire import flat_record
 from tests.simulations.runs import Run, plan_at, run_local
 

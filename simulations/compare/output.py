@@ -1,0 +1,67 @@
+"""What a comparison leaves: results.csv, table.csv, table.md, plots/ and report.html, always of the same results."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from simulations.compare.page import page
+from simulations.compare.plots import figures, png
+from simulations.compare.results import Result, results_csv
+from simulations.compare.table import lines, table_csv, table_markdown
+from simulations.outbox import write_atomically
+
+SHARE = 0.05
+"""Of the time since the last drawing, what a new one may take."""
+
+
+def write_tables(folder: Path, results: Sequence[Result]) -> None:
+    """results.csv, table.csv and table.md: milliseconds."""
+    table = lines(results)
+    texts = {"results.csv": results_csv(results), "table.csv": table_csv(table), "table.md": table_markdown(table)}
+    for name, text in texts.items():
+        write_atomically(folder / name, text.encode())
+
+
+def write_page(folder: Path, title: str, results: Sequence[Result], *, command: str = "", grid: str = "") -> None:
+    """plots/*.png and report.html: a second or two."""
+    table = lines(results)
+    text = page(title, results, table, command=command, grid=grid)
+    write_atomically(folder / "report.html", text.encode())
+    for name, figure in figures(table).items():
+        write_atomically(folder / "plots" / f"{name}.png", png(figure))
+
+
+@dataclass(kw_only=True)
+class Output:
+    """Keeps a folder's tables and page in step with its results while they come in.
+
+    Guarantee: the tables follow every result; page and plots follow as often as they take a twentieth of the time, and
+    on ``finish``.
+    """
+
+    folder: Path
+    title: str
+    results: Callable[[], Sequence[Result]]
+    command: str
+    grid: str
+    drawn: float = field(default_factory=time.monotonic)
+    cost: float = 2.0
+
+    def update(self) -> None:
+        """After a cell."""
+        write_tables(self.folder, self.results())
+        if time.monotonic() - self.drawn > self.cost / SHARE:
+            self._draw()
+
+    def finish(self) -> Sequence[Result]:
+        """Everything, at the end; returns the results."""
+        write_tables(self.folder, self.results())
+        self._draw()
+        return self.results()
+
+    def _draw(self) -> None:
+        began = time.monotonic()
+        write_page(self.folder, self.title, self.results(), command=self.command, grid=self.grid)
+        self.drawn = time.monotonic()
+        self.cost = self.drawn - began

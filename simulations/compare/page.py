@@ -1,0 +1,197 @@
+"""report.html of many runs: the table, the figures, what failed, and what the numbers do and do not mean."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from simulations.compare.html import render
+from simulations.compare.plots import figures, looks_of, svg
+from simulations.compare.results import Result
+from simulations.compare.table import COLUMNS, PROBE, Line, notes, shown, unfinished, variants
+
+CAPTIONS = {
+    "accuracy-epsilon": "Accuracy on the public test split against epsilon; bars are one standard deviation over "
+    "seeds. Dotted, if near: chance. Dashed lines across: methods without privacy.",
+    "accuracy-bytes": "Accuracy against everything that all clients sent in the whole run; bars are one standard "
+    "deviation over seeds. Filled: the largest epsilon, or none.",
+    "learning-curves": "Accuracy over rounds: mean over seeds; the band reaches from the worst to the best seed.",
+}
+
+PRIVACY = (
+    "Epsilon protects one example of one client (adjacency: add or remove it). Each client composes its own steps; the "
+    "number is the largest over clients and seeds, never a sum over clients.",
+    "A run's epsilon speaks of that run alone. Choosing the best of several cells, or hyperparameters by their "
+    "results, costs privacy that is not in any epsilon here; so does publishing several runs on the same data.",
+    "Accuracy is measured on a public test split, which no client trains on.",
+)
+
+TEMPLATE = """{% extends "layout" %}
+{% block content %}
+<h1>{{ title }}</h1>
+<p class="lead">{{ lead }}</p>
+{% for text in warnings %}
+<p class="warning">{{ text }}</p>
+{% endfor %}
+<div class="scroll"><table>
+<tr>{% for key in keys %}<th>{{ columns[key] }}</th>{% endfor %}</tr>
+{% for row in rows %}
+{% if row.section %}
+<tr class="section"><td colspan="{{ keys | length }}">{{ row.section }}</td></tr>
+{% endif %}
+<tr class="{{ row.kind }}">{% for key in keys %}<td>{% if loop.first -%}
+<span class="dot" style="background: {{ row.colour }}"></span>{% endif %}{{ row.cells[key] }}</td>{% endfor %}</tr>
+{% endfor %}
+</table></div>
+{% for text in notes %}
+<p class="note">{{ text }}.</p>
+{% endfor %}
+{% if variants %}
+<table class="facts">
+{% for name, text in variants.items() %}
+<tr><td>{{ name }}</td><td>{{ text }}</td></tr>
+{% endfor %}
+</table>
+{% endif %}
+{% for figure in figures %}
+<figure><img src="{{ figure.uri }}" alt="{{ figure.caption }}"><figcaption>{{ figure.caption }}</figcaption></figure>
+{% endfor %}
+<h2>What epsilon means here</h2>
+{% for text in privacy %}
+<p>{{ text }}</p>
+{% endfor %}
+{% if left %}
+<h2>Not in the means</h2>
+<table class="facts">
+{% for name, text in left.items() %}
+<tr><td>{{ name }}</td><td>{{ text }}</td></tr>
+{% endfor %}
+</table>
+{% endif %}
+<h2>How it was made</h2>
+<table class="facts">
+{% for name, text in facts.items() %}
+<tr><td>{{ name }}</td><td>{{ text }}</td></tr>
+{% endfor %}
+</table>
+{% if command %}
+<pre>{{ command }}</pre>
+{% endif %}
+{% if grid %}
+<p class="note">The grid; <code>fedlsg compare --grid grid.toml</code> runs it again.</p>
+<pre>{{ grid }}</pre>
+{% endif %}
+{% endblock %}
+"""
+
+
+def page(title: str, results: Sequence[Result], table: Sequence[Line], *, command: str = "", grid: str = "") -> str:
+    """The page of a comparison. ``command`` made it; ``grid`` is the text of its grid.toml."""
+    cells = shown(table)
+    keys = list(cells[0]) if cells else ["method"]
+    done = [run for run in results if run.done]
+    drawn = {name: svg(figure) for name, figure in figures(table).items()}
+    return render(
+        TEMPLATE,
+        {
+            "title": title,
+            "lead": lead(results, table),
+            "warnings": warnings(table),
+            "keys": keys,
+            "columns": COLUMNS,
+            "rows": _rows(table, cells),
+            "notes": notes(table),
+            "variants": variants(table),
+            "figures": [{"uri": uri, "caption": CAPTIONS[name]} for name, uri in drawn.items()],
+            "privacy": PRIVACY,
+            "left": unfinished(table),
+            "facts": facts(done),
+            "command": command,
+            "grid": grid,
+        },
+    )
+
+
+def lead(results: Sequence[Result], table: Sequence[Line]) -> str:
+    """How much there is."""
+    done = sum(run.done for run in results)
+    seeds = sorted({run.settings["seed"] for run in results if "seed" in run.settings})
+    shown_seeds = ", ".join(map(str, seeds)) if len(seeds) <= 12 else f"{seeds[0]} to {seeds[-1]}"
+    return f"{done} of {len(results)} runs finished, {len(table)} settings, seeds {shown_seeds or '--'}."
+
+
+def warnings(table: Sequence[Line]) -> list[str]:
+    """What must not be overlooked: rows without privacy, rows at chance, a comparison without the linear probe."""
+    found = []
+    open_lines = list(dict.fromkeys(line.name for line in table if line.private is False))
+    if open_lines:
+        found.append(f"NOT PRIVATE: {', '.join(open_lines)}. Their accuracies bought no privacy.")
+    lost = [
+        line.name if line.epsilon_target is None else f"{line.name} at epsilon {line.epsilon_target:g}"
+        for line in table
+        if line.beats_chance is False
+    ]
+    if lost:
+        found.append(f"Not above chance by three standard errors: {', '.join(lost)}.")
+    private = [line for line in table if line.private]
+    if private and not any(line.method == PROBE for line in private):
+        found.append(
+            "The private linear probe is missing. A private method that does not beat it has not earned its noise: "
+            f"add {PROBE} to the methods."
+        )
+    return found
+
+
+def facts(done: Sequence[Result]) -> dict[str, str]:
+    """Hardware, versions and the like; several values where the runs differ."""
+
+    def of(*path: str) -> str:
+        values: list[Any] = []
+        for run in done:
+            value: Any = run.summary
+            for key in path:
+                value = value.get(key) if isinstance(value, dict) else None
+            values.append(value)
+        return ", ".join(dict.fromkeys(str(value) for value in values if value is not None)) or "not on record"
+
+    if not done:
+        return {"runs": "none finished"}
+    versions = {name: of("versions", name) for name in done[-1].summary.get("versions", {})}
+    seconds = sum(float(run.summary.get("wall_seconds", 0)) for run in done)
+    levels = {run.chance for run in done if run.chance is not None}
+    return {
+        "workload": f"{of('workload')}, model {of('model')}",
+        "federation": f"{of('clients')} clients, {of('rounds')} rounds",
+        "test split": "; ".join(
+            f"{c.test_examples:.0f} examples, {c.num_classes} classes, largest class {100 * c.majority_share:.1f} %: "
+            f"chance is {100 * c.level:.1f} %"
+            for c in levels
+        )
+        or "not on record",
+        "hardware": f"{of('hardware', 'processor')}, {of('hardware', 'cores')} cores, device {of('device')}, "
+        f"{_threads(done)} threads a client step",
+        "engine": of("engine"),
+        "computing": f"{seconds / 60:.1f} minutes over all finished runs",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+
+
+def _threads(done: Sequence[Result]) -> str:
+    return ", ".join(dict.fromkeys(str(run.settings.get("threads", 1)) for run in done))
+
+
+def _rows(table: Sequence[Line], cells: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
+    looks, rows = looks_of(table), []
+    before: object = object()
+    for line, own in zip(table, cells, strict=True):
+        target = line.epsilon_target
+        title = "no epsilon target" if target is None else f"epsilon {target:g}"
+        kind = "open" if line.private is False else "probe" if line.method == PROBE else ""
+        rows.append(
+            {
+                "section": title if target != before else "",
+                "kind": kind,
+                "colour": looks[line.name][0],
+                "cells": own,
+            }
+        )
+        before = target
+    return rows

@@ -1,0 +1,295 @@
+"""Figures as vector graphics and PNG: accuracy against epsilon and against bytes, learning curves, one run's course.
+
+Colours can be told apart by colour-blind readers and stay with a method from figure to figure; markers and dashes say
+the same again. Drawn without pyplot: no window, no global state.
+"""
+
+import base64
+import statistics
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from simulations.compare.table import Line
+from simulations.recorder import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Look = tuple[str, str]
+"""Colour and marker."""
+
+LOOKS: Mapping[str, Look] = {
+    "lsg": ("#D55E00", "o"), "lsg-lora": ("#882255", "D"), "lora": ("#CC79A7", "s"), "rgp": ("#0072B2", "o"),
+    "rgp-random": ("#56B4E9", "s"), "rs": ("#E69F00", "o"), "sparse-dpsgd": ("#117733", "s"),
+    "dp-ssgd": ("#44AA99", "D"), "dp-powersgd": ("#332288", "^"), "dpsgd": ("#000000", "o"),
+    "linear-probe": ("#555555", "*"), "sgd": ("#AAAAAA", "X"),
+}  # fmt: skip
+SPARE: Sequence[Look] = tuple((colour, marker) for marker in "v<>P" for colour, _ in LOOKS.values())
+NEAR = 0.1
+"""Accuracy by which the lowest mean may be farther from chance than from the highest for chance to be drawn."""
+CLIENTS = (("asked", "#999999", "-"), ("answered", "#117733", "--"), ("rejected", "#D55E00", ":"))
+DASHES = ("-", "--", ":", "-.")
+STYLE: Any = {
+    "font.family": "sans-serif", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.edgecolor": "#555555", "axes.labelcolor": "#222222", "text.color": "#222222", "xtick.color": "#555555",
+    "ytick.color": "#555555", "axes.grid": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.6,
+    "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 8, "lines.linewidth": 1.5,
+    "lines.markersize": 5, "savefig.facecolor": "white", "svg.fonttype": "path", "svg.hashsalt": "fedlsg",
+}  # fmt: skip
+
+
+def drawn(draw: Callable[[], "Figure"]) -> "Figure":
+    """The figure, in this module's style."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        return draw()
+
+
+def svg(figure: "Figure") -> str:
+    """A data URI of the figure as SVG, for an <img> of a page that asks nobody for anything."""
+    import matplotlib
+
+    file = BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def png(figure: "Figure") -> bytes:
+    """The figure as PNG at 150 dots an inch."""
+    import matplotlib
+
+    file = BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(file, format="png", dpi=150)
+    return file.getvalue()
+
+
+def figures(table: Sequence[Line]) -> dict[str, "Figure"]:
+    """The figures of a comparison by file name; none where no run is done."""
+    finished = [line for line in table if line.done]
+    if not finished:
+        return {}
+    looks = looks_of(table)
+    return {
+        "accuracy-epsilon": drawn(lambda: accuracy_by_epsilon(finished, looks)),
+        "accuracy-bytes": drawn(lambda: accuracy_by_bytes(finished, looks)),
+        "learning-curves": drawn(lambda: learning_curves(finished, looks)),
+    }
+
+
+def looks_of(table: Sequence[Line]) -> dict[str, tuple[str, str, str]]:
+    """(colour, marker, dashes) by a line's name: a method's own look; variants of one differ in their dashes."""
+    names = sorted({(line.method, line.name) for line in table})
+    seen: dict[str, int] = {}
+    found = {}
+    strangers = sorted({method for method, _ in names} - LOOKS.keys())
+    for method, name in names:
+        variant = seen[method] = seen.get(method, -1) + 1
+        colour, marker = LOOKS.get(method) or SPARE[strangers.index(method) % len(SPARE)]
+        found[name] = (colour, marker, DASHES[variant % len(DASHES)])
+    return found
+
+
+def accuracy_by_epsilon(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":
+    """Mean accuracy ± standard deviation at each epsilon; a row a method where there is one epsilon only."""
+    targets = sorted({line.epsilon_target for line in table if line.epsilon_target is not None})
+    return _curves_over_epsilon(table, looks, targets) if len(targets) > 1 else _dots(table, looks)
+
+
+def _curves_over_epsilon(
+    table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]], targets: Sequence[float]
+) -> "Figure":
+    figure, axes = _figure(7.2, 4.0)
+    names = list(dict.fromkeys(line.name for line in table if line.epsilon_target is not None))
+    for position, name in enumerate(names):
+        colour, marker, dashes = looks[name]
+        own = [line for line in table if line.name == name and line.epsilon_target is not None]
+        shift = 1 + 0.015 * (position - (len(names) - 1) / 2)  # so that error bars do not cover each other
+        x = [shift * line.epsilon_target for line in own if line.epsilon_target is not None]
+        axes.errorbar(x, *_heights(own), color=colour, marker=marker, linestyle=dashes, capsize=2, label=_legend(own))
+    for line in table:
+        if line.epsilon_target is None and line.mean is not None:
+            axes.axhline(100 * line.mean, color=looks[line.name][0], linestyle="--", linewidth=1, label=_legend([line]))
+    axes.set_xscale("log")
+    axes.set_xticks(targets, [f"{target:g}" for target in targets])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("epsilon of each client's examples (target, logarithmic)")
+    axes.set_ylabel("test accuracy, %")
+    _chance(axes, table)
+    _key(axes)
+    return figure
+
+
+def _dots(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":
+    ordered = list(reversed(table))
+    figure, axes = _figure(7.2, 1.0 + 0.28 * len(ordered))
+    for y, line in enumerate(ordered):
+        (mean,), (sd,) = _heights([line])
+        colour, marker, _ = looks[line.name]
+        axes.errorbar([mean], [y], xerr=[sd], color=colour, marker=marker, capsize=2, linestyle="none")
+    axes.set_yticks(range(len(ordered)), [_legend([line]) for line in ordered])
+    axes.set_ylim(-0.6, len(ordered) - 0.4)
+    epsilon = next((f", epsilon {line.epsilon_target:g}" for line in table if line.epsilon_target is not None), "")
+    axes.set_xlabel(f"test accuracy, %{epsilon}")
+    _chance(axes, table, vertical=True)
+    return figure
+
+
+def accuracy_by_bytes(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":
+    """Mean accuracy ± standard deviation against all payload bytes of a run, logarithmic."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    figure, axes = _figure(7.2, 4.0)
+    targets = sorted({line.epsilon_target for line in table if line.epsilon_target is not None})
+    for line in table:
+        if not line.total_uplink:
+            continue
+        colour, marker, _ = looks[line.name]
+        last = line.epsilon_target is None or line.epsilon_target == targets[-1]
+        (mean,), (sd,) = _heights([line])
+        axes.errorbar(
+            [line.total_uplink], [mean], [sd], color=colour, marker=marker, capsize=2, linestyle="none",
+            markerfacecolor=colour if last else "white", label=_legend([line]) if last else None,
+        )  # fmt: skip
+        if len(targets) > 1 and line.epsilon_target is not None:
+            axes.annotate(
+                f"{line.epsilon_target:g}", (line.total_uplink, mean), textcoords="offset points", xytext=(5, 2),
+                fontsize=6.5, color=colour,
+            )  # fmt: skip
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(_bytes)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("uplink of the whole run, all clients (payload bytes, logarithmic)")
+    axes.set_ylabel("test accuracy, %" + ("; numbers are epsilon" if len(targets) > 1 else ""))
+    _chance(axes, table)
+    _key(axes)
+    return figure
+
+
+def learning_curves(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":
+    """Accuracy over rounds: mean over seeds, the band from the worst to the best; a panel for each epsilon."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    targets = list(dict.fromkeys(line.epsilon_target for line in table))
+    columns = min(2, len(targets))
+    rows = -(-len(targets) // columns)
+    figure = Figure(figsize=(7.2, 2.6 * rows + 0.5), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True).flatten()
+    for panel, target in zip(panels, targets, strict=False):
+        for line in table:
+            if line.epsilon_target == target:
+                colour, _, dashes = looks[line.name]
+                rounds, mean, low, high = curve(line)
+                panel.plot(rounds, mean, color=colour, linestyle=dashes, label=_wrapped(line.name))
+                if len(line.done) > 1:
+                    panel.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+        panel.set_title("no epsilon target" if target is None else f"epsilon {target:g}", fontsize=9, loc="left")
+        panel.tick_params(labelbottom=True)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for panel in panels[len(targets) :]:
+        panel.set_visible(False)
+    figure.supxlabel("round", fontsize=9)
+    figure.supylabel("test accuracy, %", fontsize=9)
+    handles = {h.get_label(): h for panel in panels for h in panel.get_legend_handles_labels()[0]}
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
+    return figure
+
+
+def curve(line: Line) -> tuple[list[int], list[float], list[float], list[float]]:
+    """(rounds, mean, smallest, largest accuracy in percent) over the rounds that all finished seeds evaluated."""
+    seeds = [{row.round: 100 * row.accuracy for row in run.rows if row.accuracy is not None} for run in line.done]
+    rounds = sorted(set.intersection(*(set(seed) for seed in seeds)))
+    values = [[seed[round] for seed in seeds] for round in rounds]
+    return rounds, [statistics.fmean(v) for v in values], [min(v) for v in values], [max(v) for v in values]
+
+
+def course(rows: Sequence[Row], chance: float | None) -> "Figure":
+    """One run: accuracy, epsilon, bytes so far, and clients that answered or were rejected, over rounds."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(7.2, 4.6))  # fixed places: every run draws this, and a layout engine doubles its time
+    places = {"left": 0.08, "right": 0.99, "bottom": 0.09, "top": 0.95, "wspace": 0.22, "hspace": 0.28}
+    panels = figure.subplots(2, 2, gridspec_kw=places)
+    (accuracy, epsilon), (sent, clients) = panels
+    rounds = [row.round for row in rows]
+    measured = [(row.round, 100 * row.accuracy) for row in rows if row.accuracy is not None]
+    accuracy.plot([r for r, _ in measured], [a for _, a in measured], color="#0072B2")
+    accuracy.set_title("test accuracy, %", fontsize=9, loc="left")
+    if chance is not None:
+        accuracy.axhline(100 * chance, color="#888888", linestyle=":", linewidth=1)
+    for name, colour, dashes in (("max", "#D55E00", "-"), ("median", "#000000", "--")):
+        spent = [getattr(row, f"epsilon_{name}") for row in rows]
+        finite = [(r, e) for r, e in zip(rounds, spent, strict=True) if e < float("inf")]
+        epsilon.plot([r for r, _ in finite], [e for _, e in finite], color=colour, linestyle=dashes, label=name)
+        if not finite and name == "max":
+            epsilon.text(0.5, 0.5, "no finite epsilon", ha="center", transform=epsilon.transAxes, color="#B00020")
+    epsilon.set_title("epsilon so far, over clients", fontsize=9, loc="left")
+    for name, colour, dashes in (("uplink", "#0072B2", "-"), ("downlink", "#E69F00", "--")):
+        total, sums = 0, []
+        for row in rows:
+            total += getattr(row, f"{name}_bytes")
+            sums.append(total)
+        sent.plot(rounds, sums, color=colour, linestyle=dashes, label=name)
+    sent.yaxis.set_major_formatter(_bytes)
+    sent.set_title("payload bytes so far", fontsize=9, loc="left")
+    for name, colour, dashes in CLIENTS:
+        counts = [len(getattr(row, name).split()) for row in rows]
+        clients.plot(rounds, counts, color=colour, linestyle=dashes, label=name)
+    clients.set_ylim(bottom=-0.2)
+    clients.set_title("clients", fontsize=9, loc="left")
+    for panel in (epsilon, sent, clients):
+        panel.legend()
+    for panel in (accuracy, epsilon, sent, clients):
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for panel in (sent, clients):
+        panel.set_xlabel("round")
+    return figure
+
+
+def _figure(width: float, height: float) -> tuple["Figure", Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _heights(own: Sequence[Line]) -> tuple[list[float], list[float]]:
+    return [100 * (line.mean or 0.0) for line in own], [100 * (line.sd or 0.0) for line in own]
+
+
+def _legend(own: Sequence[Line]) -> str:
+    return _wrapped(own[0].name + ("" if own[0].private else ", NOT private"))
+
+
+def _wrapped(name: str) -> str:
+    return textwrap.fill(name, 28, break_long_words=True)
+
+
+def _chance(axes: "Axes", table: Sequence[Line], *, vertical: bool = False) -> None:
+    """A dotted line at chance, where all runs share it and it is near enough not to flatten everything else."""
+    levels = {line.chance.level for line in table if line.chance is not None}
+    means = [line.mean for line in table if line.mean is not None]
+    if len(levels) == 1 and min(means) - max(levels) < NEAR + max(means) - min(means):
+        mark = axes.axvline if vertical else axes.axhline
+        mark(100 * levels.pop(), color="#888888", linestyle=":", linewidth=1, label=None if vertical else "chance")
+
+
+def _key(axes: "Axes") -> None:
+    axes.figure.legend(loc="outside right upper")
+
+
+def _bytes(value: float, _: Any = None) -> str:
+    """1500000 -> "1.5 MB"."""
+    for unit in ("B", "kB", "MB"):
+        if abs(value) < 1000:
+            return f"{value:g} {unit}"
+        value /= 1000
+    return f"{value:g} GB"

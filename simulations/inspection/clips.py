@@ -1,0 +1,130 @@
+"""How many examples a clip shortens, under the run's own mask and under others (002 Listing 1).
+
+Per-example gradients, frames, masks and clip factors are those of a client's step; only the noise is missing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedlsg.frame import EVERYTHING, Frame
+from fedlsg.masks import Mask
+from fedlsg.method import Method, per_unit
+from fedlsg.persample import per_example_gradients
+from fedlsg.statistics import Clipping, block_squares, clipping, select_kept
+from simulations.inspection.subject import Batch, Subject
+
+PASS_BYTES = 2**28
+"""Per-example gradients of one microbatch take no more than this, unless one example does."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClipRow:
+    """The clip of every example under one mask; ``choice`` as in EnergyRow, or the kind of the mask.
+
+    shares: the mean share of an example's squared length that each parameter has: what decides its norm.
+    """
+
+    sparsity: float
+    choice: str
+    kept: int
+    clipping: Clipping
+    shares: Mapping[str, float]
+
+
+def own_clip(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> ClipRow:
+    """The clip in the run's own frame: the pass that a client does."""
+    squares = torch.cat([block_squares(g) for g in _passes(subject, frame, rows)], dim=1)
+    mask = subject.base.method.mask
+    rate = mask.rate(subject.base.schedule.moment(subject.round))
+    return _clip_row(subject, squares, frame, rate, mask.direction if mask.kind == "units" else mask.kind)
+
+
+def clip_rows(subject: Subject, own: Frame, rows: Int64[Tensor, " n"], sparsities: Sequence[float]) -> list[ClipRow]:
+    """The clip at each sparsity, out of one pass without a mask (002 Listing 1)."""
+    variants = [
+        (p, choice, subject.frame_of(method)) for p, choice, method in masks_of(subject.base.method, sparsities)
+    ]
+    collected: list[list[Float64[Tensor, "blocks batch"]]] = [[] for _ in variants]
+    for gradients in _passes(subject, unmasked(own), rows):
+        for parts, (_, _, frame) in zip(collected, variants, strict=True):
+            parts.append(block_squares(select_kept(gradients, frame.blocks)))
+    return [
+        _clip_row(subject, torch.cat(parts, dim=1), frame, p, choice)
+        for parts, (p, choice, frame) in zip(collected, variants, strict=True)
+    ]
+
+
+def masks_of(method: Method, sparsities: Sequence[float]) -> Iterator[tuple[float, str, Method]]:
+    """The method under other masks: units from top, bottom and at random where it has carriers; else its own kind.
+
+    A method without a mask gets the uniform one. At p = 0 there is one mask, which keeps everything.
+    """
+    own = method.mask
+    for p in sparsities:
+        if p == 0 and not method.prune.active:
+            yield p, "all", replace(method, mask=Mask())
+        elif method.carrier.splits or method.carrier.kind == "lora":
+            for direction in ("top", "bottom"):
+                yield p, direction, replace(method, mask=Mask(kind="units", sparsity=p, direction=direction))
+            yield p, "random", replace(method, mask=Mask(kind="units", sparsity=p, importance="random"))
+        elif method.prune.active:
+            drop = "random" if own.drop == "none" else own.drop
+            yield p, f"drop {drop}", replace(method, mask=Mask(kind="drop", sparsity=p, drop=drop))
+        elif own.kind in ("magnitude", "drop"):
+            yield p, own.kind, replace(method, mask=replace(own, sparsity=p, cooling=False, sparsity_from=0.0))
+        else:
+            yield p, "uniform", replace(method, mask=Mask(kind="uniform", sparsity=p))
+
+
+def unmasked(frame: Frame) -> Frame:
+    """The same coordinates, all kept."""
+    return replace(frame, blocks=tuple(replace(block, keep=EVERYTHING) for block in frame.blocks))
+
+
+def _passes(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> Iterator[list[Float[Tensor, "batch kept"]]]:
+    """What is clipped, microbatch by microbatch: as in ``method.client_step``."""
+    local = subject.base.local
+    fits = max(1, PASS_BYTES // (4 * frame.kept))
+    size = max(1, min(local.microbatch_size, fits) // local.multiplicity)
+    with subject.same_dropout():
+        for batch in subject.batches(rows, size):
+            yield _clipped_units(subject, frame, batch)
+
+
+def _clipped_units(subject: Subject, frame: Frame, batch: Batch) -> list[Float[Tensor, "batch kept"]]:
+    inputs, targets = batch
+    copies = subject.base.local.multiplicity if subject.base.augment is not None else 1
+    gradients = per_example_gradients(
+        subject.model, lambda outputs, y: F.cross_entropy(outputs, y, reduction="none"), inputs, targets, frame
+    )
+    return per_unit(gradients, frame, copies)
+
+
+def _clip_row(
+    subject: Subject, squares: Float64[Tensor, "blocks batch"], frame: Frame, sparsity: float, choice: str
+) -> ClipRow:
+    measured = clipping(
+        squares,
+        subject.base.method.mechanism,
+        dtype=next(iter(subject.weights.values())).dtype,
+        coordinates=frame.kept,
+    )
+    return ClipRow(
+        sparsity=sparsity, choice=choice, kept=frame.kept, clipping=measured, shares=length_shares(squares, frame)
+    )
+
+
+def length_shares(squares: Float64[Tensor, "blocks batch"], frame: Frame) -> dict[str, float]:
+    """Mean share of an example's squared length by parameter, over examples that have a finite one; adds up to 1."""
+    total = squares.sum(0)
+    usable = total.isfinite() & (total > 0)
+    means = (squares[:, usable] / total[usable]).mean(1).tolist()
+    shares: dict[str, float] = dict.fromkeys((block.parameter for block in frame.blocks), 0.0)
+    for block, share in zip(frame.blocks, means, strict=True):
+        shares[block.parameter] += share
+    return shares

@@ -1,0 +1,221 @@
+"""The papers' statistics of one subject: stable ranks, projection residuals, clipping, energy of units.
+
+The batch gradient is neither clipped nor noised. What a clip does to single examples is in clips.py.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedlsg.frame import Coordinates
+from fedlsg.lowrank import decompose, flatten_kernel, project, random_carriers
+from fedlsg.masks import Direction, keep_units, unit_importance
+from fedlsg.persample import call, trainable
+from fedlsg.randomness import public_generator
+from fedlsg.statistics import (
+    Energy,
+    kept_energy,
+    principal_carriers,
+    random_energy,
+    residual,
+    stable_rank,
+)
+from simulations.inspection.clips import ClipRow, clip_rows, own_clip
+from simulations.inspection.subject import Subject
+
+SOURCES = {
+    "self": "the gradient itself, r-SVD (001 Eq. 6)",
+    "start gradient": "the gradient of the same batch at W_0, r-SVD (001 Eq. 5)",
+    "history": "the update W - W_0, power method (what rgp projects on)",
+    "weight": "the weight W, power method (what lsg projects on)",
+    "random": "nothing: random carriers (what rgp-random projects on)",
+}
+LARGEST_RANK = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRow:
+    """One layer: ``shape`` as a matrix, stable rank and length of its batch gradient, how the method treats it."""
+
+    layer: str
+    treated: str
+    shape: tuple[int, int]
+    stable_rank: float
+    gradient_norm: float
+    weight_norm: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualRow:
+    """What carriers of ``rank`` from ``source`` lose of the layer's batch gradient."""
+
+    layer: str
+    source: str
+    rank: int
+    residual: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergyRow:
+    """Energy of the layer's batch gradient in the units that LSG keeps; ``carriers``: of (dL, dR), NaN if not carried.
+
+    ``choice`` top keeps the units of largest importance, bottom those of smallest; random is the mean over draws.
+    """
+
+    layer: str
+    sparsity: float
+    choice: str
+    rows: float
+    columns: float
+    either: float
+    carriers: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inspection:
+    """All numbers. ``own``: the clip in the frame of the run itself."""
+
+    examples: int
+    layers: list[LayerRow]
+    residuals: list[ResidualRow]
+    energies: list[EnergyRow]
+    own: ClipRow
+    clips: list[ClipRow]
+    gradients: dict[str, Tensor]
+
+
+def inspect(subject: Subject, *, examples: int, sparsities: Sequence[float], ranks: Sequence[int] | None) -> Inspection:
+    """Measure everything. ``ranks`` None: powers of two, and the method's own.
+
+    Raises ValueError for no example, a rank below 1, or a sparsity outside [0, 1).
+    """
+    if examples < 1:
+        raise ValueError(f"expected {examples=} >= 1")
+    if ranks is not None and min(ranks, default=0) < 1:
+        raise ValueError(f"expected ranks >= 1, got {list(ranks)}")
+    rows = subject.rows(examples)
+    gradients = batch_gradient(subject, rows)
+    before = None
+    if subject.moved:
+        with subject.at_start():
+            before = batch_gradient(subject, rows)
+    own = subject.frame
+    return Inspection(
+        examples=len(rows),
+        layers=layer_rows(subject, gradients),
+        residuals=[row for name in subject.layers for row in residual_rows(subject, name, gradients, before, ranks)],
+        energies=[row for name in subject.layers for row in energy_rows(subject, name, gradients[name], sparsities)],
+        own=own_clip(subject, own, rows),
+        clips=clip_rows(subject, own, rows, sparsities),
+        gradients={name: gradients[name] for name in subject.layers},
+    )
+
+
+def batch_gradient(subject: Subject, rows: Int64[Tensor, " n"]) -> dict[str, Tensor]:
+    """Mean gradient over the examples, neither clipped nor noised, of every trainable parameter."""
+    parameters = trainable(subject.model)
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    copies = subject.base.local.multiplicity if subject.base.augment is not None else 1
+    with subject.same_dropout():
+        for inputs, targets in subject.batches(rows, subject.base.local.microbatch_size):
+            loss = F.cross_entropy(call(subject.model, inputs), targets, reduction="sum")
+            found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            for name, dW in zip(parameters, found, strict=True):
+                if dW is not None:
+                    total[name] += dW / (len(rows) * copies)
+    return total
+
+
+def layer_rows(subject: Subject, gradients: dict[str, Tensor]) -> list[LayerRow]:
+    """The matrices of the model, with the stable rank of each batch gradient (001 Fig. 2)."""
+    found = []
+    for name in subject.layers:
+        m, n = flatten_kernel(gradients[name]).shape
+        treated = "classifier" if name == subject.classifier else "dense"
+        found.append(
+            LayerRow(
+                layer=name,
+                treated="carried" if name in subject.state.carried else treated,
+                shape=(m, n),
+                stable_rank=stable_rank(gradients[name]),
+                gradient_norm=float(gradients[name].norm()),
+                weight_norm=float(subject.weights[name].norm()),
+            )
+        )
+    return found
+
+
+def residual_rows(
+    subject: Subject,
+    name: str,
+    gradients: dict[str, Tensor],
+    before: dict[str, Tensor] | None,
+    ranks: Sequence[int] | None,
+) -> Iterator[ResidualRow]:
+    """001 Fig. 3 over ranks, for one layer. ``before``: gradients at W_0, None where W has not moved."""
+    dW, W, W_0 = gradients[name], subject.weights[name], subject.start[name]
+    m, n = flatten_kernel(dW).shape
+    largest = min(m, n, LARGEST_RANK)
+    carrier = subject.base.method.carrier
+    powers = [2**k for k in range(largest.bit_length()) if 2**k <= largest]
+    wanted = sorted({*powers, carrier.rank} if ranks is None else set(ranks))
+    wanted = [rank for rank in wanted if 1 <= rank <= min(m, n)]
+    if not wanted:
+        return
+    exact = {"self": principal_carriers(dW, wanted[-1])}
+    moved = before is not None and not torch.equal(W, W_0)
+    if moved and before is not None:
+        exact["start gradient"] = principal_carriers(before[name], wanted[-1])
+    for rank in wanted:
+        pairs = {source: (L[:, :rank], R[:rank]) for source, (L, R) in exact.items()}
+        draw = public_generator(subject.state.seed, "inspect", name, rank)
+        for source, A in {"history": W - W_0, "weight": W}.items():
+            if source == "weight" or moved:
+                pairs[source] = decompose(A, rank, generator=draw, power_steps=carrier.power_steps)
+        pairs["random"] = random_carriers((m, n), rank, generator=draw, like=dW)
+        for source in SOURCES:
+            if source in pairs:
+                yield ResidualRow(layer=name, source=source, rank=rank, residual=residual(dW, *pairs[source]))
+
+
+def energy_rows(subject: Subject, name: str, dW: Tensor, sparsities: Sequence[float]) -> Iterator[EnergyRow]:
+    """How much of one layer's gradient lies in the units that LSG would keep, and in the others."""
+    out, into = unit_importance(subject.weights[name])
+    where = next(c for c in subject.frame.coordinates if c.name == name)
+    for p in sparsities:
+        for choice in ("top", "bottom", "random"):
+            direction: Direction = "bottom" if choice == "bottom" else "top"
+            rows, columns = (keep_units(importance, p, direction) for importance in (out, into))
+            if choice == "random":
+                share, carriers = random_energy(tuple(dW.shape), len(rows), len(columns)), math.nan
+            else:
+                share, carriers = kept_energy(dW, rows, columns), carried_energy(dW, where, rows, columns)
+            yield _energy_row(name, p, choice, share, carriers)
+
+
+def carried_energy(dW: Tensor, where: Coordinates, rows: Tensor, columns: Tensor) -> float:
+    """Share of ||dL||^2 + ||dR||^2 in kept rows of dL and kept columns of dR; NaN for a layer without carriers."""
+    if where.L is None or where.R is None:
+        return math.nan
+    dL, dR = project(dW, where.L, where.R)
+    units = dR.double().square().sum(0).reshape(dW.shape[1], -1).sum(1)
+    total = dL.double().square().sum() + units.sum()
+    kept = dL.double()[rows].square().sum() + units[columns].sum()
+    return float(kept / total) if total > 0 else math.nan
+
+
+def _energy_row(name: str, sparsity: float, choice: str, share: Energy, carriers: float) -> EnergyRow:
+    return EnergyRow(
+        layer=name,
+        sparsity=sparsity,
+        choice=choice,
+        rows=share.rows,
+        columns=share.columns,
+        either=share.either,
+        carriers=carriers,
+    )

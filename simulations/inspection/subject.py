@@ -1,0 +1,176 @@
+"""What is inspected: a model at W_t with its W_0, the frame of its next round, and examples of the training data.
+
+Reads a run directory and writes nothing into it: no ledger is opened, no checkpoint saved.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+
+from fedlsg.carriers import find_classifier
+from fedlsg.frame import Frame
+from fedlsg.method import Method, make_frame
+from fedlsg.persample import trainable
+from fedlsg.randomness import public_generator
+from simulations.plan import Base, prepare
+from simulations.published import resolve
+from simulations.rundir import RunDir
+from simulations.settings import Settings, from_mapping
+from simulations.workloads import Progress, silent, to_device
+from simulations.workloads.augment import copies
+from simulations.workloads.workload import Inputs
+from strategies.state import ServerState
+
+Batch = tuple[Inputs, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """A prepared run at one moment. ``start`` is W_0 of every trainable parameter, ``run`` None without a run."""
+
+    base: Base
+    state: ServerState
+    start: Mapping[str, Tensor]
+    run: Path | None
+
+    @property
+    def model(self) -> nn.Module:
+        return self.state.model
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """W_t by name."""
+        return {name: p.detach() for name, p in trainable(self.model).items()}
+
+    @property
+    def moved(self) -> bool:
+        """Whether W_t differs from W_0."""
+        return any(not torch.equal(W, self.start[name]) for name, W in self.weights.items())
+
+    @cached_property
+    def round(self) -> int:
+        """The round whose frame is inspected: the next one, the last one of a run that is over."""
+        return min(self.state.round + 1, self.base.schedule.rounds)
+
+    @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """Trainable weights of Linear and Conv2d layers, in model order: the matrices of the papers' figures."""
+        owners = {f"{n}.weight" if n else "weight" for n, m in self.model.named_modules() if _is_matrix(m)}
+        return tuple(name for name in self.weights if name in owners)
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The frame that the server would announce."""
+        before, self.state.round = self.state.round, self.round - 1
+        try:
+            return self.state.frame()
+        finally:
+            self.state.round = before
+
+    def frame_of(self, method: Method) -> Frame:
+        """The frame of the same round under another mask: the carriers are the same."""
+        return make_frame(
+            method,
+            self.weights,
+            {**self.start, **self.state.initial},
+            carried=self.state.carried,
+            round=self.round,
+            updates=self.state.updates,
+            schedule=self.base.schedule,
+            seed=self.state.seed,
+            classifier=self.state.classifier,
+        )
+
+    @property
+    def classifier(self) -> str:
+        """Name of the output layer's weight."""
+        return find_classifier(self.model, self.base.workload.classifier) + ".weight"
+
+    def rows(self, examples: int) -> Int64[Tensor, " n"]:
+        """Rows of the training split, as many as there are up to ``examples``, drawn by the public seed."""
+        total = len(self.base.workload.train)
+        draw = torch.randperm(total, generator=public_generator(self.state.seed, "inspect"))
+        return self.base.workload.train.order(draw[: min(examples, total)].sort().values)
+
+    def batches(self, rows: Int64[Tensor, " n"], size: int) -> Iterator[Batch]:
+        """Inputs and targets of ``rows`` in runs of ``size``, prepared and augmented as a client's are."""
+        augmentation = public_generator(self.state.seed, "inspect", "augment")
+        for run in rows.split(size):
+            inputs, targets = self.base.workload.train.batch(run)
+            if self.base.augment is not None:
+                inputs, targets = copies(
+                    inputs,
+                    targets,
+                    multiplicity=self.base.local.multiplicity,
+                    augment=self.base.augment,
+                    generator=augmentation,
+                )
+            device = self.base.settings.device
+            yield to_device(inputs, device), targets.to(device)
+
+    @contextmanager
+    def at_start(self) -> Iterator[None]:
+        """The model at W_0 inside."""
+        now = {name: W.clone() for name, W in self.weights.items()}
+        _write(self.model, self.start)
+        try:
+            yield
+        finally:
+            _write(self.model, now)
+
+    @contextmanager
+    def same_dropout(self) -> Iterator[None]:
+        """Every pass draws the same dropout, and torch's own generator stays as it was."""
+        with torch.random.fork_rng(devices=[] if self.base.settings.device == "cpu" else None):
+            torch.manual_seed(public_generator(self.state.seed, "inspect", "dropout").initial_seed())
+            yield
+
+
+def subject_of_run(path: str, *, progress: Progress = silent) -> Subject:
+    """The last checkpoint of a run directory. Raises ValueError for what is none, or holds other parameters."""
+    directory = RunDir.open(path)
+    settings = directory.read_config()
+    saved = directory.load_checkpoint() if directory.checkpoint.exists() else None
+    return _subject(settings, directory.path, saved, progress)
+
+
+def subject_of_settings(given: Mapping[str, object], *, progress: Progress = silent) -> Subject:
+    """A run that was never started, at its initial weights. Settings as ``fedlsg run`` takes them."""
+    return _subject(from_mapping(resolve(given)), None, None, progress)
+
+
+def _subject(settings: Settings, run: Path | None, saved: dict[str, Any] | None, progress: Progress) -> Subject:
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        settings = replace(settings, device="cpu")  # a run made on a GPU can be looked at without one
+    base = prepare(settings, progress=progress)
+    model = base.build_model()
+    start = {name: p.detach().clone() for name, p in trainable(model).items()}
+    state = ServerState(
+        model,
+        base.method,
+        base.schedule,
+        divisor=1.0,
+        seed=base.settings.seed,
+        classifier=base.workload.classifier,
+        probe=base.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
+    )
+    if saved is not None:
+        state.load_state_dict(saved["server"])
+    return Subject(base=base, state=state, start=start, run=run)
+
+
+def _is_matrix(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | nn.Conv2d)
+
+
+def _write(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, p in trainable(model).items():
+            p.copy_(weights[name])
