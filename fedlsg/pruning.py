@@ -6,6 +6,7 @@
 Symbols: W_0 initial weight, p pruning rate. Pruned weights are 0 in the public model and their gradients are masked,
 so they stay 0 and no mask has to be sent: everyone reads it off W_0 and W_t (masks.not_pruned). Random and SynFlow
 scores are public; those of DP-SNIP (snip.py) are noised by the clients and entered in their ledgers.
+Under weight standardisation a stored 0 is not an absent connection: the kernel has the filter's mean taken off.
 """
 
 import math

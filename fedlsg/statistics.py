@@ -127,12 +127,14 @@ class Clipping:
     mean_factor: their mean, how much of its length a gradient keeps.
     norms: quantiles of the joint norm, by level.
     dropped: examples with a gradient that is not finite, which the clip counts as zero.
+    lengths: the joint norms themselves, ascending; factors: one an example, in the order of the examples.
     """
 
     clipped: float
     mean_factor: float
     dropped: int
     norms: Mapping[float, float]
+    lengths: tuple[float, ...] = field(repr=False)
     factors: tuple[float, ...] = field(repr=False)
 
 
@@ -162,5 +164,6 @@ def clipping(
         mean_factor=float(factors.mean()),
         dropped=int((~finite).sum()),
         norms=dict(zip(LEVELS, quantiles, strict=True)),
+        lengths=tuple(lengths.sort().values.tolist()),
         factors=tuple(factors.amin(0).tolist()) if len(factors) else (),
     )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedlsg.pruning import Masks, Prune, keep_random, keep_top, prunable
+from fedlsg.standardized import StandardizedConv2d
 from fedlsg.supported import trainable
 
 ITERATIONS = 100
@@ -84,8 +85,14 @@ def keep_synflow(model: nn.Module, probe: object, rate: float, *, iterations: in
 
 
 def linear_model(model: nn.Module) -> nn.Module:
-    """A copy in double precision with magnitudes for weights and scales, and 0 for every bias."""
+    """A copy in double precision with magnitudes for weights and scales, and 0 for every bias.
+
+    Standardised convolutions become plain ones: a filter whose mean is taken off would carry a flow of 0.
+    """
     linear = copy.deepcopy(model).double().eval()
+    for module in linear.modules():
+        if isinstance(module, StandardizedConv2d):
+            module.__class__ = nn.Conv2d
     with torch.no_grad():
         for name, parameter in linear.named_parameters():
             parameter.copy_(torch.zeros_like(parameter) if name.endswith("bias") else parameter.abs())

@@ -148,6 +148,33 @@ def presets(
     presets_command(words or "", json, markdown, console)
 
 
+@app.command()
+def inspect(
+    directory: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Run directory; or --workload without a run.")
+    ] = None,
+    workload: Annotated[str | None, typer.Option(help="Instead of a run: this one at its initial weights.")] = None,
+    method: Annotated[str | None, typer.Option(help="With --workload: the recipe; default lsg.")] = None,
+    rank: Annotated[int | None, typer.Option(help="With --workload: rank r of the carriers.")] = None,
+    examples: Annotated[int, typer.Option(help="Rows of the training data that are read.")] = 512,
+    sparsities: Annotated[str | None, typer.Option(help="Shares p to compare; default 0,0.1,0.3,0.5,0.7,0.9.")] = None,
+    ranks: Annotated[str | None, typer.Option(help="Ranks of the residuals; default powers of two.")] = None,
+    layer: Annotated[list[str] | None, typer.Option(help="Layer with an intensity map; repeatable.")] = None,
+    out: Annotated[str | None, typer.Option(help="Directory; default inspection/ in the run.")] = None,
+    config: Choice = None,
+) -> None:
+    """Gradient statistics that the papers show: NOT PRIVATE, for simulations only."""
+    named = {"workload": workload, "method": method, "rank": rank}
+    given = merge({key: value for key, value in named.items() if value is not None}, config or [])
+    if directory is None and workload is None:
+        raise ValueError("expected a run directory, or --workload")
+    from simulations.inspect_command import inspect_command
+
+    inspect_command(
+        directory, given, console, out=out, examples=examples, sparsities=sparsities, ranks=ranks, layers=layer or []
+    )
+
+
 def merge(given: dict[str, Any], pairs: list[str]) -> dict[str, Any]:
     """Options and ``-c key=value`` pairs in one mapping. Raises ValueError for a pair without "="."""
     merged = dict(given)

@@ -22,7 +22,7 @@ class Score:
     by_split: Mapping[str, float]
 
 
-def score(model: nn.Module, tests: Mapping[str, Split], *, device: str, batch_size: int = 500) -> Score:
+def score(model: nn.Module, tests: Mapping[str, Split], *, device: str, batch_size: int = 200) -> Score:
     """Evaluate on every test split of a workload (``workload.tests``).
 
     The means are unweighted: MNLI's matched and mismatched accuracies count the same, as the papers report them.
@@ -36,7 +36,7 @@ def score(model: nn.Module, tests: Mapping[str, Split], *, device: str, batch_si
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: Split, *, device: str, batch_size: int = 500) -> tuple[float, float]:
+def evaluate(model: nn.Module, split: Split, *, device: str, batch_size: int = 200) -> tuple[float, float]:
     """(accuracy in 0..1, mean cross-entropy in nats) over the whole split, in evaluation mode."""
     training = model.training
     model.eval()

@@ -4,7 +4,8 @@ config.toml      resolved settings                     ledger/          one ledg
 rounds.csv       one row a round                       ledger.jsonl     merged copy of the ledgers
 summary.json     results, written last                 checkpoint/      last finished round; unsent payloads
 updates/         payloads (with record_updates)        updates-truth/   SECRET batches, for evaluating attacks
-run.log          what Flower, Ray and we log
+run.log          what Flower, Ray and we log            report.html      plots and settings, written at the end
+events.out.tfevents.fedlsg                             the same numbers for TensorBoard
 """
 
 import csv

@@ -66,9 +66,10 @@ def compare_command(grid: Grid, out: str | None, *, jobs: int, budget_minutes: f
         raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
     path = Path(out or f"runs/compare-{grid.workload}").expanduser().resolve()
     cells, folder = grid.cells(), Folder(path)
-    check_same_settings(folder, cells)
     text = tomli_w.dumps(as_toml(_published(grid)))
     try:
+        path.mkdir(parents=True, exist_ok=True)
+        check_same_settings(folder, cells)
         write_atomically(path / "grid.toml", text.encode())
     except OSError as error:
         raise ValueError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from None

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fedlsg.lowrank import flatten_kernel
-from fedlsg.statistics import LEVELS
 from simulations.compare.plots import drawn
 from simulations.inspection.clips import ClipRow
 from simulations.inspection.measure import SOURCES, EnergyRow, Inspection, LayerRow, ResidualRow
@@ -23,6 +22,9 @@ PANELS = 6
 MAP_SIDE = 400
 """Rows and columns of an intensity map at most; larger matrices show the largest entry of each tile."""
 
+SHORTEST = 1e-3
+"""Norms below this share of C are drawn there: how far below does not matter to a clip."""
+
 LINES: Mapping[str, tuple[str, str, str]] = {
     "self": ("#000000", "o", "-"),
     "start gradient": ("#0072B2", "s", "--"),
@@ -31,6 +33,7 @@ LINES: Mapping[str, tuple[str, str, str]] = {
     "random": ("#999999", "x", ":"),
 }
 CHOICES: Mapping[str, str] = {"top": "#D55E00", "bottom": "#0072B2", "random": "#999999"}
+MARKERS: Mapping[str, str] = {"top": "^", "bottom": "v", "random": "x"}
 OTHER = "#117733"
 
 
@@ -109,17 +112,17 @@ def clips(own: ClipRow, rows: Sequence[ClipRow], clip_norm: float) -> "Figure":
     dense = next((row for row in rows if row.choice == "all"), None)
     for row, colour, label in ((dense, "#999999", "nothing frozen"), (own, "#D55E00", f"the run's mask: {_mask(own)}")):
         if row is not None:
-            left.plot(list(row.clipping.norms.values()), LEVELS, color=colour, marker="o", label=label)
+            lengths = [max(length, SHORTEST * clip_norm) for length in row.clipping.lengths]
+            left.ecdf(lengths, color=colour, label=label)
     left.axvline(clip_norm, color="#000000", linestyle="--", label=f"clip norm C = {clip_norm:g}")
-    left.set_xlim(left=0)
+    left.set_xscale("log")
     left.set_xlabel("norm of an example's gradient")
     left.set_ylabel("share of examples below")
     left.legend()
     for choice in dict.fromkeys(row.choice for row in rows if row.choice != "all"):
         line = [(row.sparsity, row.clipping.clipped) for row in rows if row.choice in (choice, "all")]
-        right.plot(
-            *zip(*sorted(line), strict=True), color=CHOICES.get(choice, OTHER), marker="o", label=f"{choice} kept"
-        )
+        colour, marker = CHOICES.get(choice, OTHER), MARKERS.get(choice, "o")
+        right.plot(*zip(*sorted(line), strict=True), color=colour, marker=marker, label=f"{choice} kept")
     right.set_ylim(-0.03, 1.03)
     right.set_xlabel("sparsity p")
     right.set_ylabel("share of examples clipped")

@@ -152,6 +152,10 @@ def _load(kind: Any, source: EncoderSource, config: Any, attention: str) -> Any:
     lacking = sorted(key for key in absent if not {"pooler", "pre_classifier", *HEADS} & set(key.split(".")))
     if lacking:
         raise ValueError(f"the checkpoint in {folder} lacks {len(lacking)} weights of its model, {lacking[0]} first")
+    for p in model.parameters():
+        # A file's memory map is not aligned as torch aligns its own memory, and matrix products round otherwise there:
+        # server and clients would derive frames of different bits, and every frame would have to be sent.
+        p.data = p.data.clone()
     return model
 
 

@@ -30,7 +30,7 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
         "rank": 8,
         "sparsity": 0.3,
         "partition": "iid",
-        "microbatch_size": 64,
+        "microbatch_size": 32,
     }
 )
 

@@ -14,6 +14,7 @@ from fedlsg.after import After
 from fedlsg.masks import Mask
 from fedlsg.method import Method, Schedule, server_step
 from fedlsg.pruning import Prune, keep_random, keep_top, prunable, prune_in_place
+from fedlsg.standardized import StandardizedConv2d as Conv
 from fedlsg.synflow import Linearised, flow, keep_public, keep_synflow, linear_model
 from strategies.state import ServerState
 
@@ -153,6 +154,20 @@ def test_flow_is_conserved_through_norms_and_activations():
     totals = [float(score.sum()) for score in scores.values()]
     assert totals[0] > 0
     assert totals == pytest.approx([totals[0]] * 3)
+
+
+def test_flow_through_standardised_convolutions_is_that_of_plain_ones():
+    torch.manual_seed(1)
+    plain, standardised = (nn.Sequential(kind(2, 3, 3), nn.Flatten(), nn.Linear(12, 2)) for kind in (nn.Conv2d, Conv))
+    standardised.load_state_dict(plain.state_dict())
+    ones = torch.ones(1, 2, 4, 4).double()
+    one, other = (flow(linear_model(m), ones, everything(m)) for m in (plain, standardised))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert type(standardised[0]) is Conv
+    W = standardised[0].weight.detach().abs().double()  # negative control: as it is, the flow is 0
+    standardised.double()[0].weight.data.copy_(W)
+    standardised(ones).sum().backward()
+    assert float((standardised[0].weight.grad * W).sum()) == pytest.approx(0, abs=1e-12)
 
 
 def test_without_linearising_the_flow_is_not_conserved(monkeypatch):

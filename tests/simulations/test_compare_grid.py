@@ -52,6 +52,12 @@ def test_settings_go_where_they_belong():
     assert (given["sgd"]["momentum"], "momentum" in given["lsg"]) == (0.0, False)
 
 
+def test_an_axis_that_a_recipe_does_not_look_at_makes_no_cells():
+    """rs has a rank, and dense gradients do not: the same run twice would look like two results."""
+    assert len(grid(ranks=[2, 4], methods={"rs": {}}).cells()) == 1
+    assert len(grid(ranks=[2, 4], methods={"rs": {"carrier": "low-rank"}}).cells()) == 2
+
+
 def test_a_setting_of_some_recipes_given_for_all_goes_to_those():
     made = grid(settings={"rank": 2, "noise_multiplier": 2.0}, methods={"lsg": {}, "dpsgd": {}, "sgd": {}})
     given = {cell.method: cell.given for cell in made.cells()}
@@ -92,9 +98,7 @@ def test_a_grid_file_is_the_grid(seeds, epsilons, ranks, sparsities):
 
 def test_options_replace_what_a_file_says(tmp_path):
     file = tmp_path / "grid.toml"
-    file.write_text(
-        'workload = "digits"\nseeds = 3\nepsilons = [1.0]\n[settings]\nrounds = 9\n[methods.lsg]\nrank = 2\n'
-    )
+    file.write_text("seeds = 3\nepsilons = [1.0]\n[settings]\nrounds = 9\n[methods.lsg]\nrank = 2\n")
     read = make_grid(None, SAID, {}, str(file))
     assert (read.seeds, read.epsilons, read.entries[0].settings) == ((0, 1, 2), (1.0,), {"rank": 2})
     made = make_grid(None, SAID | {"epsilons": "3,8", "seeds": 1}, {"rounds": "2", "lsg.rank": "4"}, str(file))

@@ -187,7 +187,8 @@ def test_a_round_0_that_is_not_in_the_ledger_is_caught(tmp_path, monkeypatch):
 
 def test_a_client_without_the_budget_for_round_0_is_named_and_not_charged(tmp_path):
     """Its ledger is full from an earlier run: it sits out round 0 and every other."""
-    plan, directory = plan_at(tmp_path / "run", **SNIP, reproducible=False, epsilon=2.0)
+    settings = {"sample_rate": 0.3, "noise_multiplier": 1.0, "epsilon": 8.0}
+    plan, directory = plan_at(tmp_path / "run", **SNIP, **settings, reproducible=False)
     spent = Entry(
         client=1, round=0, attempt=0, steps=1, sample_rate=1.0, noise_multiplier=0.3, clip_norm=0.5,
         num_examples=718, mechanism="dp",

@@ -193,6 +193,15 @@ def test_initial_weights_depend_on_the_seed_only(bert):
     assert not torch.equal(loaded.get_parameter(query), random.get_parameter(query))
 
 
+def test_loaded_weights_lie_in_memory_as_torch_aligns_it(bert):
+    """Carriers of a weight and of its copy must be equal in every bit, or each round's frame has to be sent."""
+    from safetensors.torch import load_file
+
+    mapped = load_file(bert / "model.safetensors").values()
+    assert any(p.data_ptr() % 64 for p in mapped), "negative control: the file's own memory is not aligned"
+    assert all(p.data_ptr() % 64 == 0 for p in build(bert).parameters())
+
+
 def roberta(classes: int = 2) -> TextClassifier:
     with torch.device("meta"):
         return build_encoder(find_encoder("roberta-base", "none"), num_classes=classes)

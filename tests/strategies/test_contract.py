@@ -14,16 +14,12 @@ from tests.strategies.contract import (
     MODELS,
     data_set,
     lift_defects,
-    movement,
     noise_defects,
     random_values,
     received,
     sensitivity_defects,
 )
 from tests.strategies.contract_cases import CASES, RECIPES, of
-
-TIGHT = 0.95
-"""Share of the sensitivity that some example in the data sets reaches under a joint clip: the check is no empty one."""
 
 
 def test_every_recipe_has_the_contract():
@@ -34,11 +30,7 @@ def test_every_recipe_has_the_contract():
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("case", CASES)
 def test_one_example_moves_what_is_noised_by_the_claimed_sensitivity_at_most(case, model):
-    s = of(case, model)
-    assert sensitivity_defects(s) == []
-    if s.mechanism.clips:
-        share = movement(s, range(1)) / s.mechanism.sensitivity(len(s.frame.blocks))
-        assert share > (TIGHT if s.mechanism.clip == "joint" else 0.5)
+    assert sensitivity_defects(of(case, model), range(3 if case in RECIPES or model == "mlp" else 1)) == []
 
 
 @pytest.mark.parametrize("model", MODELS)
