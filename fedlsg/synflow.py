@@ -92,7 +92,7 @@ def linear_model(model: nn.Module) -> nn.Module:
     linear = copy.deepcopy(model).double().eval()
     for module in linear.modules():
         if isinstance(module, StandardizedConv2d):
-            module.__class__ = nn.Conv2d
+            module.__class__ = nn.Conv2d  # type: ignore[assignment]
     with torch.no_grad():
         for name, parameter in linear.named_parameters():
             parameter.copy_(torch.zeros_like(parameter) if name.endswith("bias") else parameter.abs())

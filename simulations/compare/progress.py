@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from simulations.compare.grid import Cell
-from simulations.compare.results import read_run
+from simulations.compare.results import Result, read_run
 from simulations.compare.runner import Folder
 from simulations.compare.worker import Outcome
 from simulations.display import percent
@@ -41,15 +41,21 @@ class GridDisplay:
         if not self.console.is_terminal:
             return
         for cell in cells:
-            run = self.folder.run(cell)
-            if run.rounds.exists():
-                result = read_run(run.path)
+            result = self._look(cell)
+            if result is not None and result.rows:
                 self.progress.update(
                     self.tasks[cell.name],
                     total=result.settings["rounds"],
                     completed=len(result.rows),
                     status=f"accuracy {percent(result.accuracy)}",
                 )
+
+    def _look(self, cell: Cell) -> Result | None:
+        """A cell as it lies there; a damaged one is reported by its worker and must not end the others."""
+        try:
+            return read_run(self.folder.run(cell).path)
+        except ValueError:
+            return None
 
     def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
         """A cell has ended: one line, and the bar."""
@@ -62,7 +68,8 @@ class GridDisplay:
         )
         text = outcome.reason
         if outcome.status == "done":
-            text = f"accuracy {percent(read_run(self.folder.run(cell).path).accuracy)}"
+            result = self._look(cell)
+            text = "" if result is None else f"accuracy {percent(result.accuracy)}"
         line = f"[{self.finished}/{self.cells}] {cell.name}: {WORDS[outcome.status]}  {text}  {seconds:.1f} s"
         style = "" if outcome.status == "done" else "red" if outcome.status == "failed" else "yellow"
         self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
