@@ -102,11 +102,8 @@ class Recorder:
         Raises RuntimeError, before anything of the round is kept, if a client's payload came without an entry in
         its ledger here: its epsilon would be a fiction.
         """
-        self._check_charged(report)
+        self._receive(report)
         s = self.plan.settings
-        if s.record_updates:
-            for client, payload in report.payloads.items():
-                self.run.save_update(report.round, client, payload)
         due = report.round % s.evaluate_every == 0 or report.round == self.plan.schedule.rounds
         measured = self._evaluate() if due else None
         epsilons = self.epsilons(fast=report.round != self.plan.schedule.rounds)
@@ -137,10 +134,7 @@ class Recorder:
 
         It has no row in rounds.csv. Raises RuntimeError as ``on_round`` does.
         """
-        self._check_charged(report)
-        if self.plan.settings.record_updates:
-            for client, payload in report.payloads.items():
-                self.run.save_update(report.round, client, payload)
+        self._receive(report)
         self.pruning = {
             **{name: getattr(report, name) for name in BYTES},
             "noise_multiplier": max(t.prune_noise_multiplier for t in self.plan.terms),
@@ -162,13 +156,15 @@ class Recorder:
         with self.state.evaluated() as model:
             return score(model, self.plan.workload.tests, device=self.plan.settings.device)
 
-    def _check_charged(self, report: RoundReport) -> None:
-        for client in report.payloads:
+    def _receive(self, report: RoundReport) -> None:
+        for client, payload in report.payloads.items():
             if not any(entry.round == report.round for entry in self.ledgers[client].entries):
                 raise RuntimeError(
                     f"client {client} answered round {report.round}, and its ledger in {self.run.ledgers} does not "
                     "show it: nothing can be said of its epsilon; clients need the run directory on a shared disk"
                 )
+            if self.plan.settings.record_updates:
+                self.run.save_update(report.round, client, payload)
 
     def epsilons(self, *, fast: bool) -> list[float]:
         """Certified epsilon of every client from its ledger; inf where a mechanism was not private.

@@ -90,7 +90,7 @@ def _passes(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> Iterat
     """What is clipped, microbatch by microbatch: as in ``method.client_step``."""
     local = subject.base.local
     fits = max(1, PASS_BYTES // (4 * frame.kept))
-    size = max(1, min(local.microbatch_size, fits) // local.multiplicity)
+    size = max(1, min(local.microbatch_size, fits) // subject.copies)
     with subject.same_dropout():
         for batch in subject.batches(rows, size):
             yield _clipped_units(subject, frame, batch)
@@ -98,11 +98,10 @@ def _passes(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> Iterat
 
 def _clipped_units(subject: Subject, frame: Frame, batch: Batch) -> list[Float[Tensor, "batch kept"]]:
     inputs, targets = batch
-    copies = subject.base.local.multiplicity if subject.base.augment is not None else 1
     gradients = per_example_gradients(
         subject.model, lambda outputs, y: F.cross_entropy(outputs, y, reduction="none"), inputs, targets, frame
     )
-    return per_unit(gradients, frame, copies)
+    return per_unit(gradients, frame, subject.copies)
 
 
 def _clip_row(

@@ -120,14 +120,14 @@ def batch_gradient(subject: Subject, rows: Int64[Tensor, " n"]) -> dict[str, Ten
     """Mean gradient over the examples, neither clipped nor noised, of every trainable parameter."""
     parameters = trainable(subject.model)
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    copies = subject.base.local.multiplicity if subject.base.augment is not None else 1
+    microbatch = max(1, subject.base.local.microbatch_size // subject.copies)
     with subject.same_dropout():
-        for inputs, targets in subject.batches(rows, subject.base.local.microbatch_size):
+        for inputs, targets in subject.batches(rows, microbatch):
             loss = F.cross_entropy(call(subject.model, inputs), targets, reduction="sum")
             found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
             for name, dW in zip(parameters, found, strict=True):
                 if dW is not None:
-                    total[name] += dW / (len(rows) * copies)
+                    total[name] += dW / (len(rows) * subject.copies)
     return total
 
 

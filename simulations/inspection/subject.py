@@ -24,7 +24,7 @@ from simulations.published import resolve
 from simulations.rundir import RunDir
 from simulations.settings import Settings, from_mapping
 from simulations.workloads import Progress, silent, to_device
-from simulations.workloads.augment import copies
+from simulations.workloads.augment import draw_round, drawn_copies
 from simulations.workloads.workload import Inputs
 from strategies.state import ServerState
 
@@ -93,6 +93,11 @@ class Subject:
         """Name of the output layer's weight."""
         return find_classifier(self.model, self.base.workload.classifier) + ".weight"
 
+    @property
+    def copies(self) -> int:
+        """Augmented copies of each example in a batch."""
+        return 1 if self.base.augment is None else self.base.local.multiplicity
+
     def rows(self, examples: int) -> Int64[Tensor, " n"]:
         """Rows of the training split, as many as there are up to ``examples``, drawn by the public seed."""
         total = len(self.base.workload.train)
@@ -101,17 +106,14 @@ class Subject:
 
     def batches(self, rows: Int64[Tensor, " n"], size: int) -> Iterator[Batch]:
         """Inputs and targets of ``rows`` in runs of ``size``, prepared and augmented as a client's are."""
-        augmentation = public_generator(self.state.seed, "inspect", "augment")
+        train, augment, changes = self.base.workload.train, self.base.augment, None
+        if augment is not None:
+            generator = public_generator(self.state.seed, "inspect", "augment")
+            changes = draw_round(augment, len(train), self.copies, generator)
         for run in rows.split(size):
-            inputs, targets = self.base.workload.train.batch(run)
-            if self.base.augment is not None:
-                inputs, targets = copies(
-                    inputs,
-                    targets,
-                    multiplicity=self.base.local.multiplicity,
-                    augment=self.base.augment,
-                    generator=augmentation,
-                )
+            inputs, targets = train.batch(run)
+            if augment is not None and changes is not None:
+                inputs, targets = drawn_copies(inputs, targets, changes[run], augment)
             device = self.base.settings.device
             yield to_device(inputs, device), targets.to(device)
 

@@ -162,9 +162,9 @@ def test_clients_add_their_noise_over_a_constant_divisor(clients, failed, tmp_pa
 def test_a_divisor_from_the_number_of_answers_is_caught(tmp_path, monkeypatch):
     finish = ServerState.finish_round
 
-    def planted(self: ServerState, frame: Frame, updates: list[Tensor]) -> None:
+    def planted(self: ServerState, frame: Frame, updates: list[Tensor], **noise: float) -> None:
         self.divisor *= len(updates) / 5
-        finish(self, frame, updates)
+        finish(self, frame, updates, **noise)
 
     monkeypatch.setattr(ServerState, "finish_round", planted)
     run = run_local(tmp_path / "run", client=failing(1, 4), clients=5, **LOUD)

@@ -26,11 +26,12 @@ from fedlsg.persample import per_example_gradients, trainable
 from fedlsg.privatize import clipped_sum
 from simulations import cli
 from simulations.inspect_command import inspect_command, numbers_of
-from simulations.inspection.clips import masks_of, own_clip, unmasked
+from simulations.inspection.clips import clip_rows, masks_of, own_clip, unmasked
 from simulations.inspection.figures import spread, tiled
 from simulations.inspection.measure import Inspection, batch_gradient, inspect, residual_rows
 from simulations.inspection.output import folder
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
+from simulations.workloads.augment import crop
 from tests.simulations.runs import Run, resume_local
 
 HIDDEN = "hidden.weight"
@@ -204,13 +205,27 @@ def test_masks_that_are_compared(after):
 
 
 def test_a_convolution_with_augmented_copies():
-    settings = {"workload": "digits", "model": "cnn", "augment": "flip-crop", "multiplicity": 3, "rank": 1}
-    try:
-        subject = subject_of_settings(settings)
-    except ValueError as error:
-        pytest.skip(f"this workload has no such model or augmentation: {error}")
+    """An example is one unit, however many copies it has: oracle, the mean of its copies' gradients, one at a time."""
+    subject = subject_of_settings({"workload": "digits", "model": "conv", "rank": 1})
+    base = subject.base
+    augmented = replace(
+        base,
+        settings=replace(base.settings, augment="flip-crop"),
+        workload=replace(base.workload, augment=crop),
+        local=replace(base.local, multiplicity=3),
+    )
+    subject = replace(subject, base=augmented)
     found = inspect(subject, examples=6, sparsities=[0.5], ranks=[1])
-    assert len(found.own.clipping.factors) == 6  # an example is one unit, however many copies it has
+    assert len(found.own.clipping.factors) == 6
+    free, lengths = unmasked(subject.frame), []
+    for inputs, targets in subject.batches(subject.rows(6), 1):
+        assert len(targets) == 3
+        every = per_example_gradients(subject.model, losses, inputs, targets, free)
+        lengths.append(float(torch.cat([values.mean(0) for values in every]).norm()))
+    (whole,) = clip_rows(subject, free, subject.rows(6), [0.0])
+    assert whole.clipping.lengths == pytest.approx(sorted(lengths), rel=1e-5)
+    kernel = next(row for row in found.energies if row.layer.startswith("conv") and row.choice == "top")
+    assert 0 < kernel.columns <= 1
 
 
 # Text
@@ -223,7 +238,13 @@ def test_texts_go_the_same_way(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
     write_pairs(tmp_path / "data", "qqp", ("question1", "question2"), {"train": 20, "validation": 8}, 2)
     bert = make_bert(tmp_path / "bert", layers=1)
-    given = {"workload": "qqp", "data_dir": str(tmp_path / "data"), "model": str(bert), "rank": 2, "clients": 1}
+    given = {
+        "workload": "glue-qqp",
+        "data_dir": str(tmp_path / "data"),
+        "model": str(bert),
+        "rank": 2,
+        "max_length": 16,
+    }
     inspect_command(None, given, Console(quiet=True), out=str(tmp_path / "out"), examples=10, sparsities="0,0.5")
     written = json.loads((tmp_path / "out" / "inspection.json").read_text())
     assert written["examples"] == 10
