@@ -14,7 +14,10 @@ from fedlsg.groups import Group, group_of
 
 Estimator = Literal["eq3", "averaged"]
 OptimizerName = Literal["sgd", "adam"]
-Schedule = Literal["constant", "linear", "cosine", "exponential"]
+Schedule = Literal["constant", "linear", "cosine", "exponential", "step"]
+
+STEPS = (0.3, 0.6, 0.8)
+"""Where in a run the schedule "step" drops: RGP's code (001) divides by 5 at these shares of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +26,9 @@ class After:
 
     ``estimator="eq3"`` lifts carriers by Eq. 3; ``"averaged"`` first averages the two noised copies of the r x r
     core (unbiased only without a mask). The learning rate goes from ``learning_rate`` in the first round to
-    ``final_learning_rate`` (0 where None) at the end of the run along the ``schedule``; ``norms_learning_rate`` and
-    ``classifier_learning_rate`` replace it for their groups (groups.py) and follow the same schedule.
+    ``final_learning_rate`` (0 where None) at the end of the run along the ``schedule`` ("step": in three equal drops,
+    at ``STEPS`` of the run); ``norms_learning_rate`` and ``classifier_learning_rate`` replace it for their groups
+    (groups.py) and follow the same schedule.
     ``sparsify_update`` drops that share of each lifted weight gradient, where abs(W) is smallest (000 sec. 4.4,
     "direct sparsification"). ``ema`` > 0 evaluates an exponential moving average of the weights with decay
     min(ema, (1 + t) / (10 + t)) after t updates (De et al. 2022).
@@ -57,9 +61,9 @@ class After:
         if self.optimizer == "adam" and self.momentum:
             raise ValueError(f"optimizer 'adam' has its own moments: it takes no momentum={self.momentum}")
         if self.final_learning_rate is not None and self.schedule == "constant":
-            raise ValueError("final_learning_rate needs a schedule: linear, cosine or exponential")
-        if self.schedule == "exponential" and self.final_learning_rate is None:
-            raise ValueError("schedule 'exponential' needs final_learning_rate > 0")
+            raise ValueError("final_learning_rate needs a schedule: linear, cosine, exponential or step")
+        if self.schedule in ("exponential", "step") and self.final_learning_rate is None:
+            raise ValueError(f"schedule {self.schedule!r} needs final_learning_rate > 0")
 
     def rate_of(self, group: Group) -> float:
         """First learning rate of a group of parameters."""
@@ -76,6 +80,8 @@ class After:
             return 1 + (last - 1) * t
         if self.schedule == "cosine":
             return last + (1 - last) * (1 + math.cos(math.pi * t)) / 2
+        if self.schedule == "step":
+            t = sum(t >= drop for drop in STEPS) / len(STEPS)
         return float(last**t)
 
 

@@ -94,7 +94,7 @@ class Settings:
     classifier_learning_rate: float | None = None
     momentum: float | None = None
     weight_decay: float | None = None
-    schedule: Literal["constant", "linear", "cosine", "exponential"] | None = None
+    schedule: Literal["constant", "linear", "cosine", "exponential", "step"] | None = None
     sparsify_update: float | None = None
     ema: float | None = None
     # what is sent and written

@@ -26,6 +26,8 @@ def recipe(
 
     ``prune="none"`` or ``drop="none"`` switches one of the two off, whatever its rate.
     """
+    if not 0 <= drop_rate < 1:
+        raise ValueError(f"expected 0 <= drop_rate={drop_rate} < 1: the share of the gradients that rests in a step")
     return Method(
         name="dp-ssgd",
         mask=Mask() if drop == "none" else Mask(kind="drop", drop=drop, sparsity=drop_rate),

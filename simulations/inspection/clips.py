@@ -11,9 +11,10 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedlsg.client import per_unit
 from fedlsg.frame import EVERYTHING, Frame
 from fedlsg.masks import Mask
-from fedlsg.method import Method, per_unit
+from fedlsg.method import Method
 from fedlsg.persample import per_example_gradients
 from fedlsg.statistics import Clipping, block_squares, clipping, select_kept
 from simulations.inspection.subject import Batch, Subject

@@ -10,10 +10,7 @@ VISION = (
     "The paper follows Zagoruyko and Komodakis 2016 but for the batch; learning rate 0.5, weight decay 1e-4 (dense: 0) "
     "and C = 1 (dense: 5) are those of its code and of LSG's paper, which follows it."
 )
-STEPS = (
-    "Its code divides the learning rate by 5 at 30, 60 and 80 % of the run; fedlsg has no step schedule and falls "
-    "exponentially to the same final value."
-)
+STEPS = "The learning rate is divided by 5 at 30, 60 and 80 % of the run, as in its code."
 RANK = "The paper searches ranks 1 to 16 and does not say which won; 16 is its code's command."
 BERT_RANK = "The paper searches ranks 1 to 8 and does not say which won; 1 is its code's default."
 BERT = (
@@ -108,7 +105,7 @@ def _vision(
         choices |= {"clip_norm": 5.0 if dense else 1.0, "delta": DELTAS[workload]}
     settings = central(
         workload, method, batch=1000, epochs=200, epsilon=epsilon, model="wrn-28-4", optimizer="sgd", momentum=0.9,
-        learning_rate=0.5, schedule="exponential", final_learning_rate=4e-3, more=choices | _low_rank(method, 16),
+        learning_rate=0.5, schedule="step", final_learning_rate=4e-3, more=choices | _low_rank(method, 16),
     )  # fmt: skip
     own = {"rgp": (RANK, WARM_UP), "rgp-random": (RANK,), "dp-powersgd": (RANK, POWER)}.get(method, ())
     private = (POISSON, SIGMA) if epsilon is not None else (NON_PRIVATE_NOTE,)

@@ -88,6 +88,7 @@ def load(*, data_dir: Path | None, cache_dir: Path | None, options: Options, pro
         pretrained=options.pretrained,
         defaults=DEFAULTS,
         method_defaults=METHOD_DEFAULTS,
+        progress=progress,
     )
 
 

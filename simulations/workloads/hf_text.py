@@ -26,8 +26,8 @@ STRINGS = ("string", "large_string")
 def load(*, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress) -> Workload:
     """Load the workload; inputs are padded tokens of the model. The first load tokenises.
 
-    The number of classes is the one that the label column publishes, else the largest label of both splits plus one;
-    the progress line says which.
+    The number of classes is the one that the label column publishes, else that of the public test split; the progress
+    line says which. It is never read off the training labels, which are private.
     Raises:
         ValueError: no dataset, unknown columns or splits (with those there are), damaged data, a label out of range.
         FileNotFoundError, ModuleNotFoundError, ConnectionError: no data or no model, see ``mirror`` and ``hub``.

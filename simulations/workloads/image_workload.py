@@ -73,6 +73,7 @@ class ImageSet:
             pretrained=options.pretrained,
             defaults=self.defaults,
             method_defaults=self.method_defaults,
+            progress=progress,
         )
 
 
@@ -87,6 +88,7 @@ def image_workload(
     pretrained: str | None,
     defaults: Mapping[str, object],
     method_defaults: Mapping[str, Mapping[str, object]],
+    progress: Progress,
 ) -> Workload:
     """The workload of decoded arrays (see ``images.decode``) with every model that fits images of their shape.
 
@@ -110,7 +112,7 @@ def image_workload(
         train=train,
         test=test,
         num_classes=num_classes,
-        models=_models(channels, side, num_classes, pretrained),
+        models=_models(channels, side, num_classes, pretrained, progress),
         augment=augment,
         defaults=defaults,
         method_defaults=method_defaults,
@@ -118,10 +120,12 @@ def image_workload(
 
 
 def _models(
-    channels: int, side: int, num_classes: int, pretrained: str | None
+    channels: int, side: int, num_classes: int, pretrained: str | None, progress: Progress
 ) -> Mapping[str, Callable[[], nn.Module]]:
     """Every model for the shape, filled with the weights at ``pretrained`` where that is given."""
     fitting = models.vision(channels, side, num_classes)
     if pretrained is None:
         return fitting
-    return MappingProxyType({name: with_pretrained(builder, pretrained) for name, builder in fitting.items()})
+    return MappingProxyType(
+        {name: with_pretrained(builder, pretrained, say=progress) for name, builder in fitting.items()}
+    )

@@ -56,7 +56,11 @@ def text_workload(
 
     def build() -> dict[str, np.ndarray]:
         texts = {split: source.read(split) for split in ("train", *tests)}
-        classes, origin = (num_classes, "") if num_classes is not None else count_classes(texts)
+        classes, origin = (
+            (num_classes, "")
+            if num_classes is not None
+            else count_classes(texts["train"], [texts[split] for split in tests])
+        )
         if origin:
             progress(f"{name}: {classes} classes, from {origin}")
         arrays = {"classes": np.array([classes])}

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedlsg.after import After, make_optimizer
 
-KINDS = ["constant", "linear", "cosine", "exponential"]
+KINDS = ["constant", "linear", "cosine", "exponential", "step"]
 
 
 def after(schedule: str, first: float = 1.0, last: float | None = 0.1, **settings) -> After:
@@ -42,11 +42,20 @@ def rates(a: After, updates: int) -> list[float]:
         ("cosine", None, [2, 1 + math.sqrt(0.5), 1, 1 - math.sqrt(0.5)]),
         ("cosine", 1, [2, 1.5 + math.sqrt(0.125), 1.5, 1.5 - math.sqrt(0.125)]),
         ("exponential", 0.125, [2, 1, 0.5, 0.25]),
+        ("step", 0.25, [2, 2, 1, 0.5]),
     ],
 )
 def test_rates_by_hand(schedule, last, wanted):
     """Four updates from 2."""
     assert rates(after(schedule, 2.0, last), 4) == pytest.approx(wanted)
+
+
+def test_the_step_schedule_is_that_of_rgps_code():
+    """Learning rate 0.5, divided by 5 at 30, 60 and 80 % of 200 epochs."""
+    used = rates(after("step", 0.5, 4e-3), 200)
+    changes = [(epoch, rate) for epoch, rate in enumerate(used) if epoch == 0 or rate != used[epoch - 1]]
+    assert [epoch for epoch, _ in changes] == [0, 60, 120, 160]
+    assert [rate for _, rate in changes] == pytest.approx([0.5, 0.1, 0.02, 0.004])
 
 
 @given(schedule=st.sampled_from(KINDS), first=st.floats(1e-4, 10), last=st.floats(1e-6, 10), updates=st.integers(1, 50))
@@ -115,7 +124,7 @@ def test_nesterovs_momentum_is_told_apart():
     [
         ({"estimator": "eq4"}, "estimator in .*'eq4'"),
         ({"optimizer": "lamb"}, "optimizer in .*'lamb'"),
-        ({"schedule": "step"}, "schedule in .*'step'"),
+        ({"schedule": "triangle"}, "schedule in .*'triangle'"),
         *[({"learning_rate": v}, "learning_rate=") for v in (0, -1, math.nan, math.inf)],
         *[
             ({"schedule": "linear", "final_learning_rate": v}, "final_learning_rate=")
@@ -125,6 +134,7 @@ def test_nesterovs_momentum_is_told_apart():
         *[({"weight_decay": v}, "weight_decay=") for v in (-0.1, math.nan, math.inf)],
         ({"final_learning_rate": 0.1}, "needs a schedule"),
         ({"schedule": "exponential"}, "needs final_learning_rate"),
+        ({"schedule": "step"}, "needs final_learning_rate"),
     ],
 )
 def test_wrong_settings_are_refused(setting, part):

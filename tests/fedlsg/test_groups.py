@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedlsg.after import After, make_optimizer
+from fedlsg.client import per_unit
 from fedlsg.frame import Frame
 from fedlsg.groups import group_of
-from fedlsg.method import Method, Schedule, make_frame, per_unit
+from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.privatize import Mechanism, clipped_sum
 
 SHAPES = {"body.weight": (5, 4), "body.bias": (5,), "norm.weight": (5,), "classifier.weight": (3, 5)}

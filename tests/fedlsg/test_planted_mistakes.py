@@ -1,6 +1,7 @@
 """Negative controls: each check holds for the code as shipped, and fails on the mistake it is there for.
 
-A plant replaces one part behind the front door (a name that method.py or privatize.py looks up), or one argument of it.
+A plant replaces one part behind the front door (a name that client.py, method.py or privatize.py looks up), or one
+argument of it.
 """
 
 import math
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import fedlsg.client
 import fedlsg.method
 import fedlsg.privatize
 import tests.fedlsg.step_oracle
@@ -144,23 +146,23 @@ def claimed_sensitivity(self, blocks):
     return self.clip_norm
 
 
-METHOD, PRIVATIZE = fedlsg.method, fedlsg.privatize
+CLIENT, METHOD, PRIVATIZE = fedlsg.client, fedlsg.method, fedlsg.privatize
 PLANTS = {
-    "noise halved": (noise_has_the_accounted_deviation, METHOD, "add_noise", halved_noise),
-    "noise on half of the mask": (noise_lies_where_the_mask_keeps, METHOD, "add_noise", noise_only_on_the_first_half),
-    "noise on another mask": (noise_lies_where_the_mask_keeps, METHOD, "add_noise", noise_on_another_mask),
-    "noise reused between steps": (noise_is_fresh_in_every_step, METHOD, "add_noise", reused_noise()),
-    "empty batch skipped": (an_empty_batch_is_noised, METHOD, "add_noise", skipped_empty_batch),
+    "noise halved": (noise_has_the_accounted_deviation, CLIENT, "add_noise", halved_noise),
+    "noise on half of the mask": (noise_lies_where_the_mask_keeps, CLIENT, "add_noise", noise_only_on_the_first_half),
+    "noise on another mask": (noise_lies_where_the_mask_keeps, CLIENT, "add_noise", noise_on_another_mask),
+    "noise reused between steps": (noise_is_fresh_in_every_step, CLIENT, "add_noise", reused_noise()),
+    "empty batch skipped": (an_empty_batch_is_noised, CLIENT, "add_noise", skipped_empty_batch),
     "clip after sum": (
         one_example_moves_the_sum_by_the_sensitivity_at_most,
-        METHOD,
+        CLIENT,
         "clipped_sum",
         clip_after_sum,
     ),
-    "no clip": (one_example_moves_the_sum_by_the_sensitivity_at_most, METHOD, "clipped_sum", no_clip),
+    "no clip": (one_example_moves_the_sum_by_the_sensitivity_at_most, CLIENT, "clipped_sum", no_clip),
     "dense parameters outside the clip": (
         one_example_moves_the_sum_by_the_sensitivity_at_most,
-        METHOD,
+        CLIENT,
         "clipped_sum",
         clip_without_dense_parameters,
     ),
@@ -176,13 +178,13 @@ PLANTS = {
         "sensitivity",
         claimed_sensitivity,
     ),
-    "divided by the batch": (twice_the_data_gives_twice_the_sum, METHOD, "clipped_sum", mean_of_the_batch),
+    "divided by the batch": (twice_the_data_gives_twice_the_sum, CLIENT, "clipped_sum", mean_of_the_batch),
     "divided by who answered": (two_clients_count_twice, METHOD, "aggregate", mean_of_those_who_answered),
-    "clip before mask": (the_step_equals_the_naive_loop, METHOD, "per_example_gradients", clip_before_mask),
-    "clip after sum, by the loop": (the_step_equals_the_naive_loop, METHOD, "clipped_sum", clip_after_sum),
+    "clip before mask": (the_step_equals_the_naive_loop, CLIENT, "per_example_gradients", clip_before_mask),
+    "clip after sum, by the loop": (the_step_equals_the_naive_loop, CLIENT, "clipped_sum", clip_after_sum),
     "factor to nearest": (float32_contributions_stay_within_the_clip, PRIVATIZE, "clip_factors", factor_to_nearest),
     "factor rounded up": (float32_contributions_stay_within_the_clip, PRIVATIZE, "clip_factors", factor_rounded_up),
-    "broken examples kept": (a_broken_example_is_dropped, METHOD, "clipped_sum", keeps_broken_examples),
+    "broken examples kept": (a_broken_example_is_dropped, CLIENT, "clipped_sum", keeps_broken_examples),
 }
 
 
@@ -234,7 +236,7 @@ def test_a_late_ledger_is_caught(monkeypatch):
 def test_clip_before_mask_is_private_but_another_mechanism(monkeypatch):
     """Pinned: scaling by the norm of all coordinates stays within C, yet sends less than mask-then-clip does."""
     shipped = problem().step(CLIP_ONLY)
-    monkeypatch.setattr(METHOD, "per_example_gradients", clip_before_mask)
+    monkeypatch.setattr(CLIENT, "per_example_gradients", clip_before_mask)
     assert one_example_moves_the_sum_by_the_sensitivity_at_most(CLIP_ONLY)
     planted = problem().step(CLIP_ONLY)
     assert float((planted - shipped).norm()) > 0.01 * float(shipped.norm())

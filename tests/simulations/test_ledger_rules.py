@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Context, Message
 from torch import Tensor
 
-import fedlsg.method
+import fedlsg.client
 import simulations.client
 from fedlsg.accounting import epsilon
 from fedlsg.ledger import Entry, Ledger
@@ -20,13 +20,13 @@ from tests.simulations.runs import Run, ignore, plan_at, resume_local, run_local
 
 def charged_before_noise(run: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> bool:
     """Whether at every first draw of noise the charge for it was on disk."""
-    add_noise, before = fedlsg.method.add_noise, []
+    add_noise, before = fedlsg.client.add_noise, []
 
     def watched(*args: object) -> Tensor:
         before.append(sum(len(Ledger(p, client=int(p.stem[-6:])).entries) for p in run.glob("ledger/*")))
         return add_noise(*args)
 
-    monkeypatch.setattr(fedlsg.method, "add_noise", watched)
+    monkeypatch.setattr(fedlsg.client, "add_noise", watched)
     run_local(run, **settings)
     return before == [1, 2, 3, 4]
 
@@ -37,7 +37,7 @@ def test_the_ledger_is_charged_before_noise_is_drawn(tmp_path, monkeypatch):
 
 def test_a_charge_after_training_is_caught(tmp_path, monkeypatch):
     def planted(*args: object, charge: object, **kwargs: object) -> Tensor:
-        values = fedlsg.method.client_step(*args, charge=lambda: None, **kwargs)
+        values = fedlsg.client.client_step(*args, charge=lambda: None, **kwargs)
         charge()
         return values
 

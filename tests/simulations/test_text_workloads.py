@@ -287,13 +287,22 @@ def test_any_set_by_name_and_columns(tmp_path, bert):
     assert build_model(workload).classifier.weight.shape == (4, 16)
 
 
-def test_classes_are_counted_where_none_are_published(tmp_path, bert):
+def test_classes_are_counted_in_the_public_test_split_where_none_are_published(tmp_path, bert):
     root = tmp_path / "data"
     write_any(root, label="stars")
     said: list[str] = []
     workload = load("hf-text", root, bert, said, dataset="someone/reviews", label_column="stars", input_columns="body")
     assert workload.num_classes == 3
-    assert "hf-text: 3 classes, from its largest label plus one" in said
+    assert "hf-text: 3 classes, from the largest label of the public test split, plus one" in said
+
+
+def test_the_number_of_classes_is_not_read_off_private_labels(tmp_path, bert):
+    root = tmp_path / "data"
+    for split, labels in (("train", [0, 1, 2, 3]), ("test", [0, 1, 2])):
+        columns = {"body": sentences(len(labels)), "label": labels}
+        write_split(root / "someone" / "reviews" / "default", split, columns)
+    with pytest.raises(ValueError, match=r"hf-text: expected labels in 0..2 in train, got 0..3"):
+        load("hf-text", root, bert, [], dataset="someone/reviews")
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import fedlsg.client
 import fedlsg.method
+from fedlsg.client import per_unit
 from fedlsg.frame import Frame, make_blocks
-from fedlsg.method import per_unit
 from fedlsg.payload import PayloadError
 from fedlsg.persample import per_example_gradients
 from fedlsg.privatize import Mechanism, add_noise, clip_factors, clipped_sum
@@ -25,7 +26,7 @@ from tests.strategies.contract import (
 )
 from tests.strategies.contract_cases import CASES, of
 
-METHOD = fedlsg.method
+CLIENT, METHOD = fedlsg.client, fedlsg.method
 
 
 def gradients_weighted_after_the_clip(gradients, mechanism):
@@ -62,15 +63,15 @@ def claimed_sensitivity(self, blocks):
 
 
 UNSAFE = {
-    "no clip": ("lsg", METHOD, "clipped_sum", no_clip),
-    "masked, then not clipped": ("rs", METHOD, "clipped_sum", no_clip),
-    "clip over half of the blocks": ("lsg", METHOD, "clipped_sum", clip_by_half_of_the_blocks),
-    "weights after the clip": ("linear-probe: clip weights", METHOD, "clipped_sum", gradients_weighted_after_the_clip),
-    "copies clipped as examples": ("lsg: two copies", METHOD, "per_unit", copies_as_examples),
-    "copies as examples, with weights": ("rs: two copies, clip weights", METHOD, "per_unit", copies_as_examples),
-    "copies as examples, factors sent": ("dp-powersgd: two copies", METHOD, "per_unit", copies_as_examples),
-    "examples that are no number kept": ("dpsgd", METHOD, "clipped_sum", broken_examples_kept),
-    "pruning without a clip": ("dp-ssgd: pruning round", METHOD, "clipped_sum", no_clip),
+    "no clip": ("lsg", CLIENT, "clipped_sum", no_clip),
+    "masked, then not clipped": ("rs", CLIENT, "clipped_sum", no_clip),
+    "clip over half of the blocks": ("lsg", CLIENT, "clipped_sum", clip_by_half_of_the_blocks),
+    "weights after the clip": ("linear-probe: clip weights", CLIENT, "clipped_sum", gradients_weighted_after_the_clip),
+    "copies clipped as examples": ("lsg: two copies", CLIENT, "per_unit", copies_as_examples),
+    "copies as examples, with weights": ("rs: two copies, clip weights", CLIENT, "per_unit", copies_as_examples),
+    "copies as examples, factors sent": ("dp-powersgd: two copies", CLIENT, "per_unit", copies_as_examples),
+    "examples that are no number kept": ("dpsgd", CLIENT, "clipped_sum", broken_examples_kept),
+    "pruning without a clip": ("dp-ssgd: pruning round", CLIENT, "clipped_sum", no_clip),
     "per-block clip claims C": ("lsg: clip per block", Mechanism, "sensitivity", claimed_sensitivity),
     "per-block clip of rs claims C": ("rs: clip per block", Mechanism, "sensitivity", claimed_sensitivity),
 }
@@ -107,7 +108,7 @@ def test_another_mechanism_within_the_sensitivity_passes(case, attribute, plant,
     """Clipped whole and then masked, or copies summed before the clip: different, and as private as it claims."""
     s, data = of(case), [data_set(seed, CASES[case].multiplicity) for seed in range(3)]
     shipped = torch.cat([s.step(d) for d in data])
-    monkeypatch.setattr(METHOD, attribute, plant)
+    monkeypatch.setattr(CLIENT, attribute, plant)
     assert sensitivity_defects(s) == []
     assert not torch.allclose(torch.cat([s.step(d) for d in data]), shipped, rtol=1e-3)
 
@@ -160,7 +161,7 @@ def skipped_when_empty(total, mechanism, noise):
 @pytest.mark.parametrize("plant", [halved_at_the_end, one_draw_for_two_halves, skipped_when_empty])
 @pytest.mark.parametrize("case", ["lsg", "dp-ssgd: pruning round"])
 def test_less_noise_than_accounted_is_caught(case, plant, monkeypatch):
-    monkeypatch.setattr(METHOD, "add_noise", plant)
+    monkeypatch.setattr(CLIENT, "add_noise", plant)
     assert noise_defects(of(case)) != []
 
 

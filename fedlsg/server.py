@@ -1,0 +1,65 @@
+"""The server's part of a round: sum, divide by a constant, Eq. 3, optimizer."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from fedlsg.after import After
+from fedlsg.frame import Frame
+from fedlsg.masks import frozen_count
+from fedlsg.persample import trainable
+
+
+def aggregate(updates: Sequence[Float[Tensor, " kept"]]) -> Float[Tensor, " kept"]:
+    """Sum of the clients' values, in the order given (client order), in float64.
+
+    Raises ValueError for no update, or updates of different lengths.
+    """
+    lengths = {len(update) for update in updates}
+    if len(lengths) != 1:
+        raise ValueError(f"expected updates of one length, got {sorted(lengths)}")
+    total = torch.zeros(len(updates[0]), dtype=torch.float64)
+    for update in updates:
+        total += update.double().cpu()
+    return total
+
+
+def sparsified(gradient: Tensor, W: Tensor, sparsity: float) -> Tensor:
+    """The gradient of a weight without its floor(p size) entries where abs(W) is smallest (000 sec. 4.4, "direct")."""
+    frozen = frozen_count(W.numel(), sparsity)
+    if W.ndim < 2 or not frozen:
+        return gradient
+    smallest = torch.argsort(W.detach().abs().flatten(), stable=True)[:frozen]
+    return gradient.flatten().index_fill(0, smallest, 0.0).reshape(gradient.shape)
+
+
+def server_step(
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    total: Float[Tensor, " kept"],
+    *,
+    frame: Frame,
+    divisor: float,
+    after: After,
+) -> None:
+    """One server update: divide by a configured constant, rebuild dW (000 Eq. 3), step the optimizer.
+
+    ``divisor`` is public and fixed before the run (clients a round times q times the declared mean N_k): it must not
+    depend on who answered or on a batch. Raises ValueError unless it is positive.
+    """
+    if not 0 < divisor < math.inf:
+        raise ValueError(f"expected 0 < {divisor=} < inf")
+    parameters = trainable(model)
+    example = next(iter(parameters.values()))
+    values = (total / divisor).to(dtype=example.dtype, device=example.device)
+    for name, gradient in frame.gradients(values, averaged=after.estimator == "averaged").items():
+        parameters[name].grad = sparsified(gradient, parameters[name], after.sparsify_update)
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad(set_to_none=True)
