@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.carriers import Carrier, carried_parameters, find_classifier
+from fedlsg.carriers import Carrier, carried_parameters, find_classifier, without_residual
 from fedlsg.frame import Block, Keep
 from fedlsg.masks import Mask, keep_units, unit_importance
 from fedlsg.randomness import public_generator
@@ -53,9 +53,11 @@ class Adapted(nn.Module):
 
 
 def prepare_model(model: nn.Module, carrier: Carrier, *, classifier: str | None = None, seed: int) -> nn.Module:
-    """The model that a method trains, changed in place: adapters inserted, or all but the classifier frozen.
+    """The model that a method trains, changed in place: adapters inserted, all but the classifier frozen, or W_0 cut.
 
-    ``lora`` adapts the layers that low-rank carriers of this rank would carry. Deterministic in its arguments.
+    ``lora`` adapts the layers that low-rank carriers of this rank would carry. ``residual=False`` leaves of the carried
+    weights their rank-r part: cut later, W - W_0 would be the residual that was cut off and not the updates.
+    Deterministic in its arguments.
     Raises ValueError if no layer can be adapted, or the model has no classifier to probe.
     """
     if carrier.train == "classifier":
@@ -64,6 +66,10 @@ def prepare_model(model: nn.Module, carrier: Carrier, *, classifier: str | None 
             raise ValueError(f"{type(model).__name__} has no Linear layer to train as its classifier")
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and name.startswith(output + "."))
+    if not carrier.residual:
+        for name in carried_parameters(model, carrier, classifier=classifier):
+            W = model.get_parameter(name).detach()
+            W.copy_(without_residual(W, carrier, generator=public_generator(seed, "truncate", 0, name)))
     if carrier.kind == "lora":
         like = replace(carrier, kind="low-rank")
         for parameter_name in carried_parameters(model, like, classifier=classifier):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.frame import Coordinates
@@ -33,7 +34,8 @@ class Carrier:
     ``lora``: W is frozen and two factors are trained in its place (adapters.py). ``factors``: the step is dense, and
     rank-r factors of its noised result are sent (powersgd.py).
     ``train="classifier"`` freezes everything but the output layer. ``alpha``: LoRA's s is alpha / rank; None means
-    s = 1. ``residual=False`` replaces W by its rank-r part before every round (001 App. C).
+    s = 1. ``residual=False`` replaces W by its rank-r part before every round (001 App. C), W_0 included
+    (adapters.prepare_model).
     """
 
     kind: CarrierKind = "dense"
@@ -112,6 +114,14 @@ def pays(W: Tensor, rank: int) -> bool:
     """Whether r (m + n) values are clearly fewer than m n."""
     m, n = flatten_kernel(W).shape
     return rank <= min(m, n) and rank * (m + n) < PAYS_BELOW * m * n
+
+
+def without_residual(
+    W: Float[Tensor, "m *rest"], carrier: Carrier, *, generator: torch.Generator
+) -> Float[Tensor, "m *rest"]:
+    """W in the spans of its own carriers, rank r at most: what stays where the residual is left out (001 App. C)."""
+    L, R = decompose(W, carrier.rank, generator=generator, power_steps=carrier.power_steps)
+    return (L @ (L.mT @ flatten_kernel(W) @ R.mT) @ R).reshape(W.shape)
 
 
 def coordinates(

@@ -60,6 +60,13 @@ class Method:
             raise ValueError("masks of single weights, and pruning, need dense gradients: choose carrier 'dense'")
         if self.prune.active and self.mask.kind not in ("all", "drop"):
             raise ValueError(f"pruning does not combine with a mask of kind {self.mask.kind!r}: drop gradients instead")
+        if self.after.estimator == "averaged" and not self.carrier.splits:
+            raise ValueError("estimator='averaged' averages the two copies that low-rank carriers make: it needs them")
+        if self.carrier.kind == "factors" and self.mechanism.noise_share < 1:
+            raise ValueError(
+                "trust='aggregate' is private in the sum of the clients' values alone, and factors do not add up: the "
+                f"server needs each client's own; method {self.name!r} needs trust='client'"
+            )
         if self.mask.ranking == "gradients" and not (self.mechanism.adds_noise and self.carrier.kind == "dense"):
             raise ValueError(
                 "ranking='gradients' needs dense gradients, whose coordinates stay the same from round to round, and "

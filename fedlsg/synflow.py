@@ -87,7 +87,8 @@ def keep_synflow(model: nn.Module, probe: object, rate: float, *, iterations: in
 def linear_model(model: nn.Module) -> nn.Module:
     """A copy in double precision with magnitudes for weights and scales, and 0 for every bias.
 
-    Standardised convolutions become plain ones: a filter whose mean is taken off would carry a flow of 0.
+    Standardised convolutions become plain ones: a filter whose mean is taken off would carry a flow of 0. Fixed
+    features, such as scattering, give ones.
     """
     linear = copy.deepcopy(model).double().eval()
     for module in linear.modules():
@@ -96,12 +97,24 @@ def linear_model(model: nn.Module) -> nn.Module:
     with torch.no_grad():
         for name, parameter in linear.named_parameters():
             parameter.copy_(torch.zeros_like(parameter) if name.endswith("bias") else parameter.abs())
+    for module in linear.modules():
+        if any(p.ndim >= 2 for p in module.parameters(recurse=False)):
+            module.register_forward_pre_hook(ones_before_all_weights)
     return linear
+
+
+def ones_before_all_weights(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Ones for what no weight has touched yet. Fixed features in front of the first weights pass no flow on.
+
+    The band-pass filters of a scattering transform give 0 for an image of ones: every weight behind them would score 0.
+    """
+    untouched = bool(args) and isinstance(args[0], Tensor) and not args[0].requires_grad
+    return (torch.ones_like(args[0]), *args[1:]) if untouched else None
 
 
 def flow(linear: nn.Module, ones: Tensor, kept: Masks) -> dict[str, Float[Tensor, "*shape"]]:
     """Scores W * dR/dW of the kept weights, on the CPU; 0 for the others."""
-    tensors = {name: p.detach().clone() for name, p in linear.named_parameters()}
+    tensors = {name: p.detach().clone().requires_grad_() for name, p in linear.named_parameters()}
     for name, keep in kept.items():
         tensors[name] = (tensors[name] * keep.to(tensors[name])).requires_grad_()
     with Linearised(), torch.enable_grad():

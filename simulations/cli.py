@@ -5,7 +5,10 @@ from typing import Annotated, Any
 
 import click
 import typer
+import typer.core
 from rich.console import Console
+
+typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
 
 app = typer.Typer(
     help="Federated learning whose updates are private, small and tested.",
@@ -18,7 +21,13 @@ console = Console()
 errors = Console(stderr=True)
 INTERRUPTED = 130
 
-Choice = Annotated[list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Any other setting; repeatable.")]
+
+def option(*names: str, help: str, metavar: str | None = None) -> Any:
+    """An option whose own help says its default, in words that also cover what a workload decides."""
+    return typer.Option(*names, help=help, metavar=metavar, show_default=False)
+
+
+Choice = Annotated[list[str] | None, option("-c", metavar="KEY=VALUE", help="Any other setting; repeatable.")]
 
 
 @app.command()
@@ -27,31 +36,30 @@ def run(
         str | None,
         typer.Argument(help="digits (default), cifar10, glue-sst2, hf-image, ...; docs/methods.md lists all."),
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="Recipe: lsg, rgp, rgp-random, rs, dpsgd, sgd; default lsg.")
-    ] = None,
-    preset: Annotated[str | None, typer.Option(help="A paper's row, see fedlsg presets; options override it.")] = None,
-    rank: Annotated[int | None, typer.Option(help="Rank r of the carriers.")] = None,
-    sparsity: Annotated[float | None, typer.Option(help="Share p of units or coordinates that is frozen.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Privacy budget of each client; calibrates the noise.")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="Noise over clip norm, instead of a target.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Server rounds.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Clients that the data is partitioned over.")] = None,
-    clients_per_round: Annotated[int | None, typer.Option(help="Clients asked each round; default all.")] = None,
-    local_steps: Annotated[int | None, typer.Option(help="Private steps a client takes each round.")] = None,
-    engine: Annotated[str, typer.Option(help="flower (Flower on Ray) or local (one process).")] = "flower",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Public seed: initial weights, partition, carriers, masks.")] = 0,
-    reproducible: Annotated[bool, typer.Option("--reproducible", help="Seed the noise too: NOT PRIVATE.")] = False,
-    codec: Annotated[str, typer.Option(help="Values sent as float32, float16 or bfloat16.")] = "float32",
-    out: Annotated[str | None, typer.Option(help="Run directory; default runs/<time>-<workload>-<method>.")] = None,
-    data_dir: Annotated[
-        str | None, typer.Option(help="Local mirror of the data; default FEDLSG_DATA, then the hub.")
-    ] = None,
-    record_updates: Annotated[bool, typer.Option("--record-updates", help="Keep every payload in updates/.")] = False,
+    method: Annotated[str | None, option(help="Recipe, default lsg; docs/methods.md lists all.")] = None,
+    preset: Annotated[str | None, option(help="A paper's row, see fedlsg presets; options override it.")] = None,
+    rank: Annotated[int | None, option(help="Rank r of the carriers.")] = None,
+    sparsity: Annotated[float | None, option(help="Share p of units or coordinates that is frozen.")] = None,
+    epsilon: Annotated[float | None, option(help="Privacy budget of each client; calibrates the noise.")] = None,
+    noise_multiplier: Annotated[float | None, option(help="Noise over clip norm, instead of a target.")] = None,
+    rounds: Annotated[int | None, option(help="Server rounds.")] = None,
+    clients: Annotated[int | None, option(help="Clients that the data is partitioned over.")] = None,
+    clients_per_round: Annotated[int | None, option(help="Clients asked each round; default all.")] = None,
+    local_steps: Annotated[int | None, option(help="Private steps a client takes each round.")] = None,
+    engine: Annotated[str, option(help="flower (Flower on Ray, default) or local (one process).")] = "flower",
+    device: Annotated[str, option(help="cpu (default) or cuda.")] = "cpu",
+    seed: Annotated[int, option(help="Public seed, default 0: initial weights, partition, carriers, masks.")] = 0,
+    reproducible: Annotated[bool, option("--reproducible", help="Seed the noise too: NOT PRIVATE.")] = False,
+    codec: Annotated[str, option(help="Values sent as float32 (default), float16 or bfloat16.")] = "float32",
+    out: Annotated[str | None, option(help="Run directory; default runs/<time>-<workload>-<method>.")] = None,
+    data_dir: Annotated[str | None, option(help="Local mirror of the data; default FEDLSG_DATA, then the hub.")] = None,
+    record_updates: Annotated[bool, option("--record-updates", help="Keep every payload in updates/.")] = False,
     config: Choice = None,
 ) -> None:
-    """Train WORKLOAD across clients and leave a run directory."""
+    """Train WORKLOAD across clients and leave a run directory.
+
+    WORKLOAD is digits (default), cifar10, glue-sst2, hf-image, ...; docs/methods.md lists all.
+    """
     given = {key: value for key, value in locals().items() if key not in ("out", "config") and value is not None}
     from simulations.commands import run_command
 
@@ -68,21 +76,21 @@ def resume(directory: Annotated[str, typer.Argument(metavar="RUN", help="Run dir
 
 @app.command()
 def compare(
-    workload: Annotated[str | None, typer.Argument(help="As in fedlsg run.", show_default="digits")] = None,
-    methods: Annotated[str | None, typer.Option(help="Recipes with commas, or all.")] = None,
-    epsilons: Annotated[str | None, typer.Option(help="Targets, as 1,3,8; default the preset's.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many, from 0.", show_default="1")] = None,
-    ranks: Annotated[str | None, typer.Option(help="For the methods that have a rank.")] = None,
-    sparsities: Annotated[str | None, typer.Option(help="For the methods that have a sparsity.")] = None,
-    grid: Annotated[str | None, typer.Option(help="TOML file of a grid; options replace what it says.")] = None,
-    budget_minutes: Annotated[float | None, typer.Option(help="Start no run after this time.")] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
-    engine: Annotated[str | None, typer.Option(help="local or flower.", show_default="local")] = None,
-    out: Annotated[str | None, typer.Option(help="Folder; default runs/compare-WORKLOAD.")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Local mirror of the data.")] = None,
+    workload: Annotated[str | None, typer.Argument(help="As in fedlsg run; default digits.")] = None,
+    methods: Annotated[str | None, option(help="Recipes with commas, or all.")] = None,
+    epsilons: Annotated[str | None, option(help="Targets, as 1,3,8; default the workload's.")] = None,
+    seeds: Annotated[int | None, option(help="How many, from 0; default 1.")] = None,
+    ranks: Annotated[str | None, option(help="For the methods that have a rank.")] = None,
+    sparsities: Annotated[str | None, option(help="For the methods that have a sparsity.")] = None,
+    grid: Annotated[str | None, option(help="TOML file of a grid; options replace what it says.")] = None,
+    budget_minutes: Annotated[float | None, option(help="Start no run after this time.")] = None,
+    jobs: Annotated[int, option(help="Runs at a time; default 1.")] = 1,
+    engine: Annotated[str | None, option(help="local (default) or flower.")] = None,
+    out: Annotated[str | None, option(help="Folder; default runs/compare-WORKLOAD.")] = None,
+    data_dir: Annotated[str | None, option(help="Local mirror of the data.")] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option("-c", metavar="KEY=VALUE", help="Setting of every method; METHOD.KEY=VALUE of one. Repeatable."),
+        option("-c", metavar="KEY=VALUE", help="Setting of every method; METHOD.KEY=VALUE of one. Repeatable."),
     ] = None,
 ) -> int:
     """Run or resume methods x epsilons x ranks x sparsities x seeds; leave one table, plots and report.html."""
@@ -98,9 +106,12 @@ def compare(
 @app.command()
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or folders of a comparison.")],
-    out: Annotated[str | None, typer.Option(help="Folder; default runs/<time>-report, or a single run's.")] = None,
+    out: Annotated[str | None, option(help="Folder; default runs/<time>-report, or a single run's.")] = None,
 ) -> None:
-    """Table, plots and report.html from existing runs."""
+    """Table, plots and report.html from existing runs.
+
+    RUN is a run directory, or the folder of a comparison, which stands for all of its runs.
+    """
     from simulations.compare.commands import report_command
 
     report_command(runs, out, console)
@@ -108,11 +119,11 @@ def report(
 
 @app.command()
 def calibrate(
-    epsilon: Annotated[float | None, typer.Option(help="Target; gives the noise multiplier.")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="Given instead; gives epsilon.")] = None,
-    delta: Annotated[float, typer.Option(help="delta of (epsilon, delta).")] = 1e-5,
-    sample_rate: Annotated[float, typer.Option(help="Poisson rate q.")] = 0.01,
-    steps: Annotated[int, typer.Option(help="Number of private steps.")] = 1000,
+    epsilon: Annotated[float | None, option(help="Target; gives the noise multiplier.")] = None,
+    noise_multiplier: Annotated[float | None, option(help="Given instead; gives epsilon.")] = None,
+    delta: Annotated[float, option(help="delta of (epsilon, delta); default 1e-5.")] = 1e-5,
+    sample_rate: Annotated[float, option(help="Poisson rate q; default 0.01.")] = 0.01,
+    steps: Annotated[int, option(help="Number of private steps; default 1000.")] = 1000,
 ) -> None:
     """Noise multiplier for a target epsilon, or epsilon of a noise multiplier, by both accountants."""
     from simulations.commands import calibrate_command
@@ -122,11 +133,11 @@ def calibrate(
 
 @app.command()
 def partition(
-    workload: Annotated[str, typer.Argument(help="As in run.")] = "digits",
-    clients: Annotated[int | None, typer.Option(help="Clients that the data is partitioned over.")] = None,
-    seed: Annotated[int, typer.Option(help="Public seed of the partition.")] = 0,
-    data_dir: Annotated[str | None, typer.Option(help="Local mirror of the data; as in run.")] = None,
-    out: Annotated[str | None, typer.Option(help="Directory for partition.csv and partition.png.")] = None,
+    workload: Annotated[str, typer.Argument(help="As in run; default digits.", show_default=False)] = "digits",
+    clients: Annotated[int | None, option(help="Clients that the data is partitioned over.")] = None,
+    seed: Annotated[int, option(help="Public seed of the partition; default 0.")] = 0,
+    data_dir: Annotated[str | None, option(help="Local mirror of the data; as in run.")] = None,
+    out: Annotated[str | None, option(help="Directory for partition.csv and partition.png.")] = None,
     config: Choice = None,
 ) -> None:
     """Sizes and class balance of the clients that a run would have; trains nothing. Simulation only."""
@@ -139,8 +150,8 @@ def partition(
 @app.command()
 def presets(
     words: Annotated[str | None, typer.Argument(metavar="[NAME|WORDS]", help="A preset, or words to list by.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Every setting, for programs.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The page docs/presets.md.")] = False,
+    json: Annotated[bool, option("--json", help="Every setting, for programs.")] = False,
+    markdown: Annotated[bool, option("--markdown", help="The page docs/presets.md.")] = False,
 ) -> None:
     """The papers' settings by name, beside the papers' accuracy: what run --preset takes."""
     from simulations.published.show import presets_command
@@ -153,14 +164,14 @@ def inspect(
     directory: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="Run directory; or --workload without a run.")
     ] = None,
-    workload: Annotated[str | None, typer.Option(help="Instead of a run: this one at its initial weights.")] = None,
-    method: Annotated[str | None, typer.Option(help="With --workload: the recipe; default lsg.")] = None,
-    rank: Annotated[int | None, typer.Option(help="With --workload: rank r of the carriers.")] = None,
-    examples: Annotated[int, typer.Option(help="Rows of the training data that are read.")] = 512,
-    sparsities: Annotated[str | None, typer.Option(help="Shares p to compare; default 0,0.1,0.3,0.5,0.7,0.9.")] = None,
-    ranks: Annotated[str | None, typer.Option(help="Ranks of the residuals; default powers of two.")] = None,
-    layer: Annotated[list[str] | None, typer.Option(help="Layer with an intensity map; repeatable.")] = None,
-    out: Annotated[str | None, typer.Option(help="Directory; default inspection/ in the run.")] = None,
+    workload: Annotated[str | None, option(help="Instead of a run: this one at its initial weights.")] = None,
+    method: Annotated[str | None, option(help="With --workload: the recipe; default lsg.")] = None,
+    rank: Annotated[int | None, option(help="With --workload: rank r of the carriers.")] = None,
+    examples: Annotated[int, option(help="Rows of the training data that are read; default 512.")] = 512,
+    sparsities: Annotated[str | None, option(help="Shares p to compare; default 0,0.1,0.3,0.5,0.7,0.9.")] = None,
+    ranks: Annotated[str | None, option(help="Ranks of the residuals; default powers of two.")] = None,
+    layer: Annotated[list[str] | None, option(help="Layer with an intensity map; repeatable.")] = None,
+    out: Annotated[str | None, option(help="Directory; default inspection/ in the run.")] = None,
     config: Choice = None,
 ) -> None:
     """Gradient statistics that the papers show: NOT PRIVATE, for simulations only."""

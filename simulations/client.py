@@ -19,7 +19,7 @@ from fedlsg.adapters import frozen_bases
 from fedlsg.carriers import carried_parameters, find_classifier
 from fedlsg.frame import Frame
 from fedlsg.ledger import Entry, Ledger, LedgerError
-from fedlsg.method import client_step, initial_needed, make_frame
+from fedlsg.method import Batch, client_step, initial_needed, make_frame
 from fedlsg.payload import pack
 from fedlsg.persample import trainable
 from fedlsg.powersgd import encode
@@ -172,20 +172,6 @@ def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, 
     entry = _entry(s, mechanism, terms, local.steps, announced.round, ledger, frame)
     _check_budget(s, mechanism, ledger, entry)
     drawn: list[Tensor] = []
-    # Drawn for every example of the client, not for places in a batch: public draws by place would let one example
-    # more or less change all that come after it, and the sum would move by more than its sensitivity.
-    changes = None
-    if base.augment is not None:
-        generator = public_generator(s.seed, "augment", partition, announced.round)
-        changes = draw_round(base.augment, terms.num_examples, base.local.multiplicity, generator)
-
-    def batch(positions: Tensor) -> tuple[Inputs, Tensor]:
-        rows = base.parts[partition][positions]
-        drawn.append(rows)
-        inputs, targets = base.workload.train.batch(rows)
-        if base.augment is not None and changes is not None:
-            inputs, targets = drawn_copies(inputs, targets, changes[positions], base.augment)
-        return to_device(inputs, s.device), targets.to(s.device)
 
     def order(positions: Tensor) -> Tensor:
         part = base.parts[partition]  # ascending, so that a row's position in it can be looked up
@@ -198,12 +184,12 @@ def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, 
 
     with torch.random.fork_rng(devices=[] if s.device == "cpu" else None):
         # Dropout, where a model has it, draws from torch's own generator, by place in the batch: nobody may be able to
-        # repeat that, see above. In the test mode it is the same on every engine.
+        # repeat that, see ``batches``. In the test mode it is the same on every engine.
         repeatable = public_generator(s.seed, "dropout", partition, announced.round).initial_seed()
         torch.manual_seed(repeatable if s.reproducible else secrets.randbits(63))
         values = client_step(
             here.model,
-            batch,
+            batches(base, partition, announced.round, drawn),
             lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none"),
             frame=frame,
             mechanism=mechanism,
@@ -218,6 +204,29 @@ def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, 
     if s.record_updates:
         run.save_truth(announced.round, partition, torch.cat(drawn))
     return values
+
+
+def batches(base: Base, partition: int, round: int, drawn: list[Tensor]) -> Batch:
+    """Inputs and targets of positions in a client's part, augmented where the settings say so; rows go to ``drawn``.
+
+    Guarantee: what an example's row becomes does not depend on which others the client holds or the batch has. Draws
+    belong to a row of the training split: public draws by place would let one example more or less change all that
+    come after it, and the sum would move by more than its sensitivity.
+    """
+    s, augment, changes = base.settings, base.augment, None
+    if augment is not None:
+        generator = public_generator(s.seed, "augment", partition, round)
+        changes = draw_round(augment, len(base.workload.train), base.local.multiplicity, generator)
+
+    def batch(positions: Tensor) -> tuple[Inputs, Tensor]:
+        rows = base.parts[partition][positions]
+        drawn.append(rows)
+        inputs, targets = base.workload.train.batch(rows)
+        if augment is not None and changes is not None:
+            inputs, targets = drawn_copies(inputs, targets, changes[rows], augment)
+        return to_device(inputs, s.device), targets.to(s.device)
+
+    return batch
 
 
 def _stream(s: Settings, purpose: str, partition: int, round: int) -> SecretStream:

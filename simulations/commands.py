@@ -23,6 +23,8 @@ from simulations.settings import from_mapping
 
 def run_command(given: dict[str, Any], out: str | None, console: Console) -> None:
     """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind."""
+    if given.get("run_dir") is not None:
+        raise ValueError(f"run_dir={given['run_dir']} is written by a run itself: give the folder as --out")
     settings = from_mapping(resolve(given))
     with console.status("loading data, calibrating noise") as status:
         plan = make_plan(settings, progress=status.update)
@@ -82,6 +84,9 @@ def announce(plan: Plan, console: Console) -> None:
     if not mechanism.private or s.reproducible:
         why = "the noise is seeded" if mechanism.private else f"mechanism {mechanism.kind!r} claims no epsilon"
         console.print(f"NOT PRIVATE: {why}", style="bold red")
+    if s.holdout is not None:
+        why = "accuracies are of held-out training rows: computed without noise, what they tell is in no epsilon"
+        console.print(f"NOT PRIVATE: {why}", style="bold red", soft_wrap=True)
     layers = layer_table(plan.build_model(), plan.method.carrier, plan.workload.classifier)
     if any(row.travel != "dense" for row in layers):
         console.print(layers_shown(layers))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -83,10 +83,16 @@ def showing(console: Console, rounds: int, first: int) -> Iterator[RoundDisplay]
         yield display
 
 
-def layers_shown(layers: Sequence[LayerRow]) -> Table:
-    """Which parameters are carried, dense and frozen, layers that differ in their number alone on one line."""
-    table = Table("parameter", "shape", "travels", box=None, padding=(0, 2, 0, 0))
-    table.add_column("values sent", justify="right")
+def layers_shown(layers: Sequence[LayerRow]) -> Group:
+    """Which parameters are carried, dense and frozen, layers that differ in their number alone on one line.
+
+    A name too long for the terminal goes on in the next line: layers often differ in the end of their names only.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("parameter", overflow="fold")
+    for column in ("shape", "travels"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("values sent", justify="right", no_wrap=True)
     for row in grouped(layers):
         times = f"{row.count} x " if row.count > 1 else ""
         sent = f"{times}{row.values:,}" if row.values else "-"
@@ -94,8 +100,7 @@ def layers_shown(layers: Sequence[LayerRow]) -> Table:
     sums = totals(layers)
     total = sum(values for _, _, values in sums.values())
     parts = ", ".join(f"{tensors} {travel}" for travel, (tensors, _, _) in sums.items() if tensors)
-    table.add_row("in all, before the mask", "", parts, f"{total:,}", style="bold")
-    return table
+    return Group(table, Text(f"in all, before the mask: {parts}; {total:,} values sent", style="bold"))
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
@@ -104,7 +109,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     dense = summary["uplink_bytes_dense"]
-    saved = dense / summary["uplink_bytes"] if summary["uplink_bytes"] else float("nan")
+    saved = f" ({dense / summary['uplink_bytes']:.1f}x)" if summary["uplink_bytes"] else ""
     rows = {
         "workload": f"{summary['workload']} ({summary['model']})",
         "federation": f"{summary['clients']} clients, {summary['rounds']} rounds, engine {summary['engine']}",
@@ -112,7 +117,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
         "test accuracy": percent(summary["accuracy"]) + f"  (loss {summary['loss']:.3f})",
         "privacy": privacy_line(summary),
         "uplink": f"{human_bytes(summary['uplink_bytes'])} payload, {human_bytes(summary['uplink_bytes_wire'])} on the "
-        f"wire; dense {human_bytes(dense)} ({saved:.1f}x)",
+        f"wire; dense {human_bytes(dense)}{saved}",
         "downlink": f"{human_bytes(summary['downlink_bytes'])}, "
         f"{human_bytes(summary['downlink_bytes_wire'])} on the wire",
         "time": f"{summary['wall_seconds']:.1f} s on {summary['device']}",

@@ -103,9 +103,12 @@ def partition_command(given: dict[str, Any], out: str | None, console: Console) 
         console.print("add --out DIR for partition.csv and partition.png", style="dim", highlight=False)
         return
     directory = Path(out).expanduser()
-    directory.mkdir(parents=True, exist_ok=True)
-    write_csv(balance, directory / "partition.csv")
-    plot(balance, directory / "partition.png")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_csv(balance, directory / "partition.csv")
+        plot(balance, directory / "partition.png")
+    except OSError as error:
+        raise ValueError(f"cannot write to {directory}: {error.strerror or error}; choose another --out") from None
     console.print(f"[bold]written[/bold]  {escape(str(directory))}/partition.csv, partition.png", highlight=False)
 
 

@@ -41,6 +41,8 @@ def fill(settings: Settings, workload: Workload) -> Settings:
     without_noise = settings.mechanism in ("none", "clip-only") or settings.method == "sgd"
     if without_noise and settings.epsilon is not None:
         raise ValueError("epsilon needs a mechanism that adds noise: choose method dpsgd, or mechanism dp")
+    if without_noise and settings.noise_multiplier is not None:
+        raise ValueError("noise_multiplier needs a mechanism that adds noise: choose method 'dpsgd', or mechanism dp")
     preset = {**FALLBACK, **workload.defaults, **workload.method_defaults.get(settings.method, {})}
     if settings.noise_multiplier is not None:
         preset.pop("epsilon")  # a given noise multiplier replaces the target; a given epsilon stays as the budget
@@ -150,3 +152,8 @@ def check(s: Settings) -> None:
         raise ValueError(f"expected 1 <= min_survivors={s.min_survivors} <= clients_per_round={s.clients_per_round}")
     if s.trust == "aggregate" and known(s.local_steps) > 1:
         raise ValueError("trust='aggregate' shares one step's noise: it needs local_steps=1")
+    if s.trust == "aggregate" and s.codec != "float32":
+        raise ValueError(
+            f"trust='aggregate' needs codec='float32', got {s.codec!r}: each payload is rounded before the sum, and "
+            "rounding a large value takes off the client's share of the noise"
+        )

@@ -84,6 +84,12 @@ class RunDir:
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "weights.npy", weights.cpu().numpy())
 
+    def save_kept(self, round: int, positions: Tensor) -> None:
+        """Record the kept positions of a round where the server chose them: they are no function of its weights."""
+        folder = self.path / "updates" / f"round-{round:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "kept.npy", positions.cpu().numpy())
+
     def save_truth(self, round: int, client: int, rows: Tensor) -> None:
         """Record the rows of the training split in a client's batches: a secret, kept apart from what was sent."""
         folder = self.path / "updates-truth" / f"round-{round:06d}"

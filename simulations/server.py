@@ -53,12 +53,12 @@ def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any) -> dict[str, Any]
         if on_round is not None:
             on_round(recorder.last)
         if s.record_updates:
-            run.save_weights(report.round + 1, state.weights)
+            _record_public(run, state)
 
     def pruned(report: RoundReport) -> None:
         recorder.on_pruned(report)
         if s.record_updates:
-            run.save_weights(1, state.weights)
+            _record_public(run, state)
 
     settings = FederationSettings(
         terms=plan.terms,
@@ -71,7 +71,7 @@ def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any) -> dict[str, Any]
         run_dir=str(run.path),
     )
     if s.record_updates and state.round == 0:
-        run.save_weights(0 if state.awaits_pruning else 1, state.weights)
+        _record_public(run, state)
     remaining = plan.schedule.rounds - state.round
     if remaining > 0:
         strategy = FedLSG(state, settings, finished, pruned)
@@ -80,3 +80,11 @@ def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any) -> dict[str, Any]
         except BudgetSpentError as stopped:
             return recorder.finish(str(stopped))
     return recorder.finish()
+
+
+def _record_public(run: RunDir, state: ServerState) -> None:
+    """What the payloads of the round that comes next are read with."""
+    round = 0 if state.awaits_pruning else state.round + 1
+    run.save_weights(round, state.weights)
+    if state.memory is not None:
+        run.save_kept(round, state.frame().indices)

@@ -14,9 +14,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedlsg.adapters import frozen_bases
 from fedlsg.after import make_optimizer
-from fedlsg.carriers import carried_parameters, find_classifier
+from fedlsg.carriers import carried_parameters, find_classifier, without_residual
 from fedlsg.frame import Frame
-from fedlsg.lowrank import decompose
 from fedlsg.method import Method, Schedule, aggregate, initial_needed, make_frame, server_step
 from fedlsg.persample import check_supported, trainable
 from fedlsg.pruning import prune_in_place
@@ -62,7 +61,6 @@ class ServerState:
         self.round, self.updates = 0, 0
         self.pruned = not method.prune.reads_data
         self.memory = Memory() if method.mask.ranking == "gradients" else None
-        self.truncate()
 
     @property
     def awaits_pruning(self) -> bool:
@@ -151,9 +149,7 @@ class ServerState:
         for name in self.carried:
             W = trainable(self.model)[name].detach()
             generator = public_generator(self.seed, "truncate", self.updates, name)
-            carrier = self.method.carrier
-            L, R = decompose(W, carrier.rank, generator=generator, power_steps=carrier.power_steps)
-            W.copy_((L @ (L.mT @ W.flatten(1) @ R.mT) @ R).reshape(W.shape))
+            W.copy_(without_residual(W, self.method.carrier, generator=generator))
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:

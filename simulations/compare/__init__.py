@@ -3,4 +3,5 @@
 grid.py      which cells           results.py   what a run directory holds      plots.py   figures
 worker.py    one cell's process    table.py     means over seeds                page.py    report.html of many runs
 runner.py    all cells             commands.py  the two commands                run_page.py  report.html of one run
+                                                                         course.py   its figure
 """

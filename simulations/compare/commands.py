@@ -39,7 +39,11 @@ def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str,
     """
     base = {} if file is None else _read(file)
     listed, said = base.get("methods", {}), base.get("settings", {})
-    if not isinstance(listed, dict) or not isinstance(said, dict):
+    if (
+        not isinstance(said, dict)
+        or not isinstance(listed, dict)
+        or any(not isinstance(m, dict) for m in listed.values())
+    ):
         raise ValueError(f"{file}: expected [settings] and [methods.NAME] as tables")
     names = strategies.names() if axes["methods"] == "all" else tuple(words(axes["methods"])) or tuple(listed)
     common, own = split_settings(pairs, names)
@@ -109,8 +113,12 @@ def _run(
     return int(any(result.status == "failed" for result in finished))
 
 
-def show(results: Sequence[Result], folder: Path, console: Console) -> None:
-    """The table on the terminal, what is not in it, and where the page lies."""
+CELLS_LEFT = "cells are left; the same command continues"
+RUNS_LEFT = "runs are not finished; fedlsg resume RUN, or the compare that began them, continues"
+
+
+def show(results: Sequence[Result], folder: Path, console: Console, more: str = CELLS_LEFT) -> None:
+    """The table on the terminal, what is not in it, how ``more`` comes about, and where the page lies."""
     table = lines(results)
     console.print(terminal_table(table, console.width))
     for note in notes(table):
@@ -118,29 +126,37 @@ def show(results: Sequence[Result], folder: Path, console: Console) -> None:
     for label, text in variants(table).items():
         console.print(f"{label}: {text}", style="dim", markup=False, highlight=False)
     for name, text in unfinished(table).items():
+        if text == "not run":
+            continue  # counted below; a large grid has hundreds
         style = "red" if text.startswith("failed") else "yellow"
         console.print(f"{name}: {text}", style=style, markup=False, highlight=False, soft_wrap=True)
     left = sum(result.status in ("not run", "interrupted") for result in results)
     if left:
-        console.print(f"{left} of {len(results)} cells are left; the same command continues", style="yellow")
+        console.print(f"{left} of {len(results)} {more}", style="yellow")
     console.print(f"report  {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 
 def report_command(runs: Sequence[str], out: str | None, console: Console) -> None:
     """Tables, plots and a page from existing runs; of a single run, its own page.
 
-    Raises ValueError for a folder that is neither a run nor a comparison.
+    Raises ValueError for a folder that is neither a run nor a comparison, and where nothing can be written.
     """
     results = read_runs([Path(run) for run in runs])
-    if len(results) == 1:
-        folder = Path(out).expanduser().resolve() if out else Path(runs[0]).expanduser().resolve()
-        write_atomically(folder / "report.html", run_page(results[0]).encode())
+    single = len(results) == 1
+    place = out or (runs[0] if single else f"runs/{datetime.now():%Y%m%d-%H%M%S}-report")
+    folder = Path(place).expanduser().resolve()
+    try:
+        if single:
+            write_atomically(folder / "report.html", run_page(results[0]).encode())
+        else:
+            write_tables(folder, results)
+            write_page(folder, f"{len(results)} runs compared", results, command=_command())
+    except OSError as error:
+        raise ValueError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from None
+    if single:
         console.print(f"report  {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
-        return
-    folder = Path(out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-report").expanduser().resolve()
-    write_tables(folder, results)
-    write_page(folder, f"{len(results)} runs compared", results, command=_command())
-    show(results, folder, console)
+    else:
+        show(results, folder, console, RUNS_LEFT)
 
 
 def _command() -> str:

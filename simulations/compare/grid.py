@@ -15,6 +15,7 @@ A grid is the same thing as the file ``grid.toml``:
     direction = "bottom"
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,11 +83,12 @@ class Grid:
         if not self.entries:
             raise ValueError("expected at least one method: give --methods a,b,c, --methods all, or --grid FILE")
         if not self.seeds or min(self.seeds) < 0:
-            raise ValueError(f"expected one seed at least and none below 0, got {list(self.seeds)}")
+            raise ValueError(f"expected one seed at least and none below 0, got seeds={list(self.seeds)}")
         for name in ("seeds", "epsilons", "ranks", "sparsities"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"expected {name} without repetitions, got {', '.join(map(str, values))}")
+        self._check_axes()
         given = [self.settings, *(entry.settings for entry in self.entries)]
         for name, option in AXES.items():
             if any(name in settings for settings in given):
@@ -96,6 +98,19 @@ class Grid:
         for name in RECIPE_CHOICES & set(self.settings):
             if not any(entry.has(name) for entry in self.entries):
                 raise ValueError(f"none of the methods {', '.join(e.label for e in self.entries)} has a setting {name}")
+
+    def _check_axes(self) -> None:
+        """Refuse here what every cell on an axis would be refused for."""
+        if any(not 0 < epsilon < math.inf for epsilon in self.epsilons):
+            raise ValueError(f"expected epsilons > 0 and finite, got {', '.join(f'{e:g}' for e in self.epsilons)}")
+        if any(rank < 1 for rank in self.ranks):
+            raise ValueError(f"expected ranks >= 1, got {', '.join(map(str, self.ranks))}")
+        if any(not 0 <= share < 1 for share in self.sparsities):
+            raise ValueError(f"expected sparsities in [0, 1), got {', '.join(f'{p:g}' for p in self.sparsities)}")
+        for axis, setting in (("ranks", "rank"), ("sparsities", "sparsity")):
+            if getattr(self, axis) and not any(entry.has(setting) for entry in self.entries):
+                labels = ", ".join(entry.label for entry in self.entries)
+                raise ValueError(f"none of the methods {labels} has a {setting}: leave {axis} out")
 
     def cells(self) -> list[Cell]:
         """All cells, seeds outermost, then epsilons: however early one stops, the methods have gone equally far.

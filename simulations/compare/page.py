@@ -9,7 +9,7 @@ from simulations.compare.results import Result
 from simulations.compare.table import COLUMNS, PROBE, Line, notes, shown, unfinished, variants
 
 CAPTIONS = {
-    "accuracy-epsilon": "Accuracy on the public test split against epsilon; bars are one standard deviation over "
+    "accuracy-epsilon": "Test accuracy against epsilon; bars are one standard deviation over "
     "seeds. Dotted, if near: chance. Dashed lines across: methods without privacy.",
     "accuracy-bytes": "Accuracy against everything that all clients sent in the whole run; bars are one standard "
     "deviation over seeds. Filled: the largest epsilon, or none.",
@@ -21,7 +21,11 @@ PRIVACY = (
     "number is the largest over clients and seeds, never a sum over clients.",
     "A run's epsilon speaks of that run alone. Choosing the best of several cells, or hyperparameters by their "
     "results, costs privacy that is not in any epsilon here; so does publishing several runs on the same data.",
-    "Accuracy is measured on a public test split, which no client trains on.",
+)
+PUBLIC_TEST = "Accuracy is measured on a public test split, which no client trains on."
+HELD_OUT = (
+    "Accuracy is measured on held-out training rows (setting holdout): it is computed from private examples without "
+    "noise, and what it tells is in no epsilon. Choose settings with it, and do not publish it as a private result."
 )
 
 TEMPLATE = """{% extends "layout" %}
@@ -94,20 +98,25 @@ def page(title: str, results: Sequence[Result], table: Sequence[Line], *, comman
         {
             "title": title,
             "lead": lead(results, table),
-            "warnings": warnings(table),
+            "warnings": warnings(table) + ([HELD_OUT] if any(run.held_out for run in results) else []),
             "keys": keys,
             "columns": COLUMNS,
             "rows": _rows(table, cells),
             "notes": notes(table),
             "variants": variants(table),
             "figures": [{"uri": uri, "caption": CAPTIONS[name]} for name, uri in drawn.items()],
-            "privacy": PRIVACY,
+            "privacy": privacy(results),
             "left": unfinished(table),
             "facts": facts(done),
             "command": command,
             "grid": grid,
         },
     )
+
+
+def privacy(results: Sequence[Result]) -> list[str]:
+    """What epsilon means; the last line only where no run measured its accuracy on private rows."""
+    return [*PRIVACY, *([] if any(run.held_out for run in results) else [PUBLIC_TEST])]
 
 
 def lead(results: Sequence[Result], table: Sequence[Line]) -> str:

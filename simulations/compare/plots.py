@@ -1,4 +1,4 @@
-"""Figures as vector graphics and PNG: accuracy against epsilon and against bytes, learning curves, one run's course.
+"""Figures as vector graphics and PNG: accuracy against epsilon and against bytes, learning curves.
 
 Colours can be told apart by colour-blind readers and stay with a method from figure to figure; markers and dashes say
 the same again. Drawn without pyplot: no window, no global state.
@@ -12,7 +12,6 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from simulations.compare.table import Line
-from simulations.recorder import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +29,6 @@ LOOKS: Mapping[str, Look] = {
 SPARE: Sequence[Look] = tuple((colour, marker) for marker in "v<>P" for colour, _ in LOOKS.values())
 NEAR = 0.1
 """Accuracy by which the lowest mean may be farther from chance than from the highest for chance to be drawn."""
-CLIENTS = (("asked", "#999999", "-"), ("answered", "#117733", "--"), ("rejected", "#D55E00", ":"))
 DASHES = ("-", "--", ":", "-.")
 STYLE: Any = {
     "font.family": "sans-serif", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
@@ -146,30 +144,39 @@ def accuracy_by_bytes(table: Sequence[Line], looks: Mapping[str, tuple[str, str,
 
     figure, axes = _figure(7.2, 4.0)
     targets = sorted({line.epsilon_target for line in table if line.epsilon_target is not None})
-    for line in table:
-        if not line.total_uplink:
+    for line, place in zip(table, _apart([line.total_uplink or 0.0 for line in table]), strict=True):
+        if not place:
             continue
         colour, marker, _ = looks[line.name]
         last = line.epsilon_target is None or line.epsilon_target == targets[-1]
         (mean,), (sd,) = _heights([line])
         axes.errorbar(
-            [line.total_uplink], [mean], [sd], color=colour, marker=marker, capsize=2, linestyle="none",
+            [place], [mean], [sd], color=colour, marker=marker, capsize=2, linestyle="none",
             markerfacecolor=colour if last else "white", label=_legend([line]) if last else None,
         )  # fmt: skip
         if len(targets) > 1 and line.epsilon_target is not None:
             axes.annotate(
-                f"{line.epsilon_target:g}", (line.total_uplink, mean), textcoords="offset points", xytext=(5, 2),
+                f"{line.epsilon_target:g}", (place, mean), textcoords="offset points", xytext=(5, 2),
                 fontsize=6.5, color=colour,
             )  # fmt: skip
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(_bytes)
+    axes.xaxis.set_major_formatter(short_bytes)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("uplink of the whole run, all clients (payload bytes, logarithmic)")
     axes.set_ylabel("test accuracy, %" + ("; numbers are epsilon" if len(targets) > 1 else ""))
     _chance(axes, table)
     _key(axes)
     return figure
+
+
+def _apart(places: Sequence[float]) -> list[float]:
+    """Equal places on a logarithmic axis moved 2 % apart around their own, so that marks do not cover each other."""
+    found = []
+    for index, place in enumerate(places):
+        before, count = places[:index].count(place), places.count(place)
+        found.append(place * 1.02 ** (before - (count - 1) / 2))
+    return found
 
 
 def learning_curves(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":
@@ -185,9 +192,10 @@ def learning_curves(table: Sequence[Line], looks: Mapping[str, tuple[str, str, s
     for panel, target in zip(panels, targets, strict=False):
         for line in table:
             if line.epsilon_target == target:
-                colour, _, dashes = looks[line.name]
+                colour, marker, dashes = looks[line.name]
                 rounds, mean, low, high = curve(line)
-                panel.plot(rounds, mean, color=colour, linestyle=dashes, label=_wrapped(line.name))
+                mark = marker if len(rounds) == 1 else ""
+                panel.plot(rounds, mean, color=colour, marker=mark, linestyle=dashes, label=_wrapped(line.name))
                 if len(line.done) > 1:
                     panel.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
         panel.set_title("no epsilon target" if target is None else f"epsilon {target:g}", fontsize=9, loc="left")
@@ -208,50 +216,6 @@ def curve(line: Line) -> tuple[list[int], list[float], list[float], list[float]]
     rounds = sorted(set.intersection(*(set(seed) for seed in seeds)))
     values = [[seed[round] for seed in seeds] for round in rounds]
     return rounds, [statistics.fmean(v) for v in values], [min(v) for v in values], [max(v) for v in values]
-
-
-def course(rows: Sequence[Row], chance: float | None) -> "Figure":
-    """One run: accuracy, epsilon, bytes so far, and clients that answered or were rejected, over rounds."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(7.2, 4.6))  # fixed places: every run draws this, and a layout engine doubles its time
-    places = {"left": 0.08, "right": 0.99, "bottom": 0.09, "top": 0.95, "wspace": 0.22, "hspace": 0.28}
-    panels = figure.subplots(2, 2, gridspec_kw=places)
-    (accuracy, epsilon), (sent, clients) = panels
-    rounds = [row.round for row in rows]
-    measured = [(row.round, 100 * row.accuracy) for row in rows if row.accuracy is not None]
-    accuracy.plot([r for r, _ in measured], [a for _, a in measured], color="#0072B2")
-    accuracy.set_title("test accuracy, %", fontsize=9, loc="left")
-    if chance is not None:
-        accuracy.axhline(100 * chance, color="#888888", linestyle=":", linewidth=1)
-    for name, colour, dashes in (("max", "#D55E00", "-"), ("median", "#000000", "--")):
-        spent = [getattr(row, f"epsilon_{name}") for row in rows]
-        finite = [(r, e) for r, e in zip(rounds, spent, strict=True) if e < float("inf")]
-        epsilon.plot([r for r, _ in finite], [e for _, e in finite], color=colour, linestyle=dashes, label=name)
-        if not finite and name == "max":
-            epsilon.text(0.5, 0.5, "no finite epsilon", ha="center", transform=epsilon.transAxes, color="#B00020")
-    epsilon.set_title("epsilon so far, over clients", fontsize=9, loc="left")
-    for name, colour, dashes in (("uplink", "#0072B2", "-"), ("downlink", "#E69F00", "--")):
-        total, sums = 0, []
-        for row in rows:
-            total += getattr(row, f"{name}_bytes")
-            sums.append(total)
-        sent.plot(rounds, sums, color=colour, linestyle=dashes, label=name)
-    sent.yaxis.set_major_formatter(_bytes)
-    sent.set_title("payload bytes so far", fontsize=9, loc="left")
-    for name, colour, dashes in CLIENTS:
-        counts = [len(getattr(row, name).split()) for row in rows]
-        clients.plot(rounds, counts, color=colour, linestyle=dashes, label=name)
-    clients.set_ylim(bottom=-0.2)
-    clients.set_title("clients", fontsize=9, loc="left")
-    for panel in (epsilon, sent, clients):
-        panel.legend()
-    for panel in (accuracy, epsilon, sent, clients):
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for panel in (sent, clients):
-        panel.set_xlabel("round")
-    return figure
 
 
 def _figure(width: float, height: float) -> tuple["Figure", Any]:
@@ -286,7 +250,7 @@ def _key(axes: "Axes") -> None:
     axes.figure.legend(loc="outside right upper")
 
 
-def _bytes(value: float, _: Any = None) -> str:
+def short_bytes(value: float, _: Any = None) -> str:
     """1500000 -> "1.5 MB"."""
     for unit in ("B", "kB", "MB"):
         if abs(value) < 1000:

@@ -49,6 +49,11 @@ class Result:
         return bool(self.summary.get("private", False))
 
     @property
+    def held_out(self) -> bool:
+        """Whether its accuracies are of training rows that were held out, and no public test split's."""
+        return self.settings.get("holdout") is not None
+
+    @property
     def noised(self) -> bool:
         """Whether the run was to add noise, so that its epsilon target means something."""
         return self.settings.get("mechanism", "dp") in ("dp", "noise-only") and self.method != "sgd"

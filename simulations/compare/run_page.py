@@ -4,9 +4,11 @@ import logging
 import shlex
 from dataclasses import fields
 
+from simulations.chance import beats_chance
+from simulations.compare.course import course
 from simulations.compare.html import render
-from simulations.compare.page import PRIVACY, facts
-from simulations.compare.plots import course, drawn, svg
+from simulations.compare.page import HELD_OUT, facts, privacy
+from simulations.compare.plots import drawn, svg
 from simulations.compare.results import Result, read_run
 from simulations.display import human_bytes, percent, privacy_line
 from simulations.outbox import write_atomically
@@ -91,7 +93,7 @@ def run_page(result: Result) -> str:
             "outcome": _outcome(result),
             "figure": figure,
             "rejections": [(row.round, row.reasons) for row in result.rows if row.rejected],
-            "privacy": PRIVACY,
+            "privacy": privacy([result]),
             "facts": facts([result]) if result.done else {"rounds": str(len(result.rows))},
             "command": command(result),
             "settings": settings,
@@ -119,6 +121,11 @@ def _warnings(result: Result) -> list[str]:
         found.append(f"{result.status}: {result.reason or 'this run is not finished; continue it with fedlsg resume'}")
     elif not result.private:
         found.append(privacy_line(dict(result.summary)))
+    measured = [] if result.accuracy is None else [result.accuracy]
+    if result.done and measured and result.chance is not None and not beats_chance(measured, result.chance):
+        found.append("The accuracy is not above chance by three standard errors.")
+    if result.held_out:
+        found.append(HELD_OUT)
     if result.done and result.reason:
         found.append(f"stopped early: {result.reason}")
     return found

@@ -127,12 +127,17 @@ def lines(results: Iterable[Result]) -> list[Line]:
     for result in results:
         groups.setdefault(result.group or (result.name,), []).append(result)
     found = [Line(runs=tuple(runs)) for runs in groups.values()]
-    probes: dict[float | None, float] = {}
+    probes: dict[tuple[Any, ...], float] = {}
     for line in found:
         if line.method == PROBE and line.mean is not None and line.private:
-            probes[line.epsilon_target] = max(line.mean, probes.get(line.epsilon_target, 0.0))
-    found = [Line(runs=line.runs, probe=probes.get(line.epsilon_target)) for line in found]
+            probes[_task(line)] = max(line.mean, probes.get(_task(line), 0.0))
+    found = [Line(runs=line.runs, probe=probes.get(_task(line))) for line in found]
     return sorted(found, key=_order)
+
+
+def _task(line: Line) -> tuple[Any, ...]:
+    """Lines whose accuracies may be set against each other: of one workload's evaluated rows, at one epsilon target."""
+    return (*(line.setting(name) for name in ("workload", "dataset", "subset", "holdout")), line.epsilon_target)
 
 
 def _order(line: Line) -> tuple[Any, ...]:
@@ -219,8 +224,12 @@ def _number(value: float | None, form: str, scale: float = 1) -> str:
 
 def notes(table: Sequence[Line]) -> list[str]:
     """What the columns mean, as far as it is not plain, and the marks that occur."""
+    kinds = {run.held_out for line in table for run in line.runs}
+    splits = [] if kinds == {True} else ["the public test split"]
+    splits += ["held-out training rows, which no epsilon covers"] if True in kinds else []
+    split = " or ".join(splits)
     found = [
-        "accuracy: mean ± standard deviation over n seeds on the public test split; s.e.: its standard error, in "
+        f"accuracy: mean ± standard deviation over n seeds on {split}; s.e.: its standard error, in "
         "points; uplink: payload of a client in a round; saved: dense bytes over sent bytes"
     ]
     if any(line.over_probe is not None for line in table):
@@ -257,7 +266,9 @@ def unfinished(table: Sequence[Line]) -> Mapping[str, str]:
     """Why a run is not in the means, by its name."""
     runs = [run for line in table for run in line.runs]
     return {
-        run.name: f"{run.status}: {run.reason}" if run.reason else f"{run.status} after {len(run.rows)} rounds"
+        run.name: f"{run.status}: {run.reason}"
+        if run.reason
+        else run.status + (f" after {len(run.rows)} rounds" if run.rows else "")
         for run in runs
         if not run.done
     }

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -122,6 +123,8 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # zip, pickle and safetensors each raise their own on damaged or hostile files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if isinstance(error, UnpicklingError):  # torch's text advises to run the file's code, which we never want
+            reason = "no file of tensors alone"
         raise ValueError(f"cannot read {file} ({reason}); {advice}") from error
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]

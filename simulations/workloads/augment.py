@@ -5,10 +5,10 @@ one (De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Class
 sensitivity stays as it is. Averaging after the clip, or clipping each copy as an example, would claim a wrong epsilon.
 
 The draws must not tie examples together either. Where they can be repeated (a public seed), an example's draw must
-depend on its own place among the client's examples and never on its place in the batch: otherwise, for those who
-know the draws, one example more or less in the batch changes how every later one is augmented, and the sum moves by
-more than one clipped gradient. ``draw_round`` and ``drawn_copies`` do that. ``copies`` draws by place in the batch:
-it needs a generator that nobody can repeat.
+depend on which row of the data set it is, and never on its place in the batch or among the client's examples:
+otherwise, for those who know the draws, one example more or less changes how every later one is augmented, and the
+sum moves by more than one clipped gradient. ``draw_round`` and ``drawn_copies`` do that. ``copies`` draws by place in
+the batch: it needs a generator that nobody can repeat.
 """
 
 from dataclasses import dataclass

@@ -167,7 +167,7 @@ def _decode_batch(
 
 def _decode_image(content: bytes | None, place: str, row: int) -> tuple[np.ndarray, str]:
     """(height, width[, channels]) and the mode of an encoded image."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     if content is None:
         raise ValueError(f"image {row} of {place} holds no bytes; expected the images inside the file, not their paths")
@@ -175,7 +175,8 @@ def _decode_image(content: bytes | None, place: str, row: int) -> tuple[np.ndarr
         with Image.open(io.BytesIO(content)) as image:
             return np.asarray(image), image.mode
     except Exception as error:  # decoders raise OSError, SyntaxError, EOFError, struct.error, ... on damaged bytes
-        raise ValueError(f"cannot decode image {row} of {place}: {error}; download it again") from error
+        reason = "it is none" if isinstance(error, UnidentifiedImageError) else str(error)  # which names an object
+        raise ValueError(f"cannot decode image {row} of {place}: {reason}; download it again") from error
 
 
 def _sizes(encoded: list[bytes | None]) -> str:

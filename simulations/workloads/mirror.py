@@ -89,7 +89,9 @@ def find_splits(folder: Path, splits: tuple[str, ...]) -> dict[str, list[Path]]:
     known = split_names(folder)
     for split in splits:
         if split not in known:
-            raise FileNotFoundError(f"no split {split!r} in {folder}; there are: {_list(known)}")
+            raise FileNotFoundError(
+                f"no split {split!r} in {folder}; there are: {_list(known)} (test_split names the evaluated one)"
+            )
     return {split: _shards(folder, split) for split in splits}
 
 

@@ -81,6 +81,8 @@ def read_parquet(paths: Sequence[Path], columns: Columns) -> Texts:
 
 def check_columns(columns: Columns, there: Sequence[str], *, place: str) -> None:
     """Raise ValueError, listing the columns that there are, unless those asked for are among them."""
+    if len(set(columns.names)) < len(columns.names):
+        raise ValueError(f"expected input_columns and label_column without repetitions, got {', '.join(columns.names)}")
     missing = [name for name in columns.names if name not in there]
     if missing:
         raise ValueError(

@@ -94,6 +94,14 @@ def test_a_sum_of_factors_is_not_the_factors_of_a_sum():
     torch.testing.assert_close(decode(encode(a, f), f) + decode(encode(b, f), f), a + b)
 
 
+def test_factors_are_refused_where_only_the_sum_would_be_private():
+    """They are no linear function of the noised values: the server reads each client's, with a share of the noise."""
+    carrier = Carrier(kind="factors", rank=RANK)
+    Method(name="dp-powersgd", carrier=carrier, mechanism=Mechanism(noise_share=1.0))
+    with pytest.raises(ValueError, match=r"factors do not add up.*trust='client'"):
+        Method(name="dp-powersgd", carrier=carrier, mechanism=Mechanism(noise_share=0.5))
+
+
 def test_the_norm_bound_admits_honest_payloads():
     mechanism = Mechanism(clip_norm=0.1, noise_multiplier=0.5)
     f = frame(mechanism=mechanism)

@@ -86,6 +86,36 @@ def test_flow_through_standardised_convolutions_is_that_of_plain_ones():
     assert float((standardised[0].weight.grad * W).sum()) == pytest.approx(0, abs=1e-12)
 
 
+class Differences(nn.Module):
+    """A fixed front end without weights: an image of ones gives 0, as every band-pass filter does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x - x.roll(1, dims=1)], dim=1)
+
+
+def test_fixed_features_in_front_of_the_weights_are_ones(monkeypatch):
+    """Else every weight behind a band-pass filter would be pruned first, whatever it is worth."""
+
+    def kept_behind_the_filter() -> float:
+        torch.manual_seed(2)
+        model = nn.Sequential(Differences(), *linear_net(24, 10, 3))
+        return float(keep_synflow(model, torch.zeros(1, 12), 0.4, iterations=20)["1.weight"][:, 12:].double().mean())
+
+    assert kept_behind_the_filter() > 0.4
+    monkeypatch.setattr("fedlsg.synflow.ones_before_all_weights", lambda module, args: None)
+    assert kept_behind_the_filter() < 0.2  # negative control
+
+
+def test_frozen_weights_pass_the_flow_on():
+    """A frozen layer is no fixed feature: what is trained behind it sees its magnitudes."""
+    model = linear_net(5, 4, 3)
+    everything_trained = flow(linear_model(model), torch.ones(1, 5).double(), everything(model))
+    model[0].weight.requires_grad_(False)
+    behind = {"2.weight": torch.ones(3, 4, dtype=torch.bool)}
+    got = flow(linear_model(model), torch.ones(1, 5).double(), behind)
+    torch.testing.assert_close(got["2.weight"], everything_trained["2.weight"])
+
+
 def test_without_linearising_the_flow_is_not_conserved(monkeypatch):
     """Negative control: the norm and the bounded activations swallow it."""
     monkeypatch.setattr(

@@ -16,7 +16,8 @@ from fedlsg.accounting import epsilon
 from simulations import cli
 from tests.simulations.runs import Run
 
-SMALL = ("--engine", "local", "--clients", "2", "--rounds", "2", "--noise-multiplier", "2", "-c", "sample_rate=0.05")
+SHORT = ("--engine", "local", "--clients", "2", "--rounds", "2", "-c", "sample_rate=0.05")
+SMALL = (*SHORT, "--noise-multiplier", "2")
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -62,7 +63,7 @@ def test_a_run_says_what_it_did(fedlsg, tmp_path):
     ],
 )
 def test_what_is_not_private_says_so_first_and_last(options, line, fedlsg):
-    status, out, _ = fedlsg("run", *SMALL, *options)
+    status, out, _ = fedlsg("run", *(SMALL if options == ("--reproducible",) else SHORT), *options)
     assert status == 0
     lines = out.splitlines()
     assert line in lines[:2]
@@ -262,3 +263,22 @@ def test_the_installed_command():
         assert done.returncode == 2
         assert re.match("fedlsg: error: No such option.*--rnak", done.stderr)
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_run_folder_is_given_as_out(fedlsg, tmp_path):
+    status, out, err = fedlsg("run", *SMALL, "-c", "run_dir=there")
+    assert (status, out) == (1, "")
+    assert "give the folder as --out" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_held_out_accuracies_are_announced(fedlsg):
+    assert "computed without noise" in " ".join(fedlsg("run", *SMALL, "-c", "holdout=0.1")[1].split())
+    assert "computed without noise" not in " ".join(fedlsg("run", *SMALL)[1].split())
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "calibrate", "partition", "inspect", "report", "presets"])
+def test_help_shows_no_escapes(command, fedlsg):
+    status, out, err = fedlsg(command, "--help")
+    assert (status, err) == (0, "")
+    assert "\\" not in out

@@ -260,7 +260,7 @@ def test_ended_in_the_middle_no_process_is_left_and_the_cell_is_resumable(number
     assert number == signal.SIGKILL or err.strip() == "fedlsg: error: interrupted"
     wait_until(lambda: not alive(holder))
     assert not cell.summary.exists()
-    assert 3 <= cell.last_round() < 5000
+    assert 2 <= cell.last_round() < 5000  # the third row may lie there before its checkpoint does
     assert json.loads((tmp_path / "cells.json").read_text())["sgd-seed0"]["status"] == "interrupted"
 
 

@@ -119,6 +119,13 @@ REFUSED = {
     "nobody has it": ({"settings": {"drop_rate": 0.5}}, "none of the methods lsg, sgd has a setting drop_rate"),
     "no number": ({"ranks": ["four"]}, "expected ranks as a list of numbers"),
     "half a rank": ({"ranks": [1.5]}, "expected ranks as a list of numbers"),
+    "epsilon below 0": ({"epsilons": [-1.0]}, "expected epsilons > 0 and finite, got -1"),
+    "no rank": ({"ranks": [0, 4]}, "expected ranks >= 1, got 0, 4"),
+    "all frozen": ({"sparsities": [1.0]}, r"expected sparsities in \[0, 1\), got 1"),
+    "an axis that nobody has": (
+        {"methods": {"dpsgd": {}}, "ranks": [4]},
+        "none of the methods dpsgd has a rank: leave",
+    ),
     "no seed": ({"seeds": 0}, "one seed at least"),
 }
 
@@ -128,3 +135,10 @@ def test_what_a_grid_refuses(kind):
     keys, message = REFUSED[kind]
     with pytest.raises(ValueError, match=message):
         grid(**keys)
+
+
+def test_a_method_of_a_grid_file_that_is_no_table_is_refused(tmp_path):
+    file = tmp_path / "grid.toml"
+    file.write_text("[methods]\nlsg = 3\n")
+    with pytest.raises(ValueError, match=r"expected \[settings\] and \[methods.NAME\] as tables"):
+        make_grid(None, SAID, {}, str(file))

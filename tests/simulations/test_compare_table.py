@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -93,3 +94,14 @@ def test_the_terminal_table_fits(width):
         assert part in text
     assert "…" not in text
     assert ("s.e." in text) is (width >= 100)
+
+
+def test_a_probe_of_another_workload_is_no_measure():
+    """Runs of several workloads, or of other evaluated rows, in one report."""
+    probe = result(0.5, method="linear-probe")
+    others = [result(0.7, settings=other) for other in ({"workload": "cifar10"}, {"dataset": "a/b"}, {"holdout": 0.1})]
+    for position, other in enumerate(others):
+        (line,) = [found for found in lines([probe, replace(other, group=(position,))]) if found.method == "lsg"]
+        assert line.over_probe is None
+    (same,) = [found for found in lines([probe, result(0.7)]) if found.method == "lsg"]  # negative control
+    assert same.over_probe == pytest.approx(0.2)

@@ -34,8 +34,9 @@ BLOCKS = {"lsg": 5, "rgp": 5, "rs": 4, "dpsgd": 4}
 
 
 def settings_of(case: str) -> dict[str, Any]:
-    """Settings of a run of a case."""
-    return {"method": CASES[case].name, **CASES[case].settings}
+    """Settings of a run of a case; where no noise is added, none may be asked for."""
+    silent = {} if CASES[case].method.mechanism.adds_noise else {"noise_multiplier": None}
+    return {"method": CASES[case].name, **CASES[case].settings, **silent}
 
 
 @dataclass(frozen=True)

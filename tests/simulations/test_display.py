@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from simulations.display import RoundDisplay, human_bytes, percent, privacy_line, showing, summary_table
+from fedlsg.layout import LayerRow
+from simulations.display import RoundDisplay, human_bytes, layers_shown, percent, privacy_line, showing, summary_table
 from simulations.recorder import Row
 
 SUMMARY: dict[str, Any] = {
@@ -68,7 +69,9 @@ def test_what_the_privacy_line_rests_on(changes, expected):
 
 
 def test_nothing_sent_is_no_division_by_zero():
-    assert "(nanx)" in shown(summary_table(SUMMARY | {"uplink_bytes": 0}), 80)
+    text = shown(summary_table(SUMMARY | {"uplink_bytes": 0}), 80)
+    assert "uplink" in text
+    assert "nan" not in text
 
 
 def test_plain_lines_where_there_is_no_terminal():
@@ -128,3 +131,15 @@ def test_bytes_are_right_to_half_a_percent(count):
     number, unit = human_bytes(count).split()
     scale = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
     assert math.isclose(float(number) * scale, count, rel_tol=0.005, abs_tol=0.5)
+
+
+def test_long_layer_names_stay_apart():
+    """At 80 columns too: layers of a transformer differ in the end of their names."""
+    names = [f"body.encoder.layer.*.attention.{part}.weight" for part in ("self.query", "self.key", "output.dense")]
+    rows = [LayerRow(name=name, shape=(3072, 768), travel="carried", values=15_360, count=12) for name in names]
+    text = shown(layers_shown(rows), 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    joined = "".join(line.split("  ")[0].strip() for line in text.splitlines()[1:-1])
+    assert joined == "".join(names)
+    assert "in all, before the mask: 36 carried; 552,960 values sent" in text

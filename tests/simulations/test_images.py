@@ -4,6 +4,7 @@ import dataclasses
 import os
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,9 @@ import pytest
 import torch
 
 from simulations import workloads
+from simulations.client import batches
+from simulations.plan import prepare
+from simulations.settings import from_mapping
 from simulations.workloads import Options, Workload
 from simulations.workloads.augment import crop, flip_crop
 from simulations.workloads.hf_image import choose_columns
@@ -68,6 +72,22 @@ def test_a_published_set_is_read_as_it_is_laid_out(name, tmp_path):
     torch.testing.assert_close(inputs.double(), expected, atol=2e-6, rtol=0)
     logits = workloads.build_model(workload)(inputs)
     assert logits.shape == (2, image_set.num_classes)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_an_example_less_changes_nobody_elses_augmentation(copies, tmp_path):
+    """Its own draw follows its row; drawn by place in the client's part, all that come after it would change."""
+    make_set(tmp_path, "cifar10")
+    settings = {"workload": "cifar10", "data_dir": str(tmp_path), "clients": 1, "augment": "flip-crop"}
+    base = prepare(from_mapping(settings | {"multiplicity": copies}))
+    neighbour = replace(base, parts=[base.parts[0][1:]])
+    everyone, drawn = torch.arange(5), []
+    whole = batches(base, 0, 1, drawn)(everyone)
+    fewer = batches(neighbour, 0, 1, drawn)(everyone[:4])
+    assert torch.equal(fewer[0], whole[0][copies:])
+    assert torch.equal(fewer[1], whole[1][copies:])
+    assert [rows.tolist() for rows in drawn] == [[0, 1, 2, 3, 4], [1, 2, 3, 4]]
+    assert not torch.equal(batches(base, 0, 2, [])(everyone)[0], whole[0])  # another round, other draws
 
 
 def test_what_the_sets_are():
@@ -131,7 +151,7 @@ def test_pretrained_weights_go_to_every_model(tmp_path, monkeypatch):
     make_set(tmp_path, "cifar10")
     asked = []
 
-    def spy(builder, source):
+    def spy(builder, source, *, say):
         asked.append(source)
         return lambda: f"{source} in a model"
 
@@ -273,7 +293,9 @@ def test_a_wrong_option_lists_what_there_is(tmp_path, options, message):
 
 def test_a_missing_split_lists_those_there_are(tmp_path):
     make_hf(tmp_path, test="validation")
-    with pytest.raises(FileNotFoundError, match=r"no split 'test' in .*; there are: train, validation"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no split 'test' in .*; there are: train, validation .test_split names"
+    ):
         load_hf(tmp_path)
     assert len(load_hf(tmp_path, test_split="validation").test) == 2
 

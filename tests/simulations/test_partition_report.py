@@ -180,3 +180,11 @@ def test_what_cannot_be_partitioned_is_one_line(fedlsg, tmp_path, options, messa
     assert message in err
     assert len(err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_is_one_line(fedlsg, tmp_path):
+    (tmp_path / "file").write_text("")
+    status, _, err = fedlsg("partition", "digits", "--clients", "2", "--out", str(tmp_path / "file"))
+    assert status == 1
+    assert "cannot write to" in err
+    assert "choose another --out" in err

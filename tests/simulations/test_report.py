@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from simulations.compare.collect import read_runs
+from simulations.compare.course import course
 from simulations.compare.page import page
-from simulations.compare.plots import course, curve, drawn, looks_of, png
+from simulations.compare.plots import _apart, curve, drawn, looks_of, png
 from simulations.compare.run_page import command, run_page, write_run_page
-from simulations.compare.table import lines
+from simulations.compare.table import lines, notes
 from simulations.rundir import RunDir
 from tests.simulations.compare_cases import result, row
 from tests.simulations.runs import Run, reconfigured
@@ -150,6 +151,8 @@ def test_report_of_several_runs(fedlsg, stopped, small, tmp_path):  # noqa: F811
     assert (status, err) == (0, "")
     assert "lsg (clip_norm=0.25)" in " ".join(out.split())
     assert "run: interrupted after 1 rounds" in out
+    assert "fedlsg resume RUN" in out
+    assert "the same command continues" not in out
     assert (tmp_path / "there" / "plots" / "learning-curves.png").read_bytes().startswith(b"\x89PNG")
     lsg = {r.name: r for r in read_runs([small.path, tmp_path / "other", stopped.path])}
     assert lsg["small"].group == lsg["run"].group != lsg["other"].group
@@ -197,7 +200,42 @@ def test_a_method_keeps_its_look():
 
 @pytest.mark.parametrize("rows", [[row(1, None)], [row(1, 0.5, epsilon_max=float("inf"), epsilon_median=float("inf"))]])
 def test_a_run_of_one_round_is_drawn(rows):
-    assert png(drawn(lambda: course(rows, 0.1))).startswith(b"\x89PNG")
+    figure = drawn(lambda: course(rows, 0.1))
+    assert png(figure).startswith(b"\x89PNG")
+    for panel in figure.axes:  # a line through one point would be invisible
+        assert all(line.get_marker() == "o" for line in panel.lines if len(line.get_xdata()) == 1)
+        assert all(tick == round(tick) for tick in panel.get_xticks())
+
+
+def test_equal_bytes_do_not_cover_each_other():
+    """Three methods of 100 bytes, one of 200: golden by hand, and the order of size stays."""
+    assert _apart([100.0, 200.0, 100.0, 100.0]) == pytest.approx([100 / 1.02, 200.0, 100.0, 102.0])
+    assert _apart([0.0, 7.0]) == [0.0, 7.0]
+
+
+def test_held_out_accuracies_are_not_called_public():
+    public, held_out = result(0.8), result(0.8, settings={"holdout": 0.1})
+    for found in (run_page(held_out), made([held_out]), " ".join(notes(lines([held_out])))):
+        words = " ".join(Page(found).words.split())
+        assert "held-out training rows" in words
+        assert "which no client trains on" not in words
+        assert "on the public test split;" not in words
+    for found in (run_page(public), made([public])):  # negative control
+        assert "which no client trains on" in Page(found).words
+        assert "held-out" not in Page(found).words
+
+
+def test_a_run_at_chance_says_so_on_its_page():
+    assert "not above chance" in Page(run_page(result(0.12))).words
+    assert "not above chance" not in Page(run_page(result(0.8))).words
+
+
+def test_a_report_that_cannot_be_written_is_one_line(fedlsg, small, tmp_path):  # noqa: F811
+    (tmp_path / "file").write_text("")
+    status, out, err = fedlsg("report", str(small.path), "--out", "file")
+    assert (status, out) == (1, "")
+    assert "cannot write to" in err
+    assert "choose another --out" in err
 
 
 def test_figures_embed_no_foreign_content():

@@ -328,6 +328,9 @@ def test_what_a_set_does_not_have_is_listed(tmp_path, bert, options, error, mess
 def test_too_many_text_columns_want_a_choice():
     with pytest.raises(ValueError, match=r"choose input_columns among the 3 text columns of made, which has a, b, c"):
         hf_text.choose_columns(list("abcy"), list("abc"), Options(label_column="y"), place="made")
+    for twice in (Options(input_columns="a,a", label_column="y"), Options(input_columns="a,y", label_column="y")):
+        with pytest.raises(ValueError, match="input_columns and label_column without repetitions"):
+            hf_text.choose_columns(list("abcy"), list("abc"), twice, place="made")
     chosen = hf_text.choose_columns(list("abcy"), list("ab"), Options(label_column="y"), place="made")
     assert chosen == Columns(inputs=("a", "b"), label="y")
 
@@ -370,8 +373,10 @@ def test_a_hub_that_cannot_be_reached(tmp_path, bert, monkeypatch):
 def test_class_counts_by_hand():
     texts = Texts(first=["a"], second=None, labels=np.array([4]))
     named = Texts(first=["a"], second=None, labels=np.array([0]), class_names=("x", "y"))
-    assert count_classes({"train": texts, "test": named})[0] == 2
-    assert count_classes({"train": texts, "test": texts})[0] == 5
+    assert count_classes(texts, [named])[0] == 2
+    assert count_classes(texts, [texts])[0] == 5
+    few = Texts(first=["a"], second=None, labels=np.array([1]))
+    assert count_classes(texts, [few])[0] == 2  # never off the private labels
 
 
 # --- real data

@@ -328,7 +328,7 @@ GOOD = encode(pixels_of(1, 1)[0])
         (spoil(GOOD, -3), ValueError, r"expected labels in 0..9 .*got -3..0"),
         (spoil(GOOD, None), ValueError, r"expected labels in 0..9 .*none"),
         (spoil(None), ValueError, r"image 7 of .* holds no bytes"),
-        (spoil(b"not an image"), ValueError, r"cannot decode image 7 of .*train-00001"),
+        (spoil(b"not an image"), ValueError, r"cannot decode image 7 of .*train-00001.*: it is none; download"),
         (spoil(GOOD[: len(GOOD) // 2]), ValueError, r"cannot decode image 7 of .*train-00001"),
         (spoil(encode(np.zeros((16, 32, 3), np.uint8))), ValueError, r"32x32 RGB, got 32x16 RGB"),
         (spoil(encode(np.zeros((32, 32), np.uint8))), ValueError, r"32x32 RGB, got 32x32 L"),

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fedlsg.adapters import prepare_model
+from fedlsg.lowrank import project, reconstruct
 from fedlsg.method import Schedule, aggregate
 from strategies import recipe
 from strategies.state import ServerState, load_weights, select_clients
@@ -213,15 +215,36 @@ def test_the_average_is_put_away_whatever_happens_in_between():
     assert state.weights.equal(current)
 
 
+def no_residual(*, prepared: bool) -> ServerState:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 5)).double()
+    method = recipe("rgp", rank=3, residual=False, learning_rate=0.1)
+    if prepared:
+        prepare_model(net, method.carrier, classifier="2", seed=0)
+    return ServerState(net, method, Schedule(rounds=4), divisor=10.0, seed=0, classifier="2")
+
+
 def test_without_the_residual_carried_weights_have_the_rank_of_their_carriers():
-    """001 App. C. Negative control: with it they keep full rank."""
-    for residual in (False, True):
-        state = server_state("lsg", rank=2, residual=residual)
-        for _ in range(3):
-            for name in state.carried:
-                rank = int(torch.linalg.matrix_rank(dict(state.model.named_parameters())[name].detach().flatten(1)))
-                assert (rank <= 2) == (not residual)
+    """001 App. C. Negative control: as the model comes, they have full rank until the first update."""
+    for prepared in (True, False):
+        state = no_residual(prepared=prepared)
+        for round in range(3):
+            W = state.model.get_parameter("0.weight").detach()
+            assert (int(torch.linalg.matrix_rank(W, rtol=1e-8)) == 3) == (prepared or round > 0)
             advance(state, 1)
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_without_the_residual_the_history_of_updates_begins_after_the_cut(prepared):
+    """Negative control: cut later, W - W_0 is what was cut off, far longer than an update, and carriers follow that."""
+    state = no_residual(prepared=prepared)
+    frame = state.frame()
+    values = values_for(frame, 0, 1).double()
+    update = frame.gradients(values)["0.weight"]
+    state.finish_round(frame, [values])
+    c = next(c for c in state.frame().coordinates if c.carried)
+    carried = reconstruct(*project(update, c.L, c.R), c.L, c.R).norm() / update.norm()
+    assert (carried > 0.6) == prepared
 
 
 def test_direct_sparsification_leaves_the_smallest_weights_alone():
