@@ -1,12 +1,14 @@
 """Runs that several tests read. Property tests draw the same examples in every run, without a deadline."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 
+from simulations import cli
 from tests.simulations.runs import Run, run_local, stopped_after
 
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
@@ -33,4 +35,23 @@ def stopped(tmp_path: Path) -> Run:
     run = stopped_after(1, tmp_path / "run")
     assert [row.round for row in run.rows] == [1]
     assert not run.directory.summary.exists()
+    return run
+
+
+@pytest.fixture
+def fedlsg(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Run the command in an empty working directory, on a terminal of some width: (exit status, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDLSG_DATA", raising=False)
+
+    def run(*arguments: str, width: int = 100) -> tuple[int, str, str]:
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setattr(sys, "argv", ["fedlsg", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capsys.readouterr()
+        return int(end.value.code or 0), printed.out, printed.err
+
     return run

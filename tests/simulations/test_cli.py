@@ -21,23 +21,6 @@ SMALL = (*SHORT, "--noise-multiplier", "2")
 Command = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def fedlsg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """Run the command in an empty working directory: (exit status, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.delenv("FEDLSG_DATA", raising=False)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedlsg", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        return int(end.value.code or 0), printed.out, printed.err
-
-    return run
-
-
 def test_a_run_says_what_it_did(fedlsg, tmp_path):
     status, out, err = fedlsg("run", *SMALL, "--seed", "3", "--out", "here", "--method", "rgp", "--rank", "2")
     assert (status, err) == (0, "")

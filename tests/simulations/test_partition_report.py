@@ -1,7 +1,6 @@
 """``fedlsg partition``: numbers by hand, the table of few and of many clients, the files, and what it refuses."""
 
 import csv
-import sys
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
-from simulations import cli
 from simulations.partition_report import Balance, conclusions, measure, plot, table, write_csv
 from simulations.plan import prepare
 from simulations.settings import from_mapping
@@ -130,22 +128,6 @@ def test_the_plot_is_an_image_of_a_size_that_can_be_read(tmp_path, clients, clas
 
 
 # --- the command ---
-
-
-@pytest.fixture
-def fedlsg(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "110")
-    monkeypatch.delenv("FEDLSG_DATA", raising=False)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedlsg", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        return int(end.value.code or 0), printed.out, printed.err
-
-    return run
 
 
 def test_the_command_prints_and_writes(fedlsg, tmp_path):

@@ -14,7 +14,7 @@ import tomli_w
 
 from fedlsg.accounting import check_delta
 from fedlsg.accounting import epsilon as epsilon_of
-from simulations import cli, plan, workloads
+from simulations import plan, workloads
 from simulations.models.registry import vision
 from simulations.preset import build_method, fill
 from simulations.published import Published, find, from_run_config, matching, presets, resolve
@@ -338,22 +338,6 @@ def test_presets_of_digits_like_settings_run(tmp_path, fedlsg):
 # --- the command
 
 Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def fedlsg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """Run the command in an empty working directory: (exit status, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str, width: int = 140) -> tuple[int, str, str]:
-        monkeypatch.setenv("COLUMNS", str(width))
-        monkeypatch.setattr(sys, "argv", ["fedlsg", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        return int(end.value.code or 0), printed.out, printed.err
-
-    return run
 
 
 @pytest.mark.parametrize("width", [80, 140])
