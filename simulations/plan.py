@@ -168,6 +168,7 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
     if mechanism.private:
         for events in {tuple(events_of(base, t, blocks)) for t in terms}:
             check_certified(events, known(s.delta))
+            check_budget(events, base)
     return tuple(terms)
 
 
@@ -205,6 +206,22 @@ def pruning_noise(base: Base, terms: ClientTerms, blocks: int) -> float:
     delta = known(base.settings.delta)
     target = prune.epsilon_share * compose(events_of(base, terms, blocks), delta=delta).upper
     return calibrate_noise_multiplier(epsilon=target, delta=delta, sample_rate=1.0, steps=1)
+
+
+def check_budget(events: Sequence[Event], base: Base) -> None:
+    """Raise ValueError where a given noise multiplier spends a given epsilon before a single round is done."""
+    s = base.settings
+    if s.epsilon is None or s.noise_multiplier is None:
+        return
+    first, *besides = events
+    spent = compose(
+        [replace(first, steps=base.local.steps), *besides], delta=known(s.delta), accountants=("pld",)
+    ).upper
+    if spent > s.epsilon:
+        raise ValueError(
+            f"at noise_multiplier={s.noise_multiplier:g} one round costs epsilon {spent:.3g}, more than the budget "
+            f"epsilon={s.epsilon:g}: no client would train; give one of the two, or more noise"
+        )
 
 
 def check_certified(events: Sequence[Event], delta: float) -> None:

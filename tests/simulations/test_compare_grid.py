@@ -114,6 +114,7 @@ REFUSED = {
     "hostile label": ({"methods": {"../../lsg": {"method": "lsg"}}}, "expected a method label"),
     "seed as a setting": ({"settings": {"seed": 3}}, "seed is an axis of the grid: give it as --seeds"),
     "epsilon as a setting": ({"methods": {"lsg": {"epsilon": 3}}}, "epsilon is an axis of the grid"),
+    "a preset in a grid": ({"methods": {"lsg": {"preset": "x"}}}, "a preset is the setting of one run"),
     "twice": ({"epsilons": [1.0, 1.0]}, "epsilons without repetitions"),
     "noise and epsilon": ({"epsilons": [1.0], "settings": {"noise_multiplier": 2}}, "either --epsilons or"),
     "nobody has it": ({"settings": {"drop_rate": 0.5}}, "none of the methods lsg, sgd has a setting drop_rate"),

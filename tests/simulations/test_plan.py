@@ -266,3 +266,9 @@ def test_a_model_that_mixes_examples_is_refused(monkeypatch):
     monkeypatch.setattr(workloads, "load", planted)
     with pytest.raises(ValueError, match=r"BatchNorm1d.*replace BatchNorm by GroupNorm"):
         plan_of()
+
+
+def test_a_noise_that_spends_the_budget_in_one_round_is_refused():
+    with pytest.raises(ValueError, match=r"one round costs epsilon .*more than the budget epsilon=0\.01"):
+        plan_of(noise_multiplier=2.0, epsilon=0.01)
+    assert plan_of(noise_multiplier=2.0, epsilon=8.0).terms[0].noise_multiplier == 2.0
