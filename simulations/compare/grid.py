@@ -95,7 +95,7 @@ class Grid:
                 raise ValueError(f"{name} is an axis of the grid: give it as {option}, not as -c {name}=...")
         if any("preset" in settings for settings in given):
             raise ValueError(
-                "a preset is the setting of one run, a grid has its own: use fedlsg run --preset, or name its settings with -c"
+                "a preset is the setting of one run: use fedlsg run --preset, or give its settings with -c"
             )
         if self.epsilons and any("noise_multiplier" in settings for settings in given):
             raise ValueError("give either --epsilons or -c noise_multiplier=..., which would replace every one of them")
