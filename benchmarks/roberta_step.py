@@ -28,7 +28,7 @@ from torch.nn import functional as F
 import strategies
 from fedlsg.adapters import frozen_bases, prepare_model
 from fedlsg.carriers import carried_parameters
-from fedlsg.method import LocalTraining, Method, Schedule, client_step, make_frame
+from fedlsg.method import LocalTraining, Method, Schedule, client_step, initial_needed, make_frame
 from fedlsg.persample import trainable
 from fedlsg.powersgd import encode
 from fedlsg.randomness import secret_stream
@@ -63,7 +63,7 @@ def step(model: nn.Module, method: Method, inputs: dict[str, Tensor], targets: T
     """One client step of the model that the method trains; (values sent, dense values of a frame)."""
     carried = carried_parameters(model, method.carrier, classifier="classifier")
     weights = {name: p.detach() for name, p in trainable(model).items()}
-    initial = {name: weights[name] for name in carried} | frozen_bases(model)
+    initial = {name: weights[name] for name in initial_needed(method, weights, carried)} | frozen_bases(model)
     schedule = Schedule(rounds=10, sample_rate=1.0)
     frame = make_frame(
         method, weights, initial, carried=carried, round=schedule.rounds, updates=0, schedule=schedule, seed=0,

@@ -186,6 +186,61 @@ def inspect(
     )
 
 
+@app.command()
+def audit(
+    directory: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Run directory; without one, the options below.")
+    ] = None,
+    workload: Annotated[str | None, option(help="Without a run: as in fedlsg run, default digits.")] = None,
+    method: Annotated[str | None, option(help="Without a run: the recipe; default lsg.")] = None,
+    epsilon: Annotated[float | None, option(help="Without a run: the claim; default the workload's.")] = None,
+    noise_multiplier: Annotated[float | None, option(help="Without a run: noise over clip norm, instead.")] = None,
+    mode: Annotated[str, option(help="unit (canary gradients; default) or training (canary examples).")] = "unit",
+    canaries: Annotated[int | None, option(help="How many; default 5000 in unit mode, 300 in training.")] = None,
+    plant: Annotated[str | None, option(help="Plant a mistake, such as halved-noise or per-block-clip.")] = None,
+    seed: Annotated[int | None, option(help="Repeats the audit's coins and noise; default fresh ones.")] = None,
+    out: Annotated[str | None, option(help="File; default audit.json, in the run where there is one.")] = None,
+    config: Choice = None,
+) -> int:
+    """Try to falsify a claimed epsilon: status 0 and "not falsified", or status 1 and "falsified"."""
+    named = {"workload": workload, "method": method, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
+    given = merge({key: value for key, value in named.items() if value is not None}, config or [])
+    from simulations.audit_command import audit_command
+
+    return audit_command(directory, given, console, mode=mode, canaries=canaries, plant=plant, seed=seed, out=out)
+
+
+@app.command()
+def attack(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs with recorded updates.")] = None,
+    compare: Annotated[str | None, option(help="Instead: record and attack these recipes at equal sigma.")] = None,
+    workload: Annotated[str | None, option(help="With --compare: as in fedlsg run, default digits.")] = None,
+    view: Annotated[str, option(help="client (each payload, default) or aggregate (their sum).")] = "client",
+    labels: Annotated[str, option(help="known (default) or unknown to the adversary.")] = "known",
+    examples: Annotated[str, option(help="known (default) or unknown: how many are in the batch.")] = "known",
+    batch: Annotated[str, option(help="Batch sizes that are attacked, default 1.")] = "1",
+    images: Annotated[int, option(help="Images or texts of each batch size, default 8.")] = 8,
+    attacks: Annotated[
+        str | None, option(help="With commas, see docs/attacks.md; default the strongest that fit.")
+    ] = None,
+    naive: Annotated[bool, option("--naive", help="Also attacks that ignore projection, mask and clip.")] = False,
+    seconds: Annotated[float, option(help="Budget of one attack on one update, default 20.")] = 20.0,
+    seed: Annotated[int, option(help="Of the attacks' starting points, default 0.")] = 0,
+    out: Annotated[str | None, option(help="Folder; default the run, or attack/ for several.")] = None,
+    config: Choice = None,
+) -> None:
+    """What an adversary gets from the updates that runs recorded (fedlsg run --record-updates)."""
+    from fedlsg.attacks.observation import ThreatModel
+    from simulations.attack_command import attack_command
+
+    given = merge({} if workload is None else {"workload": workload}, config or [])
+    threat = ThreatModel(view=view, labels=labels, examples=examples)  # type: ignore[arg-type]
+    attack_command(
+        runs or [], console, compare=compare, given=given, threat=threat, batches=batch, images=images, attacks=attacks,
+        naive=naive, seconds=seconds, seed=seed, out=out,
+    )  # fmt: skip
+
+
 def merge(given: dict[str, Any], pairs: list[str]) -> dict[str, Any]:
     """Options and ``-c key=value`` pairs in one mapping. Raises ValueError for a pair without "="."""
     merged = dict(given)

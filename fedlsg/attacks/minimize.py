@@ -1,0 +1,115 @@
+"""Minimisers within a box for the matching attacks: L-BFGS-B, and (signed) Adam whose step decays as a cosine.
+
+Both count evaluations of the energy with its gradient, so that attacks can be compared at an equal budget; both return
+the lowest point that they saw, not the last one.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.optimize import minimize
+from torch import Tensor
+
+Energy = Callable[[Tensor], Tensor]
+GoOn = Callable[[int, float], bool]
+"""(evaluations so far, lowest value so far) -> whether to go on."""
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-12
+LARGE = 1e30
+"""Stands for an infinite energy in L-BFGS, whose line search computes with it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Box:
+    """Least and greatest value of every unknown; infinite where it is free."""
+
+    low: Float[Tensor, " n"]
+    high: Float[Tensor, " n"]
+
+
+class _Lowest:
+    """The energy and its gradient, with the lowest point so far."""
+
+    def __init__(self, energy: Energy, go_on: GoOn) -> None:
+        self.energy, self.go_on = energy, go_on
+        self.value, self.evaluations = math.inf, 0
+        self.point: Tensor | None = None
+
+    def __call__(self, at: Tensor) -> tuple[float, Tensor]:
+        at = at.detach().requires_grad_()
+        energy = self.energy(at)
+        (gradient,) = torch.autograd.grad(energy, at)
+        self.evaluations += 1
+        value = energy.item() if math.isfinite(energy.item()) else math.inf
+        if self.point is None or value < self.value:
+            self.value, self.point = value, at.detach().clone()
+        # An example whose gradient is exactly zero has no direction: autograd gives NaN through its norm.
+        return value, gradient.nan_to_num(0.0, 0.0, 0.0)
+
+    @property
+    def stopped(self) -> bool:
+        return not self.go_on(self.evaluations, self.value)
+
+    def result(self) -> tuple[Tensor, float]:
+        assert self.point is not None
+        return self.point, self.value
+
+
+def lbfgs(
+    energy: Energy, start: Tensor, box: Box, *, evaluations: int, settled: float = 0.0, go_on: GoOn
+) -> tuple[Tensor, float]:
+    """The lowest point found by L-BFGS-B (Byrd et al. 1995, SciPy's), and its value.
+
+    Runs until the budget, ``go_on``, float64, or a step that lowers max(1, value) by the share ``settled`` ends it.
+    Differs from DLG, whose L-BFGS knows of no range.
+    """
+    lowest = _Lowest(energy, go_on)
+
+    def evaluate(point: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = lowest(torch.from_numpy(point).to(start))
+        return min(value, LARGE), gradient.double().cpu().numpy()
+
+    def check(intermediate_result: object) -> None:
+        if lowest.stopped:
+            raise StopIteration
+
+    low, high = box.low.double().cpu().numpy(), box.high.double().cpu().numpy()
+    options = {"maxfun": evaluations, "maxiter": evaluations, "maxcor": 50, "ftol": settled, "gtol": 0.0}
+    minimize(
+        evaluate,
+        start.double().cpu().numpy(),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=np.stack([low, high], axis=1),
+        callback=check,
+        options=options,
+    )
+    return lowest.result()
+
+
+def adam(
+    energy: Energy, start: Tensor, box: Box, *, evaluations: int, step_size: Tensor, signed: bool, go_on: GoOn
+) -> tuple[Tensor, float]:
+    """The lowest point found by Adam within the box, and its value; ``step_size`` of each unknown decays to 0.
+
+    ``signed`` looks at the gradient's signs only, as Inverting Gradients does (Geiping et al. 2020, App. A).
+    Differs from that paper: a cosine instead of three drops of the step size.
+    """
+    lowest = _Lowest(energy, go_on)
+    low, high = box.low.to(start), box.high.to(start)
+    point, first, second = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+    for step in range(evaluations):
+        _, gradient = lowest(point)
+        if lowest.stopped:
+            break
+        gradient = gradient.sign() if signed else gradient
+        first = BETA1 * first + (1 - BETA1) * gradient
+        second = BETA2 * second + (1 - BETA2) * gradient.square()
+        mean, scale = first / (1 - BETA1 ** (step + 1)), (second / (1 - BETA2 ** (step + 1))).sqrt() + EPSILON
+        decay = 0.5 * (1 + math.cos(math.pi * step / evaluations))
+        point = (point - decay * step_size * mean / scale).clamp(low, high)
+    return lowest.result()

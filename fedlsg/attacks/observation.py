@@ -1,0 +1,126 @@
+"""What the adversary sees of one update, and what is granted to it besides.
+
+The adversary knows everything public: architecture and weights W_t of the round, L, R, mask, clip, sigma, Poisson rate,
+local optimizer. It sees payloads as they were sent. The private batch is in none of these types, so an attack, which
+is a function of them, cannot read it; scoring it against the truth happens elsewhere.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from fedlsg.client import LocalTraining
+from fedlsg.frame import Frame
+from fedlsg.persample import LossFunction, trainable
+from fedlsg.privatize import Mechanism
+
+View = Literal["client", "aggregate"]
+Granted = Literal["known", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreatModel:
+    """Whom the report's numbers are about.
+
+    view: the payload of each client (the server, or whoever reads its traffic), or only their sum (the server behind
+        an ideal secure aggregation).
+    labels: whether the adversary is told the labels of the batch.
+    examples: whether it is told how many examples are in the batch.
+    """
+
+    view: View = "client"
+    labels: Granted = "known"
+    examples: Granted = "known"
+
+    def __post_init__(self) -> None:
+        for name, options in (("view", View), ("labels", Granted), ("examples", Granted)):
+            if getattr(self, name) not in get_args(options):
+                raise ValueError(f"expected {name} in {get_args(options)}, got {getattr(self, name)!r}")
+        if self.labels == "known" and self.examples == "unknown":
+            raise ValueError(
+                "known labels say how many examples there are: choose examples='known', or labels='unknown'"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Knowledge:
+    """What a threat model grants about one observation: None where it grants nothing.
+
+    labels: (B,) in no particular order; examples: B, over all clients of the observation.
+    """
+
+    labels: Int[Tensor, " batch"] | None = None
+    examples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.examples is not None and self.examples < 1:
+            raise ValueError(f"expected examples={self.examples} >= 1: nothing was in an empty batch")
+        if self.labels is not None and self.examples != len(self.labels):
+            raise ValueError(f"expected as many labels as examples={self.examples}, got {len(self.labels)}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Observation:
+    """One update: the payload of one client, or the sum over several, and the public state that it was made in.
+
+    model: the public architecture, holding W_t of the round; attacks leave it unchanged.
+    loss_fn: the loss of each example, as the clients compute it.
+    values: the kept values as received, in the order of ``frame.indices``.
+    local: K, local learning rate, expected batch: K > 1 sums the steps of ``client_step``.
+    noise_std: deviation of the noise on each value; 0 where none was added.
+    """
+
+    model: nn.Module
+    loss_fn: LossFunction
+    frame: Frame
+    values: Float[Tensor, " kept"]
+    mechanism: Mechanism
+    local: LocalTraining
+    noise_std: float
+    round: int = 1
+    clients: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        if self.values.shape != (self.frame.kept,):
+            raise ValueError(f"expected {self.frame.kept} values of the frame, got shape {tuple(self.values.shape)}")
+        if not bool(torch.isfinite(self.values).all()):
+            raise ValueError("expected finite values: the payload is damaged")
+        if not 0 <= self.noise_std < math.inf or not self.clients:
+            raise ValueError(f"expected 0 <= noise_std={self.noise_std} < inf and at least one of {self.clients=}")
+
+    @property
+    def blocks(self) -> dict[tuple[str, str], Tensor]:
+        """Received blocks by (parameter, part), zero where frozen, the clip's weights taken off."""
+        pieces = self.frame.unflatten(self.values)
+        return {(b.parameter, b.part): piece for b, piece in zip(self.frame.blocks, pieces, strict=True)}
+
+    @property
+    def kept(self) -> dict[tuple[str, str], Tensor]:
+        """Which coordinates of each block were sent: boolean, in the block's shape."""
+        pieces = self.frame.split(torch.ones_like(self.values))
+        return {(b.parameter, b.part): piece > 0 for b, piece in zip(self.frame.blocks, pieces, strict=True)}
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """W_t: the trainable parameters by name."""
+        return {name: p.detach() for name, p in trainable(self.model).items()}
+
+    def in_float64(self) -> "Observation":
+        """The same with a float64 copy of model, carriers and values: closed forms lose nothing to rounding."""
+        from copy import deepcopy
+        from dataclasses import replace
+
+        frame = self.frame
+        coordinates = tuple(
+            c if c.L is None or c.R is None else replace(c, L=c.L.double(), R=c.R.double()) for c in frame.coordinates
+        )
+        return replace(
+            self,
+            model=deepcopy(self.model).double(),
+            values=self.values.double(),
+            frame=replace(frame, coordinates=coordinates),
+        )

@@ -1,0 +1,134 @@
+"""What the adversary knows about images before it sees a payload: shape, value range, statistics of public images.
+
+Symbols: B examples, C channels, d numbers of one image.
+A prior is made of public constants and public examples only. The blind baseline (blind.py) is the same prior without a
+payload, so that what an attack gains over it was in the payload.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prior:
+    """Shape of one input, its range in the units that the model sees, and what public images say.
+
+    shape: (C, height, width) for images; total variation is taken over the last two axes.
+    low, high: ends of the range of values, one number or one a channel.
+    mean: the image to expect, (*shape), or one for each class, (classes, *shape); None: the middle of the range.
+    precision: (d, d) inverse covariance of images around their mean; None: nothing is known but the range.
+    """
+
+    shape: tuple[int, ...]
+    low: float | tuple[float, ...] = 0.0
+    high: float | tuple[float, ...] = 1.0
+    mean: Float[Tensor, "*classes_and_shape"] | None = None
+    precision: Float[Tensor, "d d"] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.shape or min(self.shape) < 1:
+            raise ValueError(f"expected the shape of one input without its batch, got {self.shape=}")
+        for name in ("low", "high"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) != self.shape[0]:
+                raise ValueError(f"expected {name} as one number or {self.shape[0]}, one a channel, got {value}")
+        if not bool((self.bounds[0] < self.bounds[1]).all()):
+            raise ValueError(f"expected {self.low=} < {self.high=} everywhere")
+        if self.mean is not None and self.mean.shape not in (self.shape, (len(self.mean), *self.shape)):
+            raise ValueError(f"expected a mean of shape {self.shape}, or one a class, got {tuple(self.mean.shape)}")
+        if self.precision is not None and self.precision.shape != (self.size, self.size):
+            raise ValueError(f"expected a precision of {(self.size, self.size)}, got {tuple(self.precision.shape)}")
+
+    @property
+    def size(self) -> int:
+        """d: numbers in one input."""
+        return math.prod(self.shape)
+
+    @property
+    def bounds(self) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+        """Least and greatest value of every number of one input, float64."""
+        low, high = (
+            torch.tensor(end, dtype=torch.float64).reshape(-1, *[1] * (len(self.shape) - 1)).expand(self.shape)
+            for end in (self.low, self.high)
+        )
+        return low, high
+
+    @property
+    def span(self) -> float:
+        """The widest channel's range: what PSNR and SSIM divide by."""
+        low, high = self.bounds
+        return float((high - low).max())
+
+    def expected(self, examples: int, labels: Int[Tensor, " batch"] | None = None) -> Float[Tensor, "batch *shape"]:
+        """The images to expect before any payload, float64: those of the classes where both are known.
+
+        Raises ValueError for a label that the mean of classes does not have.
+        """
+        low, high = self.bounds
+        mean = (low + high) / 2 if self.mean is None else self.mean.double().cpu()
+        if mean.shape == self.shape:
+            return mean.expand(examples, *self.shape).clone()
+        if labels is None:
+            return mean.mean(0).expand(examples, *self.shape).clone()
+        if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < len(mean):
+            raise ValueError(f"expected labels in 0..{len(mean) - 1}, got {labels.tolist()}: the prior has {len(mean)}")
+        return mean[labels.cpu()]
+
+
+def prior_from(
+    images: Float[Tensor, "public *shape"],
+    labels: Int[Tensor, " public"] | None = None,
+    *,
+    low: float | tuple[float, ...],
+    high: float | tuple[float, ...],
+    shrinkage: float = 0.1,
+) -> Prior:
+    """The Gaussian prior that public images give: their mean (of each class), and their covariance around it.
+
+    The covariance is mixed with ``shrinkage`` times the mean variance on the diagonal, so that pixels which never
+    change in public may still change. It has d^2 numbers: for small images. Raises ValueError for a class without
+    an image, and for fewer than two images.
+    """
+    if len(images) < 2 or not 0 < shrinkage <= 1:
+        raise ValueError(f"expected two public images or more and 0 < {shrinkage=} <= 1, got {len(images)} images")
+    flat = images.detach().double().cpu().flatten(1)
+    mean, own = flat.mean(0), flat.mean(0)
+    if labels is not None:
+        counts = torch.bincount(labels.cpu())
+        if bool((counts == 0).any()):
+            raise ValueError(f"expected public images of every class, got counts {counts.tolist()}")
+        mean = torch.stack([flat[labels.cpu() == c].mean(0) for c in range(len(counts))])
+        own = mean[labels.cpu()]
+    centred = flat - own
+    covariance = centred.mT @ centred / len(flat)
+    level = covariance.diagonal().mean()
+    if not bool(level > 0):
+        raise ValueError("expected public images that differ: nothing can be said about their spread")
+    covariance = (1 - shrinkage) * covariance + shrinkage * level * torch.eye(len(covariance), dtype=torch.float64)
+    shape = tuple(images.shape[1:])
+    return Prior(
+        shape=shape, low=low, high=high,
+        mean=mean.reshape(*mean.shape[:-1], *shape), precision=torch.linalg.inv(covariance),
+    )  # fmt: skip
+
+
+def total_variation(images: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"]:
+    """Mean absolute difference of neighbours, down plus across, of each image (Geiping et al. 2020, Eq. 4)."""
+    down, across = images.diff(dim=-2).abs(), images.diff(dim=-1).abs()
+    return down.flatten(1).mean(1) + across.flatten(1).mean(1)
+
+
+def surprise(prior: Prior, images: Float[Tensor, "batch *shape"], expected: Tensor) -> Float[Tensor, " batch"]:
+    """-log density of each image under the Gaussian around ``expected``, up to a constant.
+
+    Without a precision the pixels are independent with the variance of their range, span^2 / 12.
+    """
+    off = (images - expected).flatten(1)
+    if prior.precision is not None:
+        return 0.5 * ((off @ prior.precision.to(off)) * off).sum(1)
+    low, high = prior.bounds
+    return 6 * (off / (high - low).to(off).flatten()).square().sum(1)

@@ -1,0 +1,89 @@
+"""The client's computation on a candidate batch, differentiable in its inputs: what an adaptive adversary runs.
+
+Per-example gradients come from autograd with a graph (persample.py builds none); from there on it is the client's own
+code: projection (lowrank.project), mask (kept_values), clip weights (per_unit), clip (clipped_sum). A change
+there changes the adversary with it. The naive adversary compares dense gradients instead: Eq. 3 of what it received.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import functional_call
+
+from fedlsg.attacks.observation import Observation
+from fedlsg.client import per_unit
+from fedlsg.frame import Frame
+from fedlsg.layer_gradients import kept_values
+from fedlsg.lowrank import project
+from fedlsg.persample import Batch, batch_size, trainable
+from fedlsg.powersgd import decode, encode
+from fedlsg.privatize import clipped_sum
+
+Gradients = Mapping[str, Float[Tensor, "batch *shape"]]
+
+
+def dense_gradients(
+    seen: Observation, inputs: Batch, targets: Tensor, *, weights: Mapping[str, Tensor] | None = None
+) -> dict[str, Float[Tensor, "batch *shape"]]:
+    """Each example's gradient of every trainable parameter, with a graph back to ``inputs`` (and soft ``targets``).
+
+    ``weights`` stands for W_t where given: later local steps start from weights that depend on the candidate, too.
+    """
+    own = trainable(seen.model)
+    at = {name: (p.detach().requires_grad_() if weights is None else weights[name]) for name, p in own.items()}
+    rows = []
+    for row in range(batch_size(inputs, targets)):
+        one = _row(inputs, row)
+        outputs = functional_call(seen.model, at, *(((one,), {}) if isinstance(one, Tensor) else ((), one)))
+        loss = seen.loss_fn(outputs, targets[row : row + 1]).sum()
+        rows.append(torch.autograd.grad(loss, list(at.values()), create_graph=True, materialize_grads=True))
+    return {name: torch.stack([row[i] for row in rows]) for i, name in enumerate(at)}
+
+
+def _row(inputs: Batch, row: int) -> Batch:
+    if isinstance(inputs, Tensor):
+        return inputs[row : row + 1]
+    return {name: tensor[row : row + 1] for name, tensor in inputs.items()}
+
+
+def in_frame(gradients: Gradients, frame: Frame) -> list[Float[Tensor, "batch kept"]]:
+    """Kept coordinates of each example's gradient, one tensor a block: equal to ``per_example_gradients``."""
+    carriers = {c.name: (c.L, c.R) for c in frame.coordinates}
+    values = []
+    for block in frame.blocks:
+        L, R = carriers[block.parameter]
+        G = gradients[block.parameter]
+        if L is not None and R is not None:
+            pairs = [project(one, L.to(one), R.to(one)) for one in G]
+            G = torch.stack([pair[0] if block.part == "L" else pair[1] for pair in pairs])
+        values.append(kept_values(G.reshape(len(G), *block.shape), block.keep))
+    return values
+
+
+def replay(seen: Observation, inputs: Batch, targets: Tensor, *, clip: bool = True) -> Float[Tensor, " kept"]:
+    """What a client would have sent for this batch, without noise: the adaptive adversary's model of a payload.
+
+    ``clip=False`` leaves the clip out, where only the direction is compared. K local steps on the same batch stand
+    for K Poisson batches (the surrogate model extension): the momentum and moves are those of ``client_step``.
+    """
+    local, frame = seen.local, seen.frame
+    weights: dict[str, Tensor] | None = None
+    velocity = accumulated = torch.zeros(())
+    for step in range(local.steps):
+        units = per_unit(in_frame(dense_gradients(seen, inputs, targets, weights=weights), frame), frame, 1)
+        total = clipped_sum(units, seen.mechanism) if clip else torch.cat([unit.sum(0) for unit in units])
+        velocity = local.momentum * velocity + total
+        accumulated = accumulated + velocity
+        if step + 1 < local.steps:
+            scale = local.learning_rate / local.expected_batch
+            moved = frame.gradients(velocity)
+            at = weights or {name: p.detach() for name, p in trainable(seen.model).items()}
+            weights = {name: W - scale * moved[name].to(W) for name, W in at.items()}
+    return decode(encode(accumulated, frame), frame)
+
+
+def lifted(seen: Observation) -> dict[str, Tensor]:
+    """Dense gradients by Eq. 3 from what was received: all that the naive adversary looks at."""
+    return seen.frame.gradients(seen.values)

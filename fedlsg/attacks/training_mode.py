@@ -1,0 +1,103 @@
+"""The training mode of the audit: canary examples in a real run, scored from the payloads that were recorded.
+
+A canary is an example with a wrong label: its gradient stays long and unlike the others'. Granted to the auditor: the
+public state of every round, every payload, and every example of the data but which canaries are in it. It subtracts
+the expected sum of the rest, and filters for each canary's clipped gradient, by the client's own code.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.stats import chi2
+from torch import Tensor
+
+from fedlsg.attacks.audit_checks import SIGNIFICANCE, Check
+from fedlsg.attacks.canaries import log_ratios, step_weights
+from fedlsg.attacks.observation import Observation
+from fedlsg.client import per_unit
+from fedlsg.persample import Batch, per_example_gradients
+from fedlsg.privatize import clipped_sum
+
+ALIKE = 0.5
+"""Correlation of two payloads above which their noise cannot be independent (far outside what chance gives)."""
+COMPARED = 256
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Seen:
+    """One payload looked at.
+
+    components: (m,) along each canary, in what it adds; shares: (m,) the same, each canary's alone; lengths: (m,) of
+    what it adds; residual: (kept,) payload less the expected sum, over the deviation of the noise.
+    """
+
+    components: Float[Tensor, " m"]
+    shares: Float[Tensor, " m"]
+    lengths: Float[Tensor, " m"]
+    residual: Float[Tensor, " kept"]
+
+
+def clipped_rows(seen: Observation, inputs: Batch, targets: Tensor) -> Float[Tensor, "batch kept"]:
+    """What each example adds to the sum: the client's own gradients, block weights and clip, row by row."""
+    gradients = per_example_gradients(seen.model, seen.loss_fn, inputs, targets, seen.frame)
+    units = per_unit(gradients, seen.frame, 1)
+    rows = [clipped_sum([unit[i : i + 1] for unit in units], seen.mechanism) for i in range(len(targets))]
+    return torch.stack(rows) if rows else torch.zeros(0, seen.frame.kept)
+
+
+def look(seen: Observation, canaries: tuple[Batch, Tensor], rest: tuple[Batch, Tensor]) -> Seen:
+    """One payload of the client that may hold these canaries, and holds ``rest``.
+
+    With q the sample rate and w the step weights, the expected sum is q w times the sum of the rest and half of the
+    canaries; each canary's own half is given back to its component. A component holds what other canaries add along
+    this one, too, so that those of one payload err together; the shares, by least squares over all canaries, do not.
+    """
+    own = clipped_rows(seen, *canaries).double()
+    others = clipped_sum(
+        per_unit(per_example_gradients(seen.model, seen.loss_fn, *rest, seen.frame), seen.frame, 1), seen.mechanism
+    )
+    drift = seen.local.sample_rate * sum(step_weights(seen.local))
+    residual = seen.values.double() - drift * (others.double() + own.sum(0) / 2)
+    lengths = own.norm(dim=1).clamp_min(1e-12)
+    return Seen(
+        components=(own @ residual) / lengths.square() + drift / 2,
+        shares=torch.linalg.lstsq(own.mT, residual.unsqueeze(1)).solution.squeeze(1) + drift / 2,
+        lengths=lengths,
+        residual=residual / seen.noise_std,
+    )
+
+
+def scored(rounds: Sequence[Seen], noise_std: float, sample_rate: float) -> Float[Tensor, " m"]:
+    """Log likelihood ratio of each canary of one client over all its payloads, of one local step each."""
+    components = torch.stack([one.components for one in rounds])
+    lengths = torch.stack([one.lengths for one in rounds])
+    return log_ratios(components, lengths, noise_std=noise_std, sample_rate=sample_rate)
+
+
+def payload_checks(residuals: Sequence[Float[np.ndarray, " kept"]]) -> list[Check]:
+    """Noise that is missing or used twice, from residuals over the claimed deviation, of any lengths."""
+    return [enough(residuals), unlike(residuals)]
+
+
+def enough(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
+    """Payloads vary at least as much as their noise: whatever the sum is, its distance from any guess only grows."""
+    squares = sum(float(np.square(one).sum()) for one in residuals)
+    count = sum(len(one) for one in residuals)
+    says = f"payloads lie {np.sqrt(squares / count):.4f} noise deviations from what is expected, at least 1 is claimed"
+    return Check(name="noise deviation", passed=bool(chi2.cdf(squares, count) >= SIGNIFICANCE), says=says)
+
+
+def unlike(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
+    """No two of the last payloads have the same noise; only those of equally many values are compared."""
+    largest, compared = 0.0, 0
+    chosen = list(residuals)[-COMPARED:]
+    for kept in {len(one) for one in chosen}:
+        rows = np.stack([one for one in chosen if len(one) == kept])
+        units = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
+        inner = np.abs(units @ units.T)[np.triu_indices(len(units), 1)]
+        largest, compared = max(largest, float(inner.max(initial=0.0))), compared + len(inner)
+    says = f"largest correlation of the noise in {compared} pairs of payloads is {largest:.3f}"
+    return Check(name="fresh noise", passed=largest < ALIKE, says=says)

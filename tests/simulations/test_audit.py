@@ -1,0 +1,154 @@
+"""``fedlsg audit``: its verdicts and exit status, audit.json, both modes, and what it refuses."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedlsg.attacks.plants import PLANTS
+from simulations.audit_command import audit_command
+from simulations.audit_subject import audited_run, audited_settings
+from simulations.audit_training import choose, settings_of, with_canaries
+from simulations.cli import app
+from simulations.plan import make_plan
+from tests.simulations.runs import SMALL, Run, reconfigured, run_local
+
+SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"} | {"rounds": 6, "sample_rate": 0.5}
+
+
+def audit(tmp_path: Path, run: str | None = None, given=SETTINGS, **options) -> tuple[int, dict, str]:
+    """Exit status, audit.json and what was printed."""
+    out = tmp_path / "audit.json"
+    console = Console(record=True, width=200, file=io.StringIO())
+    options = {"canaries": 200, "seed": 0} | options
+    status = audit_command(run, given if run is None else {}, console, out=str(out), **options)
+    return status, json.loads(out.read_text()), console.export_text()
+
+
+def test_correct_code(tmp_path):
+    status, found, text = audit(tmp_path)
+    assert status == 0
+    assert found["verdict"] == "not falsified"
+    assert text.rstrip().splitlines()[-2] == "not falsified"
+    assert "verified" not in text + json.dumps(found)
+    assert found["canaries"] == 200
+    assert found["significance_of_each_bound"] == 0.001
+    assert found["gdp_estimate"]["kind"] == "estimate, no bound"
+    assert found["f_dp_one_run_bound"]["epsilon"] <= found["claimed"]["epsilon"]
+    assert "secret" in found["threat_model"]
+
+
+@pytest.mark.parametrize("plant", ["halved-noise", "per-block-clip"])
+def test_a_plant_is_falsified(tmp_path, plant):
+    status, found, text = audit(tmp_path, plant=plant)
+    assert status == 1
+    assert found["verdict"] == "falsified"
+    assert found["falsified_by"]
+    assert f"falsified by: {', '.join(found['falsified_by'])}" in text
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Run:
+    """A run of six rounds."""
+    return run_local(tmp_path_factory.mktemp("audit") / "run", **SETTINGS)
+
+
+def test_a_run_is_held_to_what_it_reported(tmp_path, finished):
+    status, found, _ = audit(tmp_path, run=str(finished.path))
+    assert status == 0
+    assert finished.summary is not None
+    assert found["claimed"]["epsilon"] == pytest.approx(finished.summary["epsilon_max"])
+    assert found["claimed"]["steps"] == 6
+    assert found["claimed_by"] == "summary.json of the run"
+
+
+def test_a_run_that_was_configured_otherwise_than_its_ledger_says(tmp_path, finished):
+    """The ledger's claim stands: code that would run with half of its noise is falsified."""
+    copy = run_local(tmp_path / "run", **SETTINGS)
+    reconfigured(copy, **{"noise-multiplier": 1.0})
+    status, found, _ = audit(tmp_path, run=str(copy.path))
+    assert found["claimed"]["noise_multiplier"] == 2.0
+    assert status == 1
+
+
+def test_nothing_is_written_into_a_run_but_the_audit(tmp_path, finished):
+    before = {path: path.read_bytes() for path in finished.path.rglob("*") if path.is_file()}
+    audit(tmp_path, run=str(finished.path))
+    assert {path: path.read_bytes() for path in finished.path.rglob("*") if path.is_file()} == before
+
+
+def test_training_mode(tmp_path):
+    status, found, text = audit(tmp_path, mode="training", canaries=100)
+    assert status == 0, text
+    assert found["mode"] == "training"
+    assert found["gdp_estimate"]["mu"]["high"] > 0
+
+
+@pytest.mark.parametrize("plant", ["halved-noise", "noise-reused"])
+def test_training_mode_finds_less_noise(tmp_path, plant):
+    status, found, _ = audit(tmp_path, mode="training", canaries=100, plant=plant)
+    assert status == 1
+    assert {"noise deviation", "fresh noise"} & set(found["falsified_by"])
+
+
+def test_canaries_change_labels_and_leave_everybody_else_where_they_are():
+    plan = make_plan(settings_of(audited_settings(SETTINGS).subject.base.settings, 0))
+    inserted = choose(plan, 100, 0)
+    made = with_canaries(plan, inserted)
+    changed = (made.workload.train.labels != plan.workload.train.labels).nonzero().squeeze(1)
+    assert torch.equal(changed, inserted.rows)
+    gone = torch.cat(plan.parts)[~torch.isin(torch.cat(plan.parts), torch.cat(made.parts))]
+    assert torch.equal(gone.sort().values, inserted.rows[~inserted.coins])
+    assert made.divisor == plan.divisor
+    assert all(torch.isin(row, plan.parts[client]) for row, client in zip(inserted.rows, inserted.clients, strict=True))
+
+
+def test_every_plant_is_offered():
+    assert {"halved-noise", "per-block-clip", "mask-unlike-noise", "noise-reused"} <= set(PLANTS)
+
+
+def test_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["--noise-multiplier", "2", "--canaries", "60", "--seed", "1", "-c", "rounds=2", "-c", "clients=2"]
+    result = CliRunner().invoke(app, ["audit", *options], standalone_mode=False)
+    assert result.return_value == 0, result.output
+    assert json.loads((tmp_path / "audit.json").read_text())["method"] == "lsg"
+    result = CliRunner().invoke(app, ["audit", *options, "--plant", "noise-reused"], standalone_mode=False)
+    assert result.return_value == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "other"}, "expected --mode"),
+        ({"plant": "other"}, "expected --plant"),
+        ({"canaries": 3}, "canaries=3"),
+        ({"given": {"method": "sgd"}}, "claims no epsilon"),
+        ({"given": SETTINGS | {"local_steps": 2}, "mode": "training"}, "local_steps=1"),
+        ({"given": SETTINGS | {"trust": "aggregate"}, "mode": "training"}, "trust=client"),
+        ({"mode": "training", "canaries": 1400}, "half of"),
+    ],
+)
+def test_refuses(tmp_path, options, words):
+    with pytest.raises(ValueError, match=words):
+        audit(tmp_path, **options)
+
+
+def test_refuses_settings_beside_a_run_and_a_run_without_releases(tmp_path, finished):
+    with pytest.raises(ValueError, match="leave out method"):
+        audit_command(str(finished.path), {"method": "rgp"}, Console())
+    with pytest.raises(ValueError, match="no run directory"):
+        audit_command(str(tmp_path / "absent"), {}, Console())
+    with pytest.raises(ValueError, match="cannot write"):
+        audit_command(None, SETTINGS, Console(), out=str(tmp_path / "absent" / "audit.json"))
+
+
+def test_a_damaged_summary_is_named(tmp_path):
+    run = run_local(tmp_path / "run", **SETTINGS)
+    run.directory.summary.write_text("{")
+    with pytest.raises(ValueError, match="damaged"):
+        audited_run(str(run.path))
