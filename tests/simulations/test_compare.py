@@ -19,7 +19,6 @@ from simulations.compare.worker import Job, Outcome, Worker, run_cell
 from simulations.rundir import RunDir
 from tests.simulations.compare_cases import fake, grid
 from tests.simulations.runs import SMALL, Run
-from tests.simulations.test_cli import fedlsg  # noqa: F401  (a fixture)
 
 TINY = {"clients": 2, "rounds": 2, "sample_rate": 0.05, "noise_multiplier": 2.0}
 OPTIONS = [word for name, value in TINY.items() for word in ("-c", f"{name}={value}")]

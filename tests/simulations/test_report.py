@@ -17,7 +17,6 @@ from simulations.compare.table import lines, notes
 from simulations.rundir import RunDir
 from tests.simulations.compare_cases import result, row
 from tests.simulations.runs import Run, reconfigured
-from tests.simulations.test_cli import fedlsg  # noqa: F401  (a fixture)
 
 HOSTILE = '<script>alert("1")</script>&\'"<img src=http://x onerror=y>'
 RESULTS = [
