@@ -179,7 +179,7 @@ def test_a_bad_cell_is_a_reason_and_no_crash(changes, reason, tmp_path):
 # --- real processes
 
 
-def test_compare_end_to_end(fedlsg, tmp_path):  # noqa: F811
+def test_compare_end_to_end(fedlsg, tmp_path):
     """Runs, skips what is done, extends, marks failures in the exit status, and refuses other settings."""
     command = ["compare", "digits", "--methods", "lsg,sgd", *OPTIONS, "--out", "here"]
     status, out, err = fedlsg(*command)
@@ -221,7 +221,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_a_wrong_grid_is_one_line_and_leaves_nothing(kind, fedlsg, tmp_path):  # noqa: F811
+def test_a_wrong_grid_is_one_line_and_leaves_nothing(kind, fedlsg, tmp_path):
     arguments, message = WRONG[kind]
     status, out, err = fedlsg("compare", *arguments)
     assert status != 0

@@ -134,7 +134,7 @@ def test_a_page_that_cannot_be_made_costs_a_run_nothing(small, tmp_path, monkeyp
 # --- fedlsg report
 
 
-def test_report_of_one_run(fedlsg, stopped, tmp_path):  # noqa: F811
+def test_report_of_one_run(fedlsg, stopped, tmp_path):
     """Also of a run that is not finished, which says so."""
     assert fedlsg("report", str(stopped.path))[0] == 0
     words = Page((stopped.path / "report.html").read_text()).words
@@ -143,7 +143,7 @@ def test_report_of_one_run(fedlsg, stopped, tmp_path):  # noqa: F811
     assert (tmp_path / "there" / "report.html").exists()
 
 
-def test_report_of_several_runs(fedlsg, stopped, small, tmp_path):  # noqa: F811
+def test_report_of_several_runs(fedlsg, stopped, small, tmp_path):
     shutil.copytree(small.path, tmp_path / "other")
     reconfigured(Run(tmp_path / "other"), **{"clip-norm": 0.25})
     status, out, err = fedlsg("report", str(small.path), "other", str(stopped.path), "--out", "there")
@@ -168,7 +168,7 @@ def test_report_of_several_runs(fedlsg, stopped, small, tmp_path):  # noqa: F811
         ("rounds.csv", "a,b\n1,2\n", "rounds.csv is damaged"),
     ],
 )
-def test_what_is_no_run_is_refused(name, text, message, fedlsg, small, tmp_path):  # noqa: F811
+def test_what_is_no_run_is_refused(name, text, message, fedlsg, small, tmp_path):
     shutil.copytree(small.path, tmp_path / "run")
     if text is None:
         (tmp_path / "run" / name).unlink()
@@ -229,7 +229,7 @@ def test_a_run_at_chance_says_so_on_its_page():
     assert "not above chance" not in Page(run_page(result(0.8))).words
 
 
-def test_a_report_that_cannot_be_written_is_one_line(fedlsg, small, tmp_path):  # noqa: F811
+def test_a_report_that_cannot_be_written_is_one_line(fedlsg, small, tmp_path):
     (tmp_path / "file").write_text("")
     status, out, err = fedlsg("report", str(small.path), "--out", "file")
     assert (status, out) == (1, "")
