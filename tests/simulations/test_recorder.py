@@ -109,8 +109,8 @@ def test_the_summary_holds_what_the_design_lists(small):
     [
         ({"reproducible": False}, True, True),
         ({}, False, True),
-        ({"reproducible": False, "mechanism": "none"}, False, False),
-        ({"reproducible": False, "mechanism": "clip-only"}, False, False),
+        ({"reproducible": False, "mechanism": "none", "noise_multiplier": None}, False, False),
+        ({"reproducible": False, "mechanism": "clip-only", "noise_multiplier": None}, False, False),
         ({"reproducible": False, "mechanism": "noise-only"}, False, False),
         ({"reproducible": False, "method": "sgd", "noise_multiplier": None}, False, False),
     ],
