@@ -114,7 +114,7 @@ class Record:
             schedule=self.base.schedule,
             seed=self.base.settings.seed,
             classifier=find_classifier(model, self.base.workload.classifier),
-            kept=torch.from_numpy(np.load(kept)) if kept.exists() else None,
+            kept=_positions(kept) if kept.exists() else None,
         )
 
     def _updates_before(self, round: int) -> int:
@@ -136,6 +136,14 @@ class Record:
             return common
         effective = self._entry(round, client).noise_multiplier
         return replace(common, noise_multiplier=effective * common.sensitivity(blocks) / common.clip_norm)
+
+
+def _positions(path: Path) -> Tensor:
+    """Kept positions that the server chose. Raises ValueError for a damaged file."""
+    try:
+        return torch.from_numpy(np.load(path, allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path}: cannot read the kept positions of a round: {error}") from None
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -263,3 +263,10 @@ def test_wrong_options_are_one_line(fedlsg, recorded):
         assert status == 1
         assert part in error
         assert "Traceback" not in error
+
+
+def test_damaged_kept_positions_are_noticed(copied):
+    path = copied("ranked rs")
+    (path / "updates/round-000002/kept.npy").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"kept\.npy: cannot read the kept positions"):
+        open_record(str(path), CLIENT).pick(2, CLIENT)

@@ -43,7 +43,7 @@ def test_ssim_and_psnr_agree_with_values_of_scikit_image(case):
 
 @pytest.mark.parametrize("case", SKIMAGE)
 def test_ssim_agrees_with_scikit_image_where_it_is_installed(case):
-    metrics = pytest.importorskip("skimage.metrics")
+    metrics = pytest.importorskip("skimage.metrics", reason="scikit-image, the oracle, is not installed")
     *shape, data_range = case
     generator = torch.Generator().manual_seed(1)
     a = torch.rand(4, *shape, generator=generator, dtype=torch.float64)

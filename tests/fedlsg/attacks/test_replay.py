@@ -1,0 +1,70 @@
+"""The replayed client against the client itself: equal payloads, and a gradient back to the candidate."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import fedlsg.attacks.replay as module
+from fedlsg.attacks.replay import dense_gradients, in_frame, lifted, replay
+from fedlsg.client import LocalTraining
+from fedlsg.persample import per_example_gradients
+from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+
+METHODS = ["lsg", "rgp", "rgp-random", "rs", "dpsgd", "sparse-dpsgd", "dp-powersgd", "lora", "linear-probe"]
+IMAGES, LABELS = digits(3)
+SEVERAL = LocalTraining(steps=3, learning_rate=0.5, momentum=0.5, expected_batch=3.0)
+
+
+def settings_of(name: str) -> dict[str, object]:
+    return {"clip": "per-block"} if name == "rs" else {}
+
+
+@pytest.mark.parametrize("local", [LocalTraining(expected_batch=3.0), SEVERAL], ids=["one step", "three steps"])
+@pytest.mark.parametrize("name", METHODS)
+def test_it_sends_what_a_client_sends(name, local):
+    """Projection, mask, weights of groups, active clip, momentum and moves: all of client_step, to rounding."""
+    seen = observe(method(name, **settings_of(name)), mlp(), IMAGES, LABELS, local=local)
+    assert_close(replay(seen, IMAGES, LABELS), seen.values, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["lsg", "rs", "dpsgd"])
+def test_its_per_example_gradients_are_the_clients(name):
+    seen = observe(method(name), mlp(), IMAGES, LABELS)
+    mine = in_frame(dense_gradients(seen, IMAGES, LABELS), seen.frame)
+    theirs = per_example_gradients(seen.model, seen.loss_fn, IMAGES, LABELS, seen.frame)
+    for one, other in zip(mine, theirs, strict=True):
+        assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("local", [LocalTraining(expected_batch=3.0), SEVERAL], ids=["one step", "three steps"])
+def test_its_gradient_is_that_of_finite_differences(local):
+    seen = observe(method("lsg"), mlp(), IMAGES, LABELS, local=local)
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(IMAGES.shape, generator=generator, dtype=torch.float64)
+    inputs = IMAGES.clone().requires_grad_()
+    weights = torch.randn(seen.frame.kept, generator=generator, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(replay(seen, inputs, LABELS) @ weights, inputs)
+    step = 1e-6
+    ahead, behind = (replay(seen, IMAGES + sign * step * direction, LABELS) @ weights for sign in (1, -1))
+    assert (gradient * direction).sum().item() == pytest.approx(((ahead - behind) / (2 * step)).item(), rel=1e-5)
+
+
+def test_another_batch_or_no_clip_sends_something_else(monkeypatch):
+    """Negative controls: the comparison sees another example, a missing clip, and a mask that is left out."""
+    seen = observe(method("lsg"), mlp(), IMAGES, LABELS)
+    assert not torch.allclose(replay(seen, IMAGES.flip(0), LABELS), seen.values, rtol=1e-3)
+    assert not torch.allclose(replay(seen, IMAGES, LABELS, clip=False), seen.values, rtol=1e-3)
+    doubled = replace(seen, mechanism=replace(seen.mechanism, clip_norm=2 * seen.mechanism.clip_norm))
+    assert not torch.allclose(replay(doubled, IMAGES, LABELS), seen.values, rtol=1e-3)
+    monkeypatch.setattr(module, "project", lambda G, L, R: (G @ R.mT * 0.5, L.mT @ G))
+    assert not torch.allclose(replay(seen, IMAGES, LABELS), seen.values, rtol=1e-3)
+
+
+def test_the_model_stays_as_it_was():
+    seen = observe(method("rgp"), mlp(), IMAGES, LABELS, local=SEVERAL)
+    before = {name: W.clone() for name, W in seen.weights.items()}
+    replay(seen, IMAGES.clone().requires_grad_(), LABELS)
+    assert all(torch.equal(W, before[name]) for name, W in seen.weights.items())
+    assert {name: G.shape for name, G in lifted(seen).items()} == {name: W.shape for name, W in before.items()}
