@@ -17,6 +17,7 @@ class Guess:
     labels: (B,) in the order of ``inputs``, None where they were not asked for or cannot be told.
     objective: what restarts are chosen by, lower is better; comparable between guesses of one attack only.
     squared_error: expected squared error over all known coordinates, where theory predicts one from public values.
+    scale_open: whether the inputs are known up to sign and scale only.
     note: in words, what the estimate rests on and where it failed.
     """
 
@@ -24,6 +25,7 @@ class Guess:
     labels: Tensor | None = None
     objective: float | None = None
     squared_error: float | None = None
+    scale_open: bool = False
     note: str = ""
 
     def __post_init__(self) -> None:

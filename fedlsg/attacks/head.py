@@ -111,7 +111,8 @@ def features(seen: Observation, prior: Prior, known: Knowledge, classifier: str 
         if known.examples != 1:
             raise DoesNotApply("features of several examples need the gradient of the classifier's bias")
         f, residual = direction(layer.right)
-        return Guess(inputs=f.unsqueeze(0), labels=labels, objective=residual, note="up to sign and scale")
+        note = "up to sign and scale"
+        return Guess(inputs=f.unsqueeze(0), labels=labels, objective=residual, scale_open=True, note=note)
     db = torch.where(layer.bias.kept, layer.bias.values, torch.nan)
     if known.examples == 1:
         found = ratio(layer.right, db)

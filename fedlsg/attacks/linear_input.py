@@ -81,7 +81,7 @@ def input_of_linear(seen: Observation, prior: Prior, *, path: str | None = None)
     if g is None or v is None or bool(v.isnan().all()):
         x, residual = direction(layer.right)
         x, note = fit_range(x, prior), "direction from the gradient, sign and scale from the prior's range"
-        return Guess(inputs=x.reshape(1, *shape), objective=residual, note=note)
+        return Guess(inputs=x.reshape(1, *shape), objective=residual, scale_open=True, note=note)
     if not bool(v.nan_to_num(0.0).any()):
         raise DoesNotApply("L^T db is zero: nothing of the gradient reaches the carriers (LoRA's B may still be 0)")
     found = ratio(layer.right, v)

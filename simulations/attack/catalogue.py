@@ -11,6 +11,7 @@ from torch import nn
 from fedlsg.attacks.guess import DoesNotApply, Guess
 from fedlsg.attacks.head import labels_of
 from fedlsg.attacks.linear_input import input_of_linear
+from fedlsg.attacks.linear_scale import settle_scale
 from fedlsg.attacks.matching import ATTACKS, Progress, match
 from fedlsg.attacks.observation import Knowledge, Observation
 from fedlsg.attacks.prior import Prior
@@ -46,7 +47,15 @@ class Attack:
 def _linear(
     seen: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, seconds: float, progress: Progress
 ) -> Guess:
-    return input_of_linear(seen.in_float64(), prior)
+    seen = seen.in_float64()
+    guess = input_of_linear(seen, prior)
+    if not guess.scale_open:
+        return guess
+    labels = with_labels(seen, prior, known).labels
+    try:
+        return guess if labels is None else settle_scale(seen, guess, int(labels[0]))
+    except DoesNotApply:
+        return guess
 
 
 def _relu(

@@ -13,6 +13,7 @@ from fedlsg.attacks.matching import Progress
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.attacks.prior import Prior
 from simulations.attack.catalogue import Attack, strongest
+from simulations.attack.classifier import ClassifierLeak, classifier_leak
 from simulations.attack.prior import image_prior
 from simulations.attack.record import Record
 from simulations.attack.score import Scored, in_order, scored
@@ -24,7 +25,8 @@ class Attacked:
     """Results of one run: by target the true images, the blind guess and what each attack got.
 
     refused: why an attack did not apply, by its name. membership: TPR at 1 % FPR of one payload for an example that is
-    clipped, by the closed form; None without noise and for several local steps.
+    clipped, by the closed form; None without noise and for several local steps. leak: what the classifier's gradient
+    says without a search; None where its bias was not sent.
     """
 
     label: str
@@ -36,6 +38,7 @@ class Attacked:
     refused: dict[str, str]
     count: Count
     membership: float | None
+    leak: ClassifierLeak | None
 
 
 def attack_images(
@@ -84,4 +87,5 @@ def attack_images(
         refused=refused,
         count=count(first, prior, threat, targets[0].truth.grant(threat)),
         membership=membership_of(first),
+        leak=classifier_leak(targets, prior),
     )

@@ -52,6 +52,7 @@ def facts(one: Attacked) -> str:
     return "; ".join(
         [
             *privacy_facts(one.record, one.targets[0].seen, one.membership),
+            *([] if one.leak is None else [one.leak.words]),
             f"{one.count.received:,} numbers received, {one.count.equations:,} of them independent, against "
             f"{one.count.unknowns:,} unknown ones in a batch of {one.count.examples}: {what} for an exact solution.",
         ]
@@ -72,6 +73,7 @@ def numbers(one: Attacked) -> dict[str, Any]:
     return {
         "run": one.record.run.path.name,
         "membership_tpr_at_1_percent_fpr": one.membership,
+        "classifier": None if one.leak is None else asdict(one.leak),
         "values_received": one.count.received,
         "unknowns": one.count.unknowns,
         "summary": [{**asdict(row), "mean_gain": row.mean_gain} for row in summaries(one)],

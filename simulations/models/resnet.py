@@ -1,4 +1,4 @@
-"""ResNet-34 (He et al. 2016) with GroupNorm in the place of BatchNorm, which mixes examples."""
+"""ResNet-34 and ResNet-20 (He et al. 2016) with GroupNorm in the place of BatchNorm, which mixes examples."""
 
 from collections import OrderedDict
 from typing import Literal
@@ -25,11 +25,29 @@ def resnet34(*, channels: int, num_classes: int, stem: Stem = "imagenet") -> nn.
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         stem=nn.Sequential(conv, nn.GroupNorm(GROUPS, 64), nn.ReLU(), *pool)
     )
-    before = 64
-    for stage, blocks in enumerate((3, 4, 6, 3)):
-        after = 64 * 2**stage
-        rest = [Block(after, after, 1) for _ in range(blocks - 1)]
-        layers[f"stage{stage + 1}"] = nn.Sequential(Block(before, after, 1 if stage == 0 else 2), *rest)
+    return _with_stages(layers, blocks=(3, 4, 6, 3), width=64, num_classes=num_classes)
+
+
+def resnet20(*, channels: int, num_classes: int) -> nn.Module:
+    """ResNet-20 for images (B, channels, s, s): a 3x3 stem, three stages of 3 blocks with 16, 32, 64 channels.
+
+    Differs from the paper (section 4.2): GroupNorm of 16 groups, and a 1x1 convolution where the shape changes in the
+    place of padding with zeros.
+    """
+    conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+    layers = OrderedDict[str, nn.Module](stem=nn.Sequential(conv, nn.GroupNorm(16, 16), nn.ReLU()))
+    return _with_stages(layers, blocks=(3, 3, 3), width=16, num_classes=num_classes)
+
+
+def _with_stages(
+    layers: "OrderedDict[str, nn.Module]", *, blocks: tuple[int, ...], width: int, num_classes: int
+) -> nn.Module:
+    """The stem ``layers``, stages of ``blocks`` blocks whose channels double from ``width``, the classifier."""
+    groups, before = min(GROUPS, width), width
+    for stage, count in enumerate(blocks):
+        after = width * 2**stage
+        rest = [Block(after, after, 1, groups) for _ in range(count - 1)]
+        layers[f"stage{stage + 1}"] = nn.Sequential(Block(before, after, 1 if stage == 0 else 2, groups), *rest)
         before = after
     layers["pool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()
@@ -44,16 +62,16 @@ def resnet34(*, channels: int, num_classes: int, stem: Stem = "imagenet") -> nn.
 class Block(nn.Module):
     """ReLU(x + norm(conv(ReLU(norm(conv(x)))))), x through a 1x1 convolution and a norm where the shape changes."""
 
-    def __init__(self, before: int, after: int, stride: int) -> None:
+    def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = nn.GroupNorm(GROUPS, after)
+        self.norm1 = nn.GroupNorm(groups, after)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.norm2 = nn.GroupNorm(GROUPS, after)
+        self.norm2 = nn.GroupNorm(groups, after)
         self.shortcut: nn.Module | None = None
         if stride != 1 or before != after:
             conv = nn.Conv2d(before, after, 1, stride=stride, bias=False)
-            self.shortcut = nn.Sequential(conv, nn.GroupNorm(GROUPS, after))
+            self.shortcut = nn.Sequential(conv, nn.GroupNorm(groups, after))
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
         y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))

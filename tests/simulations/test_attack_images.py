@@ -20,6 +20,7 @@ from simulations.attack.prior import image_prior
 from simulations.attack.record import open_record
 from simulations.attack.score import EXACT_DB, scored, summarise, verdict
 from simulations.attack.truth import batch_sizes, truth_of
+from tests.fedlsg.attacks.observed import digits, mlp, observe
 from tests.simulations.runs import run_local
 
 CLIENT, SUM = ThreatModel(), ThreatModel(view="aggregate")
@@ -270,3 +271,24 @@ def test_damaged_kept_positions_are_noticed(copied):
     (path / "updates/round-000002/kept.npy").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"kept\.npy: cannot read the kept positions"):
         open_record(str(path), CLIENT).pick(2, CLIENT)
+
+
+def test_the_classifier_gives_labels_and_features_away(recorded):
+    """Without noise all of them; sigma 2 leaves the features at chance."""
+    leak = attacked(recorded("rgp"), images=4).leak
+    assert leak is not None
+    assert leak.labels == leak.examples > 0
+    assert leak.features == pytest.approx(1.0, abs=1e-5)
+    assert leak.cosine_of_expected < 0.99
+    noisy = attacked(recorded("noisy lsg"), images=4).leak
+    assert noisy is not None
+    assert noisy.features < 0.9
+
+
+def test_a_first_layer_without_a_bias_is_scaled_by_the_rest_of_the_model():
+    inputs, labels = digits(1)
+    seen = observe("rgp", mlp(bias=False), 0.3 * inputs, labels)
+    guess = IMAGE_ATTACKS["first-layer"].run(
+        seen, Knowledge(examples=1), Prior(shape=(1, 8, 8)), torch.Generator(), 1.0, lambda *_: None
+    )
+    torch.testing.assert_close(guess.inputs, 0.3 * inputs, rtol=1e-6, atol=1e-7)

@@ -48,6 +48,7 @@ def convolutions(model: nn.Module) -> int:
         (CIFAR, "wrn-16-4", 2_748_890, 16),  # the same: 2.7 M
         (CIFAR, "wrn-28-10", 36_479_194, 28),  # the same: 36.5 M
         (CIFAR, "resnet-34", 21_282_122, 36),
+        (CIFAR, "resnet-20", 272_474, 21),  # He et al. Table 6: 0.27 M
     ],
 )
 def test_published_sizes(shape, name, parameters, layers):
@@ -85,7 +86,7 @@ def test_every_model_fits_its_shape_and_can_be_made_private(shape):
 
 def test_what_fits_a_shape():
     wide = ["wrn-16-4", "wrn-16-4-ws", "wrn-28-4", "wrn-28-4-standard", "wrn-28-10", "wrn-28-10-ws"]
-    assert list(vision(*CIFAR)) == ["cnn", "dp-cnn", "h-cnn", *wide, "resnet-34"]
+    assert list(vision(*CIFAR)) == ["cnn", "dp-cnn", "h-cnn", *wide, "resnet-20", "resnet-34"]
     assert list(vision(*FASHION)) == list(vision(*CIFAR))
     assert "h-cnn" not in vision(3, 30, 10)
     assert list(vision(1, 8, 10)) == ["cnn"]
