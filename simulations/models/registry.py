@@ -8,7 +8,7 @@ from torch import nn
 
 from simulations.models.dp_cnn import dp_cnn, dp_cnn_small
 from simulations.models.h_cnn import h_cnn, h_cnn_small
-from simulations.models.resnet import Stem, resnet20, resnet34
+from simulations.models.resnet import Stem, cifar_resnet, resnet34
 from simulations.models.small import small_cnn
 from simulations.models.wide_resnet import Form, wide_resnet
 
@@ -53,7 +53,8 @@ def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:
                 models["h-cnn"] = partial(h_cnn, channels, side, num_classes)
         for name, (depth, width, form) in WIDE.items():
             models[name] = partial(wide_resnet, depth, width, channels=channels, num_classes=num_classes, form=form)
-        models["resnet-20"] = partial(resnet20, channels=channels, num_classes=num_classes)
+        for depth in (8, 20):
+            models[f"resnet-{depth}"] = partial(cifar_resnet, depth, channels=channels, num_classes=num_classes)
     if side >= SMALLEST:
         stem: Stem = "imagenet" if side >= IMAGENET else "cifar"
         models["resnet-34"] = partial(resnet34, channels=channels, num_classes=num_classes, stem=stem)

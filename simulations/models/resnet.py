@@ -1,4 +1,4 @@
-"""ResNet-34 and ResNet-20 (He et al. 2016) with GroupNorm in the place of BatchNorm, which mixes examples."""
+"""ResNets (He et al. 2016) with GroupNorm in the place of BatchNorm, which mixes examples."""
 
 from collections import OrderedDict
 from typing import Literal
@@ -28,26 +28,28 @@ def resnet34(*, channels: int, num_classes: int, stem: Stem = "imagenet") -> nn.
     return _with_stages(layers, blocks=(3, 4, 6, 3), width=64, num_classes=num_classes)
 
 
-def resnet20(*, channels: int, num_classes: int) -> nn.Module:
-    """ResNet-20 for images (B, channels, s, s): a 3x3 stem, three stages of 3 blocks with 16, 32, 64 channels.
+def cifar_resnet(depth: int, *, channels: int, num_classes: int) -> nn.Module:
+    """ResNet-20, or another of depth 6n + 2, for images (B, channels, s, s): n blocks of 16, 32 and 64 channels each.
 
-    Differs from the paper (section 4.2): GroupNorm of 16 groups, and a 1x1 convolution where the shape changes in the
-    place of padding with zeros.
+    Differs from the paper (section 4.2): GroupNorm of 32 groups at most, and a 1x1 convolution where the shape changes,
+    in the place of padding with zeros. Raises ValueError for another depth.
     """
+    if depth < 8 or depth % 6 != 2:
+        raise ValueError(f"expected {depth=} of 8, 14, 20, ...: 6n + 2")
     conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
     layers = OrderedDict[str, nn.Module](stem=nn.Sequential(conv, nn.GroupNorm(16, 16), nn.ReLU()))
-    return _with_stages(layers, blocks=(3, 3, 3), width=16, num_classes=num_classes)
+    return _with_stages(layers, blocks=3 * (depth // 6,), width=16, num_classes=num_classes)
 
 
 def _with_stages(
     layers: "OrderedDict[str, nn.Module]", *, blocks: tuple[int, ...], width: int, num_classes: int
 ) -> nn.Module:
     """The stem ``layers``, stages of ``blocks`` blocks whose channels double from ``width``, the classifier."""
-    groups, before = min(GROUPS, width), width
+    before = width
     for stage, count in enumerate(blocks):
         after = width * 2**stage
-        rest = [Block(after, after, 1, groups) for _ in range(count - 1)]
-        layers[f"stage{stage + 1}"] = nn.Sequential(Block(before, after, 1 if stage == 0 else 2, groups), *rest)
+        rest = [Block(after, after, 1) for _ in range(count - 1)]
+        layers[f"stage{stage + 1}"] = nn.Sequential(Block(before, after, 1 if stage == 0 else 2), *rest)
         before = after
     layers["pool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()
@@ -62,8 +64,9 @@ def _with_stages(
 class Block(nn.Module):
     """ReLU(x + norm(conv(ReLU(norm(conv(x)))))), x through a 1x1 convolution and a norm where the shape changes."""
 
-    def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
+    def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
+        groups = min(GROUPS, after)
         self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
         self.norm1 = nn.GroupNorm(groups, after)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)

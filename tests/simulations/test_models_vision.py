@@ -86,7 +86,7 @@ def test_every_model_fits_its_shape_and_can_be_made_private(shape):
 
 def test_what_fits_a_shape():
     wide = ["wrn-16-4", "wrn-16-4-ws", "wrn-28-4", "wrn-28-4-standard", "wrn-28-10", "wrn-28-10-ws"]
-    assert list(vision(*CIFAR)) == ["cnn", "dp-cnn", "h-cnn", *wide, "resnet-20", "resnet-34"]
+    assert list(vision(*CIFAR)) == ["cnn", "dp-cnn", "h-cnn", *wide, "resnet-8", "resnet-20", "resnet-34"]
     assert list(vision(*FASHION)) == list(vision(*CIFAR))
     assert "h-cnn" not in vision(3, 30, 10)
     assert list(vision(1, 8, 10)) == ["cnn"]
