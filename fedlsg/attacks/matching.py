@@ -102,7 +102,8 @@ def match(
     point, lowest, restart = unknowns.expected, math.inf, 0
     for restart in range(1, attack.restarts + 1):
         go_on = _watch(attack, restart, lowest, deadline, progress)
-        found, value = _search(attack, unknowns, energy, unknowns.start(restart, generator), go_on)
+        spent = _clock(deadline, restarts_left=attack.restarts - restart + 1)
+        found, value = _search(attack, unknowns, energy, unknowns.start(restart, generator), go_on, spent)
         if restart == 1 or value < lowest:
             point, lowest = found, value
         if lowest <= attack.tolerance or time.monotonic() >= deadline:
@@ -127,12 +128,20 @@ def _watch(attack: Matching, restart: int, before: float, deadline: float, progr
     return go_on
 
 
+def _clock(deadline: float, *, restarts_left: int) -> Callable[[], float]:
+    """The share that is over of this restart's part of the time that is left."""
+    began = time.monotonic()
+    part = (deadline - began) / restarts_left
+    return lambda: (time.monotonic() - began) / part if part > 0 else 1.0
+
+
 def _search(
     attack: Matching,
     unknowns: Unknowns,
     energy: Energy,
     start: Tensor,
     go_on: GoOn,
+    spent: Callable[[], float],
 ) -> tuple[Tensor, float]:
     if attack.optimizer == "lbfgs":
         box, budget = unknowns.box, attack.evaluations
@@ -145,6 +154,7 @@ def _search(
         step_size=attack.step_size * unknowns.spans,
         signed=attack.optimizer == "signed-adam",
         go_on=go_on,
+        spent=spent,
     )
 
 

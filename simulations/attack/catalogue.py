@@ -24,7 +24,7 @@ SMALL = 1024
 """Numbers of an image up to which the presets of matching.py are meant: several short restarts."""
 LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "inverting-gradients": {"evaluations": 2400, "restarts": 1, "total_variation": 1e-2},
+        "inverting-gradients": {"evaluations": 2400, "restarts": 1, "total_variation": 5e-2},
         "dlg": {"evaluations": 1200, "restarts": 2},
         "map": {"evaluations": 600, "restarts": 1},
     }

@@ -169,7 +169,7 @@ def test_progress_rises_to_the_end_and_time_is_kept():
     done = [report[0] for report in told]
     assert done == sorted(done)
     assert told[-1][:2] == (300_000, 300_000)
-    assert told[-2][0] < 5_000
+    assert all(report[0] % 100_000 < 5_000 for report in told)  # the restarts share the time
     assert told[0][2].startswith("restart 1 of 3, objective ")
 
 

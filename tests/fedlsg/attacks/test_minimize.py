@@ -86,3 +86,32 @@ def test_an_energy_without_a_gradient_or_a_value_does_no_harm():
         point, value = search(lambda x: (x - 2).sum() + math.nan, START, FREE, evaluations=5, go_on=always)
         assert point.isfinite().all()
         assert value == math.inf
+
+
+def test_a_short_time_decays_the_steps_as_few_evaluations_would():
+    """Down a slope that never ends, 30 evaluations that fit take small steps at the end; cut off, they do not."""
+    size = torch.full((2,), 0.5, dtype=torch.float64)
+
+    def last_step(**options) -> float:
+        points: list[Tensor] = []
+
+        def slope(x: Tensor) -> Tensor:
+            points.append(x.detach().clone())
+            return -x.sum()
+
+        clock = {"spent": lambda: len(points) / 30} if options.pop("clocked") else {}
+        adam(slope, START, FREE, evaluations=1000, step_size=size, signed=True, **options, **clock)
+        assert 28 <= len(points) <= 30
+        return float((points[-1] - points[-2]).abs().max())
+
+    assert last_step(clocked=True, go_on=always) < 0.05
+    assert last_step(clocked=False, go_on=lambda done, lowest: done < 30) > 0.45
+
+
+def test_ample_time_changes_nothing():
+    size = torch.full((2,), 0.1, dtype=torch.float64)
+    plain, timed = (
+        adam(rosenbrock, START, FREE, evaluations=50, step_size=size, signed=True, go_on=always, **clock)[0].tolist()
+        for clock in ({}, {"spent": lambda: 0.04})
+    )
+    assert plain == timed
