@@ -6,6 +6,8 @@ drawn, the payload is stored, and only then does anything leave. A payload that 
 
 import hashlib
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -62,11 +64,26 @@ class Process:
         return {name: p.detach() for name, p in trainable(self.model).items()}
 
 
+_SERVED: list[Base] = []
+
+
+@contextmanager
+def serving(base: Base) -> Iterator[None]:
+    """Clients of this process take ``base`` instead of preparing their own: audits train on examples of their own."""
+    process.cache_clear()
+    _SERVED.append(base)
+    try:
+        yield
+    finally:
+        _SERVED.pop()
+        process.cache_clear()
+
+
 @lru_cache(maxsize=2)
 def process(settings: Settings) -> Process:
     """Data, initial model and W_0, built once a process."""
     torch.set_num_threads(settings.threads)
-    base = prepare(settings)
+    base = _SERVED[-1] if _SERVED else prepare(settings)
     model = base.build_model()
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
     needed = initial_needed(base.method, trainable(model), carried)
@@ -195,8 +212,8 @@ def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, 
             mechanism=mechanism,
             local=local,
             num_examples=terms.num_examples,
-            sampler=_stream(s, "sampler", partition, announced.round),
-            noise=_stream(s, "noise", partition, announced.round),
+            sampler=_stream(base, "sampler", partition, announced.round),
+            noise=_stream(base, "noise", partition, announced.round),
             charge=charge,
             order=order,
             scale=saliency_scale(here.weights, frame) if pruning else None,
@@ -229,8 +246,9 @@ def batches(base: Base, partition: int, round: int, drawn: list[Tensor]) -> Batc
     return batch
 
 
-def _stream(s: Settings, purpose: str, partition: int, round: int) -> SecretStream:
-    return reproducible_stream(s.seed, purpose, partition, round) if s.reproducible else secret_stream()
+def _stream(base: Base, purpose: str, partition: int, round: int) -> SecretStream:
+    s = base.settings
+    return reproducible_stream(s.seed, *base.stream, purpose, partition, round) if s.reproducible else secret_stream()
 
 
 def _entry(

@@ -32,7 +32,10 @@ from strategies.strategy import ClientTerms
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Base:
-    """What every process derives for itself from the settings. ``settings`` have their gaps filled."""
+    """What every process derives for itself from the settings. ``settings`` have their gaps filled.
+
+    stream: labels that tell batches and noise of a reproducible run from those of another with the same public seed.
+    """
 
     settings: Settings
     workload: Workload
@@ -40,6 +43,7 @@ class Base:
     method: Method
     schedule: Schedule
     local: LocalTraining
+    stream: tuple[int | str, ...] = ()
 
     @property
     def sizes(self) -> list[int]:

@@ -69,8 +69,8 @@ class Recorder:
     cuts off; it never leaves a checkpoint without its row.
     """
 
-    def __init__(self, run: RunDir, plan: Plan, state: ServerState) -> None:
-        self.run, self.plan, self.state = run, plan, state
+    def __init__(self, run: RunDir, plan: Plan, state: ServerState, *, page: bool = True) -> None:
+        self.run, self.plan, self.state, self.page = run, plan, state, page
         self.ledgers = [Ledger(run.ledger(client), client=client) for client in range(len(plan.terms))]
         self.totals = dict.fromkeys(SUMS, 0)
         self.pruning: dict[str, Any] = {}
@@ -182,7 +182,8 @@ class Recorder:
         merge(self.run.ledgers.glob("client-*.jsonl"), self.run.path / "ledger.jsonl")
         summary = {**self.summary(), "stopped": stopped}
         self.run.write_summary(summary)
-        write_run_page(self.run)
+        if self.page:
+            write_run_page(self.run)
         return summary
 
     def summary(self) -> dict[str, Any]:

@@ -17,17 +17,18 @@ from strategies.strategy import BudgetSpentError, FederationSettings, FedLSG
 from strategies.wire import flat_record
 
 
-def serve(grid: Grid, plan: Plan, run: RunDir, *, on_round: Any = None) -> dict[str, Any]:
+def serve(grid: Grid, plan: Plan, run: RunDir, *, on_round: Any = None, page: bool = True) -> dict[str, Any]:
     """Run the remaining rounds over ``grid`` and return the summary; continues from a checkpoint where there is one.
 
-    ``on_round(row)`` is called with every finished row of rounds.csv. Ends early, with a summary that says so, when
-    every client's privacy budget is spent. Raises ValueError if another process holds the run directory.
+    ``on_round(row)`` is called with every finished row of rounds.csv; ``page`` asks for report.html. Ends early, with
+    a summary that says so, when every client's privacy budget is spent. Raises ValueError if another process holds
+    the run directory.
     """
     with exclusive(run):
-        return _serve(grid, plan, run, on_round)
+        return _serve(grid, plan, run, on_round, page)
 
 
-def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any) -> dict[str, Any]:
+def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any, page: bool) -> dict[str, Any]:
     s = plan.settings
     torch.set_num_threads(s.threads)
     state = ServerState(
@@ -39,7 +40,7 @@ def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any) -> dict[str, Any]
         classifier=plan.workload.classifier,
         probe=plan.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
     )
-    recorder = Recorder(run, plan, state)
+    recorder = Recorder(run, plan, state, page=page)
     if run.checkpoint.exists():
         recorder.resume()
     else:

@@ -107,13 +107,16 @@ def over_the_wire(message: Message) -> Message:
 
 
 def run(
-    plan: Plan, directory: RunDir, *, on_round: Callable[[Row], None], client: ClientFunction = app
+    plan: Plan, directory: RunDir, *, on_round: Callable[[Row], None], client: ClientFunction = app, page: bool = True
 ) -> dict[str, Any]:
-    """Run a plan in this process; returns the summary. ``client`` is another ClientApp in tests of bad clients."""
+    """Run a plan in this process; returns the summary.
+
+    ``client`` is another ClientApp in tests of bad clients; ``page=False`` leaves report.html out.
+    """
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     grid = LocalGrid(client, len(plan.terms), dict(as_config(plan.settings)))
     with logging_to(directory), task_identity():
-        return serve(grid, plan, directory, on_round=on_round)
+        return serve(grid, plan, directory, on_round=on_round, page=page)
 
 
 @contextmanager
