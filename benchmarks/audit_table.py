@@ -1,57 +1,116 @@
 """Does the audit accuse correct code, and does it find what is planted? Unit mode on digits, one table.
 
-    python benchmarks/audit_table.py --seeds 20 --methods lsg,rgp,rs,dpsgd
+    python benchmarks/audit_table.py --seeds 20 --methods lsg,rgp,rs,dpsgd --out docs/results/audit.md
 
-Prints a line an audit; the last lines count accusations of correct code and plants that were missed.
+Prints a line an audit. Of correct code every seed draws its own coins, batches and noise; of each plant there is one
+audit. The seconds are those of ``fedlsg audit --plant``, from its start to its verdict, one thread.
 """
 
 import argparse
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from fedlsg.attacks.audit import judge
+from fedlsg.attacks.audit import Verdict, judge
 from fedlsg.attacks.audit_checks import displacement, noise_checks
 from fedlsg.attacks.plants import PLANTS, planted
 from fedlsg.attacks.unit_mode import record
 from simulations.audit_subject import Audited, audited_settings
 
+TIMED = ("halved-noise", "per-block-clip")
+METHODS: dict[str, dict[str, Any]] = {"lsg": {"sparsity": 0.5}, "rs": {"sparsity": 0.5}}
 
-def audit(audited: Audited, plant: str | None, canaries: int, seed: int) -> tuple[str, str]:
-    """The verdict in words, and a line about its figures."""
+
+def audit(audited: Audited, plant: str | None, canaries: int, seed: int) -> Verdict:
+    """The verdict on this method with this plant."""
     setting = audited.setting
-    began = time.monotonic()
     with planted(plant):
         seen = record(setting, canaries, seed=seed)
     checks = noise_checks(seen.silent, kept=setting.frame.kept, noise_std=setting.noise_std)
-    verdict = judge(seen.scores, seen.coins, audited.claim, (displacement(seen.moves, seen.coins), *checks))
-    figures = (
-        f"one-run {verdict.one_run.epsilon:.2f}, f-DP {verdict.f_dp.epsilon:.2f}, "
-        f"GDP {verdict.estimate.epsilon.value:.2f}, {time.monotonic() - began:.0f} s"
-    )
-    return verdict.words, f"{verdict.words} {', '.join(verdict.reasons)} ({figures})"
+    return judge(seen.scores, seen.coins, audited.claim, (displacement(seen.moves, seen.coins), *checks))
+
+
+def figures(verdict: Verdict) -> tuple[float, float, float]:
+    """One-run bound, f-DP bound, GDP estimate."""
+    return verdict.one_run.epsilon, verdict.f_dp.epsilon, verdict.estimate.epsilon.value
+
+
+def seconds(given: dict[str, Any], plant: str) -> str:
+    """Seconds of the command from start to exit, and of the processor. Raises RuntimeError where nothing is found."""
+    own = [f"-c{key}={value}" for key, value in given.items() if key != "method"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "simulations", "audit", "--method", given["method"], "--plant", plant, *own]
+        began, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        ended = subprocess.run([*command, "--out", f"{folder}/audit.json"], stdout=subprocess.DEVNULL)
+        spent, now = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if ended.returncode != 1:
+        raise RuntimeError(f"expected status 1, falsified, of {' '.join(command)}, got {ended.returncode}")
+    return f"{spent:.0f}, {now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime:.0f}"
+
+
+def rows(method: str, args: argparse.Namespace) -> tuple[str, list[str]]:
+    """A row on correct code, and one a plant."""
+    given = {"method": method, "epsilon": args.epsilon, **METHODS.get(method, {})}
+    audited = audited_settings(given)
+    clean = []
+    for seed in range(args.seeds):
+        clean.append(audit(audited, None, args.canaries, seed))
+        print(method, seed, clean[-1].words, *clean[-1].reasons, figures(clean[-1]), flush=True)
+    ranges = (f"{min(column):.1f} to {max(column):.1f}" for column in zip(*map(figures, clean), strict=True))
+    accused = sum(verdict.falsified for verdict in clean)
+    frame = audited.setting.frame
+    first = f"| `{method}` | {frame.kept} | {audited.claim.steps} | {accused} of {args.seeds} | {' | '.join(ranges)} |"
+    found = []
+    for plant in PLANTS:
+        verdict = audit(audited, plant, args.canaries, 0)
+        print(method, plant, verdict.words, *verdict.reasons, figures(verdict), flush=True)
+        names = dict.fromkeys(reason.split(",")[0] for reason in verdict.reasons)
+        spent = seconds(given, plant) if plant in TIMED else ""
+        numbers = " | ".join(f"{value:.1f}" for value in figures(verdict))
+        found.append(f"| `{method}` | {plant} | {', '.join(names) or '**missed**'} | {numbers} | {spent} |")
+    return first, found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Audit, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default="lsg")
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--canaries", type=int, default=5000)
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    accused, missed = [], []
+    os.environ["OMP_NUM_THREADS"] = "1"
+    clean, plants, began = [], [], time.monotonic()
     for method in args.methods.split(","):
-        audited = audited_settings({"method": method, "epsilon": args.epsilon})
-        for seed in range(args.seeds):
-            words, line = audit(audited, None, args.canaries, seed)
-            print(f"{method} seed {seed}: {line}", flush=True)
-            accused += [(method, seed)] * (words == "falsified")
-        for plant in PLANTS:
-            words, line = audit(audited, plant, args.canaries, 0)
-            print(f"{method} {plant}: {line}", flush=True)
-            missed += [(method, plant)] * (words != "falsified")
-    print(f"correct code accused: {accused or 'never'}; plants missed: {missed or 'none'}")
+        first, found = rows(method, args)
+        clean.append(first)
+        plants += found
+    text = [
+        "Correct code:", "",
+        "| method | values | steps | accused | one-run bound | f-DP one-run bound | GDP estimate |",
+        "|---|---|---|---|---|---|---|", *clean, "",
+        "Planted mistakes:", "",
+        "| method | plant | falsified by | one-run bound | f-DP one-run bound | GDP estimate | seconds, computing |",
+        "|---|---|---|---|---|---|---|", *plants, "",
+        f"Claimed epsilon {args.epsilon:g} at delta 1e-5, {args.canaries} canaries. Seeds 0 to {args.seeds - 1} of "
+        f"correct code, seed 0 of plants; {platform.machine()}, one thread of a shared 2-core virtual machine, no GPU, "
+        f"{(time.monotonic() - began) / 60:.0f} minutes; torch {torch.__version__}, Python "
+        f"{platform.python_version()}.",
+        f"Command: `python benchmarks/audit_table.py {' '.join(sys.argv[1:])}`",
+    ]  # fmt: skip
+    print("\n".join(text))
+    if args.out is not None:
+        args.out.write_text("\n".join(["# Audit of the mechanism, unit mode, digits", "", *text, ""]))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from fedlsg.attacks.audit_checks import displacement, noise_checks
 from fedlsg.attacks.plants import PLANTS, planted
 from fedlsg.attacks.unit_mode import record, ticks
 from simulations.audit_display import THREATS, announce, progress_bar, show
+from simulations.audit_examples import KINDS
 from simulations.audit_subject import Audited, audited_run, audited_settings
 from simulations.audit_training import audit_training
 from simulations.outbox import write_atomically
@@ -29,13 +30,15 @@ def audit_command(
     *,
     mode: str = "unit",
     canaries: int | None = None,
+    canary_kind: str | None = None,
     plant: str | None = None,
     seed: int | None = None,
     out: str | None = None,
 ) -> int:
     """Audit and print; returns the exit status: 0 for "not falsified", 1 for "falsified".
 
-    Raises ValueError for settings beside a run, an unknown mode or plant, or a mechanism that claims no epsilon.
+    Raises ValueError for settings beside a run, an unknown mode, plant or kind of canary, or a mechanism that claims
+    no epsilon.
     """
     if run is not None and given:
         raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the run")
@@ -43,21 +46,24 @@ def audit_command(
         raise ValueError(f"expected --mode in {', '.join(MODES)}, got {mode!r}")
     if plant is not None and plant not in PLANTS:
         raise ValueError(f"expected --plant in {', '.join(PLANTS)}, got {plant!r}")
+    if canary_kind is not None and (mode != "training" or canary_kind not in KINDS):
+        raise ValueError(f"expected --canary-kind in {', '.join(KINDS)}, with --mode training, got {canary_kind!r}")
     path = place(run, out)
     began = time.monotonic()
     with console.status("loading data") as status:
         audited = audited_settings(given, progress=status.update) if run is None else audited_run(run)
     announce(audited, mode, plant, console)
     if mode == "training":
-        verdict, m = audit_training(audited, console, canaries=canaries, plant=plant, seed=seed)
+        verdict, m, kind = audit_training(audited, console, canaries=canaries, kind=canary_kind, plant=plant, seed=seed)
     else:
-        m = UNIT_CANARIES if canaries is None else canaries
+        m, kind = UNIT_CANARIES if canaries is None else canaries, "gradients"
         verdict = audit_unit(audited, console, canaries=m, plant=plant, seed=seed)
     report = {
         **as_dict(verdict),
         "claimed_by": audited.source,
         "mode": mode,
         "canaries": m,
+        "canary_kind": kind,
         "threat_model": THREATS[mode],
         "method": audited.subject.base.settings.method,
         "workload": audited.subject.base.settings.workload,

@@ -14,9 +14,9 @@ THREATS = {
     "unit": "The auditor chooses the canaries' gradients, knows the frame, the mask, the clip, sigma and q, and sees "
     "the noised sum of every round of one client; the coins, the batches and the noise are secret. The backward pass, "
     "the wire and the server are not in it; the frame is that of one round.",
-    "training": "Canaries are training examples with a wrong label. The auditor knows every example, the public "
-    "state of every round, and sees every payload of each client as it was sent; the coins, the batches and the noise "
-    "are secret.",
+    "training": "Canaries are training examples with a wrong label, or images of another kind. The auditor knows every "
+    "example, the public state of every round, and sees every payload of each client as it was sent; the coins, the "
+    "batches and the noise are secret.",
 }
 
 

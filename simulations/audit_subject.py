@@ -47,6 +47,7 @@ def audited_settings(given: Mapping[str, object], *, progress: Progress = silent
     """Settings as ``fedlsg run`` takes them: epsilon is what the planned schedule would spend."""
     subject = subject_of_settings(given, progress=progress)
     check_private(subject)
+    subject.state.round = subject.base.schedule.rounds - 1  # a mask that cools down freezes nothing in the first round
     progress("calibrating noise")
     terms = client_terms(subject.base)
     blocks = len(subject.frame.blocks)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import click
 import typer
 import typer.core
+from click.core import ParameterSource
 from rich.console import Console
 
 typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
@@ -197,6 +198,9 @@ def audit(
     noise_multiplier: Annotated[float | None, option(help="Without a run: noise over clip norm, instead.")] = None,
     mode: Annotated[str, option(help="unit (canary gradients; default) or training (canary examples).")] = "unit",
     canaries: Annotated[int | None, option(help="How many; default 5000 in unit mode, 300 in training.")] = None,
+    canary_kind: Annotated[
+        str | None, option(help="In training mode: mislabelled, noise, two-tone or checkerboard.")
+    ] = None,
     plant: Annotated[str | None, option(help="Plant a mistake, such as halved-noise or per-block-clip.")] = None,
     seed: Annotated[int | None, option(help="Repeats the audit's coins and noise; default fresh ones.")] = None,
     out: Annotated[str | None, option(help="File; default audit.json, in the run where there is one.")] = None,
@@ -207,14 +211,34 @@ def audit(
     given = merge({key: value for key, value in named.items() if value is not None}, config or [])
     from simulations.audit_command import audit_command
 
-    return audit_command(directory, given, console, mode=mode, canaries=canaries, plant=plant, seed=seed, out=out)
+    return audit_command(
+        directory,
+        given,
+        console,
+        mode=mode,
+        canaries=canaries,
+        canary_kind=canary_kind,
+        plant=plant,
+        seed=seed,
+        out=out,
+    )
 
 
 @app.command()
 def attack(
+    context: typer.Context,
     runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs with recorded updates.")] = None,
     compare: Annotated[str | None, option(help="Instead: record and attack these recipes at equal sigma.")] = None,
-    workload: Annotated[str | None, option(help="With --compare: as in fedlsg run, default digits.")] = None,
+    membership: Annotated[
+        bool, option("--membership", help="Instead: who was trained on? Trains shadows of a RUN, or of settings.")
+    ] = False,
+    shadows: Annotated[int | None, option(help="With --membership: shadow models, even, default 16.")] = None,
+    workload: Annotated[
+        str | None, option(help="With --compare, --membership: as in fedlsg run, default digits.")
+    ] = None,
+    method: Annotated[str | None, option(help="With --membership, without a run: the recipe; default lsg.")] = None,
+    epsilon: Annotated[float | None, option(help="As --method: default the workload's.")] = None,
+    noise_multiplier: Annotated[float | None, option(help="As --method: noise over clip norm, instead.")] = None,
     view: Annotated[str, option(help="client (each payload, default) or aggregate (their sum).")] = "client",
     labels: Annotated[str, option(help="known (default) or unknown to the adversary.")] = "known",
     examples: Annotated[str, option(help="known (default) or unknown: how many are in the batch.")] = "known",
@@ -229,11 +253,23 @@ def attack(
     out: Annotated[str | None, option(help="Folder; default the run, or attack/ for several.")] = None,
     config: Choice = None,
 ) -> None:
-    """What an adversary gets from the updates that runs recorded (fedlsg run --record-updates)."""
+    """What an adversary gets from the updates that runs recorded (fedlsg run --record-updates).
+
+    With --membership: from a trained model, by models trained with the same settings.
+    """
     from fedlsg.attacks.observation import ThreatModel
     from simulations.attack_command import attack_command
 
-    given = merge({} if workload is None else {"workload": workload}, config or [])
+    named = {"workload": workload, "method": method, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
+    given = merge({key: value for key, value in named.items() if value is not None}, config or [])
+    asked = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if membership:
+        from simulations.attack.membership_command import membership_command, only
+
+        run = only(runs or [], asked)
+        return membership_command(run, given, console, shadows=shadows, seed=seed, out=out)
+    if alone := sorted(asked & {"shadows", "method", "epsilon", "noise_multiplier"}):
+        raise ValueError(f"--{alone[0].replace('_', '-')} belongs to --membership: add that, or leave it out")
     threat = ThreatModel(view=view, labels=labels, examples=examples)  # type: ignore[arg-type]
     attack_command(
         runs or [], console, compare=compare, given=given, threat=threat, batches=batch, images=images, attacks=attacks,

@@ -70,7 +70,7 @@ def sparse_columns(
         best, zeros = _sparsest(live, torch.cat([best, _null_vectors(live[picks], search)]), search)
         if int(zeros.sum()) > total:
             total, needed = int(zeros.sum()), max(needed, 2 * drawn)
-        sparse = len(best) == batch and (batch == 1 or int(zeros.sum(1).min()) > batch)
+        sparse = len(best) == batch and (batch == 1 or int(zeros.sum(1).min()) >= batch)
         if drawn < needed or not sparse:
             continue
         if accept(A := _refined(live, zeros)):

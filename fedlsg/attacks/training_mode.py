@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.stats import chi2
+from scipy.stats import chi2, norm
 from torch import Tensor
 
 from fedlsg.attacks.audit_checks import SIGNIFICANCE, Check
@@ -30,14 +30,18 @@ COMPARED = 256
 class Seen:
     """One payload looked at.
 
-    components: (m,) along each canary, in what it adds; shares: (m,) the same, each canary's alone; lengths: (m,) of
-    what it adds; residual: (kept,) payload less the expected sum, over the deviation of the noise.
+    components: (m,) along each canary, in what it adds; lengths: (m,) of what it adds; residual: (kept,) payload less
+    the expected sum, over the deviation of the noise. With the way that the coins say the canaries move the sum, in the
+    same unit: ``moved`` is the product of residual and way, ``expected`` of the way with itself, and ``variance`` that
+    of the first if the claim is true, given the past: from the noise, and from who took part.
     """
 
     components: Float[Tensor, " m"]
-    shares: Float[Tensor, " m"]
     lengths: Float[Tensor, " m"]
     residual: Float[Tensor, " kept"]
+    moved: float
+    expected: float
+    variance: float
 
 
 def clipped_rows(seen: Observation, inputs: Batch, targets: Tensor) -> Float[Tensor, "batch kept"]:
@@ -48,25 +52,28 @@ def clipped_rows(seen: Observation, inputs: Batch, targets: Tensor) -> Float[Ten
     return torch.stack(rows) if rows else torch.zeros(0, seen.frame.kept)
 
 
-def look(seen: Observation, canaries: tuple[Batch, Tensor], rest: tuple[Batch, Tensor]) -> Seen:
+def look(seen: Observation, canaries: tuple[Batch, Tensor], rest: tuple[Batch, Tensor], coins: Tensor) -> Seen:
     """One payload of the client that may hold these canaries, and holds ``rest``.
 
     With q the sample rate and w the step weights, the expected sum is q w times the sum of the rest and half of the
     canaries; each canary's own half is given back to its component. A component holds what other canaries add along
-    this one, too, so that those of one payload err together; the shares, by least squares over all canaries, do not.
+    this one, too. ``coins`` (m,) are in the last three numbers, and in nothing that a canary is scored by.
     """
-    own = clipped_rows(seen, *canaries).double()
-    others = clipped_sum(
-        per_unit(per_example_gradients(seen.model, seen.loss_fn, *rest, seen.frame), seen.frame, 1), seen.mechanism
-    )
-    drift = seen.local.sample_rate * sum(step_weights(seen.local))
-    residual = seen.values.double() - drift * (others.double() + own.sum(0) / 2)
+    own, others = clipped_rows(seen, *canaries).double(), clipped_rows(seen, *rest).double()
+    q, weights, std = seen.local.sample_rate, step_weights(seen.local), seen.noise_std
+    drift = q * sum(weights)
+    residual = seen.values.double() - drift * (others.sum(0) + own.sum(0) / 2)
     lengths = own.norm(dim=1).clamp_min(1e-12)
+    way = drift * (own.mT @ (coins.double() - 0.5))
+    present = torch.cat([others, own[coins]]) @ way
+    drawn = q * (1 - q) * sum(w * w for w in weights) * float(present.square().sum())
     return Seen(
         components=(own @ residual) / lengths.square() + drift / 2,
-        shares=torch.linalg.lstsq(own.mT, residual.unsqueeze(1)).solution.squeeze(1) + drift / 2,
         lengths=lengths,
-        residual=residual / seen.noise_std,
+        residual=residual / std,
+        moved=float(way @ residual) / std**2,
+        expected=float(way @ way) / std**2,
+        variance=float(way @ way) / std**2 + drawn / std**4,
     )
 
 
@@ -77,9 +84,29 @@ def scored(rounds: Sequence[Seen], noise_std: float, sample_rate: float) -> Floa
     return log_ratios(components, lengths, noise_std=noise_std, sample_rate=sample_rate)
 
 
-def payload_checks(residuals: Sequence[Float[np.ndarray, " kept"]]) -> list[Check]:
-    """Noise that is missing or used twice, from residuals over the claimed deviation, of any lengths."""
-    return [enough(residuals), unlike(residuals)]
+def payload_checks(rounds: Sequence[Seen]) -> list[Check]:
+    """All checks of payloads: further moved by canaries than is claimed, noise that is missing, or used twice."""
+    residuals = [one.residual.numpy() for one in rounds]
+    columns = np.array([(one.moved, one.expected, one.variance) for one in rounds]).reshape(-1, 3)
+    return [sensitivity(*columns.T), enough(residuals), unlike(residuals)]
+
+
+def sensitivity(
+    moved: Float[np.ndarray, " n"], expected: Float[np.ndarray, " n"], variance: Float[np.ndarray, " n"]
+) -> Check:
+    """Canaries that are in move the payloads no further than the claimed clip and sample rate let them.
+
+    The slope of ``moved`` on ``expected`` is 1 where the claim is true: given the past, a payload's own noise and batch
+    are all that separates the two. The errors of payloads are therefore uncorrelated, whatever their canaries have in
+    common, and their variances are known. A normal test; the spread of the payloads themselves would be a poor guide,
+    since a few of them may decide the slope.
+    """
+    if not expected.sum() > 0:
+        return Check(name="sensitivity", passed=True, says="no payload with canaries to tell")
+    slope = float(moved.sum() / expected.sum())
+    error = float(np.sqrt(variance.sum()) / expected.sum())
+    says = f"canaries move the payloads by {slope:.3f} of what is claimed (standard error {error:.3f})"
+    return Check(name="sensitivity", passed=bool(norm.sf((slope - 1) / error) >= SIGNIFICANCE), says=says)
 
 
 def enough(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:

@@ -5,16 +5,13 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
 from fedlsg.attacks.plants import PLANTS
 from simulations.audit_command import audit_command
 from simulations.audit_subject import audited_run, audited_settings
-from simulations.audit_training import choose, settings_of, with_canaries
 from simulations.cli import app
-from simulations.plan import make_plan
 from tests.simulations.runs import SMALL, Run, reconfigured, run_local
 
 SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"} | {"rounds": 6, "sample_rate": 0.5}
@@ -85,6 +82,7 @@ def test_training_mode(tmp_path):
     status, found, text = audit(tmp_path, mode="training", canaries=100)
     assert status == 0, text
     assert found["mode"] == "training"
+    assert found["canary_kind"] == "two-tone"
     assert found["gdp_estimate"]["mu"]["high"] > 0
 
 
@@ -95,16 +93,25 @@ def test_training_mode_finds_less_noise(tmp_path, plant):
     assert {"noise deviation", "fresh noise"} & set(found["falsified_by"])
 
 
-def test_canaries_change_labels_and_leave_everybody_else_where_they_are():
-    plan = make_plan(settings_of(audited_settings(SETTINGS).subject.base.settings, 0))
-    inserted = choose(plan, 100, 0)
-    made = with_canaries(plan, inserted)
-    changed = (made.workload.train.labels != plan.workload.train.labels).nonzero().squeeze(1)
-    assert torch.equal(changed, inserted.rows)
-    gone = torch.cat(plan.parts)[~torch.isin(torch.cat(plan.parts), torch.cat(made.parts))]
-    assert torch.equal(gone.sort().values, inserted.rows[~inserted.coins])
-    assert made.divisor == plan.divisor
-    assert all(torch.isin(row, plan.parts[client]) for row, client in zip(inserted.rows, inserted.clients, strict=True))
+@pytest.mark.parametrize("kind", ["mislabelled", "noise", "checkerboard"])
+def test_training_mode_with_canaries_of_another_kind(tmp_path, kind):
+    status, found, text = audit(tmp_path, mode="training", canaries=100, canary_kind=kind)
+    assert status == 0, text
+    assert found["canary_kind"] == kind
+
+
+def test_training_mode_finds_full_batches(tmp_path):
+    given = SETTINGS | {"rounds": 10, "noise_multiplier": 1.0}
+    options = {"mode": "training", "canaries": 300}
+    assert audit(tmp_path, given=given, **options)[0] == 0
+    status, found, _ = audit(tmp_path, given=given, plant="full-batches", **options)
+    assert status == 1
+    assert "sensitivity" in found["falsified_by"]
+
+
+def test_a_mask_that_cools_down_is_audited_at_its_sparsest():
+    frame = audited_settings(SETTINGS | {"method": "rs", "sparsity": 0.5}).setting.frame
+    assert frame.kept == 4810 // 2
 
 
 def test_every_plant_is_offered():
@@ -126,6 +133,8 @@ def test_the_command_line(tmp_path, monkeypatch):
     [
         ({"mode": "other"}, "expected --mode"),
         ({"plant": "other"}, "expected --plant"),
+        ({"canary_kind": "other", "mode": "training"}, "expected --canary-kind in mislabelled, noise"),
+        ({"canary_kind": "noise"}, "with --mode training"),
         ({"canaries": 3}, "canaries=3"),
         ({"given": {"method": "sgd"}}, "claims no epsilon"),
         ({"given": SETTINGS | {"local_steps": 2}, "mode": "training"}, "local_steps=1"),

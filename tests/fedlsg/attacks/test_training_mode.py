@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fedlsg.attacks.training_mode import clipped_rows, enough, look, scored, unlike
+from fedlsg.attacks.training_mode import clipped_rows, enough, look, payload_checks, scored, sensitivity, unlike
+from fedlsg.client import LocalTraining
 from tests.fedlsg.attacks.observed import digits, method, mlp, observe
 
 IMAGES, LABELS = digits(6)
+IN, OUT, NONE = torch.tensor([True]), torch.tensor([False]), torch.zeros(0, dtype=torch.bool)
 
 
 def seen(name="lsg", rows=slice(0, 6)):
@@ -28,18 +30,30 @@ def test_rows_add_up_to_the_payload(name):
 def test_a_canary_that_is_in_stands_one_above_one_that_is_out():
     """At q = 1 by hand: what is left of the payload is half of the canary's gradient, or minus half of it."""
     canaries, rest = (IMAGES[:1], LABELS[:1]), (IMAGES[1:], LABELS[1:])
-    present, absent = look(seen(), canaries, rest), look(seen(rows=slice(1, 6)), canaries, rest)
+    present, absent = look(seen(), canaries, rest, IN), look(seen(rows=slice(1, 6)), canaries, rest, OUT)
     assert present.components.item() == pytest.approx(1.0, abs=1e-6)
     assert absent.components.item() == pytest.approx(0.0, abs=1e-6)
     assert present.lengths.item() == pytest.approx(0.1, rel=1e-6)
     assert present.residual.norm().item() == pytest.approx(0.05 / 1e-3, rel=1e-5)
     assert scored([present], 1e-3, 1.0).item() > 0 > scored([absent], 1e-3, 1.0).item()
+    for one in (present, absent):  # either way the payload lies half a canary from the middle: (0.05 / 1e-3)^2
+        assert one.moved == pytest.approx(one.expected, rel=1e-5)
+        assert one.expected == pytest.approx(2500, rel=1e-5)
+        assert one.variance == pytest.approx(one.expected)  # all took part for certain: only noise is left
+
+
+def test_coins_are_in_no_score():
+    canaries, rest = (IMAGES[:1], LABELS[:1]), (IMAGES[1:], LABELS[1:])
+    right, wrong = look(seen(), canaries, rest, IN), look(seen(), canaries, rest, OUT)
+    assert_close(right.components, wrong.components)
+    assert_close(right.residual, wrong.residual)
+    assert wrong.moved == pytest.approx(-right.moved)
 
 
 def test_a_company_that_is_not_known_moves_the_canary():
     """Negative control: without the others' expected sum the component is far from 1."""
     nobody = (IMAGES[:0], LABELS[:0])
-    assert abs(look(seen(), (IMAGES[:1], LABELS[:1]), nobody).components.item() - 1) > 0.1
+    assert abs(look(seen(), (IMAGES[:1], LABELS[:1]), nobody, IN).components.item() - 1) > 0.1
 
 
 def residuals(count=20, scale=1.0):
@@ -57,4 +71,53 @@ def test_checks_of_payloads():
 
 def test_a_batch_of_no_canaries_is_empty():
     assert clipped_rows(seen(), IMAGES[:0], LABELS[:0]).shape == (0, seen().frame.kept)
-    assert torch.isfinite(look(seen(), (IMAGES[:0], LABELS[:0]), (IMAGES, LABELS)).residual).all()
+    nothing = look(seen(), (IMAGES[:0], LABELS[:0]), (IMAGES, LABELS), NONE)
+    assert torch.isfinite(nothing.residual).all()
+    assert payload_checks([nothing, nothing])[0].says == "no payload with canaries to tell"
+
+
+def test_the_variance_is_that_of_batches_and_noise():
+    """Payloads of q = 1/2 with drawn batches and noise, against the variance that the audit states for them."""
+    made, q, std = replace(seen(), local=LocalTraining(sample_rate=0.5, expected_batch=3.0)), 0.5, 0.05
+    rows, rng = clipped_rows(made, IMAGES, LABELS).double(), torch.Generator().manual_seed(0)
+    coins = torch.tensor([True, False])
+    present = torch.tensor([True, False, True, True, True, True])
+    errors = []
+    for _ in range(300):
+        batch = present & (torch.rand(6, generator=rng) < q)
+        values = rows[batch].sum(0) + std * torch.randn(rows.shape[1], generator=rng, dtype=torch.float64)
+        one = look(
+            replace(made, values=values, noise_std=std), (IMAGES[:2], LABELS[:2]), (IMAGES[2:], LABELS[2:]), coins
+        )
+        errors.append((one.moved - one.expected) / one.variance**0.5)
+    assert one.variance > 1.5 * one.expected
+    assert np.mean(errors) == pytest.approx(0, abs=0.2)
+    assert np.std(errors) == pytest.approx(1, abs=0.13)
+
+
+def test_sensitivity_by_hand():
+    """Slope (3 + 1) / (2 + 2), standard error sqrt(2 + 7) / 4: 1.5 such errors above 1 at (7 + 2.5) / 4 = 2.125."""
+    assert "1.000 of what is claimed (standard error 0.750)" in by_hand(3.0, 1.0).says
+    assert by_hand(3.0, 1.0).passed
+    assert by_hand(7.0, 1.5).passed
+    assert not by_hand(12.0, 5.0).passed
+    assert by_hand(-12.0, -5.0).passed
+    assert "no payload" in sensitivity(np.ones(2), np.zeros(2), np.zeros(2)).says
+
+
+def by_hand(*moved):
+    return sensitivity(np.array(moved), np.array([2.0, 2.0]), np.array([2.0, 7.0]))
+
+
+def test_sensitivity_accuses_true_claims_as_rarely_as_it_says_though_one_payload_decides():
+    """Payloads whose weights differ a thousandfold: their own spread would be a standard error of one number."""
+    rng = np.random.default_rng(0)
+    expected = np.geomspace(1.0, 1000.0, 8)
+    variance = expected * rng.uniform(1.0, 5.0, size=8)
+    z = []
+    for _ in range(2000):
+        said = sensitivity(expected + rng.normal(size=8) * np.sqrt(variance), expected, variance).says
+        words = said.replace(")", "").split()
+        z.append((float(words[5]) - 1) / float(words[-1]))
+    assert np.mean(np.array(z) > 2.326) == pytest.approx(0.01, abs=0.007)
+    assert np.std(z) == pytest.approx(1, abs=0.05)

@@ -1,0 +1,299 @@
+"""Closed-form attacks on digits, each beside what is predicted of it: no optimisation, no noise but where it says so.
+
+    python benchmarks/attack_closed_forms.py --out docs/results/attack_closed_forms.md
+
+Models 64-64-10 as they are initialised; batches of distinct images are drawn from the test split by seed; the clip
+(C = 0.1) acts on every example. Everything derives from the seeds and repeats.
+"""
+
+import argparse
+import math
+import platform
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import strategies
+from fedlsg.attacks import least_squares as theorem
+from fedlsg.attacks.guess import DoesNotApply, Guess
+from fedlsg.attacks.head import label_of_one
+from fedlsg.attacks.linear_input import input_of_linear
+from fedlsg.attacks.linear_scale import settle_scale
+from fedlsg.attacks.matched_filter import measure
+from fedlsg.attacks.metrics import best_matching, mean_interval, psnr, squared_errors
+from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.prior import Prior
+from fedlsg.attacks.relu_batch import relu_batch
+from fedlsg.carriers import carried_parameters
+from fedlsg.client import per_unit
+from fedlsg.method import LocalTraining, Schedule, client_step, make_frame
+from fedlsg.persample import per_example_gradients, trainable
+from fedlsg.privatize import Mechanism
+from fedlsg.randomness import public_generator, reproducible_stream
+from simulations.workloads import load
+
+LOW_RANK, SPARSE = {"rank": 8}, {"sparsity": 0.5}
+METHODS: dict[str, Any] = {"dpsgd": {}, "rgp": LOW_RANK, "lsg": LOW_RANK | SPARSE, "rs": SPARSE | {"cooling": False}}
+PRIOR = Prior(shape=(1, 8, 8), low=-0.6, high=1.4)
+NOTES = {
+    "Input of a first linear layer, batch 1": """
+r = 8 for `rgp` and `lsg`, p = .5 for `lsg` and `rs`. Without a bias the gradient tells the direction, and a replay sign
+and scale where all inputs are known; where columns are frozen the error is that of the direction.""",
+    "Whole ReLU batches": """
+PSNR of the worst image of a batch; twins are the nearest pairs of test images. An example is told from another by the
+neurons that are off for it and on for the other: misses have few or none of these, at ordinary condition numbers.""",
+    "Theorem 5.1 of RS": """
+One unknown, 64 equations with normal coefficients k. Predicted: s^2 E[1 / |m*k|^2], under a clip at the clipped k;
+bound: s^2 / ((1 - p) |k|^2). fedlsg clips after the mask, and that clip gives back what the mask took: the error is
+s^2 x^2 / C^2 at every rate, so that the bound, which knows no such clip, is none there.
+The last column is the worst of all seeds: 3 and less is chance, negative is above the bound.""",
+    "Membership in one round": """
+Phi(Phi^-1(0.01) + 1 / sigma) for one example beside three known ones, on the shipped clip and noise.""",
+}
+Lines = Iterator[str]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One loss an example."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def network(activation: type[nn.Module], *, hidden: int = 64, bias: bool = True, seed: int) -> nn.Module:
+    """(B, 1, 8, 8) -> 64 -> hidden -> 10 in float64."""
+    torch.manual_seed(seed)
+    layers = OrderedDict(
+        flatten=nn.Flatten(), hidden=nn.Linear(64, hidden, bias=bias), activation=activation(),
+        classifier=nn.Linear(hidden, 10),
+    )  # fmt: skip
+    return nn.Sequential(layers).double()
+
+
+def observe(name: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int, dtype: torch.dtype) -> Observation:
+    """The payload, without noise, of a client that takes all of these examples; all of it computed in ``dtype``."""
+    method = strategies.recipe(name, mechanism="clip-only", clip_norm=0.1, **METHODS[name])
+    model = model.to(dtype)
+    weights = {parameter: p.detach() for parameter, p in trainable(model).items()}
+    carried = carried_parameters(model, method.carrier, classifier="classifier")
+    frame = make_frame(
+        method, weights, {p: weights[p] * 0.9 for p in carried}, carried=carried, round=2, updates=1,
+        schedule=Schedule(rounds=2), seed=seed, classifier="classifier",
+    )  # fmt: skip
+    local = LocalTraining(expected_batch=float(len(y)))
+    values = client_step(
+        model, lambda rows: (x[rows].to(dtype), y[rows]), cross_entropy, frame=frame, mechanism=method.mechanism,
+        local=local, num_examples=len(y), sampler=reproducible_stream(seed, "sampler"), charge=lambda: None,
+        noise=reproducible_stream(seed, "noise"),
+    )  # fmt: skip
+    return Observation(
+        model=model, loss_fn=cross_entropy, frame=frame, values=values, mechanism=method.mechanism, local=local,
+        noise_std=0.0,
+    )  # fmt: skip
+
+
+def digits(count: int, *labels: object) -> tuple[Tensor, Tensor]:
+    """Distinct test images, (count, 1, 8, 8) in [-0.6, 1.4], and their labels."""
+    test = load("digits").test
+    rows = torch.randperm(len(test), generator=public_generator(0, "images", *map(str, labels)))[:count]
+    inputs, targets = test.batch(rows)
+    return inputs.double(), targets
+
+
+def twins(place: int) -> tuple[Tensor, Tensor]:
+    """The ``place``-th nearest pair of test images."""
+    test = load("digits").test
+    inputs, targets = test.batch(torch.arange(len(test)))
+    apart = torch.cdist(inputs.double().flatten(1), inputs.double().flatten(1)).triu(1)
+    apart[apart == 0] = torch.inf
+    rows = torch.tensor(divmod(int(apart.flatten().argsort()[place]), len(test)))
+    return inputs[rows].double(), targets[rows]
+
+
+def off(guess: Tensor, truth: Tensor, *, scaled: bool = False) -> float:
+    """Relative error over the known entries; ``scaled``: at the best sign and scale of the guess."""
+    known = guess.isfinite()
+    a, b = guess[known].double(), truth[known]
+    a = a * (a @ b) / (a @ a) if scaled else a
+    return float((a - b).norm() / b.norm())
+
+
+def first_layer(seeds: int) -> Lines:
+    """One line a method, dtype and bias."""
+    yield "| method | payload | bias | inputs known | relative error: median, worst | asked |"
+    yield "|---|---|---|---|---|---|"
+    for dtype, asked in ((torch.float64, 1e-6), (torch.float32, 1e-4)):
+        for name in METHODS:
+            for bias in (True, False):
+                errors, how, known = [], "yes", set()
+                for seed in range(seeds):
+                    x, y = digits(1, seed)
+                    seen = observe(name, network(nn.Tanh, bias=bias, seed=seed), x, y, seed=seed, dtype=dtype)
+                    guess = input_of_linear(seen, PRIOR)
+                    known.add(int(guess.inputs.isfinite().sum()))
+                    if not bias:
+                        guess, how = without_bias(seen, guess)
+                    errors.append(off(guess.inputs, x, scaled="direction" in how))
+                values = torch.tensor(errors)
+                met = f"{int((values <= asked).sum())} of {seeds} <= {asked:g}"
+                yield (
+                    f"| `{name}` | {str(dtype)[6:]} | {how} | {', '.join(map(str, sorted(known)))} of 64 "
+                    f"| {values.median():.0e}, {values.max():.0e} | {met} |"
+                )
+
+
+def without_bias(seen: Observation, guess: Guess) -> tuple[Guess, str]:
+    """The guess at the scale that a replay tells, where all of the input is known up to it."""
+    try:
+        return settle_scale(seen, guess, label_of_one(seen)), "no: scale by replay"
+    except DoesNotApply:
+        return guess, "no: direction only"
+
+
+def told_apart(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, float]:
+    """Fewest neurons that are off for one example and on for another, over ordered pairs; condition number of G."""
+    with torch.no_grad():
+        hidden = model.get_submodule("hidden")(x.flatten(1))
+        outputs = model.get_submodule("classifier")(hidden.relu())
+        wrong = outputs.softmax(1) - F.one_hot(y, 10)
+        on = hidden > 0
+        G = (wrong @ model.get_parameter("classifier.weight")) * on
+    pairs = (~on).double() @ on.double().mT
+    singular = torch.linalg.svdvals(G)
+    return int(pairs[~torch.eye(len(y), dtype=torch.bool)].min()), float(singular[0] / singular[-1])
+
+
+def relu(seeds: int) -> Lines:
+    """One line a method, width, dtype and batch; then a line for each batch that was missed."""
+    yield "| method | hidden | payload | batch | over 100 dB | least of these | missed, and the attack says so |"
+    yield "|---|---|---|---|---|---|---|"
+    missed: dict[tuple[str, int, int], str] = {}
+    found_at: list[tuple[int, float]] = []
+    settings = [("dpsgd", 64, torch.float64), ("rgp", 64, torch.float64), ("rgp", 128, torch.float64)]
+    for name, hidden, dtype in [*settings, ("rgp", 64, torch.float32)]:
+        for batch in ("2", "4", "6", "2 twins"):
+            values, said = [], 0
+            for seed in range(seeds):
+                x, y = twins(seed) if "twins" in batch else digits(int(batch), "batch", batch, seed)
+                model = network(nn.ReLU, hidden=hidden, seed=seed)
+                apart, condition = told_apart(model, x, y)
+                value, words = attacked(name, model, x, y, seed, dtype)
+                values.append(value)
+                said += value < 100 and bool(words)
+                if dtype == torch.float64 and value >= 100:
+                    found_at.append((apart, condition))
+                elif dtype == torch.float64:
+                    missed[batch, hidden, seed] = f"{apart} | {condition:.1f} | {value:.0f} dB; {words} |"
+            good = [value for value in values if value >= 100]
+            least = f"{min(good):.0f}" if good else "none"
+            yield (
+                f"| `{name}` | {hidden} | {str(dtype)[6:]} | {batch} | {len(good)} of {seeds} | {least} "
+                f"| {seeds - len(good)}, {said} |"
+            )
+    yield ""
+    yield "| missed: batch | hidden | seed | fewest neurons that tell | condition number of G | found |"
+    yield "|---|---|---|---|---|---|"
+    for (batch, hidden, seed), line in sorted(missed.items()):
+        yield f"| {batch} | {hidden} | {seed} | {line}"
+    least_apart, worst = min(apart for apart, _ in found_at), max(condition for _, condition in found_at)
+    yield f"| over 100 dB: all of them | | | {least_apart} or more | {worst:.1f} or less | |"
+
+
+def attacked(name: str, model: nn.Module, x: Tensor, y: Tensor, seed: int, dtype: torch.dtype) -> tuple[float, str]:
+    """PSNR of the worst image in the best matching, and what the attack says against its own guess."""
+    seen = observe(name, model, x, y, seed=seed, dtype=dtype)
+    generator = public_generator(seed, "attack")
+    try:
+        guess = relu_batch(seen, PRIOR, Knowledge(examples=len(y)), generator)
+    except DoesNotApply as error:
+        return 0.0, str(error).split(":")[0]
+    order, truths = best_matching(squared_errors(guess.inputs, x))
+    worst = float(psnr(guess.inputs[order], x[truths], data_range=PRIOR.span).min())
+    return worst, f"objective {guess.objective:.2f}" if (guess.objective or 0.0) > 1e-6 else ""
+
+
+def theorem_5_1(seeds: int) -> Lines:
+    """One line a setting and rate, over ``seeds`` draws of k (64 normal numbers)."""
+    yield "| setting | rate | measured over predicted (95 %) | over the bound (95 %) | below it, in s.e.: worst seed |"
+    yield "|---|---|---|---|---|"
+    fixed, clipped = (Mechanism(kind=kind, clip_norm=0.5, noise_multiplier=0.1) for kind in ("noise-only", "dp"))
+    for words, mechanism, order in (
+        ("its own: fixed noise, no clip", fixed, "mask, clip"),
+        ("clip, then mask", clipped, "clip, mask"),
+        ("mask, then clip (fedlsg)", clipped, "mask, clip"),
+    ):
+        for rate in (0.0, 0.5, 0.9):
+            rows = [compared(mechanism, order, rate, seed, words) for seed in range(seeds)]
+            ratios, bounds, below = (torch.tensor(column) for column in zip(*rows, strict=True))
+            yield f"| {words} | {rate:g} | {mean_interval(ratios)} | {mean_interval(bounds)} | {below.max():.1f} |"
+
+
+def compared(mechanism: Mechanism, order: Any, rate: float, seed: int, words: str) -> tuple[float, float, float]:
+    """Measured over predicted error, over the theorem's bound, and standard errors by which it is below that."""
+    k = torch.randn(64, generator=public_generator(seed, "k", words), dtype=torch.float64)
+    x = 0.7
+    found = theorem.measured(
+        k, x, mechanism, order, rate, draws=1000, generator=public_generator(seed, "masks", words),
+        noise=reproducible_stream(seed, "noise", words, str(rate)), repeats=32,
+    )  # fmt: skip
+    predicted = theorem.predicted(k, x, mechanism, order, rate, draws=20_000, generator=public_generator(seed, words))
+    factor = min(1.0, mechanism.clip_norm / float((k * x).norm())) if mechanism.clips else 1.0
+    bound = theorem.bound(factor * k, mechanism.noise_std, rate)
+    return found.mean / predicted.mean, found.mean / bound, (bound - found.mean) / found.error
+
+
+def membership(trials: int) -> Lines:
+    """One line a method and sigma."""
+    yield "| method | sigma | closed form | TPR measured (95 %) | FPR measured (95 %) | inside |"
+    yield "|---|---|---|---|---|---|"
+    inside = 0
+    for name in METHODS:
+        for sigma in (0.5, 1.0, 2.0):
+            x, y = digits(4, "company")
+            seen = observe(name, network(nn.Tanh, seed=0), x, y, seed=0, dtype=torch.float64)
+            gradients = per_unit(per_example_gradients(seen.model, cross_entropy, x, y, seen.frame), seen.frame, 1)
+            mechanism = Mechanism(clip_norm=0.1, noise_multiplier=sigma)
+            found = measure(gradients, mechanism, reproducible_stream(0, name, str(sigma)), trials=trials)
+            good = (found.tpr.low <= found.predicted <= found.tpr.high, found.fpr.low <= 0.01 <= found.fpr.high)
+            inside += sum(good)
+            tpr, fpr = (f"{r.value:.2%} [{r.low:.2%}, {r.high:.2%}]" for r in (found.tpr, found.fpr))
+            words = " and ".join("yes" if one else "no" for one in good)
+            yield f"| `{name}` | {sigma:g} | {found.predicted:.2%} | {tpr} | {fpr} | {words} |"
+    yield ""
+    yield f"{inside} of 24 intervals hold the closed form; 1.2 are expected not to. {trials} payloads each."
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--trials", type=int, default=5000)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    start, text = time.monotonic(), ["# Attacks in closed form on digits", ""]
+    tables = (first_layer(options.seeds), relu(options.seeds), theorem_5_1(options.seeds), membership(options.trials))
+    for (title, note), lines in zip(NOTES.items(), tables, strict=True):
+        text += [f"## {title}", note, ""]
+        print(f"\n{title}", flush=True)
+        for line in lines:
+            print(line, flush=True)
+            text.append(line)
+        text.append("")
+    minutes = math.ceil((time.monotonic() - start) / 60)
+    text.append(
+        f"Seeds 0 to {options.seeds - 1}; {platform.machine()}, one thread of a 2-core virtual machine, no GPU, "
+        f"{minutes} minutes; torch {torch.__version__}, Python {platform.python_version()}. "
+        f"Command: `python benchmarks/attack_closed_forms.py {' '.join(sys.argv[1:])}`"
+    )
+    if options.out is not None:
+        options.out.write_text("\n".join(text) + "\n")
+
+
+if __name__ == "__main__":
+    main()
