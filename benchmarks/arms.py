@@ -1,0 +1,107 @@
+"""One step of one model, many ways: the plain one, its floor, and fedlsg's private ones.
+
+A private step is all that a client and the server do between two values of the weights, by the library's own
+functions: decompose, mask, per-example gradients, clip, sum, noise, divide, Eq. 3, SGD.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.optim import SGD
+
+import strategies
+from benchmarks.subjects import Subject, losses
+from fedlsg.after import make_optimizer
+from fedlsg.carriers import carried_parameters
+from fedlsg.method import LocalTraining, Schedule, aggregate, client_step, initial_needed, make_frame, server_step
+from fedlsg.persample import trainable
+from fedlsg.randomness import secret_stream
+
+Step = Callable[[], object]
+LEARNING_RATE = 1e-4
+
+
+def plain(subject: Subject) -> Step:
+    """Forward, backward, SGD: the ordinary step without any privacy."""
+    model = subject.build()
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE)
+
+    def step() -> None:
+        losses(model(subject.inputs), subject.targets).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def floor(subject: Subject) -> Step:
+    """Forward, and the gradient of every activation behind the first trained layer: no gradient of any weight."""
+    model = subject.build()
+    first = next(m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False)))
+    model.requires_grad_(False)
+    first.register_forward_hook(lambda _module, _args, output: output.requires_grad_())
+
+    def step() -> None:
+        losses(model(subject.inputs), subject.targets).sum().backward()
+
+    return step
+
+
+def private(subject: Subject, recipe: str, *, rank: int = 8, sparsity: float = 0.0) -> Step:
+    """A round of fedlsg with one client that has the whole batch."""
+    model = subject.build()
+    own = strategies.own_settings(recipe)
+    method = strategies.recipe(
+        recipe,
+        **{key: value for key, value in {"rank": rank, "sparsity": sparsity}.items() if key in own},
+        learning_rate=LEARNING_RATE,
+    )
+    batch = len(subject.targets)
+    carried = carried_parameters(model, method.carrier, classifier=subject.classifier)
+    weights = {name: p.detach() for name, p in trainable(model).items()}
+    initial = {name: weights[name].clone() for name in initial_needed(method, weights, carried)}
+    optimizer, scheduler = make_optimizer(
+        trainable(model), replace(method.after, momentum=0.0), updates=1000, classifier=subject.classifier
+    )
+    schedule, noise, sampler = Schedule(rounds=1000), secret_stream(), secret_stream()
+    rounds = iter(range(1, 1000))
+
+    def step() -> None:
+        now = next(rounds)
+        frame = make_frame(
+            method, {name: p.detach() for name, p in trainable(model).items()}, initial, carried=carried, round=now,
+            updates=now, schedule=schedule, seed=0, classifier=subject.classifier,
+        )  # fmt: skip
+        values = client_step(
+            model, lambda rows: (subject.inputs[rows], subject.targets[rows]), losses, frame=frame,
+            mechanism=method.mechanism, local=LocalTraining(microbatch_size=batch), num_examples=batch,
+            sampler=sampler, noise=noise, charge=lambda: None,
+        )  # fmt: skip
+        server_step(
+            model, optimizer, scheduler, aggregate([values]), frame=frame, divisor=float(batch), after=method.after
+        )
+
+    return step
+
+
+OURS: dict[str, Callable[[Subject], Step]] = {
+    "plain": plain,
+    "floor": floor,
+    "lsg p=0": lambda subject: private(subject, "lsg"),
+    "lsg p=.5": lambda subject: private(subject, "lsg", sparsity=0.5),
+    "rgp": lambda subject: private(subject, "rgp"),
+    "dpsgd": lambda subject: private(subject, "dpsgd"),
+}
+
+
+def in_channels_last(subject: Subject) -> Subject:
+    """The subject with its images and kernels laid out channels last; as it is where it has none."""
+    if subject.inputs.ndim != 4:
+        return subject
+
+    def build() -> nn.Module:
+        return subject.build().to(memory_format=torch.channels_last)
+
+    return replace(subject, build=build, inputs=subject.inputs.contiguous(memory_format=torch.channels_last))
