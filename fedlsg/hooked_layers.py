@@ -3,22 +3,27 @@
 Symbols as in layer_gradients.py.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep
 from fedlsg.layer_gradients import (
     LAYERS,
+    THROUGH_OUTPUT,
     CarriedGradients,
     LayerGradients,
     StandardizedConvGradients,
     kept_values,
     units,
 )
+from fedlsg.norm_gradients import NormGradients, Statistics
 from fedlsg.standardized import OutputNote, finish_left, finish_right, note_output
+from fedlsg.through_output import output_carriers, tolerance
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,11 +53,12 @@ def make_slot(position: int, block: Block) -> Slot:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Carried:
-    """A layer's carriers, and the formulas that only a carried weight has."""
+    """A layer's carriers, and the formulas that only a carried weight has; A of through_output.py where it pays."""
 
     formulas: CarriedGradients
     L: Float[Tensor, "m r"]
     R: Float[Tensor, "r n"]
+    A: Float[Tensor, "m r"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,7 +67,7 @@ class Layer:
 
     path: str
     module: nn.Module
-    formulas: LayerGradients
+    formulas: LayerGradients | NormGradients
     slots: tuple[Slot, ...]
     dtype: torch.dtype
     carried: Carried | None
@@ -71,13 +77,16 @@ class Layer:
 class Remembered:
     """What backward needs of a layer's input: u = x R^T, and x (its kept units) as of one in-place version.
 
-    ``note`` is what it needs of the output, where the weight is carried and standardised.
+    ``note`` is what it needs of the output, where the weight is carried and standardised; ``statistics`` what a norm
+    layer found in the forward pass. ``done`` holds gradients that came with another one, by parameter.
     """
 
     u: Tensor | None = None
     x: Tensor | None = None
     version: int = 0
     note: OutputNote | None = None
+    statistics: Statistics | None = None
+    done: dict[str, Tensor] = field(default_factory=dict)
 
 
 def plan(model: nn.Module, frame: Frame) -> list[Layer]:
@@ -87,11 +96,31 @@ def plan(model: nn.Module, frame: Frame) -> list[Layer]:
         path = block.parameter.rpartition(".")[0]
         slots.setdefault(path, []).append(make_slot(position, block))
     coordinates = {c.name: c for c in frame.coordinates}
-    return [
+    layers = [
         make_layer(path, module, tuple(slots[path]), coordinates)
         for path, module in model.named_modules()
         if path in slots
     ]
+    return through_outputs(layers)
+
+
+def through_outputs(layers: list[Layer]) -> list[Layer]:
+    """The layers with A where the output is the narrower way to u and the carriers allow it."""
+    found = {}
+    for layer in layers:
+        weight, carried = layer.module.weight, layer.carried
+        if carried is not None and type(layer.module) in THROUGH_OUTPUT and weight.shape[0] < weight[0].numel():
+            found[layer.path] = output_carriers(weight.detach(), carried.L, carried.R)
+    if not found:
+        return layers
+    gaps = dict(zip(found, torch.stack([gap for _, gap in found.values()]).tolist(), strict=True))  # one transfer
+    out = []
+    for layer in layers:
+        carried = layer.carried
+        if carried is not None and gaps.get(layer.path, math.inf) <= tolerance(carried.R):
+            layer = replace(layer, carried=replace(carried, A=found[layer.path][0]))
+        out.append(layer)
+    return out
 
 
 def make_layer(path: str, module: nn.Module, slots: tuple[Slot, ...], coordinates: dict[str, Coordinates]) -> Layer:
@@ -112,11 +141,30 @@ def remember(layer: Layer, x: Tensor) -> Remembered:
     for slot in layer.slots:
         if slot.block.part == "L":
             assert layer.carried is not None
-            memory.u = layer.carried.formulas.inner(x, layer.carried.R)
+            if layer.carried.A is None:
+                memory.u = layer.carried.formulas.inner(x, layer.carried.R)
         elif slot.parameter == "weight":
-            memory.x = units(x, layer.formulas.axis, slot.units)
+            memory.x = x if layer.formulas.selects_late else units(x, layer.formulas.axis, slot.units)
             memory.version = memory.x._version
     return memory
+
+
+def remember_output(layer: Layer, memory: Remembered, x: Tensor, y: Tensor, node: Node | None) -> None:
+    """Add what the layer's blocks need of its output y, made by ``node``."""
+    if isinstance(layer.formulas, NormGradients):
+        if memory.x is not None:
+            memory.statistics = layer.formulas.statistics(x, node)
+        return
+    memory.note = note(layer, x, y)
+    if layer.carried is not None and layer.carried.A is not None:
+        if y.dtype != layer.dtype:  # autocast rounded it
+            memory.u = layer.carried.formulas.inner(x, layer.carried.R)
+            return
+        memory.u = layer.carried.formulas.outer(y.detach(), layer.carried.A)
+        bias = layer.module.bias
+        if bias is not None:
+            shift = bias.detach() @ layer.carried.A
+            memory.u -= shift if layer.formulas.axis == -1 else shift.view(-1, 1, 1)
 
 
 def note(layer: Layer, x: Tensor, y: Tensor) -> OutputNote | None:
@@ -129,23 +177,53 @@ def note(layer: Layer, x: Tensor, y: Tensor) -> OutputNote | None:
 def block_gradient(layer: Layer, slot: Slot, memory: Remembered, g: Tensor) -> Float[Tensor, "batch kept"]:
     """Kept coordinates of one block, from the gradient g at the layer's output."""
     formulas, carried, block = layer.formulas, layer.carried, slot.block
-    if slot.parameter == "bias":
+    if slot.parameter in memory.done:
+        value = memory.done.pop(slot.parameter)
+    elif isinstance(formulas, NormGradients) and memory.x is not None:
+        assert memory.statistics is not None
+        scale, shift = formulas.scale_and_shift(g, memory.x, memory.statistics)
+        memory.done = {"weight": scale, "bias": shift}
+        value = memory.done.pop(slot.parameter)
+    elif slot.parameter == "bias":
         value = formulas.bias(g)
     elif block.part == "dense":
         assert memory.x is not None
+        assert not isinstance(formulas, NormGradients)
         value = formulas.weight(g, memory.x)
     elif block.part == "L":
-        assert carried is not None
-        assert memory.u is not None
-        value = carried.formulas.left(units(g, formulas.axis, slot.units), memory.u)
-        if memory.note is not None:
-            value = finish_left(value, g, carried.R, memory.note, slot.units)
+        value = left_gradient(layer, slot, memory, g)
     else:
-        assert carried is not None
-        assert memory.x is not None
-        value = carried.formulas.right(carried.formulas.outer(g, carried.L), memory.x)
-        if memory.note is not None:
-            value = finish_right(value, g, carried.L, memory.note, slot.units)
+        value = right_gradient(layer, slot, memory, g)
     if slot.units is not None:
         return value.flatten(1)
     return kept_values(value.reshape(len(g), *block.shape), slot.keep)
+
+
+def left_gradient(layer: Layer, slot: Slot, memory: Remembered, g: Tensor) -> Float[Tensor, "batch kept r"]:
+    """dL of the slot's kept out units. The bias rides along: behind a column of ones in u, dL has its gradient.
+
+    Rows are taken of the product, which is r wide, and not of g.
+    """
+    carried, u = layer.carried, memory.u
+    assert carried is not None
+    assert u is not None
+    if memory.note is not None:
+        value = units(carried.formulas.left(g, u), 1, slot.units)
+        return finish_left(value, g, carried.R, memory.note, slot.units)
+    if not any(other.parameter == "bias" for other in layer.slots):
+        return units(carried.formulas.left(g, u), 1, slot.units)
+    axis = layer.formulas.axis
+    value = carried.formulas.left(g, torch.cat([u, torch.ones_like(u.narrow(axis, 0, 1))], axis))
+    memory.done["bias"] = value[:, :, -1]
+    return units(value[:, :, :-1], 1, slot.units)
+
+
+def right_gradient(layer: Layer, slot: Slot, memory: Remembered, g: Tensor) -> Tensor:
+    """dR of the slot's kept in units."""
+    carried, x = layer.carried, memory.x
+    assert carried is not None
+    assert x is not None
+    if layer.formulas.selects_late:
+        x = units(x, layer.formulas.axis, slot.units)
+    value = carried.formulas.right(carried.formulas.outer(g, carried.L), x)
+    return value if memory.note is None else finish_right(value, g, carried.L, memory.note, slot.units)

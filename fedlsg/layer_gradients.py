@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from fedlsg.conv_gradients import kernel_gradient
 from fedlsg.frame import Keep
+from fedlsg.norm_gradients import GroupNormGradients, LayerNormGradients, NormGradients
 from fedlsg.standardized import StandardizedConv2d, pull_back, scales, standardize
 
 
 @runtime_checkable
 class LayerGradients(Protocol):
-    """Gradients of a layer's two parameters.
+    """Gradients of a layer's two parameters. Those of norms are in norm_gradients.py.
 
     A layer whose weight may be carried (CARRIED) adds ``inner(x, R)`` and ``outer(g, L)``, which give u and v laid
     out like activations, ``left(g, u)``, which gives dL for the out units that g holds, and ``right(v, x)``, which
@@ -33,6 +34,10 @@ class LayerGradients(Protocol):
     @property
     def axis(self) -> int:
         """The axis of the units in x and g."""
+
+    @property
+    def selects_late(self) -> bool:
+        """Whether kept in units are taken of x in backward: where autograd holds x anyway, a copy would only cost."""
 
     def batch_first(self, x: Tensor) -> bool:
         """Whether x has a batch dimension in front of what the layer needs."""
@@ -50,6 +55,7 @@ class LinearGradients:
 
     layer: nn.Linear
     axis: ClassVar[int] = -1
+    selects_late: ClassVar[bool] = False
 
     def batch_first(self, x: Tensor) -> bool:
         return x.ndim >= 2
@@ -79,6 +85,7 @@ class ConvGradients:
 
     layer: nn.Conv2d
     axis: ClassVar[int] = 1
+    selects_late: ClassVar[bool] = True
 
     def batch_first(self, x: Tensor) -> bool:
         return x.ndim == 4
@@ -124,41 +131,7 @@ class StandardizedConvGradients(ConvGradients):
         return pull_back(G.flatten(2), standardize(self.layer.weight.detach().flatten(1))).reshape(G.shape)
 
 
-@dataclass(frozen=True)
-class GroupNormGradients:
-    """GroupNorm on (B, c, *): sums of g times the normalised input."""
-
-    layer: nn.GroupNorm
-    axis: ClassVar[int] = 1
-
-    def batch_first(self, x: Tensor) -> bool:
-        return x.ndim >= 2
-
-    def weight(self, g: Float[Tensor, "batch c *t"], x: Float[Tensor, "batch c *t"]) -> Float[Tensor, "batch c"]:
-        return self.bias(F.group_norm(x, self.layer.num_groups, eps=self.layer.eps).mul_(g))
-
-    def bias(self, g: Float[Tensor, "batch c *t"]) -> Float[Tensor, "batch c"]:
-        return pixels(g).sum(2)
-
-
-@dataclass(frozen=True)
-class LayerNormGradients:
-    """LayerNorm on (B, *, *normalized_shape): sums of g times the normalised input."""
-
-    layer: nn.LayerNorm
-    axis: ClassVar[int] = -1
-
-    def batch_first(self, x: Tensor) -> bool:
-        return x.ndim > len(self.layer.normalized_shape)
-
-    def weight(self, g: Float[Tensor, "batch *t"], x: Float[Tensor, "batch *t"]) -> Float[Tensor, "batch *normalised"]:
-        return self.bias(F.layer_norm(x, self.layer.normalized_shape, eps=self.layer.eps).mul_(g))
-
-    def bias(self, g: Float[Tensor, "batch *t"]) -> Float[Tensor, "batch *normalised"]:
-        return g.reshape(g.shape[0], -1, *self.layer.normalized_shape).sum(1)
-
-
-LAYERS: dict[type[nn.Module], Callable[[Any], LayerGradients]] = {
+LAYERS: dict[type[nn.Module], Callable[[Any], LayerGradients | NormGradients]] = {
     nn.Linear: LinearGradients,
     nn.Conv2d: ConvGradients,
     nn.GroupNorm: GroupNormGradients,
@@ -167,16 +140,13 @@ LAYERS: dict[type[nn.Module], Callable[[Any], LayerGradients]] = {
 }
 CarriedGradients = LinearGradients | ConvGradients
 CARRIED = (nn.Linear, nn.Conv2d, StandardizedConv2d)
+THROUGH_OUTPUT = (nn.Linear, nn.Conv2d)
+"""Layers whose output is their weight's product with the input, as through_output.py needs it."""
 
 
 def sequence(t: Float[Tensor, "batch *t units"]) -> Float[Tensor, "batch positions units"]:
     """Activations with units last, all positions of an example on one axis."""
     return t.reshape(t.shape[0], -1, t.shape[-1])
-
-
-def pixels(t: Float[Tensor, "batch units *t"]) -> Float[Tensor, "batch units positions"]:
-    """Activations with units second, all positions of an example on one axis."""
-    return t.reshape(t.shape[0], t.shape[1], -1)
 
 
 def units(t: Tensor, axis: int, index: Int[Tensor, " kept"] | None) -> Tensor:

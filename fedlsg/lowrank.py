@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.memory_order import matrix_in_memory_order, to_kernel_order, to_memory_order
+
 
 def flatten_kernel(W: Float[Tensor, "m *rest"]) -> Float[Tensor, "m n"]:
     """W as a matrix: out units by everything else. Two-dimensional weights pass unchanged."""
@@ -31,15 +33,19 @@ def decompose(
     Gram-Schmidt, which silently loses orthogonality on rank-deficient W.
     Raises ValueError for a rank outside 1..min(m, n) or ``power_steps < 1``.
     """
-    W = flatten_kernel(W.detach())
+    kernel = W.detach()
+    if kernel.ndim < 2:
+        raise ValueError(f"expected a weight of two dimensions or more, got shape {tuple(kernel.shape)}")
+    W = matrix_in_memory_order(kernel)
     check_rank(rank, W.shape)
     if power_steps < 1:
         raise ValueError(f"expected {power_steps=} >= 1")
     R = torch.randn(rank, W.shape[1], generator=generator, dtype=torch.float32, device="cpu").to(W)
+    R = to_memory_order(R, kernel)
     for _ in range(power_steps):
-        L = orthonormal_columns(W @ R.mT)
+        L = orthonormal_columns((R @ W.mT).mT)  # wide products: the tall W R^T takes twice as long
         R = orthonormal_columns((L.mT @ W).mT).mT.contiguous()
-    return L, R
+    return L, to_kernel_order(R, kernel).contiguous()
 
 
 def random_carriers(

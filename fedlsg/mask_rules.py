@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from fedlsg.memory_order import matrix_in_memory_order, sum_over_taps
+
 Direction = Literal["top", "bottom"]
 
 
@@ -23,8 +25,9 @@ def unit_importance(W: Tensor) -> tuple[Float[Tensor, " m"], Float[Tensor, " n_o
     """
     if W.ndim not in (2, 4):
         raise ValueError(f"expected a linear (2-D) or convolution (4-D) weight, got shape {tuple(W.shape)}")
-    magnitude = W.detach().abs().flatten(2) if W.ndim == 4 else W.detach().abs().unsqueeze(2)
-    return magnitude.sum((1, 2)), magnitude.sum((0, 2))
+    W = W.detach()
+    magnitude = matrix_in_memory_order(W).abs()
+    return magnitude.sum(1), sum_over_taps(magnitude.sum(0), W)
 
 
 def keep_units(importance: Float[Tensor, " units"], sparsity: float, direction: Direction = "top") -> Int[Tensor, " k"]:

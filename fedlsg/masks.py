@@ -7,8 +7,9 @@ Masks come from public values only (weights, carriers, round, epoch, public seed
 function here takes a gradient. The counting rules are in mask_rules.py, ranked sparsification in ranking.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Literal, get_args
 
 import torch
@@ -137,24 +138,30 @@ def masked(blocks: Sequence[Block], mask: Mask, public: Public) -> tuple[Block, 
         kept = uniform(sum(block.size for block in blocks), rate, generator=public.generator("mask", *when))
         return split_kept(blocks, kept.to(next(iter(public.weights.values())).device))
     if mask.kind == "units":
-        return tuple(replace(block, keep=_unit_keep(block, mask, rate, public)) for block in blocks)
+        importance = cache(partial(_importance, mask, public))  # one look at W for both of its blocks
+        return tuple(replace(block, keep=_unit_keep(block, mask, rate, public, importance)) for block in blocks)
     if mask.kind == "all" and not public.pruned:
         return tuple(blocks)
     return tuple(replace(block, keep=_entry_keep(block, mask, rate, public)) for block in blocks)
 
 
-def _unit_keep(block: Block, mask: Mask, rate: float, public: Public) -> Keep:
-    if block.part == "dense":
+def _unit_keep(
+    block: Block, mask: Mask, rate: float, public: Public, importance: Callable[[str], tuple[Tensor, Tensor]]
+) -> Keep:
+    axis = 0 if block.part == "L" else 1
+    if block.part == "dense" or not frozen_count(block.shape[axis], rate):
         return EVERYTHING
-    W, axis = public.weights[block.parameter], 0 if block.part == "L" else 1
     if mask.importance == "random":
         generator = public.generator("units", public.moment.epoch, block.parameter, block.part)
-        return Keep(axis=axis, index=uniform(block.shape[axis], rate, generator=generator).to(W.device))
+        index = uniform(block.shape[axis], rate, generator=generator)
+        return Keep(axis=axis, index=index.to(public.weights[block.parameter].device))
+    return Keep(axis=axis, index=keep_units(importance(block.parameter)[axis], rate, mask.direction))
+
+
+def _importance(mask: Mask, public: Public, parameter: str) -> tuple[Tensor, Tensor]:
     if mask.importance == "carriers":
-        both = carrier_importance(next(c for c in public.coordinates if c.name == block.parameter))
-    else:
-        both = unit_importance(W)
-    return Keep(axis=axis, index=keep_units(both[axis], rate, mask.direction))
+        return carrier_importance(next(c for c in public.coordinates if c.name == parameter))
+    return unit_importance(public.weights[parameter])
 
 
 def carrier_importance(c: Coordinates) -> tuple[Float[Tensor, " m"], Float[Tensor, " n_or_c"]]:

@@ -9,7 +9,7 @@ Sees private data, and what it returns is not private: clip and noise it (privat
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from fedlsg.frame import Frame
-from fedlsg.hooked_layers import Layer, Remembered, block_gradient, note, plan, remember
+from fedlsg.hooked_layers import Layer, Remembered, block_gradient, plan, remember, remember_output
 from fedlsg.supported import check_frame, check_supported, trainable, unsupported
 
 Batch = Tensor | Mapping[str, Tensor]
@@ -107,6 +107,11 @@ def maker(output: Tensor) -> Node:
     return made.grad_fn
 
 
+def exactly(device_type: str) -> AbstractContextManager[object]:
+    """No autocast. Where there is none, none is switched off: that costs as much as a small layer."""
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
+
+
 class Pass:
     """The state of one forward and backward pass: what layers remember, and the blocks, None where not reached."""
 
@@ -125,10 +130,10 @@ class Pass:
             return None  # no gradient comes back through this call
         x = args[0] if args else kwargs["input"]
         self.check_call(layer, x)
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        with torch.no_grad(), exactly(x.device.type):
             x = x.detach().to(layer.dtype)
             self.memories[layer.path] = memory = remember(layer, x)
-            memory.note = note(layer, x, output)
+            remember_output(layer, memory, x, output, output.grad_fn)
         start = not output.requires_grad
         if start:
             # Everything below is frozen: the graph has to begin here. The model gets a copy, because it may change
@@ -178,7 +183,7 @@ class Pass:
         if gradients[0] is None:
             return  # autograd's way to say zero
         g = gradients[0].reshape(shape).to(layer.dtype)
-        with torch.autocast(g.device.type, enabled=False):
+        with exactly(g.device.type):
             for slot in layer.slots:
                 self.values[slot.position] = block_gradient(layer, slot, memory, g)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlsg.frame import Block, Coordinates, Frame, make_blocks
+from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, make_blocks
 from fedlsg.lowrank import decompose
 from fedlsg.masks import Mask, Moment, Public, carrier_importance, masked
 from tests.fedlsg.mask_oracle import kept_by, naive, weights
@@ -87,8 +87,10 @@ def test_importance_of_the_carriers_sums_their_own_magnitudes(seed, sparsity):
         assert carrier_importance(c)[0].tolist() == pytest.approx(by_out, rel=1e-5)
         assert carrier_importance(c)[1].tolist() == pytest.approx(by_in, rel=1e-5)
         for block, axis, importance in ((left, 0, carrier_importance(c)[0]), (right, 1, carrier_importance(c)[1])):
-            assert block.keep.axis == axis
-            assert block.keep.index.tolist() == naive(importance.tolist(), list(range(len(importance))), sparsity)
+            everything = list(range(len(importance)))
+            assert block.keep.axis == axis or block.keep is EVERYTHING
+            kept = everything if block.keep.index is None else block.keep.index.tolist()
+            assert kept == naive(importance.tolist(), everything, sparsity)
 
 
 def test_random_units_are_as_many_redrawn_every_epoch_and_blind():
