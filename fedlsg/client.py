@@ -15,6 +15,7 @@ from fedlsg.powersgd import norm_of_factors
 from fedlsg.privatize import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import SecretStream
 from fedlsg.sampling import check_sample_rate, microbatches, poisson_batch
+from fedlsg.update import move
 
 Positions = Int[Tensor, " batch"]
 Batch = Callable[[Positions], tuple[Inputs, Tensor]]
@@ -138,9 +139,8 @@ def per_unit(
 
 
 def _move(model: nn.Module, frame: Frame, values: Tensor, scale: float) -> None:
-    with torch.no_grad():
-        for name, gradient in frame.gradients(values).items():
-            trainable(model)[name].add_(gradient, alpha=scale)
+    parameters = trainable(model)
+    move(parameters, frame, values, dict.fromkeys(parameters, scale))
 
 
 def norm_bound(mechanism: Mechanism, frame: Frame, *, num_examples: int, local: LocalTraining) -> float:

@@ -170,8 +170,9 @@ class Frame:
         """Kept values as full blocks, zero where frozen, as they were clipped."""
         if values.shape != (self.kept,):
             raise ValueError(f"expected {self.kept} kept values, got shape {tuple(values.shape)}")
-        full = values.new_zeros(self.size)
-        full[self.indices.to(values.device)] = values
+        full = values
+        if self.kept < self.size:
+            full = values.new_zeros(self.size).index_copy_(0, self.indices.to(values.device), values)
         pieces = full.split([block.size for block in self.blocks])
         return [piece.reshape(block.shape) for piece, block in zip(pieces, self.blocks, strict=True)]
 

@@ -61,10 +61,10 @@ class LinearGradients:
         return x.ndim >= 2
 
     def inner(self, x: Float[Tensor, "batch *t n"], R: Float[Tensor, "r n"]) -> Float[Tensor, "batch *t r"]:
-        return F.linear(x, R)
+        return times_rows(x, R)
 
     def outer(self, g: Float[Tensor, "batch *t m"], L: Float[Tensor, "m r"]) -> Float[Tensor, "batch *t r"]:
-        return g @ L
+        return times_rows(g, L.mT)
 
     def left(self, g: Float[Tensor, "batch *t m"], u: Float[Tensor, "batch *t r"]) -> Float[Tensor, "batch m r"]:
         return (sequence(u).mT @ sequence(g)).transpose(1, 2)  # 3 times as fast as g^T u
@@ -142,6 +142,11 @@ CarriedGradients = LinearGradients | ConvGradients
 CARRIED = (nn.Linear, nn.Conv2d, StandardizedConv2d)
 THROUGH_OUTPUT = (nn.Linear, nn.Conv2d)
 """Layers whose output is their weight's product with the input, as through_output.py needs it."""
+
+
+def times_rows(x: Float[Tensor, "*t n"], A: Float[Tensor, "r n"]) -> Float[Tensor, "*t r"]:
+    """x A^T as the wide product A x^T: the tall one, r columns wide, takes up to 3 times as long."""
+    return (A @ x.reshape(-1, x.shape[-1]).mT).mT.unflatten(0, x.shape[:-1])
 
 
 def sequence(t: Float[Tensor, "batch *t units"]) -> Float[Tensor, "batch positions units"]:

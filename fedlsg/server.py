@@ -6,13 +6,14 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from fedlsg.after import After
 from fedlsg.frame import Frame
 from fedlsg.masks import frozen_count
 from fedlsg.persample import trainable
+from fedlsg.update import move
 
 
 def aggregate(updates: Sequence[Float[Tensor, " kept"]]) -> Float[Tensor, " kept"]:
@@ -58,8 +59,20 @@ def server_step(
     parameters = trainable(model)
     example = next(iter(parameters.values()))
     values = (total / divisor).to(dtype=example.dtype, device=example.device)
-    for name, gradient in frame.gradients(values, averaged=after.estimator == "averaged").items():
-        parameters[name].grad = sparsified(gradient, parameters[name], after.sparsify_update)
+    averaged = after.estimator == "averaged"
+    if linear_in_the_gradient(optimizer) and not after.sparsify_update:
+        rates = {id(p): -float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+        move(parameters, frame, values, {name: rates[id(p)] for name, p in parameters.items()}, averaged=averaged)
+    else:
+        for name, gradient in frame.gradients(values, averaged=averaged).items():
+            parameters[name].grad = sparsified(gradient, parameters[name], after.sparsify_update)
     optimizer.step()
     scheduler.step()
     optimizer.zero_grad(set_to_none=True)
+
+
+def linear_in_the_gradient(optimizer: Optimizer) -> bool:
+    """Whether a step is W -= lr dW and no more, so that dW need not be formed: SGD without memory or decay."""
+    return type(optimizer) is SGD and not any(
+        group["momentum"] or group["weight_decay"] or group["maximize"] for group in optimizer.param_groups
+    )
