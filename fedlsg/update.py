@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.frame import Coordinates, Frame
+from fedlsg.frame import Frame
 from fedlsg.lowrank import average_core
 from fedlsg.memory_order import matrix_in_memory_order, to_memory_order
 
@@ -33,15 +33,18 @@ def move(
         dL, dR = parts[c.name, "L"], parts[c.name, "R"].flatten(1)
         if averaged:
             dL, dR = average_core(dL, dR, c.L, c.R)
-        add_reconstruction(W, dL, dR, c, scale)
+        add_reconstruction(W, dL, dR, c.L, c.R, scale)
 
 
 def add_reconstruction(
-    W: Float[Tensor, "m *rest"], dL: Float[Tensor, "m r"], dR: Float[Tensor, "r n"], c: Coordinates, scale: float
+    W: Float[Tensor, "m *rest"],
+    dL: Float[Tensor, "m r"],
+    dR: Float[Tensor, "r n"],
+    L: Float[Tensor, "m r"],
+    R: Float[Tensor, "r n"],
+    scale: float,
 ) -> None:
     """W += scale * reconstruct(dL, dR, L, R), in W's own memory."""
-    assert c.L is not None
-    assert c.R is not None
-    left = torch.cat([dL, c.L], 1)
-    right = torch.cat([c.R, dR - (c.L.mT @ dL) @ c.R])
+    left = torch.cat([dL, L], 1)
+    right = torch.cat([R, dR - (L.mT @ dL) @ R])
     matrix_in_memory_order(W).addmm_(left, to_memory_order(right, W), alpha=scale)
