@@ -9,8 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
+from fedlsg.held import HELD_FROM, Held
 from fedlsg.persample import Batch as Inputs
-from fedlsg.persample import LossFunction, per_example_gradients, trainable
+from fedlsg.persample import LossFunction, held_gradients, per_example_gradients, trainable
 from fedlsg.powersgd import norm_of_factors
 from fedlsg.privatize import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import SecretStream
@@ -92,9 +93,10 @@ def client_step(
             )
             if step == 0:
                 charge()
-                velocity, accumulated = torch.zeros_like(total), torch.zeros_like(total)
-            velocity = local.momentum * velocity + add_noise(total, mechanism, noise)
-            accumulated = accumulated + velocity
+                velocity = accumulated = add_noise(total, mechanism, noise)
+            else:
+                velocity = local.momentum * velocity + add_noise(total, mechanism, noise)
+                accumulated = accumulated + velocity
             if step + 1 < local.steps:
                 _move(model, frame, velocity, -local.learning_rate / local.expected_batch)
     finally:
@@ -120,14 +122,24 @@ def _clipped_batch_sum(
     size = max(1, local.microbatch_size // local.multiplicity)
     for micro in microbatches(order(poisson_batch(num_examples, local.sample_rate, sampler)), size):
         inputs, targets = batch(micro)
-        gradients = per_example_gradients(model, loss_fn, inputs, targets, frame)
-        units = per_unit(gradients, frame, local.multiplicity)
-        if scale is not None:
-            units = [g * factor for g, factor in zip(units, scale, strict=True)]
+        units: Sequence[Tensor | Held]
+        if mechanism.clips and mechanism.clip == "joint" and local.multiplicity == 1 and scale is None and holds(frame):
+            units = held_gradients(model, loss_fn, inputs, targets, frame)
+        else:
+            gradients = per_example_gradients(model, loss_fn, inputs, targets, frame)
+            units = per_unit(gradients, frame, local.multiplicity)
+            if scale is not None:
+                units = [g * factor for g, factor in zip(units, scale, strict=True)]
         part = clipped_sum(units, mechanism)
         total = part if total is None else total + part
     assert total is not None  # microbatches() yields at least one run, an empty one for an empty batch
     return total
+
+
+def holds(frame: Frame) -> bool:
+    """Whether gradients may be held back: a dense weight is large, and no block weighs more than another."""
+    large = any(b.part == "dense" and len(b.shape) > 1 and b.kept == b.size >= HELD_FROM for b in frame.blocks)
+    return large and all(b.weight == 1 for b in frame.blocks)
 
 
 def per_unit(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep
+from fedlsg.held import worth_holding
 from fedlsg.layer_gradients import (
     LAYERS,
     THROUGH_OUTPUT,
@@ -197,6 +198,13 @@ def block_gradient(layer: Layer, slot: Slot, memory: Remembered, g: Tensor) -> F
     if slot.units is not None:
         return value.flatten(1)
     return kept_values(value.reshape(len(g), *block.shape), slot.keep)
+
+
+def can_hold(layer: Layer, slot: Slot, g: Tensor) -> bool:
+    """Whether the slot's gradient, a whole dense weight's, is better held back than formed example by example."""
+    block = slot.block
+    whole = slot.parameter == "weight" and block.part == "dense" and block.kept == block.size and block.weight == 1
+    return whole and worth_holding(layer.module, g)
 
 
 def left_gradient(layer: Layer, slot: Slot, memory: Remembered, g: Tensor) -> Float[Tensor, "batch kept r"]:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from fedlsg.frame import Frame
-from fedlsg.hooked_layers import Layer, Remembered, block_gradient, plan, remember, remember_output
+from fedlsg.held import Held
+from fedlsg.hooked_layers import Layer, Remembered, block_gradient, can_hold, plan, remember, remember_output
 from fedlsg.supported import check_frame, check_supported, trainable, unsupported
 
 Batch = Tensor | Mapping[str, Tensor]
@@ -40,10 +41,18 @@ def per_example_gradients(
     Raises UnsupportedLayerError for what supported.py lists, and for a layer that is called twice, whose input is
     not batch first, or whose input changes in place after the call; ValueError for losses of another shape.
     """
+    found = held_gradients(model, loss_fn, inputs, targets, frame, hold=False)
+    return [value for value in found if isinstance(value, Tensor)]
+
+
+def held_gradients(
+    model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch, frame: Frame, *, hold: bool = True
+) -> list[Float[Tensor, "batch kept"] | Held]:
+    """As per_example_gradients, but what is dearer than its norm and its sum is held back for both (held.py)."""
     check_supported(model)
     check_frame(model, frame)
     batch = batch_size(inputs, targets)
-    step = Pass(batch=batch, blocks=len(frame.blocks))
+    step = Pass(batch=batch, blocks=len(frame.blocks), hold=hold)
     if batch:
         with hooked(model, frame, step), torch.enable_grad():
             losses = loss_fn(call(model, inputs), targets)
@@ -115,9 +124,10 @@ def exactly(device_type: str) -> AbstractContextManager[object]:
 class Pass:
     """The state of one forward and backward pass: what layers remember, and the blocks, None where not reached."""
 
-    def __init__(self, *, batch: int, blocks: int) -> None:
+    def __init__(self, *, batch: int, blocks: int, hold: bool) -> None:
         self.batch = batch
-        self.values: list[Tensor | None] = [None] * blocks
+        self.hold = hold
+        self.values: list[Tensor | Held | None] = [None] * blocks
         self.memories: dict[str, Remembered] = {}
         self.called: set[str] = set()
         self.starts: list[Tensor] = []
@@ -185,7 +195,11 @@ class Pass:
         g = gradients[0].reshape(shape).to(layer.dtype)
         with exactly(g.device.type):
             for slot in layer.slots:
-                self.values[slot.position] = block_gradient(layer, slot, memory, g)
+                if self.hold and can_hold(layer, slot, g):
+                    assert memory.x is not None
+                    self.values[slot.position] = Held(layer.module, g, memory.x, g._version)
+                else:
+                    self.values[slot.position] = block_gradient(layer, slot, memory, g)
 
     def backward(self, losses: Float[Tensor, " batch"]) -> None:
         """Send the gradient of every example's own loss back to the first hooked layers."""

@@ -15,10 +15,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.groups import Group
+from fedlsg.held import Held
 from fedlsg.randomness import SecretStream
 
 MechanismKind = Literal["dp", "clip-only", "noise-only", "none"]
 ClipKind = Literal["joint", "per-block"]
+
+AT_ONCE = 2**16
+"""Coordinates noised at once: what is drawn for them stays in the processor's cache."""
 
 SMALLEST_CLIP_NORM = 1e-30
 """Far below it squared norms vanish in float64 and the clip would no longer hold."""
@@ -104,26 +108,41 @@ class Mechanism:
         return self.noise_multiplier * self.clip_norm / self.sensitivity(blocks)
 
 
-def clipped_sum(gradients: Sequence[Float[Tensor, "batch _"]], mechanism: Mechanism) -> Float[Tensor, " kept"]:
+def clipped_sum(gradients: Sequence[Float[Tensor, "batch _"] | Held], mechanism: Mechanism) -> Float[Tensor, " kept"]:
     """Sum over examples of their clipped gradients; one (B, kept) tensor a block, concatenated in the result.
 
     Guarantee: each example moves the sum by at most ``mechanism.sensitivity`` in L2 (before the rounding of the
     sum itself): factors come from float64 norms of the very numbers that are summed and are rounded down. An
     example with a non-finite coordinate or norm contributes exactly zero. An empty batch gives zeros.
+    Held blocks (held.py) come under a joint clip only; their norms are bounds on what is summed.
     """
     if not mechanism.clips:
-        return torch.cat([block.sum(0) for block in gradients])
-    squares = torch.stack([torch.linalg.vector_norm(block, dim=1, dtype=torch.float64).square() for block in gradients])
+        return torch.cat([block.sum(0) for block in gradients if isinstance(block, Tensor)])
+    squares = torch.stack([norms_of(block).square() for block in gradients])
     if mechanism.clip == "joint":
         squares = squares.sum(0, keepdim=True).expand_as(squares)
     norms = squares.sqrt()
     finite = norms.isfinite().all(0)
     if not finite.all():
-        gradients = [block.masked_fill(~finite.unsqueeze(1), 0.0) for block in gradients]
+        gradients = [
+            block if isinstance(block, Held) else block.masked_fill(~finite.unsqueeze(1), 0.0) for block in gradients
+        ]
         norms = norms.masked_fill(~finite, 0.0)
     coordinates = sum(block.shape[1] for block in gradients)
     factors = clip_factors(norms, mechanism.clip_norm, gradients[0].dtype, coordinates)
-    return torch.cat([weighted_sum(factor, block) for factor, block in zip(factors, gradients, strict=True)])
+    return torch.cat(
+        [
+            block.weighted_sum(factor, finite) if isinstance(block, Held) else weighted_sum(factor, block)
+            for factor, block in zip(factors, gradients, strict=True)
+        ]
+    )
+
+
+def norms_of(block: Float[Tensor, "batch kept"] | Held) -> Float[Tensor, " batch"]:
+    """Norm of each example's block in float64; a bound on it where the block is held back."""
+    if isinstance(block, Held):
+        return block.norms()
+    return torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
 
 
 def weighted_sum(factors: Float[Tensor, " batch"], block: Float[Tensor, "batch kept"]) -> Float[Tensor, " kept"]:
@@ -155,5 +174,7 @@ def add_noise(total: Float[Tensor, " kept"], mechanism: Mechanism, noise: Secret
     """The sum plus independent N(0, (sigma C)^2) on every kept coordinate, and on nothing else."""
     if not mechanism.adds_noise:
         return total
-    draw = noise.normal(total.numel()).to(total.device) * mechanism.noise_std
-    return (total.double() + draw).to(total.dtype)
+    noised = torch.empty_like(total)
+    for part, out in zip(total.split(AT_ONCE), noised.split(AT_ONCE), strict=True):
+        out.copy_(part.double() + noise.normal(part.numel()).to(total.device) * mechanism.noise_std)
+    return noised

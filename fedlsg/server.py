@@ -24,9 +24,9 @@ def aggregate(updates: Sequence[Float[Tensor, " kept"]]) -> Float[Tensor, " kept
     lengths = {len(update) for update in updates}
     if len(lengths) != 1:
         raise ValueError(f"expected updates of one length, got {sorted(lengths)}")
-    total = torch.zeros(len(updates[0]), dtype=torch.float64)
-    for update in updates:
-        total += update.double().cpu()
+    total = updates[0].cpu().to(torch.float64, copy=True)
+    for update in updates[1:]:
+        total += update.cpu()
     return total
 
 

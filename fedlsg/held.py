@@ -1,0 +1,132 @@
+"""Dense weight gradients of one batch that are never formed example by example: their norms, and their weighted sum.
+
+Symbols: x (B, T, n) input, g (B, T, m) gradient at the output, f factors of the clip; u rounding unit of x's type.
+The gradient of example b is G_b = g_b^T x_b. Its squared norm is a sum over pairs of positions (ghost norm, Goodfellow
+2015; Li et al. 2022), and sum_b f_b G_b is one product (book-keeping, Bu et al. 2023):
+    |G_b|^2 = sum_st <g_s, g_t> <x_s, x_t>        sum_b f_b G_b = (f g)^T x
+For a convolution x_t is the patch under output t, and patches of pixels p, q have <x_s, x_t> = sum over taps of the
+pixels' own products: nothing is unfolded.
+
+Why the clip holds: norms are computed in float64 from the very g and x that are summed, so they are exact to 1e-12; and
+f g, rounded in the type of g, moves the contribution of b by at most u f_b sum_t |g_t| |x_t| <= u f_b |g_b| |x_b|, which
+``norms`` adds. The rounding of the sum itself is that of any sum (privatize.clipped_sum).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from fedlsg.conv_gradients import padding_before
+
+HELD_FROM = 2**14
+"""Weights smaller than this are not worth the bookkeeping."""
+MEMORY = 64
+"""Multiplications that writing, and twice reading, a number of G_b costs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What a batch's gradients of one weight are made of, in place of them. Not private, as they are not."""
+
+    layer: nn.Linear | nn.Conv2d
+    g: Tensor
+    x: Tensor
+    version: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the gradients."""
+        return self.g.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(B, size of the weight)."""
+        return len(self.g), self.layer.weight.numel()
+
+    def norms(self) -> Float[Tensor, " batch"]:
+        """No less than the norm of what each example adds to ``weighted_sum`` under factor 1, in float64."""
+        squares = squared_norms(self.layer, self.g, self.x)
+        lengths = [torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=torch.float64) for t in (self.g, self.x)]
+        overlap = math.prod(self.layer.kernel_size) if isinstance(self.layer, nn.Conv2d) else 1
+        rounding = torch.finfo(self.g.dtype).eps * lengths[0] * lengths[1] * math.sqrt(overlap)
+        return squares.clamp(min=0).sqrt() * (1 + 1e-9) + rounding
+
+    def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:
+        """sum_b f_b G_b over the examples that are ``finite``, in the order of the weight."""
+        assert self.g._version == self.version  # nobody has written into what autograd handed over
+        g, x = self.g, self.x
+        if not finite.all():
+            g, x, factors = g[finite], x[finite], factors[finite]
+        scaled = g * factors.view(-1, *[1] * (g.ndim - 1))
+        if isinstance(self.layer, nn.Linear):
+            return (scaled.flatten(0, -2).mT @ x.flatten(0, -2)).flatten()
+        conv = self.layer
+        padding = list(padding_before(conv))
+        _, total, _ = torch.ops.aten.convolution_backward(
+            scaled, x, conv.weight.detach(), None, conv.stride, padding, conv.dilation, False, [0, 0], 1,
+            [False, True, False],
+        )  # fmt: skip
+        return total.flatten()
+
+
+def worth_holding(layer: nn.Module, g: Tensor) -> bool:
+    """Whether norms over pairs of positions cost less than gradients example by example, and are as true.
+
+    A product in TF32 would round g and x to fewer digits than ``norms`` covers. The float64 products count twice.
+    """
+    exact = g.dtype in (torch.float32, torch.float64) and (
+        g.device.type == "cpu"
+        or (torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32)
+    )
+    if not exact or type(layer) not in (nn.Linear, nn.Conv2d):
+        return False
+    weight = layer.get_parameter("weight")
+    m, c, taps = weight.shape[0], weight.shape[1], weight[0, 0].numel()
+    if weight.numel() < HELD_FROM:
+        return False
+    if isinstance(layer, nn.Conv2d):
+        if layer.stride != (1, 1) or layer.dilation != (1, 1) or layer.padding in ("same", "valid"):
+            return False
+        positions = g[0, 0].numel()
+        pairs = 2 * positions**2 * (m + c + 8 * taps)
+    else:
+        positions = g[0].numel() // m
+        pairs = 2 * positions**2 * (m + c)
+    return pairs < weight.numel() * (positions + MEMORY)
+
+
+def squared_norms(layer: nn.Module, g: Tensor, x: Tensor) -> Float[Tensor, " batch"]:
+    """|G_b|^2 of every example, in float64; for one that is not finite, NaN or infinite."""
+    if isinstance(layer, nn.Conv2d):
+        G, X = g.double().flatten(2), padded(x.double(), layer.padding)
+        patches = sum_over_taps(pixel_products(X), g.shape[2:], layer.kernel_size)
+        return torch.linalg.vecdot((G.mT @ G).flatten(1), patches.flatten(1))
+    G, X = (t.double().flatten(1, -2) if t.ndim > 2 else t.double().unsqueeze(1) for t in (g, x))
+    return torch.linalg.vecdot((G @ G.mT).flatten(1), (X @ X.mT).flatten(1))
+
+
+def padded(x: Float[Tensor, "batch c h w"], padding: tuple[int, int]) -> Float[Tensor, "batch c h2 w2"]:
+    """x within the zeros of a convolution's padding."""
+    return nn.functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+
+
+def pixel_products(x: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch h w h w"]:
+    """<x_p, x_q> over channels, for every pair of pixels."""
+    flat = x.flatten(2)
+    return (flat.mT @ flat).unflatten(2, x.shape[2:]).unflatten(1, x.shape[2:])
+
+
+def sum_over_taps(
+    products: Float[Tensor, "batch h w h w"], out: torch.Size, kernel: tuple[int, ...]
+) -> Float[Tensor, "batch oh ow oh ow"]:
+    """<patch_s, patch_t> of a convolution of stride 1: the products of the pixels under every tap, added up."""
+    (height, width), total = out, None
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            part = products[:, i : i + height, j : j + width, i : i + height, j : j + width]
+            total = part.clone() if total is None else total.add_(part)
+    assert total is not None
+    return total
