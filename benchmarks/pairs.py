@@ -76,26 +76,28 @@ def ratios(seconds: Mapping[str, Sequence[float]], reference: str) -> dict[str, 
     return {name: estimate([a / b for a, b in zip(own, base, strict=True)]) for name, own in seconds.items()}
 
 
-def summary(seconds: Mapping[str, Mapping[str, Sequence[float]]], references: Sequence[str]) -> dict[str, Any]:
-    """Median seconds of every arm and its ratio to each reference, by clock; what goes into the JSON file."""
+def summary(measured: Mapping[str, Mapping[str, Sequence[float]]], references: Sequence[str]) -> dict[str, Any]:
+    """Median of every arm, and its ratio to each reference, by what was measured; what goes into the JSON file."""
     return {
         name: {
-            clock: {
-                "seconds": statistics.median(by_arm[name]),
+            kind: {
+                "median": statistics.median(by_arm[name]),
                 **{f"over {r}": asdict(ratios(by_arm, r)[name]) for r in references if r in by_arm},
             }
-            for clock, by_arm in seconds.items()
+            for kind, by_arm in measured.items()
         }
-        for name in next(iter(seconds.values()))
+        for name in next(iter(measured.values()))
     }
 
 
-def table(found: Mapping[str, Any], reference: str) -> str:
-    """A Markdown table of one summary: seconds, and ratios to one reference by both clocks."""
-    lines = [f"| arm | seconds | over {reference}, wall | over {reference}, CPU |", "|---|---|---|---|"]
-    for name, clocks in found.items():
-        wall, cpu = (Estimate(**clocks[clock][f"over {reference}"]) for clock in ("wall", "cpu"))
-        lines.append(f"| {name} | {clocks['wall']['seconds']:.3f} | {wall} | {cpu} |")
+def table(found: Mapping[str, Any], reference: str, *, unit: str = "s") -> str:
+    """A Markdown table of one summary: medians of what came first, and ratios to one reference by everything."""
+    kinds = list(next(iter(found.values())))
+    over = "".join(f" over {reference}, {kind} |" for kind in kinds)
+    lines = [f"| arm | {unit} |{over}", "|---|---|" + "---|" * len(kinds)]
+    for name, by_kind in found.items():
+        shares = "".join(f" {Estimate(**by_kind[kind][f'over {reference}'])} |" for kind in kinds)
+        lines.append(f"| {name} | {by_kind[kinds[0]]['median']:.4g} |{shares}")
     return "\n".join(lines)
 
 

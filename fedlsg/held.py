@@ -23,6 +23,8 @@ from fedlsg.conv_gradients import padding_before
 
 HELD_FROM = 2**14
 """Weights smaller than this are not worth the bookkeeping."""
+PAIRS = 32
+"""Multiplications that one number of a sum over taps costs, strided as they lie."""
 MEMORY = 64
 """Multiplications that writing, and twice reading, a number of G_b costs."""
 
@@ -91,7 +93,7 @@ def worth_holding(layer: nn.Module, g: Tensor) -> bool:
         if layer.stride != (1, 1) or layer.dilation != (1, 1) or layer.padding in ("same", "valid"):
             return False
         positions = g[0, 0].numel()
-        pairs = 2 * positions**2 * (m + c + 8 * taps)
+        pairs = 2 * positions**2 * (m + c + PAIRS * taps)
     else:
         positions = g[0].numel() // m
         pairs = 2 * positions**2 * (m + c)

@@ -8,6 +8,7 @@ Not covered: attacks on floating-point samplers (Mironov 2012).
 """
 
 import hashlib
+import math
 import os
 from typing import NoReturn
 
@@ -21,6 +22,9 @@ from torch import Tensor
 def public_generator(seed: int, *labels: str | int) -> torch.Generator:
     """A CPU generator for one public purpose: equal (seed, labels), equal draws, on every machine."""
     return torch.Generator().manual_seed(int.from_bytes(_digest(seed, *labels)[:7], "big"))
+
+AT_ONCE = 2**14
+"""Numbers drawn at once: they stay in the processor's cache from the cipher to the last product."""
 
 
 class SecretStream:
@@ -41,7 +45,13 @@ class SecretStream:
 
         Their support ends at 8.2 standard deviations on either side.
         """
-        draws: Tensor = torch.special.ndtri(torch.from_numpy(self._uniform(count)))
+        draws = torch.empty(count, dtype=torch.float64)
+        for part in draws.split(AT_ONCE) if count else ():
+            # 2 u - 1 for u of _uniform, as exactly: with its first bit turned a word is signed. sqrt(2) erfinv(2 u - 1)
+            # is ndtri(u), true to 2 units in the last place in the tails, too, and takes half the time.
+            bits = torch.frombuffer(bytearray(self._cipher.update(bytes(8 * len(part)))), dtype=torch.int64)
+            part.copy_(bits.bitwise_xor_(-(2**63)).bitwise_right_shift_(12)).add_(0.5).mul_(2.0**-51)
+            torch.erfinv(part, out=part).mul_(math.sqrt(2))
         return draws
 
     def bernoulli(self, count: int, probability: float) -> Bool[Tensor, " count"]:
