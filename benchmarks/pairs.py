@@ -119,9 +119,11 @@ def numbers(text: str) -> tuple[int, ...]:
 def machine() -> dict[str, Any]:
     """What the numbers were measured on and with."""
     cpuinfo = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line] if (
-        cpuinfo.exists()
-    ) else []
+    names = (
+        [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        if (cpuinfo.exists())
+        else []
+    )
     return {
         "processor": names[0] if names else platform.processor() or platform.machine(),
         "instructions": torch.backends.cpu.get_cpu_capability(),

@@ -9,7 +9,6 @@ is formed once a step. Other parameters get their gradients by the same hooks as
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 

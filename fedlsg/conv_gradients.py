@@ -60,7 +60,8 @@ def own_gradient(
     _, gradient, _ = torch.ops.aten.convolution_backward(
         g, x, like, None, conv.stride, conv.padding, conv.dilation, False, [0, 0], 1, [False, True, False]
     )
-    return gradient.flatten(2)
+    taps: Tensor = gradient.flatten(2)
+    return taps
 
 
 def unfolding_input(

@@ -7,12 +7,13 @@ The gradient of example b is G_b = g_b^T x_b. Its squared norm is a sum over pai
 For a convolution x_t is the patch under output t, and patches of pixels p, q have <x_s, x_t> = sum over taps of the
 pixels' own products: nothing is unfolded.
 
-Why the clip holds: norms are computed in float64 from the very g and x that are summed, so they are exact to 1e-12; and
-f g, rounded in the type of g, moves the contribution of b by at most u f_b sum_t |g_t| |x_t| <= u f_b |g_b| |x_b|, which
-``norms`` adds. The rounding of the sum itself is that of any sum (privatize.clipped_sum).
+Why the clip holds: norms are computed in float64 from the very g and x that are summed, so they are exact to 1e-12;
+and f g, rounded in the type of g, moves the contribution of b by at most u f_b sum_t |g_t| |x_t| <= u f_b |g_b| |x_b|,
+which ``norms`` adds (patches overlap: taps times the squares of x). The rounding of the sum itself is that of any sum (privatize.clipped_sum).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +55,8 @@ class Held:
         lengths = [torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=torch.float64) for t in (self.g, self.x)]
         overlap = math.prod(self.layer.kernel_size) if isinstance(self.layer, nn.Conv2d) else 1
         rounding = torch.finfo(self.g.dtype).eps * lengths[0] * lengths[1] * math.sqrt(overlap)
-        return squares.clamp(min=0).sqrt() * (1 + 1e-9) + rounding
+        bound: Tensor = squares.clamp(min=0).sqrt() * (1 + 1e-9) + rounding
+        return bound
 
     def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:
         """sum_b f_b G_b over the examples that are ``finite``, in the order of the weight."""
@@ -64,14 +66,16 @@ class Held:
             g, x, factors = g[finite], x[finite], factors[finite]
         scaled = g * factors.view(-1, *[1] * (g.ndim - 1))
         if isinstance(self.layer, nn.Linear):
-            return (scaled.flatten(0, -2).mT @ x.flatten(0, -2)).flatten()
+            product: Tensor = scaled.flatten(0, -2).mT @ x.flatten(0, -2)
+            return product.flatten()
         conv = self.layer
         padding = list(padding_before(conv))
         _, total, _ = torch.ops.aten.convolution_backward(
             scaled, x, conv.weight.detach(), None, conv.stride, padding, conv.dilation, False, [0, 0], 1,
             [False, True, False],
         )  # fmt: skip
-        return total.flatten()
+        flat: Tensor = total.flatten()
+        return flat
 
 
 def worth_holding(layer: nn.Module, g: Tensor) -> bool:
@@ -103,14 +107,20 @@ def worth_holding(layer: nn.Module, g: Tensor) -> bool:
 def squared_norms(layer: nn.Module, g: Tensor, x: Tensor) -> Float[Tensor, " batch"]:
     """|G_b|^2 of every example, in float64; for one that is not finite, NaN or infinite."""
     if isinstance(layer, nn.Conv2d):
-        G, X = g.double().flatten(2), padded(x.double(), layer.padding)
+        G, X = g.double().flatten(2), padded(x.double(), padding_before(layer))
         patches = sum_over_taps(pixel_products(X), g.shape[2:], layer.kernel_size)
-        return torch.linalg.vecdot((G.mT @ G).flatten(1), patches.flatten(1))
+        return row_products(G.mT @ G, patches)
     G, X = (t.double().flatten(1, -2) if t.ndim > 2 else t.double().unsqueeze(1) for t in (g, x))
-    return torch.linalg.vecdot((G @ G.mT).flatten(1), (X @ X.mT).flatten(1))
+    return row_products(G @ G.mT, X @ X.mT)
 
 
-def padded(x: Float[Tensor, "batch c h w"], padding: tuple[int, int]) -> Float[Tensor, "batch c h2 w2"]:
+def row_products(A: Float[Tensor, "batch *any"], B: Float[Tensor, "batch *other"]) -> Float[Tensor, " batch"]:
+    """Inner product of A and B, example by example."""
+    products: Tensor = torch.linalg.vecdot(A.flatten(1), B.flatten(1))
+    return products
+
+
+def padded(x: Float[Tensor, "batch c h w"], padding: Sequence[int]) -> Float[Tensor, "batch c h2 w2"]:
     """x within the zeros of a convolution's padding."""
     return nn.functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
 
@@ -118,7 +128,8 @@ def padded(x: Float[Tensor, "batch c h w"], padding: tuple[int, int]) -> Float[T
 def pixel_products(x: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch h w h w"]:
     """<x_p, x_q> over channels, for every pair of pixels."""
     flat = x.flatten(2)
-    return (flat.mT @ flat).unflatten(2, x.shape[2:]).unflatten(1, x.shape[2:])
+    products: Tensor = (flat.mT @ flat).unflatten(2, x.shape[2:]).unflatten(1, x.shape[2:])
+    return products
 
 
 def sum_over_taps(

@@ -109,9 +109,9 @@ def through_outputs(layers: list[Layer]) -> list[Layer]:
     """The layers with A where the output is the narrower way to u and the carriers allow it."""
     found = {}
     for layer in layers:
-        weight, carried = layer.module.weight, layer.carried
-        if carried is not None and type(layer.module) in THROUGH_OUTPUT and weight.shape[0] < weight[0].numel():
-            found[layer.path] = output_carriers(weight.detach(), carried.L, carried.R)
+        carried = layer.carried
+        if carried is not None and type(layer.module) in THROUGH_OUTPUT and carried.L.shape[0] < carried.R.shape[1]:
+            found[layer.path] = output_carriers(layer.module.get_parameter("weight").detach(), carried.L, carried.R)
     if not found:
         return layers
     gaps = dict(zip(found, torch.stack([gap for _, gap in found.values()]).tolist(), strict=True))  # one transfer
@@ -163,7 +163,7 @@ def remember_output(layer: Layer, memory: Remembered, x: Tensor, y: Tensor, node
             return
         memory.u = layer.carried.formulas.outer(y.detach(), layer.carried.A)
         bias = layer.module.bias
-        if bias is not None:
+        if isinstance(bias, Tensor):
             shift = bias.detach() @ layer.carried.A
             memory.u -= shift if layer.formulas.axis == -1 else shift.view(-1, 1, 1)
 
@@ -177,7 +177,7 @@ def note(layer: Layer, x: Tensor, y: Tensor) -> OutputNote | None:
 
 def block_gradient(layer: Layer, slot: Slot, memory: Remembered, g: Tensor) -> Float[Tensor, "batch kept"]:
     """Kept coordinates of one block, from the gradient g at the layer's output."""
-    formulas, carried, block = layer.formulas, layer.carried, slot.block
+    formulas, block = layer.formulas, slot.block
     if slot.parameter in memory.done:
         value = memory.done.pop(slot.parameter)
     elif isinstance(formulas, NormGradients) and memory.x is not None:

@@ -146,7 +146,9 @@ THROUGH_OUTPUT = (nn.Linear, nn.Conv2d)
 
 def times_rows(x: Float[Tensor, "*t n"], A: Float[Tensor, "r n"]) -> Float[Tensor, "*t r"]:
     """x A^T as the wide product A x^T: the tall one, r columns wide, takes up to 3 times as long."""
-    return (A @ x.reshape(-1, x.shape[-1]).mT).mT.unflatten(0, x.shape[:-1])
+    wide: Tensor = A @ x.reshape(-1, x.shape[-1]).mT
+    tall: Tensor = wide.mT.unflatten(0, x.shape[:-1])
+    return tall
 
 
 def sequence(t: Float[Tensor, "batch *t units"]) -> Float[Tensor, "batch positions units"]:

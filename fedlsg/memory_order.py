@@ -36,4 +36,5 @@ def to_kernel_order(A: Float[Tensor, "r n"], W: Float[Tensor, "m *rest"]) -> Flo
 def sum_over_taps(columns: Float[Tensor, " n"], W: Float[Tensor, "m *rest"]) -> Float[Tensor, " c"]:
     """One number an in channel, from one number a column in the memory order of W."""
     shape: Sequence[int] = (-1, W.shape[1]) if taps_outside(W) else (W.shape[1], -1)
-    return columns.unflatten(0, shape).sum(0 if taps_outside(W) else 1)
+    total: Tensor = columns.unflatten(0, shape).sum(0 if taps_outside(W) else 1)
+    return total

@@ -197,6 +197,7 @@ class Pass:
             for slot in layer.slots:
                 if self.hold and can_hold(layer, slot, g):
                     assert memory.x is not None
+                    assert isinstance(layer.module, nn.Linear | nn.Conv2d)
                     self.values[slot.position] = Held(layer.module, g, memory.x, g._version)
                 else:
                     self.values[slot.position] = block_gradient(layer, slot, memory, g)

@@ -142,7 +142,8 @@ def norms_of(block: Float[Tensor, "batch kept"] | Held) -> Float[Tensor, " batch
     """Norm of each example's block in float64; a bound on it where the block is held back."""
     if isinstance(block, Held):
         return block.norms()
-    return torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
+    return norms
 
 
 def weighted_sum(factors: Float[Tensor, " batch"], block: Float[Tensor, "batch kept"]) -> Float[Tensor, " kept"]:

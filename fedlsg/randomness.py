@@ -23,6 +23,7 @@ def public_generator(seed: int, *labels: str | int) -> torch.Generator:
     """A CPU generator for one public purpose: equal (seed, labels), equal draws, on every machine."""
     return torch.Generator().manual_seed(int.from_bytes(_digest(seed, *labels)[:7], "big"))
 
+
 AT_ONCE = 2**14
 """Numbers drawn at once: they stay in the processor's cache from the cipher to the last product."""
 

@@ -8,9 +8,7 @@ WORTH_A_CALL = 2**21
 """Multiplications of one example's product from which a call of its own pays."""
 
 
-def batch_times_transposed(
-    A: Float[Tensor, "batch k t"], X: Float[Tensor, "batch c t"]
-) -> Float[Tensor, "batch k c"]:
+def batch_times_transposed(A: Float[Tensor, "batch k t"], X: Float[Tensor, "batch c t"]) -> Float[Tensor, "batch k c"]:
     """A_b X_b^T of every example.
 
     On processors other than Intel's MKL, which is behind bmm, keeps to narrow vectors; oneDNN, which is behind

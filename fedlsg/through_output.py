@@ -8,6 +8,8 @@ Exact but for rounding, and checked, never assumed: weights that moved since the
 else, or an S so near singular that rounding would show leave S^-1 L^T W different from R.
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -29,4 +31,4 @@ def output_carriers(
 
 def tolerance(R: Float[Tensor, "r n"]) -> float:
     """The largest such norm that rounding explains."""
-    return TOLERATED * torch.finfo(R.dtype).eps * R.shape[0] ** 0.5
+    return TOLERATED * float(torch.finfo(R.dtype).eps) * math.sqrt(R.shape[0])

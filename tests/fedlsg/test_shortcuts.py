@@ -1,0 +1,121 @@
+"""Faster ways to the same numbers: u through the output, Eq. 3 in place, kernels in channels_last."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedlsg.hooked_layers as hooked_layers
+from fedlsg.after import After, make_optimizer
+from fedlsg.hooked_layers import plan
+from fedlsg.lowrank import decompose, reconstruct
+from fedlsg.mask_rules import unit_importance
+from fedlsg.persample import per_example_gradients
+from fedlsg.server import linear_in_the_gradient
+from fedlsg.small_products import batch_times_transposed
+from fedlsg.update import add_reconstruction, move
+from tests.fedlsg.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
+
+
+def wide() -> tuple[nn.Module, Tensor, Tensor]:
+    """Layers whose output is narrower than their input under the kernel, with biases."""
+    torch.manual_seed(2)
+    model = nn.Sequential(
+        nn.Conv2d(4, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(True), nn.Flatten(), nn.Linear(96, 5)
+    )
+    model = model.double()
+    return model, torch.randn(3, 4, 4, 4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+
+
+def through(model: nn.Module, frame) -> list[bool]:
+    return [layer.carried is not None and layer.carried.A is not None for layer in plan(model, frame)]
+
+
+def test_u_comes_through_the_output_where_the_carriers_are_those_of_the_weight():
+    model, x, y = wide()
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    assert through(model, frame) == [True, False, True]
+    got = per_example_gradients(model, squared_error, x, y, frame)
+    assert error(got, naive(model, squared_error, x, y, frame)) < TOLERANCE
+
+
+@pytest.mark.parametrize("change", ["moved", "singular"])
+def test_and_not_where_the_weight_moved_or_has_too_low_a_rank(change):
+    model, x, y = wide()
+    if change == "singular":
+        nn.init.ones_(model[0].weight)
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    if change == "moved":
+        with torch.no_grad():
+            model[0].weight.add_(0.01 * torch.randn_like(model[0].weight))
+    assert through(model, frame) == [False, False, True]
+    got = per_example_gradients(model, squared_error, x, y, frame)
+    assert error(got, naive(model, squared_error, x, y, frame)) < TOLERANCE
+
+
+def test_a_check_that_lets_everything_through_is_caught(monkeypatch):
+    monkeypatch.setattr(hooked_layers, "tolerance", lambda R: 1e9)
+    model, x, y = wide()
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    with torch.no_grad():
+        model[0].weight.add_(0.01 * torch.randn_like(model[0].weight))
+    got = per_example_gradients(model, squared_error, x, y, frame)
+    assert error(got, naive(model, squared_error, x, y, frame)) > 1e-4
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("sparsity", [0.0, 0.5])
+def test_eq3_in_place_is_eq3(turned, sparsity):
+    model, _, _ = wide()
+    if turned:
+        model = model.to(memory_format=torch.channels_last)
+    frame = make_frame(model, rank=2, sparsity=sparsity)
+    parameters = dict(model.named_parameters())
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    values = torch.randn(frame.kept, dtype=torch.float64)
+    wanted = frame.gradients(values)
+    places = {name: p.data_ptr() for name, p in parameters.items()}
+    move(parameters, frame, values, dict.fromkeys(parameters, -0.5))
+    for name, p in parameters.items():
+        assert torch.allclose(p, before[name] - 0.5 * wanted[name], atol=1e-12)
+        assert p.data_ptr() == places[name]
+
+
+def test_carriers_swapped_in_place_would_be_seen():
+    W = torch.randn(6, 8, dtype=torch.float64)
+    L, R = decompose(W, 2, generator=torch.Generator().manual_seed(0))
+    dL, dR = torch.randn(6, 2, dtype=torch.float64), torch.randn(2, 8, dtype=torch.float64)
+    moved = W.clone()
+    add_reconstruction(moved, dL, dR.flip(0), L, R, 1.0)
+    assert not torch.allclose(moved, W + reconstruct(dL, dR, L, R))
+
+
+def test_memory_format_changes_neither_carriers_nor_importance():
+    W = torch.randn(7, 5, 3, 2, dtype=torch.float64)
+    turned = W.to(memory_format=torch.channels_last)
+    assert turned.stride() != W.stride()
+    for one, other in zip(unit_importance(W), unit_importance(turned), strict=True):
+        assert torch.allclose(one, other)
+    pairs = [decompose(V, 3, generator=torch.Generator().manual_seed(0)) for V in (W, turned)]
+    assert all(torch.allclose(one, other) for one, other in zip(*pairs, strict=True))
+
+
+def test_gradients_in_channels_last_are_the_same():
+    model, x, y = wide()
+    frame = make_frame(model, rank=2, sparsity=0.5)
+    wanted = naive(model, squared_error, x, y, frame)
+    turned = model.to(memory_format=torch.channels_last)
+    got = per_example_gradients(turned, squared_error, x.contiguous(memory_format=torch.channels_last), y, frame)
+    assert error(got, wanted) < TOLERANCE
+
+
+def test_large_products_by_example_are_the_batched_one():
+    A, X = torch.randn(2, 72, 1024), torch.randn(2, 64, 1024)
+    assert torch.allclose(batch_times_transposed(A, X), A @ X.mT, atol=1e-3)
+
+
+@pytest.mark.parametrize(("after", "plain"), [
+    (After(), True), (After(momentum=0.9), False), (After(weight_decay=0.1), False), (After(optimizer="adam"), False),
+])  # fmt: skip
+def test_only_an_optimizer_without_memory_steps_in_place(after, plain):
+    optimizer, _ = make_optimizer({"w": nn.Parameter(torch.zeros(2))}, after, updates=3)
+    assert linear_in_the_gradient(optimizer) == plain
