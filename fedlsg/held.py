@@ -9,7 +9,8 @@ pixels' own products: nothing is unfolded.
 
 Why the clip holds: norms are computed in float64 from the very g and x that are summed, so they are exact to 1e-12;
 and f g, rounded in the type of g, moves the contribution of b by at most u f_b sum_t |g_t| |x_t| <= u f_b |g_b| |x_b|,
-which ``norms`` adds (patches overlap: taps times the squares of x). The rounding of the sum itself is that of any sum (privatize.clipped_sum).
+which ``norms`` adds (patches overlap: taps times the squares of x). The rounding of the sum itself is that of any sum
+(privatize.clipped_sum).
 """
 
 import math
