@@ -9,8 +9,11 @@ pixels' own products: nothing is unfolded.
 
 Why the clip holds: norms are computed in float64 from the very g and x that are summed, so they are exact to 1e-12;
 and f g, rounded in the type of g, moves the contribution of b by at most u f_b sum_t |g_t| |x_t| <= u f_b |g_b| |x_b|,
-which ``norms`` adds (patches overlap: taps times the squares of x). The rounding of the sum itself is that of any sum
-(privatize.clipped_sum).
+which ``norms`` adds (patches overlap: taps times the squares of x).
+What forming G_b first would give for free is that every summand is as short as C. Here the sum runs over positions,
+and where those of one example cancel, summands of C |g_b| |x_b| / |G_b| would round away what others have added: an
+example could move the sum by many C. ``norms`` therefore never falls below CANCELLED |g_b| |x_b|: no summand is longer
+than C / CANCELLED, and the rounding of the sum stays that of any sum (privatize.clipped_sum).
 """
 
 import math
@@ -29,6 +32,8 @@ PAIRS = 32
 """Multiplications that one number of a sum over taps costs, strided as they lie."""
 MEMORY = 64
 """Multiplications that writing, and twice reading, a number of G_b costs."""
+CANCELLED = 1e-3
+"""Share of |g_b| |x_b| that |G_b| is taken to have at least; positions at right angles to each other have T^-1/2."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +56,16 @@ class Held:
         return len(self.g), self.layer.weight.numel()
 
     def norms(self) -> Float[Tensor, " batch"]:
-        """No less than the norm of what each example adds to ``weighted_sum`` under factor 1, in float64."""
+        """No less than the norm of what each example adds to ``weighted_sum`` under factor 1, in float64.
+
+        More than that where positions cancel to a thousandth: such an example is clipped shorter than C.
+        """
         squares = squared_norms(self.layer, self.g, self.x)
         lengths = [torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=torch.float64) for t in (self.g, self.x)]
         overlap = math.prod(self.layer.kernel_size) if isinstance(self.layer, nn.Conv2d) else 1
-        rounding = torch.finfo(self.g.dtype).eps * lengths[0] * lengths[1] * math.sqrt(overlap)
-        bound: Tensor = squares.clamp(min=0).sqrt() * (1 + 1e-9) + rounding
-        return bound
+        positions = lengths[0] * lengths[1] * math.sqrt(overlap)
+        bound: Tensor = squares.clamp(min=0).sqrt() * (1 + 1e-9) + torch.finfo(self.g.dtype).eps * positions
+        return torch.maximum(bound, CANCELLED * positions)
 
     def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:
         """sum_b f_b G_b over the examples that are ``finite``, in the order of the weight."""
