@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+import strategies
 from fedlsg.attacks.observation import ThreatModel
 from simulations.attack import page, report
 from simulations.attack.catalogue import attacks_named
@@ -125,18 +126,46 @@ def place(runs: Sequence[str], out: str | None) -> Path:
 
 
 def recorded(methods: Sequence[str], given: Mapping[str, Any], folder: Path, console: Console) -> list[str]:
-    """One recorded run a method at equal settings, in ``folder``/METHOD; one that is there is taken as it is."""
+    """One recorded run a method at equal settings, in ``folder``/METHOD; one that is there is taken as it is.
+
+    Raises ValueError for methods that cannot be compared, and for a run that is there with other settings.
+    """
+    check_comparable(methods, given)
     paths = []
     for method in methods:
         directory = folder / method
-        if not (directory / "summary.json").exists():
-            wanted = {**RECORDED, **given, "method": method, "engine": "local", "record_updates": True}
-            if "mechanism" in given and given["mechanism"] in ("none", "clip-only"):
-                wanted.pop("noise_multiplier")
+        wanted = {**RECORDED, **given, "method": method, "engine": "local", "record_updates": True}
+        if given.get("mechanism") in ("none", "clip-only"):
+            wanted.pop("noise_multiplier")
+        if (directory / "summary.json").exists():
+            check_recorded(directory, wanted)
+        else:
             with console.status(f"recording a run of {method}") as status:
                 record_run(wanted, directory, status.update)
         paths.append(str(directory))
     return paths
+
+
+def check_comparable(methods: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Raise ValueError for a method that is unknown, given twice, or has no noise where all are to have the same."""
+    for method in methods:
+        strategies.check_name(method)
+    if len(set(methods)) < len(methods):
+        raise ValueError(f"--compare {','.join(methods)} names a method twice")
+    if "epsilon" in given:
+        raise ValueError("--compare attacks methods at equal sigma: give noise_multiplier instead of epsilon")
+    quiet = [method for method in methods if not strategies.recipe(method).mechanism.adds_noise]
+    if quiet and "mechanism" not in given:
+        raise ValueError(f"{quiet[0]} adds no noise: leave it out, or compare all without any, -c mechanism=none")
+
+
+def check_recorded(directory: Path, wanted: Mapping[str, Any]) -> None:
+    """Raise ValueError where the run that is there has other settings than those that are asked for."""
+    there, asked = RunDir.open(str(directory)).read_config(), from_mapping(resolve(wanted))
+    for name in wanted:
+        old, new = getattr(there, name), getattr(asked, name)
+        if old != new:
+            raise ValueError(f"{directory} was recorded with {name}={old}, not {new}; choose another --out")
 
 
 def record_run(wanted: Mapping[str, Any], folder: Path, say: Any) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.ledger import ledger_path
+from simulations import arrays
 from simulations.outbox import write_atomically
 from simulations.settings import Settings, as_config, from_mapping
 
@@ -80,21 +81,16 @@ class RunDir:
 
     def save_weights(self, round: int, weights: Tensor) -> None:
         """Record the public weights that a round started from, flat float32."""
-        folder = self.path / "updates" / f"round-{round:06d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        np.save(folder / "weights.npy", weights.cpu().numpy())
+        arrays.save(self.path / "updates" / f"round-{round:06d}" / "weights.npy", weights.cpu().numpy())
 
     def save_kept(self, round: int, positions: Tensor) -> None:
         """Record the kept positions of a round where the server chose them: they are no function of its weights."""
-        folder = self.path / "updates" / f"round-{round:06d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        np.save(folder / "kept.npy", positions.cpu().numpy())
+        arrays.save(self.path / "updates" / f"round-{round:06d}" / "kept.npy", positions.cpu().numpy())
 
     def save_truth(self, round: int, client: int, rows: Tensor) -> None:
         """Record the rows of the training split in a client's batches: a secret, kept apart from what was sent."""
-        folder = self.path / "updates-truth" / f"round-{round:06d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        np.save(folder / f"client-{client:06d}.npy", rows.cpu().numpy())
+        path = self.path / "updates-truth" / f"round-{round:06d}" / f"client-{client:06d}.npy"
+        arrays.save(path, rows.cpu().numpy())
 
     def write_config(self, settings: Settings) -> None:
         """Write the resolved settings."""

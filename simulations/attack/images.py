@@ -87,5 +87,5 @@ def attack_images(
         refused=refused,
         count=count(first, prior, threat, targets[0].truth.grant(threat)),
         membership=membership_of(first),
-        leak=classifier_leak(targets, prior),
+        leak=classifier_leak(targets, prior, threat),
     )

@@ -159,7 +159,10 @@ def _strongest(found: Sequence[Found]) -> str:
     rate = LOW_RATES[0]
     tprs = {one.attack: one.in_turn.tpr[rate] for one in found}
     aucs = {one.attack: one.in_turn.auc for one in found}
-    best, widest = (max(of, key=lambda name, of=of: of[name].value) for of in (tprs, aucs))  # type: ignore[misc]
+    above, wide = (
+        {name: of[name] for name in of if of[name].low > guess} or of for of, guess in ((tprs, rate), (aucs, 0.5))
+    )
+    best, widest = (max(of, key=lambda name, of=of: of[name].value) for of in (above, wide))  # type: ignore[misc]
     at = f"at {100 * rate:g} % false alarms (guessing: {100 * rate:g} %)"
     if any(tpr.low > rate for tpr in tprs.values()):
         plain = "" if best == "loss threshold" else f"; the loss threshold {_rate(tprs['loss threshold'])}"

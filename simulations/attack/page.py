@@ -48,13 +48,15 @@ def summaries(one: Attacked) -> list[Summary]:
 
 def facts(one: Attacked) -> str:
     """Epsilon, sigma, membership and numbers received, in a sentence."""
-    what = "enough" if one.count.enough else "fewer than"
+    what = (
+        "as many as an exact solution needs at least, if there were no noise" if one.count.enough else "too few for one"
+    )
     return "; ".join(
         [
             *privacy_facts(one.record, one.targets[0].seen, one.membership),
             *([] if one.leak is None else [one.leak.words]),
             f"{one.count.received:,} numbers received, {one.count.equations:,} of them independent, against "
-            f"{one.count.unknowns:,} unknown ones in a batch of {one.count.examples}: {what} for an exact solution.",
+            f"{one.count.unknowns:,} unknown ones in a batch of {one.count.examples}: {what}.",
         ]
     )
 

@@ -1,7 +1,7 @@
 """Observations from a recorded run: payloads as sent, and frames derived anew from the public weights of their round.
 
 Reads config.toml, rounds.csv, ledger/ and updates/ of a run directory, never updates-truth/ (see truth.py). A payload
-names the digest of its frame, so one that belongs to another frame, or to other weights, is noticed.
+has a checksum and names the digest of its frame; weights and kept positions have checksums beside them.
 """
 
 import math
@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,6 +26,7 @@ from fedlsg.persample import trainable
 from fedlsg.powersgd import decode
 from fedlsg.privatize import Mechanism
 from fedlsg.ranking import accumulated_noise
+from simulations import arrays
 from simulations.plan import Base, prepare
 from simulations.preset import known
 from simulations.rundir import RunDir
@@ -88,8 +88,8 @@ class Record:
         path = self.run.path / "updates" / f"round-{round:06d}" / "weights.npy"
         model = self.base.build_model()
         try:
-            load_weights(model, torch.from_numpy(np.load(path, allow_pickle=False)))
-        except (OSError, ValueError, EOFError) as error:
+            load_weights(model, torch.from_numpy(arrays.load(path)))
+        except (OSError, ValueError, EOFError, TypeError) as error:
             raise ValueError(f"{path}: cannot read the weights of round {round}: {error}") from None
         return model
 
@@ -141,8 +141,8 @@ class Record:
 def _positions(path: Path) -> Tensor:
     """Kept positions that the server chose. Raises ValueError for a damaged file."""
     try:
-        return torch.from_numpy(np.load(path, allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
+        return torch.from_numpy(arrays.load(path))
+    except (OSError, ValueError, EOFError, TypeError) as error:
         raise ValueError(f"{path}: cannot read the kept positions of a round: {error}") from None
 
 

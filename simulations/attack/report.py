@@ -163,9 +163,12 @@ def privacy_facts(record: Record, seen: Observation, membership: float | None) -
     parts = [f"{s.workload}, model {s.model}, {seen.local.steps} local step(s)"]
     if seen.mechanism.private:
         sigma = seen.noise_std / seen.mechanism.sensitivity(len(seen.frame.blocks))
-        parts.append(f"sigma {sigma:.3g} per payload, epsilon {epsilon_of(record)} at delta {s.delta:g}")
+        of = "per payload" if len(seen.clients) == 1 else f"of the sum of {len(seen.clients)} payloads"
+        parts.append(f"sigma {sigma:.3g} {of}, epsilon {epsilon_of(record)} at delta {s.delta:g}")
     else:
         parts.append(f"mechanism {seen.mechanism.kind!r}: no epsilon")
+    if s.reproducible:
+        parts.append("NOT PRIVATE: its noise can be drawn again (reproducible)")
     if membership is not None:
         parts.append(
             f"whether an example took part in one round is told at {100 * FPR:g} % false alarms with a power of "
@@ -178,6 +181,6 @@ def epsilon_of(record: Record) -> str:
     """What the run's summary reports."""
     try:
         value = json.loads(record.run.summary.read_text())["epsilon_max"]
-    except (OSError, ValueError, KeyError):
-        return "unknown (the run has no summary)"
-    return value if isinstance(value, str) else f"{value:.3f}"
+        return value if isinstance(value, str) else f"{value:.3f}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unknown (the run has no summary that can be read)"

@@ -43,10 +43,14 @@ class Scored:
 def scored(
     name: str, guess: Guess, truth: Float[Tensor, "batch c h w"], blind: Tensor, prior: Prior, seconds: float
 ) -> Scored:
-    """Pair, fill what is unknown with the blind image, measure within the public range."""
+    """Pair, fill what is unknown with what the prior expects there, measure within the public range.
+
+    Of more guesses than examples the first ones count: to pair the nearest would choose them by the truth.
+    """
     low, high = prior.bounds
-    truth, images = truth.double(), guess.inputs.detach().double().cpu().reshape(-1, *truth.shape[1:])
-    filled = torch.where(images.isnan(), blind[:1].expand_as(images), images).clamp(low, high)
+    truth, images = truth.double(), guess.inputs.detach().double().cpu().reshape(-1, *truth.shape[1:])[: len(truth)]
+    expected = prior.expected(len(images), None if guess.labels is None else guess.labels[: len(images)].cpu())
+    filled = torch.where(images.isnan(), expected, images).clamp(low, high)
     blind = in_order(blind.clamp(low, high), truth)
     guesses, truths = best_matching(squared_errors(filled, truth))
     paired, shown = blind.clone(), torch.full_like(truth, math.nan)
@@ -115,7 +119,7 @@ def verdict(rows: Sequence[Summary]) -> str:
     """In words: whether the strongest attack gets more than the blind guess that needs no payload."""
     if not rows:
         return "no attack applies to these updates: the reasons stand below, and they are no proof of privacy"
-    best = max(rows, key=lambda row: row.mean_gain)
+    best = max(rows, key=lambda row: (-math.inf if row.gain is None else row.gain.low, row.mean_gain))
     told = f"the strongest attack ({best.attack}, batch of {best.batch}) gains {best.mean_gain:.1f} dB"
     if best.gain is None:
         return f"{told} over the blind guess on one image: too few for a verdict"
@@ -124,4 +128,6 @@ def verdict(rows: Sequence[Summary]) -> str:
         return f"THESE UPDATES LEAK IMAGES: {reach}"
     if best.gain.low > 0:
         return f"a little more than nothing: {reach}"
+    if any(row.gain is None or row.gain.high > FINDING_DB for row in rows):
+        return f"undecided, too few images: {reach}"
     return f"no image recovered better than a blind guess: {reach}. Other attacks may do better"

@@ -119,4 +119,6 @@ def verdict(rows: Sequence[TextSummary]) -> str:
         return f"THESE UPDATES LEAK TEXTS: {reach}"
     if best.gain.low > 0:
         return f"a little more than nothing: {reach}"
+    if any(row.gain is None or row.gain.high > LEAK for row in rows):
+        return f"undecided, too few texts: {reach}"
     return f"no tokens recovered beyond a blind guess: {reach}. Other attacks may do better"

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
 from fedlsg.attacks.observation import Knowledge, Observation, ThreatModel
+from simulations import arrays
 from simulations.attack.record import Record
 from simulations.workloads.workload import Inputs
 
@@ -48,8 +48,11 @@ def batch_sizes(record: Record) -> dict[int, dict[int, int]]:
 def _rows(record: Record, round: int, client: int) -> Int64[Tensor, " batch"]:
     path = record.run.path / "updates-truth" / f"round-{round:06d}" / f"client-{client:06d}.npy"
     try:
-        return torch.from_numpy(np.load(path, allow_pickle=False)).long()
+        rows = torch.from_numpy(arrays.load(path))
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: without the batches an attack cannot be scored") from None
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
+    if rows.is_floating_point() or rows.ndim != 1 or not bool(torch.isin(rows, record.base.parts[client]).all()):
+        raise ValueError(f"{path} names rows that client {client} does not hold: it belongs to other data or settings")
+    return rows.long()

@@ -11,13 +11,16 @@ import torch
 
 from fedlsg.attacks.guess import Guess
 from fedlsg.attacks.linear_input import input_of_linear
+from fedlsg.attacks.metrics import Interval
 from fedlsg.attacks.observation import Knowledge, ThreatModel
 from fedlsg.attacks.prior import Prior
+from simulations import arrays
 from simulations.attack.catalogue import IMAGE_ATTACKS, attacks_named, strongest
 from simulations.attack.images import attack_images, membership_of
 from simulations.attack.page import summaries
 from simulations.attack.prior import image_prior
 from simulations.attack.record import open_record
+from simulations.attack.report import privacy_facts
 from simulations.attack.score import EXACT_DB, scored, summarise, verdict
 from simulations.attack.truth import batch_sizes, truth_of
 from tests.fedlsg.attacks.observed import digits, mlp, observe
@@ -140,6 +143,7 @@ def test_membership_of_a_sum_is_weaker(recorded):
 
 
 PLAIN = Prior(shape=(1, 8, 8), low=0.0, high=1.0)
+BLIND = torch.full((2, 1, 8, 8), 0.5, dtype=torch.float64)
 
 
 def test_scores_by_hand():
@@ -180,6 +184,75 @@ def test_verdicts():
     assert "too few" in verdict([replace(summarise([exact], 1), gain=None)])
 
 
+def test_the_verdict_goes_by_what_is_sure():
+    """A wide interval is neither a leak nor safety, and the row of the largest mean is not always the surest one."""
+    row = summarise([scored("a", Guess(inputs=torch.rand(2, 1, 8, 8)), torch.rand(2, 1, 8, 8), BLIND, PLAIN, 1.0)], 2)
+
+    def of(attack: str, psnr: float, low: float, high: float):
+        return replace(
+            row, attack=attack, psnr=psnr, gain=Interval(mean=psnr, low=low, high=high, confidence=0.95, count=2)
+        )
+
+    assert "LEAK IMAGES: the strongest attack (dlg" in verdict([of("map", 5, -1, 11), of("dlg", 4, 3, 5)])
+    assert "LEAK" in verdict([of("map", 40, 30, 50), replace(of("dlg", 100, 0, 0), gain=None)])
+    assert verdict([of("map", 13, -8, 36)]).startswith("undecided, too few images")
+    assert verdict([of("map", -1, -2, 0.5)]).startswith("no image recovered")
+
+
+def test_more_guesses_than_examples_are_not_chosen_by_the_truth():
+    """Negative control: with the nearest of ten random guesses, chance alone would look like a gain."""
+    generator = torch.Generator().manual_seed(0)
+    gains = []
+    for _ in range(200):
+        images = torch.rand(11, 1, 8, 8, generator=generator)
+        blind = torch.rand(1, 1, 8, 8, generator=generator).double()
+        gains += scored("x", Guess(inputs=images[1:]), images[:1], blind, PLAIN, 1.0).gains
+    assert abs(sum(gains) / len(gains)) < 0.15
+
+
+def test_unknown_pixels_are_those_of_the_guess_own_class():
+    prior = Prior(shape=(1, 8, 8), mean=torch.stack([torch.zeros(1, 8, 8), torch.ones(1, 8, 8)]))
+    nothing = torch.full((2, 1, 8, 8), math.nan)
+    truth = prior.expected(2, torch.tensor([0, 1])).float()
+    found = scored("x", Guess(inputs=nothing, labels=torch.tensor([1, 0])), truth, truth.double(), prior, 1.0)
+    assert found.psnr == (EXACT_DB, EXACT_DB)
+
+
+def test_batches_of_other_data_are_noticed(copied):
+    path = copied("dpsgd")
+    file = next((path / "updates-truth").rglob("client-000001.npy"))
+    other = open_record(str(path), CLIENT).base.parts[0][:2].numpy()
+    for rows in (other, other.astype(float), np.array([-1]), np.array([10**6])):
+        arrays.save(file, rows)
+        with pytest.raises(ValueError, match="names rows that client 1 does not hold"):
+            attacked(str(path), attacks=attacks_named("first-layer"))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--compare", "lsg,nope"], "nope"),
+        (["--compare", "lsg,lsg"], "names a method twice"),
+        (["--compare", "lsg", "-c", "epsilon=8"], "equal sigma: give noise_multiplier"),
+        (["--compare", "dpsgd,sgd"], "sgd adds no noise: leave it out, or compare all without any"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_is_recorded(fedlsg, options, why, tmp_path):
+    status, _, error = fedlsg("attack", *options, "--out", str(tmp_path / "out"))
+    assert status == 1
+    assert why in " ".join(error.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_reproducible_runs_are_not_called_private(tmp_path):
+    path = run_local(tmp_path, **{**RECORDING, "noise_multiplier": 2.0, "reproducible": True}).path
+    record = open_record(str(path), CLIENT)
+    seen = record.observation(1, 0)
+    assert "NOT PRIVATE: its noise can be drawn again" in " ".join(privacy_facts(record, seen, None))
+    (path / "summary.json").write_text("[1]")
+    assert "unknown (the run has no summary" in " ".join(privacy_facts(record, seen, None))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -187,6 +260,11 @@ def test_verdicts():
         (lambda p: _cut(p / "updates/round-000002/client-000001.bin"), r"client-000001\.bin: .*record is damaged"),
         (lambda p: _shift(p / "updates/round-000002/weights.npy"), r"record is damaged, or other weights"),
         (lambda p: (p / "updates/round-000002/weights.npy").write_bytes(b"x"), r"cannot read the weights of round 2"),
+        (lambda p: _flip(p / "updates/round-000002/weights.npy"), r"it is not what weights\.npy\.sha256 says"),
+        (
+            lambda p: (p / "updates/round-000002/weights.npy.sha256").unlink(),
+            r"it is not what weights\.npy\.sha256 says",
+        ),
         (lambda p: (p / "updates/round-000002/weights.npy").unlink(), r"cannot read the weights of round 2"),
         (lambda p: (p / "ledger/client-000001.jsonl").unlink(), r"holds no entry of round 2"),
     ],
@@ -199,12 +277,19 @@ def test_a_damaged_record_is_noticed(damage, message, copied):
         record.pick(2, CLIENT)
 
 
+def _flip(path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 64
+    path.write_bytes(content)
+
+
 def _cut(path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
 
 
 def _shift(path) -> None:
-    np.save(path, np.load(path) * 1.5)
+    """Other weights, rightly stored: the payload's own digest tells."""
+    arrays.save(path, np.load(path) * 1.5)
 
 
 def test_what_cannot_be_attacked_is_said(recorded, tmp_path, copied):
