@@ -25,8 +25,8 @@ from simulations.preset import known
 
 ATTACKS = ("loss threshold", "LiRA offline", "LiRA online")
 DRAWS = 200
-SURE = 0.999
-"""Of what is held against a claim: several attacks are tried, and none may accuse by chance."""
+SURE = 0.99
+"""Of what is held against a claim: several attacks are tried, and seldom should one accuse by chance."""
 GRID = np.geomspace(1e-5, 1, 101)
 """False positive rates at which curves are kept."""
 BoundOf = Callable[[float], float]
@@ -37,7 +37,7 @@ Scores = Float[np.ndarray, "targets candidates"]
 class Found:
     """What one attack finds. success: right answers by 001's protocol (Table 5), half of which is guessing.
 
-    target: of the target alone, exact intervals; sure: the same at 99.9 %. in_turn: of all models, each the target
+    target: of the target alone, exact intervals; sure: the same at 99 %. in_turn: of all models, each the target
     once, with intervals from a bootstrap over the candidates. curve: true positive rates of ``in_turn`` on GRID.
     """
 
@@ -182,7 +182,7 @@ def by_epsilon(rate: float, epsilon: float, delta: float) -> float:
 
 
 def over_the_claim(found: Sequence[Found], limits: Sequence[Limit]) -> Mapping[str, str]:
-    """Attacks whose exact 99.9 % interval on the target lies above what a claim allows, by name, and where."""
+    """Attacks whose exact 99 % interval on the target lies above what a claim allows, by name, and where."""
     above = {}
     for one in found:
         for rate, tpr in one.sure.tpr.items():

@@ -200,7 +200,7 @@ def test_the_verdict_says_what_was_found():
 
 
 def test_a_claim_that_a_leaky_model_breaks_is_named():
-    found = attack(made(shift=3.0), seed=0)
+    found = attack(made(shift=3.0, examples=2000), seed=0)
     tight = Limit(name="bound: epsilon 0.1", bound=lambda rate: by_epsilon(rate, 0.1, 1e-5))
     wide = Limit(name="bound: epsilon 8", bound=lambda rate: by_epsilon(rate, 8.0, 1e-5))
     assert set(over_the_claim(found, [tight])) == {"LiRA offline", "LiRA online"}
