@@ -1,54 +1,72 @@
-"""One flat (index, value) message: header, indices, values, digest.
+"""One flat (index, value) message: header, indices, values, digest. Two layouts, told apart by the version.
+
+Version 1, of fixed length: float values in a frame that both sides know.
 
     offset  size  field
     0       4     magic "FLSG"
-    4       1     format version
+    4       1     format version 1
     5       1     value type: 1 float32, 2 float16, 3 bfloat16
-    6       1     index mode: 0 derived (none sent: both sides know the frame), 1 explicit (uint32, ascending)
+    6       1     index mode: 0 derived (none sent: both sides know the frame)
     7       1     zero
     8       8     round
     16      8     coordinates before the mask (d)
     24      8     values sent (k)
     32      32    digest of the frame (block shapes, kept positions, bits of L and R)
-    64      4 k   indices, when explicit
-    ...     w k   values
+    64      w k   values
     end-16  16    SHA-256 of everything before, cut to 16 bytes: catches damage, authenticates nobody
 
+Version 2, where indices are sent or values take no fixed number of bytes:
+
+    0       4     magic "FLSG"
+    4       1     format version 2
+    5       1     value type: as above, 4 noise-floor, 5 int8 (quantize.py)
+    6       1     index mode: 0 derived, 1 explicit (index_code.py), 2 the indices of an earlier message
+    7       1     zero
+    8       4     round
+    12      16    first half of the frame's digest
+    28      4 n   length of the index section and the section, in mode 1; 8 bytes of its SHA-256 in mode 2
+    ...           values
+    end-16  16    SHA-256 of d, k, the whole frame digest and everything before, cut to 16 bytes
+
 All numbers are little-endian. ``unpack`` trusts no byte: every field is compared with what the receiver expects before
-anything is allocated.
+anything is allocated, no message may be longer than the longest honest one, and what is allocated follows from the
+receiver's own frame.
 """
 
 import hashlib
+import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-Codec = Literal["float32", "float16", "bfloat16"]
+from fedlsg.frame import Block
+from fedlsg.index_code import DIGEST_BYTES, Shape, digest_of, encode_indices
+from fedlsg.quantize import Dither
+from fedlsg.values import DTYPES, Codec, PayloadError, decode_values, encode_values
+
 IndexMode = Literal["derived", "explicit"]
 
 HEADER = struct.Struct("<4sBBBBQQQ32s")
+COMPACT = struct.Struct("<4sBBBBI16s")
 CHECKSUM_BYTES = 16
-MAGIC, VERSION = b"FLSG", 1
-DTYPES: dict[Codec, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
-CODES: dict[Codec, int] = {"float32": 1, "float16": 2, "bfloat16": 3}
-
-
-class PayloadError(ValueError):
-    """A payload that is not what the receiver expects; the text says in which field."""
+MAGIC, VERSION, COMPACT_VERSION = b"FLSG", 1, 2
+DERIVED, EXPLICIT, REPEATED = 0, 1, 2
+CODES: dict[Codec, int] = {"float32": 1, "float16": 2, "bfloat16": 3, "noise-floor": 4, "int8": 5}
+LARGEST_SIZE = 2**32
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Expected:
-    """What a receiver knows before a payload arrives. ``max_norm`` bounds the L2 norm of the values."""
+    """What a receiver knows before a payload arrives. ``max_norm`` bounds the L2 norm of the values.
+
+    ``blocks`` are those of the frame (one block of all ``size`` coordinates where None); ``dither`` is needed by the
+    codecs that quantise.
+    """
 
     round: int
     codec: Codec
@@ -57,12 +75,25 @@ class Expected:
     indices: Int[Tensor, " kept"]
     digest: bytes
     max_norm: float = float("inf")
+    blocks: Sequence[Block] | None = None
+    dither: Dither | None = None
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Shapes of the blocks."""
+        return _shapes(self.blocks, self.size)
+
+    @property
+    def counts(self) -> list[int]:
+        """Values of each block."""
+        return _counts(self.blocks, self.indices)
 
 
-def payload_bytes(count: int, codec: Codec, index_mode: IndexMode) -> int:
-    """Length of a payload of ``count`` values, header and indices included."""
-    per_value = DTYPES[codec].itemsize + (4 if index_mode == "explicit" else 0)
-    return HEADER.size + CHECKSUM_BYTES + count * per_value
+def payload_bytes(count: int, codec: Codec, index_mode: IndexMode = "derived") -> int:
+    """Length of a version 1 payload of ``count`` values; the length of others depends on what is in them (KeyError)."""
+    if index_mode != "derived":
+        raise KeyError(f"a payload with {index_mode} indices has no fixed length")
+    return HEADER.size + CHECKSUM_BYTES + count * DTYPES[codec].itemsize
 
 
 def pack(
@@ -74,84 +105,149 @@ def pack(
     digest: bytes,
     codec: Codec = "float32",
     index_mode: IndexMode = "derived",
+    blocks: Sequence[Block] | None = None,
+    dither: Dither | None = None,
+    earlier: bytes | None = None,
 ) -> bytes:
     """Serialise kept values and their ascending positions in a flat vector of ``size`` coordinates.
 
-    float16 and bfloat16 round the (already noised) values: post-processing, epsilon is untouched.
+    Every codec but float32 rounds the (already noised) values: post-processing, epsilon is untouched. Explicit indices
+    that the payload ``earlier`` of the same client held, too, are not sent again.
     Raises PayloadError for values that are not finite in the codec's range, or indices that do not fit.
     """
     check_codec(codec, index_mode)
-    if values.shape != indices.shape or values.ndim != 1:
-        raise PayloadError(f"expected one value an index, got {tuple(values.shape)} and {tuple(indices.shape)}")
-    if size > 2**32 or (len(indices) and not 0 <= int(indices[0]) <= int(indices[-1]) < size):
-        raise PayloadError(f"indices do not fit into {size} coordinates")
-    if len(indices) > 1 and not bool((indices[1:] > indices[:-1]).all()):
-        raise PayloadError("indices must ascend without repeats")
-    if len(digest) != 32 or not 0 <= round < 2**63:
+    _check_positions(values, indices, size)
+    compact = codec not in DTYPES or index_mode == "explicit"
+    if len(digest) != 32 or not 0 <= round < 2 ** (32 if compact else 63):
         raise PayloadError(f"expected a digest of 32 bytes and 0 <= {round=} < 2^63, got {len(digest)} bytes")
-    encoded = values.detach().cpu().to(DTYPES[codec]).contiguous()
-    if not bool(encoded.isfinite().all()):
-        raise PayloadError(f"values are not finite as {codec}; float32 and bfloat16 have the widest range")
-    header = HEADER.pack(
-        MAGIC, VERSION, CODES[codec], int(index_mode == "explicit"), 0, round, size, len(values), digest
-    )
-    body = indices.cpu().numpy().astype("<u4").tobytes() if index_mode == "explicit" else b""
-    message = header + body + encoded.view(torch.uint8).numpy().tobytes()
-    return message + hashlib.sha256(message).digest()[:CHECKSUM_BYTES]
+    values = values.detach().cpu().float().contiguous()
+    if not compact:
+        header = HEADER.pack(MAGIC, VERSION, CODES[codec], DERIVED, 0, round, size, len(values), digest)
+        message = header + encode_values(values, [len(values)], codec, round, dither)
+        return message + hashlib.sha256(message).digest()[:CHECKSUM_BYTES]
+    mode, section = DERIVED, b""
+    if index_mode == "explicit":
+        whole = encode_indices(indices, _shapes(blocks, size))
+        mode, section = EXPLICIT, struct.pack("<I", len(whole)) + whole
+        if earlier is not None and indices_held(earlier) == digest_of(whole):
+            mode, section = REPEATED, digest_of(whole)
+    header = COMPACT.pack(MAGIC, COMPACT_VERSION, CODES[codec], mode, 0, round, digest[:16])
+    message = header + section + encode_values(values, _counts(blocks, indices), codec, round, dither)
+    return message + _seal(message, size, len(values), digest)
 
 
 def unpack(message: bytes, expected: Expected) -> Float[Tensor, " kept"]:
     """The float32 values of a payload that is exactly what ``expected`` describes.
 
     Raises PayloadError naming the first field that differs: length, magic, version, codec, index mode, round, size,
-    count, frame digest, checksum, indices, non-finite values, norm.
+    count, frame digest, checksum, indices, grid step, malformed or non-finite values, norm. (Version 2 holds no size
+    and no count: they are under its checksum.)
     """
-    count = len(expected.indices)
-    length = payload_bytes(count, expected.codec, expected.index_mode)
-    if len(message) != length:
-        raise PayloadError(f"payload length: expected {length} bytes, got {len(message)}")
-    _check_header(HEADER.unpack_from(message), expected, count)
-    if hashlib.sha256(message[:-CHECKSUM_BYTES]).digest()[:CHECKSUM_BYTES] != message[-CHECKSUM_BYTES:]:
-        raise PayloadError("payload checksum: the bytes were damaged")
-    offset = HEADER.size
-    if expected.index_mode == "explicit":
-        indices = np.frombuffer(message, "<u4", count, offset).astype(np.int64)
-        if not np.array_equal(indices, expected.indices.cpu().numpy()):
-            raise PayloadError("payload indices: they differ from the mask of this round")
-        offset += 4 * count
-    raw = bytearray(message[offset:-CHECKSUM_BYTES])
-    values = torch.frombuffer(raw, dtype=DTYPES[expected.codec]).float() if count else torch.zeros(0)
+    if expected.codec not in DTYPES or expected.index_mode == "explicit":
+        values = _unpack_compact(message, expected)
+    else:
+        values = _unpack_fixed(message, expected)
     if not bool(values.isfinite().all()):
         raise PayloadError("payload values: not finite")
     norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
-    if norm > expected.max_norm:
-        raise PayloadError(f"payload values: norm {norm:.4g} exceeds the bound {expected.max_norm:.4g}")
+    bound = expected.max_norm + rounding_bound(expected)
+    if norm > bound:
+        raise PayloadError(f"payload values: norm {norm:.4g} exceeds the bound {bound:.4g}")
     return values
 
 
-def _check_header(fields: tuple[bytes | int, ...], expected: Expected, count: int) -> None:
-    names = (
-        "magic",
-        "version",
-        "codec",
-        "index mode",
-        "reserved byte",
-        "round",
-        "size",
-        "count",
-        "frame digest",
-    )
-    wanted = (
-        MAGIC,
-        VERSION,
-        CODES[expected.codec],
-        int(expected.index_mode == "explicit"),
-        0,
-        expected.round,
-        expected.size,
-        count,
-        expected.digest,
-    )
+def rounding_bound(expected: Expected) -> float:
+    """What quantisation may add to the norm: half a grid step a value; for int8, 2 % of the bound."""
+    if expected.codec == "noise-floor" and expected.dither is not None:
+        return expected.dither.width / 2 * math.sqrt(len(expected.indices))
+    return 0.02 * expected.max_norm if expected.codec == "int8" else 0.0
+
+
+def _unpack_fixed(message: bytes, expected: Expected) -> Tensor:
+    count = len(expected.indices)
+    length = payload_bytes(count, expected.codec)
+    if len(message) != length:
+        raise PayloadError(f"payload length: expected {length} bytes, got {len(message)}")
+    wanted = (MAGIC, VERSION, CODES[expected.codec], DERIVED, 0, expected.round, expected.size, count, expected.digest)
+    _check_header(HEADER.unpack_from(message), wanted)
+    if hashlib.sha256(message[:-CHECKSUM_BYTES]).digest()[:CHECKSUM_BYTES] != message[-CHECKSUM_BYTES:]:
+        raise PayloadError("payload checksum: the bytes were damaged")
+    return _values(message[HEADER.size : -CHECKSUM_BYTES], expected)
+
+
+def _unpack_compact(message: bytes, expected: Expected) -> Tensor:
+    section = encode_indices(expected.indices, expected.shapes) if expected.index_mode == "explicit" else b""
+    least, most = COMPACT.size + CHECKSUM_BYTES, longest(expected, len(section))
+    if not least <= len(message) <= most:
+        raise PayloadError(f"payload length: expected {least} to {most} bytes, got {len(message)}")
+    fields = COMPACT.unpack_from(message)
+    modes = (DERIVED,) if expected.index_mode == "derived" else (EXPLICIT, REPEATED)
+    mode = fields[3] if fields[3] in modes else modes[0]
+    code = CODES[expected.codec]
+    _check_header(fields, (MAGIC, COMPACT_VERSION, code, mode, 0, expected.round, expected.digest[:16]))
+    if _seal(message[:-CHECKSUM_BYTES], expected.size, len(expected.indices), expected.digest) != message[-16:]:
+        raise PayloadError("payload checksum: the bytes were damaged, or made for another frame")
+    held = {DERIVED: b"", EXPLICIT: struct.pack("<I", len(section)) + section, REPEATED: digest_of(section)}[mode]
+    body = message[COMPACT.size : -CHECKSUM_BYTES]
+    if not body.startswith(held):
+        raise PayloadError("payload indices: they differ from the mask of this round")
+    return _values(body[len(held) :], expected)
+
+
+def _values(body: bytes, expected: Expected) -> Tensor:
+    e = expected
+    return decode_values(body, e.counts, e.codec, e.round, e.dither, max_norm=e.max_norm)
+
+
+def longest(expected: Expected, section: int) -> int:
+    """Bytes that no honest payload exceeds, whatever its values: 16 a value, 4 a block, header and indices."""
+    blocks = 1 if expected.blocks is None else len(expected.blocks)
+    return COMPACT.size + CHECKSUM_BYTES + 4 + section + 4 * blocks + 32 + 16 * len(expected.indices)
+
+
+def indices_held(message: bytes) -> bytes | None:
+    """Digest of the index section of a payload of one's own, None where it has none."""
+    if len(message) < COMPACT.size + CHECKSUM_BYTES or message[4] != COMPACT_VERSION:
+        return None
+    place = COMPACT.size
+    if message[6] == REPEATED:
+        return message[place : place + DIGEST_BYTES]
+    if message[6] != EXPLICIT:
+        return None
+    (length,) = struct.unpack_from("<I", message, place)
+    return digest_of(message[place + 4 : place + 4 + length])
+
+
+def _check_positions(values: Tensor, indices: Tensor, size: int) -> None:
+    if values.shape != indices.shape or values.ndim != 1:
+        raise PayloadError(f"expected one value an index, got {tuple(values.shape)} and {tuple(indices.shape)}")
+    if size > LARGEST_SIZE or (len(indices) and not 0 <= int(indices[0]) <= int(indices[-1]) < size):
+        raise PayloadError(f"indices do not fit into {size} coordinates")
+    if len(indices) > 1 and not bool((indices[1:] > indices[:-1]).all()):
+        raise PayloadError("indices must ascend without repeats")
+
+
+def _shapes(blocks: Sequence[Block] | None, size: int) -> list[Shape]:
+    return [(size,)] if blocks is None else [block.shape for block in blocks]
+
+
+def _counts(blocks: Sequence[Block] | None, indices: Tensor) -> list[int]:
+    return [len(indices)] if blocks is None else [block.kept for block in blocks]
+
+
+def _seal(message: bytes, size: int, count: int, digest: bytes) -> bytes:
+    """Checksum over the message and what both sides know without it."""
+    sha = hashlib.sha256(struct.pack("<QQ32s", size, count, digest))
+    sha.update(message)
+    return sha.digest()[:CHECKSUM_BYTES]
+
+
+NAMES = ("magic", "version", "codec", "index mode", "reserved byte", "round", "size", "count", "frame digest")
+COMPACT_NAMES = (*NAMES[:6], "frame digest")
+
+
+def _check_header(fields: tuple[bytes | int, ...], wanted: tuple[bytes | int, ...]) -> None:
+    names = NAMES if len(wanted) == len(NAMES) else COMPACT_NAMES
     for name, got, want in zip(names, fields, wanted, strict=True):
         if got != want:
             raise PayloadError(f"payload {name}: expected {_show(want)}, got {_show(got)}")
@@ -159,8 +255,8 @@ def _check_header(fields: tuple[bytes | int, ...], expected: Expected, count: in
 
 def check_codec(codec: str, index_mode: str) -> None:
     """Raise ValueError for an unknown codec or index mode."""
-    if codec not in DTYPES:
-        raise ValueError(f"expected codec in {tuple(DTYPES)}, got {codec!r}")
+    if codec not in CODES:
+        raise ValueError(f"expected codec in {tuple(CODES)}, got {codec!r}")
     if index_mode not in get_args(IndexMode):
         raise ValueError(f"expected index mode in {get_args(IndexMode)}, got {index_mode!r}")
 

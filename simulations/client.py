@@ -21,12 +21,14 @@ from fedlsg.adapters import frozen_bases
 from fedlsg.carriers import carried_parameters, find_classifier
 from fedlsg.frame import Frame
 from fedlsg.ledger import Entry, Ledger, LedgerError
-from fedlsg.method import Batch, client_step, initial_needed, make_frame
+from fedlsg.method import Batch, LocalTraining, client_step, initial_needed, make_frame
 from fedlsg.payload import pack
 from fedlsg.persample import trainable
 from fedlsg.powersgd import encode
 from fedlsg.privatize import Mechanism
+from fedlsg.quantize import DEFAULT_STEP, Dither
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
+from fedlsg.ranking import accumulated_noise
 from fedlsg.snip import pruning_mechanism, saliency_frame, saliency_scale
 from simulations.outbox import Outbox
 from simulations.plan import Base, prepare
@@ -117,6 +119,7 @@ def answer(settings: Settings, partition: int, content: RecordDict) -> bytes:
             raise LedgerError(f"{ledger.path} lost the entry of round {announced.round}, whose payload is stored")
         return stored
     values = _train(here, run, ledger, announced, frame)
+    last = outbox.last() if here.base.settings.indices == "explicit" else None
     payload = pack(
         encode(values, frame),
         frame.wire.indices,
@@ -125,9 +128,22 @@ def answer(settings: Settings, partition: int, content: RecordDict) -> bytes:
         digest=announced.frame_digest,
         codec=here.base.settings.codec,
         index_mode=here.base.settings.indices,
+        blocks=frame.wire.blocks,
+        dither=_dither(here.base, announced, partition),
+        earlier=last,
     )
     outbox.store(question, payload)
     return payload
+
+
+def _dither(base: Base, announced: Announcement, partition: int) -> Dither:
+    mechanism, local = _training(base, announced, partition)
+    return Dither(
+        seed=base.settings.seed,
+        client=partition,
+        noise_std=accumulated_noise(mechanism.noise_std, local.steps, local.momentum),
+        floor_step=base.settings.noise_floor_step or DEFAULT_STEP,
+    )
 
 
 def _derived(here: Process, announced: Announcement, content: RecordDict) -> Frame:
@@ -177,15 +193,9 @@ _DIRECTORIES: dict[Settings, str] = {}
 
 def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, frame: Frame) -> Tensor:
     base, s, partition = here.base, here.base.settings, ledger.client
-    terms = ClientTerms(
-        num_examples=base.sizes[partition],
-        sample_rate=announced.sample_rate,
-        noise_multiplier=announced.noise_multiplier,
-    )
     pruning = announced.round == 0
-    mechanism = terms.mechanism(pruning_mechanism(base.method) if pruning else base.method.mechanism)
-    local = base.local.at_rate(announced.sample_rate)
-    local = local.single() if pruning else local
+    terms = _terms(base, announced, partition)
+    mechanism, local = _training(base, announced, partition)
     entry = _entry(s, mechanism, terms, local.steps, announced.round, ledger, frame)
     _check_budget(s, mechanism, ledger, entry)
     drawn: list[Tensor] = []
@@ -221,6 +231,23 @@ def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, 
     if s.record_updates:
         run.save_truth(announced.round, partition, torch.cat(drawn))
     return values
+
+
+def _terms(base: Base, announced: Announcement, partition: int) -> ClientTerms:
+    return ClientTerms(
+        num_examples=base.sizes[partition],
+        sample_rate=announced.sample_rate,
+        noise_multiplier=announced.noise_multiplier,
+    )
+
+
+def _training(base: Base, announced: Announcement, partition: int) -> tuple[Mechanism, LocalTraining]:
+    """Mechanism and local training of a round, at the rate and noise that were announced."""
+    terms = _terms(base, announced, partition)
+    local = base.local.at_rate(announced.sample_rate)
+    if announced.round == 0:
+        return terms.mechanism(pruning_mechanism(base.method)), local.single()
+    return terms.mechanism(base.method.mechanism), local
 
 
 def batches(base: Base, partition: int, round: int, drawn: list[Tensor]) -> Batch:

@@ -14,12 +14,23 @@ class Outbox:
 
     def find(self, question: str) -> bytes | None:
         """The stored payload if it answers exactly this question."""
+        stored = self._read()
+        return stored[1] if stored is not None and stored[0] == question else None
+
+    def last(self) -> bytes | None:
+        """The stored payload, whatever it answers."""
+        stored = self._read()
+        return None if stored is None else stored[1]
+
+    def _read(self) -> tuple[str, bytes] | None:
         try:
             head, payload = self.path.read_bytes().split(b"\n", 1)
             known = json.loads(head)
         except (FileNotFoundError, ValueError):
             return None
-        return payload if known == {"question": question, "bytes": len(payload)} else None
+        if not isinstance(known, dict) or known.keys() != {"question", "bytes"} or known["bytes"] != len(payload):
+            return None
+        return known["question"], payload
 
     def store(self, question: str, payload: bytes) -> None:
         """Replace the stored payload, atomically and durably."""

@@ -21,7 +21,7 @@ from fedlsg.persample import check_supported, trainable
 from fedlsg.privatize import Mechanism
 from simulations import workloads
 from simulations.partition import partition
-from simulations.preset import build_method, check, fill, known, resolved
+from simulations.preset import build_method, check, check_fits, fill, known, resolved
 from simulations.published import from_run_config
 from simulations.settings import Settings, as_config
 from simulations.workloads import Options, Progress, Workload, build_model, silent
@@ -129,6 +129,7 @@ def prepare(settings: Settings, *, progress: Progress = silent) -> Base:
         multiplicity=known(settings.multiplicity),
     )
     method = build_method(settings)
+    check_fits(settings, method)
     settings = resolved(settings, method, local)
     return Base(settings=settings, workload=workload, parts=parts, method=method, schedule=schedule, local=local)
 

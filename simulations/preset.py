@@ -10,6 +10,7 @@ import strategies
 from fedlsg.after import After
 from fedlsg.method import LocalTraining, Method
 from fedlsg.payload import check_codec
+from fedlsg.quantize import DEFAULT_STEP
 from simulations.settings import Settings
 from simulations.workloads import Workload
 
@@ -63,6 +64,8 @@ def fill(settings: Settings, workload: Workload) -> Settings:
     filled = replace(settings, **gaps)
     per_round = filled.clients if filled.clients_per_round is None else filled.clients_per_round
     survivors = per_round if filled.trust == "aggregate" else 1
+    if filled.codec == "noise-floor" and filled.noise_floor_step is None:
+        filled = replace(filled, noise_floor_step=DEFAULT_STEP)
     return replace(
         filled,
         model=workload.default_model if filled.model is None else filled.model,
@@ -89,6 +92,26 @@ def build_method(settings: Settings) -> Method:
     if settings.trust == "aggregate":
         given["noise_share"] = 1 / math.sqrt(known(settings.min_survivors))
     return strategies.recipe(settings.method, **given)
+
+
+def check_fits(s: Settings, method: Method) -> None:
+    """Raise ValueError for a codec that the method's values cannot have."""
+    if s.noise_floor_step is not None and s.codec != "noise-floor":
+        raise ValueError(
+            f"noise_floor_step={s.noise_floor_step} is the grid step of codec 'noise-floor', not {s.codec!r}"
+        )
+    if s.codec != "noise-floor":
+        return
+    if not method.mechanism.adds_noise:
+        raise ValueError(
+            f"codec 'noise-floor' takes its grid from the noise, and mechanism {method.mechanism.kind!r} adds none: "
+            "choose codec 'int8', 'bfloat16' or 'float32'"
+        )
+    if method.carrier.kind == "factors":
+        raise ValueError(
+            f"codec 'noise-floor' needs values that all carry the mechanism's noise, and {method.name!r} sends factors "
+            "of the noised update: choose codec 'int8', 'bfloat16' or 'float32'"
+        )
 
 
 def resolved(settings: Settings, method: Method, local: LocalTraining) -> Settings:
@@ -136,7 +159,7 @@ def check(s: Settings) -> None:
             raise ValueError(f"expected {name}={getattr(s, name)} >= 1")
     if not 0 <= s.client_gpus < math.inf:
         raise ValueError(f"expected 0 <= client_gpus={s.client_gpus} < inf")
-    for name in ("epsilon", "noise_multiplier", "learning_rate", "alpha", "round_timeout"):
+    for name in ("epsilon", "noise_multiplier", "learning_rate", "alpha", "round_timeout", "noise_floor_step"):
         value = getattr(s, name)
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"expected 0 < {name}={value} < inf")

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from flwr.serverapp import Grid
 
+from fedlsg.quantize import DEFAULT_STEP
 from simulations.continuity import exclusive
 from simulations.plan import Plan
 from simulations.preset import known
@@ -67,6 +68,7 @@ def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any, page: bool) -> di
         local=plan.local,
         codec=s.codec,
         index_mode=s.indices,
+        floor_step=s.noise_floor_step or DEFAULT_STEP,
         min_survivors=known(s.min_survivors),
         timeout=s.round_timeout,
         run_dir=str(run.path),

@@ -98,7 +98,8 @@ class Settings:
     sparsify_update: float | None = None
     ema: float | None = None
     # what is sent and written
-    codec: Literal["float32", "float16", "bfloat16"] = "float32"
+    codec: Literal["float32", "float16", "bfloat16", "noise-floor", "int8"] = "float32"
+    noise_floor_step: float | None = None
     indices: Literal["derived", "explicit"] = "derived"
     record_updates: bool = False
     evaluate_every: int = 1

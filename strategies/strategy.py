@@ -22,6 +22,7 @@ from fedlsg.method import LocalTraining, norm_bound
 from fedlsg.payload import Codec, Expected, IndexMode, unpack
 from fedlsg.powersgd import decode
 from fedlsg.privatize import Mechanism
+from fedlsg.quantize import DEFAULT_STEP, Dither, added_variance
 from fedlsg.ranking import accumulated_noise
 from fedlsg.snip import pruning_mechanism
 from strategies.nodes import find_partitions
@@ -70,6 +71,7 @@ class FederationSettings:
     local: LocalTraining
     codec: Codec = "float32"
     index_mode: IndexMode = "derived"
+    floor_step: float = DEFAULT_STEP
     min_survivors: int = 1
     timeout: float = 3600.0
     run_dir: str = ""
@@ -246,6 +248,8 @@ class FedLSG(Strategy):
                 indices=self._frame.wire.indices,
                 digest=self._frame.digest,
                 max_norm=bound,
+                blocks=self._frame.wire.blocks,
+                dither=self._dither(partition),
             ),
         )
         self._report.payloads[partition] = payload
@@ -259,11 +263,18 @@ class FedLSG(Strategy):
         method = self.state.method
         return self._terms(partition).mechanism(method.mechanism if self._report.round else pruning_mechanism(method))
 
+    def _dither(self, partition: int) -> Dither:
+        """What the server knows of a client's quantisation in this round."""
+        local = self.settings.local if self._report.round else self.settings.local.single()
+        noise_std = accumulated_noise(self._mechanism(partition).noise_std, local.steps, local.momentum)
+        return Dither(seed=self.state.seed, client=partition, noise_std=noise_std, floor_step=self.settings.floor_step)
+
     def _noise_of_sum(self, partitions: Iterable[int]) -> float:
         """Deviation of the noise on each coordinate of the sum of these clients' values."""
         local = self.settings.local
         each = [accumulated_noise(self._mechanism(p).noise_std, local.steps, local.momentum) for p in partitions]
-        return math.hypot(*each)
+        rounded = math.sqrt(1 + added_variance(self.settings.floor_step)) if self.settings.codec == "noise-floor" else 1
+        return math.hypot(*each) * rounded
 
     def _stop_if_dead(self, alive: bool) -> None:
         if self._report.budget_spent:

@@ -25,6 +25,7 @@ from fedlsg.payload import Expected, PayloadError, unpack
 from fedlsg.persample import trainable
 from fedlsg.powersgd import decode
 from fedlsg.privatize import Mechanism
+from fedlsg.quantize import DEFAULT_STEP, Dither, added_variance
 from fedlsg.ranking import accumulated_noise
 from simulations import arrays
 from simulations.plan import Base, prepare
@@ -57,15 +58,20 @@ class Record:
         frame = self._frame(model, round)
         mechanism = self._mechanism(round, client, len(frame.blocks))
         local = self.base.local.at_rate(self._entry(round, client).sample_rate)
-        path = self.payloads[round][client]
+        path, settings = self.payloads[round][client], self.base.settings
+        step = settings.noise_floor_step or DEFAULT_STEP
+        noise_std = accumulated_noise(mechanism.noise_std, local.steps, local.momentum)
+        dither = Dither(seed=settings.seed, client=client, noise_std=noise_std, floor_step=step)
         expected = Expected(
             round=round,
-            codec=self.base.settings.codec,
-            index_mode=self.base.settings.indices,
+            codec=settings.codec,
+            index_mode=settings.indices,
             size=frame.wire.size,
             indices=frame.wire.indices,
             digest=frame.digest,
             max_norm=math.inf,
+            blocks=frame.wire.blocks,
+            dither=dither,
         )
         try:
             values = decode(unpack(path.read_bytes(), expected), frame)
@@ -78,7 +84,7 @@ class Record:
             values=values,
             mechanism=mechanism,
             local=local,
-            noise_std=accumulated_noise(mechanism.noise_std, local.steps, local.momentum),
+            noise_std=noise_std * (math.sqrt(1 + added_variance(step)) if settings.codec == "noise-floor" else 1.0),
             round=round,
             clients=(client,),
         )
