@@ -26,7 +26,7 @@ Version 2, where indices are sent or values take no fixed number of bytes:
     12      16    first half of the frame's digest
     28      4 n   length of the index section and the section, in mode 1; 8 bytes of its SHA-256 in mode 2
     ...           values
-    end-16  16    SHA-256 of d, k, the whole frame digest and everything before, cut to 16 bytes
+    end-16  16    SHA-256 of d, k, the whole frame digest, public seed and client, and everything before, cut to 16 bytes
 
 All numbers are little-endian. ``unpack`` trusts no byte: every field is compared with what the receiver expects before
 anything is allocated, no message may be longer than the longest honest one, and what is allocated follows from the
@@ -133,7 +133,7 @@ def pack(
             mode, section = REPEATED, digest_of(whole)
     header = COMPACT.pack(MAGIC, COMPACT_VERSION, CODES[codec], mode, 0, round, digest[:16])
     message = header + section + encode_values(values, _counts(blocks, indices), codec, round, dither)
-    return message + _seal(message, size, len(values), digest)
+    return message + _seal(message, size, len(values), digest, dither)
 
 
 def unpack(message: bytes, expected: Expected) -> Float[Tensor, " kept"]:
@@ -185,8 +185,9 @@ def _unpack_compact(message: bytes, expected: Expected) -> Tensor:
     mode = fields[3] if fields[3] in modes else modes[0]
     code = CODES[expected.codec]
     _check_header(fields, (MAGIC, COMPACT_VERSION, code, mode, 0, expected.round, expected.digest[:16]))
-    if _seal(message[:-CHECKSUM_BYTES], expected.size, len(expected.indices), expected.digest) != message[-16:]:
-        raise PayloadError("payload checksum: the bytes were damaged, or made for another frame")
+    known = (expected.size, len(expected.indices), expected.digest, expected.dither)
+    if _seal(message[:-CHECKSUM_BYTES], *known) != message[-CHECKSUM_BYTES:]:
+        raise PayloadError("payload checksum: the bytes were damaged, or made by another client or in another frame")
     held = {DERIVED: b"", EXPLICIT: struct.pack("<I", len(section)) + section, REPEATED: digest_of(section)}[mode]
     body = message[COMPACT.size : -CHECKSUM_BYTES]
     if not body.startswith(held):
@@ -235,9 +236,10 @@ def _counts(blocks: Sequence[Block] | None, indices: Tensor) -> list[int]:
     return [len(indices)] if blocks is None else [block.kept for block in blocks]
 
 
-def _seal(message: bytes, size: int, count: int, digest: bytes) -> bytes:
+def _seal(message: bytes, size: int, count: int, digest: bytes, dither: Dither | None) -> bytes:
     """Checksum over the message and what both sides know without it."""
-    sha = hashlib.sha256(struct.pack("<QQ32s", size, count, digest))
+    who = (-1, -1) if dither is None else (dither.seed, dither.client)
+    sha = hashlib.sha256(struct.pack("<QQ32s", size, count, digest) + repr(who).encode())
     sha.update(message)
     return sha.digest()[:CHECKSUM_BYTES]
 

@@ -144,7 +144,8 @@ def decode_int8(
     """What ``encode_int8`` says. Raises ValueError for another length, or a grid step that is no step."""
     if len(body) != 4 * len(counts) + sum(counts):
         raise ValueError(f"payload length: expected {4 * len(counts) + sum(counts)} bytes of values, got {len(body)}")
-    widths = np.frombuffer(body, "<f4", len(counts)).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN warns when it is widened
+        widths = np.frombuffer(body, "<f4", len(counts)).astype(np.float64)
     if not (np.isfinite(widths).all() and (widths >= 0).all() and (widths * 126 <= max_norm).all()):
         raise ValueError("payload grid step: not one of values within the norm bound")
     symbols = np.frombuffer(body, np.int8, sum(counts), 4 * len(counts)).astype(np.int64)

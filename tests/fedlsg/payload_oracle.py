@@ -1,4 +1,4 @@
-"""Payloads to damage: built by the shipped packer, sealed anew after a forgery, and read by hand."""
+"""Payloads of fixed length to damage: built by the shipped packer, sealed anew after a forgery, and read by hand."""
 
 import hashlib
 import struct
@@ -16,7 +16,7 @@ from fedlsg.payload import (
 )
 
 DIGEST = bytes(range(32))
-CODECS, MODES = sorted(DTYPES), ["derived", "explicit"]
+CODECS, MODES = sorted(DTYPES), ["derived"]
 FIELDS = ["magic", "version", "codec", "index mode", "reserved byte", "round", "size", "count", "frame digest"]
 LAYOUT = "<4sBBBBQQQ32s"
 
@@ -49,7 +49,7 @@ def with_field(packed: bytes, field: str, value: object) -> bytes:
 def decode_by_hand(packed: bytes, codec: str, mode: str) -> list[float]:
     """The values with struct and integer arithmetic only, no torch."""
     (count,) = struct.unpack_from("<Q", packed, 24)
-    start = 64 + (4 * count if mode == "explicit" else 0)
+    start = 64
     if codec == "bfloat16":
         words = struct.unpack_from(f"<{count}H", packed, start)
         return [struct.unpack("<f", struct.pack("<I", word << 16))[0] for word in words]

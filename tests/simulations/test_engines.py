@@ -151,12 +151,11 @@ def test_lsg_sends_what_its_shapes_predict(tmp_path):
     assert abs(saved - 2 * 4 * (parameters - kept)) <= 2 * 16  # protobuf writes longer lengths in more bytes
 
 
-@pytest.mark.parametrize("indices", ["derived", "explicit"])
 @pytest.mark.parametrize(("codec", "tolerance"), [("float32", 0.0), ("float16", 1e-3), ("bfloat16", 1e-2)])
-def test_codecs_and_indices_end_to_end(codec, tolerance, indices, small, tmp_path):
-    run = run_local(tmp_path / "run", codec=codec, indices=indices)
+def test_codecs_end_to_end(codec, tolerance, small, tmp_path):
+    run = run_local(tmp_path / "run", codec=codec)
     kept = (small.summary["uplink_bytes"] // 4 - 80) // 4
-    assert run.summary["uplink_bytes"] == 4 * payload_bytes(kept, codec, indices)
+    assert run.summary["uplink_bytes"] == 4 * payload_bytes(kept, codec)
     moved = (run.weights - small.weights).norm() / small.weights.norm()
     assert (moved > 0) == (codec != "float32")
     assert moved <= tolerance

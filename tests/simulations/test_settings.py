@@ -98,7 +98,7 @@ def test_preset_and_none_leave_a_setting_to_the_workload(name):
         ({"mechanism": "laplace"}, r"expected mechanism in \('dp', .*\), got 'laplace'"),
         ({"sampling": "shuffled"}, r"expected sampling in \('poisson',\), got 'shuffled'"),
         ({"engine": "spark"}, r"expected engine in \('flower', 'local'\), got 'spark'"),
-        ({"codec": "int8"}, "expected codec in .*, got 'int8'"),
+        ({"codec": "int4"}, "expected codec in .*, got 'int4'"),
         ({"trust": []}, r"expected trust in .*, got \[\]"),
     ],
 )

@@ -1,0 +1,185 @@
+"""What codecs cost and lose: bits a value, speed of pack and unpack, the decoder's error, accuracy on digits.
+
+    python -m benchmarks.codec --out docs/results/codec.json [--seeds 3] [--count 2000000] [--only grid|indices|digits]
+
+Bits are set against the empirical entropy of the integers that are sent, block by block: once as they are, and once
+given the class of their dither, which a coder that knows the dither can reach. Seconds are CPU seconds of one thread.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.pairs import machine
+from fedlsg.frame import Block, Keep
+from fedlsg.index_code import encode_indices
+from fedlsg.payload import COMPACT, Expected, pack, unpack
+from fedlsg.quantize import Dither, added_variance, classes, quantize
+
+SEED, ROUND, SIGMA = 0, 1, 1.7
+SIGNAL = (0.0, 0.3, 1.0, 3.0)
+"""Deviation of what lies under the noise, in units of it, block by block."""
+
+
+def entropy(symbols: np.ndarray) -> float:
+    """Empirical entropy in bits of all symbols together (not a symbol)."""
+    counts = np.unique(symbols, return_counts=True)[1]
+    return float(-(counts * np.log2(counts / counts.sum())).sum())
+
+
+def made(count: int, seed: int) -> tuple[Tensor, list[Block]]:
+    """Noised values in blocks whose signals differ, float32."""
+    generator = torch.Generator().manual_seed(seed)
+    size = count // len(SIGNAL)
+    parts = [SIGMA * math.hypot(1, signal) * torch.randn(size, generator=generator) for signal in SIGNAL]
+    blocks = [Block(parameter=str(i), part="dense", shape=(size,)) for i in range(len(SIGNAL))]
+    return torch.cat(parts), blocks
+
+
+def grid_row(step: float, count: int, repeats: int, codec: Any = "noise-floor") -> dict[str, Any]:
+    """Bits, speed and error of one grid step."""
+    values, blocks = made(count, SEED)
+    count = len(values)
+    dither = Dither(seed=SEED, client=0, noise_std=SIGMA, floor_step=step)
+    indices, common = torch.arange(count), {"size": count, "round": ROUND, "digest": bytes(32), "codec": codec}
+    expected = Expected(**common, index_mode="derived", indices=indices, blocks=blocks, dither=dither)  # type: ignore[arg-type]
+    seconds = []
+    for _ in range(repeats):
+        start = time.process_time()
+        message = pack(values, indices, blocks=blocks, dither=dither, **common)  # type: ignore[arg-type]
+        received = unpack(message, expected)
+        seconds.append(time.process_time() - start)
+    error = (received.double() - values.double()).numpy() / SIGMA
+    found = {
+        "codec": codec,
+        "values": count,
+        "bits": 8 * len(message) / count,
+        "million_values_a_minute": count / statistics.median(seconds) * 60 / 1e6,
+        "error_mean": float(error.mean()),
+        "error_mean_standard_error": float(error.std() / math.sqrt(count)),
+        "error_variance": float(error.var()),
+        "error_value_correlation": float(np.corrcoef(error, values.numpy())[0, 1]) if error.any() else 0.0,
+    }
+    return found | (grid_entropy(values, blocks, dither) if codec == "noise-floor" else {})
+
+
+def grid_entropy(values: Tensor, blocks: Iterable[Block], dither: Dither) -> dict[str, Any]:
+    """Entropy of the integers sent, and what the error's variance should be."""
+    levels = dither.draw(ROUND, len(values))
+    symbols, kinds = quantize(values.numpy(), dither.width, levels), classes(levels)
+    plain = given = 0.0
+    start = 0
+    for block in blocks:
+        inside = slice(start, start + block.kept)
+        plain += entropy(symbols[inside])
+        given += sum(entropy(symbols[inside][kinds[inside] == kind]) for kind in np.unique(kinds))
+        start += block.kept
+    return {
+        "step": dither.floor_step,
+        "entropy": plain / len(values),
+        "entropy_given_dither": given / len(values),
+        "predicted_variance": added_variance(dither.floor_step),
+    }
+
+
+def index_rows() -> list[dict[str, Any]]:
+    """Bytes of explicit indices against 4 bytes each, for the masks of the recipes."""
+    generator, shape = torch.Generator().manual_seed(SEED), (512, 512)
+    rows = []
+    for name, share in (("uniform", 0.5), ("uniform", 0.05), ("uniform", 0.001), ("rows", 0.5), ("rows", 0.01)):
+        if name == "uniform":
+            keep = Keep(index=(torch.rand(shape, generator=generator).flatten() < share).nonzero().squeeze(1))
+        else:
+            keep = Keep(axis=0, index=(torch.rand(shape[0], generator=generator) < share).nonzero().squeeze(1))
+        positions = keep.positions(shape)
+        sent = len(encode_indices(positions, [shape]))
+        rows.append(
+            {"mask": name, "kept": share, "values": len(positions), "bytes": sent, "uint32": 4 * len(positions)}
+        )
+    return rows
+
+
+def digits(seeds: int, variants: dict[str, list[str]]) -> list[dict[str, Any]]:
+    """Accuracy and uplink of every codec over seeds; batches and noise are secret and differ in every repetition."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, options in variants.items():
+            runs = [digits_run(Path(folder) / f"{name}-{seed}", seed, options) for seed in range(seeds)]
+            messages = runs[0]["rounds"] * runs[0]["clients"]
+            accuracies = [100 * run["accuracy"] for run in runs]
+            row = {
+                "codec": name,
+                "accuracies": accuracies,
+                "accuracy": statistics.mean(accuracies),
+                "sd": statistics.stdev(accuracies) if seeds > 1 else None,
+                "epsilon_max": max(run["epsilon_max"] for run in runs),
+                "uplink_bytes_a_message": statistics.mean(run["uplink_bytes"] / messages for run in runs),
+                "dense_over_it": statistics.mean(run["uplink_bytes_dense"] / run["uplink_bytes"] for run in runs),
+                "wire_bytes_a_message": statistics.mean(run["uplink_bytes_wire"] / messages for run in runs),
+            }
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+    return rows
+
+
+def digits_run(out: Path, seed: int, options: list[str]) -> dict[str, Any]:
+    """Summary of one ``fedlsg run``."""
+    command = [sys.executable, "-m", "simulations", "run", "digits", "--method", "lsg", "--epsilon", "8"]
+    command += ["--engine", "local", "--seed", str(seed), "--out", str(out), *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return summary
+
+
+VARIANTS = {
+    "float32": ["--codec", "float32"],
+    "noise-floor 0.5": ["--codec", "noise-floor"],
+    "noise-floor 1": ["--codec", "noise-floor", "-c", "noise-floor-step=1"],
+    "int8": ["--codec", "int8"],
+}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--count", type=int, default=2_000_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", choices=("grid", "indices", "digits"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    command = " ".join(["python -m benchmarks.codec", *sys.argv[1:]])
+    found: dict[str, Any] = {
+        "header_bytes": COMPACT.size,
+        "signal": SIGNAL,
+        "machine": machine() | {"command": command},
+    }
+    if options.only in (None, "grid"):
+        found["grid"] = [grid_row(step, options.count, options.repeats) for step in (0.25, 0.5, 1.0, 2.0)]
+        found["grid"] += [grid_row(0.5, options.count, options.repeats, codec) for codec in ("int8", "float32")]
+    if options.only in (None, "indices"):
+        found["indices"] = index_rows()
+    if options.only in (None, "digits"):
+        found["digits"] = digits(options.seeds, VARIANTS)
+    text = json.dumps(found, indent=1)
+    print(text)
+    if options.out is not None:
+        before = json.loads(options.out.read_text()) if options.out.exists() else {}
+        options.out.write_text(json.dumps(before | found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
