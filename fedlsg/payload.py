@@ -26,7 +26,7 @@ Version 2, where indices are sent or values take no fixed number of bytes:
     12      16    first half of the frame's digest
     28      4 n   length of the index section and the section, in mode 1; 8 bytes of its SHA-256 in mode 2
     ...           values
-    end-16  16    SHA-256 of d, k, the whole frame digest, public seed and client, and everything before, cut to 16 bytes
+    end-16  16    SHA-256 of d, k, the whole frame digest, public seed, client and everything before, cut to 16 bytes
 
 All numbers are little-endian. ``unpack`` trusts no byte: every field is compared with what the receiver expects before
 anything is allocated, no message may be longer than the longest honest one, and what is allocated follows from the

@@ -160,12 +160,12 @@ def test_the_norm_bound_holds_for_what_was_received():
             unpack(packed, replace(expected, max_norm=0.85 * norm if codec == "noise-floor" else 0.97 * norm))
 
 
-@pytest.mark.parametrize("steps", [b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f", b"\x00\x00\x80\xbf", b"\xff\xff\x7f\x7f", b"\x01\x00\x80\x7f"])
+@pytest.mark.parametrize("steps", ["0000c07f", "0000807f", "000080bf", "ffff7f7f", "0100807f"])
 def test_hostile_grid_steps(steps):
     """NaN, infinite, negative, enormous, a signalling NaN (which warns when it is widened)."""
     for codec in ("noise-floor", "int8"):
         packed, expected = compact(codec, max_norm=1e6)
-        forged = resealed(packed[:28] + steps + packed[32:-16], expected)
+        forged = resealed(packed[:28] + bytes.fromhex(steps) + packed[32:-16], expected)
         with pytest.raises(PayloadError, match="grid step"):
             unpack(forged, expected)
 
