@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +39,20 @@ def entropy(symbols: np.ndarray) -> float:
     return float(-(counts * np.log2(counts / counts.sum())).sum())
 
 
-def made(count: int, seed: int) -> tuple[Tensor, list[Block]]:
+def made(count: int, seed: int, signals: Sequence[float]) -> tuple[Tensor, list[Block]]:
     """Noised values in blocks whose signals differ, float32."""
     generator = torch.Generator().manual_seed(seed)
-    size = count // len(SIGNAL)
-    parts = [SIGMA * math.hypot(1, signal) * torch.randn(size, generator=generator) for signal in SIGNAL]
-    blocks = [Block(parameter=str(i), part="dense", shape=(size,)) for i in range(len(SIGNAL))]
+    size = count // len(signals)
+    parts = [SIGMA * math.hypot(1, signal) * torch.randn(size, generator=generator) for signal in signals]
+    blocks = [Block(parameter=str(i), part="dense", shape=(size,)) for i in range(len(signals))]
     return torch.cat(parts), blocks
 
 
-def grid_row(step: float, count: int, repeats: int, codec: Any = "noise-floor") -> dict[str, Any]:
+def grid_row(
+    step: float, count: int, repeats: int, *, codec: Any = "noise-floor", signals: Sequence[float] = SIGNAL
+) -> dict[str, Any]:
     """Bits, speed and error of one grid step."""
-    values, blocks = made(count, SEED)
+    values, blocks = made(count, SEED, signals)
     count = len(values)
     dither = Dither(seed=SEED, client=0, noise_std=SIGMA, floor_step=step)
     indices, common = torch.arange(count), {"size": count, "round": ROUND, "digest": bytes(32), "codec": codec}
@@ -64,6 +66,7 @@ def grid_row(step: float, count: int, repeats: int, codec: Any = "noise-floor") 
     error = (received.double() - values.double()).numpy() / SIGMA
     found = {
         "codec": codec,
+        "signals": signals,
         "values": count,
         "bits": 8 * len(message) / count,
         "million_values_a_minute": count / statistics.median(seconds) * 60 / 1e6,
@@ -164,12 +167,12 @@ def main() -> None:
     command = " ".join(["python -m benchmarks.codec", *sys.argv[1:]])
     found: dict[str, Any] = {
         "header_bytes": COMPACT.size,
-        "signal": SIGNAL,
         "machine": machine() | {"command": command},
     }
     if options.only in (None, "grid"):
-        found["grid"] = [grid_row(step, options.count, options.repeats) for step in (0.25, 0.5, 1.0, 2.0)]
-        found["grid"] += [grid_row(0.5, options.count, options.repeats, codec) for codec in ("int8", "float32")]
+        count, repeats, steps = options.count, options.repeats, (0.25, 0.5, 1.0, 2.0)
+        found["grid"] = [grid_row(a, count, repeats, signals=s) for s in ((0.0,), SIGNAL) for a in steps]
+        found["grid"] += [grid_row(0.5, count, repeats, codec=codec) for codec in ("int8", "float32")]
     if options.only in (None, "indices"):
         found["indices"] = index_rows()
     if options.only in (None, "digits"):

@@ -11,6 +11,7 @@ from fedlsg.attacks.observation import ThreatModel
 from fedlsg.payload import COMPACT, HEADER
 from fedlsg.quantize import added_variance
 from simulations.attack.record import open_record
+from strategies.state import ServerState
 from tests.simulations.bad_clients import flipped, sending
 from tests.simulations.runs import plan_at, resume_local, run_local, stopped_after
 
@@ -156,3 +157,18 @@ def test_units_are_cheap(tmp_path, plain):
 def test_refused(settings, why, tmp_path):
     with pytest.raises(ValueError, match=why):
         plan_at(tmp_path / "run", **{"codec": "noise-floor", **settings})
+
+
+@pytest.mark.parametrize(("codec", "factor"), [("float32", 1.0), ("noise-floor", math.sqrt(1 + 0.25 / 12))])
+def test_the_server_knows_the_noise_of_the_sum(codec, factor, tmp_path, monkeypatch):
+    """What ranked sparsification gives to frozen coordinates: two clients' noise, and the error of their grids."""
+    told, finish = [], ServerState.finish_round
+
+    def listen(state, frame, updates, *, noise_std):
+        told.append(noise_std)
+        finish(state, frame, updates, noise_std=noise_std)
+
+    monkeypatch.setattr(ServerState, "finish_round", listen)
+    run = run_local(tmp_path / "run", codec=codec, rounds=1)
+    clip = run.plan.method.mechanism.clip_norm
+    assert told == [pytest.approx(SIGMA * clip * math.sqrt(2) * factor)]
