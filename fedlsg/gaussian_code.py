@@ -5,7 +5,8 @@ Symbols: q integers on the grid     s Gaussian scale in grid steps     u dither 
     s = 2^(code / 8 - 4) for a code of one byte: at worst 4.4 % off, which costs 0.003 bits a value
 
 Both sides must build the very same model, whatever their processor: every weight of it comes from integer arithmetic
-(no libm, no rounding of a float), and what the library does with the weights is IEEE multiplication and truncation.
+(no libm, no rounding of a float), and what the library makes of them with ``perfect=False`` is one IEEE division, sums
+and products in order, and truncation.
 Symbols beyond 4.5 s are sent as the outermost one, and their excess as a LEB128 number apart.
 """
 

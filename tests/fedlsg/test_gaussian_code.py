@@ -95,6 +95,13 @@ def test_round_trip(count, spread, seed, fitted):
     assert np.array_equal(decode(stream, codes, classes, largest=ANY), symbols)
 
 
+def test_every_symbol_of_every_scale_can_be_sent():
+    for code in range(0, 256, 3):
+        symbols = np.arange(-outermost(code), outermost(code) + 1)
+        codes, classes = np.full(len(symbols), code, np.uint8), np.full(len(symbols), code % CLASSES, np.uint8)
+        assert np.array_equal(decode(encode(symbols, codes, classes), codes, classes, largest=ANY), symbols)
+
+
 @pytest.mark.parametrize("largest", [2**20, 2**53])
 def test_extreme_symbols(largest):
     symbols = np.array([largest, -largest, 0])

@@ -58,7 +58,7 @@ def test_the_summary_says_what_was_added(plain, coarse):
         ("int8", {"method": "dp-powersgd"}),
         ("noise-floor", {"mechanism": "noise-only"}),
         ("noise-floor", {"method": "lora"}),
-        ("noise-floor", {"method": "rs", "ranking": "gradients", "sample_rate": 0.5}),
+        ("noise-floor", {"method": "rs", "ranking": "gradients", "sample_rate": 0.5, "clients": 1}),
         ("noise-floor", {"method": "dp-ssgd", "prune": "dp-snip", "local_steps": 2}),
         ("noise-floor", {"batch_size": 8, "sample_rate": None, "clients": 3}),
         ("noise-floor", {"indices": "explicit"}),
