@@ -58,6 +58,11 @@ class Dither:
             )
         return width
 
+    @property
+    def received_noise(self) -> float:
+        """Deviation of noise and quantisation error together, under codec noise-floor."""
+        return self.noise_std * math.sqrt(1 + added_variance(self.floor_step))
+
     def draw(self, round: int, count: int) -> np.ndarray:
         """Levels d of the dither u = (d + 1/2) / 2^24 - 1/2, int64: one a value, new in every round."""
         generator = public_generator(self.seed, "dither", round, self.client)

@@ -26,9 +26,7 @@ from fedlsg.payload import pack
 from fedlsg.persample import trainable
 from fedlsg.powersgd import encode
 from fedlsg.privatize import Mechanism
-from fedlsg.quantize import DEFAULT_STEP, Dither
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
-from fedlsg.ranking import accumulated_noise
 from fedlsg.snip import pruning_mechanism, saliency_frame, saliency_scale
 from simulations.outbox import Outbox
 from simulations.plan import Base, prepare
@@ -129,21 +127,11 @@ def answer(settings: Settings, partition: int, content: RecordDict) -> bytes:
         codec=here.base.settings.codec,
         index_mode=here.base.settings.indices,
         blocks=frame.wire.blocks,
-        dither=_dither(here.base, announced, partition),
+        dither=here.base.dither(partition, *_training(here.base, announced, partition)),
         earlier=last,
     )
     outbox.store(question, payload)
     return payload
-
-
-def _dither(base: Base, announced: Announcement, partition: int) -> Dither:
-    mechanism, local = _training(base, announced, partition)
-    return Dither(
-        seed=base.settings.seed,
-        client=partition,
-        noise_std=accumulated_noise(mechanism.noise_std, local.steps, local.momentum),
-        floor_step=base.settings.noise_floor_step or DEFAULT_STEP,
-    )
 
 
 def _derived(here: Process, announced: Announcement, content: RecordDict) -> Frame:

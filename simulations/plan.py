@@ -19,6 +19,8 @@ from fedlsg.carriers import carried_parameters
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.persample import check_supported, trainable
 from fedlsg.privatize import Mechanism
+from fedlsg.quantize import DEFAULT_STEP, Dither
+from fedlsg.ranking import accumulated_noise
 from simulations import workloads
 from simulations.partition import partition
 from simulations.preset import build_method, check, check_fits, fill, known, resolved
@@ -61,6 +63,15 @@ class Base:
     def augment(self) -> Augment | None:
         """How training inputs are changed at random, None where they are not."""
         return None if self.settings.augment == "none" else self.workload.augment
+
+    def dither(self, client: int, mechanism: Mechanism, local: LocalTraining) -> Dither:
+        """How a client's values are quantised, as server, client and whoever reads a record know it."""
+        return Dither(
+            seed=self.settings.seed,
+            client=client,
+            noise_std=accumulated_noise(mechanism.noise_std, local.steps, local.momentum),
+            floor_step=self.settings.noise_floor_step or DEFAULT_STEP,
+        )
 
     @cached_property
     def dense_parameters(self) -> int:

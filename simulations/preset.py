@@ -10,7 +10,7 @@ import strategies
 from fedlsg.after import After
 from fedlsg.method import LocalTraining, Method
 from fedlsg.payload import check_codec
-from fedlsg.quantize import DEFAULT_STEP
+from fedlsg.quantize import DEFAULT_STEP, added_variance
 from simulations.settings import Settings
 from simulations.workloads import Workload
 
@@ -112,6 +112,14 @@ def check_fits(s: Settings, method: Method) -> None:
             f"codec 'noise-floor' needs values that all carry the mechanism's noise, and {method.name!r} sends factors "
             "of the noised update: choose codec 'int8', 'bfloat16' or 'float32'"
         )
+
+
+def codec_of(s: Settings) -> dict[str, Any]:
+    """How values are sent; where by the noise, the step in its deviations and the variance that this adds."""
+    codec: dict[str, Any] = {"name": s.codec, "indices": s.indices}
+    if s.noise_floor_step is None:
+        return codec
+    return codec | {"step": s.noise_floor_step, "added_variance": added_variance(s.noise_floor_step)}
 
 
 def resolved(settings: Settings, method: Method, local: LocalTraining) -> Settings:

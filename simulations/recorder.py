@@ -14,7 +14,6 @@ from typing import Any, get_type_hints
 from fedlsg.accounting import ACCOUNTANTS, AccountingError, compose
 from fedlsg.ledger import Ledger, merge, verify_extends
 from fedlsg.persample import trainable
-from fedlsg.quantize import added_variance
 from simulations import tensorboard
 from simulations.chance import chance_of
 from simulations.continuity import check_unchanged, fingerprint
@@ -22,6 +21,7 @@ from simulations.evaluate import Score, score
 from simulations.hardware import hardware
 from simulations.outbox import write_atomically
 from simulations.plan import Plan
+from simulations.preset import codec_of
 from simulations.rundir import RunDir
 from strategies.report import RoundReport
 from strategies.state import ServerState
@@ -212,7 +212,7 @@ class Recorder:
             "pruning": self._pruning(),
             "trust": s.trust,
             "reproducible": s.reproducible,
-            "codec": self._codec(),
+            "codec": codec_of(s),
             **{name: self.totals[name] for name in BYTES},
             "uplink_bytes_dense": dense * self.totals["uplink_messages"],
             "downlink_bytes_dense": dense * self.totals["downlink_messages"],
@@ -223,14 +223,6 @@ class Recorder:
             "hardware": hardware(s.device),
             "versions": versions(),
         }
-
-    def _codec(self) -> dict[str, Any]:
-        """How values were sent; where by the noise, its step in noise deviations and the variance that it added."""
-        s = self.plan.settings
-        if s.noise_floor_step is None:
-            return {"name": s.codec, "indices": s.indices}
-        added = added_variance(s.noise_floor_step)
-        return {"name": s.codec, "indices": s.indices, "step": s.noise_floor_step, "added_variance": added}
 
     @property
     def private(self) -> bool:

@@ -22,7 +22,7 @@ from fedlsg.method import LocalTraining, norm_bound
 from fedlsg.payload import Codec, Expected, IndexMode, unpack
 from fedlsg.powersgd import decode
 from fedlsg.privatize import Mechanism
-from fedlsg.quantize import DEFAULT_STEP, Dither, added_variance
+from fedlsg.quantize import DEFAULT_STEP, Dither
 from fedlsg.ranking import accumulated_noise
 from fedlsg.snip import pruning_mechanism
 from strategies.nodes import find_partitions
@@ -271,10 +271,9 @@ class FedLSG(Strategy):
 
     def _noise_of_sum(self, partitions: Iterable[int]) -> float:
         """Deviation of the noise on each coordinate of the sum of these clients' values."""
-        local = self.settings.local
-        each = [accumulated_noise(self._mechanism(p).noise_std, local.steps, local.momentum) for p in partitions]
-        rounded = math.sqrt(1 + added_variance(self.settings.floor_step)) if self.settings.codec == "noise-floor" else 1
-        return math.hypot(*each) * rounded
+        each = [self._dither(partition) for partition in partitions]
+        coarse = self.settings.codec == "noise-floor"
+        return math.hypot(*(one.received_noise if coarse else one.noise_std for one in each))
 
     def _stop_if_dead(self, alive: bool) -> None:
         if self._report.budget_spent:

@@ -25,8 +25,6 @@ from fedlsg.payload import Expected, PayloadError, unpack
 from fedlsg.persample import trainable
 from fedlsg.powersgd import decode
 from fedlsg.privatize import Mechanism
-from fedlsg.quantize import DEFAULT_STEP, Dither, added_variance
-from fedlsg.ranking import accumulated_noise
 from simulations import arrays
 from simulations.plan import Base, prepare
 from simulations.preset import known
@@ -59,9 +57,7 @@ class Record:
         mechanism = self._mechanism(round, client, len(frame.blocks))
         local = self.base.local.at_rate(self._entry(round, client).sample_rate)
         path, settings = self.payloads[round][client], self.base.settings
-        step = settings.noise_floor_step or DEFAULT_STEP
-        noise_std = accumulated_noise(mechanism.noise_std, local.steps, local.momentum)
-        dither = Dither(seed=settings.seed, client=client, noise_std=noise_std, floor_step=step)
+        dither = self.base.dither(client, mechanism, local)
         expected = Expected(
             round=round,
             codec=settings.codec,
@@ -84,7 +80,7 @@ class Record:
             values=values,
             mechanism=mechanism,
             local=local,
-            noise_std=noise_std * (math.sqrt(1 + added_variance(step)) if settings.codec == "noise-floor" else 1.0),
+            noise_std=dither.received_noise if settings.codec == "noise-floor" else dither.noise_std,
             round=round,
             clients=(client,),
         )
