@@ -9,10 +9,11 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedlsg import population
 from fedlsg.accounting import AccountingError, EpsilonBound, compose, max_steps
 from fedlsg.events import Event
 from fedlsg.ledger_file import (
@@ -122,14 +123,8 @@ class Ledger:
         setting = (entry.sample_rate, entry.noise_multiplier)
         now = next(e for e in events if (e.sample_rate, e.noise_multiplier) == setting)
         if len(events) <= 2:
-            allowed = max_steps(
-                epsilon=epsilon_budget,
-                delta=delta,
-                sample_rate=now.sample_rate,
-                noise_multiplier=now.noise_multiplier,
-                besides=tuple(e for e in events if e is not now),
-            )
-            if now.steps <= allowed:
+            besides = tuple(e for e in events if e is not now)
+            if any(now.steps <= most for most in _allowed(now, besides, epsilon_budget, delta)):
                 return False  # beyond it, ask: upper bounds need not be monotone to the last step
         try:
             return compose(events, delta=delta).upper > epsilon_budget
@@ -182,6 +177,19 @@ class Ledger:
         status = os.fstat(descriptor)
         self._state = State((*state.entries, entry), tuple(heads))
         self._stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _allowed(now: Event, besides: tuple[Event, ...], budget: float, delta: float) -> Iterator[int]:
+    """How many steps a budget allows, the last number exact; before it, where settings are many, one of the grid.
+
+    A step at a larger q and a smaller sigma costs more: what is allowed there is allowed here.
+    """
+    own = (now.sample_rate, now.noise_multiplier)
+    level = population.DISPLAYED
+    near = (min(population.grid_up(own[0], level), 1.0), population.grid_down(own[1], level))
+    many = max_steps.cache_info().currsize >= population.EXACT
+    for q, sigma in (near, own) if many else (own,):
+        yield max_steps(epsilon=budget, delta=delta, sample_rate=q, noise_multiplier=sigma, besides=besides)
 
 
 def ledger_path(directory: str | os.PathLike[str], client: int) -> Path:

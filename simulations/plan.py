@@ -18,6 +18,7 @@ from fedlsg.adapters import prepare_model
 from fedlsg.carriers import carried_parameters
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.persample import check_supported, trainable
+from fedlsg.population import front, shared_rates
 from fedlsg.privatize import Mechanism
 from fedlsg.quantize import DEFAULT_STEP, Dither
 from fedlsg.ranking import accumulated_noise
@@ -30,6 +31,8 @@ from simulations.workloads import Options, Progress, Workload, build_model, sile
 from simulations.workloads.workload import Augment
 from strategies.state import select_clients
 from strategies.strategy import ClientTerms
+
+SHARED = 32  # so many different Poisson rates get noise of their own: a calibration takes a second
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -169,11 +172,12 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
     if mechanism.private:
         check_delta(known(s.delta), max(base.sizes))
     blocks = count_blocks(base)
-    terms = []
-    for size, rate in zip(base.sizes, rates, strict=True):
+    terms, most = [], max(base.steps)
+    # Noise that is enough for a larger rate is enough: beyond SHARED different rates, clients share it.
+    for size, rate, within in zip(base.sizes, rates, shared_rates(rates, limit=SHARED), strict=True):
         sigma = s.noise_multiplier if mechanism.adds_noise else 0.0
         if sigma is None:
-            sigma = calibrated(mechanism, blocks, s.epsilon, s.delta, rate, max(base.steps), pruning_round(base))
+            sigma = calibrated(mechanism, blocks, s.epsilon, s.delta, within, most, pruning_round(base))
         first = ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigma)
         terms.append(replace(first, prune_noise_multiplier=pruning_noise(base, first, blocks)))
     if s.trust == "aggregate":
@@ -182,7 +186,7 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
         pruning = max(t.prune_noise_multiplier for t in terms)
         terms = [replace(t, noise_multiplier=largest, prune_noise_multiplier=pruning) for t in terms]
     if mechanism.private:
-        for events in {tuple(events_of(base, t, blocks)) for t in terms}:
+        for events in front([tuple(events_of(base, t, blocks)) for t in terms]):
             check_certified(events, known(s.delta))
             check_budget(events, base)
     return tuple(terms)

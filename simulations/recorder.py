@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_type_hints
 
-from fedlsg.accounting import ACCOUNTANTS, AccountingError, compose
+from fedlsg.accounting import AccountingError, compose
 from fedlsg.ledger import Ledger, merge, verify_extends
 from fedlsg.persample import trainable
+from fedlsg.population import Spread, displayed, spread
 from simulations import tensorboard
 from simulations.chance import chance_of
 from simulations.continuity import check_unchanged, fingerprint
@@ -57,7 +58,6 @@ class Row:
         return cls(**{name: _parse(kinds[name], row[name]) for name in FIELDS})
 
 
-DISPLAYED = ("pld",)
 FIELDS = tuple(Row.__dataclass_fields__)
 BYTES = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire")
 SUMS = (*BYTES, "uplink_messages", "downlink_messages")
@@ -107,13 +107,13 @@ class Recorder:
         s = self.plan.settings
         due = report.round % s.evaluate_every == 0 or report.round == self.plan.schedule.rounds
         measured = self._evaluate() if due else None
-        epsilons = self.epsilons(fast=report.round != self.plan.schedule.rounds)
+        spent = self.spent(fast=report.round != self.plan.schedule.rounds)
         row = Row(
             round=report.round,
             accuracy=None if measured is None else measured.accuracy,
             loss=None if measured is None else measured.loss,
-            epsilon_max=max(epsilons),
-            epsilon_median=statistics.median(epsilons),
+            epsilon_max=spent.largest,
+            epsilon_median=spent.median,
             uplink_bytes=report.uplink_bytes,
             downlink_bytes=report.downlink_bytes,
             uplink_bytes_wire=report.uplink_bytes_wire,
@@ -167,14 +167,19 @@ class Recorder:
             if self.plan.settings.record_updates:
                 self.run.save_update(report.round, client, payload)
 
-    def epsilons(self, *, fast: bool) -> list[float]:
-        """Certified epsilon of every client from its ledger; inf where a mechanism was not private.
+    def spent(self, *, fast: bool) -> Spread:
+        """Certified epsilons over the clients, from their ledgers; inf where a mechanism was not private.
 
-        ``fast`` asks one accountant (PLD) instead of both, which is what the running display shows.
+        ``fast`` is what the running display shows, see ``population.displayed``.
         """
         delta = self.plan.settings.delta
         assert delta is not None
-        return [_epsilon(ledger, delta, DISPLAYED if fast else ACCOUNTANTS) for ledger in self.ledgers]
+        open_ended = [any(entry.mechanism != "dp" for entry in ledger.entries) for ledger in self.ledgers]
+        if any(open_ended):
+            each = [math.inf if unbounded else 0.0 for unbounded in open_ended]
+            return Spread(largest=math.inf, median=statistics.median(each), worst=open_ended.index(True))
+        population = [ledger.events() for ledger in self.ledgers]
+        return displayed(population, delta=delta) if fast else spread(population, delta=delta)
 
     def finish(self, stopped: str | None = None) -> dict[str, Any]:
         """Write the merged ledger, summary and report; return the summary. ``stopped`` says why a run ended early."""
@@ -191,7 +196,7 @@ class Recorder:
         """Everything of summary.json."""
         plan, s, state = self.plan, self.plan.settings, self.state
         measured = self._evaluate()
-        epsilons = self.epsilons(fast=False)
+        spent = self.spent(fast=False)
         dense = 4 * plan.dense_parameters
         return {
             "workload": s.workload,
@@ -203,11 +208,11 @@ class Recorder:
             "accuracy": measured.accuracy,
             "accuracy_by_split": dict(measured.by_split),
             "loss": measured.loss,
-            "private": self.private and math.isfinite(max(epsilons)),
-            "epsilon_max": max(epsilons),
-            "epsilon_median": statistics.median(epsilons),
+            "private": self.private and math.isfinite(spent.largest),
+            "epsilon_max": spent.largest,
+            "epsilon_median": spent.median,
             "delta": s.delta,
-            "accountant": self._accountants(),
+            "accountant": self._accountants(self.ledgers[spent.worst]),
             "noise_multiplier": max(t.noise_multiplier for t in plan.terms),
             "pruning": self._pruning(),
             "trust": s.trust,
@@ -230,13 +235,12 @@ class Recorder:
         seeded = self.plan.settings.reproducible or any(ledger.reproducible for ledger in self.ledgers)
         return self.plan.method.mechanism.private and not seeded
 
-    def _accountants(self) -> dict[str, Any]:
+    def _accountants(self, worst: Ledger) -> dict[str, Any]:
         """Both accountants' intervals for the client with the largest epsilon, and any failure's text."""
         if not self.plan.method.mechanism.private:
             return {}
         delta = self.plan.settings.delta
         assert delta is not None
-        worst = max(self.ledgers, key=lambda ledger: _epsilon(ledger, delta, ACCOUNTANTS))
         try:
             bound = compose(worst.events(), delta=delta)
         except AccountingError as error:
@@ -275,15 +279,6 @@ class Recorder:
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
-
-
-def _epsilon(ledger: Ledger, delta: float, accountants: tuple[str, ...]) -> float:
-    if any(entry.mechanism != "dp" for entry in ledger.entries):
-        return math.inf
-    try:
-        return compose(ledger.events(), delta=delta, accountants=accountants).upper
-    except AccountingError:
-        return math.inf
 
 
 def versions() -> dict[str, str]:
