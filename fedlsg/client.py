@@ -16,6 +16,7 @@ from fedlsg.powersgd import norm_of_factors
 from fedlsg.privatize import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import SecretStream
 from fedlsg.sampling import check_sample_rate, microbatches, poisson_batch
+from fedlsg.summed import summable, summed_gradient
 from fedlsg.update import move
 
 Positions = Int[Tensor, " batch"]
@@ -123,6 +124,10 @@ def _clipped_batch_sum(
     for micro in microbatches(order(poisson_batch(num_examples, local.sample_rate, sampler)), size):
         inputs, targets = batch(micro)
         units: Sequence[Tensor | Held]
+        if not mechanism.clips and scale is None and summable(frame):
+            part = summed_gradient(model, loss_fn, inputs, targets, frame) / local.multiplicity
+            total = part if total is None else total + part
+            continue
         if mechanism.clips and mechanism.clip == "joint" and local.multiplicity == 1 and scale is None and holds(frame):
             units = held_gradients(model, loss_fn, inputs, targets, frame)
         else:

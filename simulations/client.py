@@ -37,7 +37,7 @@ from simulations.workloads.augment import draw_round, drawn_copies
 from simulations.workloads.workload import Inputs
 from strategies.state import load_weights
 from strategies.strategy import ClientTerms
-from strategies.wire import Announcement, read_announcement, read_frame, read_kept
+from strategies.wire import Announcement, flat_bytes, read_frame, read_kept, read_round, read_weights
 
 
 class FrameDiffersError(RuntimeError):
@@ -49,14 +49,28 @@ class OverBudgetError(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Loaded:
+    """What is the same for all clients of a round: its weights as they came, their digest, and the frame."""
+
+    weights: bytes
+    digest: bytes
+    version: tuple[int, int, bytes]
+    frame: Frame
+
+
+@dataclass(kw_only=True, eq=False)
 class Process:
-    """What one process keeps between messages: public data structures only, no client's state."""
+    """What one process keeps between messages: public data structures only, no client's state.
+
+    ``model`` holds the weights of ``loaded``: whoever trains it puts them back.
+    """
 
     base: Base
     model: nn.Module
     initial: dict[str, Tensor]
     carried: tuple[str, ...]
     classifier: str
+    loaded: Loaded | None = None
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -103,13 +117,13 @@ def answer(settings: Settings, partition: int, content: RecordDict) -> bytes:
     Raises FrameDiffersError, OverBudgetError, or whatever training raised.
     """
     here = process(settings)
-    weights, announced = read_announcement(content)
-    load_weights(here.model, weights)
-    frame = _frame(here, announced, content)
+    announced = read_round(content)
+    loaded = _load(here, announced, content)
+    frame = loaded.frame
     run = run_directory(settings, announced)
     ledger = Ledger(run.ledger(partition), client=partition)
     outbox = Outbox(run.outbox(partition))
-    question = hashlib.sha256(weights.numpy().tobytes() + announced.frame_digest).hexdigest()
+    question = hashlib.sha256(loaded.digest + announced.frame_digest).hexdigest()
     question = f"{announced.round}/{announced.updates}/{here.base.settings.codec}/{question}"
     stored = outbox.find(question)
     if stored is not None:
@@ -132,6 +146,25 @@ def answer(settings: Settings, partition: int, content: RecordDict) -> bytes:
     )
     outbox.store(question, payload)
     return payload
+
+
+def _load(here: Process, announced: Announcement, content: RecordDict) -> Loaded:
+    """The model's weights and the frame, made by the first client of a process in a round and used by the others.
+
+    Guarantee: what is used again was made from the very same bytes.
+    """
+    sent, version = flat_bytes(content), (announced.round, announced.updates, announced.frame_digest)
+    known, here.loaded = here.loaded, None  # an error on the way leaves nothing that looks loaded
+    if known is None or known.weights != sent:
+        load_weights(here.model, read_weights(content))
+        digest = hashlib.sha256(sent).digest()
+    elif known.version == version:
+        here.loaded = known  # the digest covers the kept positions and the carriers, too
+        return known
+    else:
+        digest = known.digest
+    here.loaded = Loaded(weights=sent, digest=digest, version=version, frame=_frame(here, announced, content))
+    return here.loaded
 
 
 def _derived(here: Process, announced: Announcement, content: RecordDict) -> Frame:
@@ -201,7 +234,8 @@ def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, 
         # Dropout, where a model has it, draws from torch's own generator, by place in the batch: nobody may be able to
         # repeat that, see ``batches``. In the test mode it is the same on every engine.
         repeatable = public_generator(s.seed, "dropout", partition, announced.round).initial_seed()
-        torch.manual_seed(repeatable if s.reproducible else secrets.randbits(63))
+        seed = torch.default_generator.manual_seed if s.device == "cpu" else torch.manual_seed  # the latter asks around
+        seed(repeatable if s.reproducible else secrets.randbits(63))
         values = client_step(
             here.model,
             batches(base, partition, announced.round, drawn),
@@ -223,7 +257,7 @@ def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, 
 
 def _terms(base: Base, announced: Announcement, partition: int) -> ClientTerms:
     return ClientTerms(
-        num_examples=base.sizes[partition],
+        num_examples=len(base.parts[partition]),
         sample_rate=announced.sample_rate,
         noise_multiplier=announced.noise_multiplier,
     )

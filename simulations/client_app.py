@@ -6,6 +6,7 @@ error near private data only the type leaves: its text may quote a batch size or
 
 import traceback
 from dataclasses import replace
+from functools import lru_cache
 from logging import ERROR
 
 from flwr.app import Context, Message
@@ -22,10 +23,14 @@ app = ClientApp()
 
 def read_context(context: Context) -> tuple[Settings, int]:
     """Settings and partition; where no number of clients is set, every node of the federation is one."""
-    settings = from_run_config(context.run_config)
-    if settings.clients is None:
-        settings = replace(settings, clients=int(context.node_config["num-partitions"]))
-    return settings, int(context.node_config["partition-id"])
+    config = tuple(sorted(context.run_config.items()))
+    return _settings(config, int(context.node_config["num-partitions"])), int(context.node_config["partition-id"])
+
+
+@lru_cache(maxsize=4)
+def _settings(config: tuple[tuple[str, str | int | float | bool | bytes], ...], nodes: int) -> Settings:
+    settings = from_run_config(dict(config))
+    return replace(settings, clients=nodes) if settings.clients is None else settings
 
 
 @app.query()
@@ -33,8 +38,9 @@ def query(message: Message, context: Context) -> Message:
     """This client's partition and its declared number of examples."""
     try:
         settings, partition = read_context(context)
-        sizes = process(settings).base.sizes
-        return Message(identity(partition, sizes[partition] if partition < len(sizes) else 0), reply_to=message)
+        parts = process(settings).base.parts
+        examples = len(parts[partition]) if partition < len(parts) else 0
+        return Message(identity(partition, examples), reply_to=message)
     except Exception as error:  # nothing was trained yet: the text speaks of settings and files
         log(ERROR, traceback.format_exc())
         return failure(f"{type(error).__name__}: {error}", FAILED, message)

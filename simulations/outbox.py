@@ -33,20 +33,28 @@ class Outbox:
         return known["question"], payload
 
     def store(self, question: str, payload: bytes) -> None:
-        """Replace the stored payload, atomically and durably."""
+        """Replace the stored payload, atomically.
+
+        Not synced: a machine that loses it asks for a new attempt, which the ledger charges, and what it damages the
+        payload's own checksum tells.
+        """
         head = json.dumps({"question": question, "bytes": len(payload)}).encode()
-        write_atomically(self.path, head + b"\n" + payload)
+        write_atomically(self.path, head + b"\n", payload, durable=False)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a crash leaves either the old content or the new one, never a part."""
+def write_atomically(path: Path, *content: bytes, durable: bool = True) -> None:
+    """Write a file so that a crash of the process leaves either the old content or the new one, never a part.
+
+    ``durable``: so does a crash of the machine.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            file.writelines(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

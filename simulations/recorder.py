@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_type_hints
 
 from fedlsg.accounting import AccountingError, compose
+from fedlsg.events import Event
 from fedlsg.ledger import Ledger, merge, verify_extends
 from fedlsg.persample import trainable
 from fedlsg.population import Spread, displayed, spread
@@ -73,6 +74,8 @@ class Recorder:
     def __init__(self, run: RunDir, plan: Plan, state: ServerState, *, page: bool = True) -> None:
         self.run, self.plan, self.state, self.page = run, plan, state, page
         self.ledgers = [Ledger(run.ledger(client), client=client) for client in range(len(plan.terms))]
+        self._events = [_events(ledger) for ledger in self.ledgers]
+        self.fingerprint = fingerprint(plan)
         self.totals = dict.fromkeys(SUMS, 0)
         self.pruning: dict[str, Any] = {}
         self.last: Row | None = None
@@ -158,6 +161,8 @@ class Recorder:
             return score(model, self.plan.workload.tests, device=self.plan.settings.device)
 
     def _receive(self, report: RoundReport) -> None:
+        for client in report.asked:
+            self._events[client] = _events(self.ledgers[client])
         for client, payload in report.payloads.items():
             if not any(entry.round == report.round for entry in self.ledgers[client].entries):
                 raise RuntimeError(
@@ -170,15 +175,18 @@ class Recorder:
     def spent(self, *, fast: bool) -> Spread:
         """Certified epsilons over the clients, from their ledgers; inf where a mechanism was not private.
 
-        ``fast`` is what the running display shows, see ``population.displayed``.
+        ``fast`` is what the running display shows, see ``population.displayed``; of the ledgers it has read those of
+        clients that were asked since.
         """
         delta = self.plan.settings.delta
         assert delta is not None
-        open_ended = [any(entry.mechanism != "dp" for entry in ledger.entries) for ledger in self.ledgers]
-        if any(open_ended):
-            each = [math.inf if unbounded else 0.0 for unbounded in open_ended]
-            return Spread(largest=math.inf, median=statistics.median(each), worst=open_ended.index(True))
-        population = [ledger.events() for ledger in self.ledgers]
+        if not fast:
+            self._events = [_events(ledger) for ledger in self.ledgers]
+        unbounded = [events is None for events in self._events]
+        if any(unbounded):
+            each = [math.inf if endless else 0.0 for endless in unbounded]
+            return Spread(largest=math.inf, median=statistics.median(each), worst=unbounded.index(True))
+        population = [events for events in self._events if events is not None]
         return displayed(population, delta=delta) if fast else spread(population, delta=delta)
 
     def finish(self, stopped: str | None = None) -> dict[str, Any]:
@@ -269,7 +277,7 @@ class Recorder:
         self.run.save_checkpoint(
             {
                 "server": self.state.state_dict(),
-                "plan": fingerprint(self.plan),
+                "plan": self.fingerprint,
                 "totals": self.totals,
                 "pruning": self.pruning,
                 "seconds": self._seconds(),
@@ -279,6 +287,11 @@ class Recorder:
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
+
+
+def _events(ledger: Ledger) -> tuple[Event, ...] | None:
+    """What a client spent; None where a mechanism was not private, which has no bound."""
+    return None if any(entry.mechanism != "dp" for entry in ledger.entries) else ledger.events()
 
 
 def versions() -> dict[str, str]:

@@ -27,15 +27,16 @@ from fedlsg.ranking import accumulated_noise
 from fedlsg.snip import pruning_mechanism
 from strategies.nodes import find_partitions
 from strategies.report import RoundReport, reason_of
+from strategies.serial import wire_size
 from strategies.state import ServerState, select_clients
 from strategies.wire import (
     FRAME_DIFFERS,
     Announcement,
-    announcement,
+    announced_to,
+    common_records,
     flat_record,
     payload_size,
     read_update,
-    wire_size,
 )
 
 EMPTY_ROUNDS_ALLOWED = 3
@@ -123,8 +124,7 @@ class FedLSG(Strategy):
         self._started = time.monotonic()
         self._frame = frame
         self._report = RoundReport(round=round, asked=asked)
-        self._sent = [self._announce(partition) for partition in asked]
-        return self._sent
+        return self._announce_to(asked)
 
     def _prune(self, grid: Grid) -> None:
         """Round 0: noised saliencies of every client. Whoever does not answer is left out, down to min_survivors."""
@@ -150,8 +150,8 @@ class FedLSG(Strategy):
         differing = [p for p, why in self._report.rejected.items() if why.startswith(f"[{FRAME_DIFFERS}]")]
         if differing:
             log(WARNING, "clients %s derive another frame: sending L, R and masks", differing)
-            self._sent = [self._announce(partition, self._frame) for partition in differing]
-            values |= self._read(self._grid.send_and_receive(self._sent, timeout=self.settings.timeout))
+            again = self._announce_to(differing, self._frame)
+            values |= self._read(self._grid.send_and_receive(again, timeout=self.settings.timeout))
         survivors = len(values) >= self.settings.min_survivors
         ordered = [values[partition] for partition in sorted(values)] if survivors else []
         self.state.finish_round(self._frame, ordered, noise_std=self._noise_of_sum(values))
@@ -184,7 +184,13 @@ class FedLSG(Strategy):
             self.state.divisor,
         )
 
-    def _announce(self, partition: int, frame: Frame | None = None) -> Message:
+    def _announce_to(self, partitions: Sequence[int], frame: Frame | None = None) -> list[Message]:
+        ranked = self._frame if self._report.round and self.state.memory is not None else None
+        common = common_records(self.state.weights, frame, ranked)
+        self._sent = [self._announce(partition, common) for partition in partitions]
+        return self._sent
+
+    def _announce(self, partition: int, common: Mapping[str, ArrayRecord]) -> Message:
         terms = self._terms(partition)
         announced = Announcement(
             round=self._report.round,
@@ -195,8 +201,7 @@ class FedLSG(Strategy):
             expected_batch=self.settings.local.expected_batch,
             run_dir=self.settings.run_dir,
         )
-        kept = self._frame if self._report.round and self.state.memory is not None else None
-        content = announcement(self.state.weights, announced, frame, kept)
+        content = announced_to(common, announced)
         return Message(content, self._nodes[partition], MessageType.TRAIN, group_id=str(self._report.round))
 
     def _read(self, replies: Iterable[Message]) -> dict[int, Tensor]:

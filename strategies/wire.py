@@ -9,13 +9,12 @@
 A reply holds nothing computed from a client's data except the noised payload.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from flwr.common.serde import message_to_proto
 from torch import Tensor
 
 from fedlsg.frame import Coordinates, Frame, Keep
@@ -44,17 +43,30 @@ def announcement(
 
     Of a ``ranked`` frame, whose mask the server's memory made, the kept positions go to everyone: a bit a coordinate.
     """
-    content = RecordDict({"weights": flat_record(weights), "round": ConfigRecord(asdict(announced))})
+    return announced_to(common_records(weights, frame, ranked), announced)
+
+
+def announced_to(common: Mapping[str, ArrayRecord], announced: Announcement) -> RecordDict:
+    """One client's message: records that all clients share, none of them copied, and its own terms."""
+    content = RecordDict({"weights": common["weights"], "round": ConfigRecord(asdict(announced))})
+    for name in [name for name in common if name != "weights"]:
+        content[name] = common[name]
+    return content
+
+
+def common_records(weights: Tensor, frame: Frame | None = None, ranked: Frame | None = None) -> dict[str, ArrayRecord]:
+    """What the announcements of a round have in common, see ``announcement``."""
+    common = {"weights": flat_record(weights)}
     if frame is not None:
-        content["frame"] = ArrayRecord(
+        common["frame"] = ArrayRecord(
             {"indices": raw_array(frame.wire.indices.numpy().astype("<u4"))}
             | {f"carrier-{i:04d}": raw_array(t.cpu().numpy()) for i, t in enumerate(frame.wire.carriers)}
         )
     if ranked is not None:
         kept = np.zeros(ranked.size, dtype=np.uint8)
         kept[ranked.indices.numpy()] = 1
-        content["kept"] = ArrayRecord({"bitmap": raw_array(np.packbits(kept))})
-    return content
+        common["kept"] = ArrayRecord({"bitmap": raw_array(np.packbits(kept))})
+    return common
 
 
 def read_kept(content: RecordDict, size: int) -> Tensor | None:
@@ -67,11 +79,25 @@ def read_kept(content: RecordDict, size: int) -> Tensor | None:
     return torch.from_numpy(np.unpackbits(packed, count=size).nonzero()[0])
 
 
+def read_round(content: RecordDict) -> Announcement:
+    """What a train message announces beside the weights; KeyError for anything else."""
+    config = content.config_records["round"]
+    return Announcement(**{f.name: config[f.name] for f in fields(Announcement)})  # type: ignore[arg-type]
+
+
+def flat_bytes(content: RecordDict) -> bytes:
+    """The weights of a train message as they came; KeyError where there are none."""
+    return content.array_records["weights"]["flat"].data
+
+
+def read_weights(content: RecordDict) -> Tensor:
+    """The weights of a train message; KeyError or ValueError for anything else."""
+    return read_flat(content.array_records["weights"])
+
+
 def read_announcement(content: RecordDict) -> tuple[Tensor, Announcement]:
     """Weights and announcement of a train message; KeyError or ValueError for anything else."""
-    config = content.config_records["round"]
-    known = Announcement(**{f.name: config[f.name] for f in fields(Announcement)})  # type: ignore[arg-type]
-    return read_flat(content.array_records["weights"]), known
+    return read_weights(content), read_round(content)
 
 
 def read_frame(content: RecordDict, derived: Frame) -> Frame | None:
@@ -155,8 +181,3 @@ def read_array(array: Array) -> np.ndarray:
 def payload_size(content: RecordDict) -> int:
     """Bytes of the arrays in a message: the content that was asked for, without records and metadata."""
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
-
-
-def wire_size(message: Message) -> int:
-    """Bytes of the whole message as Flower serialises it (protobuf)."""
-    return int(message_to_proto(message).ByteSize())

@@ -1,6 +1,7 @@
 """Engine ``local``: the same ServerApp code and the same ClientApp, in one process, without Ray.
 
-Messages are serialised to bytes and read back on both ways, so that client and server share nothing else.
+Messages are serialised to bytes and read back on both ways, so that client and server share nothing else than bytes
+that nobody can change.
 """
 
 import logging
@@ -12,8 +13,6 @@ from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -24,6 +23,7 @@ from simulations.rundir import RunDir
 from simulations.server import serve
 from simulations.settings import as_config
 from strategies.report import reason_of
+from strategies.serial import over_the_wire
 from strategies.wire import FAILED
 
 ClientFunction = Callable[[Message, Context], Message]
@@ -99,11 +99,6 @@ def sent_back(reply: Message) -> Message:
     """A reply as the server gets it."""
     reply.metadata.__dict__["_message_id"] = str(uuid4())
     return over_the_wire(reply)
-
-
-def over_the_wire(message: Message) -> Message:
-    """The message after serialisation to bytes and back."""
-    return message_from_proto(ProtoMessage.FromString(message_to_proto(message).SerializeToString()))
 
 
 def run(

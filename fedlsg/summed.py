@@ -1,0 +1,37 @@
+"""The sum of a batch's gradients where no example is clipped: one ordinary backward pass, nobody's own gradient."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fedlsg.frame import Frame
+from fedlsg.persample import Batch, LossFunction, batch_size, call
+from fedlsg.supported import check_frame, check_supported, trainable
+
+
+def summable(frame: Frame) -> bool:
+    """Whether the frame's coordinates are those of the parameters themselves, none of them weighted."""
+    return not any(c.carried for c in frame.coordinates) and all(b.weight == 1 for b in frame.blocks)
+
+
+def summed_gradient(
+    model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch, frame: Frame
+) -> Float[Tensor, " kept"]:
+    """Kept coordinates of the sum of the examples' gradients: the sum over rows of ``per_example_gradients``.
+
+    Guarantee: no parameter's ``.grad`` changes. An empty batch, and a layer that is not reached, give zeros. Raises
+    what ``per_example_gradients`` raises for the model, and ValueError for losses of another shape than (B,).
+    """
+    check_supported(model)
+    check_frame(model, frame)
+    batch, parameters = batch_size(inputs, targets), list(trainable(model).values())
+    if not batch:
+        return parameters[0].new_zeros(frame.kept)
+    with torch.enable_grad():
+        losses = loss_fn(call(model, inputs), targets)
+        if losses.shape != (batch,):
+            raise ValueError(f"expected one loss an example, shape ({batch},), got shape {tuple(losses.shape)}")
+        found = torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
+    each = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+    flat = torch.cat([g.flatten() for g in each])
+    return flat if frame.kept == frame.size else flat[frame.indices.to(flat.device)]

@@ -1,0 +1,67 @@
+"""Flower messages as bytes, without copying the arrays in them: what they weigh, and a copy that shares only bytes.
+
+The arrays of a message are by far the most of it and are immutable ``bytes``. So a message is serialised without them.
+"""
+
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+
+
+def wire_size(message: Message) -> int:
+    """Bytes of the whole message as Flower serialises it (protobuf)."""
+    proto = _without_data(message)
+    extra = 0
+    for item, record in zip(proto.content.items, _records(message), strict=True):
+        if isinstance(record, ArrayRecord):
+            inside = sum(
+                _array_growth(i, len(a.data)) for i, a in zip(item.array_record.items, record.values(), strict=True)
+            )
+            extra += _growth(item.ByteSize(), _growth(item.array_record.ByteSize(), inside))
+    return int(proto.ByteSize()) + _growth(proto.content.ByteSize(), extra)
+
+
+def over_the_wire(message: Message) -> Message:
+    """The message after serialisation to bytes and back; arrays share their immutable data with the original."""
+    copy = message_from_proto(ProtoMessage.FromString(_without_data(message).SerializeToString()))
+    if message.has_content():
+        for name, record in message.content.array_records.items():
+            for key, array in record.items():
+                copy.content.array_records[name][key].data = array.data
+    return copy
+
+
+def _without_data(message: Message) -> ProtoMessage:
+    if not message.has_content() or not message.content.array_records:
+        return message_to_proto(message)
+    whole = message.content
+    message.content = RecordDict({name: _emptied(record) for name, record in whole.items()})
+    try:
+        return message_to_proto(message)
+    finally:
+        message.content = whole
+
+
+def _emptied(record: object) -> object:
+    if not isinstance(record, ArrayRecord):
+        return record
+    return ArrayRecord({k: Array(dtype=a.dtype, shape=a.shape, stype=a.stype, data=b"") for k, a in record.items()})
+
+
+def _records(message: Message) -> list[object]:
+    return list(message.content.values()) if message.has_content() else []
+
+
+def _array_growth(item: object, data: int) -> int:
+    """What ``data`` bytes add to an item of an ArrayRecord: a tag and a length of their own, where there are any."""
+    own = 1 + _varint(data) + data if data else 0
+    return _growth(item.ByteSize(), _growth(item.value.ByteSize(), own))
+
+
+def _growth(size: int, more: int) -> int:
+    """What a nested part grows by, its length prefix included, when ``more`` bytes are added inside."""
+    return more + _varint(size + more) - _varint(size)
+
+
+def _varint(number: int) -> int:
+    return max(1, (number.bit_length() + 6) // 7)
