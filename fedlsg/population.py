@@ -135,7 +135,7 @@ def shared_rates(rates: Iterable[float], *, limit: int) -> list[float]:
 def grid_up(value: float, level: int) -> float:
     """The lowest point of the grid that is not below a positive value."""
     k = math.floor(math.log2(value) * level) - 1
-    while (point := 2.0 ** (k / level)) < value:
+    while (point := math.exp2(k / level)) < value:
         k += 1
     return point
 
@@ -143,7 +143,7 @@ def grid_up(value: float, level: int) -> float:
 def grid_down(value: float, level: int) -> float:
     """The highest point of the grid that is not above a positive value."""
     k = math.ceil(math.log2(value) * level) + 1
-    while (point := 2.0 ** (k / level)) > value:
+    while (point := math.exp2(k / level)) > value:
         k -= 1
     return point
 
