@@ -3,6 +3,8 @@
 The arrays of a message are by far the most of it and are immutable ``bytes``. So a message is serialised without them.
 """
 
+from typing import Any
+
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
@@ -42,7 +44,7 @@ def _without_data(message: Message) -> ProtoMessage:
         message.content = whole
 
 
-def _emptied(record: object) -> object:
+def _emptied(record: Any) -> Any:
     if not isinstance(record, ArrayRecord):
         return record
     return ArrayRecord({k: Array(dtype=a.dtype, shape=a.shape, stype=a.stype, data=b"") for k, a in record.items()})
@@ -52,7 +54,7 @@ def _records(message: Message) -> list[object]:
     return list(message.content.values()) if message.has_content() else []
 
 
-def _array_growth(item: object, data: int) -> int:
+def _array_growth(item: Any, data: int) -> int:
     """What ``data`` bytes add to an item of an ArrayRecord: a tag and a length of their own, where there are any."""
     own = 1 + _varint(data) + data if data else 0
     return _growth(item.ByteSize(), _growth(item.value.ByteSize(), own))
