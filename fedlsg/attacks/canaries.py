@@ -93,8 +93,8 @@ def injected() -> Iterator[None]:
     def given(model: nn.Module, loss_fn: object, inputs: Tensor, targets: Tensor, frame: Frame) -> list[Tensor]:
         return list(inputs.split([b.kept for b in frame.blocks], dim=1))
 
-    with patch("fedlsg.client.per_example_gradients", given):
-        yield
+    with patch("fedlsg.client.per_example_gradients", given), patch("fedlsg.client.holds", lambda frame: False):
+        yield  # nothing is held back (held.py): there is no layer whose input and gradient these would be made of
 
 
 def release(

@@ -6,9 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.testing import assert_close
 
 import fedlsg.client
+import strategies
 from fedlsg.attacks.canaries import (
     along,
     injected,
@@ -19,7 +21,8 @@ from fedlsg.attacks.canaries import (
     spread,
     step_weights,
 )
-from fedlsg.client import LocalTraining
+from fedlsg.client import LocalTraining, holds
+from fedlsg.method import Schedule, make_frame
 from fedlsg.privatize import Mechanism
 from fedlsg.randomness import reproducible_stream
 from tests.fedlsg.attacks.audit_setting import setting
@@ -79,6 +82,24 @@ def test_the_backward_pass_comes_back():
     with injected():
         assert fedlsg.client.per_example_gradients is not before
     assert fedlsg.client.per_example_gradients is before
+
+
+def test_canaries_take_the_place_of_large_dense_weights_too():
+    """Whose gradients the client would hold back, and so never ask for example by example."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(200, 100), nn.Linear(100, 2))
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    frame = make_frame(
+        strategies.recipe("dpsgd"), weights, {}, carried=(), round=1, updates=0, schedule=Schedule(rounds=1), seed=0,
+        classifier="1",
+    )  # fmt: skip
+    assert holds(frame)
+    row = torch.randn(1, frame.kept)
+    found = release(
+        row, model=model, frame=frame, mechanism=Mechanism(kind="clip-only", clip_norm=0.5),
+        local=LocalTraining(sample_rate=1.0), sampler=reproducible_stream(0), noise=reproducible_stream(1),
+    )  # fmt: skip
+    assert_close(found, 0.5 * row[0] / row.norm())
 
 
 def test_step_weights_are_what_the_client_adds_up():
