@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
-from fedlsg.held import HELD_FROM, Held
+from fedlsg.held import Held
 from fedlsg.persample import Batch as Inputs
 from fedlsg.persample import LossFunction, held_gradients, per_example_gradients, trainable
 from fedlsg.powersgd import norm_of_factors
@@ -142,9 +142,8 @@ def _clipped_batch_sum(
 
 
 def holds(frame: Frame) -> bool:
-    """Whether gradients may be held back: a dense weight is large, and no block weighs more than another."""
-    large = any(b.part == "dense" and len(b.shape) > 1 and b.kept == b.size >= HELD_FROM for b in frame.blocks)
-    return large and all(b.weight == 1 for b in frame.blocks)
+    """Whether gradients may be held back, or stay in the order they come in: no block weighs more than another."""
+    return all(b.weight == 1 for b in frame.blocks)
 
 
 def per_unit(

@@ -27,16 +27,14 @@ def kernel_gradient(
     """Gradient of each example's loss with respect to the kernel between the channels of x and those of g.
 
     ``conv`` gives kernel size, stride, padding and dilation; x and g may hold any channels. Examples are taken in
-    tiles, so that memory stays bounded too.
+    tiles, so that memory stays bounded too. The result lies in memory as the product left it, not always in its order.
     """
     if by_example(g, x, conv):
         return torch.stack([own_gradient(*pair, conv) for pair in zip(g.split(1), x.split(1), strict=True)])
     output_patch, input_patch = g.shape[1] * x[0, 0].numel(), x.shape[1] * g[0, 0].numel()
     unfolding = unfolding_output if output_patch <= input_patch else unfolding_input
     patch = min(output_patch, input_patch) * math.prod(conv.kernel_size)
-    tile = max(1, (CACHED if x.device.type == "cpu" else UNCACHED) // max(1, patch))
-    tiles = [unfolding(*pair, conv) for pair in zip(g.split(tile), x.split(tile), strict=True)]
-    return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
+    return unfolding(g, x, conv, max(1, (CACHED if x.device.type == "cpu" else UNCACHED) // max(1, patch)))
 
 
 def by_example(g: Float[Tensor, "batch k oh ow"], x: Float[Tensor, "batch c h w"], conv: nn.Conv2d) -> bool:
@@ -65,9 +63,12 @@ def own_gradient(
 
 
 def unfolding_input(
-    g: Float[Tensor, "batch k oh ow"], x: Float[Tensor, "batch c h w"], conv: nn.Conv2d
+    g: Float[Tensor, "batch k oh ow"], x: Float[Tensor, "batch c h w"], conv: nn.Conv2d, tile: int
 ) -> Float[Tensor, "batch k c taps"]:
-    """Kernel gradient as g times the patches of x."""
+    """Kernel gradient as g times the patches of x, ``tile`` examples at a time."""
+    if len(x) > tile:
+        pairs = zip(g.split(tile), x.split(tile), strict=True)
+        return torch.cat([unfolding_input(*pair, conv, tile) for pair in pairs])
     axes = zip(g.shape[2:], conv.stride, conv.dilation, conv.kernel_size, strict=True)
     spans = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in axes]
     patches = windows(pad_to(x, padding_before(conv), spans), conv, conv.stride, g.shape[2:])
@@ -76,20 +77,22 @@ def unfolding_input(
 
 
 def unfolding_output(
-    g: Float[Tensor, "batch k oh ow"], x: Float[Tensor, "batch c h w"], conv: nn.Conv2d
+    g: Float[Tensor, "batch k oh ow"], x: Float[Tensor, "batch c h w"], conv: nn.Conv2d, tile: int
 ) -> Float[Tensor, "batch k c taps"]:
-    """Kernel gradient as the patches of g, spread by the stride, times x.
+    """Kernel gradient as the patches of g, spread by the stride, times x, ``tile`` examples at a time.
 
-    Tap i sends x[y] to output y + padding - i * dilation, so patches run against the taps: the result is flipped,
-    once, after the sum.
+    Tap i sends x[y] to output y + padding - i * dilation, so patches run against the taps: the rows of the product
+    are taken from the last tap to the first.
     """
     reach = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
     before = [d - p for d, p in zip(reach, padding_before(conv), strict=True)]
     spans = [n + d for n, d in zip(x.shape[2:], reach, strict=True)]
     patches = windows(pad_to(spread(g, conv.stride), before, spans), conv, (1, 1), x.shape[2:])
-    product = batch_times_transposed(patches.flatten(4).flatten(1, 3), x.flatten(2))
-    taps = product.reshape(*g.shape[:2], *conv.kernel_size, x.shape[1]).flip(2, 3)
-    return taps.flatten(2, 3).transpose(2, 3)
+    rows = torch.arange(patches[0, ..., 0, 0].numel(), device=g.device).unflatten(0, (g.shape[1], -1)).flip(1)
+    out = x.new_empty(len(x), rows.numel(), x.shape[1])
+    for part, own, into in zip(patches.split(tile), x.split(tile), out.split(tile), strict=True):
+        batch_times_transposed(part.flatten(4).flatten(1, 3), own.flatten(2), rows.flatten(), out=into)
+    return out.unflatten(1, rows.shape).transpose(2, 3)
 
 
 def padding_before(conv: nn.Conv2d) -> tuple[int, ...]:

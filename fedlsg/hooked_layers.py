@@ -175,8 +175,8 @@ def note(layer: Layer, x: Tensor, y: Tensor) -> OutputNote | None:
     return None
 
 
-def block_gradient(layer: Layer, slot: Slot, memory: Remembered, g: Tensor) -> Float[Tensor, "batch kept"]:
-    """Kept coordinates of one block, from the gradient g at the layer's output."""
+def block_gradient(layer: Layer, slot: Slot, memory: Remembered, g: Tensor) -> Float[Tensor, "batch *kept"]:
+    """Kept coordinates of one block, in order once they are flattened, from the gradient g at the layer's output."""
     formulas, block = layer.formulas, slot.block
     if slot.parameter in memory.done:
         value = memory.done.pop(slot.parameter)
@@ -195,9 +195,9 @@ def block_gradient(layer: Layer, slot: Slot, memory: Remembered, g: Tensor) -> F
         value = left_gradient(layer, slot, memory, g)
     else:
         value = right_gradient(layer, slot, memory, g)
-    if slot.units is not None:
-        return value.flatten(1)
-    return kept_values(value.reshape(len(g), *block.shape), slot.keep)
+    if slot.units is None and value.shape[1:] != block.shape:
+        value = value.reshape(len(g), *block.shape)
+    return kept_values(value, slot.keep)
 
 
 def can_hold(layer: Layer, slot: Slot, g: Tensor) -> bool:
@@ -221,7 +221,8 @@ def left_gradient(layer: Layer, slot: Slot, memory: Remembered, g: Tensor) -> Fl
     if not any(other.parameter == "bias" for other in layer.slots):
         return units(carried.formulas.left(g, u), 1, slot.units)
     axis = layer.formulas.axis
-    value = carried.formulas.left(g, torch.cat([u, torch.ones_like(u.narrow(axis, 0, 1))], axis))
+    rows = u.movedim(axis, 0)  # as it lies in memory where the layer is linear
+    value = carried.formulas.left(g, torch.cat([rows, torch.ones_like(rows[:1])]).movedim(0, axis))
     memory.done["bias"] = value[:, :, -1]
     return units(value[:, :, :-1], 1, slot.units)
 

@@ -161,8 +161,10 @@ def units(t: Tensor, axis: int, index: Int[Tensor, " kept"] | None) -> Tensor:
     return t if index is None else t.index_select(axis, index.to(t.device))
 
 
-def kept_values(gradient: Float[Tensor, "batch *shape"], keep: Keep) -> Float[Tensor, "batch kept"]:
-    """Kept coordinates of each example's gradient, in ascending position order."""
+def kept_values(gradient: Float[Tensor, "batch *shape"], keep: Keep) -> Float[Tensor, "batch *kept"]:
+    """Kept coordinates of each example's gradient, in ascending position order once it is flattened."""
+    if keep.index is None:
+        return gradient
     if keep.axis is None:
         return units(gradient.flatten(1), 1, keep.index)
-    return units(gradient, keep.axis + 1, keep.index).flatten(1)
+    return units(gradient, keep.axis + 1, keep.index)

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.memory_order import matrix_in_memory_order, to_kernel_order, to_memory_order
+from fedlsg.small_products import times_transposed
 
 
 def flatten_kernel(W: Float[Tensor, "m *rest"]) -> Float[Tensor, "m n"]:
@@ -43,7 +44,7 @@ def decompose(
     R = torch.randn(rank, W.shape[1], generator=generator, dtype=torch.float32, device="cpu").to(W)
     R = to_memory_order(R, kernel)
     for _ in range(power_steps):
-        L = orthonormal_columns((R @ W.mT).mT)  # wide products: the tall W R^T takes twice as long
+        L = orthonormal_columns(times_transposed(R, W).mT)  # wide products: the tall W R^T takes twice as long
         R = orthonormal_columns((L.mT @ W).mT).mT.contiguous()
     return L, to_kernel_order(R, kernel).contiguous()
 

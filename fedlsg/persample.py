@@ -42,13 +42,16 @@ def per_example_gradients(
     not batch first, or whose input changes in place after the call; ValueError for losses of another shape.
     """
     found = held_gradients(model, loss_fn, inputs, targets, frame, hold=False)
-    return [value for value in found if isinstance(value, Tensor)]
+    return [value.flatten(1) for value in found if isinstance(value, Tensor)]
 
 
 def held_gradients(
     model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch, frame: Frame, *, hold: bool = True
-) -> list[Float[Tensor, "batch kept"] | Held]:
-    """As per_example_gradients, but what is dearer than its norm and its sum is held back for both (held.py)."""
+) -> list[Float[Tensor, "batch *kept"] | Held]:
+    """As per_example_gradients, but not flattened, each block in the memory order that its product left it in.
+
+    With ``hold``, what is dearer than its norm and its sum is held back for both (held.py).
+    """
     check_supported(model)
     check_frame(model, frame)
     batch = batch_size(inputs, targets)

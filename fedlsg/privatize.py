@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedlsg.groups import Group
 from fedlsg.held import Held
+from fedlsg.memory_order import in_memory_order, own_order
 from fedlsg.randomness import SecretStream
 
 MechanismKind = Literal["dp", "clip-only", "noise-only", "none"]
@@ -108,8 +109,10 @@ class Mechanism:
         return self.noise_multiplier * self.clip_norm / self.sensitivity(blocks)
 
 
-def clipped_sum(gradients: Sequence[Float[Tensor, "batch _"] | Held], mechanism: Mechanism) -> Float[Tensor, " kept"]:
-    """Sum over examples of their clipped gradients; one (B, kept) tensor a block, concatenated in the result.
+def clipped_sum(
+    gradients: Sequence[Float[Tensor, "batch *kept"] | Held], mechanism: Mechanism
+) -> Float[Tensor, " kept"]:
+    """Sum over examples of their clipped gradients; one (B, *kept) tensor a block, flat and in a row in the result.
 
     Guarantee: each example moves the sum by at most ``mechanism.sensitivity`` in L2 (before the rounding of the
     sum itself): factors come from float64 norms of the very numbers that are summed and are rounded down. An
@@ -117,7 +120,7 @@ def clipped_sum(gradients: Sequence[Float[Tensor, "batch _"] | Held], mechanism:
     Held blocks (held.py) come under a joint clip only; their norms are bounds on what is summed.
     """
     if not mechanism.clips:
-        return torch.cat([block.sum(0) for block in gradients if isinstance(block, Tensor)])
+        return torch.cat([block.sum(0).flatten() for block in gradients if isinstance(block, Tensor)])
     squares = torch.stack([norms_of(block).square() for block in gradients])
     if mechanism.clip == "joint":
         squares = squares.sum(0, keepdim=True).expand_as(squares)
@@ -125,10 +128,11 @@ def clipped_sum(gradients: Sequence[Float[Tensor, "batch _"] | Held], mechanism:
     finite = norms.isfinite().all(0)
     if not finite.all():
         gradients = [
-            block if isinstance(block, Held) else block.masked_fill(~finite.unsqueeze(1), 0.0) for block in gradients
+            block if isinstance(block, Held) else block.masked_fill(~finite.view(-1, *[1] * (block.ndim - 1)), 0.0)
+            for block in gradients
         ]
         norms = norms.masked_fill(~finite, 0.0)
-    coordinates = sum(block.shape[1] for block in gradients)
+    coordinates = sum(math.prod(block.shape[1:]) for block in gradients)
     factors = clip_factors(norms, mechanism.clip_norm, gradients[0].dtype, coordinates)
     return torch.cat(
         [
@@ -138,22 +142,25 @@ def clipped_sum(gradients: Sequence[Float[Tensor, "batch _"] | Held], mechanism:
     )
 
 
-def norms_of(block: Float[Tensor, "batch kept"] | Held) -> Float[Tensor, " batch"]:
+def norms_of(block: Float[Tensor, "batch *kept"] | Held) -> Float[Tensor, " batch"]:
     """Norm of each example's block in float64; a bound on it where the block is held back."""
     if isinstance(block, Held):
         return block.norms()
-    norms: Tensor = torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(in_memory_order(block).flatten(1), dim=1, dtype=torch.float64)
     return norms
 
 
-def weighted_sum(factors: Float[Tensor, " batch"], block: Float[Tensor, "batch kept"]) -> Float[Tensor, " kept"]:
+def weighted_sum(factors: Float[Tensor, " batch"], block: Float[Tensor, "batch *kept"]) -> Float[Tensor, " kept"]:
     """Sum over examples of factor times row, each product rounded in the block's own precision.
 
+    What lies in another memory order than its own is summed as it lies; only the sum is brought into order.
     A matrix product under TF32 or bfloat16 would round its inputs to fewer digits than the clip's margin covers.
     """
-    if torch.get_float32_matmul_precision() == "highest":
-        return factors @ block
-    return (factors.unsqueeze(1) * block).sum(0)
+    rows = in_memory_order(block)
+    flat = rows.flatten(1)
+    exact = torch.get_float32_matmul_precision() == "highest"
+    total = factors @ flat if exact else (factors.unsqueeze(1) * flat).sum(0)
+    return total.view(rows.shape[1:]).permute(own_order(block)).flatten()
 
 
 def clip_factors(

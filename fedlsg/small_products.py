@@ -1,21 +1,50 @@
 """Products of one example's matrices by the fastest kernel at hand."""
 
+from collections.abc import Callable
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+NARROW = 2**18
+"""Numbers of the wider side from which oneDNN is the faster one where the other is r wide."""
 WORTH_A_CALL = 2**21
 """Multiplications of one example's product from which a call of its own pays."""
 
 
-def batch_times_transposed(A: Float[Tensor, "batch k t"], X: Float[Tensor, "batch c t"]) -> Float[Tensor, "batch k c"]:
-    """A_b X_b^T of every example.
+def linear_kernel(like: Tensor) -> Callable[..., Tensor] | None:
+    """oneDNN's A X^T, which is behind no public function of torch; None where there is none for tensors such as this.
 
-    On processors other than Intel's MKL, which is behind bmm, keeps to narrow vectors; oneDNN, which is behind
-    convolutions, does not: up to 1.8 times as fast. Its sizes do not hold the batch, so that no kernel is built anew.
+    Processors other than Intel's: MKL, which is behind mm and bmm, keeps to narrow vectors there, oneDNN does not.
     """
-    small = A[0].numel() * X.shape[1] < WORTH_A_CALL
-    product = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # not every build of torch has oneDNN
-    if small or A.device.type != "cpu" or A.dtype != torch.float32 or product is None:
+    if like.device.type != "cpu" or like.dtype != torch.float32:
+        return None
+    product: Callable[..., Tensor] | None = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    return product  # not every build of torch has it
+
+
+def times_transposed(A: Float[Tensor, "r t"], X: Float[Tensor, "n t"]) -> Float[Tensor, "r n"]:
+    """A X^T for few rows A, in half of mm's time where X is large and dense."""
+    product = linear_kernel(X) if X.numel() >= NARROW and X.is_contiguous() and A.dtype == X.dtype else None
+    if product is None:
         return A @ X.mT
-    return torch.stack([product(a, x, None, "none", [], "") for a, x in zip(A, X, strict=True)])
+    return product(A.contiguous(), X, None, "none", [], "")
+
+
+def batch_times_transposed(
+    A: Float[Tensor, "batch k t"],
+    X: Float[Tensor, "batch c t"],
+    rows: Int[Tensor, " k"],
+    *,
+    out: Float[Tensor, "batch k c"],
+) -> None:
+    """``out`` becomes A_b X_b^T of every example, its rows in the order ``rows``.
+
+    Large ones by oneDNN, up to 1.8 times as fast; its sizes do not hold the batch, so that no kernel is built anew.
+    """
+    product = linear_kernel(A) if A[0].numel() * X.shape[1] >= WORTH_A_CALL else None
+    if product is None:
+        torch.index_select(A @ X.mT, 1, rows, out=out)
+        return
+    for a, x, own in zip(A, X, out, strict=True):
+        torch.index_select(product(a, x, None, "none", [], ""), 0, rows, out=own)

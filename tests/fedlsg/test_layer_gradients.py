@@ -80,8 +80,9 @@ def test_both_unfoldings_equal_autograd(layer):
     wanted = torch.stack(
         [torch.autograd.grad(conv(x[i : i + 1]), conv.weight, g[i : i + 1])[0].flatten(2) for i in range(len(x))]
     )
-    for unfolding in (conv_gradients.unfolding_input, conv_gradients.unfolding_output, conv_gradients.kernel_gradient):
-        assert error([unfolding(g, x, conv)], [wanted]) < TOLERANCE
+    for unfolding in (conv_gradients.unfolding_input, conv_gradients.unfolding_output):
+        assert error([unfolding(g, x, conv, 2)], [wanted]) < TOLERANCE
+    assert error([conv_gradients.kernel_gradient(g, x, conv)], [wanted]) < TOLERANCE
 
 
 @given(layer=convolutions(), tile=st.integers(1, 300))
@@ -132,16 +133,16 @@ def test_convolution_golden_by_hand():
     """A 1 x 2 kernel over the row 1 2 3 4 with stride 2: outputs see (1, 2) and (3, 4)."""
     conv = nn.Conv2d(1, 1, (1, 2), stride=(1, 2), bias=False)
     x, g = torch.tensor([[[[1.0, 2, 3, 4]]]]), torch.tensor([[[[1.0, 10]]]])
-    assert conv_gradients.unfolding_input(g, x, conv).tolist() == [[[[31, 42]]]]
-    assert conv_gradients.unfolding_output(g, x, conv).tolist() == [[[[31, 42]]]]
+    assert conv_gradients.unfolding_input(g, x, conv, 1).tolist() == [[[[31, 42]]]]
+    assert conv_gradients.unfolding_output(g, x, conv, 1).tolist() == [[[[31, 42]]]]
     assert ConvGradients(conv).bias(g).tolist() == [[11]]
 
 
 def test_kept_values_are_in_ascending_order():
     block = torch.arange(12.0).reshape(1, 3, 2, 2)
-    assert kept_values(block, Keep(axis=1, index=torch.tensor([1]))).tolist() == [[2, 3, 6, 7, 10, 11]]
+    assert kept_values(block, Keep(axis=1, index=torch.tensor([1]))).flatten(1).tolist() == [[2, 3, 6, 7, 10, 11]]
     assert kept_values(block, Keep(index=torch.tensor([0, 7]))).tolist() == [[0, 7]]
-    assert kept_values(block, Keep()).tolist() == [list(range(12))]
+    assert kept_values(block, Keep()).flatten(1).tolist() == [list(range(12))]
 
 
 def forget_flip(monkeypatch: pytest.MonkeyPatch) -> None:

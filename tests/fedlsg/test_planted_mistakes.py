@@ -86,7 +86,7 @@ def skipped_empty_batch(total, mechanism, noise):
 
 
 def clip_after_sum(gradients, mechanism):
-    total = torch.cat([block.sum(0) for block in gradients])
+    total = torch.cat([block.sum(0).flatten() for block in gradients])
     return total * min(1.0, mechanism.clip_norm / max(float(total.norm()), 1e-300))
 
 
