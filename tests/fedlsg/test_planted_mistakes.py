@@ -100,15 +100,16 @@ def mean_of_those_who_answered(updates):
 
 
 def no_clip(gradients, mechanism):
-    return torch.cat([block.sum(0) for block in gradients])
+    return torch.cat([block.sum(0).flatten() for block in gradients])
 
 
 def clip_without_dense_parameters(gradients, mechanism):
     """The joint norm of the carriers only: biases and the classifier ride along outside the clip."""
     carried = [i for i, b in enumerate(problem().frame.blocks) if b.part != "dense"]
-    norms = torch.cat([gradients[i] for i in carried], dim=1).norm(dim=1)
+    rows = [block.flatten(1) for block in gradients]
+    norms = torch.cat([rows[i] for i in carried], dim=1).norm(dim=1)
     factors = clip_factors(norms, mechanism.clip_norm, norms.dtype, 0)
-    return torch.cat([factors @ block for block in gradients])
+    return torch.cat([factors @ block for block in rows])
 
 
 def clip_before_mask(model, loss_fn, inputs, targets, frame):
@@ -134,8 +135,9 @@ def factor_rounded_up(norms, clip_norm, dtype, coordinates):
 
 
 def keeps_broken_examples(gradients, mechanism):
-    norms = torch.cat(list(gradients), dim=1).norm(dim=1)
-    return clip_factors(norms, mechanism.clip_norm, norms.dtype, 0) @ torch.cat(list(gradients), dim=1)
+    rows = torch.cat([block.flatten(1) for block in gradients], dim=1)
+    norms = rows.norm(dim=1)
+    return clip_factors(norms, mechanism.clip_norm, norms.dtype, 0) @ rows
 
 
 def claimed_multiplier(self, blocks):
@@ -180,7 +182,7 @@ PLANTS = {
     ),
     "divided by the batch": (twice_the_data_gives_twice_the_sum, CLIENT, "clipped_sum", mean_of_the_batch),
     "divided by who answered": (two_clients_count_twice, METHOD, "aggregate", mean_of_those_who_answered),
-    "clip before mask": (the_step_equals_the_naive_loop, CLIENT, "per_example_gradients", clip_before_mask),
+    "clip before mask": (the_step_equals_the_naive_loop, CLIENT, "held_gradients", clip_before_mask),
     "clip after sum, by the loop": (the_step_equals_the_naive_loop, CLIENT, "clipped_sum", clip_after_sum),
     "factor to nearest": (float32_contributions_stay_within_the_clip, PRIVATIZE, "clip_factors", factor_to_nearest),
     "factor rounded up": (float32_contributions_stay_within_the_clip, PRIVATIZE, "clip_factors", factor_rounded_up),
@@ -236,7 +238,7 @@ def test_a_late_ledger_is_caught(monkeypatch):
 def test_clip_before_mask_is_private_but_another_mechanism(monkeypatch):
     """Pinned: scaling by the norm of all coordinates stays within C, yet sends less than mask-then-clip does."""
     shipped = problem().step(CLIP_ONLY)
-    monkeypatch.setattr(CLIENT, "per_example_gradients", clip_before_mask)
+    monkeypatch.setattr(CLIENT, "held_gradients", clip_before_mask)
     assert one_example_moves_the_sum_by_the_sensitivity_at_most(CLIP_ONLY)
     planted = problem().step(CLIP_ONLY)
     assert float((planted - shipped).norm()) > 0.01 * float(shipped.norm())

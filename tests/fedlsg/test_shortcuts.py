@@ -5,13 +5,15 @@ import torch
 from torch import Tensor, nn
 
 import fedlsg.hooked_layers as hooked_layers
+import fedlsg.privatize as privatize
 from fedlsg.after import After, make_optimizer
 from fedlsg.hooked_layers import plan
 from fedlsg.lowrank import decompose, reconstruct
 from fedlsg.mask_rules import unit_importance
 from fedlsg.persample import per_example_gradients
+from fedlsg.privatize import Mechanism, clipped_sum
 from fedlsg.server import linear_in_the_gradient
-from fedlsg.small_products import batch_times_transposed
+from fedlsg.small_products import batch_times_transposed, times_transposed
 from fedlsg.update import add_reconstruction, move
 from tests.fedlsg.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
 
@@ -120,3 +122,39 @@ def test_large_products_by_example_are_the_batched_one():
 def test_only_an_optimizer_without_memory_steps_in_place(after, plain):
     optimizer, _ = make_optimizer({"w": nn.Parameter(torch.zeros(2))}, after, updates=3)
     assert linear_in_the_gradient(optimizer) == plain
+
+
+def turned_block(batch: int = 3) -> Tensor:
+    """Rows of a kernel gradient as the product leaves them: taps in front of in channels in memory."""
+    return torch.randn(batch, 9, 2, 5, dtype=torch.float64)[:, 1:].permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_the_clipped_sum_knows_no_memory_order(precision):
+    block, other = turned_block(), torch.randn(3, 4, dtype=torch.float64)
+    mechanism = Mechanism(kind="clip-only", clip_norm=1.0)
+    torch.set_float32_matmul_precision(precision)
+    try:
+        got = clipped_sum([block, other], mechanism)
+        assert torch.allclose(got, clipped_sum([block.flatten(1), other], mechanism), atol=1e-12)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_a_sum_left_in_memory_order_is_caught(monkeypatch):
+    block, mechanism = turned_block(), Mechanism(kind="clip-only", clip_norm=1.0)
+    wanted = clipped_sum([block.flatten(1)], mechanism)
+    monkeypatch.setattr(privatize, "own_order", lambda t: list(range(t.ndim - 1)))
+    assert not torch.allclose(clipped_sum([block], mechanism), wanted, atol=1e-3)
+
+
+def test_a_broken_example_in_another_memory_order_adds_nothing():
+    block, mechanism = turned_block(), Mechanism(kind="clip-only", clip_norm=1.0)
+    block[1, 0, 2, 3] = torch.nan
+    assert torch.allclose(clipped_sum([block], mechanism), clipped_sum([block[[0, 2]]], mechanism))
+
+
+@pytest.mark.parametrize("shape", [(8, 384), (8, 2000)])
+def test_few_rows_times_transposed_is_the_product(shape):
+    A, X = torch.randn(shape[1], shape[0]).mT, torch.randn(384, shape[1])
+    assert torch.allclose(times_transposed(A, X), A @ X.mT, atol=1e-3)

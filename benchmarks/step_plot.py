@@ -1,0 +1,58 @@
+"""Bars of what benchmarks.step measured: every arm's CPU seconds over the plain step's, with the intervals.
+
+    python -m benchmarks.step_plot STEP.json [STEP.json ...] --out FILE.svg
+
+One panel a model; of several files that measured one arm the first counts.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+Ratios = dict[str, dict[str, tuple[float, float, float]]]
+
+
+def read(paths: Sequence[Path]) -> Ratios:
+    """Median and interval over the plain step by model and arm, of one thread."""
+    found: Ratios = {}
+    for path in paths:
+        for result in json.loads(path.read_text())["results"]:
+            if result["threads"] == 1:
+                bars = found.setdefault(result["model"], {})
+                for arm, clocks in result["arms"].items():
+                    bars.setdefault(arm, tuple(clocks["cpu"]["over plain"][key] for key in ("median", "low", "high")))
+    return found
+
+
+def draw(found: Mapping[str, Mapping[str, tuple[float, float, float]]], out: Path) -> None:
+    """Write the figure."""
+    import matplotlib.pyplot as plt
+
+    height = 0.9 + 0.27 * max(len(bars) for bars in found.values())
+    figure, panels = plt.subplots(1, len(found), figsize=(5.2 * len(found), height), squeeze=False)
+    for panel, (model, bars) in zip(panels[0], found.items(), strict=True):
+        arms = sorted(bars, key=lambda arm: bars[arm][0], reverse=True)
+        middles = [bars[arm][0] for arm in arms]
+        errors = [[bars[arm][0] - bars[arm][1] for arm in arms], [bars[arm][2] - bars[arm][0] for arm in arms]]
+        colours = ["tab:orange" if arm.startswith(("lsg", "dpsgd")) else "tab:gray" for arm in arms]
+        panel.barh(arms, middles, xerr=errors, color=colours, error_kw={"elinewidth": 1})
+        panel.axvline(1, color="black", linewidth=0.8)
+        for row, middle in enumerate(middles):
+            panel.text(max(middle, errors[1][row] + middle) + 0.03, row, f"{middle:.2f}", va="center", fontsize=8)
+        panel.set(title=model, xlabel="CPU seconds over the plain step's", xlim=(0, max(middles) * 1.12))
+    figure.tight_layout()
+    figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+
+
+def main() -> None:
+    """Read, draw."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("files", nargs="+", type=Path)
+    options.add_argument("--out", type=Path, required=True)
+    chosen = options.parse_args()
+    draw(read(chosen.files), chosen.out)
+
+
+if __name__ == "__main__":
+    main()
