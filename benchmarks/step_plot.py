@@ -40,7 +40,7 @@ def draw(found: Mapping[str, Mapping[str, tuple[float, float, float]]], out: Pat
         panel.axvline(1, color="black", linewidth=0.8)
         for row, middle in enumerate(middles):
             panel.text(max(middle, errors[1][row] + middle) + 0.03, row, f"{middle:.2f}", va="center", fontsize=8)
-        panel.set(title=model, xlabel="CPU seconds over the plain step's", xlim=(0, max(middles) * 1.12))
+        panel.set(title=model, xlabel="CPU seconds over the plain step's", xlim=(0, max(middles) * 1.25))
     figure.tight_layout()
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
 

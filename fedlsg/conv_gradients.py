@@ -92,7 +92,8 @@ def unfolding_output(
     out = x.new_empty(len(x), rows.numel(), x.shape[1])
     for part, own, into in zip(patches.split(tile), x.split(tile), out.split(tile), strict=True):
         batch_times_transposed(part.flatten(4).flatten(1, 3), own.flatten(2), rows.flatten(), out=into)
-    return out.unflatten(1, rows.shape).transpose(2, 3)
+    gradient: Tensor = out.unflatten(1, rows.shape).transpose(2, 3)
+    return gradient
 
 
 def padding_before(conv: nn.Conv2d) -> tuple[int, ...]:

@@ -42,7 +42,8 @@ def sum_over_taps(columns: Float[Tensor, " n"], W: Float[Tensor, "m *rest"]) -> 
 
 def axes_in_memory(t: Float[Tensor, "batch *any"]) -> list[int]:
     """The axes behind the first, the one with the widest stride in front."""
-    return sorted(range(1, t.ndim), key=lambda axis: -t.stride(axis))
+    strides: Sequence[int] = t.stride()
+    return sorted(range(1, t.ndim), key=lambda axis: -strides[axis])
 
 
 def in_memory_order(t: Float[Tensor, "batch *any"]) -> Float[Tensor, "batch *any"]:
