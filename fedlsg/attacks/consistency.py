@@ -56,7 +56,7 @@ def denoised(seen: Observation) -> Observation:
     for block, piece in zip(seen.frame.blocks, seen.frame.split(seen.values), strict=True):
         new = averaged.get((block.parameter, block.part))
         piece = piece if new is None else (new * block.weight).reshape(block.shape).to(piece)
-        pieces.append(kept_values(piece.unsqueeze(0), block.keep).squeeze(0))
+        pieces.append(kept_values(piece.unsqueeze(0), block.keep).flatten())
     return replace(seen, values=torch.cat(pieces))
 
 

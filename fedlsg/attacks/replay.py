@@ -58,7 +58,7 @@ def in_frame(gradients: Gradients, frame: Frame) -> list[Float[Tensor, "batch ke
         if L is not None and R is not None:
             pairs = [project(one, L.to(one), R.to(one)) for one in G]
             G = torch.stack([pair[0] if block.part == "L" else pair[1] for pair in pairs])
-        values.append(kept_values(G.reshape(len(G), *block.shape), block.keep))
+        values.append(kept_values(G.reshape(len(G), *block.shape), block.keep).flatten(1))
     return values
 
 
