@@ -20,13 +20,14 @@ from typing import Any
 import torch
 
 from fedlsg.attacks.audit import Verdict, judge
-from fedlsg.attacks.audit_checks import displacement, noise_checks
+from fedlsg.attacks.audit_checks import unit_checks
 from fedlsg.attacks.plants import PLANTS, planted
 from fedlsg.attacks.unit_mode import record
 from simulations.audit_subject import Audited, audited_settings
 
 TIMED = ("halved-noise", "per-block-clip")
 METHODS: dict[str, dict[str, Any]] = {"lsg": {"sparsity": 0.5}, "rs": {"sparsity": 0.5}}
+"""Settings of a method that are not its recipe's: half of the coordinates masked, so that there is a mask to audit."""
 
 
 def audit(audited: Audited, plant: str | None, canaries: int, seed: int) -> Verdict:
@@ -34,8 +35,7 @@ def audit(audited: Audited, plant: str | None, canaries: int, seed: int) -> Verd
     setting = audited.setting
     with planted(plant):
         seen = record(setting, canaries, seed=seed)
-    checks = noise_checks(seen.silent, kept=setting.frame.kept, noise_std=setting.noise_std)
-    return judge(seen.scores, seen.coins, audited.claim, (displacement(seen.moves, seen.coins), *checks))
+    return judge(seen.scores, seen.coins, audited.claim, unit_checks(seen, setting))
 
 
 def figures(verdict: Verdict) -> tuple[float, float, float]:
@@ -51,13 +51,32 @@ def seconds(given: dict[str, Any], plant: str) -> str:
         began, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         ended = subprocess.run([*command, "--out", f"{folder}/audit.json"], stdout=subprocess.DEVNULL)
         spent, now = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if ended.returncode != 1:
+        written = Path(folder, "audit.json").exists()
+    if ended.returncode != 1 or not written:
         raise RuntimeError(f"expected status 1, falsified, of {' '.join(command)}, got {ended.returncode}")
     return f"{spent:.0f}, {now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime:.0f}"
 
 
-def rows(method: str, args: argparse.Namespace) -> tuple[str, list[str]]:
-    """A row on correct code, and one a plant."""
+def settings(audited: Audited, own: dict[str, Any]) -> tuple[str, str]:
+    """What one method was audited at, in words: its name with what is not its recipe's, and the rest."""
+    base, setting = audited.subject.base, audited.setting
+    changed = "".join(f" ({key} {value})" for key, value in own.items())
+    return f"`{base.settings.method}`{changed}", (
+        f"{len(base.parts)} clients, {setting.rounds} rounds at q = {setting.local.sample_rate:g}, "
+        f"C = {setting.mechanism.clip_norm:g}, sigma {audited.claim.noise_multiplier:.3f}"
+    )
+
+
+def gathered(told: list[tuple[str, str]]) -> str:
+    """The settings of all methods, those that are equal once."""
+    alike: dict[str, list[str]] = {}
+    for name, rest in told:
+        alike.setdefault(rest, []).append(name)
+    return "; ".join(f"{', '.join(names)} with {rest}" for rest, names in alike.items())
+
+
+def rows(method: str, args: argparse.Namespace) -> tuple[str, list[str], tuple[str, str]]:
+    """A row on correct code, one a plant, and the settings."""
     given = {"method": method, "epsilon": args.epsilon, **METHODS.get(method, {})}
     audited = audited_settings(given)
     clean = []
@@ -76,7 +95,7 @@ def rows(method: str, args: argparse.Namespace) -> tuple[str, list[str]]:
         spent = seconds(given, plant) if plant in TIMED else ""
         numbers = " | ".join(f"{value:.1f}" for value in figures(verdict))
         found.append(f"| `{method}` | {plant} | {', '.join(names) or '**missed**'} | {numbers} | {spent} |")
-    return first, found
+    return first, found, settings(audited, METHODS.get(method, {}))
 
 
 def main() -> None:
@@ -90,11 +109,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
-    clean, plants, began = [], [], time.monotonic()
+    clean, plants, stated, began = [], [], [], time.monotonic()
     for method in args.methods.split(","):
-        first, found = rows(method, args)
+        first, found, told = rows(method, args)
         clean.append(first)
         plants += found
+        stated.append(told)
     text = [
         "Correct code:", "",
         "| method | values | steps | accused | one-run bound | f-DP one-run bound | GDP estimate |",
@@ -102,6 +122,8 @@ def main() -> None:
         "Planted mistakes:", "",
         "| method | plant | falsified by | one-run bound | f-DP one-run bound | GDP estimate | seconds, computing |",
         "|---|---|---|---|---|---|---|", *plants, "",
+        f"Settings: {gathered(stated)}; all else is the method's recipe on digits.",
+        "",
         f"Claimed epsilon {args.epsilon:g} at delta 1e-5, {args.canaries} canaries. Seeds 0 to {args.seeds - 1} of "
         f"correct code, seed 0 of plants; {platform.machine()}, one thread of a shared 2-core virtual machine, no GPU, "
         f"{(time.monotonic() - began) / 60:.0f} minutes; torch {torch.__version__}, Python "

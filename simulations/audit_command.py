@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from fedlsg.attacks.audit import Verdict, as_dict, judge
-from fedlsg.attacks.audit_checks import displacement, noise_checks
+from fedlsg.attacks.audit_checks import unit_checks
 from fedlsg.attacks.plants import PLANTS, planted
 from fedlsg.attacks.unit_mode import record, ticks
 from simulations.audit_display import THREATS, announce, progress_bar, show
@@ -61,6 +61,8 @@ def audit_command(
     report = {
         **as_dict(verdict),
         "claimed_by": audited.source,
+        "reproducible": audited.reproducible,
+        "not_private": audited.not_private,
         "mode": mode,
         "canaries": m,
         "canary_kind": kind,
@@ -72,7 +74,7 @@ def audit_command(
         "seconds": round(time.monotonic() - began, 1),
     }
     write_atomically(path, (json.dumps(finite(report), indent=2) + "\n").encode())
-    show(verdict, m, mode, console)
+    show(verdict, m, mode, console, not_private=audited.not_private)
     console.print(f"[bold]written[/bold]  {path}", highlight=False, soft_wrap=True)
     return FALSIFIED if verdict.falsified else 0
 
@@ -90,9 +92,8 @@ def audit_unit(audited: Audited, console: Console, *, canaries: int, plant: str 
     setting = audited.setting
     with progress_bar(console, "rounds", ticks(setting, canaries)) as tick, planted(plant):
         seen = record(setting, canaries, seed=seed, tick=tick)
-    checks = noise_checks(seen.silent, kept=setting.frame.kept, noise_std=setting.noise_std)
     with console.status("computing bounds"):
-        return judge(seen.scores, seen.coins, audited.claim, (displacement(seen.moves, seen.coins), *checks))
+        return judge(seen.scores, seen.coins, audited.claim, unit_checks(seen, setting))
 
 
 def finite(value: Any) -> Any:

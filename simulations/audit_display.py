@@ -45,15 +45,18 @@ def announce(audited: Audited, mode: str, plant: str | None, console: Console) -
         markup=False,
         soft_wrap=True,
     )
+    if audited.not_private is not None:
+        console.print(audited.not_private, style="bold red", highlight=False, markup=False, soft_wrap=True)
     if plant is not None:
         text = f"planted: {plant}. The mechanism that runs is not the claimed one; the audit is not told."
         console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
-def show(verdict: Verdict, canaries: int, mode: str, console: Console) -> None:
-    """The figures, the checks, the threat model, and the verdict last."""
+def show(verdict: Verdict, canaries: int, mode: str, console: Console, *, not_private: str | None = None) -> None:
+    """The figures, the checks, the threat model, and the verdict last; ``not_private`` says why a claim is void."""
     table = Table("figure", "epsilon", "from", box=None, padding=(0, 2, 0, 0))
-    table.add_row("claimed", f"{verdict.claim.epsilon:.3f}", f"at delta {verdict.claim.delta:g}")
+    void = "" if not_private is None else f"; {not_private}"
+    table.add_row("claimed", f"{verdict.claim.epsilon:.3f}", f"at delta {verdict.claim.delta:g}{void}")
     confidence = f"{100 * (1 - SIGNIFICANCE):g} %"
     for name, bound in (("one-run bound", verdict.one_run), ("f-DP one-run bound", verdict.f_dp)):
         g = bound.guesses

@@ -19,15 +19,26 @@ from simulations.rundir import RunDir
 from simulations.workloads import Progress, silent
 from strategies.strategy import ClientTerms
 
+NOT_PRIVATE = "NOT PRIVATE: its noise can be drawn again (reproducible)"
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audited:
-    """A subject with the terms of its worst client: claim, unit-mode setting, and where the claim comes from."""
+    """A subject with the terms of its worst client: claim, unit-mode setting, and where the claim comes from.
+
+    reproducible: its noise can be drawn again, by its settings or an entry of a ledger; the claim then claims nothing.
+    """
 
     subject: Subject
     terms: ClientTerms
     claim: Claim
     source: str
+    reproducible: bool = False
+
+    @property
+    def not_private(self) -> str | None:
+        """Why the claim is not to be believed even where it is not falsified; None where there is no such reason."""
+        return NOT_PRIVATE if self.reproducible else None
 
     @property
     def setting(self) -> Setting:
@@ -56,7 +67,13 @@ def audited_settings(given: Mapping[str, object], *, progress: Progress = silent
     spent = {t: compose([event], delta=delta).upper for t, event in by_client.items()}
     worst = max(spent, key=lambda t: spent[t])
     claim = claim_of(by_client[worst], spent[worst], delta)
-    return Audited(subject=subject, terms=worst, claim=claim, source="the planned schedule")
+    return Audited(
+        subject=subject,
+        terms=worst,
+        claim=claim,
+        source="the planned schedule",
+        reproducible=subject.base.settings.reproducible,
+    )
 
 
 def audited_run(path: str, *, progress: Progress = silent) -> Audited:
@@ -70,9 +87,12 @@ def audited_run(path: str, *, progress: Progress = silent) -> Audited:
     terms = client_terms(subject.base)
     delta = delta_of(subject)
     spent: list[tuple[float, int, Event]] = []
+    reproducible = subject.base.settings.reproducible
     for client in range(len(terms)):
         if directory.ledger(client).exists():
-            events = Ledger(directory.ledger(client), client=client).events()
+            ledger = Ledger(directory.ledger(client), client=client)
+            reproducible = reproducible or ledger.reproducible
+            events = ledger.events()
             if events:
                 event = training_event(events)
                 spent.append((compose([event], delta=delta).upper, client, event))
@@ -83,7 +103,8 @@ def audited_run(path: str, *, progress: Progress = silent) -> Audited:
     source = "the client's ledger"
     if reported is not None and not subject.base.method.prune.reads_data:
         epsilon, source = reported, "summary.json of the run"
-    return Audited(subject=subject, terms=terms[client], claim=claim_of(event, epsilon, delta), source=source)
+    claim = claim_of(event, epsilon, delta)
+    return Audited(subject=subject, terms=terms[client], claim=claim, source=source, reproducible=reproducible)
 
 
 def claim_of(event: Event, epsilon: float, delta: float) -> Claim:

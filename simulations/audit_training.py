@@ -6,12 +6,15 @@ audit_examples.py.
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
+from jaxtyping import Bool, Float
 from rich.console import Console
 
-from fedlsg.attacks.audit import Claim, Verdict, judge
+from fedlsg.attacks.audit import Verdict, judge
+from fedlsg.attacks.audit_checks import Check
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.attacks.plants import planted
 from fedlsg.attacks.training_mode import Seen, look, payload_checks, scored
@@ -29,10 +32,30 @@ CANARIES = 300
 VIEW = ThreatModel(view="client")
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found:
+    """What a run with canaries gives to judge: a score and a coin each, and the checks; how many, of which kind."""
+
+    scores: Float[np.ndarray, " m"]
+    coins: Bool[np.ndarray, " m"]
+    checks: tuple[Check, ...]
+    canaries: int
+    kind: str
+
+
 def audit_training(
     audited: Audited, console: Console, *, canaries: int | None, kind: str | None, plant: str | None, seed: int | None
 ) -> tuple[Verdict, int, str]:
-    """Run with canaries, score every payload, judge; also how many canaries there were, and of which kind.
+    """Run with canaries, score every payload, judge; also how many canaries there were, and of which kind."""
+    found = find(audited, console, canaries=canaries, kind=kind, plant=plant, seed=seed)
+    with console.status("computing bounds"):
+        return judge(found.scores, found.coins, audited.claim, found.checks), found.canaries, found.kind
+
+
+def find(
+    audited: Audited, console: Console, *, canaries: int | None, kind: str | None, plant: str | None, seed: int | None
+) -> Found:
+    """Run with canaries and score every payload, without the bounds, which take longest where epsilon is large.
 
     Raises ValueError for settings that a payload alone cannot be judged by.
     """
@@ -51,7 +74,7 @@ def audit_training(
             local.run(plan, directory, on_round=lambda row: tick())
         base = Base(**{f.name: getattr(plan, f.name) for f in fields(Base)})
         record = Record(run=directory, base=base, payloads=open_record(folder, VIEW).payloads)
-        return judged(record, inserted, audited.claim, console), count, kind
+        return scores_of(record, inserted, kind, console)
 
 
 def settings_of(settings: Settings, seed: int | None) -> Settings:
@@ -71,7 +94,7 @@ def check(plan: Plan) -> None:
         raise ValueError("mode training replays clients without augmentation: give -c augment=none")
 
 
-def judged(record: Record, inserted: Inserted, claim: Claim, console: Console) -> Verdict:
+def scores_of(record: Record, inserted: Inserted, kind: str, console: Console) -> Found:
     """Scores of all canaries from every payload of their client, and the checks of all payloads."""
     scores, coins, rounds = [], [], []
     total = sum(len(clients) for clients in record.payloads.values())
@@ -82,7 +105,13 @@ def judged(record: Record, inserted: Inserted, claim: Claim, console: Console) -
             if seen:
                 scores.append(scored(seen, std, record.base.local.sample_rate))
                 coins.append(inserted.coins[inserted.clients == client])
-    return judge(torch.cat(scores).numpy(), torch.cat(coins).numpy(), claim, tuple(payload_checks(rounds)))
+    return Found(
+        scores=torch.cat(scores).numpy(),
+        coins=torch.cat(coins).numpy(),
+        checks=tuple(payload_checks(rounds)),
+        canaries=len(inserted.rows),
+        kind=kind,
+    )
 
 
 def payloads_of(record: Record, client: int, inserted: Inserted, tick: Callable[[], None]) -> tuple[list[Seen], float]:

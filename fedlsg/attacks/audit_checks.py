@@ -1,30 +1,52 @@
 """Checks of the noise itself, on outputs of clients whose examples have zero gradients: those outputs are all noise.
 
 They see what no score can: noise that is missing on some coordinates, drawn once and used again, smaller where nobody
-took part. Every check is a test whose probability of accusing correct code is at most ``SIGNIFICANCE``, except those
-of events that correct code gives with probability 0. Recorded outputs and the claimed deviation are all that they read.
+took part. Every check is a test whose probability of accusing correct code is at most its ``significance``: 0 for
+events that correct code does not give. Recorded outputs and what is claimed are all that they read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.stats import chi2, kstest, norm
 
+from fedlsg.attacks.canaries import step_weights
+from fedlsg.attacks.unit_mode import Recording, Setting
+
 SIGNIFICANCE = 1e-5
 SHAPE_SAMPLE = 100_000
+SLOPES = np.linspace(0.05, 12.0, 240)
+"""Of the exponentials tried by ``displacement``, in 1 / standard error."""
 
 Outputs = Float[np.ndarray, "rounds kept"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check: whether it passed, and what was found, in words."""
+    """One check: whether it passed, and what was found, in words.
+
+    significance: the probability with which correct code is accused, at most.
+    """
 
     name: str
     passed: bool
     says: str
+    significance: float = SIGNIFICANCE
+
+
+def unit_checks(seen: Recording, setting: Setting) -> tuple[Check, ...]:
+    """All checks of the unit mode: what was recorded, held to what ``setting`` claims."""
+    moved = displacement(
+        seen.moves,
+        seen.coins,
+        sample_rate=setting.local.sample_rate,
+        rounds=setting.rounds,
+        noise=setting.noise_std / setting.mechanism.sensitivity(len(setting.frame.blocks)),
+        weights=step_weights(setting.local),
+    )
+    return (moved, *noise_checks(seen.silent, kept=setting.frame.kept, noise_std=setting.noise_std))
 
 
 def noise_checks(silent: Mapping[str, Outputs], *, kept: int, noise_std: float) -> list[Check]:
@@ -36,7 +58,8 @@ def noise_checks(silent: Mapping[str, Outputs], *, kept: int, noise_std: float) 
         raise ValueError("expected at least one output of at least one silent client")
     misshapen = [name for name, rows in silent.items() if rows.shape[1] != kept]
     if misshapen:
-        return [Check(name="coordinates", passed=False, says=f"outputs of {misshapen} do not have {kept} values")]
+        says = f"outputs of {misshapen} do not have {kept} values"
+        return [Check(name="coordinates", passed=False, says=says, significance=0.0)]
     scaled = {name: np.asarray(rows, dtype=np.float64) / noise_std for name, rows in silent.items()}
     return [
         present(scaled),
@@ -48,19 +71,38 @@ def noise_checks(silent: Mapping[str, Outputs], *, kept: int, noise_std: float) 
     ]
 
 
-def displacement(moves: Float[np.ndarray, " m"], coins: Bool[np.ndarray, " m"]) -> Check:
+def displacement(
+    moves: Float[np.ndarray, " m"],
+    coins: Bool[np.ndarray, " m"],
+    *,
+    sample_rate: float,
+    rounds: int,
+    noise: float,
+    weights: Sequence[float] = (1.0,),
+) -> Check:
     """Canaries that are in move the outputs no further than the claimed sensitivity and sample rate let them.
 
-    ``moves`` as in ``unit_mode.Recording``: the mean of those in less that of those out is at most 1. A normal test
-    with the variances of both groups.
+    ``moves`` as in ``unit_mode.Recording``: the mean of those in less that of those out is at most 1. ``noise``: the
+    claimed deviation of an output along a canary, over the canary's length; ``weights``: those of the local steps.
+    Nothing is estimated: if the claim is true, that difference is a sum of Poisson batches' coins and of normal noise
+    whose moments are known, and Chernoff's bound on its tail (any t > 0 in it gives one) holds for any number of
+    canaries, rounds, and rate. It is at most some ten times the tail itself, paid in power: 4.8 standard errors where a
+    normal test needs 4.3. Assumes orthogonal canaries, as ``canaries.make_canaries`` gives under a joint clip.
     """
-    members, others = moves[coins], moves[~coins]
-    if min(len(members), len(others)) < 2:
-        return Check(name="sensitivity", passed=True, says="too few canaries of both kinds to tell")
-    moved = float(members.mean() - others.mean())
-    error = float(np.sqrt(members.var(ddof=1) / len(members) + others.var(ddof=1) / len(others)))
+    members, others = int(coins.sum()), int((~coins).sum())
+    if not members or not others:
+        return Check(name="sensitivity", passed=True, says="no canaries of both kinds to tell")
+    moved = float(moves[coins].mean() - moves[~coins].mean())
+    shares = np.asarray(weights) / (sample_rate * rounds * sum(weights))
+    spread = noise**2 / (rounds * (sample_rate * sum(weights)) ** 2) * (1 / members + 1 / others)
+    drawn = sample_rate * (1 - sample_rate) * rounds * float(np.square(shares).sum()) / members
+    error = float(np.sqrt(spread + drawn))
+    t = SLOPES / error
+    absent = np.log1p(-sample_rate) if sample_rate < 1 else -np.inf
+    taking = np.logaddexp(absent, np.log(sample_rate) + np.outer(t, shares) / members).sum(1)
+    log_p = float((members * rounds * taking + t**2 * spread / 2 - t * moved).min())
     says = f"a canary moves the outputs by {moved:.3f} of what is claimed (standard error {error:.3f})"
-    return Check(name="sensitivity", passed=bool(norm.sf((moved - 1) / error) >= SIGNIFICANCE), says=says)
+    return Check(name="sensitivity", passed=bool(log_p >= np.log(SIGNIFICANCE)), says=says)
 
 
 def present(scaled: Mapping[str, Outputs]) -> Check:
@@ -68,7 +110,7 @@ def present(scaled: Mapping[str, Outputs]) -> Check:
     empty = sum(int((np.abs(rows).max(1) == 0).sum()) for rows in scaled.values())
     total = sum(len(rows) for rows in scaled.values())
     says = f"{empty} of {total} outputs of clients with zero gradients are exactly zero"
-    return Check(name="noise present", passed=empty == 0, says=says)
+    return Check(name="noise present", passed=empty == 0, says=says, significance=0.0)
 
 
 def everywhere(rows: Outputs) -> Check:
@@ -91,7 +133,7 @@ def deviation(name: str, rows: Outputs) -> Check:
     squares, count = float(np.square(rows).sum()), rows.size
     low, high = np.sqrt(squares / chi2.isf([SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2], count))
     says = f"{np.sqrt(squares / count):.4f} of the claimed deviation (between {low:.4f} and {high:.4f})"
-    return Check(name=f"noise deviation, {name}", passed=bool(high >= 1), says=says)
+    return Check(name=f"noise deviation, {name}", passed=bool(high >= 1), says=says, significance=SIGNIFICANCE / 2)
 
 
 def fresh(rows: Outputs) -> Check:

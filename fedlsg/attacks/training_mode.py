@@ -21,9 +21,9 @@ from fedlsg.client import per_unit
 from fedlsg.persample import Batch, per_example_gradients
 from fedlsg.privatize import clipped_sum
 
-ALIKE = 0.5
-"""Correlation of two payloads above which their noise cannot be independent (far outside what chance gives)."""
 COMPARED = 256
+MASKED = 1.5
+"""Mean square of residuals, in that of the noise, above which used noise no longer brings two of them together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,8 +98,8 @@ def sensitivity(
 
     The slope of ``moved`` on ``expected`` is 1 where the claim is true: given the past, a payload's own noise and batch
     are all that separates the two. The errors of payloads are therefore uncorrelated, whatever their canaries have in
-    common, and their variances are known. A normal test; the spread of the payloads themselves would be a poor guide,
-    since a few of them may decide the slope.
+    common, and their variances are known. A normal test, whose significance is as good as that approximation is; the
+    spread of the payloads themselves would be a poor guide, since a few of them may decide the slope.
     """
     if not expected.sum() > 0:
         return Check(name="sensitivity", passed=True, says="no payload with canaries to tell")
@@ -110,7 +110,10 @@ def sensitivity(
 
 
 def enough(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
-    """Payloads vary at least as much as their noise: whatever the sum is, its distance from any guess only grows."""
+    """Payloads vary at least as much as their noise: whatever the sum is, its distance from any guess only grows.
+
+    What the batches add hides missing noise: no power against half of it where it is as long as the noise or longer.
+    """
     squares = sum(float(np.square(one).sum()) for one in residuals)
     count = sum(len(one) for one in residuals)
     says = f"payloads lie {np.sqrt(squares / count):.4f} noise deviations from what is expected, at least 1 is claimed"
@@ -118,13 +121,32 @@ def enough(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
 
 
 def unlike(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
-    """No two of the last payloads have the same noise; only those of equally many values are compared."""
-    largest, compared = 0.0, 0
+    """No two of the last payloads are closer than fresh noise lets them be; those of equally many values are compared.
+
+    Of two payloads let b be the later, or another client's. Given all but its noise, r_b - r_a is that noise and a
+    constant, whatever the examples add to either: its squared length is noncentral chi-squared, so that central
+    chi-squared bounds its lower tail; the same for r_b + r_a. All pairs and both signs are tested at once.
+    Noise used twice cancels, and leaves the difference of what the two batches add: twice a payload's own, on average.
+    No power where that is no shorter than noise: residuals of a mean square above ``MASKED``, which ``says`` tells.
+    Noise of half the claimed deviation fails here, too, where it is not masked: two such payloads are as close.
+    """
     chosen = list(residuals)[-COMPARED:]
-    for kept in {len(one) for one in chosen}:
-        rows = np.stack([one for one in chosen if len(one) == kept])
-        units = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
-        inner = np.abs(units @ units.T)[np.triu_indices(len(units), 1)]
-        largest, compared = max(largest, float(inner.max(initial=0.0))), compared + len(inner)
-    says = f"largest correlation of the noise in {compared} pairs of payloads is {largest:.3f}"
-    return Check(name="fresh noise", passed=largest < ALIKE, says=says)
+    groups = [np.stack([one for one in chosen if len(one) == kept]) for kept in sorted({len(one) for one in chosen})]
+    pairs = sum(len(rows) * (len(rows) - 1) // 2 for rows in groups)
+    if not pairs:
+        return Check(name="fresh noise", passed=True, says="no two payloads to compare")
+    found = [(nearest(rows), rows.shape[1]) for rows in groups if len(rows) > 1]
+    p = min(float(chi2.cdf(square, kept)) for square, kept in found) * 2 * pairs
+    apart = min(np.sqrt(square / kept) for square, kept in found)
+    says = f"the nearest of {pairs} pairs of payloads lie {apart:.3f} noise deviations apart, about 1 is the least"
+    if np.mean([np.square(one).mean() for one in chosen]) > MASKED:
+        says += "; no power here: what the batches add would keep payloads of the same noise as far apart"
+    return Check(name="fresh noise", passed=bool(p >= SIGNIFICANCE), says=says)
+
+
+def nearest(rows: Float[np.ndarray, "n kept"]) -> float:
+    """Least squared distance of a row from another, or from its negative."""
+    squares = np.square(rows).sum(1)
+    inner = np.abs(rows @ rows.T)
+    i, j = np.triu_indices(len(rows), 1)
+    return max(float((squares[i] + squares[j] - 2 * inner[i, j]).min()), 0.0)

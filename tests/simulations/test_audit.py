@@ -4,11 +4,14 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from fedlsg.attacks.plants import PLANTS
+from fedlsg.attacks.training_mode import payload_checks
+from simulations import audit_training
 from simulations.audit_command import audit_command
 from simulations.audit_subject import audited_run, audited_settings
 from simulations.cli import app
@@ -34,6 +37,7 @@ def test_correct_code(tmp_path):
     assert "verified" not in text + json.dumps(found)
     assert found["canaries"] == 200
     assert found["significance_of_each_bound"] == 0.001
+    assert all(check["significance"] <= 1e-5 for check in found["checks"])
     assert found["gdp_estimate"]["kind"] == "estimate, no bound"
     assert found["f_dp_one_run_bound"]["epsilon"] <= found["claimed"]["epsilon"]
     assert "secret" in found["threat_model"]
@@ -61,6 +65,28 @@ def test_a_run_is_held_to_what_it_reported(tmp_path, finished):
     assert found["claimed"]["epsilon"] == pytest.approx(finished.summary["epsilon_max"])
     assert found["claimed"]["steps"] == 6
     assert found["claimed_by"] == "summary.json of the run"
+
+
+def test_a_reproducible_claim_is_not_private(tmp_path):
+    """Not falsified, and void: of settings, of a run, and of one whose ledger alone says so."""
+    words = "NOT PRIVATE: its noise can be drawn again (reproducible)"
+    run = run_local(tmp_path / "run", **(SETTINGS | {"reproducible": True}))
+    for how in ({"given": SETTINGS | {"reproducible": True}}, {"run": str(run.path)}):
+        status, found, text = audit(tmp_path, canaries=60, **how)
+        assert status == 0
+        assert (found["reproducible"], found["not_private"]) == (True, words)
+        assert text.splitlines()[1] == words
+        assert any(line.startswith("claimed") and words in line for line in text.splitlines())
+    reconfigured(run, reproducible=False)
+    assert audited_run(str(run.path)).not_private == words
+
+
+@pytest.mark.parametrize("mode", ["unit", "training"])
+def test_a_seeded_audit_of_a_private_claim_is_of_a_private_claim(tmp_path, mode):
+    """Negative control: the audit's own seed repeats its canaries' run, not the one that is claimed."""
+    _, found, text = audit(tmp_path, canaries=60, mode=mode, seed=1)
+    assert (found["reproducible"], found["not_private"]) == (False, None)
+    assert "NOT PRIVATE" not in text
 
 
 def test_a_run_that_was_configured_otherwise_than_its_ledger_says(tmp_path, finished):
@@ -98,6 +124,29 @@ def test_training_mode_with_canaries_of_another_kind(tmp_path, kind):
     status, found, text = audit(tmp_path, mode="training", canaries=100, canary_kind=kind)
     assert status == 0, text
     assert found["canary_kind"] == kind
+
+
+def test_batches_far_above_the_noise_are_not_accused(monkeypatch):
+    """Training at sigma 0.05: residuals of two payloads correlate above 1/2 by chance, with fresh noise."""
+    seen = []
+    monkeypatch.setattr(audit_training, "payload_checks", lambda rounds: seen.extend(rounds) or payload_checks(rounds))
+    given = SETTINGS | {"method": "linear-probe", "noise_multiplier": 0.05, "rounds": 3, "clients": 4}
+    found = found_in(given, seed=2)
+    assert np.abs(np.corrcoef([one.residual for one in seen])[np.triu_indices(12, 1)]).max() > 0.5
+    assert all(check.passed for check in found.checks)
+    assert "no power here" in found.checks[-1].says
+
+
+def test_noise_used_again_at_sigma_1_is_found():
+    """Negative control of the test above."""
+    found = found_in(SETTINGS | {"noise_multiplier": 1.0, "rounds": 10}, plant="noise-reused")
+    assert [check.name for check in found.checks if not check.passed] == ["fresh noise"]
+
+
+def found_in(given, *, plant=None, seed=1):
+    """What a run with 100 canaries gives to judge."""
+    console = Console(file=io.StringIO())
+    return audit_training.find(audited_settings(given), console, canaries=100, kind=None, plant=plant, seed=seed)
 
 
 def test_training_mode_finds_full_batches(tmp_path):

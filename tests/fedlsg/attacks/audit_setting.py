@@ -7,7 +7,7 @@ import torch
 import strategies
 from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.attacks.audit import Claim, Verdict, judge
-from fedlsg.attacks.audit_checks import displacement, noise_checks
+from fedlsg.attacks.audit_checks import unit_checks
 from fedlsg.attacks.plants import planted
 from fedlsg.attacks.unit_mode import Recording, Setting, record
 from fedlsg.client import LocalTraining
@@ -50,8 +50,7 @@ def audit(made: Setting, *, plant: str | None = None, canaries: int = 400, seed:
 
 def verdict(made: Setting, seen: Recording) -> Verdict:
     """The judgement of what was recorded."""
-    checks = noise_checks(seen.silent, kept=made.frame.kept, noise_std=made.noise_std)
-    return judge(seen.scores, seen.coins, claim_of(made), (displacement(seen.moves, seen.coins), *checks))
+    return judge(seen.scores, seen.coins, claim_of(made), unit_checks(seen, made))
 
 
 def aggregated(made: Setting, survivors: int) -> Setting:

@@ -5,9 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chi2
 from torch.testing import assert_close
 
-from fedlsg.attacks.training_mode import clipped_rows, enough, look, payload_checks, scored, sensitivity, unlike
+from fedlsg.attacks.training_mode import (
+    clipped_rows,
+    enough,
+    look,
+    nearest,
+    payload_checks,
+    scored,
+    sensitivity,
+    unlike,
+)
 from fedlsg.client import LocalTraining
 from tests.fedlsg.attacks.observed import digits, method, mlp, observe
 
@@ -66,7 +76,50 @@ def test_checks_of_payloads():
     assert not enough(residuals(scale=0.9)).passed
     assert unlike(residuals()).passed
     assert not unlike([*residuals(), residuals()[4] + 0.1]).passed
+    assert not unlike([*residuals(), 0.1 - residuals()[4]]).passed
     assert unlike([np.ones(3), np.ones(4)]).passed
+
+
+def batches(count=40, length=100.0):
+    """Residuals of fresh noise and batches that fluctuate along one gradient, far above it: correlated by chance."""
+    rng = np.random.default_rng(1)
+    common = rng.normal(size=400)
+    return [rng.normal(size=400) + rng.normal() * length * common / np.linalg.norm(common) for _ in range(count)]
+
+
+def test_batches_above_the_noise_are_not_noise_used_twice():
+    rows = np.stack(batches())
+    assert np.abs(np.corrcoef(rows)[np.triu_indices(len(rows), 1)]).max() > 0.95  # what looked like noise used twice
+    found = unlike(batches())
+    assert found.passed
+    assert "no power here" in found.says
+    assert "no power" not in unlike(residuals()).says
+
+
+def test_noise_used_twice_under_batches_shorter_than_it():
+    """Negative control, at half of the noise's mean square; and where ``says`` tells that there is no power."""
+    rng = np.random.default_rng(2)
+    reused = rng.normal(size=400)
+    short = [*residuals(), *(reused + np.sqrt(0.2) * rng.normal(size=400) for _ in range(2))]
+    long = [*residuals(), *(reused + np.sqrt(1.5) * rng.normal(size=400) for _ in range(2))]
+    assert not unlike(short).passed
+    assert unlike(long).passed
+
+
+@pytest.mark.parametrize("signal", [0.0, 0.7, 30.0])
+def test_the_nearest_pair_is_as_rare_as_it_says(signal):
+    """P(nearest^2 < x) is at most 2 pairs chi2(x), whatever the signal: 3000 draws of 4 payloads of 12 values."""
+    rng = np.random.default_rng(3)
+    draws = rng.normal(size=(3000, 4, 12)) + signal * rng.normal(size=(3000, 4, 1)) * rng.normal(size=12)
+    p = 2 * 6 * chi2.cdf([nearest(rows) for rows in draws], 12)
+    for level in (0.01, 0.05, 0.2):
+        assert (p < level).mean() <= level + 3 * np.sqrt(level / 3000)
+
+
+def test_halved_noise_is_too_close_and_too_short():
+    halved = residuals(scale=0.5)
+    assert not enough(halved).passed
+    assert not unlike(halved).passed
 
 
 def test_a_batch_of_no_canaries_is_empty():
