@@ -18,7 +18,7 @@ from benchmarks import bare, jobs
 from benchmarks.pairs import estimate, parser, write
 from simulations.engines import local
 from simulations.plan import make_plan
-from simulations.recorder import Row
+from simulations.row import Row
 from simulations.rundir import create
 from simulations.settings import from_mapping
 

@@ -7,9 +7,10 @@ The gradient of example b is G_b = g_b^T x_b. Its squared norm is a sum over pai
 For a convolution x_t is the patch under output t, and patches of pixels p, q have <x_s, x_t> = sum over taps of the
 pixels' own products: nothing is unfolded.
 
-Why the clip holds: norms are computed in float64 from the very g and x that are summed, so they are exact to 1e-12;
-and f g, rounded in the type of g, moves the contribution of b by at most u f_b sum_t |g_t| |x_t| <= u f_b |g_b| |x_b|,
-which ``norms`` adds (patches overlap: taps times the squares of x).
+Why the clip holds: norms are computed in float64 from the very g and x that are summed, and the most that rounding can
+take off their squares, (m + n + T^2) 2^-52 |g_b|^2 |x_b|^2, is added. f g, rounded in the type of g, moves the
+contribution of b by at most u f_b sum_t |g_t| |x_t| <= u f_b |g_b| |x_b|, which ``norms`` adds, too (patches overlap:
+taps times the squares of x).
 What forming G_b first would give for free is that every summand is as short as C. Here the sum runs over positions,
 and where those of one example cancel, summands of C |g_b| |x_b| / |G_b| would round away what others have added: an
 example could move the sum by many C. ``norms`` therefore never falls below CANCELLED |g_b| |x_b|: no summand is longer
@@ -64,7 +65,9 @@ class Held:
         lengths = [torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=torch.float64) for t in (self.g, self.x)]
         overlap = math.prod(self.layer.kernel_size) if isinstance(self.layer, nn.Conv2d) else 1
         positions = lengths[0] * lengths[1] * math.sqrt(overlap)
-        bound: Tensor = squares.clamp(min=0).sqrt() * (1 + 1e-9) + torch.finfo(self.g.dtype).eps * positions
+        pairs = (self.g[0].numel() // len(self.layer.weight)) ** 2
+        lost = (sum(self.layer.weight.flatten(1).shape) + pairs) * torch.finfo(torch.float64).eps * positions.square()
+        bound: Tensor = (squares.clamp(min=0) + lost).sqrt() + torch.finfo(self.g.dtype).eps * positions
         return torch.maximum(bound, CANCELLED * positions)
 
     def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:

@@ -45,7 +45,8 @@ class Spread:
 def displayed(population: Sequence[Sequence[Event]], *, delta: float) -> Spread:
     """`spread` for a running display: by the cheap accountant; beyond `EXACT` different clients on a grid of q and T.
 
-    Later rounds then ask what earlier ones have asked. Differs from `spread` upwards only, by a fifth at most.
+    Later rounds then ask what earlier ones have asked. Differs from `spread` upwards only: q and T rise by less than a
+    tenth.
     """
     merged = [canonical(events) for events in population]
     if len(set(merged)) > EXACT:
@@ -58,7 +59,7 @@ def spread(population: Sequence[Sequence[Event]], *, delta: float, accountants: 
 
     Guarantee: neither is below what one of the ``accountants`` certifies of the client in question. Up to `EXACT`
     different clients both are exactly those of `compose`. Beyond that the largest is exact unless `QUESTIONS` did not
-    suffice, and the median is that of the upper one of two middle clients, or a little more.
+    suffice; the median is an upper bound, which can be half too large (docs/performance.md).
     """
     merged = [canonical(events) for events in population]
     different = sorted(set(merged), key=_spent)

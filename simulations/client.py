@@ -21,20 +21,18 @@ from fedlsg.adapters import frozen_bases
 from fedlsg.carriers import carried_parameters, find_classifier
 from fedlsg.frame import Frame
 from fedlsg.ledger import Entry, Ledger, LedgerError
-from fedlsg.method import Batch, LocalTraining, client_step, initial_needed, make_frame
+from fedlsg.method import LocalTraining, client_step, initial_needed, make_frame
 from fedlsg.payload import pack
 from fedlsg.persample import trainable
 from fedlsg.powersgd import encode
 from fedlsg.privatize import Mechanism
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.snip import pruning_mechanism, saliency_frame, saliency_scale
+from simulations.batches import batches
 from simulations.outbox import Outbox
 from simulations.plan import Base, prepare
 from simulations.rundir import RunDir
 from simulations.settings import Settings
-from simulations.workloads import to_device
-from simulations.workloads.augment import draw_round, drawn_copies
-from simulations.workloads.workload import Inputs
 from strategies.state import load_weights
 from strategies.strategy import ClientTerms
 from strategies.wire import Announcement, flat_bytes, read_frame, read_kept, read_round, read_weights
@@ -270,29 +268,6 @@ def _training(base: Base, announced: Announcement, partition: int) -> tuple[Mech
     if announced.round == 0:
         return terms.mechanism(pruning_mechanism(base.method)), local.single()
     return terms.mechanism(base.method.mechanism), local
-
-
-def batches(base: Base, partition: int, round: int, drawn: list[Tensor]) -> Batch:
-    """Inputs and targets of positions in a client's part, augmented where the settings say so; rows go to ``drawn``.
-
-    Guarantee: what an example's row becomes does not depend on which others the client holds or the batch has. Draws
-    belong to a row of the training split: public draws by place would let one example more or less change all that
-    come after it, and the sum would move by more than its sensitivity.
-    """
-    s, augment, changes = base.settings, base.augment, None
-    if augment is not None:
-        generator = public_generator(s.seed, "augment", partition, round)
-        changes = draw_round(augment, len(base.workload.train), base.local.multiplicity, generator)
-
-    def batch(positions: Tensor) -> tuple[Inputs, Tensor]:
-        rows = base.parts[partition][positions]
-        drawn.append(rows)
-        inputs, targets = base.workload.train.batch(rows)
-        if augment is not None and changes is not None:
-            inputs, targets = drawn_copies(inputs, targets, changes[rows], augment)
-        return to_device(inputs, s.device), targets.to(s.device)
-
-    return batch
 
 
 def _stream(base: Base, purpose: str, partition: int, round: int) -> SecretStream:

@@ -16,7 +16,7 @@ from simulations.display import layers_shown, showing, summary_table
 from simulations.engines import engine
 from simulations.plan import Plan, make_plan
 from simulations.published import resolve
-from simulations.recorder import Row
+from simulations.row import Row
 from simulations.rundir import RunDir, create
 from simulations.settings import from_mapping
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedlsg.layout import LayerRow, grouped, totals
-from simulations.recorder import Row
+from simulations.row import Row
 
 WIDTH_FOR_BAR = 110
 """Columns of a terminal below which the numbers need the bar's room."""

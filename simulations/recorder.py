@@ -6,10 +6,9 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, get_type_hints
+from typing import Any
 
 from fedlsg.accounting import AccountingError, compose
 from fedlsg.events import Event
@@ -24,6 +23,7 @@ from simulations.hardware import hardware
 from simulations.outbox import write_atomically
 from simulations.plan import Plan
 from simulations.preset import codec_of
+from simulations.row import FIELDS, Row
 from simulations.rundir import RunDir
 from strategies.report import RoundReport
 from strategies.state import ServerState
@@ -31,35 +31,6 @@ from strategies.state import ServerState
 PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One line of rounds.csv. Client lists are space-separated; reasons are one line each, cut to a bounded length."""
-
-    round: int
-    accuracy: float | None
-    loss: float | None
-    epsilon_max: float
-    epsilon_median: float
-    uplink_bytes: int
-    downlink_bytes: int
-    uplink_bytes_wire: int
-    downlink_bytes_wire: int
-    uplink_messages: int
-    downlink_messages: int
-    seconds: float
-    asked: str
-    answered: str
-    rejected: str
-    reasons: str
-
-    @classmethod
-    def parse(cls, row: Mapping[str, str]) -> "Row":
-        """A row of rounds.csv as it was written; raises KeyError or ValueError for another file."""
-        kinds = get_type_hints(cls)
-        return cls(**{name: _parse(kinds[name], row[name]) for name in FIELDS})
-
-
-FIELDS = tuple(Row.__dataclass_fields__)
 BYTES = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire")
 SUMS = (*BYTES, "uplink_messages", "downlink_messages")
 
@@ -303,9 +274,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "not installed"
     return found
-
-
-def _parse(kind: Any, text: str) -> Any:
-    if kind == float | None:
-        return float(text) if text else None
-    return kind(text)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from simulations.outbox import write_atomically
 
 if TYPE_CHECKING:
-    from simulations.recorder import Row
+    from simulations.row import Row
 
 FILE = "events.out.tfevents.fedlsg"
 """TensorBoard reads every file that has "tfevents" in its name."""

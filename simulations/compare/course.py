@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from simulations.compare.plots import short_bytes
-from simulations.recorder import Row
+from simulations.row import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

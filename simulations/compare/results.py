@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simulations.chance import Chance
-from simulations.recorder import Row
+from simulations.row import Row
 from simulations.rundir import RunDir
 from simulations.settings import as_config
 

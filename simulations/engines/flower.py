@@ -16,7 +16,7 @@ import tomli_w
 
 from simulations.flower_runtime import run_app
 from simulations.plan import Plan
-from simulations.recorder import Row
+from simulations.row import Row
 from simulations.rundir import RunDir
 from simulations.settings import as_config
 

@@ -18,7 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from simulations.client_app import app
 from simulations.plan import Plan
-from simulations.recorder import Row
+from simulations.row import Row
 from simulations.rundir import RunDir
 from simulations.server import serve
 from simulations.settings import as_config

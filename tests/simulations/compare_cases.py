@@ -8,7 +8,7 @@ from typing import Any
 from simulations.compare.grid import Grid, from_toml
 from simulations.compare.results import Result
 from simulations.compare.worker import Job, Outcome
-from simulations.recorder import Row
+from simulations.row import Row
 
 CHANCE = {"num_classes": 10, "majority_share": 0.1, "test_examples": 400.0}
 

@@ -17,7 +17,7 @@ from simulations.client_app import app
 from simulations.engines import local
 from simulations.engines.local import ClientFunction
 from simulations.plan import Plan, make_plan
-from simulations.recorder import Row
+from simulations.row import Row
 from simulations.rundir import RunDir, create
 from simulations.settings import from_mapping
 

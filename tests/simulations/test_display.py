@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedlsg.layout import LayerRow
 from simulations.display import RoundDisplay, human_bytes, layers_shown, percent, privacy_line, showing, summary_table
-from simulations.recorder import Row
+from simulations.row import Row
 
 SUMMARY: dict[str, Any] = {
     "workload": "digits", "model": "mlp", "method": "lsg", "clients": 5, "rounds": 100, "engine": "flower",

@@ -14,7 +14,7 @@ from fedlsg.payload import payload_bytes
 from simulations.cli import app as cli
 from simulations.client_app import app
 from simulations.engines import flower, local
-from simulations.recorder import Row
+from simulations.row import Row
 from strategies.wire import read_update
 from tests.simulations import bad_clients
 from tests.simulations.bad_clients import HONEST, KINDS

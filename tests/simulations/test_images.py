@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from simulations import workloads
-from simulations.client import batches
+from simulations.batches import batches
 from simulations.plan import prepare
 from simulations.settings import from_mapping
 from simulations.workloads import Options, Workload

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulations import tensorboard
-from simulations.recorder import Row
+from simulations.row import Row
 from simulations.rundir import RunDir
 from simulations.tensorboard import FILE, append, read, rewrite, scalars
 from tests.simulations.runs import Run, resume_local

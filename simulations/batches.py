@@ -1,0 +1,33 @@
+"""A client's batches: rows of its part, prepared by the workload and augmented where the settings say so."""
+
+from torch import Tensor
+
+from fedlsg.method import Batch
+from fedlsg.randomness import public_generator
+from simulations.plan import Base
+from simulations.workloads import to_device
+from simulations.workloads.augment import draw_round, drawn_copies
+from simulations.workloads.workload import Inputs
+
+
+def batches(base: Base, partition: int, round: int, drawn: list[Tensor]) -> Batch:
+    """Inputs and targets of positions in a client's part, augmented where the settings say so; rows go to ``drawn``.
+
+    Guarantee: what an example's row becomes does not depend on which others the client holds or the batch has. Draws
+    belong to a row of the training split: public draws by place would let one example more or less change all that
+    come after it, and the sum would move by more than its sensitivity.
+    """
+    s, augment, changes = base.settings, base.augment, None
+    if augment is not None:
+        generator = public_generator(s.seed, "augment", partition, round)
+        changes = draw_round(augment, len(base.workload.train), base.local.multiplicity, generator)
+
+    def batch(positions: Tensor) -> tuple[Inputs, Tensor]:
+        rows = base.parts[partition][positions]
+        drawn.append(rows)
+        inputs, targets = base.workload.train.batch(rows)
+        if augment is not None and changes is not None:
+            inputs, targets = drawn_copies(inputs, targets, changes[rows], augment)
+        return to_device(inputs, s.device), targets.to(s.device)
+
+    return batch
