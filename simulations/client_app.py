@@ -14,11 +14,15 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from simulations.client import FrameDiffersError, OverBudgetError, answer, process
+from simulations.engines import actors
+from simulations.engines.grouped import answer_groups
 from simulations.published import from_run_config
 from simulations.settings import Settings
 from strategies.wire import FAILED, FRAME_DIFFERS, OVER_BUDGET, failure, identity, update
 
 app = ClientApp()
+answer_groups(app)
+actors.restart_dead()
 
 
 def read_context(context: Context) -> tuple[Settings, int]:

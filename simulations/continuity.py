@@ -20,7 +20,7 @@ except ImportError:  # not on Windows: there one process a run is the caller's d
     fcntl = None  # type: ignore[assignment]
 
 HARMLESS = frozenset({
-    "engine", "device", "threads", "client-cpus", "client-gpus", "round-timeout",
+    "engine", "device", "threads", "client-cpus", "client-gpus", "grouped", "round-timeout",
     "data-dir", "run-dir", "evaluate-every", "record-updates",
 })  # fmt: skip
 """Settings that a resumed run may change: they move neither a draw nor what a ledger entry means."""

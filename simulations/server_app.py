@@ -7,8 +7,11 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from simulations.plan import make_plan
+from simulations.engines import actors
+from simulations.engines.grouped import GroupedGrid
+from simulations.plan import Plan, make_plan
 from simulations.published import from_run_config
 from simulations.rundir import RunDir, create
 from simulations.server import serve
@@ -31,5 +34,15 @@ def main(grid: Grid, context: Context) -> None:
     if not run.config.exists():
         run.write_config(plan.settings)
     log(INFO, "run directory: %s", run.path)
-    summary = serve(grid, plan, run)
+    summary = serve(grouped(grid, plan), plan, run)
     log(INFO, "accuracy %.4f, epsilon %.4g at delta %g", summary["accuracy"], summary["epsilon_max"], summary["delta"])
+
+
+def grouped(grid: Grid, plan: Plan) -> Grid:
+    """The grid that the run uses: in a simulation, one message for many clients. A deployed client answers alone."""
+    s = plan.settings
+    if not (s.grouped and isinstance(grid, InMemoryGrid)):
+        return grid
+    wait_for_nodes(grid, 1)
+    gpus = s.client_gpus if s.device == "cuda" else 0
+    return GroupedGrid(grid, plan.sizes, actors=lambda: actors.count(s.client_cpus, gpus))

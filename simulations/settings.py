@@ -109,6 +109,7 @@ class Settings:
     threads: int = 1
     client_cpus: int = 1
     client_gpus: float = 0.25
+    grouped: bool = True
     round_timeout: float = 3600.0
     run_dir: str | None = None
 

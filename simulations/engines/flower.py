@@ -16,6 +16,7 @@ import tomli_w
 
 from simulations.flower_runtime import run_app
 from simulations.plan import Plan
+from simulations.preset import known
 from simulations.row import Row
 from simulations.rundir import RunDir
 from simulations.settings import as_config
@@ -43,7 +44,7 @@ def run(
         try:
             outcome = run_app(
                 app,
-                num_supernodes=len(plan.terms),
+                num_supernodes=known(s.clients_per_round) if s.grouped else len(plan.terms),
                 log_file=directory.log,
                 cpus_per_client=s.client_cpus,
                 gpus_per_client=s.client_gpus if s.device == "cuda" else 0,

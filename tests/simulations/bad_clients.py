@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 
 from fedlsg.payload import CHECKSUM_BYTES, HEADER, MAGIC, VERSION
 from simulations.client_app import app as honest
+from simulations.engines.grouped import answer_groups
 from simulations.rundir import RunDir
 from strategies.wire import read_update, update
 
@@ -127,6 +128,7 @@ KINDS: dict[str, Bad] = {
 }
 HONEST = 2
 app = ClientApp()
+answer_groups(app)
 
 
 @app.query()

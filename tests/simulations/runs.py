@@ -15,7 +15,7 @@ from torch import Tensor
 from fedlsg.ledger import Entry, read_entries
 from simulations.client_app import app
 from simulations.engines import local
-from simulations.engines.local import ClientFunction
+from simulations.engines.virtual import ClientFunction
 from simulations.plan import Plan, make_plan
 from simulations.row import Row
 from simulations.rundir import RunDir, create

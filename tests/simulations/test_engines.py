@@ -14,6 +14,7 @@ from fedlsg.payload import payload_bytes
 from simulations.cli import app as cli
 from simulations.client_app import app
 from simulations.engines import flower, local
+from simulations.engines.virtual import ClientFunction
 from simulations.row import Row
 from strategies.wire import read_update
 from tests.simulations import bad_clients
@@ -175,7 +176,7 @@ def reply_fields(reply: Message) -> dict[str, object]:
     return fields
 
 
-def data_dependent_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: local.ClientFunction) -> set[str]:
+def data_dependent_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: ClientFunction) -> set[str]:
     """Places in which the replies of two runs differ that draw different batches and noise."""
     fields = []
     for name in ("a", "b"):

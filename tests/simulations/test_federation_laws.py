@@ -13,7 +13,7 @@ import simulations.client
 from fedlsg.frame import Frame
 from fedlsg.randomness import public_generator, reproducible_stream
 from simulations.client_app import app
-from simulations.engines import local
+from simulations.engines.virtual import ClientFunction
 from simulations.plan import Plan
 from simulations.rundir import RunDir
 from strategies.state import ServerState
@@ -137,7 +137,7 @@ LOUD = {
 TOLERANCE = 0.05  # five standard deviations of a standard deviation from 4,810 numbers
 
 
-def failing(*partitions: int) -> local.ClientFunction:
+def failing(*partitions: int) -> ClientFunction:
     def client(message: Message, context: Context) -> Message:
         if message.metadata.message_type == "train" and context.node_config["partition-id"] in partitions:
             raise RuntimeError("planted failure")

@@ -15,10 +15,11 @@ from flwr.app import Message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
-from simulations.engines.local import LocalGrid, over_the_wire, task_identity
+from simulations.engines.local import LocalGrid, task_identity
 from simulations.plan import Plan, known
 from simulations.settings import as_config
 from strategies.report import RoundReport
+from strategies.serial import over_the_wire
 from strategies.state import ServerState
 from strategies.strategy import FederationSettings, FedLSG
 from strategies.wire import flat_record

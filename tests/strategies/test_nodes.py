@@ -6,7 +6,8 @@ import pytest
 from flwr.app import Message
 
 import strategies.nodes
-from simulations.engines.local import FIRST_NODE, LocalGrid
+from simulations.engines.local import LocalGrid
+from simulations.engines.virtual import FIRST_NODE
 from strategies.nodes import find_partitions, wait_for_nodes
 from strategies.wire import failure, identity
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from fedlsg.payload import pack
 from fedlsg.privatize import Mechanism
-from simulations.engines.local import FIRST_NODE, over_the_wire
+from simulations.engines.virtual import FIRST_NODE
 from strategies.report import REASON_LENGTH, reason_of
+from strategies.serial import over_the_wire
 from strategies.strategy import ClientTerms
 from strategies.wire import FRAME_DIFFERS, failure, read_frame, read_update, update
 from tests.strategies.federation import EXAMPLES, Federation, server_state, values_for
@@ -294,8 +295,11 @@ def test_the_log_says_what_is_trained(caplog):
 def test_clients_are_never_asked_to_evaluate():
     kinds = set()
     federation = Federation(server_state())
-    push = federation.grid._push
-    federation.grid._push = lambda message: (kinds.add(message.metadata.message_type), push(message))[1]
+    deliver = federation.grid.deliver
+    federation.grid.deliver = lambda messages, timeout: (
+        kinds.update(message.metadata.message_type for message in messages),
+        deliver(messages, timeout),
+    )[1]
     federation.run(2)
     assert kinds == {"query", "train"}
     assert read_update(update(b"x", 0)) == b"x"

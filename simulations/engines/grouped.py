@@ -1,0 +1,109 @@
+"""Many clients in one message: on Ray, a message costs more than a small client's training.
+
+    server   GroupedGrid     the messages of a round, shared out into one pile for each Ray actor
+    actor    answer_groups   the clients of a pile, one after the other, on the one model of the actor
+
+The strategy and the clients do not know: they see the messages that they would see without it, and bytes are counted on
+those. A pile is pickled, so that what its messages share, the weights, is in it once.
+"""
+
+import itertools
+import pickle
+import time
+from collections.abc import Callable, Iterable, Sequence
+from logging import WARNING
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from simulations.engines.virtual import FIRST_NODE, VirtualGrid, called, failed, named
+from strategies.report import reason_of
+
+ACTION = "grouped"
+POLL_SECONDS = 0.01
+
+Pile = Sequence[Message]
+
+
+class GroupedGrid(VirtualGrid):
+    """The clients of a Flower simulation behind the nodes of ``grid``, each of which can serve any partition.
+
+    ``sizes``: examples of each partition, by which work is shared out; ``actors``: how many run at once, asked with the
+    first message. A pile that is lost with its actor is sent again, client by client: one that kills its actor costs
+    the round no other client.
+    """
+
+    def __init__(self, grid: Grid, sizes: Sequence[int], *, actors: Callable[[], int]) -> None:
+        super().__init__(len(sizes))
+        self.grid, self.sizes = grid, sizes
+        self._count, self._actors = actors, 0
+        if hasattr(grid, "pull_interval"):
+            grid.pull_interval = POLL_SECONDS  # a tenth of a second by default: longer than a small round
+
+    def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
+        """The replies, an error for each client whose actor was lost twice, nothing for silence until the timeout."""
+        self._actors = self._actors or self._count()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        work = [self.sizes[message.metadata.dst_node_id - FIRST_NODE] for message in messages]
+        replies, lost = self._exchange(shared_out(messages, work, self._actors), deadline)
+        more, lost = self._exchange([[message] for pile, _ in lost for message in pile], deadline)
+        return [*replies, *more, *(named(failed(message, why)) for pile, why in lost for message in pile)]
+
+    def _exchange(self, piles: Sequence[Pile], deadline: float | None) -> tuple[list[Message], list[tuple[Pile, str]]]:
+        """The replies of the clients; the piles that were lost, and why."""
+        nodes = itertools.cycle(self.grid.get_node_ids())
+        questions = [
+            Message(packed(pile, self.num_partitions), node, f"{MessageType.QUERY}.{ACTION}")
+            for pile, node in zip(piles, nodes, strict=False)
+        ]
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        answers = list(self.grid.send_and_receive(questions, timeout=left)) if questions else []
+        pile_of = {q.metadata.message_id: pile for q, pile in zip(questions, piles, strict=True)}
+        replies: list[Message] = []
+        lost: list[tuple[Pile, str]] = []
+        for answer in answers:
+            if answer.has_error():
+                pile, why = pile_of[answer.metadata.reply_to_message_id], answer.error.reason or ""
+                log(WARNING, "an actor was lost with %d clients: %s", len(pile), reason_of(RuntimeError(why)))
+                lost.append((pile, why))
+            else:
+                replies += unpacked(answer.content)[0]
+        return replies, lost
+
+
+def answer_groups(app: ClientApp) -> None:
+    """Make a ClientApp answer piles, too: it is called once for each message in them."""
+
+    @app.query(ACTION)
+    def grouped(message: Message, context: Context) -> Message:
+        questions, num_partitions = unpacked(message.content)
+        answers = [called(app, question, num_partitions, context.run_config) for question in questions]
+        return Message(packed([a for a in answers if a is not None], num_partitions), reply_to=message)
+
+
+def shared_out(messages: Sequence[Message], work: Sequence[int], piles: int) -> list[list[Message]]:
+    """The messages in at most ``piles`` piles, none empty, each next largest work given to the least loaded pile.
+
+    Within a pile they keep their order.
+    """
+    loads, place = [0] * min(piles, len(messages)), [0] * len(messages)
+    for i in sorted(range(len(messages)), key=lambda i: -work[i]):
+        place[i] = loads.index(min(loads))
+        loads[place[i]] += work[i] + 1
+    return [[m for m, at in zip(messages, place, strict=True) if at == pile] for pile in range(len(loads))]
+
+
+def packed(messages: Pile, num_partitions: int) -> RecordDict:
+    """Content of a Flower message that holds messages. Differs from the wire: what they share is in it once."""
+    data = pickle.dumps(list(messages), protocol=pickle.HIGHEST_PROTOCOL)
+    array = Array(dtype="uint8", shape=(len(data),), stype="raw", data=data)
+    config = ConfigRecord({"num-partitions": num_partitions})
+    return RecordDict({"messages": ArrayRecord({"pickled": array}), "of": config})
+
+
+def unpacked(content: RecordDict) -> tuple[list[Message], int]:
+    """What ``packed`` took. Only for content of this run's own processes: unpickling runs what it is told to."""
+    messages: list[Message] = pickle.loads(content.array_records["messages"]["pickled"].data)
+    return messages, int(content.config_records["of"]["num-partitions"])  # type: ignore[arg-type]

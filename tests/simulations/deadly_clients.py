@@ -1,0 +1,34 @@
+"""Clients that kill the process they run in, once or each time; a flag in the run directory remembers that they did.
+
+Importable on its own: Ray's actors find it through PYTHONPATH.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from simulations.client_app import app as honest
+from simulations.engines.grouped import answer_groups
+
+ONCE, ALWAYS = 1, 2
+app = ClientApp()
+answer_groups(app)
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    return honest(message, context)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    partition, round_ = context.node_config["partition-id"], message.content["round"]["round"]
+    if round_ == 2 and partition in (ONCE, ALWAYS):
+        flag = Path(str(message.content["round"]["run_dir"])) / f"killed-by-{partition}"
+        if partition == ALWAYS or not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return honest(message, context)
