@@ -17,6 +17,7 @@ from fedlsg.privatize import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import SecretStream
 from fedlsg.sampling import check_sample_rate, microbatches, poisson_batch
 from fedlsg.summed import summable, summed_gradient
+from fedlsg.supported import check
 from fedlsg.update import move
 
 Positions = Int[Tensor, " batch"]
@@ -85,6 +86,7 @@ def client_step(
     With momentum mu the result is sum_k v_k, v_k = mu v_(k-1) + s_k, so -lr Eq3(result) is the local change of W.
     Differs from the paper: one joint clip over all blocks and dense parameters (see privatize.py).
     """
+    check(model, frame)
     start = {name: p.detach().clone() for name, p in trainable(model).items()} if local.steps > 1 else {}
     velocity = accumulated = torch.zeros(0)
     try:
@@ -125,13 +127,14 @@ def _clipped_batch_sum(
         inputs, targets = batch(micro)
         units: Sequence[Tensor | Held]
         if not mechanism.clips and scale is None and summable(frame):
-            part = summed_gradient(model, loss_fn, inputs, targets, frame) / local.multiplicity
+            part = summed_gradient(model, loss_fn, inputs, targets, frame, checked=True)
+            part = part if local.multiplicity == 1 else part / local.multiplicity
             total = part if total is None else total + part
             continue
         if mechanism.clips and mechanism.clip == "joint" and local.multiplicity == 1 and scale is None and holds(frame):
-            units = held_gradients(model, loss_fn, inputs, targets, frame)
+            units = held_gradients(model, loss_fn, inputs, targets, frame, checked=True)
         else:
-            gradients = per_example_gradients(model, loss_fn, inputs, targets, frame)
+            gradients = per_example_gradients(model, loss_fn, inputs, targets, frame, checked=True)
             units = per_unit(gradients, frame, local.multiplicity)
             if scale is not None:
                 units = [g * factor for g, factor in zip(units, scale, strict=True)]

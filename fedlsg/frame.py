@@ -84,12 +84,12 @@ class Block:
     keep: Keep = EVERYTHING
     weight: float = 1.0
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of coordinates before the mask."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def kept(self) -> int:
         """Number of coordinates after the mask."""
         return self.keep.count(self.shape)
@@ -111,12 +111,12 @@ class Frame:
         """The frame that a payload is packed in."""
         return self if self.sent is None else self.sent
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Coordinates before the mask."""
         return sum(block.size for block in self.blocks)
 
-    @property
+    @cached_property
     def kept(self) -> int:
         """Coordinates after the mask: the values of one payload."""
         return sum(block.kept for block in self.blocks)

@@ -21,14 +21,14 @@ from torch.autograd.graph import Node
 from fedlsg.frame import Frame
 from fedlsg.held import Held
 from fedlsg.hooked_layers import Layer, Remembered, block_gradient, can_hold, plan, remember, remember_output
-from fedlsg.supported import check_frame, check_supported, trainable, unsupported
+from fedlsg.supported import check, trainable, unsupported
 
 Batch = Tensor | Mapping[str, Tensor]
 LossFunction = Callable[[Any, Any], Tensor]
 
 
 def per_example_gradients(
-    model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch, frame: Frame
+    model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch, frame: Frame, *, checked: bool = False
 ) -> list[Float[Tensor, "batch kept"]]:
     """Kept coordinates of each example's gradient, one tensor a block, in the order of ``frame.blocks``.
 
@@ -40,20 +40,28 @@ def per_example_gradients(
     shape (0, kept) without a call of the model; a loss that is not finite stays in its own row.
     Raises UnsupportedLayerError for what supported.py lists, and for a layer that is called twice, whose input is
     not batch first, or whose input changes in place after the call; ValueError for losses of another shape.
+    ``checked``: ``supported.check(model, frame)`` was called since either changed, and need not be called again.
     """
-    found = held_gradients(model, loss_fn, inputs, targets, frame, hold=False)
+    found = held_gradients(model, loss_fn, inputs, targets, frame, hold=False, checked=checked)
     return [value.flatten(1) for value in found if isinstance(value, Tensor)]
 
 
 def held_gradients(
-    model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch, frame: Frame, *, hold: bool = True
+    model: nn.Module,
+    loss_fn: LossFunction,
+    inputs: Batch,
+    targets: Batch,
+    frame: Frame,
+    *,
+    hold: bool = True,
+    checked: bool = False,
 ) -> list[Float[Tensor, "batch *kept"] | Held]:
     """As per_example_gradients, but not flattened, each block in the memory order that its product left it in.
 
     With ``hold``, what is dearer than its norm and its sum is held back for both (held.py).
     """
-    check_supported(model)
-    check_frame(model, frame)
+    if not checked:
+        check(model, frame)
     batch = batch_size(inputs, targets)
     step = Pass(batch=batch, blocks=len(frame.blocks), hold=hold)
     if batch:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fedlsg.frame import Frame
 from fedlsg.persample import Batch, LossFunction, batch_size, call
-from fedlsg.supported import check_frame, check_supported, trainable
+from fedlsg.supported import check, trainable
 
 
 def summable(frame: Frame) -> bool:
@@ -15,15 +15,16 @@ def summable(frame: Frame) -> bool:
 
 
 def summed_gradient(
-    model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch, frame: Frame
+    model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch, frame: Frame, *, checked: bool = False
 ) -> Float[Tensor, " kept"]:
     """Kept coordinates of the sum of the examples' gradients: the sum over rows of ``per_example_gradients``.
 
     Guarantee: no parameter's ``.grad`` changes. An empty batch, and a layer that is not reached, give zeros. Raises
     what ``per_example_gradients`` raises for the model, and ValueError for losses of another shape than (B,).
+    ``checked`` as there.
     """
-    check_supported(model)
-    check_frame(model, frame)
+    if not checked:
+        check(model, frame)
     batch, parameters = batch_size(inputs, targets), list(trainable(model).values())
     if not batch:
         return parameters[0].new_zeros(frame.kept)

@@ -48,6 +48,12 @@ def _named(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parame
             yield from _named(child, f"{prefix}{name}.")
 
 
+def check(model: nn.Module, frame: Frame) -> None:
+    """Raise UnsupportedLayerError unless the frame's gradients of this model can be computed."""
+    check_supported(model)
+    check_frame(model, frame)
+
+
 def check_supported(model: nn.Module) -> None:
     """Raise UnsupportedLayerError unless every trainable parameter has a per-example gradient.
 

@@ -17,11 +17,11 @@ from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier
 from fedlsg.adapters import prepare_model
 from fedlsg.carriers import carried_parameters
 from fedlsg.method import LocalTraining, Method, Schedule
-from fedlsg.persample import check_supported, trainable
 from fedlsg.population import front, shared_rates
 from fedlsg.privatize import Mechanism
 from fedlsg.quantize import DEFAULT_STEP, Dither
 from fedlsg.ranking import accumulated_noise
+from fedlsg.supported import check_supported, trainable
 from simulations import workloads
 from simulations.partition import partition
 from simulations.preset import build_method, check, check_fits, fill, known, resolved

@@ -1,5 +1,6 @@
 """The Flower ServerApp: what ``flwr run`` starts, by hand or through ``fedlsg run``."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from logging import INFO
 from pathlib import Path
@@ -13,6 +14,7 @@ from simulations.engines import actors
 from simulations.engines.grouped import GroupedGrid
 from simulations.plan import Plan, make_plan
 from simulations.published import from_run_config
+from simulations.row import Row
 from simulations.rundir import RunDir, create
 from simulations.server import serve
 from strategies.nodes import wait_for_nodes
@@ -22,6 +24,11 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
+    """Run all rounds."""
+    run_rounds(grid, context)
+
+
+def run_rounds(grid: Grid, context: Context, *, on_round: Callable[[Row], None] | None = None) -> None:
     """Plan, make a run directory unless the command line already did, and run all rounds.
 
     Where no number of clients is set, every node of the federation is one.
@@ -34,7 +41,7 @@ def main(grid: Grid, context: Context) -> None:
     if not run.config.exists():
         run.write_config(plan.settings)
     log(INFO, "run directory: %s", run.path)
-    summary = serve(grouped(grid, plan), plan, run)
+    summary = serve(grouped(grid, plan), plan, run, on_round=on_round)
     log(INFO, "accuracy %.4f, epsilon %.4g at delta %g", summary["accuracy"], summary["epsilon_max"], summary["delta"])
 
 

@@ -17,11 +17,11 @@ from fedlsg.after import make_optimizer
 from fedlsg.carriers import carried_parameters, find_classifier, without_residual
 from fedlsg.frame import Frame
 from fedlsg.method import Method, Schedule, aggregate, initial_needed, make_frame, server_step
-from fedlsg.persample import check_supported, trainable
 from fedlsg.pruning import prune_in_place
 from fedlsg.randomness import public_generator
 from fedlsg.ranking import Memory, noised_everywhere
 from fedlsg.snip import keep_snip, saliency_frame
+from fedlsg.supported import check_supported, trainable
 from fedlsg.synflow import keep_public
 
 

@@ -90,7 +90,9 @@ def shares(sizes: Sequence[int], count: int) -> list[float]:
 def injected() -> Iterator[None]:
     """Inside, ``client_step`` takes a batch's inputs, (B, kept), for the per-example gradients themselves."""
 
-    def given(model: nn.Module, loss_fn: object, inputs: Tensor, targets: Tensor, frame: Frame) -> list[Tensor]:
+    def given(
+        model: nn.Module, loss_fn: object, inputs: Tensor, targets: Tensor, frame: Frame, **options: object
+    ) -> list[Tensor]:
         return list(inputs.split([b.kept for b in frame.blocks], dim=1))
 
     with patch("fedlsg.client.per_example_gradients", given), patch("fedlsg.client.holds", lambda frame: False):

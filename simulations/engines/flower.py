@@ -21,7 +21,7 @@ from simulations.row import Row
 from simulations.rundir import RunDir
 from simulations.settings import as_config
 
-CLIENT_APP = "simulations.client_app:app"
+SERVER_APP, CLIENT_APP = "simulations.server_app:app", "simulations.client_app:app"
 
 
 class FlowerRunError(RuntimeError):
@@ -29,18 +29,23 @@ class FlowerRunError(RuntimeError):
 
 
 def run(
-    plan: Plan, directory: RunDir, *, on_round: Callable[[Row], None], client_app: str = CLIENT_APP
+    plan: Plan,
+    directory: RunDir,
+    *,
+    on_round: Callable[[Row], None],
+    server_app: str = SERVER_APP,
+    client_app: str = CLIENT_APP,
 ) -> dict[str, Any]:
     """Run a plan on Flower and Ray; returns the summary that the ServerApp wrote.
 
-    ``client_app`` is another ``module:attribute`` in tests of bad clients. Raises FlowerRunError if the run did not
-    complete.
+    The apps are other ``module:attribute`` in tests of bad clients and in benchmarks. Raises FlowerRunError if the run
+    did not complete.
     """
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     s = plan.settings
     follow = Follower(directory, on_round)
     with tempfile.TemporaryDirectory(prefix="fedlsg-app-") as folder:
-        app = write_app(Path(folder) / "fedlsg-run", plan, client_app)
+        app = write_app(Path(folder) / "fedlsg-run", plan, server_app, client_app)
         try:
             outcome = run_app(
                 app,
@@ -60,12 +65,12 @@ def run(
     return summary
 
 
-def write_app(folder: Path, plan: Plan, client_app: str = CLIENT_APP) -> Path:
+def write_app(folder: Path, plan: Plan, server_app: str = SERVER_APP, client_app: str = CLIENT_APP) -> Path:
     """A Flower app directory that holds nothing but a pyproject.toml."""
     folder.mkdir(parents=True)
     app = {
         "publisher": "fedlsg",
-        "components": {"serverapp": "simulations.server_app:app", "clientapp": client_app},
+        "components": {"serverapp": server_app, "clientapp": client_app},
         "config": as_config(plan.settings),
     }
     project = {

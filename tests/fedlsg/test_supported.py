@@ -147,3 +147,14 @@ def test_blocks_that_do_not_match_the_coordinates_are_refused():
     model, frame = make_model()
     with pytest.raises(UnsupportedLayerError, match="blocks"):
         check_frame(model, replace(frame, blocks=frame.blocks[:-1]))
+
+
+def test_trainable_is_what_torch_names():
+    """Oracle: ``named_parameters``, with a shared module, a shared weight, a missing bias and a frozen layer."""
+    shared = nn.Linear(3, 3)
+    model = nn.Sequential(shared, nn.Sequential(nn.Linear(3, 3, bias=False), shared), nn.GroupNorm(1, 3))
+    model[1][0].weight = shared.weight
+    model[2].requires_grad_(False)
+    expected = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert list(trainable(model)) == list(expected) == ["0.weight", "0.bias"]
+    assert all(trainable(model)[name] is p for name, p in expected.items())

@@ -1,0 +1,111 @@
+"""Rounds of whole engines and of rival frameworks, interleaved: CPU seconds of all their processes, and wall seconds.
+
+    python -m benchmarks.engines --json FILE [--model lenet] [--method sgd] [--engines bare local flower fedavg pfl]
+
+Every arm is a process tree of its own, all alive at once. Only one of them runs a round at a time, the others stand at
+their gates (benchmarks/gate.py), so that every round of one is followed by a round of the next on the same machine.
+What idles meanwhile (Ray's daemons) is counted to nobody. ``flower-single`` sends a message for each client;
+``fedavg`` is Flower's own FedAvg, ``pfl`` is pfl-research: both without privacy, so compare them with ``sgd``.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.gate import FOLDER, POLL_SECONDS, Gate
+from benchmarks.jobs import ASKED
+from benchmarks.pairs import parser, summary, table, write
+from benchmarks.tree import Tree
+
+START_SECONDS, ROUND_SECONDS = 300.0, 300.0
+
+
+class Arm:
+    """One engine's processes, standing before a round."""
+
+    def __init__(self, engine: str, model: str, method: str, rounds: int, folder: Path) -> None:
+        folder.mkdir()
+        self.name, self.gate, self.log = engine, Gate(folder), (folder / "log").open("wb")
+        command = [sys.executable, "-m", "benchmarks.job_run", engine, model, method, str(rounds)]
+        environment = {
+            **os.environ,
+            FOLDER: str(folder),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.getcwd() + os.pathsep + os.environ.get("PYTHONPATH", ""),
+        }
+        self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=subprocess.STDOUT)
+        self.tree = Tree(self.process.pid)
+
+    def arrive(self, round: int, seconds: float) -> None:
+        """Wait until the next round is ``round``. Raises RuntimeError with the log where the process has ended."""
+        deadline = time.monotonic() + seconds
+        while not self.gate.arrived(round):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"{self.name} did not come to round {round}: {Path(self.log.name).read_text()[-2000:]}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def round(self, number: int) -> tuple[float, float]:
+        """CPU and wall seconds of one round."""
+        cpu, wall = self.tree.cpu_seconds(), time.perf_counter()
+        self.gate.let_through(number)
+        self.arrive(number + 1, ROUND_SECONDS)
+        wall = time.perf_counter() - wall
+        return self.tree.cpu_seconds() - cpu, wall
+
+    def end(self) -> None:
+        """Stop the processes: SIGINT first, which ends Flower's in order."""
+        self.process.send_signal(2)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self.log.close()
+
+
+def measure(
+    engines: list[str], model: str, method: str, *, pairs: int, warmup: int
+) -> dict[str, dict[str, list[float]]]:
+    """CPU and wall seconds of every round that is kept, by engine."""
+    seconds: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in engines} for clock in ("cpu", "wall")}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
+        arms = []
+        for name in engines:  # one after the other: they would slow each other's start
+            arm = Arm(name, model, method, warmup + pairs + 3, folder / name)
+            stack.callback(arm.end)
+            arm.arrive(2, START_SECONDS)
+            arms.append(arm)
+        for turn in range(warmup + pairs):
+            start = turn % len(arms)
+            for arm in arms[start:] + arms[:start]:
+                cpu, wall = arm.round(turn + 2)
+                if turn >= warmup:
+                    seconds["cpu"][arm.name].append(cpu)
+                    seconds["wall"][arm.name].append(wall)
+    return seconds
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--model", default="lenet")
+    options.add_argument("--method", default="sgd")
+    options.add_argument("--engines", nargs="+", default=["bare", "local", "flower", "fedavg", "pfl"])
+    given = options.parse_args()
+    seconds = measure(given.engines, given.model, given.method, pairs=given.pairs, warmup=given.warmup)
+    found = summary(seconds, given.engines)
+    print(table(found, given.engines[0], unit="CPU s"))
+    first = seconds["cpu"][given.engines[0]]
+    for name in given.engines[1:]:
+        over = sorted((a - b) / ASKED for a, b in zip(seconds["cpu"][name], first, strict=True))
+        print(f"{name}: {1000 * over[len(over) // 2]:.1f} ms of CPU a client over {given.engines[0]}")
+    write(given.json, {"model": given.model, "method": given.method, "engines": found})
+
+
+if __name__ == "__main__":
+    main()

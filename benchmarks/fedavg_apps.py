@@ -1,0 +1,67 @@
+"""The job in plain Flower, as its quickstart for PyTorch writes it: FedAvg, the state dict to and fro, no privacy."""
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from torch import Tensor, nn
+
+from benchmarks import jobs
+from benchmarks.gate import Gate
+from simulations.workloads.workload import Options
+
+client = ClientApp()  # a line each: Flower looks for them in the text
+server = ServerApp()
+
+
+@cache
+def images() -> tuple[Tensor, Tensor]:
+    """All images as the model takes them, and their labels; made once a process."""
+    workload = jobs.load(data_dir=None, cache_dir=None, options=Options(), progress=lambda text: None)
+    return workload.train.batch(torch.arange(jobs.CLIENTS * jobs.IMAGES))
+
+
+@client.train()
+def train(message: Message, context: Context) -> Message:
+    torch.set_num_threads(1)
+    model: nn.Module = jobs.MODELS[str(context.run_config["model"])]()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs, labels = images()
+    part = torch.arange(jobs.IMAGES) + jobs.IMAGES * int(context.node_config["partition-id"])
+    for rows in part[torch.randperm(jobs.IMAGES)].split(jobs.BATCH):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs[rows]), labels[rows]).backward()
+        optimizer.step()
+    metrics = MetricRecord({"num-examples": jobs.IMAGES})
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    torch.set_num_threads(1)
+    gate = Gate.from_environment()
+
+    def after(round: int, arrays: ArrayRecord) -> MetricRecord:
+        if round:
+            gate.wait(round + 1)
+        return MetricRecord({})
+
+    strategy = FedAvg(
+        fraction_train=jobs.ASKED / jobs.CLIENTS,
+        fraction_evaluate=0.0,
+        min_train_nodes=jobs.ASKED,
+        min_available_nodes=jobs.CLIENTS,
+    )
+    model = jobs.MODELS[str(context.run_config["model"])]()
+    strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord(model.state_dict()),
+        train_config=ConfigRecord({"lr": 0.01}),
+        num_rounds=int(context.run_config["rounds"]),  # type: ignore[arg-type]
+        evaluate_fn=after,
+    )

@@ -1,0 +1,67 @@
+"""The job in pfl-research (Apple, 0.6.0): FederatedAveraging on its SimulatedBackend, in one process.
+
+pip install --no-deps pfl==0.6.0 multiprocess dill     (its own pins would take other accountants)
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks import jobs
+from benchmarks.gate import Gate
+from simulations.workloads.workload import Options
+
+
+def run(model_name: str, rounds: int) -> None:
+    """All rounds, each but the first behind the gate. ImportError where pfl is not installed."""
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm import FederatedAveraging, NNAlgorithmParams
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.data import FederatedDataset
+    from pfl.data.dataset import Dataset
+    from pfl.data.sampling import get_user_sampler
+    from pfl.hyperparam import NNTrainHyperParams
+    from pfl.metrics import Metrics
+    from pfl.model.pytorch import PyTorchModel
+
+    gate = Gate.from_environment()
+
+    class Wait(TrainingProcessCallback):  # type: ignore[misc, unused-ignore]
+        def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):  # type: ignore[no-untyped-def]
+            gate.wait(central_iteration + 2)
+            return False, Metrics()
+
+    workload = jobs.load(data_dir=None, cache_dir=None, options=Options(), progress=lambda text: None)
+    inputs, labels = workload.train.batch(torch.arange(jobs.CLIENTS * jobs.IMAGES))
+
+    def user(identity: int) -> object:
+        rows = slice(jobs.IMAGES * identity, jobs.IMAGES * (identity + 1))
+        return Dataset(raw_data=[inputs[rows], labels[rows]])
+
+    net = with_loss(jobs.MODELS[model_name]())
+    FederatedAveraging().run(
+        algorithm_params=NNAlgorithmParams(
+            central_num_iterations=rounds, evaluation_frequency=10**6, train_cohort_size=jobs.ASKED, val_cohort_size=0
+        ),
+        backend=SimulatedBackend(
+            training_data=FederatedDataset(user, get_user_sampler("random", list(range(jobs.CLIENTS)))), val_data=None
+        ),
+        model=PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0)),
+        model_train_params=NNTrainHyperParams(
+            local_batch_size=jobs.BATCH, local_num_epochs=1, local_learning_rate=0.01
+        ),
+        callbacks=[Wait()],
+        send_metrics_to_platform=False,
+    )
+
+
+def with_loss(model: nn.Module) -> nn.Module:
+    """The model with the two methods that pfl asks for."""
+
+    def loss(inputs: Tensor, labels: Tensor, eval: bool = False) -> Tensor:
+        return F.cross_entropy(model(inputs), labels)
+
+    model.loss, model.metrics = loss, lambda inputs, labels, eval=False: {}  # type: ignore[assignment]
+    np.random.seed(0)
+    return model
