@@ -1,7 +1,7 @@
 """What a user sees: one line of progress while a run goes on, and a table at its end."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedlsg.layout import LayerRow, grouped, totals
+from simulations.links import LINKS
 from simulations.row import Row
 
 WIDTH_FOR_BAR = 110
@@ -120,11 +121,19 @@ def summary_table(summary: dict[str, Any]) -> Table:
         f"wire; dense {human_bytes(dense)}{saved}",
         "downlink": f"{human_bytes(summary['downlink_bytes'])}, "
         f"{human_bytes(summary['downlink_bytes_wire'])} on the wire",
+        "transfer": transfer_line(summary),
         "time": f"{summary['wall_seconds']:.1f} s on {summary['device']}",
     }
     for name, value in rows.items():
-        table.add_row(name, value)
+        if value:
+            table.add_row(name, value)
     return table
+
+
+def transfer_line(summary: Mapping[str, Any]) -> str:
+    """Seconds that the messages would take on each named link; empty for runs that did not count them."""
+    seconds: Mapping[str, float] = summary.get("transfer_seconds", {})
+    return ", ".join(f"{value:.1f} s on {LINKS[name]}" for name, value in seconds.items() if name in LINKS)
 
 
 def privacy_line(summary: dict[str, Any]) -> str:

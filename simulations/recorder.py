@@ -15,11 +15,12 @@ from fedlsg.events import Event
 from fedlsg.ledger import Ledger, merge, verify_extends
 from fedlsg.persample import trainable
 from fedlsg.population import Spread, displayed, spread
-from simulations import tensorboard
+from simulations import messages, tensorboard
 from simulations.chance import chance_of
 from simulations.continuity import check_unchanged, fingerprint
 from simulations.evaluate import Score, score
 from simulations.hardware import hardware
+from simulations.links import run_seconds
 from simulations.outbox import write_atomically
 from simulations.plan import Plan
 from simulations.preset import codec_of
@@ -38,8 +39,8 @@ SUMS = (*BYTES, "uplink_messages", "downlink_messages")
 class Recorder:
     """Keeps one run directory in step with the server's state; ``on_round`` is the strategy's callback.
 
-    Order of one round: row, events, then checkpoint. A crash in between leaves a row too many, which ``resume``
-    cuts off; it never leaves a checkpoint without its row.
+    Order of one round: lines of bytes.csv, row, events, then checkpoint. A crash in between leaves a row too many,
+    which ``resume`` cuts off; it never leaves a checkpoint without its row.
     """
 
     def __init__(self, run: RunDir, plan: Plan, state: ServerState, *, page: bool = True) -> None:
@@ -69,7 +70,9 @@ class Recorder:
         writer.writeheader()
         writer.writerows(rows)
         write_atomically(self.run.rounds, text.getvalue().encode())
-        tensorboard.rewrite(self.run.path, [Row.parse(row) for row in rows])
+        parsed = [Row.parse(row) for row in rows]
+        messages.cut(self.run.messages, parsed, first=0 if self.pruning else 1, last=self.state.round)
+        tensorboard.rewrite(self.run.path, parsed)
 
     def on_round(self, report: RoundReport) -> None:
         """Evaluate, append the row, save the checkpoint.
@@ -100,6 +103,7 @@ class Recorder:
             rejected=" ".join(map(str, sorted(report.rejected))),
             reasons=report.reasons,
         )
+        messages.append(self.run.messages, report)
         self._append(row)
         tensorboard.append(self.run.path, row)
         self.checkpoint()
@@ -118,6 +122,7 @@ class Recorder:
         }
         for name in BYTES:  # messages are those of training: what dense training would send is counted by them
             self.totals[name] += getattr(report, name)
+        messages.append(self.run.messages, report)
         self.checkpoint()
 
     def _pruning(self) -> dict[str, Any] | None:
@@ -200,6 +205,7 @@ class Recorder:
             **{name: self.totals[name] for name in BYTES},
             "uplink_bytes_dense": dense * self.totals["uplink_messages"],
             "downlink_bytes_dense": dense * self.totals["downlink_messages"],
+            "transfer_seconds": run_seconds(self.run.messages),
             "wall_seconds": round(self._seconds(), 3),
             "engine": s.engine,
             "device": s.device,

@@ -2,6 +2,7 @@
 
 config.toml      resolved settings                     ledger/          one ledger a client: the authority
 rounds.csv       one row a round                       ledger.jsonl     merged copy of the ledgers
+bytes.csv        one line a message (messages.py)
 summary.json     results, written last                 checkpoint/      last finished round; unsent payloads
 updates/         payloads (with record_updates)        updates-truth/   SECRET batches, for evaluating attacks
 run.log          what Flower, Ray and we log            report.html      plots and settings, written at the end
@@ -50,6 +51,10 @@ class RunDir:
     @property
     def rounds(self) -> Path:
         return self.path / "rounds.csv"
+
+    @property
+    def messages(self) -> Path:
+        return self.path / "bytes.csv"
 
     @property
     def summary(self) -> Path:

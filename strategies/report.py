@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from fedlsg.payload_parts import value_bytes
+from strategies.sent import Direction, Sent
 from strategies.wire import OVER_BUDGET
 
 REASON_LENGTH = 300
@@ -11,7 +13,10 @@ REASON_LENGTH = 300
 
 @dataclass(kw_only=True)
 class RoundReport:
-    """What happened in one round. ``rejected`` maps a partition to the reason; bytes are sums over messages."""
+    """What happened in one round. ``rejected`` maps a partition to the reason; bytes are sums over messages.
+
+    ``sent`` has every message that is in the sums, in the order in which it was counted.
+    """
 
     round: int
     asked: Sequence[int]
@@ -24,7 +29,24 @@ class RoundReport:
     uplink_bytes_wire: int = 0
     downlink_bytes: int = 0
     downlink_bytes_wire: int = 0
+    sent: list[Sent] = field(default_factory=list)
     seconds: float = 0.0
+
+    def so_far(self, direction: Direction) -> tuple[int, int]:
+        """Payload and wire bytes counted until now."""
+        if direction == "down":
+            return self.downlink_bytes, self.downlink_bytes_wire
+        return self.uplink_bytes, self.uplink_bytes_wire
+
+    def list_message(self, client: int, direction: Direction, before: tuple[int, int], values: int) -> None:
+        """Enter a message into ``sent``: what the sums grew by since ``before``, and the bytes of its values."""
+        payload, wire = (after - old for after, old in zip(self.so_far(direction), before, strict=True))
+        self.sent.append(Sent(client, direction, values, payload, wire))
+
+    def list_reply(self, client: int, before: tuple[int, int]) -> None:
+        """The same of a reply that is accepted or rejected by now."""
+        accepted = client in self.payloads and client not in self.rejected
+        self.list_message(client, "up", before, value_bytes(self.payloads[client]) if accepted else 0)
 
     @property
     def reasons(self) -> str:

@@ -27,6 +27,7 @@ from fedlsg.ranking import accumulated_noise
 from fedlsg.snip import pruning_mechanism
 from strategies.nodes import find_partitions
 from strategies.report import RoundReport, reason_of
+from strategies.sent import announced_values
 from strategies.serial import wire_size
 from strategies.state import ServerState, select_clients
 from strategies.wire import (
@@ -210,9 +211,12 @@ class FedLSG(Strategy):
         asked = {partition_of[message.metadata.dst_node_id] for message in self._sent}
         values: dict[int, Tensor] = {}
         for message in self._sent:
+            before = self._report.so_far("down")
             self._report.downlink_messages += 1
             self._report.downlink_bytes += payload_size(message.content)
             self._report.downlink_bytes_wire += wire_size(message)
+            client = partition_of[message.metadata.dst_node_id]
+            self._report.list_message(client, "down", before, announced_values(message.content))
         for partition in asked:
             self._report.rejected[partition] = "no reply before the round's timeout"
         for reply in replies:
@@ -220,12 +224,14 @@ class FedLSG(Strategy):
             if partition not in asked or partition in values:
                 log(WARNING, "unexpected reply from node %s ignored", reply.metadata.src_node_id)
                 continue
+            before = self._report.so_far("up")
             try:
                 self._report.uplink_bytes_wire += wire_size(reply)
                 values[partition] = self._check(reply, partition)
                 del self._report.rejected[partition]
             except Exception as error:  # whatever a client sends must not end the round
                 self._report.rejected[partition] = reason_of(error)
+            self._report.list_reply(partition, before)
         for partition in sorted(asked & self._report.rejected.keys()):
             log(WARNING, "round %d: client %d: %s", self._report.round, partition, self._report.rejected[partition])
         return values

@@ -1,0 +1,87 @@
+"""bytes.csv: one line a message, at three levels (strategies/sent.py), beside the sums in rounds.csv.
+
+Lines come in the order in which the server counted them: a round's announcements, then its replies. Round 0 is the
+pruning round, where there is one. The lines of a round add up to its row of rounds.csv, all lines to summary.json.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from simulations.outbox import write_atomically
+from simulations.row import Row
+from strategies.report import RoundReport
+from strategies.sent import Direction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """One line of bytes.csv."""
+
+    round: int
+    client: int
+    direction: Direction
+    values_bytes: int
+    payload_bytes: int
+    wire_bytes: int
+
+
+COLUMNS = tuple(field.name for field in fields(Line))
+HEADER = ",".join(COLUMNS) + "\n"
+DIRECTIONS: dict[str, Direction] = {"down": "down", "up": "up"}
+
+
+def append(path: Path, report: RoundReport) -> None:
+    """Add the messages of a round in one write."""
+    lines = "".join(
+        f"{report.round},{m.client},{m.direction},{m.values_bytes},{m.payload_bytes},{m.wire_bytes}\n"
+        for m in report.sent
+    )
+    with path.open("a", newline="") as file:
+        file.write(lines if file.tell() else HEADER + lines)
+
+
+def read(path: Path) -> Iterator[Line]:
+    """The whole lines of a bytes.csv, one after the other; a last one that a crash tore is left out.
+
+    Raises ValueError, naming the file, for one that is none of ours.
+    """
+    damaged = f"{path} is damaged, or of another version: restore it from a copy"
+    with path.open(newline="") as file:
+        if file.readline() != HEADER:
+            raise ValueError(damaged)
+        for text in file:
+            if not text.endswith("\n"):
+                return
+            try:
+                round, client, direction, values, payload, wire = text.rstrip("\r\n").split(",")
+                yield Line(
+                    round=int(round), client=int(client), direction=DIRECTIONS[direction], values_bytes=int(values),
+                    payload_bytes=int(payload), wire_bytes=int(wire),
+                )  # fmt: skip
+            except (KeyError, ValueError):
+                raise ValueError(damaged) from None
+
+
+def cut(path: Path, rows: Iterable[Row], *, first: int, last: int) -> None:
+    """Keep the lines of rounds ``first`` to ``last``: those that the checkpoint holds.
+
+    Raises ValueError where the lines of a round do not add up to its one of ``rows``.
+    """
+    kept = io.StringIO(newline="")
+    kept.write(HEADER)
+    writer = csv.writer(kept, lineterminator="\n")
+    sums: dict[tuple[int, Direction], list[int]] = {}
+    for line in read(path) if path.exists() else ():
+        if first <= line.round <= last:
+            writer.writerow([getattr(line, name) for name in COLUMNS])
+            total = sums.setdefault((line.round, line.direction), [0, 0])
+            total[0] += line.payload_bytes
+            total[1] += line.wire_bytes
+    for row in rows:
+        down, up = (sums.get((row.round, direction), [0, 0]) for direction in ("down", "up"))
+        if down + up != [row.downlink_bytes, row.downlink_bytes_wire, row.uplink_bytes, row.uplink_bytes_wire]:
+            raise ValueError(f"{path} is damaged: round {row.round} does not add up to rounds.csv; restore it")
+    write_atomically(path, kept.getvalue().encode())

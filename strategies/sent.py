@@ -1,0 +1,35 @@
+"""What one message weighs, at three levels.
+
+    values    the numbers in it as they are encoded: the weights down, the codec's values up (fedlsg/payload_parts.py)
+    payload   values, header, indices, carriers and checksum: all arrays of the message
+    wire      the message as Flower serialises it (protobuf)
+
+A reply that was refused, or names an error, holds no values.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from flwr.app import RecordDict
+
+Direction = Literal["down", "up"]
+
+VALUE_RECORDS = ("weights",)
+"""Records of an announcement that hold numbers of the model; "frame" and "kept" are indices and carriers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One message between the server and a client, ``wire_bytes >= payload_bytes >= values_bytes``."""
+
+    client: int
+    direction: Direction
+    values_bytes: int
+    payload_bytes: int
+    wire_bytes: int
+
+
+def announced_values(content: RecordDict) -> int:
+    """Bytes of the model's numbers in an announcement."""
+    records = content.array_records
+    return sum(len(array.data) for name in VALUE_RECORDS if name in records for array in records[name].values())
