@@ -1,35 +1,54 @@
-"""A run on Flower's deployment engine: a SuperLink and SuperNodes on loopback, each node behind a counting proxy."""
+"""What Flower's deployment engine moves over the socket for a run, beside what the simulation counts.
 
+    python -m benchmarks.deployment [--codec noise-floor] [--rounds 2] [--json FILE]
+
+A SuperLink and two SuperNodes on loopback, each node behind a counting TCP proxy (socket_proxy.py). Every message
+starts a process there: seconds a round, whatever the model. The run directory must be one folder that server and nodes
+see.
+"""
+
+import argparse
 import json
 import os
+import shlex
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.socket_proxy import CountingProxy, counting
+from benchmarks.socket_traffic import moved
 from simulations import flower_runtime
 from simulations.engines.flower import CLIENT_APP, write_app
-from simulations.plan import Plan
+from simulations.messages import read
+from simulations.plan import Plan, make_plan
+from simulations.rundir import RunDir, create
+from simulations.settings import from_mapping
 
 PATIENCE = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deployed:
-    """How the run ended, what each node's proxy saw, and the log."""
+    """How the run ended in Flower's words, what each node's proxy saw, Flower's log, and the run's FLWR_HOME."""
 
     status: str
     proxies: tuple[CountingProxy, ...]
     log: str
+    home: Path
 
 
 def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP) -> Deployed:
-    """Run the app of ``plan`` on ``nodes`` SuperNodes; on return no process of it lives.
+    """Run the app of ``plan`` on ``nodes`` SuperNodes; app and log lie in ``folder``.
 
     The plan's run directory has to be one that the server and every node see: clients keep their ledgers in it.
+    Guarantee: on return and on every exception no process of the run is left (as ``flower_processes.end_all`` says),
+    and the user's own FLWR_HOME was not touched.
     """
     children: list[subprocess.Popen[bytes]] = []
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +61,7 @@ def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP
         home = stack.enter_context(flower_runtime._private_home(children))
         env = flower_runtime._environment(home)
 
-        def start(*command: str) -> subprocess.Popen[bytes]:
+        def start(*command: str) -> "subprocess.Popen[bytes]":
             process = subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=folder
             )
@@ -58,10 +77,9 @@ def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP
                 "--port", str(flower_runtime._free_port()),
                 "--node-config", f"partition-id={index} num-partitions={nodes}",
             )  # fmt: skip
-        run = start("flwr", "run", str(app), "fedlsg", "--stream")
-        run.wait(timeout=4 * PATIENCE)
+        start("flwr", "run", str(app), "fedlsg", "--stream").wait(timeout=4 * PATIENCE)
         status = _status(env)
-    return Deployed(status=status, proxies=proxies, log=log_file.read_text())
+    return Deployed(status=status, proxies=proxies, log=log_file.read_text(), home=home)
 
 
 def _wait(ready: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
@@ -79,3 +97,50 @@ def _status(env: Mapping[str, str]) -> str:
     )
     (run,) = json.loads(listed.stdout)["runs"]
     return str(run["status"])
+
+
+def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """One deployed run: per message, our three levels and the socket's bytes; and what else the nodes said."""
+    with tempfile.TemporaryDirectory(prefix="deployment-") as folder:
+        plan = make_plan(from_mapping(settings))
+        directory: RunDir = create(str(Path(folder) / "run"), plan.settings)
+        plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
+        deployed = deploy(plan, Path(folder) / "flower", nodes=len(plan.terms))
+        if deployed.status != "finished:completed":
+            raise RuntimeError(f"the run ended as {deployed.status}:\n{deployed.log[-2000:]}")
+        counted = list(read(directory.messages))
+        seen = [moved(proxy.exchanges()) for proxy in deployed.proxies]
+    messages = [
+        {
+            "round": line.round, "client": line.client, "direction": line.direction, "values": line.values_bytes,
+            "payload": line.payload_bytes, "wire": line.wire_bytes,
+            **seen[line.client].messages[str(line.round), line.direction].sizes(),
+        }
+        for line in counted
+    ]  # fmt: skip
+    return {"settings": dict(settings), "messages": messages, "besides": [one.besides for one in seen]}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--codec", default="noise-floor")
+    options.add_argument("--rounds", type=int, default=2)
+    options.add_argument("--json", type=Path)
+    given = options.parse_args()
+    settings = {
+        "workload": "digits", "clients": 2, "rounds": given.rounds, "sample_rate": 0.05, "noise_multiplier": 2.0,
+        "reproducible": True, "codec": given.codec,
+    }  # fmt: skip
+    found = measure(settings)
+    names = ("round", "client", "direction", "values", "payload", "wire", "bodies", "socket", "back", "requests")
+    print("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
+    for message in found["messages"]:
+        print("| " + " | ".join(str(message[name]) for name in names) + " |")
+    for client, besides in enumerate(found["besides"]):
+        print(f"client {client}, besides: {besides}")
+    if given.json is not None:
+        given.json.write_text(json.dumps(found | {"command": shlex.join(sys.argv)}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -41,7 +41,11 @@ class CountingProxy:
         with suppress(OSError):  # the listener was closed
             while True:
                 caller, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self.target))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self.target))
+                except OSError:  # nobody listens there any more: the caller is told so
+                    caller.close()
+                    continue
                 connection = Connection()
                 self.connections.append(connection)
                 self._sockets += [caller, server]

@@ -21,6 +21,7 @@ app = typer.Typer(
 console = Console()
 errors = Console(stderr=True)
 INTERRUPTED = 130
+LINK = "Seconds of transfer on broadband, mobile, datacentre or UP/DOWN/LATENCY (Mbit/s, Mbit/s, ms)."
 
 
 def option(*names: str, help: str, metavar: str | None = None) -> Any:
@@ -87,6 +88,8 @@ def compare(
     budget_minutes: Annotated[float | None, option(help="Start no run after this time.")] = None,
     jobs: Annotated[int, option(help="Runs at a time; default 1.")] = 1,
     engine: Annotated[str | None, option(help="local (default) or flower.")] = None,
+    axis: Annotated[str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")] = None,
+    link: Annotated[str | None, option(help=LINK)] = None,
     out: Annotated[str | None, option(help="Folder; default runs/compare-WORKLOAD.")] = None,
     data_dir: Annotated[str | None, option(help="Local mirror of the data.")] = None,
     config: Annotated[
@@ -98,15 +101,19 @@ def compare(
     axes = {name: value for name, value in locals().items() if name in ("methods", "epsilons", "ranks", "sparsities")}
     places = {"engine": engine, "data_dir": data_dir}
     from simulations.compare.commands import compare_command, make_grid
+    from simulations.compare.view import make_view
 
+    view = make_view(axis, link)
     pairs = merge({name: value for name, value in places.items() if value is not None}, config or [])
     made = make_grid(workload, {**axes, "seeds": seeds}, pairs, grid)
-    return compare_command(made, out, jobs=jobs, budget_minutes=budget_minutes, console=console)
+    return compare_command(made, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view)
 
 
 @app.command()
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or folders of a comparison.")],
+    axis: Annotated[str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")] = None,
+    link: Annotated[str | None, option(help=LINK)] = None,
     out: Annotated[str | None, option(help="Folder; default runs/<time>-report, or a single run's.")] = None,
 ) -> None:
     """Table, plots and report.html from existing runs.
@@ -114,8 +121,9 @@ def report(
     RUN is a run directory, or the folder of a comparison, which stands for all of its runs.
     """
     from simulations.compare.commands import report_command
+    from simulations.compare.view import make_view
 
-    report_command(runs, out, console)
+    report_command(runs, out, console, make_view(axis, link))
 
 
 @app.command()

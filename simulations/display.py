@@ -133,7 +133,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
 def transfer_line(summary: Mapping[str, Any]) -> str:
     """Seconds that the messages would take on each named link; empty for runs that did not count them."""
     seconds: Mapping[str, float] = summary.get("transfer_seconds", {})
-    return ", ".join(f"{value:.1f} s on {LINKS[name]}" for name, value in seconds.items() if name in LINKS)
+    return ", ".join(f"{value:.3g} s on {LINKS[name].short}" for name, value in seconds.items() if name in LINKS)
 
 
 def privacy_line(summary: dict[str, Any]) -> str:

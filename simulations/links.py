@@ -38,6 +38,11 @@ class Link:
     def __str__(self) -> str:
         return f"{self.name} ({_rate(self.up)} up, {_rate(self.down)} down, {1000 * self.latency:g} ms)"
 
+    @property
+    def short(self) -> str:
+        """Its name and numbers in few characters."""
+        return f"{self.name} ({self.up / 1e6:g}/{self.down / 1e6:g} Mbit/s, {1000 * self.latency:g} ms)"
+
     def seconds(self, line: Line) -> float:
         """Of one message."""
         return self.latency + 8 * line.wire_bytes / (self.up if line.direction == "up" else self.down)

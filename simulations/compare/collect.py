@@ -9,6 +9,7 @@ from simulations.compare.grid import Cell
 from simulations.compare.results import Result, read_run
 from simulations.compare.runner import Ended, Folder
 from simulations.continuity import HARMLESS
+from simulations.links import Link
 
 SHOWN = frozenset({"rank", "sparsity", "epsilon", "noise_multiplier"})
 """Settings that have a column of their own, or follow from one that has."""
@@ -17,14 +18,14 @@ LABELLED = 2
 """Settings that a label names at most."""
 
 
-def cell_result(folder: Folder, cell: Cell, record: Mapping[str, Ended]) -> Result:
+def cell_result(folder: Folder, cell: Cell, record: Mapping[str, Ended], link: Link | None = None) -> Result:
     """How a cell stands, as a result; a run directory that cannot be read is a failed cell."""
     group = (cell.label, cell.epsilon, cell.rank, cell.sparsity)
     state = folder.status(cell, record)
     status, reason = state.status, state.reason
     if folder.run(cell).config.exists():
         try:
-            found = read_run(folder.run(cell).path, label=cell.label, status=status, reason=reason)
+            found = read_run(folder.run(cell).path, label=cell.label, status=status, reason=reason, link=link)
             return replace(found, group=group)
         except ValueError as error:
             status, reason = "failed", str(error)
@@ -33,7 +34,7 @@ def cell_result(folder: Folder, cell: Cell, record: Mapping[str, Ended]) -> Resu
     )
 
 
-def read_runs(paths: Iterable[Path]) -> list[Result]:
+def read_runs(paths: Iterable[Path], link: Link | None = None) -> list[Result]:
     """Run directories; a comparison's folder stands for all of its runs.
 
     Runs that differ in nothing but their seed form a group. Where one method comes with several settings, its label
@@ -45,7 +46,7 @@ def read_runs(paths: Iterable[Path]) -> list[Result]:
         cells = path / "cells"
         inside = sorted(cell for cell in cells.iterdir() if (cell / "config.toml").exists()) if cells.is_dir() else []
         for run in inside or [path]:
-            found[run.expanduser().resolve()] = read_run(run.expanduser().resolve())
+            found[run.expanduser().resolve()] = read_run(run.expanduser().resolve(), link=link)
     if not found:
         raise ValueError("expected at least one run directory")
     results = list(found.values())

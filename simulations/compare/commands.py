@@ -22,7 +22,9 @@ from simulations.compare.progress import GridDisplay
 from simulations.compare.results import Result
 from simulations.compare.run_page import run_page
 from simulations.compare.runner import Folder, check_same_settings, run_cells
-from simulations.compare.table import lines, notes, terminal_table, unfinished, variants
+from simulations.compare.table import lines, notes, unfinished, variants
+from simulations.compare.terminal import print_panels, terminal_table
+from simulations.compare.view import PLAIN, View
 from simulations.compare.worker import Outcome
 from simulations.continuity import exclusive
 from simulations.flower_processes import sigterm_raises
@@ -59,7 +61,9 @@ def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str,
     return grid
 
 
-def compare_command(grid: Grid, out: str | None, *, jobs: int, budget_minutes: float | None, console: Console) -> int:
+def compare_command(
+    grid: Grid, out: str | None, *, jobs: int, budget_minutes: float | None, console: Console, view: View = PLAIN
+) -> int:
     """Run or resume a grid; returns the exit status: 1 where a cell failed.
 
     Raises ValueError before anything runs if a cell of the folder was run with other settings.
@@ -78,20 +82,21 @@ def compare_command(grid: Grid, out: str | None, *, jobs: int, budget_minutes: f
     except OSError as error:
         raise ValueError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from None
     with exclusive(RunDir(path)), sigterm_raises():
-        return _run(cells, folder, text, jobs, budget_minutes, console)
+        return _run(cells, folder, text, jobs, budget_minutes, console, view)
 
 
 def _run(
-    cells: Sequence[Cell], folder: Folder, text: str, jobs: int, budget_minutes: float | None, console: Console
-) -> int:
+    cells: Sequence[Cell], folder: Folder, text: str, jobs: int, budget_minutes: float | None, console: Console,
+    view: View,
+) -> int:  # fmt: skip
     def results() -> list[Result]:
         record = folder.record()
-        return [cell_result(folder, cell, record) for cell in cells]
+        return [cell_result(folder, cell, record, view.link) for cell in cells]
 
     done = sum(result.done for result in results())
     console.print(f"{len(cells)} cells, {done} done before, folder {folder.path}", markup=False, soft_wrap=True)
     title = f"{cells[0].given['workload']}: {len({cell.label for cell in cells})} methods compared"
-    output = Output(folder=folder.path, title=title, results=results, command=_command(), grid=text)
+    output = Output(folder=folder.path, title=title, results=results, command=_command(), grid=text, view=view)
     display = GridDisplay(console, folder, len(cells), done)
 
     def ended(cell: Cell, outcome: Outcome, seconds: float) -> None:
@@ -109,7 +114,7 @@ def _run(
         raise
     finally:
         finished = output.finish()
-    show(finished, folder.path, console)
+    show(finished, folder.path, console, view=view)
     return int(any(result.status == "failed" for result in finished))
 
 
@@ -117,12 +122,14 @@ CELLS_LEFT = "cells are left; the same command continues"
 RUNS_LEFT = "runs are not finished; fedlsg resume RUN, or the compare that began them, continues"
 
 
-def show(results: Sequence[Result], folder: Path, console: Console, more: str = CELLS_LEFT) -> None:
+def show(results: Sequence[Result], folder: Path, console: Console, more: str = CELLS_LEFT, view: View = PLAIN) -> None:
     """The table on the terminal, what is not in it, how ``more`` comes about, and where the page lies."""
     table = lines(results)
     console.print(terminal_table(table, console.width))
     for note in notes(table):
         console.print(note, style="dim", markup=False, highlight=False)
+    if view.bytes:
+        print_panels(table, console)
     for label, text in variants(table).items():
         console.print(f"{label}: {text}", style="dim", markup=False, highlight=False)
     for name, text in unfinished(table).items():
@@ -136,12 +143,12 @@ def show(results: Sequence[Result], folder: Path, console: Console, more: str = 
     console.print(f"report  {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 
-def report_command(runs: Sequence[str], out: str | None, console: Console) -> None:
+def report_command(runs: Sequence[str], out: str | None, console: Console, view: View = PLAIN) -> None:
     """Tables, plots and a page from existing runs; of a single run, its own page.
 
     Raises ValueError for a folder that is neither a run nor a comparison, and where nothing can be written.
     """
-    results = read_runs([Path(run) for run in runs])
+    results = read_runs([Path(run) for run in runs], view.link)
     single = len(results) == 1
     place = out or (runs[0] if single else f"runs/{datetime.now():%Y%m%d-%H%M%S}-report")
     folder = Path(place).expanduser().resolve()
@@ -149,14 +156,14 @@ def report_command(runs: Sequence[str], out: str | None, console: Console) -> No
         if single:
             write_atomically(folder / "report.html", run_page(results[0]).encode())
         else:
-            write_tables(folder, results)
-            write_page(folder, f"{len(results)} runs compared", results, command=_command())
+            write_tables(folder, results, view)
+            write_page(folder, f"{len(results)} runs compared", results, command=_command(), view=view)
     except OSError as error:
         raise ValueError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from None
     if single:
         console.print(f"report  {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
     else:
-        show(results, folder, console, RUNS_LEFT)
+        show(results, folder, console, RUNS_LEFT, view)
 
 
 def _command() -> str:

@@ -5,30 +5,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from simulations.compare.bytes_axis import bytes_markdown
 from simulations.compare.page import page
 from simulations.compare.plots import figures, png
 from simulations.compare.results import Result, results_csv
 from simulations.compare.table import lines, table_csv, table_markdown
+from simulations.compare.view import PLAIN, View
 from simulations.outbox import write_atomically
 
 SHARE = 0.05
 """Of the time since the last drawing, what a new one may take."""
 
 
-def write_tables(folder: Path, results: Sequence[Result]) -> None:
-    """results.csv, table.csv and table.md: milliseconds."""
+def write_tables(folder: Path, results: Sequence[Result], view: View = PLAIN) -> None:
+    """results.csv, table.csv and table.md, and bytes.md on the bytes axis: milliseconds."""
     table = lines(results)
     texts = {"results.csv": results_csv(results), "table.csv": table_csv(table), "table.md": table_markdown(table)}
+    texts |= {"bytes.md": bytes_markdown(table)} if view.bytes else {}
     for name, text in texts.items():
         write_atomically(folder / name, text.encode())
 
 
-def write_page(folder: Path, title: str, results: Sequence[Result], *, command: str = "", grid: str = "") -> None:
+def write_page(
+    folder: Path, title: str, results: Sequence[Result], *, command: str = "", grid: str = "", view: View = PLAIN
+) -> None:
     """plots/*.png and report.html: a second or two."""
     table = lines(results)
-    text = page(title, results, table, command=command, grid=grid)
+    text = page(title, results, table, command=command, grid=grid, view=view)
     write_atomically(folder / "report.html", text.encode())
-    for name, figure in figures(table).items():
+    for name, figure in figures(table, view).items():
         write_atomically(folder / "plots" / f"{name}.png", png(figure))
 
 
@@ -45,23 +50,24 @@ class Output:
     results: Callable[[], Sequence[Result]]
     command: str
     grid: str
+    view: View = PLAIN
     drawn: float = field(default_factory=time.monotonic)
     cost: float = 2.0
 
     def update(self) -> None:
         """After a cell."""
-        write_tables(self.folder, self.results())
+        write_tables(self.folder, self.results(), self.view)
         if time.monotonic() - self.drawn > self.cost / SHARE:
             self._draw()
 
     def finish(self) -> Sequence[Result]:
         """Everything, at the end; returns the results."""
-        write_tables(self.folder, self.results())
+        write_tables(self.folder, self.results(), self.view)
         self._draw()
         return self.results()
 
     def _draw(self) -> None:
         began = time.monotonic()
-        write_page(self.folder, self.title, self.results(), command=self.command, grid=self.grid)
+        write_page(self.folder, self.title, self.results(), command=self.command, grid=self.grid, view=self.view)
         self.drawn = time.monotonic()
         self.cost = self.drawn - began

@@ -3,16 +3,21 @@
 from collections.abc import Sequence
 from typing import Any
 
+from simulations.compare import bytes_axis
 from simulations.compare.html import render
 from simulations.compare.plots import figures, looks_of, svg
 from simulations.compare.results import Result
 from simulations.compare.table import COLUMNS, PROBE, Line, notes, shown, unfinished, variants
+from simulations.compare.view import PLAIN, View
 
 CAPTIONS = {
     "accuracy-epsilon": "Test accuracy against epsilon; bars are one standard deviation over "
     "seeds. Dotted, if near: chance. Dashed lines across: methods without privacy.",
     "accuracy-bytes": "Accuracy against everything that all clients sent in the whole run; bars are one standard "
     "deviation over seeds. Filled: the largest epsilon, or none.",
+    "accuracy-total-bytes": "Accuracy against the payload bytes of all clients in the whole run: uplink, and uplink "
+    "plus downlink. A row holds one epsilon, delta and trust. Bars are one standard deviation over seeds. Filled: "
+    "private; hollow: NOT private.",
     "learning-curves": "Accuracy over rounds: mean over seeds; the band reaches from the worst to the best seed.",
 }
 
@@ -55,6 +60,18 @@ TEMPLATE = """{% extends "layout" %}
 {% endfor %}
 </table>
 {% endif %}
+{% for panel in panels %}
+<h2>Bytes at {{ panel.title }}</h2>
+<div class="scroll"><table>
+<tr>{% for key in panel.rows[0] %}<th>{{ bytes_columns[key] }}</th>{% endfor %}</tr>
+{% for row in panel.rows %}
+<tr>{% for value in row.values() %}<td>{{ value }}</td>{% endfor %}</tr>
+{% endfor %}
+</table></div>
+{% if loop.last %}
+<p class="note">{{ bytes_note }}.</p>
+{% endif %}
+{% endfor %}
 {% for figure in figures %}
 <figure><img src="{{ figure.uri }}" alt="{{ figure.caption }}"><figcaption>{{ figure.caption }}</figcaption></figure>
 {% endfor %}
@@ -87,12 +104,15 @@ TEMPLATE = """{% extends "layout" %}
 """
 
 
-def page(title: str, results: Sequence[Result], table: Sequence[Line], *, command: str = "", grid: str = "") -> str:
+def page(
+    title: str, results: Sequence[Result], table: Sequence[Line], *, command: str = "", grid: str = "",
+    view: View = PLAIN,
+) -> str:  # fmt: skip
     """The page of a comparison. ``command`` made it; ``grid`` is the text of its grid.toml."""
-    cells = shown(table)
-    keys = list(cells[0]) if cells else ["method"]
+    own = shown(table)
+    keys = list(own[0]) if own else ["method"]
     done = [run for run in results if run.done]
-    drawn = {name: svg(figure) for name, figure in figures(table).items()}
+    drawn = {name: svg(figure) for name, figure in figures(table, view).items()}
     return render(
         TEMPLATE,
         {
@@ -101,9 +121,15 @@ def page(title: str, results: Sequence[Result], table: Sequence[Line], *, comman
             "warnings": warnings(table) + ([HELD_OUT] if any(run.held_out for run in results) else []),
             "keys": keys,
             "columns": COLUMNS,
-            "rows": _rows(table, cells),
+            "rows": _rows(table, own),
             "notes": notes(table),
             "variants": variants(table),
+            "bytes_columns": bytes_axis.COLUMNS,
+            "bytes_note": bytes_axis.NOTE,
+            "panels": [
+                {"title": panel.title, "rows": bytes_axis.cells(panel)}
+                for panel in (bytes_axis.panels(table) if view.bytes else [])
+            ],
             "figures": [{"uri": uri, "caption": CAPTIONS[name]} for name, uri in drawn.items()],
             "privacy": privacy(results),
             "left": unfinished(table),

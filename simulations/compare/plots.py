@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from simulations.compare.bytes_axis import panels
 from simulations.compare.table import Line
+from simulations.compare.view import PLAIN, View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,12 +69,17 @@ def png(figure: "Figure") -> bytes:
     return file.getvalue()
 
 
-def figures(table: Sequence[Line]) -> dict[str, "Figure"]:
+def figures(table: Sequence[Line], view: View = PLAIN) -> dict[str, "Figure"]:
     """The figures of a comparison by file name; none where no run is done."""
     finished = [line for line in table if line.done]
     if not finished:
         return {}
     looks = looks_of(table)
+    if view.bytes:
+        from simulations.compare.bytes_plot import accuracy_by_total_bytes
+
+        by_bytes = {"accuracy-total-bytes": drawn(lambda: accuracy_by_total_bytes(panels(finished)))}
+        return by_bytes | {"learning-curves": drawn(lambda: learning_curves(finished, looks))}
     return {
         "accuracy-epsilon": drawn(lambda: accuracy_by_epsilon(finished, looks)),
         "accuracy-bytes": drawn(lambda: accuracy_by_bytes(finished, looks)),
@@ -195,7 +202,7 @@ def learning_curves(table: Sequence[Line], looks: Mapping[str, tuple[str, str, s
                 colour, marker, dashes = looks[line.name]
                 rounds, mean, low, high = curve(line)
                 mark = marker if len(rounds) == 1 else ""
-                panel.plot(rounds, mean, color=colour, marker=mark, linestyle=dashes, label=_wrapped(line.name))
+                panel.plot(rounds, mean, color=colour, marker=mark, linestyle=dashes, label=wrapped(line.name))
                 if len(line.done) > 1:
                     panel.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
         panel.set_title("no epsilon target" if target is None else f"epsilon {target:g}", fontsize=9, loc="left")
@@ -230,10 +237,10 @@ def _heights(own: Sequence[Line]) -> tuple[list[float], list[float]]:
 
 
 def _legend(own: Sequence[Line]) -> str:
-    return _wrapped(own[0].name + ("" if own[0].private else ", NOT private"))
+    return wrapped(own[0].name + ("" if own[0].private else ", NOT private"))
 
 
-def _wrapped(name: str) -> str:
+def wrapped(name: str) -> str:
     return textwrap.fill(name, 28, break_long_words=True)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from simulations.chance import Chance
+from simulations.links import Link, transfer_seconds
+from simulations.messages import read
 from simulations.row import Row
 from simulations.rundir import RunDir
 from simulations.settings import as_config
@@ -23,6 +25,7 @@ class Result:
     settings: by field name; resolved where the run began, else what was asked for.
     summary: summary.json; empty until the run is done. rows: finished rounds.
     group: equal for runs that differ in their seed only. detail: what its label stands for, where it says too little.
+    transfer: seconds that its messages would take on the link ``link``, where one was asked for and it counted them.
     """
 
     name: str
@@ -34,6 +37,8 @@ class Result:
     rows: tuple[Row, ...] = ()
     group: tuple[Any, ...] = ()
     detail: str = ""
+    link: str = ""
+    transfer: float | None = None
 
     @property
     def method(self) -> str:
@@ -114,12 +119,15 @@ class Result:
             **{name: summary.get(name) for name in copied},
             "uplink_messages": self.messages,
             "saved_ratio": self.saved,
+            "transfer_seconds": self.transfer,
             "status": self.status,
             "reason": self.reason,
         }
 
 
-def read_run(path: Path, *, label: str | None = None, status: str | None = None, reason: str = "") -> Result:
+def read_run(
+    path: Path, *, label: str | None = None, status: str | None = None, reason: str = "", link: Link | None = None
+) -> Result:
     """A run directory as it lies there; without a summary it is "interrupted" unless ``status`` knows better.
 
     Raises ValueError, naming the path, for a folder that is no run directory or holds a damaged file.
@@ -139,6 +147,8 @@ def read_run(path: Path, *, label: str | None = None, status: str | None = None,
         settings=settings,
         summary=summary,
         rows=rows,
+        link="" if link is None else str(link),
+        transfer=None if link is None or not run.messages.exists() else transfer_seconds(read(run.messages), link),
     )
 
 

@@ -10,7 +10,7 @@ from simulations.compare.html import render
 from simulations.compare.page import HELD_OUT, facts, privacy
 from simulations.compare.plots import drawn, svg
 from simulations.compare.results import Result, read_run
-from simulations.display import human_bytes, percent, privacy_line
+from simulations.display import human_bytes, percent, privacy_line, transfer_line
 from simulations.outbox import write_atomically
 from simulations.rundir import RunDir
 from simulations.settings import Settings
@@ -131,6 +131,12 @@ def _warnings(result: Result) -> list[str]:
     return found
 
 
+def _transfer(result: Result) -> dict[str, str]:
+    """Seconds on the link that was asked for, else on the named ones; nothing for runs that did not count them."""
+    text = transfer_line(result.summary) if result.transfer is None else f"{result.transfer:.3g} s on {result.link}"
+    return {"transfer": text} if text else {}
+
+
 def _outcome(result: Result) -> dict[str, str]:
     if not result.done:
         return {"test accuracy so far": percent(result.accuracy), "rounds": str(len(result.rows))}
@@ -142,5 +148,6 @@ def _outcome(result: Result) -> dict[str, str]:
         "uplink": f"{human_bytes(summary['uplink_bytes'])} of payload; dense updates would have taken "
         f"{human_bytes(summary['uplink_bytes_dense'])}{saved}",
         "downlink": human_bytes(summary["downlink_bytes"]),
+        **_transfer(result),
         "time": f"{summary['wall_seconds']:.1f} s",
     }

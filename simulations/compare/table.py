@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
-
 from simulations.chance import STANDARD_ERRORS, Chance, beats_chance, standard_error
 from simulations.compare.results import Result
 from simulations.display import human_bytes
@@ -93,10 +91,25 @@ class Line:
         messages = sum(run.messages for run in self.done)
         return sum(run.summary["uplink_bytes"] for run in self.done) / messages if messages else None
 
+    def mean_of(self, name: str) -> float | None:
+        """Mean over finished seeds of a number in summary.json."""
+        return statistics.fmean(run.summary[name] for run in self.done) if self.done else None
+
     @property
     def total_uplink(self) -> float | None:
         """Payload bytes of a whole run, mean over seeds."""
-        return statistics.fmean(run.summary["uplink_bytes"] for run in self.done) if self.done else None
+        return self.mean_of("uplink_bytes")
+
+    @property
+    def total_downlink(self) -> float | None:
+        """As ``total_uplink``, the other way."""
+        return self.mean_of("downlink_bytes")
+
+    @property
+    def transfer(self) -> float | None:
+        """Seconds on a link, mean over seeds; None where no link was asked for."""
+        seconds = [run.transfer for run in self.done if run.transfer is not None]
+        return statistics.fmean(seconds) if seconds and len(seconds) == len(self.done) else None
 
     @property
     def saved(self) -> float | None:
@@ -106,7 +119,7 @@ class Line:
 
     @property
     def seconds(self) -> float | None:
-        return statistics.fmean(run.summary["wall_seconds"] for run in self.done) if self.done else None
+        return self.mean_of("wall_seconds")
 
     @property
     def over_probe(self) -> float | None:
@@ -166,6 +179,9 @@ def as_record(line: Line) -> dict[str, Any]:
         "over_linear_probe": line.over_probe,
         "uplink_bytes_per_client_round": line.uplink,
         "saved_ratio": line.saved,
+        "uplink_bytes_total": line.total_uplink,
+        "downlink_bytes_total": line.total_downlink,
+        "transfer_seconds": line.transfer,
         "wall_seconds": line.seconds,
     }
 
@@ -182,14 +198,15 @@ def table_csv(table: Sequence[Line]) -> str:
 
 COLUMNS = {
     "method": "method", "rank": "r", "sparsity": "p", "epsilon": "epsilon", "accuracy": "accuracy, %", "error": "s.e.",
-    "n": "n", "probe": "over probe", "uplink": "uplink", "saved": "saved", "seconds": "seconds",
+    "n": "n", "probe": "over probe", "uplink": "uplink", "saved": "saved", "transfer": "transfer, s",
+    "seconds": "seconds",
 }  # fmt: skip
 
 
 def shown(table: Sequence[Line]) -> list[dict[str, str]]:
     """The cells that a reader sees, by the keys of COLUMNS; columns that say nothing are left out everywhere."""
     cells = [_cells(line) for line in table]
-    empty = {key for key in ("rank", "sparsity", "probe") if all(row[key] in ("", "--") for row in cells)}
+    empty = {key for key in ("rank", "sparsity", "probe", "transfer") if all(row[key] in ("", "--") for row in cells)}
     return [{key: value for key, value in row.items() if key not in empty} for row in cells]
 
 
@@ -208,6 +225,7 @@ def _cells(line: Line) -> dict[str, str]:
         "probe": _number(line.over_probe, "+.1f", 100),
         "uplink": "--" if line.uplink is None else human_bytes(line.uplink),
         "saved": "--" if line.saved is None else f"{line.saved:.1f}x",
+        "transfer": _number(line.transfer, ".3g"),
         "seconds": _number(line.seconds, ".0f"),
     }
 
@@ -232,6 +250,8 @@ def notes(table: Sequence[Line]) -> list[str]:
         f"accuracy: mean ± standard deviation over n seeds on {split}; s.e.: its standard error, in "
         "points; uplink: payload of a client in a round; saved: dense bytes over sent bytes"
     ]
+    links = dict.fromkeys(run.link for line in table if line.transfer is not None for run in line.runs if run.link)
+    found += [f"transfer: seconds that a run's messages would take on {link}" for link in links]
     if any(line.over_probe is not None for line in table):
         found.append("over probe: points above the private linear probe at the same epsilon")
     if any(line.beats_chance is False for line in table):
@@ -272,19 +292,3 @@ def unfinished(table: Sequence[Line]) -> Mapping[str, str]:
         for run in runs
         if not run.done
     }
-
-
-def terminal_table(table: Sequence[Line], width: int) -> Table:
-    """For a terminal of ``width`` columns; a narrow one goes without the standard error and the seconds."""
-    rows = shown(table)
-    keys = [key for key in (rows[0] if rows else COLUMNS) if width >= 100 or key not in ("error", "seconds")]
-    view = Table(box=None, padding=(0, 2 if width >= 100 else 1, 0, 0), header_style="bold", pad_edge=False)
-    for key in keys:
-        view.add_column(COLUMNS[key], justify="left" if key == "method" else "right", no_wrap=key != "method")
-    before: float | None = None
-    for position, (line, row) in enumerate(zip(table, rows, strict=True)):
-        if position and line.epsilon_target != before:
-            view.add_section()
-        before = line.epsilon_target
-        view.add_row(*(row[key] for key in keys), style="" if line.private is not False else "yellow")
-    return view

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from simulations.compare.results import results_csv
-from simulations.compare.table import as_record, lines, notes, table_csv, table_markdown, terminal_table, unfinished
+from simulations.compare.table import as_record, lines, notes, table_csv, table_markdown, unfinished
+from simulations.compare.terminal import terminal_table
 from tests.simulations.compare_cases import result
 
 TABLE = [
@@ -32,7 +33,8 @@ def test_a_line_by_hand():
         "planned": 3, "accuracy_mean": pytest.approx(0.83), "accuracy_sd": pytest.approx(math.sqrt(7e-4)),
         "standard_error": pytest.approx(math.sqrt(7e-4 / 3 + 0.83 * 0.17 / 400)), "chance": 0.1,
         "beats_chance": True, "over_linear_probe": pytest.approx(0.11), "uplink_bytes_per_client_round": 100.0,
-        "saved_ratio": 4.0, "wall_seconds": 11.0,
+        "saved_ratio": 4.0, "uplink_bytes_total": 1000.0, "downlink_bytes_total": 4000.0, "transfer_seconds": None,
+        "wall_seconds": 11.0,
     }  # fmt: skip
 
 

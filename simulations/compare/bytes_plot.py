@@ -1,0 +1,74 @@
+"""The figure of the bytes axis: a row for each epsilon; uplink on the left, uplink and downlink on the right."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from simulations.compare.bytes_axis import Panel, marked
+from simulations.compare.plots import LOOKS, SPARE, short_bytes, wrapped
+from simulations.compare.table import Line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MARKERS = "osD^X*phd8"
+"""None that SPARE gives to methods without a look of their own."""
+
+
+def looks(names: Sequence[tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """(colour, marker) by a line's name, from (method, name): a colour a method, a marker a variant."""
+    strangers = sorted({method for method, _ in names} - LOOKS.keys())
+    seen: dict[str, int] = {}
+    found = {}
+    for method, name in sorted(set(names)):
+        colour, own = LOOKS.get(method) or SPARE[strangers.index(method) % len(SPARE)]
+        order = [own, *(marker for marker in MARKERS if marker != own)]
+        variant = seen[method] = seen.get(method, -1) + 1
+        found[name] = (colour, order[variant % len(order)])
+    return found
+
+
+def accuracy_by_total_bytes(panels: Sequence[Panel]) -> "Figure":
+    """Mean accuracy ± standard deviation over seeds against payload bytes of a whole run, logarithmic.
+
+    Filled marks are private, hollow ones are not. Every row holds one epsilon.
+    """
+    from matplotlib.figure import Figure
+
+    shapes = looks([(line.method, line.name) for panel in panels for line in panel.lines])
+    figure = Figure(figsize=(8.6, 0.9 + 2.7 * len(panels)), layout="constrained")
+    grid = figure.subplots(len(panels), 2, squeeze=False, sharey="row", sharex="col")
+    for row, panel in zip(grid, panels, strict=True):
+        for axes, both in zip(row, (False, True), strict=True):
+            for line in panel.lines:
+                _mark(axes, line, both, shapes[line.name])
+            _scale(axes)
+        row[0].set_title(panel.title, fontsize=9, loc="left")
+        row[0].set_ylabel("test accuracy, %")
+    grid[-1][0].set_xlabel("uplink of the whole run (payload bytes, logarithmic)")
+    grid[-1][1].set_xlabel("uplink + downlink (payload bytes, logarithmic)")
+    handles = {h.get_label(): h for row in grid for h in row[0].get_legend_handles_labels()[0]}
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
+    return figure
+
+
+def _mark(axes: Any, line: Line, both: bool, look: tuple[str, str]) -> None:
+    assert line.mean is not None
+    colour, marker = look
+    place = (line.total_uplink or 0.0) + (line.total_downlink or 0.0 if both else 0.0)
+    axes.errorbar(
+        [place], [100 * line.mean], [100 * (line.sd or 0.0)], color=colour, marker=marker, capsize=2.5, markersize=6,
+        linestyle="none", markerfacecolor=colour if line.private else "white", label=wrapped(marked(line)),
+    )  # fmt: skip
+
+
+def _scale(axes: Any) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    low, high = axes.dataLim.intervalx
+    axes.set_xlim(low / 1.4, high * 1.4)
+    subs = (1,) if high / low > 100 else (1, 3) if high / low > 10 else (1, 2, 5)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs))
+    axes.xaxis.set_major_formatter(short_bytes)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.tick_params(labelbottom=True)
