@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,12 @@ def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
         }
         for line in counted
     ]  # fmt: skip
-    return {"settings": dict(settings), "messages": messages, "besides": [one.besides for one in seen]}
+    return {
+        "flwr": version("flwr"),
+        "settings": dict(settings),
+        "messages": messages,
+        "besides": [one.besides for one in seen],
+    }
 
 
 def main() -> None:
@@ -139,7 +145,8 @@ def main() -> None:
     for client, besides in enumerate(found["besides"]):
         print(f"client {client}, besides: {besides}")
     if given.json is not None:
-        given.json.write_text(json.dumps(found | {"command": shlex.join(sys.argv)}, indent=2) + "\n")
+        command = shlex.join(["python", "-m", "benchmarks.deployment", *sys.argv[1:]])
+        given.json.write_text(json.dumps({"command": command} | found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ DIRECTIONS: dict[str, Direction] = {"down": "down", "up": "up"}
 def append(path: Path, report: RoundReport) -> None:
     """Add the messages of a round in one write."""
     lines = "".join(
-        f"{report.round},{m.client},{m.direction},{m.values_bytes},{m.payload_bytes},{m.wire_bytes}\n"
-        for m in report.sent
+        f"{report.round},{client},{direction},{values},{payload},{wire}\n"
+        for client, direction, values, payload, wire in report.sent
     )
     with path.open("a", newline="") as file:
         file.write(lines if file.tell() else HEADER + lines)

@@ -40,8 +40,8 @@ class RoundReport:
 
     def list_message(self, client: int, direction: Direction, before: tuple[int, int], values: int) -> None:
         """Enter a message into ``sent``: what the sums grew by since ``before``, and the bytes of its values."""
-        payload, wire = (after - old for after, old in zip(self.so_far(direction), before, strict=True))
-        self.sent.append(Sent(client, direction, values, payload, wire))
+        payload, wire = self.so_far(direction)
+        self.sent.append(Sent(client, direction, values, payload - before[0], wire - before[1]))
 
     def list_reply(self, client: int, before: tuple[int, int]) -> None:
         """The same of a reply that is accepted or rejected by now."""

@@ -7,8 +7,7 @@
 A reply that was refused, or names an error, holds no values.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from flwr.app import RecordDict
 
@@ -18,8 +17,7 @@ VALUE_RECORDS = ("weights",)
 """Records of an announcement that hold numbers of the model; "frame" and "kept" are indices and carriers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """One message between the server and a client, ``wire_bytes >= payload_bytes >= values_bytes``."""
 
     client: int

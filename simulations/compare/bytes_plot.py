@@ -44,8 +44,9 @@ def accuracy_by_total_bytes(panels: Sequence[Panel]) -> "Figure":
             _scale(axes)
         row[0].set_title(panel.title, fontsize=9, loc="left")
         row[0].set_ylabel("test accuracy, %")
-    grid[-1][0].set_xlabel("uplink of the whole run (payload bytes, logarithmic)")
-    grid[-1][1].set_xlabel("uplink + downlink (payload bytes, logarithmic)")
+    grid[-1][0].set_xlabel("uplink")
+    grid[-1][1].set_xlabel("uplink + downlink")
+    figure.supxlabel("payload bytes of the whole run, all clients (logarithmic)", fontsize=9)
     handles = {h.get_label(): h for row in grid for h in row[0].get_legend_handles_labels()[0]}
     figure.legend(handles.values(), handles.keys(), loc="outside right upper")
     return figure

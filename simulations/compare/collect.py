@@ -84,7 +84,7 @@ def _names(results: Sequence[Result]) -> dict[tuple[Any, ...], tuple[str, str]]:
         variants = list({str(sorted(own.items())): own for own in groups.values()}.values())
         differing = sorted({k for own in variants for k in own if any(o.get(k) != own[k] for o in variants)})
         for group, own in groups.items():
-            detail = ", ".join(f"{name}={own.get(name, 'unset')}" for name in differing)
+            detail = ", ".join(f"{name}={own[name]}" for name in differing if own.get(name) is not None)
             short = f"{method} ({detail})" if len(differing) <= LABELLED else f"{method} #{variants.index(own) + 1}"
-            found[group] = (short if differing else method, detail)
+            found[group] = (short if detail or len(differing) > LABELLED else method, detail)
     return found
