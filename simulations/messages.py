@@ -6,7 +6,7 @@ pruning round, where there is one. The lines of a round add up to its row of rou
 
 import csv
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -30,6 +30,9 @@ class Line:
 
 COLUMNS = tuple(field.name for field in fields(Line))
 HEADER = ",".join(COLUMNS) + "\n"
+SUMS = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire")
+"""Columns of rounds.csv that the lines of a round add up to."""
+ALL = -1
 DIRECTIONS: dict[str, Direction] = {"down": "down", "up": "up"}
 
 
@@ -50,8 +53,11 @@ def read(path: Path) -> Iterator[Line]:
     """
     damaged = f"{path} is damaged, or of another version: restore it from a copy"
     with path.open(newline="") as file:
-        if file.readline() != HEADER:
-            raise ValueError(damaged)
+        first = file.readline()
+        if first != HEADER:
+            if first.endswith("\n"):
+                raise ValueError(damaged)
+            return
         for text in file:
             if not text.endswith("\n"):
                 return
@@ -65,23 +71,26 @@ def read(path: Path) -> Iterator[Line]:
                 raise ValueError(damaged) from None
 
 
-def cut(path: Path, rows: Iterable[Row], *, first: int, last: int) -> None:
+def cut(path: Path, rows: Iterable[Row], totals: Mapping[str, int], *, first: int, last: int) -> None:
     """Keep the lines of rounds ``first`` to ``last``: those that the checkpoint holds.
 
-    Raises ValueError where the lines of a round do not add up to its one of ``rows``.
+    Raises ValueError where the lines of a round do not add up to its one of ``rows``, or all of them to ``totals``.
     """
     kept = io.StringIO(newline="")
     kept.write(HEADER)
     writer = csv.writer(kept, lineterminator="\n")
-    sums: dict[tuple[int, Direction], list[int]] = {}
+    sums: dict[int, dict[str, int]] = {}
     for line in read(path) if path.exists() else ():
         if first <= line.round <= last:
             writer.writerow([getattr(line, name) for name in COLUMNS])
-            total = sums.setdefault((line.round, line.direction), [0, 0])
-            total[0] += line.payload_bytes
-            total[1] += line.wire_bytes
-    for row in rows:
-        down, up = (sums.get((row.round, direction), [0, 0]) for direction in ("down", "up"))
-        if down + up != [row.downlink_bytes, row.downlink_bytes_wire, row.uplink_bytes, row.uplink_bytes_wire]:
-            raise ValueError(f"{path} is damaged: round {row.round} does not add up to rounds.csv; restore it")
+            for round in (line.round, ALL):
+                own = sums.setdefault(round, dict.fromkeys(SUMS, 0))
+                own[f"{line.direction}link_bytes"] += line.payload_bytes
+                own[f"{line.direction}link_bytes_wire"] += line.wire_bytes
+    wanted = {row.round: {name: getattr(row, name) for name in SUMS} for row in rows}
+    wanted[ALL] = {name: totals[name] for name in SUMS}
+    for round, known in wanted.items():
+        if sums.get(round, dict.fromkeys(SUMS, 0)) != known:
+            which = "it does not add up to the checkpoint" if round == ALL else f"round {round} does not add up"
+            raise ValueError(f"{path} is damaged: {which}; restore it from a copy")
     write_atomically(path, kept.getvalue().encode())

@@ -32,7 +32,7 @@ from strategies.state import ServerState
 PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")
 
 
-BYTES = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire")
+BYTES = messages.SUMS
 SUMS = (*BYTES, "uplink_messages", "downlink_messages")
 
 
@@ -71,7 +71,8 @@ class Recorder:
         writer.writerows(rows)
         write_atomically(self.run.rounds, text.getvalue().encode())
         parsed = [Row.parse(row) for row in rows]
-        messages.cut(self.run.messages, parsed, first=0 if self.pruning else 1, last=self.state.round)
+        first = 0 if self.pruning else 1
+        messages.cut(self.run.messages, parsed, self.totals, first=first, last=self.state.round)
         tensorboard.rewrite(self.run.path, parsed)
 
     def on_round(self, report: RoundReport) -> None:

@@ -61,7 +61,7 @@ TEMPLATE = """{% extends "layout" %}
 </table>
 {% endif %}
 {% for panel in panels %}
-<h2>Bytes at {{ panel.title }}</h2>
+<h2>Accuracy against bytes: {{ panel.title }}</h2>
 <div class="scroll"><table>
 <tr>{% for key in panel.rows[0] %}<th>{{ bytes_columns[key] }}</th>{% endfor %}</tr>
 {% for row in panel.rows %}

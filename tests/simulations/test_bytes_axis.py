@@ -125,9 +125,9 @@ def test_the_page_and_the_terminal_show_the_panels():
     view = View(axis="bytes", link=LINKS["broadband"])
     table = lines(TABLE)
     source = page("digits", TABLE, table, view=view)
-    assert "Bytes at epsilon 3 at delta 1e-05" in source
+    assert "Accuracy against bytes: epsilon 3 at delta 1e-05" in source
     assert source.count("data:image/svg+xml;base64,") == 2
-    assert "Bytes at" not in page("digits", TABLE, table)
+    assert "Accuracy against bytes:" not in page("digits", TABLE, table)
     assert set(figures(table, view)) == {"accuracy-total-bytes", "learning-curves"}
     assert set(figures(table)) == {"accuracy-epsilon", "accuracy-bytes", "learning-curves"}
     for width in (80, 120):

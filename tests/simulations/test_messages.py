@@ -13,7 +13,7 @@ from fedlsg.payload import COMPACT, HEADER
 from fedlsg.payload_parts import value_bytes
 from simulations.client_app import app
 from simulations.messages import HEADER as FIRST_LINE
-from simulations.messages import Line, append, cut, read
+from simulations.messages import SUMS, Line, append, cut, read
 from strategies.report import RoundReport
 from strategies.sent import Sent
 from strategies.wire import raw_array
@@ -145,11 +145,15 @@ def test_a_pruning_round_that_is_run_again_is_not_counted_twice(tmp_path):
     run = run_local(tmp_path / "run", method="dp-ssgd", prune="dp-snip", rounds=1)
     path = tmp_path / "bytes.csv"
     shutil.copy(run.directory.messages, path)
-    cut(path, [], first=1, last=0)
+    cut(path, [], dict.fromkeys(SUMS, 0), first=1, last=0)
     assert list(read(path)) == []
     shutil.copy(run.directory.messages, path)
-    cut(path, [], first=0, last=0)
+    pruning = {name: run.summary["pruning"][name] for name in SUMS}
+    cut(path, [], pruning, first=0, last=0)
     assert {line.round for line in read(path)} == {0}
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(ValueError, match="does not add up to the checkpoint"):
+        cut(path, [], pruning, first=0, last=0)
 
 
 def test_resume_insists_on_lines_that_add_up(stopped):
@@ -163,6 +167,13 @@ def test_resume_insists_on_lines_that_add_up(stopped):
             resume_local(stopped.path)
     stopped.directory.messages.write_text(text)
     assert add_up(lines(resumed := resume_local(stopped.path)), resumed)
+
+
+def test_a_header_that_a_crash_tore_is_no_damage(tmp_path):
+    path = tmp_path / "bytes.csv"
+    path.write_text(FIRST_LINE[:9])
+    cut(path, [], dict.fromkeys(SUMS, 0), first=1, last=0)
+    assert path.read_text() == FIRST_LINE
 
 
 def test_the_file_by_hand(tmp_path):

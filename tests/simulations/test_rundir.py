@@ -16,7 +16,7 @@ SETTINGS = Settings(workload="digits", method="lsg", rank=4, noise_multiplier=1.
 def test_a_run_leaves_what_the_design_lists(small):
     names = {path.name for path in small.path.iterdir()}
     listed = {"config.toml", "rounds.csv", "ledger", "ledger.jsonl", "checkpoint", "summary.json", "run.log"}
-    listed |= {"events.out.tfevents.fedlsg", "report.html"}
+    listed |= {"bytes.csv", "events.out.tfevents.fedlsg", "report.html"}
     assert names == listed | {"updates", "updates-truth", ".lock"}
     assert {p.name for p in small.directory.ledgers.iterdir()} == {"client-000000.jsonl", "client-000001.jsonl"}
     assert (small.path / "ledger" / "client-000001.jsonl") == small.directory.ledger(1)
