@@ -96,10 +96,12 @@ def client_step(
             )
             if step == 0:
                 charge()
-                velocity = accumulated = add_noise(total, mechanism, noise)
-            else:
-                velocity = local.momentum * velocity + add_noise(total, mechanism, noise)
-                accumulated = accumulated + velocity
+                velocity = add_noise(total, mechanism, noise)
+                accumulated = velocity.clone() if local.momentum and local.steps > 1 else velocity
+            else:  # in place: a large model's vectors cost more to allocate than to add
+                noised = add_noise(total, mechanism, noise)
+                velocity = velocity.mul_(local.momentum).add_(noised) if local.momentum else noised
+                accumulated.add_(velocity)
             if step + 1 < local.steps:
                 _move(model, frame, velocity, -local.learning_rate / local.expected_batch)
     finally:

@@ -139,8 +139,9 @@ class Frame:
         sha = hashlib.sha256()
         for block in self.blocks:
             weight = "" if block.weight == 1 else f"{block.weight!r}|"
-            sha.update(f"{block.parameter}|{block.part}|{block.shape}|{weight}".encode())
-        sha.update(self.indices.numpy().tobytes())
+            sha.update(f"{block.parameter}|{block.part}|{block.shape}|{weight}{block.kept}|".encode())
+            if block.kept < block.size:
+                sha.update(block.keep.positions(block.shape).cpu().contiguous().numpy().data)
         for tensor in self.carriers:
             sha.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         if self.sent is not None:

@@ -14,23 +14,27 @@ class Outbox:
 
     def find(self, question: str) -> bytes | None:
         """The stored payload if it answers exactly this question."""
-        stored = self._read()
-        return stored[1] if stored is not None and stored[0] == question else None
+        stored = self._read(question)
+        return None if stored is None else stored[1]
 
     def last(self) -> bytes | None:
         """The stored payload, whatever it answers."""
         stored = self._read()
         return None if stored is None else stored[1]
 
-    def _read(self) -> tuple[str, bytes] | None:
+    def _read(self, question: str | None = None) -> tuple[str, bytes] | None:
+        """What is stored; of one that answers something else than ``question`` the payload is not even read."""
         try:
-            head, payload = self.path.read_bytes().split(b"\n", 1)
-            known = json.loads(head)
+            with self.path.open("rb") as file:
+                known = json.loads(file.readline())
+                if not isinstance(known, dict) or known.keys() != {"question", "bytes"}:
+                    return None
+                if question is not None and known["question"] != question:
+                    return None
+                payload = file.read()
         except (FileNotFoundError, ValueError):
             return None
-        if not isinstance(known, dict) or known.keys() != {"question", "bytes"} or known["bytes"] != len(payload):
-            return None
-        return known["question"], payload
+        return (known["question"], payload) if known["bytes"] == len(payload) else None
 
     def store(self, question: str, payload: bytes) -> None:
         """Replace the stored payload, atomically.

@@ -3,8 +3,7 @@
     method = recipe("lsg", rank=4, sparsity=0.3, noise_multiplier=1.2)
 
 A recipe is one file here with a function ``recipe(**choices) -> Method``; a new file is a new method, and needs no
-registration. ``strategy.py``, ``nodes.py``, ``report.py``, ``serial.py``, ``state.py`` and ``wire.py`` hold the
-federation and are no recipes.
+registration. The modules in ``PLUMBING`` hold the federation and are no recipes.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from fedlsg.after import After
 from fedlsg.method import Method
 from fedlsg.privatize import Mechanism
 
-PLUMBING = frozenset({"strategy", "nodes", "report", "serial", "state", "wire"})
+PLUMBING = frozenset({"strategy", "nodes", "report", "sent", "serial", "state", "wire"})
 
 
 def names() -> tuple[str, ...]:

@@ -9,6 +9,7 @@ those. A pile is pickled, so that what its messages share, the weights, is in it
 
 import itertools
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from logging import WARNING
@@ -74,13 +75,24 @@ class GroupedGrid(VirtualGrid):
 
 
 def answer_groups(app: ClientApp) -> None:
-    """Make a ClientApp answer piles, too: it is called once for each message in them."""
+    """Make a ClientApp answer piles, too, in a simulation: it is called once for each message in them.
+
+    In a deployment a pile is refused before it is opened: whoever sends a pickle says what is run.
+    """
 
     @app.query(ACTION)
     def grouped(message: Message, context: Context) -> Message:
+        if not in_simulation():
+            raise PermissionError("a client of its own answers for itself alone, and unpickles nothing")
         questions, num_partitions = unpacked(message.content)
         answers = [called(app, question, num_partitions, context.run_config) for question in questions]
         return Message(packed([a for a in answers if a is not None], num_partitions), reply_to=message)
+
+
+def in_simulation() -> bool:
+    """Whether this process is an actor of Ray's, which got its message from the run's own server."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
 
 
 def shared_out(messages: Sequence[Message], work: Sequence[int], piles: int) -> list[list[Message]]:

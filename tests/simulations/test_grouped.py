@@ -1,5 +1,6 @@
 """Piles of clients in one message: the same replies as one by one, whatever becomes of an actor."""
 
+import pickle
 from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
@@ -7,13 +8,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.engines import flower
+from simulations.engines import flower, grouped
 from simulations.engines.grouped import GroupedGrid, answer_groups, packed, shared_out, unpacked
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.engines.virtual import FIRST_NODE
@@ -27,7 +28,10 @@ CLIENTS = 7
 
 
 @pytest.fixture(autouse=True)
-def _identity() -> Iterable[None]:
+def _in_an_actor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterable[None]:
+    """Nodes of this process stand in for Ray's actors, except where Ray itself runs."""
+    if "deadly" not in request.fixturenames:
+        monkeypatch.setattr(grouped, "in_simulation", lambda: True)
     with task_identity():
         yield
 
@@ -193,3 +197,26 @@ def test_a_run_without_groups_gives_the_same(tmp_path):
     """The setting is one of those that a resumed run may change; the engine ``local`` does without in any case."""
     runs = [run_local(tmp_path / str(grouped), grouped=grouped, rounds=1) for grouped in (True, False)]
     assert runs[0].weights.equal(runs[1].weights)
+
+
+class Opened:
+    """Its unpickling is noticed."""
+
+    noticed = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return setattr, (Opened, "noticed", True)
+
+
+def test_a_pile_is_refused_unopened_outside_a_simulation(monkeypatch):
+    """A deployed client must not unpickle what a server sends. Negative control: in a simulation it is opened."""
+    data = pickle.dumps(Opened())
+    array = Array(dtype="uint8", shape=(len(data),), stype="raw", data=data)
+    content = RecordDict({"messages": ArrayRecord({"pickled": array}), "of": ConfigRecord({"num-partitions": 1})})
+    for inside in (False, True):
+        monkeypatch.setattr(grouped, "in_simulation", lambda inside=inside: inside)
+        message = Message(content, FIRST_NODE, "query.grouped")
+        (reply,) = LocalGrid(echo(), 1, {}).send_and_receive([message])
+        assert reply.has_error()
+        assert ("PermissionError" in reply.error.reason) is not inside
+        assert Opened.noticed is inside
