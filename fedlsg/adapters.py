@@ -7,7 +7,7 @@ dense parameter: dB = s g^T (A x), dA = s (B^T g)^T x. A convolution's factors a
 a 1 x 1 one, (m, r, 1, 1).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,8 +18,9 @@ from fedlsg.carriers import Carrier, carried_parameters, find_classifier, withou
 from fedlsg.frame import Block, Keep
 from fedlsg.masks import Mask, keep_units, unit_importance
 from fedlsg.randomness import public_generator
+from fedlsg.supported import trainable
 
-DOWN, UP, BASE = ".down.weight", ".up.weight", ".base.weight"
+DOWN, UP, BASE, BIAS = ".down.weight", ".up.weight", ".base.weight", ".bias"
 
 
 class Adapted(nn.Module):
@@ -53,25 +54,32 @@ class Adapted(nn.Module):
 
 
 def prepare_model(model: nn.Module, carrier: Carrier, *, classifier: str | None = None, seed: int) -> nn.Module:
-    """The model that a method trains, changed in place: adapters inserted, all but the classifier frozen, or W_0 cut.
+    """The model that a method trains, changed in place: adapters inserted, what it does not train frozen, or W_0 cut.
 
     ``lora`` adapts the layers that low-rank carriers of this rank would carry. ``residual=False`` leaves of the carried
     weights their rank-r part: cut later, W - W_0 would be the residual that was cut off and not the updates.
     Deterministic in its arguments.
-    Raises ValueError if no layer can be adapted, or the model has no classifier to probe.
+    Raises ValueError if no layer can be adapted, or the model lacks what is to be trained: a classifier, bias terms.
     """
+    output = find_classifier(model, classifier)
     if carrier.train == "classifier":
-        output = find_classifier(model, classifier)
         if not output:
             raise ValueError(f"{type(model).__name__} has no Linear layer to train as its classifier")
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(parameter.requires_grad and name.startswith(output + "."))
+        freeze_all_but(model, (), output)
+    if carrier.train == "biases":
+        biases = [name for name in trainable(model) if f".{name}".endswith(BIAS) and not name.startswith(output + ".")]
+        if not biases:
+            raise ValueError(
+                f"{type(model).__name__} has no bias terms to train outside of its classifier {output!r}: choose a "
+                "model whose layers have biases, or method linear-probe"
+            )
+        freeze_all_but(model, biases, output)
     if not carrier.residual:
         for name in carried_parameters(model, carrier, classifier=classifier):
             W = model.get_parameter(name).detach()
             W.copy_(without_residual(W, carrier, generator=public_generator(seed, "truncate", 0, name)))
     if carrier.kind == "lora":
-        like = replace(carrier, kind="low-rank")
+        like = replace(carrier, kind="low-rank", train="all")
         for parameter_name in carried_parameters(model, like, classifier=classifier):
             path = parameter_name.removesuffix("weight").removesuffix(".")
             if not path:
@@ -81,7 +89,17 @@ def prepare_model(model: nn.Module, carrier: Carrier, *, classifier: str | None 
             assert isinstance(base, nn.Linear | nn.Conv2d)
             adapted = Adapted(base, carrier.rank, carrier.scale, public_generator(seed, "lora", path))
             setattr(model.get_submodule(owner), attribute, adapted)
+    if carrier.train == "up":
+        adapters = [path + UP for path, module in model.named_modules() if isinstance(module, Adapted)]
+        freeze_all_but(model, adapters, output)
     return model
+
+
+def freeze_all_but(model: nn.Module, kept: Collection[str], output: str) -> None:
+    """Freeze all parameters but those named and those of the module at ``output``."""
+    for name, parameter in model.named_parameters():
+        if name not in kept and not name.startswith(output + "."):
+            parameter.requires_grad_(False)
 
 
 def frozen_bases(model: nn.Module) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from fedlsg.lowrank import decompose, flatten_kernel, random_carriers
 from fedlsg.randomness import public_generator
 
 CarrierKind = Literal["dense", "low-rank", "low-rank-change", "random", "lora", "factors"]
-Trained = Literal["all", "classifier"]
+Trained = Literal["all", "classifier", "biases", "up"]
 LOW_RANK = ("low-rank", "low-rank-change", "random")
 
 PAYS_BELOW = 0.8
@@ -33,7 +33,8 @@ class Carrier:
     server updates are done, of W before (001 Alg. 1). ``random``: random orthonormal carriers, drawn anew each round.
     ``lora``: W is frozen and two factors are trained in its place (adapters.py). ``factors``: the step is dense, and
     rank-r factors of its noised result are sent (powersgd.py).
-    ``train="classifier"`` freezes everything but the output layer. ``alpha``: LoRA's s is alpha / rank; None means
+    ``train="classifier"`` freezes everything but the output layer, ``"biases"`` everything but it and the bias terms,
+    ``"up"`` everything but it and LoRA's B. ``alpha``: LoRA's s is alpha / rank; None means
     s = 1. ``residual=False`` replaces W by its rank-r part before every round (001 App. C), W_0 included
     (adapters.prepare_model).
     """
@@ -55,6 +56,8 @@ class Carrier:
             raise ValueError(f"expected power_steps >= 1 and warmup >= 1, got {self.power_steps}, {self.warmup}")
         if self.train not in get_args(Trained):
             raise ValueError(f"expected train in {get_args(Trained)}, got {self.train!r}")
+        if self.train == "up" and self.kind != "lora":
+            raise ValueError(f"train='up' trains LoRA's B: it needs carrier kind 'lora', got {self.kind!r}")
         if self.alpha is not None and not 0 < self.alpha < math.inf:
             raise ValueError(f"expected 0 < lora_alpha={self.alpha} < inf")
         if not self.residual and not self.splits:

@@ -56,6 +56,8 @@ class Method:
     def __post_init__(self) -> None:
         if self.mask.kind == "units" and not (self.carrier.splits or self.carrier.kind == "lora"):
             raise ValueError("a mask of units freezes rows of dL and columns of dR: it needs low-rank carriers")
+        if self.mask.kind == "units" and self.carrier.train == "up":
+            raise ValueError("a mask of units freezes rows of LoRA's B and columns of A: it needs both factors trained")
         if self.carrier.kind != "dense" and (self.mask.kind in ("magnitude", "drop") or self.prune.active):
             raise ValueError("masks of single weights, and pruning, need dense gradients: choose carrier 'dense'")
         if self.prune.active and self.mask.kind not in ("all", "drop"):

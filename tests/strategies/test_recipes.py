@@ -34,6 +34,8 @@ GOLDEN = {
     ),
     "dp-powersgd": Method(name="dp-powersgd", carrier=Carrier(kind="factors", rank=4)),
     "linear-probe": Method(name="linear-probe", carrier=Carrier(train="classifier")),
+    "bitfit": Method(name="bitfit", carrier=Carrier(train="biases")),
+    "ffa-lora": Method(name="ffa-lora", carrier=Carrier(kind="lora", rank=8, train="up")),
 }
 
 
@@ -67,13 +69,14 @@ def test_every_setting_reaches_its_place(rank, sparsity, direction, sigma, clip_
 
 def test_what_each_recipe_can_be_told():
     assert {name: set(own_settings(name)) for name in names()} == {
-        "dpsgd": set(), "sgd": set(), "rgp-random": {"rank"}, "linear-probe": set(),
+        "dpsgd": set(), "sgd": set(), "rgp-random": {"rank"}, "linear-probe": set(), "bitfit": set(),
         "rs": {"sparsity", "cooling", "redraw", "ranking", "sparsity_from", "carrier", "rank"},
         "rgp": {"rank", "power_steps", "warmup", "residual"},
         "lsg": {
             "rank", "sparsity", "power_steps", "direction", "importance", "sparsity_from", "residual",
         },
-        "lora": {"rank", "lora_alpha"}, "lsg-lora": {"rank", "sparsity", "lora_alpha", "direction"},
+        "lora": {"rank", "lora_alpha"}, "ffa-lora": {"rank", "lora_alpha"},
+        "lsg-lora": {"rank", "sparsity", "lora_alpha", "direction"},
         "sparse-dpsgd": {"sparsity", "refresh", "sparsity_from"},
         "dp-ssgd": {"prune", "prune_rate", "prune_epsilon_share", "prune_clip_norm", "drop", "drop_rate"},
         "dp-powersgd": {"rank", "power_steps", "warmup"},
@@ -83,7 +86,7 @@ def test_what_each_recipe_can_be_told():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("lgs", {}, "unknown method 'lgs'; known: dp-powersgd, dp-ssgd, dpsgd, .*did you mean 'lsg'"),
+        ("lgs", {}, "unknown method 'lgs'; known: bitfit, dp-powersgd, dp-ssgd, dpsgd, .*did you mean 'lsg'"),
         ("strategy", {}, "unknown method 'strategy'"),
         ("nodes", {}, "unknown method 'nodes'"),
         ("rgp_random", {}, "did you mean 'rgp-random'"),
