@@ -55,6 +55,39 @@ def decode_indices(stream: bytes, shapes: Sequence[Shape]) -> Int[Tensor, " kept
     return torch.from_numpy(np.concatenate([*found, np.zeros(0, dtype=np.int64)]))
 
 
+def section_bound(shapes: Sequence[Shape], most: int) -> int:
+    """Bytes that no ``encode_indices`` of ``most`` positions passes: bitmaps, or gaps of the widest kind."""
+    sizes = [math.prod(shape) for shape in shapes]
+    width = len(leb128(max([1, *sizes]) - 1))
+    gaps = len(sizes) * (1 + len(leb128(most * width))) + most * width
+    return min(gaps, sum(1 + (size + 7) // 8 for size in sizes))
+
+
+def counts_within(positions: Int[Tensor, " kept"], shapes: Sequence[Shape]) -> list[int]:
+    """How many ascending flat positions lie in each of the blocks."""
+    ends = [0, *itertools.accumulate(math.prod(shape) for shape in shapes)]
+    return np.diff(np.searchsorted(positions.cpu().numpy(), ends)).tolist()
+
+
+def read_chosen(body: bytes, shapes: Sequence[Shape], most: int) -> tuple[Int[Tensor, " kept"], bytes]:
+    """Positions that a sender chose, ``most`` of them at most, from a section behind its length; and what follows it.
+
+    Guarantee: nothing is read beyond the longest section of ``most`` positions, and each set has one form only.
+    Raises ValueError for what no encoder makes.
+    """
+    longest = section_bound(shapes, most)
+    length = int.from_bytes(body[:4], "little") if len(body) >= 4 else longest + 1
+    if not length <= min(longest, len(body) - 4):
+        raise ValueError(f"payload indices: expected a section of {longest} bytes at most that the payload holds")
+    section = body[4 : 4 + length]
+    positions = decode_indices(section, shapes)
+    if len(positions) > most:
+        raise ValueError(f"payload indices: expected {most} positions at most, got {len(positions)}")
+    if encode_indices(positions, shapes) != section:
+        raise ValueError("payload indices: not in their cheapest form")
+    return positions, body[4 + length :]
+
+
 def digest_of(section: bytes) -> bytes:
     """Eight bytes that stand for indices that were sent before."""
     return hashlib.sha256(section).digest()[:DIGEST_BYTES]

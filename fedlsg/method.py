@@ -19,6 +19,7 @@ from fedlsg.adapters import masked_factors
 from fedlsg.after import After
 from fedlsg.carriers import Carrier, coordinates
 from fedlsg.client import Batch, LocalTraining, Positions, client_step, norm_bound
+from fedlsg.compression import Compression, check_memory
 from fedlsg.frame import Block, Frame, make_blocks
 from fedlsg.groups import group_of
 from fedlsg.masks import Mask, Moment, Public, masked, split_kept
@@ -52,6 +53,7 @@ class Method:
     mechanism: Mechanism = field(default_factory=Mechanism)
     after: After = field(default_factory=After)
     prune: Prune = field(default_factory=Prune)
+    compression: Compression = field(default_factory=Compression)
 
     def __post_init__(self) -> None:
         if self.mask.kind == "units" and not (self.carrier.splits or self.carrier.kind == "lora"):
@@ -74,6 +76,10 @@ class Method:
                 "ranking='gradients' needs dense gradients, whose coordinates stay the same from round to round, and "
                 "noise, without which a coordinate that is frozen once would never come back"
             )
+        if self.compression.error_feedback:
+            check_memory(self.name, self.mechanism, self.carrier, self.mask, self.prune)
+        if self.compression.chooses and self.carrier.kind == "factors":
+            raise ValueError("topk_rate chooses among values of the update, and factors are none: give one of the two")
 
 
 def initial_needed(method: Method, names: Mapping[str, Tensor], carried: Sequence[str]) -> tuple[str, ...]:

@@ -19,14 +19,15 @@ Version 2, where indices are sent or values take no fixed number of bytes:
 
     0       4     magic "FLSG"
     4       1     format version 2
-    5       1     value type: as above, 4 noise-floor, 5 int8 (quantize.py)
-    6       1     index mode: 0 derived, 1 explicit (index_code.py), 2 the indices of an earlier message
+    5       1     value type: as above, 4 noise-floor, 5 int8 (quantize.py), 6 sign (sign_code.py)
+    6       1     index mode: 0 derived, 1 explicit (index_code.py), 2 the indices of an earlier message, 3 chosen by
+                  the sender (coded as explicit ones)
     7       1     zero
     8       4     round
     12      16    first half of the frame's digest
-    28      4 n   length of the index section and the section, in mode 1; 8 bytes of its SHA-256 in mode 2
+    28      4 n   length of the index section and the section, in modes 1, 3; 8 bytes of its SHA-256 in mode 2
     ...           values
-    end-16  16    SHA-256 of d, k, the whole frame digest, public seed, client and everything before, cut to 16 bytes
+    end-16  16    SHA-256 of d, k (d in mode 3), the whole frame digest, public seed, client and everything before, cut
 
 All numbers are little-endian. ``unpack`` trusts no byte: every field is compared with what the receiver expects before
 anything is allocated, no message may be longer than the longest honest one, and what is allocated follows from the
@@ -45,18 +46,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fedlsg.frame import Block
-from fedlsg.index_code import DIGEST_BYTES, Shape, digest_of, encode_indices
+from fedlsg.index_code import DIGEST_BYTES, Shape, counts_within, digest_of, encode_indices, read_chosen, section_bound
 from fedlsg.quantize import Dither
 from fedlsg.values import DTYPES, Codec, PayloadError, decode_values, encode_values
 
-IndexMode = Literal["derived", "explicit"]
+IndexMode = Literal["derived", "explicit", "chosen"]
 
 HEADER = struct.Struct("<4sBBBBQQQ32s")
 COMPACT = struct.Struct("<4sBBBBI16s")
 CHECKSUM_BYTES = 16
 MAGIC, VERSION, COMPACT_VERSION = b"FLSG", 1, 2
-DERIVED, EXPLICIT, REPEATED = 0, 1, 2
-CODES: dict[Codec, int] = {"float32": 1, "float16": 2, "bfloat16": 3, "noise-floor": 4, "int8": 5}
+DERIVED, EXPLICIT, REPEATED, CHOSEN = 0, 1, 2, 3
+CODES: dict[Codec, int] = {"float32": 1, "float16": 2, "bfloat16": 3, "noise-floor": 4, "int8": 5, "sign": 6}
+MODES: dict[IndexMode, tuple[int, ...]] = {"derived": (DERIVED,), "explicit": (EXPLICIT, REPEATED), "chosen": (CHOSEN,)}
 LARGEST_SIZE = 2**32
 
 
@@ -65,7 +67,7 @@ class Expected:
     """What a receiver knows before a payload arrives. ``max_norm`` bounds the L2 norm of the values.
 
     ``blocks`` are those of the frame (one block of all ``size`` coordinates where None); ``dither`` is needed by the
-    codecs that quantise.
+    codecs that quantise. ``most``: positions that a sender may choose among all ``size``, in index mode chosen.
     """
 
     round: int
@@ -77,6 +79,12 @@ class Expected:
     max_norm: float = float("inf")
     blocks: Sequence[Block] | None = None
     dither: Dither | None = None
+    most: int | None = None
+
+    @property
+    def limit(self) -> int:
+        """Values of a payload at most."""
+        return len(self.indices) if self.most is None else self.most
 
     @property
     def shapes(self) -> list[Shape]:
@@ -112,12 +120,12 @@ def pack(
     """Serialise kept values and their ascending positions in a flat vector of ``size`` coordinates.
 
     Every codec but float32 rounds the (already noised) values: post-processing, epsilon is untouched. Explicit indices
-    that the payload ``earlier`` of the same client held, too, are not sent again.
+    that the payload ``earlier`` of the same client held, too, are not sent again; chosen ones always are.
     Raises PayloadError for values that are not finite in the codec's range, or indices that do not fit.
     """
     check_codec(codec, index_mode)
     _check_positions(values, indices, size)
-    compact = codec not in DTYPES or index_mode == "explicit"
+    compact = codec not in DTYPES or index_mode != "derived"
     if len(digest) != 32 or not 0 <= round < 2 ** (32 if compact else 63):
         raise PayloadError(f"expected a digest of 32 bytes and 0 <= {round=} < 2^63, got {len(digest)} bytes")
     values = values.detach().cpu().float().contiguous()
@@ -125,25 +133,29 @@ def pack(
         header = HEADER.pack(MAGIC, VERSION, CODES[codec], DERIVED, 0, round, size, len(values), digest)
         message = header + encode_values(values, [len(values)], codec, round, dither)
         return message + hashlib.sha256(message).digest()[:CHECKSUM_BYTES]
+    shapes, counts, total = _shapes(blocks, size), _counts(blocks, indices), len(values)
     mode, section = DERIVED, b""
-    if index_mode == "explicit":
-        whole = encode_indices(indices, _shapes(blocks, size))
+    if index_mode != "derived":
+        whole = encode_indices(indices, shapes)
         mode, section = EXPLICIT, struct.pack("<I", len(whole)) + whole
-        if earlier is not None and indices_held(earlier) == digest_of(whole):
+        if index_mode == "chosen":
+            mode, counts, total = CHOSEN, counts_within(indices, shapes), size
+        elif earlier is not None and indices_held(earlier) == digest_of(whole):
             mode, section = REPEATED, digest_of(whole)
     header = COMPACT.pack(MAGIC, COMPACT_VERSION, CODES[codec], mode, 0, round, digest[:16])
-    message = header + section + encode_values(values, _counts(blocks, indices), codec, round, dither)
-    return message + _seal(message, size, len(values), digest, dither)
+    message = header + section + encode_values(values, counts, codec, round, dither)
+    return message + _seal(message, size, total, digest, dither)
 
 
 def unpack(message: bytes, expected: Expected) -> Float[Tensor, " kept"]:
     """The float32 values of a payload that is exactly what ``expected`` describes.
 
+    Where the sender chooses positions: values of all ``size`` coordinates, 0 where it sent none.
     Raises PayloadError naming the first field that differs: length, magic, version, codec, index mode, round, size,
     count, frame digest, checksum, indices, grid step, malformed or non-finite values, norm. (Version 2 holds no size
     and no count: they are under its checksum.)
     """
-    if expected.codec not in DTYPES or expected.index_mode == "explicit":
+    if expected.codec not in DTYPES or expected.index_mode != "derived":
         values = _unpack_compact(message, expected)
     else:
         values = _unpack_fixed(message, expected)
@@ -159,7 +171,7 @@ def unpack(message: bytes, expected: Expected) -> Float[Tensor, " kept"]:
 def rounding_bound(expected: Expected) -> float:
     """What quantisation may add to the norm: half a grid step a value; for int8, 2 % of the bound."""
     if expected.codec == "noise-floor" and expected.dither is not None:
-        return expected.dither.width / 2 * math.sqrt(len(expected.indices))
+        return expected.dither.width / 2 * math.sqrt(expected.limit)
     return 0.02 * expected.max_norm if expected.codec == "int8" else 0.0
 
 
@@ -172,38 +184,58 @@ def _unpack_fixed(message: bytes, expected: Expected) -> Tensor:
     _check_header(HEADER.unpack_from(message), wanted)
     if hashlib.sha256(message[:-CHECKSUM_BYTES]).digest()[:CHECKSUM_BYTES] != message[-CHECKSUM_BYTES:]:
         raise PayloadError("payload checksum: the bytes were damaged")
-    return _values(message[HEADER.size : -CHECKSUM_BYTES], expected)
+    return _values(message[HEADER.size : -CHECKSUM_BYTES], expected, expected.counts)
 
 
 def _unpack_compact(message: bytes, expected: Expected) -> Tensor:
+    if expected.index_mode == "chosen":
+        return _chosen(_opened(message, expected, section_bound(expected.shapes, expected.limit))[1], expected)
     section = encode_indices(expected.indices, expected.shapes) if expected.index_mode == "explicit" else b""
-    least, most = COMPACT.size + CHECKSUM_BYTES, longest(expected, len(section))
+    mode, body = _opened(message, expected, len(section))
+    held = {DERIVED: b"", EXPLICIT: struct.pack("<I", len(section)) + section, REPEATED: digest_of(section)}[mode]
+    if not body.startswith(held):
+        raise PayloadError("payload indices: they differ from the mask of this round")
+    return _values(body[len(held) :], expected, expected.counts)
+
+
+def _opened(message: bytes, expected: Expected, section: int) -> tuple[int, bytes]:
+    """Index mode and body of a message whose length, header and checksum are right."""
+    least, most = COMPACT.size + CHECKSUM_BYTES, longest(expected, section)
     if not least <= len(message) <= most:
         raise PayloadError(f"payload length: expected {least} to {most} bytes, got {len(message)}")
     fields = COMPACT.unpack_from(message)
-    modes = (DERIVED,) if expected.index_mode == "derived" else (EXPLICIT, REPEATED)
+    modes = MODES[expected.index_mode]
     mode = fields[3] if fields[3] in modes else modes[0]
     code = CODES[expected.codec]
     _check_header(fields, (MAGIC, COMPACT_VERSION, code, mode, 0, expected.round, expected.digest[:16]))
-    known = (expected.size, len(expected.indices), expected.digest, expected.dither)
-    if _seal(message[:-CHECKSUM_BYTES], *known) != message[-CHECKSUM_BYTES:]:
+    count = expected.size if mode == CHOSEN else len(expected.indices)
+    if (
+        _seal(message[:-CHECKSUM_BYTES], expected.size, count, expected.digest, expected.dither)
+        != message[-CHECKSUM_BYTES:]
+    ):
         raise PayloadError("payload checksum: the bytes were damaged, or made by another client or in another frame")
-    held = {DERIVED: b"", EXPLICIT: struct.pack("<I", len(section)) + section, REPEATED: digest_of(section)}[mode]
-    body = message[COMPACT.size : -CHECKSUM_BYTES]
-    if not body.startswith(held):
-        raise PayloadError("payload indices: they differ from the mask of this round")
-    return _values(body[len(held) :], expected)
+    return mode, message[COMPACT.size : -CHECKSUM_BYTES]
 
 
-def _values(body: bytes, expected: Expected) -> Tensor:
+def _chosen(body: bytes, expected: Expected) -> Tensor:
+    """Values where the sender chose to send, 0 elsewhere."""
+    try:
+        positions, rest = read_chosen(body, expected.shapes, expected.limit)
+    except ValueError as error:
+        raise PayloadError(str(error)) from None
+    values = _values(rest, expected, counts_within(positions, expected.shapes))
+    return torch.zeros(expected.size).index_copy_(0, positions, values)
+
+
+def _values(body: bytes, expected: Expected, counts: Sequence[int]) -> Tensor:
     e = expected
-    return decode_values(body, e.counts, e.codec, e.round, e.dither, max_norm=e.max_norm)
+    return decode_values(body, counts, e.codec, e.round, e.dither, max_norm=e.max_norm)
 
 
 def longest(expected: Expected, section: int) -> int:
     """Bytes that no honest payload exceeds, whatever its values: 16 a value, 4 a block, header and indices."""
     blocks = 1 if expected.blocks is None else len(expected.blocks)
-    return COMPACT.size + CHECKSUM_BYTES + 4 + section + 4 * blocks + 32 + 16 * len(expected.indices)
+    return COMPACT.size + CHECKSUM_BYTES + 4 + section + 4 * blocks + 32 + 16 * expected.limit
 
 
 def indices_held(message: bytes) -> bytes | None:

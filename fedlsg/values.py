@@ -2,6 +2,7 @@
 
 float32, float16, bfloat16   a value each, little-endian: exact, or rounded to the nearest
 noise-floor, int8            integers on a dithered grid (quantize.py)
+sign                         a bit each, and the mean magnitude of each block (sign_code.py)
 """
 
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.quantize import Dither, decode_floor, decode_int8, encode_floor, encode_int8
+from fedlsg.sign_code import decode_sign, encode_sign
 
-Codec = Literal["float32", "float16", "bfloat16", "noise-floor", "int8"]
+Codec = Literal["float32", "float16", "bfloat16", "noise-floor", "int8", "sign"]
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -39,6 +41,8 @@ def encode_values(
         raise PayloadError(f"values are not finite as {codec}")
     encoder = encode_int8 if codec == "int8" else encode_floor
     try:
+        if codec == "sign":
+            return encode_sign(values, counts)
         return encoder(values, counts, _known(dither, codec), round)
     except ValueError as error:
         raise PayloadError(str(error)) from None
@@ -55,6 +59,8 @@ def decode_values(
         return torch.frombuffer(bytearray(body), dtype=DTYPES[codec]).float() if length else torch.zeros(0)
     decoder = decode_int8 if codec == "int8" else decode_floor
     try:
+        if codec == "sign":
+            return decode_sign(body, counts)
         return decoder(body, counts, _known(dither, codec), round, max_norm)
     except ValueError as error:
         raise PayloadError(str(error)) from None

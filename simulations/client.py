@@ -22,16 +22,14 @@ from fedlsg.carriers import carried_parameters, find_classifier
 from fedlsg.frame import Frame
 from fedlsg.ledger import Entry, Ledger, LedgerError
 from fedlsg.method import LocalTraining, client_step, initial_needed, make_frame
-from fedlsg.payload import pack
 from fedlsg.persample import trainable
-from fedlsg.powersgd import encode
 from fedlsg.privatize import Mechanism
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.snip import pruning_mechanism, saliency_frame, saliency_scale
 from simulations.batches import batches
-from simulations.outbox import Outbox
 from simulations.plan import Base, prepare
 from simulations.rundir import RunDir
+from simulations.sending import open_box, send
 from simulations.settings import Settings
 from strategies.state import load_weights
 from strategies.strategy import ClientTerms
@@ -120,7 +118,7 @@ def answer(settings: Settings, partition: int, content: RecordDict) -> bytes:
     frame = loaded.frame
     run = run_directory(settings, announced)
     ledger = Ledger(run.ledger(partition), client=partition)
-    outbox = Outbox(run.outbox(partition))
+    outbox = open_box(here.base, run, partition)
     question = hashlib.sha256(loaded.digest + announced.frame_digest).hexdigest()
     question = f"{announced.round}/{announced.updates}/{here.base.settings.codec}/{question}"
     stored = outbox.find(question)
@@ -129,21 +127,8 @@ def answer(settings: Settings, partition: int, content: RecordDict) -> bytes:
             raise LedgerError(f"{ledger.path} lost the entry of round {announced.round}, whose payload is stored")
         return stored
     values = _train(here, run, ledger, announced, frame)
-    last = outbox.last() if here.base.settings.indices == "explicit" else None
-    payload = pack(
-        encode(values, frame),
-        frame.wire.indices,
-        size=frame.wire.size,
-        round=announced.round,
-        digest=announced.frame_digest,
-        codec=here.base.settings.codec,
-        index_mode=here.base.settings.indices,
-        blocks=frame.wire.blocks,
-        dither=here.base.dither(partition, *_training(here.base, announced, partition)),
-        earlier=last,
-    )
-    outbox.store(question, payload)
-    return payload
+    dither = here.base.dither(partition, *_training(here.base, announced, partition))
+    return send(values, frame, here.base, announced, dither, outbox, question)
 
 
 def _load(here: Process, announced: Announcement, content: RecordDict) -> Loaded:

@@ -17,6 +17,7 @@ from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier
 from fedlsg.adapters import prepare_model
 from fedlsg.carriers import carried_parameters
 from fedlsg.method import LocalTraining, Method, Schedule
+from fedlsg.payload import IndexMode
 from fedlsg.population import front, shared_rates
 from fedlsg.privatize import Mechanism
 from fedlsg.quantize import DEFAULT_STEP, Dither
@@ -61,6 +62,11 @@ class Base:
         model = build_model(self.workload, s.model, s.seed)
         prepare_model(model, self.method.carrier, classifier=self.workload.classifier, seed=s.seed)
         return model.to(s.device)
+
+    @property
+    def index_mode(self) -> IndexMode:
+        """How payloads say which coordinates they hold."""
+        return "chosen" if self.method.compression.chooses else self.settings.indices
 
     @property
     def augment(self) -> Augment | None:

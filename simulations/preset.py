@@ -8,6 +8,7 @@ import torch
 
 import strategies
 from fedlsg.after import After
+from fedlsg.feedback import check_sign, keeps_memory
 from fedlsg.method import LocalTraining, Method
 from fedlsg.payload import check_codec
 from fedlsg.quantize import DEFAULT_STEP, added_variance
@@ -39,7 +40,7 @@ FALLBACK: dict[str, Any] = {
 
 def fill(settings: Settings, workload: Workload) -> Settings:
     """Settings with every gap filled from the workload's preset (its row for the method first)."""
-    without_noise = settings.mechanism in ("none", "clip-only") or settings.method == "sgd"
+    without_noise = (settings.mechanism or strategies.default_mechanism(settings.method)) in ("none", "clip-only")
     if without_noise and settings.epsilon is not None:
         raise ValueError("epsilon needs a mechanism that adds noise: choose method dpsgd, or mechanism dp")
     if without_noise and settings.noise_multiplier is not None:
@@ -100,6 +101,13 @@ def check_fits(s: Settings, method: Method) -> None:
         raise ValueError(
             f"noise_floor_step={s.noise_floor_step} is the grid step of codec 'noise-floor', not {s.codec!r}"
         )
+    if method.compression.chooses and (s.indices != "derived" or s.trust == "aggregate"):
+        raise ValueError(
+            f"{method.name!r} sends the positions that each client chose: leave out indices={s.indices!r}, and take "
+            "trust=client, for a secure sum adds position by position"
+        )
+    if s.codec == "sign":
+        check_sign(method)
     if s.codec != "noise-floor":
         return
     if not method.mechanism.adds_noise:
@@ -114,9 +122,11 @@ def check_fits(s: Settings, method: Method) -> None:
         )
 
 
-def codec_of(s: Settings) -> dict[str, Any]:
+def codec_of(s: Settings, method: Method) -> dict[str, Any]:
     """How values are sent; where by the noise, the step in its deviations and the variance that this adds."""
-    codec: dict[str, Any] = {"name": s.codec, "indices": s.indices}
+    codec: dict[str, Any] = {"name": s.codec, "indices": "chosen" if method.compression.chooses else s.indices}
+    if keeps_memory(method, s.codec):
+        codec["error_feedback"] = True
     if s.noise_floor_step is None:
         return codec
     return codec | {"step": s.noise_floor_step, "added_variance": added_variance(s.noise_floor_step)}
@@ -124,7 +134,7 @@ def codec_of(s: Settings) -> dict[str, Any]:
 
 def resolved(settings: Settings, method: Method, local: LocalTraining) -> Settings:
     """Settings with the recipe's own defaults written out, so that config.toml says all that was used."""
-    parts = {**asdict(method.carrier), **asdict(method.mask), **asdict(method.after)}
+    parts = {**asdict(method.carrier), **asdict(method.mask), **asdict(method.after), **asdict(method.compression)}
     parts["lora_alpha"] = parts.pop("alpha")
     parts |= {"carrier": method.carrier.kind, "drop_rate": method.mask.sparsity, "prune": method.prune.kind}
     parts |= {f"prune_{name}": value for name, value in asdict(method.prune).items()}
@@ -153,7 +163,7 @@ PROTECTION = frozenset({"mechanism", "clip", "clip_norm", "norms_clip_weight", "
 RECIPE_CHOICES = frozenset({
     "rank", "sparsity", "direction", "power_steps", "warmup", "cooling", "importance", "sparsity_from", "residual",
     "redraw", "ranking", "carrier", "refresh", "lora_alpha", "prune", "prune_rate", "prune_epsilon_share",
-    "prune_clip_norm", "drop", "drop_rate",
+    "prune_clip_norm", "drop", "drop_rate", "topk_rate",
 })  # fmt: skip
 """Settings that only some recipes have."""
 

@@ -202,7 +202,7 @@ class Recorder:
             "pruning": self._pruning(),
             "trust": s.trust,
             "reproducible": s.reproducible,
-            "codec": codec_of(s),
+            "codec": codec_of(s, plan.method),
             **{name: self.totals[name] for name in BYTES},
             "uplink_bytes_dense": dense * self.totals["uplink_messages"],
             "downlink_bytes_dense": dense * self.totals["downlink_messages"],

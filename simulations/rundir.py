@@ -5,6 +5,7 @@ rounds.csv       one row a round                       ledger.jsonl     merged c
 bytes.csv        one line a message (messages.py)
 summary.json     results, written last                 checkpoint/      last finished round; unsent payloads
 updates/         payloads (with record_updates)        updates-truth/   SECRET batches, for evaluating attacks
+clients/         SECRET memories of error feedback, where a method without privacy keeps them; a folder a client
 run.log          what Flower, Ray and we log            report.html      plots and settings, written at the end
 events.out.tfevents.fedlsg                             the same numbers for TensorBoard
 """
@@ -79,6 +80,10 @@ class RunDir:
     def outbox(self, client: int) -> Path:
         """The client's last payload."""
         return self.path / "checkpoint" / "outbox" / f"client-{client:06d}.bin"
+
+    def own(self, client: int) -> Path:
+        """The folder for what a client keeps to itself."""
+        return self.path / "clients" / f"client-{client:06d}"
 
     def save_update(self, round: int, client: int, payload: bytes) -> None:
         """Record a payload as it was sent."""

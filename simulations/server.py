@@ -67,7 +67,7 @@ def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any, page: bool) -> di
         clients_per_round=known(s.clients_per_round),
         local=plan.local,
         codec=s.codec,
-        index_mode=s.indices,
+        index_mode=plan.index_mode,
         floor_step=s.noise_floor_step or DEFAULT_STEP,
         min_survivors=known(s.min_survivors),
         timeout=s.round_timeout,

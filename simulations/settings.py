@@ -53,6 +53,7 @@ class Settings:
     carrier: Literal["dense", "low-rank", "low-rank-change", "random"] | None = None
     refresh: bool | None = None
     lora_alpha: float | None = None
+    topk_rate: float | None = None
     prune: Literal["none", "random", "synflow", "dp-snip"] | None = None
     prune_rate: float | None = None
     prune_epsilon_share: float | None = None
@@ -98,7 +99,7 @@ class Settings:
     sparsify_update: float | None = None
     ema: float | None = None
     # what is sent and written
-    codec: Literal["float32", "float16", "bfloat16", "noise-floor", "int8"] = "float32"
+    codec: Literal["float32", "float16", "bfloat16", "noise-floor", "int8", "sign"] = "float32"
     noise_floor_step: float | None = None
     indices: Literal["derived", "explicit"] = "derived"
     record_updates: bool = False

@@ -43,9 +43,8 @@ def recipe(name: str, **settings: Any) -> Method:
         if key not in own | mechanism | after:
             raise ValueError(f"method {name!r} has no setting {key!r}{_nearest(key, known)}; it has {', '.join(known)}")
     protection = {k: v for k, v in settings.items() if k in mechanism}
-    default = getattr(signature(build).parameters["mechanism"].default, "kind", "dp")
     return build(
-        mechanism=Mechanism(kind=protection.pop("mechanism", default), **protection),
+        mechanism=Mechanism(kind=protection.pop("mechanism", default_mechanism(name)), **protection),
         after=After(**{k: v for k, v in settings.items() if k in after}),
         **{k: v for k, v in settings.items() if k in own},
     )
@@ -55,6 +54,11 @@ def check_name(name: str) -> None:
     """Raise ValueError for an unknown recipe, with the nearest known one."""
     if name not in names():
         raise ValueError(f"unknown method {name!r}; known: {', '.join(names())}{_nearest(name, names())}")
+
+
+def default_mechanism(name: str) -> str:
+    """The kind of mechanism that a recipe has where none is said."""
+    return str(getattr(signature(_build(name)).parameters["mechanism"].default, "kind", "dp"))
 
 
 def own_settings(name: str) -> frozenset[str]:
@@ -72,4 +76,4 @@ def _nearest(word: str, known: tuple[str, ...] | list[str]) -> str:
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
-__all__ = ["check_name", "names", "own_settings", "recipe"]
+__all__ = ["check_name", "default_mechanism", "names", "own_settings", "recipe"]

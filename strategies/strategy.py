@@ -261,6 +261,7 @@ class FedLSG(Strategy):
                 max_norm=bound,
                 blocks=self._frame.wire.blocks,
                 dither=self._dither(partition),
+                most=self.state.method.compression.most(self._frame.wire.size),
             ),
         )
         self._report.payloads[partition] = payload

@@ -61,13 +61,14 @@ class Record:
         expected = Expected(
             round=round,
             codec=settings.codec,
-            index_mode=settings.indices,
+            index_mode=self.base.index_mode,
             size=frame.wire.size,
             indices=frame.wire.indices,
             digest=frame.digest,
             max_norm=math.inf,
             blocks=frame.wire.blocks,
             dither=dither,
+            most=self.base.method.compression.most(frame.wire.size),
         )
         try:
             values = decode(unpack(path.read_bytes(), expected), frame)
