@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from fedlsg.adapters import frozen_bases
 from fedlsg.attacks.observation import Observation, ThreatModel
 from fedlsg.carriers import carried_parameters, find_classifier
+from fedlsg.feedback import keeps_memory
 from fedlsg.frame import Frame
 from fedlsg.ledger import Entry, Ledger
 from fedlsg.method import aggregate, initial_needed, make_frame
@@ -168,8 +169,8 @@ def summed(seen: list[Observation]) -> Observation:
 def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) -> Record:
     """The record of a run directory.
 
-    Raises ValueError for a directory without recorded updates, one that the attacks cannot replay (augmentation), and
-    a threat model that asks for what a run does not give away.
+    Raises ValueError for a directory without recorded updates, one that the attacks cannot replay (augmentation,
+    error feedback), and a threat model that asks for what a run does not give away.
     """
     run = RunDir.open(path)
     settings = run.read_config()
@@ -184,6 +185,11 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
     base = prepare(replace(settings, device="cpu"), progress=progress)
     if base.augment is not None:
         raise ValueError("attacks replay a client without augmentation: record a run with -c augment=none")
+    if keeps_memory(base.method, settings.codec):
+        raise ValueError(
+            f"attacks replay a client without memory, and {base.method.name!r} with codec {settings.codec!r} sends "
+            "what earlier rounds left out: attack method sgd with another codec, which hides nothing either"
+        )
     return Record(run=run, base=base, payloads=payloads)
 
 

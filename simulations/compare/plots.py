@@ -26,7 +26,8 @@ LOOKS: Mapping[str, Look] = {
     "lsg": ("#D55E00", "o"), "lsg-lora": ("#882255", "D"), "lora": ("#CC79A7", "s"), "rgp": ("#0072B2", "o"),
     "rgp-random": ("#56B4E9", "s"), "rs": ("#E69F00", "o"), "sparse-dpsgd": ("#117733", "s"),
     "dp-ssgd": ("#44AA99", "D"), "dp-powersgd": ("#332288", "^"), "dpsgd": ("#000000", "o"),
-    "linear-probe": ("#555555", "*"), "sgd": ("#AAAAAA", "X"),
+    "linear-probe": ("#555555", "*"), "sgd": ("#AAAAAA", "X"), "bitfit": ("#999933", "P"),
+    "ffa-lora": ("#AA4499", "v"), "topk": ("#888888", "<"), "powersgd": ("#6699CC", "^"),
 }  # fmt: skip
 SPARE: Sequence[Look] = tuple((colour, marker) for marker in "v<>P" for colour, _ in LOOKS.values())
 NEAR = 0.1

@@ -11,7 +11,8 @@ from fedlsg.payload import COMPACT, Expected, pack
 from fedlsg.quantize import Dither
 
 DIGEST = bytes(range(32))
-CODECS = ["float32", "float16", "bfloat16", "noise-floor", "int8"]
+CODECS = ["float32", "float16", "bfloat16", "noise-floor", "int8", "sign"]
+MODES = ["derived", "explicit", "chosen"]
 FIELDS = ["magic", "version", "codec", "index mode", "reserved byte", "round", "frame digest"]
 BLOCKS = (
     Block(parameter="a", part="L", shape=(6, 2), keep=Keep(axis=0, index=torch.tensor([1, 4]))),
@@ -23,6 +24,8 @@ BLOCKS = (
 
 INDICES = torch.tensor([2, 3, 8, 9, 12, 15, 29, 30, 31, 32, 33, 34])
 SIZE = 38
+MOST = 15
+"""Positions that a sender may choose, where it does."""
 
 
 def compact(codec="noise-floor", mode="derived", scale=3.0, earlier=None, **changes) -> tuple[bytes, Expected]:
@@ -31,12 +34,14 @@ def compact(codec="noise-floor", mode="derived", scale=3.0, earlier=None, **chan
     about = {"round": 7, "size": SIZE, "digest": DIGEST, "codec": codec, "index_mode": mode}
     about |= {"blocks": BLOCKS, "dither": Dither(seed=11, client=3, noise_std=1.0)}
     packed = pack(values, INDICES, **about, earlier=earlier)
-    return packed, replace(Expected(**about, indices=INDICES), **changes)
+    known = {"indices": torch.arange(SIZE), "most": MOST} if mode == "chosen" else {"indices": INDICES}
+    return packed, replace(Expected(**about, **known), **changes)
 
 
 def resealed(body: bytes, expected: Expected) -> bytes:
     """The body with a right checksum: what a client that lies sends, not what a bad line makes."""
-    context = struct.pack("<QQ32s", expected.size, len(expected.indices), expected.digest)
+    count = expected.size if expected.index_mode == "chosen" else len(expected.indices)
+    context = struct.pack("<QQ32s", expected.size, count, expected.digest)
     dither = expected.dither
     who = b"(-1, -1)" if dither is None else f"({dither.seed}, {dither.client})".encode()
     return body + hashlib.sha256(context + who + body).digest()[:16]

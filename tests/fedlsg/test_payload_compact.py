@@ -26,6 +26,8 @@ def test_round_trip(codec, mode):
     got = unpack(packed, expected)
     if codec in DTYPES:
         assert torch.equal(got, values.to(DTYPES[codec]).float())
+    elif codec == "sign":
+        assert torch.equal(got >= 0, values >= 0)
     else:
         assert (got - values).abs().max() <= (0.25 if codec == "noise-floor" else values.abs().max() / 253) * 1.001
 

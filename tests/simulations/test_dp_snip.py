@@ -3,7 +3,7 @@
 import pytest
 from flwr.app import Context, Message
 
-import simulations.client
+import simulations.sending
 from fedlsg.accounting import Event, compose, epsilon
 from fedlsg.ledger import Entry, Ledger
 from simulations.client import process
@@ -154,15 +154,15 @@ def test_an_answer_of_round_0_that_was_stored_is_sent_again_for_free(tmp_path):
 
 def test_a_second_attempt_of_round_0_is_charged_again(tmp_path, monkeypatch):
     """Interrupted between the charge and the store: its noise was drawn."""
-    pack = simulations.client.pack
+    pack = simulations.sending.pack
 
     def interrupted(*args: object, **kwargs: object) -> bytes:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(simulations.client, "pack", interrupted)
+    monkeypatch.setattr(simulations.sending, "pack", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_local(tmp_path / "run", **SNIP, reproducible=False)
-    monkeypatch.setattr(simulations.client, "pack", pack)
+    monkeypatch.setattr(simulations.sending, "pack", pack)
     run = resume_local(tmp_path / "run")
     assert [(e.round, e.attempt) for e in run.entries(0)] == [(0, 0), (0, 1), (1, 0), (2, 0)]
     assert [(e.round, e.attempt) for e in run.entries(1)] == [(0, 0), (1, 0), (2, 0)]

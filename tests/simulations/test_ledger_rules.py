@@ -8,6 +8,7 @@ from torch import Tensor
 
 import fedlsg.client
 import simulations.client
+import simulations.sending
 from fedlsg.accounting import epsilon
 from fedlsg.ledger import Entry, Ledger
 from simulations.client_app import app
@@ -119,17 +120,17 @@ def test_an_answered_round_is_answered_again_with_the_same_bytes_and_no_charge(t
 
 def test_a_second_attempt_of_private_training_is_charged(tmp_path, monkeypatch):
     """Interrupted between the charge and the store: the noise was drawn, so it counts."""
-    pack = simulations.client.pack
+    pack = simulations.sending.pack
 
     def interrupted(*args: object, round: int, **kwargs: object) -> bytes:
         if round == 2:
             raise KeyboardInterrupt
         return pack(*args, round=round, **kwargs)
 
-    monkeypatch.setattr(simulations.client, "pack", interrupted)
+    monkeypatch.setattr(simulations.sending, "pack", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_local(tmp_path / "run", reproducible=False)
-    monkeypatch.setattr(simulations.client, "pack", pack)
+    monkeypatch.setattr(simulations.sending, "pack", pack)
     run = resume_local(tmp_path / "run")
     assert [(e.round, e.attempt) for e in run.entries(0)] == [(1, 0), (2, 0), (2, 1)]
     assert [(e.round, e.attempt) for e in run.entries(1)] == [(1, 0), (2, 0)]

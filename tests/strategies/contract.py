@@ -26,7 +26,7 @@ from fedlsg.powersgd import decode, encode
 from fedlsg.privatize import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.snip import pruning_mechanism, saliency_frame, saliency_scale
-from strategies import own_settings, recipe
+from strategies import default_mechanism, own_settings, recipe
 from strategies.state import ServerState, load_weights
 from strategies.wire import Announcement, announcement, read_kept
 
@@ -76,7 +76,7 @@ class Case:
     @property
     def method(self) -> Method:
         defaults = {key: value for key, value in SMALL.items() if key in own_settings(self.name)}
-        noise = {} if self.name == "sgd" else NOISE
+        noise = NOISE if default_mechanism(self.name) == "dp" else {}
         return recipe(self.name, **(defaults | noise | dict(self.settings)))
 
 

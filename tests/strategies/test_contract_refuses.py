@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedlsg.adapters import prepare_model
-from strategies import own_settings, recipe
+from strategies import default_mechanism, own_settings, recipe
 from strategies.state import ServerState
 from tests.strategies.contract import FEATURES, SCHEDULE, SMALL, WIDTH, mlp
 from tests.strategies.contract_cases import RECIPES
@@ -31,6 +31,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "sparsity": SHARES,
     "sparsity_from": SHARES,
     "drop_rate": SHARES,
+    "topk_rate": (0.0, -0.5, 1.5),
     "prune_rate": SHARES,
     "prune_epsilon_share": (0.0, *SHARES),
     "prune_clip_norm": POSITIVE,
@@ -44,15 +45,19 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "drop": ("all",),
 }
 COMMON = {key for key in WRONG if all(key not in own_settings(name) for name in RECIPES)}
+SILENT = [name for name in RECIPES if default_mechanism(name) == "none"]
 NEEDED = {("sgd", "clip_norm"): {"mechanism": "clip-only"}, ("rs", "rank"): {"carrier": "low-rank"}}
 """What makes a setting count that a recipe does not look at by default."""
+
+UNREAD = {name: ("noise_multiplier", *(() if name == "sgd" else ("clip_norm",))) for name in SILENT}
+"""What a recipe without noise never looks at; with error feedback neither the clip."""
 
 REFUSED = [
     (name, key, value)
     for name in RECIPES
     for key in WRONG
     for value in WRONG[key]
-    if key in COMMON | own_settings(name) and (name, key) != ("sgd", "noise_multiplier")
+    if key in COMMON | own_settings(name) and (key not in UNREAD.get(name, ()))
 ]
 
 
@@ -67,7 +72,15 @@ def test_the_same_settings_with_right_values_are_taken(name):
     """Negative control: above it is the value that is refused, not the setting."""
     right = {"noise_multiplier": 1.5, "clip_norm": 0.3, "norms_clip_weight": 2.0, "classifier_clip_weight": 0.5}
     right |= {"learning_rate": 0.2, "clip": "per-block", "sparsify_update": 0.1, "ema": 0.9}
-    own = {"sparsity": 0.4, "rank": 2, "drop_rate": 0.4, "prune_rate": 0.4, "lora_alpha": 4.0, "power_steps": 2}
+    own = {
+        "sparsity": 0.4,
+        "rank": 2,
+        "drop_rate": 0.4,
+        "prune_rate": 0.4,
+        "lora_alpha": 4.0,
+        "power_steps": 2,
+        "topk_rate": 0.1,
+    }
     recipe(name, **right, **{key: value for key, value in own.items() if key in own_settings(name)})
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import strategies
 from fedlsg.after import After
 from fedlsg.carriers import Carrier
+from fedlsg.compression import Compression
 from fedlsg.masks import Mask
 from fedlsg.method import Method
 from fedlsg.privatize import Mechanism
@@ -34,6 +35,13 @@ GOLDEN = {
     ),
     "dp-powersgd": Method(name="dp-powersgd", carrier=Carrier(kind="factors", rank=4)),
     "linear-probe": Method(name="linear-probe", carrier=Carrier(train="classifier")),
+    "topk": Method(name="topk", mechanism=NONE, compression=Compression(topk_rate=0.01, error_feedback=True)),
+    "powersgd": Method(
+        name="powersgd",
+        carrier=Carrier(kind="factors", rank=4),
+        mechanism=NONE,
+        compression=Compression(error_feedback=True),
+    ),
     "bitfit": Method(name="bitfit", carrier=Carrier(train="biases")),
     "ffa-lora": Method(name="ffa-lora", carrier=Carrier(kind="lora", rank=8, train="up")),
 }
@@ -79,7 +87,8 @@ def test_what_each_recipe_can_be_told():
         "lsg-lora": {"rank", "sparsity", "lora_alpha", "direction"},
         "sparse-dpsgd": {"sparsity", "refresh", "sparsity_from"},
         "dp-ssgd": {"prune", "prune_rate", "prune_epsilon_share", "prune_clip_norm", "drop", "drop_rate"},
-        "dp-powersgd": {"rank", "power_steps", "warmup"},
+        "dp-powersgd": {"rank", "power_steps", "warmup"}, "powersgd": {"rank", "power_steps", "warmup"},
+        "topk": {"topk_rate"},
     }  # fmt: skip
 
 

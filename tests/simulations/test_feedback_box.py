@@ -1,0 +1,133 @@
+"""A client's memory and the payload that it belongs to: one file, never half of it, never a round twice."""
+
+import json
+
+import pytest
+import torch
+
+from simulations import feedback_box
+from simulations.feedback_box import FeedbackBox
+
+M = [torch.arange(4).double() * 0.1 * k for k in range(9)]
+
+
+def box(tmp_path, client=3) -> FeedbackBox:
+    return FeedbackBox(tmp_path / "own", client)
+
+
+def stored(tmp_path, *rounds) -> FeedbackBox:
+    found = box(tmp_path)
+    for round in rounds:
+        found.store(f"q{round}", b"payload\n" * round, M[round], round=round)
+    return found
+
+
+def test_an_empty_one_remembers_zeros(tmp_path):
+    assert torch.equal(box(tmp_path).memory(1, 4), torch.zeros(4, dtype=torch.float64))
+    assert box(tmp_path).find("q") is box(tmp_path).last() is None
+    assert not (tmp_path / "own").exists()
+
+
+def test_what_was_stored_is_found_bit_for_bit(tmp_path):
+    found = stored(tmp_path, 2)
+    assert found.find("q2") == found.last() == b"payload\n" * 2
+    assert found.find("q") is found.find("") is None
+    assert torch.equal(found.memory(3, 4), M[2])
+    assert torch.equal(found.memory(9, 4), M[2])  # a client that was not asked keeps it
+
+
+def test_the_same_round_asked_anew_starts_from_the_memory_before(tmp_path):
+    found = stored(tmp_path, 1, 2, 3)
+    assert torch.equal(found.memory(3, 4), M[2])
+    found.store("other", b"again", M[4], round=3)
+    assert found.find("q3") is None
+    assert found.find("other") == b"again"
+    assert torch.equal(found.memory(4, 4), M[4])
+    assert torch.equal(found.memory(3, 4), M[2])
+
+
+def test_the_first_round_asked_anew_starts_from_nothing(tmp_path):
+    found = stored(tmp_path, 5)
+    assert not found.memory(5, 4).any()
+    found.store("other", b"again", M[1], round=5)
+    assert not found.memory(5, 4).any()
+
+
+def test_two_rounds_are_kept(tmp_path):
+    found = stored(tmp_path, 1, 2, 3, 6)
+    assert sorted(path.name for path in found.folder.iterdir()) == ["feedback-000003.bin", "feedback-000006.bin"]
+    with pytest.raises(ValueError, match="the server went back"):
+        found.memory(3, 4)
+
+
+def test_a_server_that_went_back_makes_newer_memories_void(tmp_path):
+    found = stored(tmp_path, 1, 2)
+    found.store("q1 anew", b"x", M[5], round=1)
+    assert [path.name for path in found.folder.iterdir()] == ["feedback-000001.bin"]
+    assert torch.equal(found.memory(2, 4), M[5])
+
+
+def test_another_model_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"feedback-000001.bin remembers 4 values, expected 5"):
+        stored(tmp_path, 1).memory(2, 5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_memory_that_is_not_finite_is_not_stored(tmp_path, bad):
+    found = stored(tmp_path, 1)
+    with pytest.raises(ValueError, match="not be finite"):
+        found.store("q", b"", torch.tensor([bad]), round=2)
+    assert torch.equal(found.memory(2, 4), M[1])
+
+
+def test_every_bit_is_guarded(tmp_path):
+    found = stored(tmp_path, 1)
+    (path,) = found.folder.iterdir()
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 3):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="damaged"):
+            found.memory(2, 4)
+    for cut in (b"", whole[:-8], whole + bytes(8), whole[1:], b"{}\n", b"[]\n", b"\n", b"null\n"):
+        path.write_bytes(cut)
+        with pytest.raises(ValueError, match="damaged"):
+            found.memory(2, 4)
+
+
+def test_another_clients_memory_is_not_taken(tmp_path):
+    stored(tmp_path, 1)
+    with pytest.raises(ValueError, match="another client's"):
+        box(tmp_path, client=4).memory(2, 4)
+
+
+def test_a_crash_before_the_file_is_in_place_leaves_the_round_before(tmp_path, monkeypatch):
+    found = stored(tmp_path, 1)
+
+    def crash(path, *content):
+        path.with_name(f".{path.name}.9").write_bytes(content[0])  # a torn temporary file stays behind
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(feedback_box, "write_atomically", crash)
+    with pytest.raises(KeyboardInterrupt):
+        found.store("q2", b"payload", M[2], round=2)
+    assert found.find("q2") is None
+    assert torch.equal(found.memory(2, 4), M[1])
+    assert found.last() == b"payload\n"
+
+
+def test_a_crash_before_old_files_are_removed_harms_nothing(tmp_path, monkeypatch):
+    found = stored(tmp_path, 1, 2)
+    monkeypatch.setattr("pathlib.Path.unlink", lambda path, missing_ok=False: None)
+    found.store("q3", b"", M[3], round=3)
+    assert torch.equal(found.memory(4, 4), M[3])
+    assert torch.equal(found.memory(3, 4), M[2])
+
+
+def test_the_header_says_whose_it_is(tmp_path):
+    found = stored(tmp_path, 1)
+    head = json.loads(next(found.folder.iterdir()).read_bytes().split(b"\n")[0])
+    assert {k: head[k] for k in ("client", "round", "question", "payload", "first")} == {
+        "client": 3, "round": 1, "question": "q1", "payload": 8, "first": True,
+    }  # fmt: skip
