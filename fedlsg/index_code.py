@@ -66,7 +66,7 @@ def section_bound(shapes: Sequence[Shape], most: int) -> int:
 def counts_within(positions: Int[Tensor, " kept"], shapes: Sequence[Shape]) -> list[int]:
     """How many ascending flat positions lie in each of the blocks."""
     ends = [0, *itertools.accumulate(math.prod(shape) for shape in shapes)]
-    return np.diff(np.searchsorted(positions.cpu().numpy(), ends)).tolist()
+    return [int(n) for n in np.diff(np.searchsorted(positions.cpu().numpy(), ends))]
 
 
 def read_chosen(body: bytes, shapes: Sequence[Shape], most: int) -> tuple[Int[Tensor, " kept"], bytes]:
