@@ -40,14 +40,17 @@ def encode_indices(indices: Int[Tensor, " kept"], shapes: Sequence[Shape]) -> by
     return b"".join(pieces)
 
 
-def decode_indices(stream: bytes, shapes: Sequence[Shape]) -> Int[Tensor, " kept"]:
+def decode_indices(stream: bytes, shapes: Sequence[Shape], most: int | None = None) -> Int[Tensor, " kept"]:
     """The positions that ``encode_indices`` wrote. Allocates in proportion to the shapes, whatever the bytes say.
 
+    With ``most``: no more positions than that, and in proportion to them and to the stream.
     Raises ValueError for bytes that no encoder makes.
     """
     place, start, found = 0, 0, []
+    left = sum(math.prod(shape) for shape in shapes) if most is None else most
     for shape in shapes:
-        kept, place = _read_block(stream, place, shape)
+        kept, place = _read_block(stream, place, shape, left)
+        left -= len(kept)
         found.append(kept + start)
         start += math.prod(shape)
     if place != len(stream):
@@ -80,9 +83,7 @@ def read_chosen(body: bytes, shapes: Sequence[Shape], most: int) -> tuple[Int[Te
     if not length <= min(longest, len(body) - 4):
         raise ValueError(f"payload indices: expected a section of {longest} bytes at most that the payload holds")
     section = body[4 : 4 + length]
-    positions = decode_indices(section, shapes)
-    if len(positions) > most:
-        raise ValueError(f"payload indices: expected {most} positions at most, got {len(positions)}")
+    positions = decode_indices(section, shapes, most)
     if encode_indices(positions, shapes) != section:
         raise ValueError("payload indices: not in their cheapest form")
     return positions, body[4 + length :]
@@ -118,20 +119,30 @@ def _gaps(ascending: np.ndarray) -> bytes:
     return leb128(len(body)) + body
 
 
-def _read_block(stream: bytes, place: int, shape: Shape) -> tuple[np.ndarray, int]:
+def _read_block(stream: bytes, place: int, shape: Shape, most: int) -> tuple[np.ndarray, int]:
     if place >= len(stream):
         raise ValueError("payload indices: cut short")
     form, place = stream[place], place + 1
     if form == ALL:
-        return np.arange(math.prod(shape)), place
+        return np.arange(_few(math.prod(shape), most)), place
     if form in (BITMAP, GAPS):
-        return _read_list(stream, place, math.prod(shape), gaps=form == GAPS)
+        kept, place = _read_list(stream, place, math.prod(shape), gaps=form == GAPS)
+        return kept[: _few(len(kept), most)], place
     axis = (form - BITS_OF_UNITS) % 2
     if form > GAPS_OF_UNITS + 1 or len(shape) < 2:
         raise ValueError(f"payload indices: unknown form {form} for a block of shape {shape}")
     units, place = _read_list(stream, place, shape[axis], gaps=form >= GAPS_OF_UNITS)
-    grid = np.arange(math.prod(shape)).reshape(shape)
-    return np.sort(np.take(grid, units, axis=axis).reshape(-1)), place
+    _few(len(units) * (math.prod(shape) // shape[axis]), most)
+    inner = math.prod(shape[axis + 1 :])
+    outer = np.arange(math.prod(shape[:axis])) * (inner * shape[axis])
+    return (outer[:, None, None] + units[:, None] * inner + np.arange(inner)).reshape(-1), place
+
+
+def _few(count: int, most: int) -> int:
+    """``count``, before anything is allocated for it. Raises ValueError where it is more than is left of ``most``."""
+    if count > most:
+        raise ValueError(f"payload indices: more positions than were agreed on: {count} in a block, {most} left")
+    return count
 
 
 def _read_list(stream: bytes, place: int, size: int, *, gaps: bool) -> tuple[np.ndarray, int]:

@@ -41,7 +41,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class FeedbackBox:
-    """The folder of one client. Every method raises ValueError, naming the file, where one is damaged."""
+    """The folder of one client. Raises ValueError, naming the file, where what is looked for is damaged."""
 
     folder: Path
     client: int

@@ -10,7 +10,8 @@ def recipe(*, rank: int = 8, lora_alpha: float | None = None, mechanism: Mechani
     """Two factors beside every weight that carriers of this rank would carry; the server averages and steps them.
 
     ``lora_alpha``: the product is scaled by alpha / rank, by 1 where it is None. Classifier, biases and norm scales
-    stay dense, as for every carrier method.
+    stay dense, as for every carrier method. Averaged are the factors: after several local steps of a round the server's
+    product is not the average of the clients' products (``ffa-lora``'s is).
     """
     carrier = Carrier(kind="lora", rank=rank, alpha=lora_alpha)
     return Method(name="lora", carrier=carrier, mechanism=mechanism, after=after)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import strategies
 from simulations.chance import Chance
 from simulations.links import Link, transfer_seconds
 from simulations.messages import read
@@ -61,7 +62,8 @@ class Result:
     @property
     def noised(self) -> bool:
         """Whether the run was to add noise, so that its epsilon target means something."""
-        return self.settings.get("mechanism", "dp") in ("dp", "noise-only") and self.method != "sgd"
+        default = strategies.default_mechanism(self.method) if self.method in strategies.names() else "dp"
+        return self.settings.get("mechanism", default) in ("dp", "noise-only")
 
     @property
     def epsilon_target(self) -> float | None:

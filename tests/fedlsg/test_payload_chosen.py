@@ -91,7 +91,7 @@ def forged(section: bytes, codec="float32", values=bytes(48), length=None) -> tu
 @pytest.mark.parametrize(
     ("section", "why"),
     [
-        (bytes.fromhex("0000000200"), "15 positions at most, got 35"),
+        (bytes.fromhex("0000000200"), "more positions than were agreed on: 18 in a block, 3 left"),
         (b"\x05\x02\x01\x02" + SECTION[2:], "not in their cheapest form"),  # two rows as gaps, and as bits
         (SECTION[:-2] + b"\x02\x00", "cheapest form|a section of"),  # an empty block as gaps, and as bitmap
         (SECTION + b"\x00", "bytes behind the last block|a section of"),
@@ -125,6 +125,21 @@ def test_a_length_that_lies_allocates_nothing():
     assert peak < 50_000
 
 
+@pytest.mark.parametrize("form", ["00", "05020001", "06020001", "0302" + "c0", "0400"])
+def test_more_positions_than_agreed_allocate_nothing(form):
+    """Everything, or whole rows and columns, of a block of ten million: refused before it is written out."""
+    size, shape = 10_000_000, (10_000, 1_000)
+    _, expected = message([1, 2, 3], [shape], most=3)
+    section = bytes.fromhex(form)
+    body = b"FLSG\x02\x01\x03\x00" + bytes([3, 0, 0, 0]) + bytes(16) + struct.pack("<I", len(section)) + section
+    tracemalloc.start()
+    with pytest.raises(PayloadError, match="payload indices"):
+        unpack(resealed(body, expected), expected)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size > 1_000_000 > 10 * peak
+
+
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if codec != "noise-floor"])
 def test_values_must_be_as_many_as_positions(codec):
     packed, expected = compact(codec, "chosen")
@@ -136,7 +151,7 @@ def test_values_must_be_as_many_as_positions(codec):
 def test_one_position_more_than_agreed():
     packed, expected = compact("float32", "chosen")
     unpack(packed, replace(expected, most=12))
-    with pytest.raises(PayloadError, match="11 positions at most, got 12"):
+    with pytest.raises(PayloadError, match="more positions than were agreed on"):
         unpack(packed, replace(expected, most=11))
 
 
