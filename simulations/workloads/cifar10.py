@@ -32,7 +32,10 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
     }
 )
 
-METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({"rs": {"sparsity": 0.5}})
+METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {"rs": {"sparsity": 0.5}, "topk": {"learning_rate": 0.05}, "powersgd": {"learning_rate": 0.05}}
+)
+"""Learning rates of the rivals: the better of 0.05 and 0.2 in 60 rounds on 6,000 rows, a tenth held out (seed 7)."""
 
 CIFAR10 = ImageSet(
     name="cifar10",

@@ -34,7 +34,12 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
     }
 )
 
-METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({"rs": {"sparsity": 0.5}})
+FINE_TUNING: Mapping[str, object] = MappingProxyType({"learning_rate": 1e-4, "classifier_learning_rate": 1e-3})
+
+METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {"rs": {"sparsity": 0.5}, "topk": FINE_TUNING, "powersgd": FINE_TUNING, "bitfit": {"learning_rate": 5e-3}}
+)
+"""Without noise the rates that are usual for fine-tuning; biases alone take a larger one. Not searched for here."""
 
 
 @dataclass(frozen=True, kw_only=True)
