@@ -133,8 +133,7 @@ def pack(
         header = HEADER.pack(MAGIC, VERSION, CODES[codec], DERIVED, 0, round, size, len(values), digest)
         message = header + encode_values(values, [len(values)], codec, round, dither)
         return message + hashlib.sha256(message).digest()[:CHECKSUM_BYTES]
-    shapes, counts, total = _shapes(blocks, size), _counts(blocks, indices), len(values)
-    mode, section = DERIVED, b""
+    shapes, counts, total, mode, section = _shapes(blocks, size), _counts(blocks, indices), len(values), DERIVED, b""
     if index_mode != "derived":
         whole = encode_indices(indices, shapes)
         mode, section = EXPLICIT, struct.pack("<I", len(whole)) + whole

@@ -162,15 +162,6 @@ def subject(case: Case, make: Callable[[], nn.Module] = mlp, dtype: torch.dtype 
     )  # fmt: skip
 
 
-def of_method(name: str, model: nn.Module) -> Frame:
-    """The first round's frame of a recipe without masks, on a model that is ready for it."""
-    method = Case(name).method
-    weights = weights_of(model)
-    return fedlsg.method.make_frame(
-        method, weights, {}, carried=(), round=1, updates=0, schedule=SCHEDULE, seed=SEED, classifier="classifier"
-    )
-
-
 def announced_positions(state: ServerState) -> Tensor | None:
     """Kept positions as they reach a client, of the masks that only the server can make."""
     if state.memory is None:

@@ -9,12 +9,23 @@ from torch import nn
 import fedlsg.layer_gradients
 from fedlsg.adapters import prepare_model
 from fedlsg.carriers import Carrier
+from fedlsg.frame import Frame
+from fedlsg.method import make_frame
 from fedlsg.persample import per_example_gradients, trainable
 from fedlsg.summed import summed_gradient
 from tests.fedlsg.gradient_oracle import cross_entropy
-from tests.strategies.contract import FEATURES, WIDTH, cnn, mlp, of_method
+from tests.strategies.contract import FEATURES, SCHEDULE, SEED, WIDTH, Case, cnn, mlp, weights_of
 
 CLASSIFIER = ["classifier.weight", "classifier.bias"]
+
+
+def of_method(name: str, model: nn.Module) -> Frame:
+    """The first round's frame of a recipe without masks, on a model that is ready for it."""
+    method = Case(name).method
+    weights = weights_of(model)
+    return make_frame(
+        method, weights, {}, carried=(), round=1, updates=0, schedule=SCHEDULE, seed=SEED, classifier="classifier"
+    )
 
 
 def prepared(model: nn.Module) -> nn.Module:
