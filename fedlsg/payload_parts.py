@@ -1,13 +1,14 @@
 """How many bytes of a payload are values, apart from header, indices and checksum.
 
 Values are what a codec makes of the kept numbers: 4 bytes each for float32, 2 for float16 and bfloat16, one each and a
-step a block for int8; for noise-floor the grid step, a scale a block and the coded stream.
+step a block for int8; for noise-floor the grid step, a scale a block and the coded stream; for sign a scale a block and a
+bit each.
 """
 
 import struct
 
 from fedlsg.index_code import DIGEST_BYTES
-from fedlsg.payload import CHECKSUM_BYTES, COMPACT, COMPACT_VERSION, DERIVED, EXPLICIT, HEADER
+from fedlsg.payload import CHECKSUM_BYTES, CHOSEN, COMPACT, COMPACT_VERSION, DERIVED, EXPLICIT, HEADER
 
 LENGTH = struct.Struct("<I")
 
@@ -20,7 +21,7 @@ def value_bytes(message: bytes) -> int:
     if len(message) < COMPACT.size + CHECKSUM_BYTES:
         return 0
     start = COMPACT.size if message[4] == COMPACT_VERSION else HEADER.size
-    if start == COMPACT.size and message[6] == EXPLICIT:
+    if start == COMPACT.size and message[6] in (EXPLICIT, CHOSEN):
         start += LENGTH.size + LENGTH.unpack_from(message, start)[0]  # there are 16 bytes of checksum to read it from
     elif start == COMPACT.size and message[6] != DERIVED:
         start += DIGEST_BYTES

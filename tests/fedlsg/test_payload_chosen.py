@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fedlsg.frame import Block
 from fedlsg.index_code import counts_within, encode_indices, section_bound
 from fedlsg.payload import Expected, PayloadError, longest, pack, unpack
+from fedlsg.payload_parts import value_bytes
 from fedlsg.quantize import Dither
 from tests.fedlsg.compact_oracle import BLOCKS, CODECS, INDICES, compact, resealed
 
@@ -75,6 +76,12 @@ def test_golden_bytes():
     seal = hashlib.sha256(struct.pack("<QQ32s", 340, 340, bytes(32)) + b"(0, 1)" + body).digest()[:16]
     assert packed == body + seal
     assert unpack(packed, expected).nonzero().flatten().tolist() == [2, 38, 41]
+
+
+def test_positions_are_no_values():
+    """By hand: 12 float32, a bit each and three scales; not the indices before them."""
+    assert value_bytes(compact("float32", "chosen")[0]) == 48
+    assert value_bytes(compact("sign", "chosen")[0]) == 2 + 3 * 4
 
 
 def test_an_empty_choice():
