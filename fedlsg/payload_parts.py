@@ -1,8 +1,8 @@
 """How many bytes of a payload are values, apart from header, indices and checksum.
 
 Values are what a codec makes of the kept numbers: 4 bytes each for float32, 2 for float16 and bfloat16, one each and a
-step a block for int8; for noise-floor the grid step, a scale a block and the coded stream; for sign a scale a block and a
-bit each.
+step a block for int8; for noise-floor the grid step, a scale a block and the coded stream; for sign a scale a block and
+a bit each.
 """
 
 import struct
