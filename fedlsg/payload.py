@@ -48,7 +48,7 @@ from torch import Tensor
 from fedlsg.frame import Block
 from fedlsg.index_code import DIGEST_BYTES, Shape, counts_within, digest_of, encode_indices, read_chosen, section_bound
 from fedlsg.quantize import Dither
-from fedlsg.values import DTYPES, Codec, PayloadError, decode_values, encode_values
+from fedlsg.values import DTYPES, Codec, PayloadError, decode_values, encode_values, norm_of
 
 IndexMode = Literal["derived", "explicit", "chosen"]
 
@@ -158,9 +158,9 @@ def unpack(message: bytes, expected: Expected) -> Float[Tensor, " kept"]:
         values = _unpack_compact(message, expected)
     else:
         values = _unpack_fixed(message, expected)
-    if not bool(values.isfinite().all()):
+    norm = norm_of(values)
+    if not math.isfinite(norm) and not bool(values.isfinite().all()):
         raise PayloadError("payload values: not finite")
-    norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
     bound = expected.max_norm + rounding_bound(expected)
     if norm > bound:
         raise PayloadError(f"payload values: norm {norm:.4g} exceeds the bound {bound:.4g}")
@@ -226,7 +226,7 @@ def _chosen(body: bytes, expected: Expected) -> Tensor:
     return torch.zeros(expected.size).index_copy_(0, positions, values)
 
 
-def _values(body: bytes, expected: Expected, counts: Sequence[int]) -> Tensor:
+def _values(body: bytes | memoryview, expected: Expected, counts: Sequence[int]) -> Tensor:
     e = expected
     return decode_values(body, counts, e.codec, e.round, e.dither, max_norm=e.max_norm)
 

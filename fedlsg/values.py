@@ -49,7 +49,7 @@ def encode_values(
 
 
 def decode_values(
-    body: bytes, counts: Sequence[int], codec: Codec, round: int, dither: Dither | None, *, max_norm: float
+    body: bytes | memoryview, counts: Sequence[int], codec: Codec, round: int, dither: Dither | None, *, max_norm: float
 ) -> Float[Tensor, " kept"]:
     """What ``encode_values`` says, to within rounding. Raises PayloadError for bytes that no encoder makes."""
     if codec in DTYPES:
@@ -57,6 +57,7 @@ def decode_values(
         if len(body) != length:
             raise PayloadError(f"payload length: expected {length} bytes of values, got {len(body)}")
         return torch.frombuffer(bytearray(body), dtype=DTYPES[codec]).float() if length else torch.zeros(0)
+    body = bytes(body)
     decoder = decode_int8 if codec == "int8" else decode_floor
     try:
         if codec == "sign":
@@ -64,6 +65,15 @@ def decode_values(
         return decoder(body, counts, _known(dither, codec), round, max_norm)
     except ValueError as error:
         raise PayloadError(str(error)) from None
+
+
+def norm_of(values: Float[Tensor, " kept"]) -> float:
+    """L2 norm, to float32's precision at any length; not finite where a value is not, or where it overflows float32.
+
+    In pieces: one float32 sum over very many values would stop growing, and a float64 one takes ten times as long.
+    """
+    pieces = torch.stack([piece.norm() for piece in values.split(2**18)]) if len(values) else values
+    return float(pieces.double().norm())
 
 
 def _known(dither: Dither | None, codec: str) -> Dither:

@@ -1,6 +1,7 @@
 """One message: round trips, a layout written out by hand, and what the packer refuses."""
 
 import hashlib
+import math
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fedlsg.payload import (
     payload_bytes,
     unpack,
 )
+from fedlsg.values import norm_of
 from tests.fedlsg.payload_oracle import (
     DIGEST,
     MODES,
@@ -113,3 +115,16 @@ def test_unknown_codecs_and_modes_are_refused():
         check_codec("float32", "runs")
     with pytest.raises(ValueError, match="codec in"):
         pack(torch.zeros(1), torch.zeros(1).long(), size=1, round=1, digest=DIGEST, codec="int4")
+
+
+@pytest.mark.parametrize("count", [0, 1, 2**18 - 1, 2**18 + 5, 10**6])
+def test_the_norm_of_many_values_is_that_of_float64(count):
+    values = torch.randn(count, generator=torch.Generator().manual_seed(0))
+    assert norm_of(values) == pytest.approx(float(values.double().norm()), rel=1e-5)
+
+
+def test_a_norm_that_is_no_number_is_not_passed():
+    values = torch.ones(10**6)
+    for bad in (float("nan"), float("inf")):
+        values[-1] = bad
+        assert not math.isfinite(norm_of(values))
