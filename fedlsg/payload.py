@@ -131,8 +131,10 @@ def pack(
     values = values.detach().cpu().float().contiguous()
     if not compact:
         header = HEADER.pack(MAGIC, VERSION, CODES[codec], DERIVED, 0, round, size, len(values), digest)
-        message = header + encode_values(values, [len(values)], codec, round, dither)
-        return message + hashlib.sha256(message).digest()[:CHECKSUM_BYTES]
+        body = encode_values(values, [len(values)], codec, round, dither)
+        sha = hashlib.sha256(header)
+        sha.update(body)
+        return b"".join((header, body, sha.digest()[:CHECKSUM_BYTES]))
     shapes, counts, total, mode, section = _shapes(blocks, size), _counts(blocks, indices), len(values), DERIVED, b""
     if index_mode != "derived":
         whole = encode_indices(indices, shapes)

@@ -15,6 +15,8 @@ from fedlsg.masks import frozen_count
 from fedlsg.persample import trainable
 from fedlsg.update import move
 
+AT_ONCE = 2**16
+
 
 def aggregate(updates: Sequence[Float[Tensor, " kept"]]) -> Float[Tensor, " kept"]:
     """Sum of the clients' values, in the order given (client order), in float64.
@@ -26,7 +28,8 @@ def aggregate(updates: Sequence[Float[Tensor, " kept"]]) -> Float[Tensor, " kept
         raise ValueError(f"expected updates of one length, got {sorted(lengths)}")
     total = updates[0].cpu().to(torch.float64, copy=True)
     for update in updates[1:]:
-        total += update.cpu()
+        for sum_, piece in zip(total.split(AT_ONCE), update.cpu().split(AT_ONCE), strict=True):
+            sum_ += piece.double()  # within the cache: twice as fast as a sum of two types
     return total
 
 

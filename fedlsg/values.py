@@ -5,6 +5,7 @@ noise-floor, int8            integers on a dithered grid (quantize.py)
 sign                         a bit each, and the mean magnitude of each block (sign_code.py)
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -34,10 +35,10 @@ def encode_values(
     """Bytes of float32 values, ``counts`` of them in each block. Raises PayloadError for values out of range."""
     if codec in DTYPES:
         encoded = values.to(DTYPES[codec]).contiguous()
-        if not bool(encoded.isfinite().all()):
+        if not (math.isfinite(norm_of(encoded)) or bool(encoded.isfinite().all())):
             raise PayloadError(f"values are not finite as {codec}; float32 and bfloat16 have the widest range")
         return encoded.view(torch.uint8).numpy().tobytes()
-    if not bool(values.isfinite().all()):
+    if not (math.isfinite(norm_of(values)) or bool(values.isfinite().all())):
         raise PayloadError(f"values are not finite as {codec}")
     encoder = encode_int8 if codec == "int8" else encode_floor
     try:

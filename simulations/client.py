@@ -26,6 +26,7 @@ from fedlsg.persample import trainable
 from fedlsg.privatize import Mechanism
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.snip import pruning_mechanism, saliency_frame, saliency_scale
+from simulations import freed_memory
 from simulations.batches import batches
 from simulations.plan import Base, prepare
 from simulations.rundir import RunDir
@@ -93,6 +94,7 @@ def serving(base: Base) -> Iterator[None]:
 def process(settings: Settings) -> Process:
     """Data, initial model and W_0, built once a process."""
     torch.set_num_threads(settings.threads)
+    freed_memory.keep()
     base = _SERVED[-1] if _SERVED else prepare(settings)
     model = base.build_model()
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)

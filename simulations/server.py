@@ -7,6 +7,7 @@ import torch
 from flwr.serverapp import Grid
 
 from fedlsg.quantize import DEFAULT_STEP
+from simulations import freed_memory
 from simulations.continuity import exclusive
 from simulations.plan import Plan
 from simulations.preset import known
@@ -32,6 +33,7 @@ def serve(grid: Grid, plan: Plan, run: RunDir, *, on_round: Any = None, page: bo
 def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any, page: bool) -> dict[str, Any]:
     s = plan.settings
     torch.set_num_threads(s.threads)
+    freed_memory.keep()
     state = ServerState(
         plan.build_model(),
         plan.method,
