@@ -13,7 +13,7 @@ from prv_accountant.privacy_random_variables import PrivacyRandomVariableTruncat
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from fedlsg import accountant_prv, accounting
+from fedlsg import accountant_pld, accountant_prv, accounting
 from fedlsg.accounting import (
     AccountingError,
     EpsilonBound,
@@ -89,7 +89,7 @@ def test_one_subsampled_step_covers_the_closed_form(q, sigma, delta):
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-8, 1e-10])
-@pytest.mark.parametrize("accountant", [accounting.accountant_pld, accounting.accountant_prv])
+@pytest.mark.parametrize("accountant", [accountant_pld, accountant_prv])
 def test_each_accountant_composes_like_the_analytic_gaussian(accountant, delta):
     """Not merged into one step beforehand, so that the composition itself is what is tested."""
     interval = accountant.interval((Event(sample_rate=1.0, noise_multiplier=12.0, steps=200),), delta)
@@ -276,7 +276,7 @@ def test_a_grid_that_would_not_fit_is_refused_before_it_is_made():
 
 
 def test_nothing_reaches_the_terminal(capfd):
-    accounting.accountant_prv.interval.cache_clear()
+    accountant_prv.interval.cache_clear()
     epsilon(sample_rate=0.3, noise_multiplier=0.9, steps=17, delta=1e-5)
     assert capfd.readouterr() == ("", "")
 
@@ -313,7 +313,7 @@ def test_a_failing_accountant_is_told_and_two_failing_ones_are_refused(monkeypat
     bound = epsilon(**SETTING)
     assert bound.accountant == "pld"
     assert "Discrete mean" in bound.failures["prv"]
-    monkeypatch.setattr(accounting.accountant_pld, "interval", fail)
+    monkeypatch.setattr(accountant_pld, "interval", fail)
     with pytest.raises(AccountingError, match=r"no accountant certifies .*prv: .*Discrete mean.*pld: "):
         epsilon(**SETTING)
 
