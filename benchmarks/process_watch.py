@@ -34,16 +34,22 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """What a command did: wall seconds until it ended, its status, and every process of it."""
+    """What a command did: when it began (wall clock), seconds until it ended, its status, every process of it; (seconds, CPU s) at each look."""
 
+    began: float
     wall: float
     status: int
     processes: tuple[Seen, ...]
+    course: tuple[tuple[float, float], ...]
 
     @property
     def cpu(self) -> float:
         """CPU seconds of the whole tree."""
         return sum(process.cpu for process in self.processes)
+
+    def cpu_by(self, moment: float) -> float:
+        """CPU seconds that the tree had used by then, as of the last look before."""
+        return max((cpu for at, cpu in self.course if at <= moment), default=0.0)
 
 
 def watch(
@@ -62,6 +68,7 @@ def watch(
     begin = time.time()
     process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     seen: dict[tuple[int, int], Seen] = {}
+    course = []
     while process.poll() is None:
         now = time.time()
         for stat in _descendants(process.pid):
@@ -73,12 +80,15 @@ def watch(
             one.cpu, one.last = max(one.cpu, stat.cpu), now - begin
             one.command = _command(stat.pid) or one.command
             _note_libraries(one, libraries, now - begin)
+        course.append((now - begin, sum(one.cpu for one in seen.values())))
         look(now)
         time.sleep(max(INTERVAL - (time.time() - now), 0.0))
     wall = time.time() - begin
     look(time.time())
     _reap()
-    return Watched(wall=wall, status=process.returncode, processes=tuple(seen.values()))
+    return Watched(
+        began=begin, wall=wall, status=process.returncode, processes=tuple(seen.values()), course=tuple(course)
+    )
 
 
 @dataclass(frozen=True)
@@ -111,7 +121,8 @@ def _stats() -> list[_Stat]:
             with suppress(OSError):
                 fields = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()
                 cpu = (int(fields[11]) + int(fields[12])) / TICKS
-                found.append(_Stat(int(name), int(fields[1]), int(fields[19]), cpu))
+                if fields[0] not in "ZX":
+                    found.append(_Stat(int(name), int(fields[1]), int(fields[19]), cpu))
     return found
 
 
@@ -123,7 +134,7 @@ def _command(pid: int) -> str:
 
 def _note_libraries(process: Seen, libraries: Sequence[str], now: float) -> None:
     missing = [library for library in libraries if library not in process.mapped]
-    if not missing or "python" not in process.command and "ray::" not in process.command:
+    if not missing or ("python" not in process.command and "ray::" not in process.command):
         return
     with suppress(OSError):
         text = Path(f"/proc/{process.pid}/maps").read_text(errors="replace")

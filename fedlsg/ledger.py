@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg import population
-from fedlsg.accounting import AccountingError, EpsilonBound, compose, max_steps
 from fedlsg.accountant_renyi import surely_within
+from fedlsg.accounting import AccountingError, EpsilonBound, compose, max_steps
 from fedlsg.events import Event, checked_delta
 from fedlsg.ledger_file import (
     ADJACENCY,
