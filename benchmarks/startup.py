@@ -3,8 +3,8 @@
     python -m benchmarks.startup --json FILE [--runs 5] [--rounds 2] [--engines flower local] [--against CHECKOUT]
 
 Every run is a fresh process, watched from outside (`process_watch`): when files of the run directory appear, when the
-log says so, when processes start, end, or have torch in memory. Nothing is added to the run. ``--against`` names another
-checkout of this repository, whose runs alternate with this one's: before and after under the same load.
+log says so, when processes start, end, or have torch in memory. Nothing is added to the run. ``--against`` names
+another checkout of this repository, whose runs alternate with this one's: before and after under the same load.
 """
 
 import os

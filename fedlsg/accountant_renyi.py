@@ -4,8 +4,8 @@
     epsilon = min over a of  T log A(a) / (a - 1)  +  log(1 - 1 / a)  -  log(a delta) / (a - 1)
 
 Mironov, Talwar & Zhang 2019 (arXiv 1908.10530), theorem 5 and section 3.3: A bounds both directions of add/remove.
-Conversion: Canonne, Kamath & Steinke 2020, proposition 12. It is a tenth to a half above the accountants' answers, so it is
-never reported; a client far from its budget learns from it, in a millisecond, that it is far. Sees no data.
+Conversion: Canonne, Kamath & Steinke 2020, proposition 12. It lies a tenth and more above the accountants' answers, so
+it is never reported; a client far from its budget learns from it, in a millisecond, that it is far. Sees no data.
 """
 
 import math
@@ -25,8 +25,8 @@ def surely_within(events: Sequence[Event], *, epsilon: float, delta: float) -> b
     """Whether the epsilon that ``compose`` would report is certainly not above ``epsilon``; False says nothing.
 
     Guarantee: where it is True, the true epsilon is at most this bound, which leaves room for both accountants' errors:
-    an accountant's upper bound is at most 1 % and .002 above the truth (`accountant_prv.interval`; the other one's error
-    is 1e-4 of it).
+    an upper bound of prv-accountant is at most 1 % and .002 above the truth (twice the additive error that
+    `accountant_prv.interval` asks for), one of dp-accounting about 1e-4 of it.
     """
     return upper_bound(events, delta) * 1.01 + 0.002 <= epsilon
 
