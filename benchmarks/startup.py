@@ -1,12 +1,13 @@
 """Where the seconds of a short ``fedlsg run digits`` go, from the shell's command to its end, and what importing costs.
 
-    python -m benchmarks.startup --json FILE [--runs 5] [--rounds 2] [--engines flower local] [--against CHECKOUT]
+    python -m benchmarks.startup --json FILE [--runs 5] [--engines flower local] [--no-imports] [--against CHECKOUT]
 
 Every run is a fresh process, watched from outside (`process_watch`): when files of the run directory appear, when the
 log says so, when processes start, end, or have torch in memory. Nothing is added to the run. ``--against`` names
 another checkout of this repository, whose runs alternate with this one's: before and after under the same load.
 """
 
+import argparse
 import os
 import shutil
 import statistics
@@ -195,12 +196,16 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=2)
     options.add_argument("--engines", nargs="+", default=["flower", "local"], choices=["flower", "local"])
     options.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout to alternate with")
+    options.add_argument(
+        "--imports", action=argparse.BooleanOptionalAction, default=True, help="also what imports cost"
+    )
     given = options.parse_args()
     checkouts = {"now": HERE} if given.against is None else {"before": given.against.resolve(), "after": HERE}
     results: dict[str, Any] = {"imports": {}}
-    for name, checkout in checkouts.items():
-        results["imports"][name] = measure_imports(checkout, runs=given.runs)
-    print(import_table(results["imports"]))
+    if given.imports:
+        for name, checkout in checkouts.items():
+            results["imports"][name] = measure_imports(checkout, runs=given.runs)
+        print(import_table(results["imports"]))
     for engine in given.engines:
         found = measure(checkouts, engine, runs=given.runs, rounds=given.rounds)
         results[engine] = {"runs": found}
