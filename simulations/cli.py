@@ -307,9 +307,7 @@ def merge(given: dict[str, Any], pairs: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point: every expected failure is one line on stderr and an exit status that is not 0."""
-    atexit.register(
-        gc.freeze
-    )  # else a million objects are searched for cycles once more, half a second, and then freed
+    atexit.register(gc.freeze)  # half a second at exit: what is about to be freed is not searched for cycles first
     try:
         status = app(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

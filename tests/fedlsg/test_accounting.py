@@ -13,7 +13,7 @@ from prv_accountant.privacy_random_variables import PrivacyRandomVariableTruncat
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from fedlsg import accountant_pld, accountant_prv, accounting
+from fedlsg import accountant_pld, accountant_prv
 from fedlsg.accounting import (
     AccountingError,
     EpsilonBound,
