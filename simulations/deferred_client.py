@@ -1,7 +1,7 @@
 """The ClientApp of a simulation, without what it needs: that is imported with the first message.
 
 Flower's simulation process loads the ClientApp before it starts Ray, and only to hand it on to the actors: with the app
-itself, Ray would wait for torch. The actors import it while they start (``flower_home.ENVIRONMENT``).
+itself, Ray would wait for torch, which the ServerApp's thread imports meanwhile.
 """
 
 from typing import Any

@@ -28,7 +28,6 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",  # the log file keeps every line
     "RAY_COLOR_PREFIX": "0",
-    "RAY_preload_python_modules": "simulations.client_app",  # actors import it while they start
     "RAY_prestart_worker_first_driver": "0",  # those workers lack Flower's environment and are thrown away unused
 }
 
