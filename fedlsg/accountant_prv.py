@@ -67,7 +67,7 @@ def _attempts(events: Sequence[Event], delta: float, eps_error: float) -> Interv
 
 def _compose(events: Sequence[Event], delta: float, eps_error: float) -> Interval:
     """Theorem 5.5 on one grid: mesh = eps_error / sqrt(T / 2 log(12 / delta_error)), delta_error = delta / 1000."""
-    mechanisms = [PoissonSubsampledGaussianMechanism(e.sample_rate, e.noise_multiplier) for e in events]
+    mechanisms = [_Step(e.sample_rate, e.noise_multiplier) for e in events]
     steps = [e.steps for e in events]
     delta_error = delta / 1000
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -95,6 +95,20 @@ def _domain(half_width: float, mesh: float) -> Domain:
         size = next_fast_len(size + 1, real=True)
     edge = (size / 2 - 1.5) * mesh  # half a cell inside the last node, so that the library's rounding is unambiguous
     return Domain.create_aligned(-edge, edge, mesh)
+
+
+class _Step(PoissonSubsampledGaussianMechanism):
+    """A step whose Renyi divergences are remembered: to size a grid the library asks for each of them twice, for both
+    passes of `interval`, and they are most of its seconds.
+    """
+
+    def rdp(self, alpha: float) -> float:
+        return _renyi(float(self.p), float(self.sigma), float(alpha))
+
+
+@lru_cache(maxsize=65536)  # 150 orders a setting
+def _renyi(sample_rate: float, noise_multiplier: float, order: float) -> float:
+    return float(PoissonSubsampledGaussianMechanism(sample_rate, noise_multiplier).rdp(order))
 
 
 class _TruncatedLoss(PrivacyRandomVariableTruncated):

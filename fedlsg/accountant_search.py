@@ -8,8 +8,6 @@ corrections settle it. Both return infinity where nothing certifies an epsilon, 
 import math
 from collections.abc import Callable
 
-from scipy.optimize import brentq
-
 SMALLEST_SIGMA, LARGEST_SIGMA = 0.05, 1e6
 SIGMA_TOLERANCE = 1e-4
 MAX_STEPS = 10**8
@@ -89,6 +87,8 @@ def crossing(function: Bound, target: float, low: float, high: float) -> float:
 
     The accountants' own steps of 1e-4 make a finer root pointless.
     """
+
+    from scipy.optimize import brentq  # a quarter of a second, and most processes never search
 
     def excess(log_x: float) -> float:
         return math.log(min(max(function(math.exp(log_x)), 1e-9), 1e9) / target)

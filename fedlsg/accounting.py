@@ -9,8 +9,8 @@ clients compose in parallel: take the maximum over clients, never a sum. Results
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from types import ModuleType
 
-from fedlsg import accountant_pld, accountant_prv
 from fedlsg.accountant_search import OutOfReachError, largest_steps, smallest_sigma
 from fedlsg.events import (
     AccountingError,
@@ -161,13 +161,25 @@ def max_steps(
 
 def _answer(name: str, events: tuple[Event, ...], delta: float) -> Interval | str:
     """One accountant's interval, or why there is none; an unforeseen error of a library is a refusal."""
-    interval = accountant_prv.interval if name == "prv" else accountant_pld.interval
+    library = _library(name)
     try:
-        return interval(events, delta)
+        answer: Interval = library.interval(events, delta)
+        return answer
     except AccountingError as error:
         return str(error)
     except (ArithmeticError, ValueError, RuntimeError, AssertionError, IndexError, MemoryError) as error:
         return f"{type(error).__name__}: {error}"
+
+
+def _library(name: str) -> ModuleType:
+    """An accountant's module, imported when first asked: its libraries take a second, and most clients never ask."""
+    if name == "prv":
+        from fedlsg import accountant_prv
+
+        return accountant_prv
+    from fedlsg import accountant_pld
+
+    return accountant_pld
 
 
 def _disagreement(intervals: dict[str, Interval]) -> str:
@@ -186,7 +198,8 @@ def _disagreement(intervals: dict[str, Interval]) -> str:
 def _cheap_or_inf(q: float, sigma: float, steps: int, delta: float, besides: tuple[Event, ...]) -> float:
     event = Event(sample_rate=q, noise_multiplier=sigma, steps=steps)
     try:
-        return accountant_pld.upper_bound(canonical([event, *besides]), delta)
+        bound: float = _library("pld").upper_bound(canonical([event, *besides]), delta)
+        return bound
     except AccountingError:
         return math.inf
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg import population
+from fedlsg.accountant_renyi import surely_within
 from fedlsg.accounting import AccountingError, EpsilonBound, compose, max_steps
-from fedlsg.events import Event
+from fedlsg.events import Event, checked_delta
 from fedlsg.ledger_file import (
     ADJACENCY,
     GENESIS,
@@ -113,13 +114,16 @@ class Ledger:
     def would_exceed(self, entry: Entry, epsilon_budget: float, delta: float) -> bool:
         """Whether charging ``entry`` would pass the budget. What no accountant certifies passes it.
 
-        As many steps as are taken at the (q, sigma) of ``entry`` cost one cached `max_steps` beside everything else
-        (nothing, or a pruning round), and then an integer comparison.
+        Far from the budget a bound in closed form answers. Near it, as many steps as are taken at the (q, sigma) of
+        ``entry`` cost one cached `max_steps` beside everything else (nothing, or a pruning round), and then an integer
+        comparison.
         """
         entries = (*self.entries, entry)
         if any(e.mechanism != "dp" for e in entries):
             return True
         events = _events(entries)
+        if surely_within(events, epsilon=epsilon_budget, delta=checked_delta(delta)):
+            return False
         setting = (entry.sample_rate, entry.noise_multiplier)
         now = next(e for e in events if (e.sample_rate, e.noise_multiplier) == setting)
         if len(events) <= 2:

@@ -1,5 +1,7 @@
 """The command line: ``fedlsg run``, ``resume``, ``compare``, ``report``, ``calibrate``."""
 
+import atexit
+import gc
 import sys
 from typing import Annotated, Any
 
@@ -63,9 +65,16 @@ def run(
     WORKLOAD is digits (default), cifar10, glue-sst2, hf-image, ...; docs/methods.md lists all.
     """
     given = {key: value for key, value in locals().items() if key not in ("out", "config") and value is not None}
-    from simulations.commands import run_command
+    from simulations.engines import ahead
+    from simulations.published import resolve
+    from simulations.settings import from_mapping
 
-    run_command(merge(given, config or []), out, console)
+    given = merge(given, config or [])
+    settings = from_mapping(resolve(given))  # what is wrong by itself is said before anything is imported or started
+    with ahead(settings.engine):
+        from simulations.commands import run_command
+
+        run_command(given, out, console)
 
 
 @app.command()
@@ -298,6 +307,7 @@ def merge(given: dict[str, Any], pairs: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point: every expected failure is one line on stderr and an exit status that is not 0."""
+    atexit.register(gc.freeze)  # half a second at exit: what is about to be freed is not searched for cycles first
     try:
         status = app(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -3,9 +3,9 @@
     us -> "superlink": flower-superlink -> flower-superexec -> flwr-simulation (ServerApp) -> Ray -> ClientApps
     us -> "client":    flwr run --stream, then flwr list
 
-Both are this file, run as a script. All live in sessions of their own, so the terminal's Ctrl-C reaches only us and the
-shutdown is ordered. Should we be killed outright, the pipe on the stdin of the two closes, and "superlink" sweeps up in
-our place.
+Both are this file, run as a script. They import Flower, a second each, then wait to be told what to do: until then
+nothing listens or runs. All live in sessions of their own, so the terminal's Ctrl-C reaches only us and the shutdown is
+ordered. Should we be killed outright, the pipe on the stdin of the two closes, and "superlink" sweeps up in our place.
 
 How none is missed, whoever its parent became: all inherit one FLWR_HOME, read from /proc/PID/environ. That alone is not
 enough: when Ray's two agents set their process title, it overwrites a part of that file, of another length in every run
@@ -13,6 +13,7 @@ enough: when Ray's two agents set their process title, it overwrites a part of t
 one of them too.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -30,19 +31,19 @@ QUIET_LOOKS = 10
 GONE = (ProcessLookupError, FileNotFoundError, PermissionError, BrokenPipeError)
 
 
-def start(role: str, *args: str, env: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+def start(role: str, *, env: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start this file in ``role``, its output going to ``log``. -P: this folder must not shadow other modules."""
-    command = [sys.executable, "-P", __file__, role, *args]
+    command = [sys.executable, "-P", __file__, role]
     return subprocess.Popen(
         command, env=env, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
     )
 
 
-def tell(process: subprocess.Popen[bytes]) -> None:
-    """Let a "client" go on: it imports Flower while the SuperLink starts, then waits for this."""
+def tell(process: subprocess.Popen[bytes], **what: str) -> None:
+    """Let a process go on: ``what`` its role needs, and ``log``, the file that its output goes to from now on."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):
-        process.stdin.write(b"\n")
+        process.stdin.write(json.dumps(what).encode() + b"\n")
         process.stdin.flush()
 
 
@@ -159,7 +160,7 @@ def _handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _superlink(port: str) -> None:
+def _superlink() -> None:
     """Child: flower-superlink itself, and the sweeper of the run should the process that asked for it die."""
 
     def sweep() -> None:
@@ -168,26 +169,47 @@ def _superlink(port: str) -> None:
         shutil.rmtree(home, ignore_errors=True)
         os._exit(1)
 
-    _when_parent_ends(sweep)
     from flwr.superlink.cli import flower_superlink
 
-    options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1", "--port", port]
-    sys.argv = ["flower-superlink", *options]
+    if not (told := _told()):
+        sweep()
+    _when_parent_ends(sweep)
+    options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1"]
+    sys.argv = ["flower-superlink", *options, "--port", told["port"]]
     flower_superlink()
 
 
-def _client(app_dir: str, federation_config: str, listing: str) -> None:
+def _client() -> None:
     """Child: ``flwr run --stream`` (ends with the run, status 0 either way), then ``flwr list`` into ``listing``."""
-    from flwr.cli.app import app  # what the `flwr` command calls; one import (1.2 s) for the two commands
+    from flwr.cli.app import app  # what the `flwr` command calls; one import for the two commands
 
-    if not sys.stdin.readline():
+    if not (told := _told()):
         return
     _when_parent_ends(lambda: os._exit(1))
-    _flwr(app, "run", app_dir, "fedlsg", "--stream", "--federation-config", federation_config)
+    _flwr(app, "run", told["app"], "fedlsg", "--stream", "--federation-config", told["federation"])
     sys.stdout.flush()
-    with open(listing, "w") as out:
+    with open(told["listing"], "w") as out:
         os.dup2(out.fileno(), sys.stdout.fileno())
     _flwr(app, "list", "fedlsg", "--format", "json")
+    sys.stdout.flush()
+    os._exit(0)  # what is waited for is written; taking the interpreter apart takes a third of a second
+
+
+def _told() -> dict[str, str]:
+    """What `tell` says, once it does; empty if the parent ended instead. Output goes to the log from here on.
+
+    Read without a buffer: whoever reads the pipe next must see its end.
+    """
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (byte := os.read(sys.stdin.fileno(), 1)):
+            return {}
+        line += byte
+    told: dict[str, str] = json.loads(line)
+    with open(told["log"], "ab") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    return told
 
 
 def _flwr(app: Callable[..., Any], *args: str) -> None:
@@ -210,6 +232,6 @@ def _when_parent_ends(act: Callable[[], None]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "superlink":
-        _superlink(*sys.argv[2:])
+        _superlink()
     else:
-        _client(*sys.argv[2:])
+        _client()

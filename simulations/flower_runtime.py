@@ -4,46 +4,28 @@
 of its own (loopback, free port, state in memory, FLWR_HOME in a temporary directory), so that it neither needs nor
 disturbs the user's, and two runs can go at once.
 
-Not here: what the app does (its results leave through the files that the ServerApp writes), and the processes
-themselves (flower_processes.py).
+Not here: what the app does (its results leave through the files that the ServerApp writes), where the run's processes
+live (flower_home.py), and the processes themselves (flower_processes.py).
 """
 
 import json
 import math
 import os
 import re
-import shutil
 import socket
 import subprocess
-import sys
-import sysconfig
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from simulations import flower_processes
+from simulations.flower_home import Processes, at_hand, joins_cluster
 
 STARTUP_SECONDS = 120.0  # for a SuperLink to answer on a loaded machine (1.5 s on an idle one)
 PORT_ATTEMPTS = 5  # a free port can be taken by another program before the SuperLink binds it
 WATCH_SECONDS = 0.05
 TAIL_LINES = 40
-HOME_LENGTH_LIMIT = 35  # characters; Ray adds 68 for a Unix socket, and 103 is the least any system allows
-ENVIRONMENT = {
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # else Flower builds an environment before every run
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_LOG_LEVEL": "INFO",  # _answers reads an INFO line
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; 1 by default
-    "PYTHONUNBUFFERED": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",  # the log file keeps every line
-    "RAY_COLOR_PREFIX": "0",
-    "RAY_prestart_worker_first_driver": "0",  # those workers lack Flower's environment and are thrown away unused
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +47,8 @@ class RunOutcome:
 class _Run:
     """What the steps of one run share."""
 
-    home: Path  # FLWR_HOME
-    env: dict[str, str]
+    processes: Processes
     log_file: Path
-    log: IO[bytes]
-    children: list[subprocess.Popen[bytes]]
     poll: Callable[[], None]
     poll_seconds: float
 
@@ -100,28 +79,17 @@ def run_app(
     starts and fails is no exception: read ``RunOutcome.completed``.
     """
     config = _federation_config(num_supernodes, cpus_per_client, gpus_per_client, total_cpus, total_gpus)
-    with ExitStack() as stack:
-        stack.enter_context(flower_processes.sigterm_raises())
-        log = stack.enter_context(log_file.open("ab"))
-        children: list[subprocess.Popen[bytes]] = []
-        home = stack.enter_context(_private_home(children))
-        env = _environment(home)
-        run = _Run(
-            home=home,
-            env=env,
-            log_file=log_file,
-            log=log,
-            children=children,
-            poll=poll,
-            poll_seconds=poll_seconds,
-        )
-        client = _start(run, "client", str(app_dir), config, str(home / "runs.json"))
+    log_file.touch()
+    with flower_processes.sigterm_raises(), at_hand() as processes:
+        run = _Run(processes=processes, log_file=log_file, poll=poll, poll_seconds=poll_seconds)
+        client, listing = processes.take("client"), processes.home / "runs.json"
         superlink = _start_superlink(run)
-        flower_processes.tell(client)
+        told = {"app": str(app_dir), "federation": config, "listing": str(listing)}
+        flower_processes.tell(client, **told, log=str(log_file))
         _wait(run, lambda: client.poll() is not None)
         if client.returncode != 0 or superlink.poll() is not None:
-            raise RuntimeError(f"expected Flower to run {app_dir}; it did not:\n{_tail(log_file)}\n(see {log_file})")
-        return _outcome(home / "runs.json", log_file)
+            raise RuntimeError(f"expected Flower to run {app_dir}; it did not:\n{_last_words(run)}\n(see {log_file})")
+        return _outcome(listing, log_file)
 
 
 def _federation_config(
@@ -138,7 +106,7 @@ def _federation_config(
         "client-resources-num-gpus": float(gpus),
         "init-args-log-to-driver": "true",  # what a ClientApp prints or raises reaches the log file
     }
-    if not _joins_cluster():  # a cluster that exists refuses totals
+    if not joins_cluster():  # a cluster that exists refuses totals
         if total_cpus is None:
             total_cpus = max(math.ceil(cpus), min(_cpu_count(), math.ceil(num_supernodes * cpus)))
         if total_cpus < cpus or (total_gpus is not None and total_gpus < gpus):
@@ -151,49 +119,8 @@ def _federation_config(
     return " ".join(f"{key}={value}" for key, value in config.items())
 
 
-def _joins_cluster() -> bool:
-    return os.environ.get("RAY_ADDRESS", "local") not in ("", "local")
-
-
 def _cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _environment(home: Path) -> dict[str, str]:
-    """Environment of every process of the run. Flower starts its own by name, so this Python's scripts come first."""
-    scripts = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
-    path = os.pathsep.join([*scripts, os.environ.get("PATH", os.defpath)])
-    for name in ("flower-superexec", "flwr-simulation"):
-        if shutil.which(name, path=path) is None:
-            raise RuntimeError(f"expected {name} beside {sys.executable}; install flwr[simulation] there")
-    env = {**os.environ, **ENVIRONMENT, "PATH": path, "FLWR_HOME": str(home)}
-    if not _joins_cluster():
-        # Its own directory also hides a cluster of `ray start`, which Ray would join unasked.
-        env["RAY_TMPDIR"] = str(home)
-        # Ray's ports run anyone's code; on Linux this switch, named for other systems, keeps them on loopback.
-        env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    return env
-
-
-@contextmanager
-def _private_home(children: list[subprocess.Popen[bytes]]) -> Iterator[Path]:
-    """A new FLWR_HOME. On leaving, every process of the run in it ends, then it is removed."""
-    base = tempfile.gettempdir()
-    if len(base) + len("/fedlsg-12345678") > HOME_LENGTH_LIMIT and not _joins_cluster():
-        base = os.sep + "tmp"
-    home = Path(tempfile.mkdtemp(prefix="fedlsg-", dir=base))
-    try:
-        yield home
-    finally:
-        with flower_processes.interrupts_held():
-            flower_processes.end_all(home, children)
-            shutil.rmtree(home, ignore_errors=True)
-
-
-def _start(run: _Run, role: str, *args: str) -> subprocess.Popen[bytes]:
-    process = flower_processes.start(role, *args, env=run.env, log=run.log)
-    run.children.append(process)
-    return process
 
 
 def _start_superlink(run: _Run) -> subprocess.Popen[bytes]:
@@ -204,15 +131,15 @@ def _start_superlink(run: _Run) -> subprocess.Popen[bytes]:
             return superlink
         if "address already in use" not in _read(run.log_file, begin):
             break
-    tail = _tail(run.log_file)
-    raise RuntimeError(f"expected a Flower SuperLink to start; it did not:\n{tail}\n(see {run.log_file})")
+    raise RuntimeError(f"expected a Flower SuperLink to start; it did not:\n{_last_words(run)}\n(see {run.log_file})")
 
 
 def _try_superlink(run: _Run, port: int, begin: int) -> subprocess.Popen[bytes] | None:
     """A SuperLink that listens on ``port``, or None; ``begin`` is where its own output begins in the log."""
     connection = f'[superlink.fedlsg]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-    (run.home / "config.toml").write_text(connection)
-    superlink = _start(run, "superlink", str(port))
+    (run.processes.home / "config.toml").write_text(connection)
+    superlink = run.processes.take("superlink")
+    flower_processes.tell(superlink, port=str(port), log=str(run.log_file))
     deadline = time.monotonic() + STARTUP_SECONDS
 
     def settled() -> bool:
@@ -254,6 +181,13 @@ def _read(log_file: Path, begin: int = 0) -> str:
     with log_file.open("rb") as log:
         log.seek(begin)
         return log.read().decode(errors="replace")
+
+
+def _last_words(run: _Run) -> str:
+    """The end of the log, to which is added what was said before it: by a process that could not import Flower."""
+    with run.log_file.open("a") as log:
+        log.write(_read(run.processes.home / "before.log"))
+    return _tail(run.log_file)
 
 
 def _tail(log_file: Path) -> str:

@@ -21,7 +21,7 @@ from simulations.row import Row
 from simulations.rundir import RunDir
 from simulations.settings import as_config
 
-SERVER_APP, CLIENT_APP = "simulations.server_app:app", "simulations.client_app:app"
+SERVER_APP, CLIENT_APP = "simulations.server_app:app", "simulations.deferred_client:app"
 
 
 class FlowerRunError(RuntimeError):

@@ -13,7 +13,7 @@ from prv_accountant.privacy_random_variables import PrivacyRandomVariableTruncat
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from fedlsg import accountant_prv, accounting
+from fedlsg import accountant_pld, accountant_prv
 from fedlsg.accounting import (
     AccountingError,
     EpsilonBound,
@@ -89,7 +89,7 @@ def test_one_subsampled_step_covers_the_closed_form(q, sigma, delta):
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-8, 1e-10])
-@pytest.mark.parametrize("accountant", [accounting.accountant_pld, accounting.accountant_prv])
+@pytest.mark.parametrize("accountant", [accountant_pld, accountant_prv])
 def test_each_accountant_composes_like_the_analytic_gaussian(accountant, delta):
     """Not merged into one step beforehand, so that the composition itself is what is tested."""
     interval = accountant.interval((Event(sample_rate=1.0, noise_multiplier=12.0, steps=200),), delta)
@@ -276,7 +276,7 @@ def test_a_grid_that_would_not_fit_is_refused_before_it_is_made():
 
 
 def test_nothing_reaches_the_terminal(capfd):
-    accounting.accountant_prv.interval.cache_clear()
+    accountant_prv.interval.cache_clear()
     epsilon(sample_rate=0.3, noise_multiplier=0.9, steps=17, delta=1e-5)
     assert capfd.readouterr() == ("", "")
 
@@ -313,7 +313,7 @@ def test_a_failing_accountant_is_told_and_two_failing_ones_are_refused(monkeypat
     bound = epsilon(**SETTING)
     assert bound.accountant == "pld"
     assert "Discrete mean" in bound.failures["prv"]
-    monkeypatch.setattr(accounting.accountant_pld, "interval", fail)
+    monkeypatch.setattr(accountant_pld, "interval", fail)
     with pytest.raises(AccountingError, match=r"no accountant certifies .*prv: .*Discrete mean.*pld: "):
         epsilon(**SETTING)
 
@@ -373,3 +373,18 @@ def test_a_forgotten_subsampling_direction_is_caught():
     truth = exact_one_step(q, sigma, delta)
     assert one_sided < 0.5 * truth
     assert epsilon(sample_rate=q, noise_multiplier=sigma, steps=1, delta=delta).upper >= truth
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.5, 0.7, 2), (0.01, 1.1, 300), (1.0, 5.0, 4)])
+def test_remembered_divergences_change_no_answer(q, sigma, steps, monkeypatch):
+    events = (Event(sample_rate=q, noise_multiplier=sigma, steps=steps),)
+    accountant_prv.interval.cache_clear()
+    ours = accountant_prv.interval(events, 1e-5)
+    accountant_prv.interval.cache_clear()
+    monkeypatch.setattr(accountant_prv, "_Step", PoissonSubsampledGaussianMechanism)
+    assert accountant_prv.interval(events, 1e-5) == ours
+    accountant_prv.interval.cache_clear()
+    accountant_prv._renyi.cache_clear()
+    monkeypatch.setattr(accountant_prv, "_Step", lambda q, sigma: PoissonSubsampledGaussianMechanism(q, 2 * sigma))
+    assert accountant_prv.interval(events, 1e-5) != ours  # negative control
+    accountant_prv.interval.cache_clear()

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations import flower_runtime
+from simulations import flower_home, flower_runtime
 from simulations.flower_runtime import RunOutcome, run_app
 
 REPOSITORY = Path(__file__).parents[2]
@@ -291,11 +291,11 @@ def test_resources_that_ray_would_wait_for_are_refused(settings, message, monkey
 
 def test_a_private_ray_stays_away_from_other_clusters_and_networks(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    env = flower_runtime._environment(tmp_path)
+    env = flower_home.environment(tmp_path)
     assert (env["FLWR_HOME"], env["RAY_TMPDIR"]) == (str(tmp_path), str(tmp_path))
     assert env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
     assert env["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    joined = flower_runtime._environment(tmp_path)
+    joined = flower_home.environment(tmp_path)
     assert "RAY_TMPDIR" not in joined
     assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in joined

@@ -139,6 +139,32 @@ def test_digits_is_the_real_data_split_once_and_for_all(digits):
     assert hashlib.sha256(digits.test.inputs.tobytes()).hexdigest().startswith("342538e35bc5249d")
 
 
+def test_digits_are_what_scikit_learn_loads_and_splits(digits):
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    train, test = train_test_split(np.arange(1797), test_size=0.2, stratify=labels, random_state=0)
+    for split, rows in ((digits.train, np.sort(train)), (digits.test, np.sort(test))):
+        assert np.array_equal(split.inputs.reshape(-1, 64), images[rows])
+        assert split.labels.tolist() == labels[rows].tolist()
+    assert not np.array_equal(digits.test.inputs.reshape(-1, 64), images[np.sort(train)[:360]])  # negative control
+
+
+def test_digits_of_a_scikit_learn_that_keeps_its_file_elsewhere(monkeypatch):
+    usual = digits_module.read()
+    monkeypatch.setattr(digits_module.Path, "exists", lambda path: False)
+    for one, other in zip(usual, digits_module.read(), strict=True):
+        assert np.array_equal(one, other)
+        assert one.dtype == other.dtype
+
+
+def test_digits_without_scikit_learn(monkeypatch):
+    monkeypatch.setattr(digits_module, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install scikit-learn"):
+        digits_module.read()
+
+
 def test_digits_is_stratified(digits):
     train, test = (torch.bincount(split.labels, minlength=10) for split in (digits.train, digits.test))
     assert float((train / 1437 - test / 360).abs().max()) < 0.003
