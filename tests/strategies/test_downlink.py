@@ -1,4 +1,4 @@
-"""What goes down: a replica that takes the server's steps is the server's state, and nobody is sent more than needed."""
+"""What goes down: a replica that takes the server's steps is the server's state; nobody is sent more than needed."""
 
 import contextlib
 import copy
