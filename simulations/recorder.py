@@ -65,7 +65,7 @@ class Recorder:
         verify_extends(saved["ledgers"], self.run.ledgers)
         check_unchanged(saved["plan"], self.plan)
         self.state.load_state_dict(saved["server"])
-        self.downlink.load_state_dict(saved["downlink"])
+        self.downlink.load_state_dict(saved.get("downlink", {}))
         self.totals, self.seconds_before = saved["totals"], saved["seconds"]
         self.pruning = saved["pruning"]
         rows = [row for row in self.run.read_rounds() if int(row["round"]) <= self.state.round]

@@ -1,7 +1,7 @@
 """A client's replica of the public state: it takes the server's own steps, and its weights prove it by their digest.
 
     shared    one replica for all simulated clients of a process; steps that no message brought to this process it reads
-              from the run's folder of steps, from the initial model on
+              from the run's folder of steps, from the initial model on (or its checkpoint, where that is far)
     own       a client on a machine of its own: its replica lies in a file of its own, written before it trains
 
 The model of the replica is the one that clients train: whoever trains it puts its weights back.
@@ -25,7 +25,7 @@ from simulations.downlink import CHECKSUM, StepFiles, coding
 from simulations.outbox import write_atomically
 from simulations.plan import Base
 from simulations.rundir import RunDir
-from strategies.replica_wire import Reference, digest_of, read_beside, read_missed, read_reference
+from strategies.replica_wire import NOWHERE, Reference, digest_of, read_beside, read_missed, read_reference
 from strategies.server_update import Step, read_steps, replay
 from strategies.snapshot import restart
 from strategies.state import ServerState, load_weights
@@ -33,6 +33,10 @@ from strategies.wire import Announcement, read_weights
 
 SHARED = "shared-replica"
 """In a node's config: all nodes live in processes of one machine, and share what is the same for all of them."""
+
+
+FAR = 50
+"""Steps that a shared replica is behind from which on it reads the run's checkpoint instead: replaying takes longer."""
 
 
 class ReplicaMissingError(RuntimeError):
@@ -67,6 +71,7 @@ class Replica:
     initial: Mapping[str, Tensor]
     state: ServerState = field(init=False)
     known: Known | None = None
+    _at_start: bool = True
     _frame: tuple[int, Frame] | None = None
 
     def __post_init__(self) -> None:
@@ -118,9 +123,9 @@ class Replica:
         self.state.initial, self.state.average = dict(self.initial), None
 
     def _begin_again(self) -> None:
-        with torch.no_grad():
+        if not self._at_start:
             load_weights(self.model, parameters_to_vector(trainable(self.base.build_model()).values()).detach())
-        self._begin()
+            self._begin()
 
     def _take(
         self,
@@ -133,6 +138,7 @@ class Replica:
     ) -> bool:
         """The whole model of a message; returns whether a replica goes on from it."""
         if reference.base == reference.version:
+            self._at_start = False
             beside = read_beside(content)
             restart(self.state, read_weights(content), beside, round=announced.round - 1, updates=announced.updates)
             return True
@@ -143,6 +149,7 @@ class Replica:
                     return True
             except (ReplicaMissingError, ReplicaDiffersError):
                 pass
+        self._at_start = False
         load_weights(self.model, read_weights(content))
         return False
 
@@ -152,6 +159,7 @@ class Replica:
         """Steps to the announced version: those of the message, and in a shared process those before them."""
         base = reference.version - len(missed)
         version = self._recall(base, known, run, wanted)
+        self._at_start = self._at_start and wanted.version == 0
         try:
             before = [StepFiles(run.steps).load(v + 1) for v in range(version, base)]
             steps = [step for data in before for step in read_steps(data)]
@@ -168,8 +176,14 @@ class Replica:
     def _recall(self, base: int, known: Known | None, run: RunDir, wanted: Known) -> int:
         """Version of the state that steps go on from: what is here, what the client's file holds, or the initial."""
         least = 0 if wanted.owner is None else base
+        here = NOWHERE
         if known is not None and known.owner == wanted.owner and least <= known.version <= wanted.version:
-            return known.version
+            here = known.version
+        if wanted.owner is None and wanted.version - max(here, 0) > FAR:
+            version = self._checkpoint(run, wanted.version)
+            here = here if version is None else version
+        if here != NOWHERE:
+            return here
         self._frame = None
         if wanted.owner is not None:
             version = self._load(run.replica(wanted.owner))
@@ -179,6 +193,20 @@ class Replica:
             raise ReplicaMissingError(f"no replica of version {base} here")
         self._begin_again()
         return 0
+
+    def _checkpoint(self, run: RunDir, newest: int) -> int | None:
+        """Version of the run's checkpoint, taken as the replica; None where it is of no use."""
+        try:
+            saved = run.load_checkpoint()
+        except ValueError:
+            return None
+        version = int(saved["downlink"]["version"])
+        if version > newest:
+            return None
+        self._at_start, self._frame = False, None
+        self.state.load_state_dict(saved["server"])
+        self.state.average = None
+        return version
 
     def _save(self, path: Path, known: Known) -> None:
         """Checked by its SHA-256, not synced: a lost file costs one whole model."""
@@ -193,6 +221,7 @@ class Replica:
             content = path.read_bytes()
             if hashlib.sha256(content[CHECKSUM:]).digest() != content[:CHECKSUM]:
                 return None
+            self._at_start = False
             saved = torch.load(io.BytesIO(content[CHECKSUM:]), map_location="cpu", weights_only=True)
             self.state.load_state_dict(saved["server"])
         except (OSError, ValueError):

@@ -8,8 +8,10 @@ and a client that holds others says so and gets the whole model in the same roun
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
+from logging import WARNING
 from typing import Any, Protocol
 
+from flwr.common.logger import log
 from torch import Tensor
 
 from fedlsg.frame import Frame
@@ -184,7 +186,8 @@ class SparseDownlink:
             total = aggregate(updates)
             try:
                 step = encode_update(self.state, frame, total, noise_std=noise_std, coding=self.coding)
-            except PayloadError:
+            except PayloadError as error:
+                log(WARNING, "round %d: the update goes down as whole models: %s", self.state.round + 1, error)
                 self.state.step(total, frame, noise_std=noise_std)
                 self._append(None, frame)
             else:

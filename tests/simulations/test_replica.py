@@ -247,6 +247,17 @@ def test_damaged_steps_cost_whole_models_and_nothing_else(tmp_path):
     assert [row.answered for row in run.rows] == [row.answered for row in whole.rows]
 
 
+def test_who_is_far_behind_reads_the_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(replicas, "FAR", 2)
+    whole = run_local(tmp_path / "whole", downlink="sparse", **LONG)
+    stopped = stopped_after(3, tmp_path / "run", downlink="sparse", **LONG)
+    (stopped.directory.steps / "step-000001.bin").unlink()
+    process.cache_clear()
+    run = resume_local(tmp_path / "run")
+    assert run.weights.equal(whole.weights)
+    assert [row.downlink_messages for row in run.rows] == [2] * 6
+
+
 # --- settings
 
 

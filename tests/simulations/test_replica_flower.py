@@ -1,4 +1,4 @@
-"""Sparse downlink in Ray's actors: each follows a replica of its own, and the messages are those of the local engine."""
+"""Sparse downlink in Ray: each actor follows a replica of its own, and the bytes are those of the local engine."""
 
 import pytest
 
