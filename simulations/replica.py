@@ -9,7 +9,6 @@ The model of the replica is the one that clients train: whoever trains it puts i
 
 import hashlib
 import io
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,8 @@ from torch.nn.utils import parameters_to_vector
 from fedlsg.frame import Frame
 from fedlsg.persample import trainable
 from simulations.downlink import CHECKSUM, StepFiles, coding
+from simulations.engines.grouped import in_simulation
+from simulations.engines.virtual import SHARED
 from simulations.outbox import write_atomically
 from simulations.plan import Base
 from simulations.rundir import RunDir
@@ -30,10 +31,6 @@ from strategies.server_update import Step, read_steps, replay
 from strategies.snapshot import restart
 from strategies.state import ServerState, load_weights
 from strategies.wire import Announcement, read_weights
-
-SHARED = "shared-replica"
-"""In a node's config: all nodes live in processes of one machine, and share what is the same for all of them."""
-
 
 FAR = 50
 """Steps that a shared replica is behind from which on it reads the run's checkpoint instead: replaying takes longer."""
@@ -48,9 +45,8 @@ class ReplicaDiffersError(RuntimeError):
 
 
 def is_shared(context: Context) -> bool:
-    """Whether this client is simulated beside others: the local engine says so, and Ray is how Flower does it."""
-    ray = sys.modules.get("ray")
-    return SHARED in context.node_config or (ray is not None and bool(ray.is_initialized()))
+    """Whether this client is simulated beside others, by our engines or by Flower's own (a message each)."""
+    return SHARED in context.node_config or in_simulation()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.frame import Frame
-from fedlsg.payload import Codec, Expected, pack, unpack
+from fedlsg.payload import Codec, Expected, IndexMode, pack, unpack
 from fedlsg.persample import trainable
 from fedlsg.pruning import Masks, prunable, prune_in_place
 from fedlsg.quantize import DEFAULT_STEP, LEVELS, Dither
@@ -88,17 +88,27 @@ def read_steps(data: bytes) -> list[Step]:
     return steps
 
 
+def index_mode(state: ServerState) -> IndexMode:
+    """Positions go down where clients choose their own; everywhere else both sides derive them."""
+    return "chosen" if state.method.compression.chooses else "derived"
+
+
 def encode_update(
     state: ServerState, frame: Frame, total: Float[Tensor, " kept"], *, noise_std: float, coding: Coding
 ) -> Step:
     """The round's sum as a step. Raises PayloadError for values that the codec cannot hold (not finite)."""
+    values, positions, mode = (total / state.divisor).float(), frame.indices, index_mode(state)
+    if mode == "chosen":  # what no client chose is 0 in the sum
+        positions = values.nonzero().squeeze(1)
+        values = values[positions]
     payload = pack(
-        (total / state.divisor).float(),
-        frame.indices,
+        values,
+        positions,
         size=frame.size,
         round=state.round + 1,
         digest=frame.digest,
         codec=coding.codec,
+        index_mode=mode,
         blocks=frame.blocks,
         dither=coding.dither(state, noise_std),
     )
@@ -113,12 +123,13 @@ def apply_update(state: ServerState, frame: Frame, step: Step, coding: Coding) -
         Expected(
             round=step.round,
             codec=coding.codec,
-            index_mode="derived",
+            index_mode=index_mode(state),
             size=frame.size,
             indices=frame.indices,
             digest=frame.digest,
             blocks=frame.blocks,
             dither=dither,
+            most=frame.size if index_mode(state) == "chosen" else None,
         ),
     )
     received = dither.received_noise * state.divisor if coding.codec == "noise-floor" else step.noise_std

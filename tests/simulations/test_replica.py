@@ -8,12 +8,13 @@ import pytest
 import torch
 from flwr.app import Context, Message
 
+from simulations import messages
 from simulations import replica as replicas
 from simulations.client import process
 from simulations.client_app import app, read_context
 from simulations.engines import local
+from simulations.engines.virtual import SHARED
 from simulations.plan import make_plan
-from simulations.replica import SHARED
 from simulations.settings import from_mapping
 from strategies.server_update import HEADER
 from strategies.wire import REPLICA_DIFFERS, REPLICA_MISSING, payload_size
@@ -29,6 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lora": {"method": "lora"},
     "local steps": {"local_steps": 3, "local_momentum": 0.5},
     "dp-snip": {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.3},
+    "top-k": {"method": "topk", "topk_rate": 0.05, "noise_multiplier": None},
     "some clients": {"clients": 4, "clients_per_round": 2, "rounds": 5},
 }
 UPDATE = HEADER.size + 80 + 4 * 1074
@@ -47,6 +49,10 @@ def test_sparse_in_float32_is_full_bit_for_bit(name, tmp_path):
     assert [row.answered for row in sparse.rows] == [row.answered for row in full.rows]
     assert [row.downlink_messages for row in sparse.rows] == [row.downlink_messages for row in full.rows]
     assert sum(row.downlink_bytes for row in sparse.rows) < sum(row.downlink_bytes for row in full.rows)
+    for run in (sparse, full):
+        lines = [line for line in messages.read(run.path / "bytes.csv") if line.direction == "down" and line.round]
+        assert all(line.payload_bytes >= line.values_bytes for line in lines)
+        assert sum(line.payload_bytes for line in lines) == sum(row.downlink_bytes for row in run.rows)
     assert sparse.summary["downlink_bytes_dense"] == full.summary["downlink_bytes_dense"]
 
 

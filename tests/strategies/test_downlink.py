@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedlsg.compression import largest
+from fedlsg.frame import Frame
 from fedlsg.quantize import Dither
 from strategies.downlink import REPAIRS_ALLOWED, InMemory, SparseDownlink
 from strategies.replica_wire import (
@@ -43,6 +45,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "dpsgd": {"method": "dpsgd"},
     "synflow": {"method": "dp-ssgd", "prune": "synflow", "prune_rate": 0.4, "drop": "random", "drop_rate": 0.3},
     "dp-powersgd": {"method": "dp-powersgd", "rank": 2},
+    "topk": {"method": "topk", "topk_rate": 0.1, "momentum": 0.5},
 }
 
 
@@ -86,13 +89,23 @@ def downlink_of(
     return SparseDownlink(state, coding or Coding(), clients=clients, clients_per_round=per_round)
 
 
+def sent_by(state: ServerState, frame: Frame, client: int, round: int) -> Tensor:
+    """What the server reads of a client: zeros where it chose its positions."""
+    values = values_for(frame, client, round)
+    most = state.method.compression.most(frame.size)
+    if most is None:
+        return values
+    positions = largest(values, most)
+    return torch.zeros_like(values).index_copy_(0, positions, values[positions])
+
+
 def a_round(downlink: SparseDownlink, asked: Sequence[int] = (0, 1, 2), noise_std: float = 0.2) -> dict[int, Any]:
     """Announce, take every client's values, step; returns the records."""
     state = downlink.state
     frame, round = state.frame(), state.round + 1
     records = downlink.records(asked, frame)
     downlink.confirm(asked)
-    downlink.finish_round(frame, [values_for(frame, client, round) for client in asked], noise_std)
+    downlink.finish_round(frame, [sent_by(state, frame, client, round) for client in asked], noise_std)
     return dict(records)
 
 
@@ -113,7 +126,7 @@ def test_float32_changes_nothing_and_replicas_are_the_servers_state(name):
         records = a_round(downlink)
         holder.take(records[0], round, updates)
         assert holder.gone or alike(holder.state, before)
-        plain.finish_round(frame, [values_for(frame, client, round) for client in range(3)], noise_std=0.2)
+        plain.finish_round(frame, [sent_by(state, frame, client, round) for client in range(3)], noise_std=0.2)
         assert alike(plain, state)
     assert holder.version == 4
     assert not holder.gone
@@ -130,7 +143,7 @@ def test_the_server_takes_what_it_sends(name, codec):
         holder.take(a_round(downlink)[0], round, updates)
         assert alike(holder.state, before)
         frame = plain.frame()
-        plain.finish_round(frame, [values_for(frame, client, round) for client in range(3)], noise_std=0.2)
+        plain.finish_round(frame, [sent_by(state, frame, client, round) for client in range(3)], noise_std=0.2)
     assert not plain.weights.equal(state.weights), "negative control: rounded values are others"
 
 
@@ -154,7 +167,7 @@ def test_whoever_takes_part_when_is_sent_the_least(data):
             whole = 4 * 163 + sum(v.numel() * v.element_size() for v in beside_weights(state).values())
             assert sent in ({dense, whole} if missed is None or sum(missed) > dense else {sum(missed)})
         downlink.confirm(answered)
-        downlink.finish_round(frame, [values_for(frame, client, round) for client in answered], 0.2)
+        downlink.finish_round(frame, [sent_by(state, frame, client, round) for client in answered], 0.2)
 
 
 def test_bytes_by_hand():
@@ -177,7 +190,7 @@ def test_the_pruning_round_goes_down_as_a_bit_a_weight():
     frame = state.saliency_frame()
     assert [list(r) for r in downlink.records([0], frame).values()] == [["replica"]]
     downlink.confirm([0])
-    downlink.prune(frame, [values_for(frame, client, 0) for client in range(3)], num_examples=9)
+    downlink.prune(frame, [sent_by(state, frame, client, 0) for client in range(3)], num_examples=9)
     records = a_round(downlink)
     assert payload_size(RecordDict(records[0])) == 17 + (frame.kept + 7) // 8
     for step in read_missed(RecordDict(records[0]), read_reference(RecordDict(records[0]))):
