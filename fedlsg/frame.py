@@ -143,7 +143,7 @@ class Frame:
             if block.kept < block.size:
                 sha.update(block.keep.positions(block.shape).cpu().contiguous().numpy().data)
         for tensor in self.carriers:
-            sha.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            sha.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         if self.sent is not None:
             sha.update(self.sent.digest)
         return sha.digest()

@@ -55,6 +55,9 @@ def run(
     seed: Annotated[int, option(help="Public seed, default 0: initial weights, partition, carriers, masks.")] = 0,
     reproducible: Annotated[bool, option("--reproducible", help="Seed the noise too: NOT PRIVATE.")] = False,
     codec: Annotated[str, option(help="float32 (default), float16, bfloat16, int8, noise-floor, sign.")] = "float32",
+    downlink: Annotated[
+        str, option(help="full (default): weights; sparse: the updates that a client missed.")
+    ] = "full",
     out: Annotated[str | None, option(help="Run directory; default runs/<time>-<workload>-<method>.")] = None,
     data_dir: Annotated[str | None, option(help="Local mirror of the data; default FEDLSG_DATA, then the hub.")] = None,
     record_updates: Annotated[bool, option("--record-updates", help="Keep every payload in updates/.")] = False,

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from flwr.app import RecordDict
@@ -29,7 +28,8 @@ from fedlsg.snip import pruning_mechanism, saliency_frame, saliency_scale
 from simulations import freed_memory
 from simulations.batches import batches
 from simulations.plan import Base, prepare
-from simulations.rundir import RunDir
+from simulations.replica import Replica
+from simulations.rundir import RunDir, own_directory
 from simulations.sending import open_box, send
 from simulations.settings import Settings
 from strategies.state import load_weights
@@ -68,6 +68,7 @@ class Process:
     carried: tuple[str, ...]
     classifier: str
     loaded: Loaded | None = None
+    replica: Replica | None = None
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -100,25 +101,30 @@ def process(settings: Settings) -> Process:
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
     needed = initial_needed(base.method, trainable(model), carried)
     initial = {name: trainable(model)[name].detach().clone() for name in needed}
+    initial |= frozen_bases(model)
     return Process(
         base=base,
         model=model,
-        initial=initial | frozen_bases(model),
+        initial=initial,
         carried=carried,
         classifier=find_classifier(model, base.workload.classifier),
+        replica=Replica(base=base, model=model, initial=initial) if base.settings.downlink == "sparse" else None,
     )
 
 
-def answer(settings: Settings, partition: int, content: RecordDict) -> bytes:
-    """The payload that ``partition`` sends for an announcement.
+def answer(settings: Settings, partition: int, content: RecordDict, *, shared: bool = False) -> bytes:
+    """The payload that ``partition`` sends for an announcement; ``shared`` clients of a process share its replica.
 
-    Raises FrameDiffersError, OverBudgetError, or whatever training raised.
+    Raises FrameDiffersError, ReplicaMissingError, ReplicaDiffersError, OverBudgetError, or whatever training raised.
     """
     here = process(settings)
     announced = read_round(content)
-    loaded = _load(here, announced, content)
+    run = own_directory(settings, announced.run_dir)
+    digest = None
+    if here.replica is not None:
+        digest = here.replica.follow(content, announced, run, partition, shared=shared)
+    loaded = _load(here, announced, content, digest)
     frame = loaded.frame
-    run = run_directory(settings, announced)
     ledger = Ledger(run.ledger(partition), client=partition)
     outbox = open_box(here.base, run, partition)
     question = hashlib.sha256(loaded.digest + announced.frame_digest).hexdigest()
@@ -133,14 +139,17 @@ def answer(settings: Settings, partition: int, content: RecordDict) -> bytes:
     return send(values, frame, here.base, announced, dither, outbox, question)
 
 
-def _load(here: Process, announced: Announcement, content: RecordDict) -> Loaded:
+def _load(here: Process, announced: Announcement, content: RecordDict, followed: bytes | None) -> Loaded:
     """The model's weights and the frame, made by the first client of a process in a round and used by the others.
 
-    Guarantee: what is used again was made from the very same bytes.
+    Guarantee: what is used again was made from the very same bytes; or, where a replica ``followed``, their digest.
     """
-    sent, version = flat_bytes(content), (announced.round, announced.updates, announced.frame_digest)
+    sent = flat_bytes(content) if followed is None else followed
+    version = (announced.round, announced.updates, announced.frame_digest)
     known, here.loaded = here.loaded, None  # an error on the way leaves nothing that looks loaded
-    if known is None or known.weights != sent:
+    if followed is not None and (known is None or known.weights != followed):
+        digest = followed
+    elif known is None or known.weights != sent:
         load_weights(here.model, read_weights(content))
         digest = hashlib.sha256(sent).digest()
     elif known.version == version:
@@ -158,6 +167,8 @@ def _derived(here: Process, announced: Announcement, content: RecordDict) -> Fra
         if not here.base.method.prune.reads_data:
             raise ValueError("the server asks for a pruning round, which this run's settings do not have")
         return saliency_frame(weights)
+    if here.replica is not None and here.replica.known is not None:
+        return here.replica.frame(announced.round)
     ranked = here.base.method.mask.ranking == "gradients"
     return make_frame(
         here.base.method,
@@ -181,20 +192,6 @@ def _frame(here: Process, announced: Announcement, content: RecordDict) -> Frame
             raise FrameDiffersError("the frame derived here has another digest than the announced one")
         return sent
     return frame
-
-
-def run_directory(settings: Settings, announced: Announcement) -> RunDir:
-    """Where this client keeps its ledger: its own setting, else the first place that it was told.
-
-    A server that names another place later would hand out a fresh budget: ValueError.
-    """
-    own = _DIRECTORIES.setdefault(settings, settings.run_dir or announced.run_dir)
-    if Path(own).resolve() != Path(announced.run_dir).resolve():
-        raise ValueError(f"the server names the run directory {announced.run_dir}, this client's ledger lies in {own}")
-    return RunDir(Path(own).resolve())
-
-
-_DIRECTORIES: dict[Settings, str] = {}
 
 
 def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, frame: Frame) -> Tensor:

@@ -17,8 +17,18 @@ from simulations.client import FrameDiffersError, OverBudgetError, answer, proce
 from simulations.engines import actors
 from simulations.engines.grouped import answer_groups
 from simulations.published import from_run_config
+from simulations.replica import ReplicaDiffersError, ReplicaMissingError, is_shared
 from simulations.settings import Settings
-from strategies.wire import FAILED, FRAME_DIFFERS, OVER_BUDGET, failure, identity, update
+from strategies.wire import (
+    FAILED,
+    FRAME_DIFFERS,
+    OVER_BUDGET,
+    REPLICA_DIFFERS,
+    REPLICA_MISSING,
+    failure,
+    identity,
+    update,
+)
 
 app = ClientApp()
 answer_groups(app)
@@ -55,10 +65,14 @@ def train(message: Message, context: Context) -> Message:
     """One round's payload."""
     try:
         settings, partition = read_context(context)
-        payload = answer(settings, partition, message.content)
+        payload = answer(settings, partition, message.content, shared=is_shared(context))
         return Message(update(payload, partition), reply_to=message)
     except FrameDiffersError as error:
         return failure(str(error), FRAME_DIFFERS, message)
+    except ReplicaMissingError as error:
+        return failure(str(error), REPLICA_MISSING, message)
+    except ReplicaDiffersError as error:
+        return failure(str(error), REPLICA_DIFFERS, message)
     except OverBudgetError as error:
         return failure(str(error), OVER_BUDGET, message)
     except Exception as error:

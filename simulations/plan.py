@@ -69,6 +69,11 @@ class Base:
         return "chosen" if self.method.compression.chooses else self.settings.indices
 
     @property
+    def divisor(self) -> float:
+        """Clients a round times the expected batch: public, fixed before the run."""
+        return known(self.settings.clients_per_round) * self.local.expected_batch
+
+    @property
     def augment(self) -> Augment | None:
         """How training inputs are changed at random, None where they are not."""
         return None if self.settings.augment == "none" else self.workload.augment
@@ -103,11 +108,6 @@ class Plan(Base):
     """A base with the terms of every client: its Poisson rate and its calibrated noise multiplier."""
 
     terms: tuple[ClientTerms, ...]
-
-    @property
-    def divisor(self) -> float:
-        """Clients a round times the expected batch: public, fixed before the run."""
-        return known(self.settings.clients_per_round) * self.local.expected_batch
 
 
 def prepare(settings: Settings, *, progress: Progress = silent) -> Base:

@@ -12,6 +12,7 @@ from fedlsg.feedback import check_sign, keeps_memory
 from fedlsg.method import LocalTraining, Method
 from fedlsg.payload import check_codec
 from fedlsg.quantize import DEFAULT_STEP, added_variance
+from simulations.downlink import check_downlink, fill_downlink
 from simulations.settings import Settings
 from simulations.workloads import Workload
 
@@ -65,7 +66,8 @@ def fill(settings: Settings, workload: Workload) -> Settings:
     filled = replace(settings, **gaps)
     per_round = filled.clients if filled.clients_per_round is None else filled.clients_per_round
     survivors = per_round if filled.trust == "aggregate" else 1
-    if filled.codec == "noise-floor" and filled.noise_floor_step is None:
+    filled = fill_downlink(filled)
+    if "noise-floor" in (filled.codec, filled.downlink_codec) and filled.noise_floor_step is None:
         filled = replace(filled, noise_floor_step=DEFAULT_STEP)
     return replace(
         filled,
@@ -97,7 +99,8 @@ def build_method(settings: Settings) -> Method:
 
 def check_fits(s: Settings, method: Method) -> None:
     """Raise ValueError for a codec that the method's values cannot have."""
-    if s.noise_floor_step is not None and s.codec != "noise-floor":
+    check_downlink(s, method)
+    if s.noise_floor_step is not None and "noise-floor" not in (s.codec, s.downlink_codec):
         raise ValueError(
             f"noise_floor_step={s.noise_floor_step} is the grid step of codec 'noise-floor', not {s.codec!r}"
         )
@@ -127,7 +130,7 @@ def codec_of(s: Settings, method: Method) -> dict[str, Any]:
     codec: dict[str, Any] = {"name": s.codec, "indices": "chosen" if method.compression.chooses else s.indices}
     if keeps_memory(method, s.codec):
         codec["error_feedback"] = True
-    if s.noise_floor_step is None:
+    if s.codec != "noise-floor" or s.noise_floor_step is None:
         return codec
     return codec | {"step": s.noise_floor_step, "added_variance": added_variance(s.noise_floor_step)}
 

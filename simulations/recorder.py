@@ -18,6 +18,7 @@ from fedlsg.population import Spread, displayed, spread
 from simulations import messages, tensorboard
 from simulations.chance import chance_of
 from simulations.continuity import check_unchanged, fingerprint
+from simulations.downlink import downlink_of
 from simulations.evaluate import Score, score
 from simulations.hardware import hardware
 from simulations.links import run_seconds
@@ -26,6 +27,7 @@ from simulations.plan import Plan
 from simulations.preset import codec_of
 from simulations.row import FIELDS, Row
 from simulations.rundir import RunDir
+from strategies.downlink import Downlink, FullDownlink
 from strategies.report import RoundReport
 from strategies.state import ServerState
 
@@ -43,8 +45,11 @@ class Recorder:
     which ``resume`` cuts off; it never leaves a checkpoint without its row.
     """
 
-    def __init__(self, run: RunDir, plan: Plan, state: ServerState, *, page: bool = True) -> None:
+    def __init__(
+        self, run: RunDir, plan: Plan, state: ServerState, *, downlink: Downlink | None = None, page: bool = True
+    ) -> None:
         self.run, self.plan, self.state, self.page = run, plan, state, page
+        self.downlink: Downlink = FullDownlink(state) if downlink is None else downlink
         self.ledgers = [Ledger(run.ledger(client), client=client) for client in range(len(plan.terms))]
         self._events = [_events(ledger) for ledger in self.ledgers]
         self.fingerprint = fingerprint(plan)
@@ -60,6 +65,7 @@ class Recorder:
         verify_extends(saved["ledgers"], self.run.ledgers)
         check_unchanged(saved["plan"], self.plan)
         self.state.load_state_dict(saved["server"])
+        self.downlink.load_state_dict(saved.get("downlink", {}))
         self.totals, self.seconds_before = saved["totals"], saved["seconds"]
         self.pruning = saved["pruning"]
         rows = [row for row in self.run.read_rounds() if int(row["round"]) <= self.state.round]
@@ -203,6 +209,7 @@ class Recorder:
             "trust": s.trust,
             "reproducible": s.reproducible,
             "codec": codec_of(s, plan.method),
+            "downlink": downlink_of(s),
             **{name: self.totals[name] for name in BYTES},
             "uplink_bytes_dense": dense * self.totals["uplink_messages"],
             "downlink_bytes_dense": dense * self.totals["downlink_messages"],
@@ -255,6 +262,7 @@ class Recorder:
         self.run.save_checkpoint(
             {
                 "server": self.state.state_dict(),
+                "downlink": self.downlink.state_dict(),
                 "plan": self.fingerprint,
                 "totals": self.totals,
                 "pruning": self.pruning,

@@ -7,6 +7,7 @@ summary.json     results, written last                 checkpoint/      last fin
 updates/         payloads (with record_updates)        updates-truth/   SECRET batches, for evaluating attacks
 clients/         SECRET memories of error feedback, where a method without privacy keeps them; a folder a client
 run.log          what Flower, Ray and we log            report.html      plots and settings, written at the end
+downlink/        updates as they went down (sparse)     replicas/        clients' copies of the public state (deployed)
 events.out.tfevents.fedlsg                             the same numbers for TensorBoard
 """
 
@@ -85,6 +86,15 @@ class RunDir:
         """The folder for what a client keeps to itself."""
         return self.path / "clients" / f"client-{client:06d}"
 
+    @property
+    def steps(self) -> Path:
+        """Server updates as they went down."""
+        return self.path / "downlink"
+
+    def replica(self, client: int) -> Path:
+        """The public state as a client on a machine of its own last had it."""
+        return self.path / "replicas" / f"client-{client:06d}.bin"
+
     def save_update(self, round: int, client: int, payload: bytes) -> None:
         """Record a payload as it was sent."""
         write_atomically(self.path / "updates" / f"round-{round:06d}" / f"client-{client:06d}.bin", payload)
@@ -155,6 +165,20 @@ class RunDir:
     def last_round(self) -> int:
         """The last finished round, 0 for a new run."""
         return int(self.load_checkpoint()["server"]["round"]) if self.checkpoint.exists() else 0
+
+
+def own_directory(settings: Settings, told: str) -> RunDir:
+    """Where a client keeps its ledger: its own setting, else the first place that it was ``told``.
+
+    A server that names another place later would hand out a fresh budget: ValueError.
+    """
+    own = _DIRECTORIES.setdefault(settings, settings.run_dir or told)
+    if Path(own).resolve() != Path(told).resolve():
+        raise ValueError(f"the server names the run directory {told}, this client's ledger lies in {own}")
+    return RunDir(Path(own).resolve())
+
+
+_DIRECTORIES: dict[Settings, str] = {}
 
 
 def create(out: str | None, settings: Settings) -> RunDir:

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 from fedlsg.quantize import DEFAULT_STEP
 from simulations import freed_memory
 from simulations.continuity import exclusive
+from simulations.downlink import make_downlink
 from simulations.plan import Plan
 from simulations.preset import known
 from simulations.recorder import Recorder
@@ -43,7 +44,8 @@ def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any, page: bool) -> di
         classifier=plan.workload.classifier,
         probe=plan.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
     )
-    recorder = Recorder(run, plan, state, page=page)
+    downlink = make_downlink(s, state, run.steps)
+    recorder = Recorder(run, plan, state, downlink=downlink, page=page)
     if run.checkpoint.exists():
         recorder.resume()
     else:
@@ -79,7 +81,7 @@ def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any, page: bool) -> di
         _record_public(run, state)
     remaining = plan.schedule.rounds - state.round
     if remaining > 0:
-        strategy = FedLSG(state, settings, finished, pruned)
+        strategy = FedLSG(state, settings, finished, pruned, downlink)
         try:
             strategy.start(grid, flat_record(state.weights), num_rounds=remaining, timeout=s.round_timeout)
         except BudgetSpentError as stopped:

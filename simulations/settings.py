@@ -102,6 +102,8 @@ class Settings:
     codec: Literal["float32", "float16", "bfloat16", "noise-floor", "int8", "sign"] = "float32"
     noise_floor_step: float | None = None
     indices: Literal["derived", "explicit"] = "derived"
+    downlink: Literal["full", "sparse"] = "full"
+    downlink_codec: Literal["float32", "float16", "bfloat16", "noise-floor", "int8"] | None = None
     record_updates: bool = False
     evaluate_every: int = 1
     # where it runs

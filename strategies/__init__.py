@@ -18,7 +18,10 @@ from fedlsg.after import After
 from fedlsg.method import Method
 from fedlsg.privatize import Mechanism
 
-PLUMBING = frozenset({"strategy", "nodes", "report", "sent", "serial", "state", "wire"})
+PLUMBING = frozenset({
+    "strategy", "nodes", "report", "sent", "serial", "state", "wire", "downlink", "replica_wire", "server_update",
+    "snapshot",
+})  # fmt: skip
 
 
 def names() -> tuple[str, ...]:

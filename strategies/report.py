@@ -4,9 +4,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from flwr.app import Message
+
 from fedlsg.payload_parts import value_bytes
-from strategies.sent import Direction, Sent
-from strategies.wire import OVER_BUDGET
+from strategies.sent import Direction, Sent, announced_values
+from strategies.serial import wire_size
+from strategies.wire import OVER_BUDGET, payload_size
 
 REASON_LENGTH = 300
 
@@ -48,6 +51,14 @@ class RoundReport:
         accepted = client in self.payloads and client not in self.rejected
         self.list_message(client, "up", before, value_bytes(self.payloads[client]) if accepted else 0)
 
+    def count_down(self, client: int, message: Message) -> None:
+        """Count and list what was sent to a client."""
+        before = self.so_far("down")
+        self.downlink_messages += 1
+        self.downlink_bytes += payload_size(message.content)
+        self.downlink_bytes_wire += wire_size(message)
+        self.list_message(client, "down", before, announced_values(message.content))
+
     @property
     def reasons(self) -> str:
         """Why clients were rejected, equal reasons together: "0 2: no reply ...; 1: payload checksum ..."."""
@@ -55,6 +66,11 @@ class RoundReport:
         for partition, why in sorted(self.rejected.items()):
             clients.setdefault(why, []).append(partition)
         return "; ".join(f"{' '.join(map(str, who))}: {why}" for why, who in clients.items())
+
+    def refused(self, *codes: int) -> set[int]:
+        """Clients that answered with one of our error codes."""
+        starts = tuple(f"[{code}]" for code in codes)
+        return {client for client, why in self.rejected.items() if why.startswith(starts)}
 
     @property
     def budget_spent(self) -> bool:

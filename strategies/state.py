@@ -114,21 +114,30 @@ class ServerState:
         ``noise_std``: deviation of the noise in their sum, which ranked sparsification gives to frozen coordinates.
         """
         if updates:
-            total = aggregate(updates)
-            self._remember(total, frame, noise_std)
-            server_step(
-                self.model,
-                self.optimizer,
-                self.scheduler,
-                total,
-                frame=frame,
-                divisor=self.divisor,
-                after=self.method.after,
-            )
-            self.updates += 1
-            self._average()
-            self.truncate()
+            self.step(aggregate(updates), frame, noise_std=noise_std)
         self.round += 1
+
+    def step(self, total: Float[Tensor, " kept"], frame: Frame, *, noise_std: float = 0.0) -> None:
+        """One server update by the clients' sum.
+
+        Guarantee: it depends on ``total`` through (total / divisor) in the weights' own type alone, so that a replica
+        that is sent these numbers (strategies/server_update.py) comes to the very same state.
+        """
+        dtype = next(iter(trainable(self.model).values())).dtype
+        total = (total / self.divisor).to(dtype).double() * self.divisor
+        self._remember(total, frame, noise_std)
+        server_step(
+            self.model,
+            self.optimizer,
+            self.scheduler,
+            total,
+            frame=frame,
+            divisor=self.divisor,
+            after=self.method.after,
+        )
+        self.updates += 1
+        self._average()
+        self.truncate()
 
     def _remember(self, total: Float[Tensor, " kept"], frame: Frame, noise_std: float) -> None:
         if self.memory is not None:

@@ -7,7 +7,7 @@ Nothing here depends on the method: it is data inside ``ServerState``.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 
@@ -25,20 +25,12 @@ from fedlsg.privatize import Mechanism
 from fedlsg.quantize import DEFAULT_STEP, Dither
 from fedlsg.ranking import accumulated_noise
 from fedlsg.snip import pruning_mechanism
+from strategies.downlink import Downlink, FullDownlink, Records
 from strategies.nodes import find_partitions
 from strategies.report import RoundReport, reason_of
-from strategies.sent import announced_values
 from strategies.serial import wire_size
 from strategies.state import ServerState, select_clients
-from strategies.wire import (
-    FRAME_DIFFERS,
-    Announcement,
-    announced_to,
-    common_records,
-    flat_record,
-    payload_size,
-    read_update,
-)
+from strategies.wire import FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to, flat_record, read_update
 
 EMPTY_ROUNDS_ALLOWED = 3
 
@@ -100,8 +92,10 @@ class FedLSG(Strategy):
         settings: FederationSettings,
         on_round: Callable[[RoundReport], None],
         on_pruned: Callable[[RoundReport], None] = lambda report: None,
+        downlink: Downlink | None = None,
     ) -> None:
         self.state, self.settings, self.on_round, self.on_pruned = state, settings, on_round, on_pruned
+        self.downlink: Downlink = FullDownlink(state) if downlink is None else downlink
         self._nodes: Mapping[int, int] = {}
         self._sent: list[Message] = []
         self._empty_rounds = 0
@@ -130,7 +124,7 @@ class FedLSG(Strategy):
     def _prune(self, grid: Grid) -> None:
         """Round 0: noised saliencies of every client. Whoever does not answer is left out, down to min_survivors."""
         messages = self._begin(0, self.state.saliency_frame(), range(len(self.settings.terms)))
-        values = self._read(grid.send_and_receive(messages, timeout=self.settings.timeout))
+        values = self._repaired(self._read(grid.send_and_receive(messages, timeout=self.settings.timeout)))
         if len(values) < self.settings.min_survivors:
             why = (
                 f"pruning reads the data of at least {self.settings.min_survivors} clients, {len(values)} answered "
@@ -138,7 +132,7 @@ class FedLSG(Strategy):
             )
             raise BudgetSpentError(why) if self._report.budget_spent else RuntimeError(why)
         examples = sum(terms.num_examples for terms in self.settings.terms)
-        self.state.prune(self._frame, [values[partition] for partition in sorted(values)], num_examples=examples)
+        self.downlink.prune(self._frame, [values[partition] for partition in sorted(values)], num_examples=examples)
         self._report.answered = sorted(values)
         self._report.seconds = time.monotonic() - self._started
         self.on_pruned(self._report)
@@ -147,15 +141,10 @@ class FedLSG(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every reply, update the model, report."""
-        values = self._read(replies)
-        differing = [p for p, why in self._report.rejected.items() if why.startswith(f"[{FRAME_DIFFERS}]")]
-        if differing:
-            log(WARNING, "clients %s derive another frame: sending L, R and masks", differing)
-            again = self._announce_to(differing, self._frame)
-            values |= self._read(self._grid.send_and_receive(again, timeout=self.settings.timeout))
+        values = self._repaired(self._read(replies))
         survivors = len(values) >= self.settings.min_survivors
         ordered = [values[partition] for partition in sorted(values)] if survivors else []
-        self.state.finish_round(self._frame, ordered, noise_std=self._noise_of_sum(values))
+        self.downlink.finish_round(self._frame, ordered, self._noise_of_sum(values))
         self._report.answered = sorted(values)
         self._report.seconds = time.monotonic() - self._started
         self.on_round(self._report)
@@ -185,13 +174,29 @@ class FedLSG(Strategy):
             self.state.divisor,
         )
 
-    def _announce_to(self, partitions: Sequence[int], frame: Frame | None = None) -> list[Message]:
-        ranked = self._frame if self._report.round and self.state.memory is not None else None
-        common = common_records(self.state.weights, frame, ranked)
-        self._sent = [self._announce(partition, common) for partition in partitions]
+    def _repaired(self, values: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Ask those once more that derive another frame or hold another model, each for each reason once."""
+        framed, lost = set[int](), set[int]()
+        while True:
+            frames = self._report.refused(FRAME_DIFFERS) - framed
+            models = self._report.refused(*REPLICA_LOST) - lost
+            self.downlink.confirm(values.keys() | frames)
+            if not frames | models:
+                return values
+            told = sorted(frames), sorted(models)
+            log(WARNING, "clients %s derive another frame, %s hold another model or none: sending both", *told)
+            framed, lost = framed | frames, lost | models
+            again = self._announce_to(sorted(frames | models), framed, models)
+            values |= self._read(self._grid.send_and_receive(again, timeout=self.settings.timeout))
+
+    def _announce_to(
+        self, partitions: Sequence[int], framed: Collection[int] = (), lost: Collection[int] = ()
+    ) -> list[Message]:
+        records = self.downlink.records(partitions, self._frame, framed=framed, lost=lost)
+        self._sent = [self._announce(partition, records[partition]) for partition in partitions]
         return self._sent
 
-    def _announce(self, partition: int, common: Mapping[str, ArrayRecord]) -> Message:
+    def _announce(self, partition: int, records: Records) -> Message:
         terms = self._terms(partition)
         announced = Announcement(
             round=self._report.round,
@@ -202,7 +207,7 @@ class FedLSG(Strategy):
             expected_batch=self.settings.local.expected_batch,
             run_dir=self.settings.run_dir,
         )
-        content = announced_to(common, announced)
+        content = announced_to(records, announced)
         return Message(content, self._nodes[partition], MessageType.TRAIN, group_id=str(self._report.round))
 
     def _read(self, replies: Iterable[Message]) -> dict[int, Tensor]:
@@ -211,12 +216,7 @@ class FedLSG(Strategy):
         asked = {partition_of[message.metadata.dst_node_id] for message in self._sent}
         values: dict[int, Tensor] = {}
         for message in self._sent:
-            before = self._report.so_far("down")
-            self._report.downlink_messages += 1
-            self._report.downlink_bytes += payload_size(message.content)
-            self._report.downlink_bytes_wire += wire_size(message)
-            client = partition_of[message.metadata.dst_node_id]
-            self._report.list_message(client, "down", before, announced_values(message.content))
+            self._report.count_down(partition_of[message.metadata.dst_node_id], message)
         for partition in asked:
             self._report.rejected[partition] = "no reply before the round's timeout"
         for reply in replies:

@@ -1,6 +1,7 @@
 """What travels between server and clients, as Flower messages. The only file that knows their records.
 
     server -> client   announcement: weights (one flat float32 array), round, versions, frame digest, sigma, q
+                       [or, to replicas, the updates that lead to these weights, and their digest: replica_wire.py]
                        [and kept positions as a bitmap where the mask ranks the server's memory]
                        [and L, R and kept positions where a client could not derive the same frame]
     client -> server   update: one payload (see fedlsg/payload.py) and the partition that it comes from
@@ -19,8 +20,10 @@ from torch import Tensor
 
 from fedlsg.frame import Coordinates, Frame, Keep
 
-FAILED, FRAME_DIFFERS, OVER_BUDGET = 1001, 1002, 1003
+FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS = 1001, 1002, 1003, 1004, 1005
 """Error codes of our clients; Flower's own lie below 1000."""
+
+REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +49,10 @@ def announcement(
     return announced_to(common_records(weights, frame, ranked), announced)
 
 
-def announced_to(common: Mapping[str, ArrayRecord], announced: Announcement) -> RecordDict:
+def announced_to(common: Mapping[str, ArrayRecord | ConfigRecord], announced: Announcement) -> RecordDict:
     """One client's message: records that all clients share, none of them copied, and its own terms."""
-    content = RecordDict({"weights": common["weights"], "round": ConfigRecord(asdict(announced))})
-    for name in [name for name in common if name != "weights"]:
+    content = RecordDict({"round": ConfigRecord(asdict(announced))})
+    for name in common:
         content[name] = common[name]
     return content
 
@@ -58,15 +61,25 @@ def common_records(weights: Tensor, frame: Frame | None = None, ranked: Frame | 
     """What the announcements of a round have in common, see ``announcement``."""
     common = {"weights": flat_record(weights)}
     if frame is not None:
-        common["frame"] = ArrayRecord(
-            {"indices": raw_array(frame.wire.indices.numpy().astype("<u4"))}
-            | {f"carrier-{i:04d}": raw_array(t.cpu().numpy()) for i, t in enumerate(frame.wire.carriers)}
-        )
+        common["frame"] = frame_record(frame)
     if ranked is not None:
-        kept = np.zeros(ranked.size, dtype=np.uint8)
-        kept[ranked.indices.numpy()] = 1
-        common["kept"] = ArrayRecord({"bitmap": raw_array(np.packbits(kept))})
+        common["kept"] = kept_record(ranked)
     return common
+
+
+def frame_record(frame: Frame) -> ArrayRecord:
+    """Kept positions, L and R of a frame."""
+    return ArrayRecord(
+        {"indices": raw_array(frame.wire.indices.numpy().astype("<u4"))}
+        | {f"carrier-{i:04d}": raw_array(t.cpu().numpy()) for i, t in enumerate(frame.wire.carriers)}
+    )
+
+
+def kept_record(ranked: Frame) -> ArrayRecord:
+    """Kept positions of a frame, a bit a coordinate."""
+    kept = np.zeros(ranked.size, dtype=np.uint8)
+    kept[ranked.indices.numpy()] = 1
+    return ArrayRecord({"bitmap": raw_array(np.packbits(kept))})
 
 
 def read_kept(content: RecordDict, size: int) -> Tensor | None:

@@ -22,6 +22,10 @@ ClientFunction = Callable[[Message, Context], Message]
 FIRST_NODE = RUN = TASK = 2**62
 
 
+SHARED = "shared-replica"
+"""In a node's config: all clients are simulated on one machine, and share what is the same for all of them."""
+
+
 class VirtualGrid(Grid):
     """One node a partition. What is pushed is answered at once; the answers wait to be pulled."""
 
@@ -84,7 +88,11 @@ def called(
     context = Context(
         run_id=message.metadata.run_id,
         node_id=message.metadata.dst_node_id,
-        node_config={"partition-id": message.metadata.dst_node_id - FIRST_NODE, "num-partitions": num_partitions},
+        node_config={
+            "partition-id": message.metadata.dst_node_id - FIRST_NODE,
+            "num-partitions": num_partitions,
+            SHARED: True,
+        },
         state=RecordDict(),
         run_config=dict(run_config),
     )

@@ -1,0 +1,99 @@
+"""From settings to what goes down: which combinations there are, and where a run keeps its steps.
+
+One file a step in ``downlink/`` of the run directory. The server writes and reads them; the simulated clients of one
+machine read them, too, where their process was not sent a step (another Ray actor was, or the run was resumed): what
+each of them would have been sent is in its message all the same, and counted.
+"""
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedlsg.method import Method
+from fedlsg.quantize import DEFAULT_STEP, added_variance
+from simulations.outbox import write_atomically
+from simulations.settings import Settings
+from strategies.downlink import Downlink, FullDownlink, SparseDownlink
+from strategies.server_update import Coding
+from strategies.state import ServerState
+
+CHECKSUM = 32
+
+
+def fill_downlink(s: Settings) -> Settings:
+    """The codec of what goes down, where none was given: as fine as what comes up."""
+    if s.downlink == "full" or s.downlink_codec is not None:
+        return s
+    return replace(s, downlink_codec="noise-floor" if s.codec == "noise-floor" else "float32")
+
+
+def check_downlink(s: Settings, method: Method) -> None:
+    """Raise ValueError for a downlink that the method's sums cannot have."""
+    if s.downlink == "full" and s.downlink_codec is not None:
+        raise ValueError(
+            f"downlink_codec={s.downlink_codec!r} is how updates go down, and downlink='full' sends weights: give "
+            "downlink=sparse, too"
+        )
+    if s.downlink_codec != "noise-floor":
+        return
+    if not method.mechanism.adds_noise or method.carrier.kind == "factors":
+        why = "adds none" if not method.mechanism.adds_noise else "does not reach every coordinate of its factors"
+        raise ValueError(
+            f"downlink_codec 'noise-floor' takes its grid from the noise, and that of {method.name!r} {why}: choose "
+            "downlink_codec=float32 or int8"
+        )
+
+
+def coding(s: Settings) -> Coding:
+    """How updates go down."""
+    return Coding(codec=s.downlink_codec or "float32", floor_step=s.noise_floor_step or DEFAULT_STEP)
+
+
+def downlink_of(s: Settings) -> dict[str, Any]:
+    """What a summary says of it; ``added_variance`` in units of the noise in the sum."""
+    if s.downlink == "full":
+        return {"name": "full"}
+    found: dict[str, Any] = {"name": s.downlink, "codec": s.downlink_codec}
+    if s.downlink_codec == "noise-floor":
+        found |= {"step": coding(s).floor_step, "added_variance": added_variance(coding(s).floor_step)}
+    return found
+
+
+def make_downlink(s: Settings, state: ServerState, folder: Path) -> Downlink:
+    """The server's side of it."""
+    if s.downlink == "full":
+        return FullDownlink(state)
+    assert s.clients is not None
+    assert s.clients_per_round is not None
+    return SparseDownlink(
+        state, coding(s), clients=s.clients, clients_per_round=s.clients_per_round, store=StepFiles(folder)
+    )
+
+
+@dataclass(frozen=True)
+class StepFiles:
+    """One file a step, named by the version that it leads to: SHA-256, then the step."""
+
+    folder: Path
+
+    def path(self, version: int) -> Path:
+        """Where a step lies."""
+        return self.folder / f"step-{version:06d}.bin"
+
+    def save(self, version: int, step: bytes) -> None:
+        """Keep a step. Not synced: what a machine loses in a crash, the whole model replaces."""
+        write_atomically(self.path(version), hashlib.sha256(step).digest(), step, durable=False)
+
+    def load(self, version: int) -> bytes:
+        """A step that was kept. Raises OSError where it is missing, ValueError where it is damaged."""
+        content = self.path(version).read_bytes()
+        if hashlib.sha256(content[CHECKSUM:]).digest() != content[:CHECKSUM]:
+            raise ValueError(f"{self.path(version)} is damaged")
+        return content[CHECKSUM:]
+
+    def cut(self, version: int) -> None:
+        """Delete what leads beyond a version."""
+        for path in self.folder.glob("step-*.bin"):
+            if path > self.path(version):
+                path.unlink()

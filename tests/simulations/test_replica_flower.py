@@ -1,0 +1,18 @@
+"""Sparse downlink in Ray: each actor follows a replica of its own, and the bytes are those of the local engine."""
+
+import pytest
+
+from simulations.engines import flower
+from tests.simulations.runs import Run, ignore, plan_at, run_local
+
+
+@pytest.mark.ray
+def test_flower_sends_the_same_bytes(tmp_path):
+    settings = {"downlink": "sparse", "rounds": 4, "clients": 3, "clients_per_round": 2, "momentum": 0.9}
+    alone = run_local(tmp_path / "local", **settings)
+    plan, directory = plan_at(tmp_path / "flower", engine="flower", **settings)
+    run = Run(directory.path, plan, flower.run(plan, directory, on_round=ignore))
+    assert run.weights.equal(alone.weights)
+    assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in alone.rows]
+    assert [row.downlink_messages for row in run.rows] == [2] * 4
+    assert not (run.path / "replicas").exists()
