@@ -54,7 +54,7 @@ def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP
     children: list[subprocess.Popen[bytes]] = []
     folder.mkdir(parents=True, exist_ok=True)
     log_file = folder / "flower.log"
-    app = write_app(folder / "app", plan, client_app)
+    app = write_app(folder / "app", plan, client_app=client_app)
     with ExitStack() as stack:
         log = stack.enter_context(log_file.open("ab"))
         port = flower_runtime._free_port()

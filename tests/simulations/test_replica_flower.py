@@ -1,7 +1,8 @@
-"""Sparse downlink in Ray: each actor follows a replica of its own, and the bytes are those of the local engine."""
+"""Sparse downlink on Flower: replicas of Ray's actors and of SuperNodes, and the bytes of the local engine."""
 
 import pytest
 
+from benchmarks.deployment import deploy
 from simulations.engines import flower
 from tests.simulations.runs import Run, ignore, plan_at, run_local
 
@@ -16,3 +17,18 @@ def test_flower_sends_the_same_bytes(tmp_path):
     assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in alone.rows]
     assert [row.downlink_messages for row in run.rows] == [2] * 4
     assert not (run.path / "replicas").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_supernodes_keep_replicas_of_their_own(tmp_path):
+    settings = {"downlink": "sparse", "rounds": 2, "momentum": 0.9, "codec": "noise-floor"}
+    alone = run_local(tmp_path / "local", **settings)
+    plan, directory = plan_at(tmp_path / "deployed", engine="flower", **settings)
+    flower = deploy(plan, tmp_path / "flower", nodes=2)
+    assert flower.status == "finished:completed", flower.log[-3000:]
+    run = Run(directory.path, plan)
+    assert run.weights.equal(alone.weights)
+    assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in alone.rows]
+    assert [row.downlink_messages for row in run.rows] == [2] * 2
+    assert sorted(path.name for path in (run.path / "replicas").iterdir()) == ["client-000000.bin", "client-000001.bin"]
