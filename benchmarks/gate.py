@@ -11,6 +11,7 @@ from pathlib import Path
 
 FOLDER = "FEDLSG_BENCHMARK_GATE"
 POLL_SECONDS = 0.002
+PATIENCE_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,12 @@ class Gate:
         return cls(Path(os.environ[FOLDER]))
 
     def wait(self, round: int) -> None:
-        """Say that round ``round`` comes next, and wait."""
+        """Say that round ``round`` comes next, and wait. TimeoutError where the driver has gone without a word."""
         (self.folder / f"before-{round}").touch()
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not (self.folder / f"go-{round}").exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nobody let round {round} through")
             time.sleep(POLL_SECONDS)
 
     def arrived(self, round: int) -> bool:
