@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 INTERVAL = 0.05
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -61,6 +61,7 @@ def watch(
     env: Mapping[str, str] | None = None,
     libraries: Sequence[str] = (),
     look: Callable[[float], Any] = lambda now: None,
+    output: int | IO[bytes] = subprocess.DEVNULL,
 ) -> Watched:
     """Run a command to its end. ``look(now)`` is called at every look, with the wall clock's seconds.
 
@@ -69,7 +70,7 @@ def watch(
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     booted = time.time() - float(Path("/proc/uptime").read_text().split()[0])
     begin = time.time()
-    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
     seen: dict[tuple[int, int], Seen] = {}
     course = []
     while process.poll() is None:

@@ -54,6 +54,7 @@ MARKS = {
     "simulation ended": "Ray is shut down",
     "end": "nothing is left, the prompt is back",
 }
+SAYS = ("output", "run.log")
 LINES = {"SuperLink answers": "Uvicorn running on", "run submitted": "Successfully started run"}
 
 
@@ -94,9 +95,12 @@ def run_once(checkout: Path, engine: str, rounds: int) -> dict[str, Any]:
     command = [sys.executable, "-P", "-m", "simulations", "run", "digits", "--rounds", str(rounds)]
     command += ["--engine", engine, "--out", str(folder / "run")]
     try:
-        seen = watch(command, env={**os.environ, "PYTHONPATH": str(checkout)}, libraries=[TORCH], look=marks.look)
+        env = {**os.environ, "PYTHONPATH": str(checkout)}
+        with (folder / "output").open("wb") as output:
+            seen = watch(command, env=env, libraries=[TORCH], look=marks.look, output=output)
         if seen.status != 0:
-            raise RuntimeError(f"expected {command} to succeed, got status {seen.status}")
+            said = [path.read_text(errors="replace")[-6000:] for path in folder.rglob("*") if path.name in SAYS]
+            raise RuntimeError("\n".join([f"expected {command} to succeed, got status {seen.status}", *said]))
     finally:
         shutil.rmtree(folder)
     reached = {name: at - seen.began for name, at in marks.at.items()} | of_processes(seen) | {"end": seen.wall}
