@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.socket_proxy import CountingProxy, counting
 from benchmarks.socket_traffic import moved
-from simulations import flower_runtime
+from simulations import flower_home, flower_runtime
 from simulations.engines.flower import CLIENT_APP, write_app
 from simulations.messages import read
 from simulations.plan import Plan, make_plan
@@ -57,10 +57,10 @@ def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP
     app = write_app(folder / "app", plan, client_app=client_app)
     with ExitStack() as stack:
         log = stack.enter_context(log_file.open("ab"))
-        port = flower_runtime._free_port()
+        port = flower_runtime.free_port()
         proxies = tuple(stack.enter_context(counting(port)) for _ in range(nodes))
-        home = stack.enter_context(flower_runtime._private_home(children))
-        env = flower_runtime._environment(home)
+        home = stack.enter_context(flower_home.private_home(children))
+        env = flower_home.environment(home)
 
         def start(*command: str) -> "subprocess.Popen[bytes]":
             process = subprocess.Popen(
@@ -75,7 +75,7 @@ def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP
         for index, proxy in enumerate(proxies):
             start(
                 "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{proxy.port}",
-                "--port", str(flower_runtime._free_port()),
+                "--port", str(flower_runtime.free_port()),
                 "--node-config", f"partition-id={index} num-partitions={nodes}",
             )  # fmt: skip
         start("flwr", "run", str(app), "fedlsg", "--stream").wait(timeout=4 * PATIENCE)

@@ -65,7 +65,7 @@ def importing() -> Iterator[Processes]:
     """Processes that import Flower, in a home of their own; on leaving, none is left, nor the home."""
     children: list[subprocess.Popen[bytes]] = []
     with ExitStack() as end:
-        home = end.enter_context(_private_home(children))
+        home = end.enter_context(private_home(children))
         log = end.enter_context((home / "before.log").open("ab"))
         made = Processes(home=home, env=environment(home), log=log, children=children, waiting={}, end=end)
         for role in ("superlink", "client"):
@@ -122,7 +122,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _private_home(children: list[subprocess.Popen[bytes]]) -> Iterator[Path]:
+def private_home(children: list[subprocess.Popen[bytes]]) -> Iterator[Path]:
     """A new FLWR_HOME. On leaving, every process of the run in it ends, then it is removed."""
     base = tempfile.gettempdir()
     if len(base) + len("/fedlsg-12345678") > HOME_LENGTH_LIMIT and not joins_cluster():

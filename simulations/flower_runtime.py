@@ -126,7 +126,7 @@ def _cpu_count() -> int:
 def _start_superlink(run: _Run) -> subprocess.Popen[bytes]:
     for _ in range(PORT_ATTEMPTS):
         begin = run.log_file.stat().st_size
-        superlink = _try_superlink(run, _free_port(), begin)
+        superlink = _try_superlink(run, free_port(), begin)
         if superlink is not None:
             return superlink
         if "address already in use" not in _read(run.log_file, begin):
@@ -154,7 +154,7 @@ def _answers(log_file: Path, begin: int, port: int) -> bool:
     return f"Uvicorn running on http://127.0.0.1:{port}" in _read(log_file, begin)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedlsg.client import per_unit
+from fedlsg.compression import Compression
 from fedlsg.frame import EVERYTHING, Frame
 from fedlsg.masks import Mask
 from fedlsg.method import Method
@@ -63,13 +64,14 @@ def clip_rows(subject: Subject, own: Frame, rows: Int64[Tensor, " n"], sparsitie
 def masks_of(method: Method, sparsities: Sequence[float]) -> Iterator[tuple[float, str, Method]]:
     """The method under other masks: units from top, bottom and at random where it has carriers; else its own kind.
 
-    A method without a mask gets the uniform one. At p = 0 there is one mask, which keeps everything.
+    A method without a mask gets the uniform one. At p = 0 there is one mask, which keeps everything. What a client does
+    after its step (error feedback, which masks do not go with) is left out.
     """
-    own = method.mask
+    own, method = method.mask, replace(method, compression=Compression())
     for p in sparsities:
         if p == 0 and not method.prune.active:
             yield p, "all", replace(method, mask=Mask())
-        elif method.carrier.splits or method.carrier.kind == "lora":
+        elif method.carrier.splits or (method.carrier.kind == "lora" and method.carrier.train != "up"):
             for direction in ("top", "bottom"):
                 yield p, direction, replace(method, mask=Mask(kind="units", sparsity=p, direction=direction))
             yield p, "random", replace(method, mask=Mask(kind="units", sparsity=p, importance="random"))

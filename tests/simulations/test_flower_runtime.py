@@ -144,10 +144,10 @@ def test_a_taken_port_is_tried_again_and_a_refused_app_is_named(tmp_path, monkey
     monkeypatch.setattr(tempfile, "tempdir", str(short_tmp))
     app_dir = write_app(tmp_path / "app", "complete")
     (app_dir / "pyproject.toml").write_text("[project]\nname = 'tiny'\nversion = '0.1.0'\n")
-    free_port = flower_runtime._free_port
+    free_port = flower_runtime.free_port
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = iter([taken.getsockname()[1]])
-        monkeypatch.setattr(flower_runtime, "_free_port", lambda: next(ports, None) or free_port())
+        monkeypatch.setattr(flower_runtime, "free_port", lambda: next(ports, None) or free_port())
         with pytest.raises(RuntimeError, match=r"(?s)expected Flower to run .*Missing \[tool\.flwr\.app\]"):
             run_app(app_dir, num_supernodes=2, log_file=tmp_path / "flower.log", poll=lambda: None)
     log = (tmp_path / "flower.log").read_text()
