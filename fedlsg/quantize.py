@@ -81,7 +81,8 @@ def quantize(values: np.ndarray, width: np.ndarray | float, levels: np.ndarray) 
 
 def dequantize(symbols: np.ndarray, width: np.ndarray | float, levels: np.ndarray) -> Float[Tensor, " kept"]:
     """(q - u) D in float64, rounded once to float32: only IEEE operations, the same bits on every machine."""
-    return torch.from_numpy(((symbols + 0.5 - (levels + 0.5) / LEVELS) * width).astype(np.float32))
+    with np.errstate(over="ignore"):  # infinite values are refused by whoever unpacks
+        return torch.from_numpy(((symbols + 0.5 - (levels + 0.5) / LEVELS) * width).astype(np.float32))
 
 
 def encode_floor(values: Float[Tensor, " kept"], counts: Sequence[int], dither: Dither, round: int) -> bytes:

@@ -36,7 +36,8 @@ def send(
     """The payload of a round's values, once it is stored under the question that it answers."""
     if isinstance(box, Outbox):
         payload = packed(encode(values, frame), frame, base, announced, dither, box.last)
-        box.store(question, payload)
+        if base.method.mechanism.adds_noise or base.index_mode == "explicit":  # else sending anew costs nobody anything
+            box.store(question, payload)
         return payload
     if base.method.mechanism.kind != "none":  # refused when the plan was made; once more, where it would happen
         raise ValueError(f"error feedback under mechanism {base.method.mechanism.kind!r} would leak: not sent")

@@ -20,7 +20,7 @@ from fedlsg.payload import PayloadError
 from fedlsg.persample import trainable
 from fedlsg.pruning import prunable
 from strategies.replica_wire import NOWHERE, Records, Reference, catch_up, digest_of, whole
-from strategies.server_update import Coding, Step, apply_update, encode_pruning, encode_update
+from strategies.server_update import Coding, Step, encode_pruning, encode_update, received
 from strategies.snapshot import beside_weights
 from strategies.state import ServerState
 from strategies.wire import flat_record, frame_record, kept_record
@@ -184,15 +184,15 @@ class SparseDownlink:
         """
         if updates:
             total = aggregate(updates)
+            step: Step | None
             try:
                 step = encode_update(self.state, frame, total, noise_std=noise_std, coding=self.coding)
+                total, noise_std = received(self.state, frame, step, self.coding)
             except PayloadError as error:
                 log(WARNING, "round %d: the update goes down as whole models: %s", self.state.round + 1, error)
-                self.state.step(total, frame, noise_std=noise_std)
-                self._append(None, frame)
-            else:
-                apply_update(self.state, frame, step, self.coding)
-                self._append(step, frame)
+                step = None
+            self.state.step(total, frame, noise_std=noise_std)
+            self._append(step, frame)
         self.state.finish_round(frame, [])
 
     def prune(self, frame: Frame, updates: Sequence[Tensor], *, num_examples: int) -> None:

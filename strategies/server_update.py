@@ -115,8 +115,8 @@ def encode_update(
     return Step(kind=VALUES, round=state.round + 1, noise_std=noise_std, payload=payload)
 
 
-def apply_update(state: ServerState, frame: Frame, step: Step, coding: Coding) -> None:
-    """Take a step of values in its frame: exactly the numbers that were sent. PayloadError where they do not fit."""
+def received(state: ServerState, frame: Frame, step: Step, coding: Coding) -> tuple[Tensor, float]:
+    """The sum that a step of values says, exactly, and the deviation of its noise. PayloadError for a misfit."""
     dither = coding.dither(state, step.noise_std)
     values = unpack(
         step.payload,
@@ -132,8 +132,8 @@ def apply_update(state: ServerState, frame: Frame, step: Step, coding: Coding) -
             most=frame.size if index_mode(state) == "chosen" else None,
         ),
     )
-    received = dither.received_noise * state.divisor if coding.codec == "noise-floor" else step.noise_std
-    state.step(values.double() * state.divisor, frame, noise_std=received)
+    noise_std = dither.received_noise * state.divisor if coding.codec == "noise-floor" else step.noise_std
+    return values.double() * state.divisor, noise_std
 
 
 def encode_pruning(before: Masks, state: ServerState) -> Step:
@@ -168,5 +168,7 @@ def replay(state: ServerState, step: Step, coding: Coding, frame: Frame | None =
     if not state.pruned or step.round <= state.round:
         raise StepError(f"a step of round {step.round} does not follow on round {state.round}")
     state.round = step.round - 1  # rounds without a valid update leave no step
-    apply_update(state, state.frame() if frame is None else frame, step, coding)
+    frame = state.frame() if frame is None else frame
+    total, noise_std = received(state, frame, step, coding)
+    state.step(total, frame, noise_std=noise_std)
     state.round = step.round

@@ -50,7 +50,8 @@ def restart(state: ServerState, weights: Tensor, beside: Mapping[str, Tensor], *
         sums = (beside.get("memory-current"), beside.get("memory-last"))
         state.memory = Memory(epoch=epoch, updates=counted, current=sums[0], last=sums[1])
     schedule(state, updates)
-    state.round, state.updates, state.pruned = round, updates, True
+    state.round, state.updates = round, updates
+    state.pruned = round >= 0 or not state.method.prune.reads_data  # -1: the pruning round is still to come
 
 
 def schedule(state: ServerState, updates: int) -> None:

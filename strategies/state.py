@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import parameters_to_vector
 
 from fedlsg.adapters import frozen_bases
 from fedlsg.after import make_optimizer
@@ -216,8 +216,10 @@ def load_weights(model: nn.Module, weights: Float[Tensor, " parameters"]) -> Non
     expected = sum(p.numel() for p in parameters)
     if weights.shape != (expected,):
         raise ValueError(f"expected {expected} weights, got shape {tuple(weights.shape)}: the models differ")
+    # Into the memory that is there: views of one vector would lie at other addresses, and products round by alignment.
     with torch.no_grad():
-        vector_to_parameters(weights.to(parameters[0]), parameters)
+        for p, part in zip(parameters, weights.split([p.numel() for p in parameters]), strict=True):
+            p.copy_(part.reshape(p.shape))
 
 
 def select_clients(clients: int, per_round: int, *, round: int, seed: int) -> list[int]:

@@ -49,8 +49,10 @@ class GroupedGrid(VirtualGrid):
         deadline = None if timeout is None else time.monotonic() + timeout
         work = [self.sizes[message.metadata.dst_node_id - FIRST_NODE] for message in messages]
         replies, lost = self._exchange(shared_out(messages, work, self._actors), deadline)
-        more, lost = self._exchange([[message] for pile, _ in lost for message in pile], deadline)
-        return [*replies, *more, *(named(failed(message, why)) for pile, why in lost for message in pile)]
+        if deadline is None or time.monotonic() < deadline:  # else they would train, and be charged, for nobody
+            more, lost = self._exchange([[message] for pile, _ in lost for message in pile], deadline)
+            replies += more
+        return [*replies, *(named(failed(message, why)) for pile, why in lost for message in pile)]
 
     def _exchange(self, piles: Sequence[Pile], deadline: float | None) -> tuple[list[Message], list[tuple[Pile, str]]]:
         """The replies of the clients; the piles that were lost, and why."""

@@ -23,6 +23,7 @@ from tests.simulations.runs import Run, resume_local, run_local, stopped_after
 CASES: dict[str, dict[str, Any]] = {
     "lsg": {"momentum": 0.9},
     "adam": {"optimizer": "adam", "learning_rate": 0.01, "schedule": "cosine", "ema": 0.9},
+    "evaluated by an average": {"ema": 0.9, "momentum": 0.0, "rank": 5},
     "rgp": {"method": "rgp"},
     "rs, masks of an epoch": {"method": "rs", "redraw": "epoch", "sparsity": 0.5},
     "rs, ranked": {"method": "rs", "ranking": "gradients", "sparsity": 0.5, "cooling": False, "sample_rate": 0.5},
