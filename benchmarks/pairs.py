@@ -129,7 +129,7 @@ def machine() -> dict[str, Any]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
         "torch": version("torch"),
-        "command": " ".join(sys.argv),
+        "command": " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
     }
 
 
