@@ -43,7 +43,7 @@ class VirtualGrid(Grid):
     @property
     def run(self) -> Any:
         """No Run object exists without a SuperLink."""
-        raise RuntimeError("the local engine has no SuperLink run")
+        raise RuntimeError("a simulated grid has no SuperLink run")
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
