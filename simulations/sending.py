@@ -1,4 +1,6 @@
-"""What leaves a client: its values as a payload, stored before it is sent; and what error feedback keeps behind."""
+"""What leaves a client: its values as a payload, stored before it is sent where it carries noise; and what error
+feedback keeps behind.
+"""
 
 from collections.abc import Callable
 
@@ -33,7 +35,7 @@ def send(
     box: Outbox | FeedbackBox,
     question: str,
 ) -> bytes:
-    """The payload of a round's values, once it is stored under the question that it answers."""
+    """The payload of a round's values; with noise or memory, once it is stored under the question that it answers."""
     if isinstance(box, Outbox):
         payload = packed(encode(values, frame), frame, base, announced, dither, box.last)
         if base.method.mechanism.adds_noise or base.index_mode == "explicit":  # else sending anew costs nobody anything

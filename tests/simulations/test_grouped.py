@@ -11,9 +11,11 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulations import server_app
 from simulations.engines import flower, grouped
 from simulations.engines.grouped import GroupedGrid, answer_groups, packed, shared_out, unpacked
 from simulations.engines.local import LocalGrid, task_identity
@@ -21,7 +23,7 @@ from simulations.engines.virtual import FIRST_NODE
 from strategies.serial import wire_size
 from strategies.wire import flat_bytes, raw_array
 from tests.simulations.deadly_clients import ALWAYS, ONCE
-from tests.simulations.runs import Run, ignore, plan_at, run_local
+from tests.simulations.runs import Run, ignore, plan_at
 
 HERE = Path(__file__).parent
 CLIENTS = 7
@@ -193,10 +195,27 @@ def test_every_attempt_that_drew_noise_is_in_the_ledger(deadly):
     assert rounds == {client: [1, 3, 4] if client == ALWAYS else [1, 2, 3, 4] for client in range(5)}
 
 
-def test_a_run_without_groups_gives_the_same(tmp_path):
-    """The setting is one of those that a resumed run may change; the engine ``local`` does without in any case."""
-    runs = [run_local(tmp_path / str(grouped), grouped=grouped, rounds=1) for grouped in (True, False)]
-    assert runs[0].weights.equal(runs[1].weights)
+class OneNode(InMemoryGrid):
+    """Flower's grid of a simulation, without a run behind it."""
+
+    def __init__(self) -> None:
+        self.pull_interval = 0.1
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [5]
+
+
+@pytest.mark.parametrize(("grid", "wanted", "groups"), [(OneNode(), True, True), (OneNode(), False, False)])
+def test_a_simulation_is_grouped_unless_the_user_says_otherwise(grid, wanted, groups, tmp_path):
+    plan, _ = plan_at(tmp_path / "run", grouped=wanted)
+    assert isinstance(server_app.grouped(grid, plan), GroupedGrid) is groups
+
+
+def test_a_deployment_is_never_grouped(tmp_path):
+    """Its grid is another class: each client has a machine of its own, which knows its own data alone."""
+    plan, _ = plan_at(tmp_path / "run")
+    grid = LocalGrid(echo(), CLIENTS, {})
+    assert server_app.grouped(grid, plan) is grid
 
 
 class Opened:

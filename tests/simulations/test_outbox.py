@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulations.outbox import Outbox, write_atomically
+from tests.simulations.runs import run_local
 
 
 @given(question=st.text(), other=st.text(), payload=st.binary())
@@ -76,3 +77,10 @@ def test_the_content_is_on_disk_before_the_name(tmp_path, monkeypatch):
     monkeypatch.setattr(type(tmp_path), "replace", lambda self, to: (events.append("replace"), replace(self, to)))
     write_atomically(tmp_path / "file", b"x")
     assert events == ["fsync", "replace"]
+
+
+@pytest.mark.parametrize(("choices", "stored"), [({}, True), ({"method": "sgd", "noise_multiplier": None}, False)])
+def test_what_carries_noise_is_stored_and_what_carries_none_is_not(choices, stored, tmp_path):
+    run = run_local(tmp_path / "run", rounds=1, **choices)
+    assert run.directory.outbox(0).exists() is stored
+    assert run.rows[0].answered == "0 1"
