@@ -27,14 +27,15 @@ WIDE: Mapping[str, tuple[int, int, Form]] = MappingProxyType(
 """Depth, width and form of the wide ResNets: 000 and 001 train wrn-28-4, 004 trains the ones that end on -ws."""
 
 SMALLEST, WIDEST, IMAGENET = 16, 64, 64
-"""Sides in pixels: below the first only ``cnn`` fits, above the second no CIFAR network, from the third on resnet-34
-has its ImageNet stem."""
+"""Sides in pixels: below the first only ``cnn`` and ``cnn-wide`` fit, above the second no CIFAR network, from the third
+on resnet-34 has its ImageNet stem."""
 
 
 def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:
     """Builders of the models for images (B, channels, side, side), by name; the first is the default.
 
-    ``cnn`` fits from 8 pixels on; for (3, 32, 10) it is ``cifar10_cnn``. 28x28 images get the small DP-CNN and H-CNN
+    ``cnn`` and ``cnn-wide``, with twice its channels, fit from 8 pixels on; for (3, 32, 10) ``cnn`` is
+    ``cifar10_cnn``. 28x28 images get the small DP-CNN and H-CNN
     of Fashion-MNIST under the names ``dp-cnn`` and ``h-cnn``, as in 003.
     Raises ValueError for a shape that no model fits.
     """
@@ -42,7 +43,10 @@ def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:
         raise ValueError(
             f"no model fits {channels=}, {side=}, {num_classes=}: expected at least one channel, 8 pixels, 2 classes"
         )
-    models: dict[str, Builder] = {"cnn": partial(small_cnn, channels, side, num_classes)}
+    models: dict[str, Builder] = {
+        "cnn": partial(small_cnn, channels, side, num_classes),
+        "cnn-wide": partial(small_cnn, channels, side, num_classes, width=32),
+    }
     if SMALLEST <= side <= WIDEST:
         if side == 28:
             models["dp-cnn"] = partial(dp_cnn_small, channels, num_classes)

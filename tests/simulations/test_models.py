@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -10,12 +11,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from simulations import models
+from simulations.models.small import small_cnn
 from simulations.workloads import Split, Workload, build_model
 
 MODELS = {
     "mlp": (models.digits_mlp, (1, 8, 8)),
     "conv": (models.digits_conv, (1, 8, 8)),
     "cnn": (models.cifar10_cnn, (3, 32, 32)),
+    "cnn-wide": (partial(small_cnn, 3, 32, 10, width=32), (3, 32, 32)),
 }
 ALLOWED = (nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm, nn.Tanh, nn.AvgPool2d, nn.MaxPool2d, nn.Flatten)
 
@@ -40,12 +43,21 @@ def workload_of() -> Workload:
             + (1024 * 64 + 64)
             + (64 * 10 + 10),
         ),
+        (
+            "cnn-wide",
+            (32 * 27 + 3 * 32)
+            + (64 * 288 + 3 * 64)
+            + (128 * 576 + 3 * 128)
+            + (128 * 1152 + 3 * 128)
+            + (2048 * 128 + 128)
+            + (128 * 10 + 10),
+        ),
     ],
 )
 def test_parameter_counts_by_hand(name, count):
     builder, _ = MODELS[name]
     assert sum(parameter.numel() for parameter in builder().parameters()) == count
-    assert f"{count:,} parameters" in builder.__doc__
+    assert f"{count:,} parameters" in getattr(builder, "func", builder).__doc__
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -123,9 +135,14 @@ def test_the_first_model_is_the_default():
     assert workload_of().default_model == "mlp"
 
 
+def test_a_width_below_1_is_refused():
+    with pytest.raises(ValueError, match="width=0 >= 1"):
+        small_cnn(3, 32, 10, width=0)
+
+
 def test_wrong_names_and_seeds_are_refused():
     with pytest.raises(
-        ValueError, match="unknown model of made 'cmn', expected one of mlp, conv, cnn; did you mean 'cnn'"
+        ValueError, match="unknown model of made 'cmn', expected one of mlp, conv, cnn, cnn-wide; did you mean 'cnn'"
     ):
         build_model(workload_of(), "cmn")
     with pytest.raises(ValueError, match="unknown model of made ''"):

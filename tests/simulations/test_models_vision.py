@@ -39,6 +39,7 @@ def convolutions(model: nn.Module) -> int:
     ("shape", "name", "parameters", "layers"),
     [
         (CIFAR, "cnn", 127_114, 4),
+        (CIFAR, "cnn-wide", 505_098, 4),
         (CIFAR, "dp-cnn", 550_570, 6),  # 003 Table 2: 550K
         (CIFAR, "h-cnn", 187_210, 2),  # 003 Table 2: 187K
         (FASHION, "dp-cnn", 26_010, 2),  # 003 Table 2: 26K
@@ -86,11 +87,11 @@ def test_every_model_fits_its_shape_and_can_be_made_private(shape):
 
 def test_what_fits_a_shape():
     wide = ["wrn-16-4", "wrn-16-4-ws", "wrn-28-4", "wrn-28-4-standard", "wrn-28-10", "wrn-28-10-ws"]
-    assert list(vision(*CIFAR)) == ["cnn", "dp-cnn", "h-cnn", *wide, "resnet-8", "resnet-20", "resnet-34"]
+    assert list(vision(*CIFAR)) == ["cnn", "cnn-wide", "dp-cnn", "h-cnn", *wide, "resnet-8", "resnet-20", "resnet-34"]
     assert list(vision(*FASHION)) == list(vision(*CIFAR))
     assert "h-cnn" not in vision(3, 30, 10)
-    assert list(vision(1, 8, 10)) == ["cnn"]
-    assert list(vision(3, 224, 1000)) == ["cnn", "resnet-34"]
+    assert list(vision(1, 8, 10)) == ["cnn", "cnn-wide"]
+    assert list(vision(3, 224, 1000)) == ["cnn", "cnn-wide", "resnet-34"]
 
 
 @pytest.mark.parametrize("shape", [(0, 32, 10), (3, 7, 10), (3, 32, 1)])
@@ -138,6 +139,8 @@ def test_the_cifar10_default_is_the_model_of_the_first_release():
         ("dp-cnn", 8, 7, ["classifier.weight"]),
         ("dp-cnn", 16, 6, ["features.0.weight", "classifier.weight"]),
         ("h-cnn", 16, 2, ["classifier.weight"]),
+        ("cnn-wide", 8, 5, ["classifier.weight"]),
+        ("cnn-wide", 16, 4, ["conv1.0.weight", "classifier.weight"]),
     ],
 )
 def test_which_weights_are_carried(name, rank, carried, dense):
