@@ -77,8 +77,8 @@ class Recorder:
         writer.writerows(rows)
         write_atomically(self.run.rounds, text.getvalue().encode())
         parsed = [Row.parse(row) for row in rows]
-        first = 0 if self.pruning else 1
-        messages.cut(self.run.messages, parsed, self.totals, first=first, last=self.state.round)
+        pruning = self.pruning.get("messages", messages.ALL if self.pruning else 0)
+        messages.cut(self.run.messages, parsed, self.totals, pruning=pruning, last=self.state.round)
         tensorboard.rewrite(self.run.path, parsed)
 
     def on_round(self, report: RoundReport) -> None:
@@ -116,13 +116,16 @@ class Recorder:
         self.checkpoint()
 
     def on_pruned(self, report: RoundReport) -> None:
-        """Count the bytes of the pruning round and save the checkpoint, so that it is never run again.
+        """Count the bytes of the pruning round, and save the checkpoint, so that it is never run again.
 
-        It has no row in rounds.csv. Raises RuntimeError as ``on_round`` does.
+        It has no row in rounds.csv. One that failed is counted, too, and run again by ``resume``; bytes are then those
+        of all attempts. Raises RuntimeError as ``on_round`` does.
         """
         self._receive(report)
+        before = self.pruning
         self.pruning = {
-            **{name: getattr(report, name) for name in BYTES},
+            **{name: before.get(name, 0) + getattr(report, name) for name in BYTES},
+            "messages": before.get("messages", 0) + len(report.sent),
             "noise_multiplier": max(t.prune_noise_multiplier for t in self.plan.terms),
             "answered": list(report.answered),
             "rejected": {str(client): why for client, why in report.rejected.items()},

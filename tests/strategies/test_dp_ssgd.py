@@ -120,7 +120,8 @@ def test_round_0_needs_enough_clients(code, error, message):
     with pytest.raises(error, match=message):
         federation.run(1)
     assert federation.state.awaits_pruning
-    assert federation.pruned == federation.reports == []
+    assert [report.answered for report in federation.pruned] == [[0]]
+    assert federation.reports == []
     assert zeros(federation.state) == 0
 
 
