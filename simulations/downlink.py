@@ -43,6 +43,11 @@ def check_downlink(s: Settings, method: Method) -> None:
             f"downlink_codec 'noise-floor' takes its grid from the noise, and that of {method.name!r} {why}: choose "
             "downlink_codec=float32 or int8"
         )
+    if s.codec == "sign":
+        raise ValueError(
+            "downlink_codec 'noise-floor' takes its grid from the noise in the sum, and codec 'sign' leaves one of no "
+            "known deviation there: choose downlink_codec=float32 or int8"
+        )
 
 
 def coding(s: Settings) -> Coding:
