@@ -281,7 +281,12 @@ def test_downlinks_that_there_are_not(given, why):
 
 
 def test_the_codec_down_is_as_fine_as_the_codec_up(tmp_path):
-    for codec, down in (("float32", "float32"), ("int8", "float32"), ("sign", "float32"), ("noise-floor", "noise-floor")):
+    for codec, down in (
+        ("float32", "float32"),
+        ("int8", "float32"),
+        ("sign", "float32"),
+        ("noise-floor", "noise-floor"),
+    ):
         plan = make_plan(from_mapping({"noise_multiplier": 2.0, "codec": codec, "downlink": "sparse"}))
         assert plan.settings.downlink_codec == down
     assert make_plan(from_mapping({"noise_multiplier": 2.0})).settings.downlink_codec is None
