@@ -212,7 +212,7 @@ class Recorder:
             "trust": s.trust,
             "reproducible": s.reproducible,
             "codec": codec_of(s, plan.method),
-            "downlink": downlink_of(s),
+            "downlink": downlink_of(s, self.downlink),
             **{name: self.totals[name] for name in BYTES},
             "uplink_bytes_dense": dense * self.totals["uplink_messages"],
             "downlink_bytes_dense": dense * self.totals["downlink_messages"],
