@@ -79,9 +79,12 @@ def run(
 @app.command()
 def resume(directory: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")]) -> None:
     """Continue an interrupted run from its last finished round."""
-    from simulations.commands import resume_command
+    from simulations.engines import ahead, engine_of
 
-    resume_command(directory, console)
+    with ahead(engine_of(directory)):
+        from simulations.commands import resume_command
+
+        resume_command(directory, console)
 
 
 @app.command()
