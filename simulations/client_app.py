@@ -31,7 +31,7 @@ from strategies.wire import (
 )
 
 app = ClientApp()
-answer_groups(app)
+answer_groups(app, forget=process.cache_clear)
 actors.restart_dead()
 
 

@@ -5,14 +5,21 @@
 
 The strategy and the clients do not know: they see the messages that they would see without it, and bytes are counted on
 those. A pile is pickled, so that what its messages share, the weights, is in it once.
+
+One client that hangs must not cost the round the answers of those before it: shortly before the round's deadline the
+actor cuts it off and sends what it has. Those behind it in the pile have lost the round, as behind it in a queue.
 """
 
 import itertools
 import pickle
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from logging import WARNING
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
@@ -24,6 +31,8 @@ from strategies.report import reason_of
 
 ACTION = "grouped"
 POLL_SECONDS = 0.01
+MARGIN_SECONDS = 10.0
+"""Before the deadline, for the way back; a tenth of the time that there is, where that is less."""
 
 Pile = Sequence[Message]
 
@@ -57,11 +66,12 @@ class GroupedGrid(VirtualGrid):
     def _exchange(self, piles: Sequence[Pile], deadline: float | None) -> tuple[list[Message], list[tuple[Pile, str]]]:
         """The replies of the clients; the piles that were lost, and why."""
         nodes = itertools.cycle(self.grid.get_node_ids())
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        until = None if left is None else time.time() + left - min(MARGIN_SECONDS, left / 10)
         questions = [
-            Message(packed(pile, self.num_partitions), node, f"{MessageType.QUERY}.{ACTION}")
+            Message(packed(pile, self.num_partitions, until), node, f"{MessageType.QUERY}.{ACTION}")
             for pile, node in zip(piles, nodes, strict=False)
         ]
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
         answers = list(self.grid.send_and_receive(questions, timeout=left)) if questions else []
         pile_of = {q.metadata.message_id: pile for q, pile in zip(questions, piles, strict=True)}
         replies: list[Message] = []
@@ -76,10 +86,11 @@ class GroupedGrid(VirtualGrid):
         return replies, lost
 
 
-def answer_groups(app: ClientApp) -> None:
+def answer_groups(app: ClientApp, forget: Callable[[], None] = lambda: None) -> None:
     """Make a ClientApp answer piles, too, in a simulation: it is called once for each message in them.
 
-    In a deployment a pile is refused before it is opened: whoever sends a pickle says what is run.
+    ``forget`` is called where a client was cut off: what it was working on is in no known state. In a deployment a pile
+    is refused before it is opened: whoever sends a pickle says what is run.
     """
 
     @app.query(ACTION)
@@ -87,8 +98,44 @@ def answer_groups(app: ClientApp) -> None:
         if not in_simulation():
             raise PermissionError("a client of its own answers for itself alone, and unpickles nothing")
         questions, num_partitions = unpacked(message.content)
-        answers = [called(app, question, num_partitions, context.run_config) for question in questions]
+        answers: list[Message | None] = []
+        try:
+            with ending(message.content.config_records["of"].get("until")):
+                for question in questions:
+                    answers.append(called(app, question, num_partitions, context.run_config))
+        except OutOfTimeError:
+            log(
+                WARNING, "cut off at the round's deadline: %d of %d clients have answered", len(answers), len(questions)
+            )
+            forget()
         return Message(packed([a for a in answers if a is not None], num_partitions), reply_to=message)
+
+
+class OutOfTimeError(BaseException):
+    """A client is cut off. No exception of its own: what handles those would answer, and the next one would begin."""
+
+
+@contextmanager
+def ending(until: Any) -> Iterator[None]:
+    """Raise OutOfTimeError inside when the clock shows ``until``, None for never.
+
+    By a signal, so not inside a library that never comes back to Python; nor outside the main thread, nor on Windows.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if until is None or not (main and hasattr(signal, "setitimer")):
+        yield
+        return
+
+    def cut_off(*_: object) -> None:
+        raise OutOfTimeError
+
+    before = signal.signal(signal.SIGALRM, cut_off)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(until - time.time(), 1e-3))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def in_simulation() -> bool:
@@ -109,11 +156,14 @@ def shared_out(messages: Sequence[Message], work: Sequence[int], piles: int) -> 
     return [[m for m, at in zip(messages, place, strict=True) if at == pile] for pile in range(len(loads))]
 
 
-def packed(messages: Pile, num_partitions: int) -> RecordDict:
-    """Content of a Flower message that holds messages. Differs from the wire: what they share is in it once."""
+def packed(messages: Pile, num_partitions: int, until: float | None = None) -> RecordDict:
+    """Content of a Flower message that holds messages, and when answers are due (seconds since the epoch).
+
+    Differs from the wire: what the messages share is in it once.
+    """
     data = pickle.dumps(list(messages), protocol=pickle.HIGHEST_PROTOCOL)
     array = Array(dtype="uint8", shape=(len(data),), stype="raw", data=data)
-    config = ConfigRecord({"num-partitions": num_partitions})
+    config = ConfigRecord({"num-partitions": num_partitions} | ({} if until is None else {"until": until}))
     return RecordDict({"messages": ArrayRecord({"pickled": array}), "of": config})
 
 
