@@ -189,6 +189,12 @@ def test_a_dead_actor_does_not_poison_later_rounds(deadly):
 
 
 @pytest.mark.ray
+def test_ray_says_of_no_ended_actor_that_it_failed(deadly):
+    """It did, of each at the end of each run, while the call to end it was to be given again."""
+    assert "terminate failed" not in deadly.log
+
+
+@pytest.mark.ray
 def test_every_attempt_that_drew_noise_is_in_the_ledger(deadly):
     """The killed ones died before they trained; who answered before its pile was lost is charged once."""
     rounds = {client: [e.round for e in deadly.entries(client)] for client in range(5)}
