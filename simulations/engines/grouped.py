@@ -4,9 +4,11 @@
     actor    answer_groups   the clients of a pile, one after the other, on the one model of the actor
 
 The strategy and the clients do not know: they see the messages that they would see without it, and bytes are counted on
-those. A pile is pickled, so that what its messages share, the weights, is in it once.
+those. A pile is pickled; what is large in it goes beside the pickle, uncopied, and once where messages share it, as
+they do the weights.
 """
 
+import io
 import itertools
 import pickle
 import sys
@@ -23,7 +25,8 @@ from simulations.engines.virtual import FIRST_NODE, VirtualGrid, called, failed,
 from strategies.report import reason_of
 
 ACTION = "grouped"
-POLL_SECONDS = 0.01
+LARGE = 4096
+"""Bytes from which on an array goes beside the pickle: below it, a copy costs less than a record of its own."""
 
 Pile = Sequence[Message]
 
@@ -40,8 +43,6 @@ class GroupedGrid(VirtualGrid):
         super().__init__(len(sizes))
         self.grid, self.sizes = grid, sizes
         self._count, self._actors = actors, 0
-        if hasattr(grid, "pull_interval"):
-            grid.pull_interval = POLL_SECONDS  # a tenth of a second by default: longer than a small round
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
         """The replies, an error for each client whose actor was lost twice, nothing for silence until the timeout."""
@@ -109,15 +110,45 @@ def shared_out(messages: Sequence[Message], work: Sequence[int], piles: int) -> 
     return [[m for m, at in zip(messages, place, strict=True) if at == pile] for pile in range(len(loads))]
 
 
+class _Pickler(pickle.Pickler):
+    """Leaves large bytes out, each object once; ``left`` has them in the order of their numbers."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.left: list[bytes] = []
+        self._numbers: dict[int, int] = {}
+
+    def persistent_id(self, obj: object) -> int | None:
+        """The number of what is left out, None for what is pickled."""
+        if type(obj) is not bytes or len(obj) < LARGE:
+            return None
+        if id(obj) not in self._numbers:
+            self._numbers[id(obj)] = len(self.left)
+            self.left.append(obj)
+        return self._numbers[id(obj)]
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, left: Sequence[bytes]) -> None:
+        super().__init__(io.BytesIO(data))
+        self.left = left
+
+    def persistent_load(self, number: int) -> bytes:
+        return self.left[number]
+
+
 def packed(messages: Pile, num_partitions: int) -> RecordDict:
     """Content of a Flower message that holds messages. Differs from the wire: what they share is in it once."""
-    data = pickle.dumps(list(messages), protocol=pickle.HIGHEST_PROTOCOL)
-    array = Array(dtype="uint8", shape=(len(data),), stype="raw", data=data)
-    config = ConfigRecord({"num-partitions": num_partitions})
-    return RecordDict({"messages": ArrayRecord({"pickled": array}), "of": config})
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(list(messages))
+    parts = [file.getvalue(), *pickler.left]
+    arrays = {f"{i}": Array(dtype="uint8", shape=(len(d),), stype="raw", data=d) for i, d in enumerate(parts)}
+    return RecordDict({"messages": ArrayRecord(arrays), "of": ConfigRecord({"num-partitions": num_partitions})})
 
 
 def unpacked(content: RecordDict) -> tuple[list[Message], int]:
     """What ``packed`` took. Only for content of this run's own processes: unpickling runs what it is told to."""
-    messages: list[Message] = pickle.loads(content.array_records["messages"]["pickled"].data)
+    pickled, *left = [array.data for array in content.array_records["messages"].values()]
+    messages: list[Message] = _Unpickler(pickled, left).load()
     return messages, int(content.config_records["of"]["num-partitions"])  # type: ignore[arg-type]
