@@ -13,8 +13,8 @@ from typing import Any
 from fedlsg.accounting import AccountingError, compose
 from fedlsg.events import Event
 from fedlsg.ledger import Ledger, merge, verify_extends
-from fedlsg.persample import trainable
 from fedlsg.population import Spread, displayed, spread
+from fedlsg.supported import trainable
 from simulations import messages, tensorboard
 from simulations.chance import chance_of
 from simulations.continuity import check_unchanged, fingerprint
@@ -52,6 +52,7 @@ class Recorder:
         self.downlink: Downlink = FullDownlink(state) if downlink is None else downlink
         self.ledgers = [Ledger(run.ledger(client), client=client) for client in range(len(plan.terms))]
         self._events = [_events(ledger) for ledger in self.ledgers]
+        self._heads = {str(ledger.client): ledger.snapshot() for ledger in self.ledgers if ledger.entries}
         self.fingerprint = fingerprint(plan)
         self.totals = dict.fromkeys(SUMS, 0)
         self.pruning: dict[str, Any] = {}
@@ -149,6 +150,8 @@ class Recorder:
     def _receive(self, report: RoundReport) -> None:
         for client in report.asked:
             self._events[client] = _events(self.ledgers[client])
+            if self.ledgers[client].entries:
+                self._heads[str(client)] = self.ledgers[client].snapshot()
         for client, payload in report.payloads.items():
             if not any(entry.round == report.round for entry in self.ledgers[client].entries):
                 raise RuntimeError(
@@ -261,7 +264,9 @@ class Recorder:
         self.last = row
 
     def checkpoint(self) -> None:
-        """Save everything that ``resume`` needs."""
+        """Save everything that ``resume`` needs. Ledgers as they were when their client was asked last: a late entry
+        is one more that a resumed run finds.
+        """
         self.run.save_checkpoint(
             {
                 "server": self.state.state_dict(),
@@ -270,7 +275,7 @@ class Recorder:
                 "totals": self.totals,
                 "pruning": self.pruning,
                 "seconds": self._seconds(),
-                "ledgers": {str(ledger.client): ledger.snapshot() for ledger in self.ledgers if ledger.entries},
+                "ledgers": self._heads,
             }
         )
 

@@ -4,33 +4,33 @@
     actor    answer_groups   the clients of a pile, one after the other, on the one model of the actor
 
 The strategy and the clients do not know: they see the messages that they would see without it, and bytes are counted on
-those. A pile is pickled, so that what its messages share, the weights, is in it once.
+those. A pile is pickled; what is large in it goes beside the pickle, uncopied, and once where messages share it, as
+they do the weights.
 
 One client that hangs must not cost the round the answers of those before it: shortly before the round's deadline the
 actor cuts it off and sends what it has. Those behind it in the pile have lost the round, as behind it in a queue.
 """
 
+import io
 import itertools
 import pickle
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from logging import WARNING
-from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from simulations.engines.deadline import OutOfTimeError, ending
 from simulations.engines.virtual import FIRST_NODE, VirtualGrid, called, failed, named
 from strategies.report import reason_of
 
 ACTION = "grouped"
-POLL_SECONDS = 0.01
+LARGE = 4096
+"""Bytes from which on an array goes beside the pickle: below it, a copy costs less than a record of its own."""
 MARGIN_SECONDS = 10.0
 """Before the deadline, for the way back; a tenth of the time that there is, where that is less."""
 
@@ -49,8 +49,6 @@ class GroupedGrid(VirtualGrid):
         super().__init__(len(sizes))
         self.grid, self.sizes = grid, sizes
         self._count, self._actors = actors, 0
-        if hasattr(grid, "pull_interval"):
-            grid.pull_interval = POLL_SECONDS  # a tenth of a second by default: longer than a small round
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
         """The replies, an error for each client whose actor was lost twice, nothing for silence until the timeout."""
@@ -111,33 +109,6 @@ def answer_groups(app: ClientApp, forget: Callable[[], None] = lambda: None) -> 
         return Message(packed([a for a in answers if a is not None], num_partitions), reply_to=message)
 
 
-class OutOfTimeError(BaseException):
-    """A client is cut off. No exception of its own: what handles those would answer, and the next one would begin."""
-
-
-@contextmanager
-def ending(until: Any) -> Iterator[None]:
-    """Raise OutOfTimeError inside when the clock shows ``until``, None for never.
-
-    By a signal, so not inside a library that never comes back to Python; nor outside the main thread, nor on Windows.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    if until is None or not (main and hasattr(signal, "setitimer")):
-        yield
-        return
-
-    def cut_off(*_: object) -> None:
-        raise OutOfTimeError
-
-    before = signal.signal(signal.SIGALRM, cut_off)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, max(until - time.time(), 1e-3))
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def in_simulation() -> bool:
     """Whether this process is an actor of Ray's, which got its message from the run's own server."""
     ray = sys.modules.get("ray")
@@ -156,18 +127,49 @@ def shared_out(messages: Sequence[Message], work: Sequence[int], piles: int) -> 
     return [[m for m, at in zip(messages, place, strict=True) if at == pile] for pile in range(len(loads))]
 
 
+class _Pickler(pickle.Pickler):
+    """Leaves large bytes out, each object once; ``left`` has them in the order of their numbers."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.left: list[bytes] = []
+        self._numbers: dict[int, int] = {}
+
+    def persistent_id(self, obj: object) -> int | None:
+        """The number of what is left out, None for what is pickled."""
+        if type(obj) is not bytes or len(obj) < LARGE:
+            return None
+        if id(obj) not in self._numbers:
+            self._numbers[id(obj)] = len(self.left)
+            self.left.append(obj)
+        return self._numbers[id(obj)]
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, left: Sequence[bytes]) -> None:
+        super().__init__(io.BytesIO(data))
+        self.left = left
+
+    def persistent_load(self, number: int) -> bytes:
+        return self.left[number]
+
+
 def packed(messages: Pile, num_partitions: int, until: float | None = None) -> RecordDict:
     """Content of a Flower message that holds messages, and when answers are due (seconds since the epoch).
 
     Differs from the wire: what the messages share is in it once.
     """
-    data = pickle.dumps(list(messages), protocol=pickle.HIGHEST_PROTOCOL)
-    array = Array(dtype="uint8", shape=(len(data),), stype="raw", data=data)
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(list(messages))
+    parts = [file.getvalue(), *pickler.left]
+    arrays = {f"{i}": Array(dtype="uint8", shape=(len(d),), stype="raw", data=d) for i, d in enumerate(parts)}
     config = ConfigRecord({"num-partitions": num_partitions} | ({} if until is None else {"until": until}))
-    return RecordDict({"messages": ArrayRecord({"pickled": array}), "of": config})
+    return RecordDict({"messages": ArrayRecord(arrays), "of": config})
 
 
 def unpacked(content: RecordDict) -> tuple[list[Message], int]:
     """What ``packed`` took. Only for content of this run's own processes: unpickling runs what it is told to."""
-    messages: list[Message] = pickle.loads(content.array_records["messages"]["pickled"].data)
+    pickled, *left = [array.data for array in content.array_records["messages"].values()]
+    messages: list[Message] = _Unpickler(pickled, left).load()
     return messages, int(content.config_records["of"]["num-partitions"])  # type: ignore[arg-type]

@@ -15,9 +15,9 @@ from fedlsg.frame import Frame
 from fedlsg.masks import Mask
 from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.payload import pack
-from fedlsg.persample import trainable
 from fedlsg.privatize import Mechanism
 from fedlsg.pruning import Prune
+from fedlsg.supported import trainable
 from strategies import recipe
 from strategies.report import RoundReport
 from strategies.state import ServerState
