@@ -164,7 +164,9 @@ def packed(messages: Pile, num_partitions: int, until: float | None = None) -> R
     pickler.dump(list(messages))
     parts = [file.getvalue(), *pickler.left]
     arrays = {f"{i}": Array(dtype="uint8", shape=(len(d),), stype="raw", data=d) for i, d in enumerate(parts)}
-    config = ConfigRecord({"num-partitions": num_partitions} | ({} if until is None else {"until": until}))
+    config = ConfigRecord({"num-partitions": num_partitions})
+    if until is not None:
+        config["until"] = until
     return RecordDict({"messages": ArrayRecord(arrays), "of": config})
 
 
