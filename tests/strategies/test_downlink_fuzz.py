@@ -17,8 +17,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedlsg.frame import Frame
 from fedlsg.payload import HEADER as PAYLOAD_HEADER
-from fedlsg.persample import trainable
 from fedlsg.pruning import prunable
+from fedlsg.supported import trainable
 from strategies.replica_wire import (
     Reference,
     catch_up,
