@@ -16,8 +16,8 @@ from benchmarks.subjects import Subject, losses
 from fedlsg.after import make_optimizer
 from fedlsg.carriers import carried_parameters
 from fedlsg.method import LocalTraining, Schedule, aggregate, client_step, initial_needed, make_frame, server_step
-from fedlsg.persample import trainable
 from fedlsg.randomness import secret_stream
+from fedlsg.supported import trainable
 
 Step = Callable[[], object]
 LEARNING_RATE = 1e-4

@@ -34,9 +34,10 @@ from fedlsg.attacks.relu_batch import relu_batch
 from fedlsg.carriers import carried_parameters
 from fedlsg.client import per_unit
 from fedlsg.method import LocalTraining, Schedule, client_step, make_frame
-from fedlsg.persample import per_example_gradients, trainable
+from fedlsg.persample import per_example_gradients
 from fedlsg.privatize import Mechanism
 from fedlsg.randomness import public_generator, reproducible_stream
+from fedlsg.supported import trainable
 from simulations.workloads import load
 
 LOW_RANK, SPARSE = {"rank": 8}, {"sparsity": 0.5}

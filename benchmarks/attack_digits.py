@@ -28,8 +28,8 @@ from fedlsg.attacks.observation import Knowledge, Observation
 from fedlsg.attacks.prior import Prior, prior_from
 from fedlsg.carriers import carried_parameters
 from fedlsg.method import LocalTraining, Schedule, client_step, make_frame
-from fedlsg.persample import trainable
 from fedlsg.randomness import public_generator, reproducible_stream
+from fedlsg.supported import trainable
 from simulations.models.small import digits_conv, digits_mlp
 from simulations.workloads import load
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from benchmarks import jobs
 from fedlsg.method import aggregate, client_step, server_step
-from fedlsg.persample import trainable
 from fedlsg.randomness import secret_stream
+from fedlsg.supported import trainable
 from simulations.plan import Plan
 from strategies.state import ServerState, select_clients
 

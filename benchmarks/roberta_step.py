@@ -29,9 +29,9 @@ import strategies
 from fedlsg.adapters import frozen_bases, prepare_model
 from fedlsg.carriers import carried_parameters
 from fedlsg.method import LocalTraining, Method, Schedule, client_step, initial_needed, make_frame
-from fedlsg.persample import trainable
 from fedlsg.powersgd import encode
 from fedlsg.randomness import secret_stream
+from fedlsg.supported import trainable
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder, load_tokenizer
 from simulations.workloads.mirror import data_root

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from fedlsg.frame import Frame
 from fedlsg.held import Held
 from fedlsg.persample import Batch as Inputs
-from fedlsg.persample import LossFunction, held_gradients, per_example_gradients, trainable
+from fedlsg.persample import LossFunction, held_gradients, per_example_gradients
 from fedlsg.powersgd import norm_of_factors
 from fedlsg.privatize import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import SecretStream
 from fedlsg.sampling import check_sample_rate, microbatches, poisson_batch
 from fedlsg.summed import summable, summed_gradient
-from fedlsg.supported import check
+from fedlsg.supported import Checked, check
 from fedlsg.update import move
 
 Positions = Int[Tensor, " batch"]
@@ -76,6 +76,7 @@ def client_step(
     charge: Callable[[], None],
     order: Callable[[Positions], Positions] = lambda positions: positions,
     scale: Sequence[Float[Tensor, " kept"]] | None = None,
+    checked: Checked | None = None,
 ) -> Float[Tensor, " kept"]:
     """K local steps in one frame; the accumulated noised sum of clipped per-example gradients, kept coordinates only.
 
@@ -83,16 +84,17 @@ def client_step(
     drawn: it writes the ledger for all K steps and raises to forbid the release. The model comes back unchanged.
     ``order`` may sort a batch before it is cut into microbatches (by length, so that little is padded). ``scale``
     multiplies each block's gradients before the clip: by the weights it makes saliencies of them (snip.py).
+    ``checked`` as in ``per_example_gradients``: many clients share a model and a frame.
     With momentum mu the result is sum_k v_k, v_k = mu v_(k-1) + s_k, so -lr Eq3(result) is the local change of W.
     Differs from the paper: one joint clip over all blocks and dense parameters (see privatize.py).
     """
-    check(model, frame)
-    start = {name: p.detach().clone() for name, p in trainable(model).items()} if local.steps > 1 else {}
+    parameters = check(model, frame) if checked is None else checked
+    start = [p.detach().clone() for p in parameters.values()] if local.steps > 1 else []
     velocity = accumulated = torch.zeros(0)
     try:
         for step in range(local.steps):
             total = _clipped_batch_sum(
-                model, batch, loss_fn, frame, mechanism, local, num_examples, sampler, order, scale
+                model, batch, loss_fn, frame, mechanism, local, num_examples, sampler, order, scale, parameters
             )
             if step == 0:
                 charge()
@@ -103,11 +105,12 @@ def client_step(
                 velocity = velocity.mul_(local.momentum).add_(noised) if local.momentum else noised
                 accumulated.add_(velocity)
             if step + 1 < local.steps:
-                _move(model, frame, velocity, -local.learning_rate / local.expected_batch)
+                rate = -local.learning_rate / local.expected_batch
+                move(parameters, frame, velocity, dict.fromkeys(parameters, rate))
     finally:
         with torch.no_grad():
-            for name, value in start.items():
-                trainable(model)[name].copy_(value)
+            for p, value in zip(parameters.values(), start, strict=False):
+                p.copy_(value)
     return accumulated
 
 
@@ -122,6 +125,7 @@ def _clipped_batch_sum(
     sampler: SecretStream,
     order: Callable[[Positions], Positions],
     scale: Sequence[Float[Tensor, " kept"]] | None,
+    checked: Checked,
 ) -> Float[Tensor, " kept"]:
     total: Tensor | None = None
     size = max(1, local.microbatch_size // local.multiplicity)
@@ -129,14 +133,14 @@ def _clipped_batch_sum(
         inputs, targets = batch(micro)
         units: Sequence[Tensor | Held]
         if not mechanism.clips and scale is None and summable(frame):
-            part = summed_gradient(model, loss_fn, inputs, targets, frame, checked=True)
+            part = summed_gradient(model, loss_fn, inputs, targets, frame, checked=checked)
             part = part if local.multiplicity == 1 else part / local.multiplicity
             total = part if total is None else total + part
             continue
         if mechanism.clips and mechanism.clip == "joint" and local.multiplicity == 1 and scale is None and holds(frame):
-            units = held_gradients(model, loss_fn, inputs, targets, frame, checked=True)
+            units = held_gradients(model, loss_fn, inputs, targets, frame, checked=checked)
         else:
-            gradients = per_example_gradients(model, loss_fn, inputs, targets, frame, checked=True)
+            gradients = per_example_gradients(model, loss_fn, inputs, targets, frame, checked=checked)
             units = per_unit(gradients, frame, local.multiplicity)
             if scale is not None:
                 units = [g * factor for g, factor in zip(units, scale, strict=True)]
@@ -157,11 +161,6 @@ def per_unit(
     """What is clipped for one example: the mean over its copies, times the block's weight in the clip."""
     mean = [g if multiplicity == 1 else g.unflatten(0, (-1, multiplicity)).mean(1) for g in gradients]
     return [g if b.weight == 1 else g * b.weight for g, b in zip(mean, frame.blocks, strict=True)]
-
-
-def _move(model: nn.Module, frame: Frame, values: Tensor, scale: float) -> None:
-    parameters = trainable(model)
-    move(parameters, frame, values, dict.fromkeys(parameters, scale))
 
 
 def norm_bound(mechanism: Mechanism, frame: Frame, *, num_examples: int, local: LocalTraining) -> float:

@@ -21,14 +21,20 @@ from torch.autograd.graph import Node
 from fedlsg.frame import Frame
 from fedlsg.held import Held
 from fedlsg.hooked_layers import Layer, Remembered, block_gradient, can_hold, plan, remember, remember_output
-from fedlsg.supported import check, trainable, unsupported
+from fedlsg.supported import Checked, check, unsupported
 
 Batch = Tensor | Mapping[str, Tensor]
 LossFunction = Callable[[Any, Any], Tensor]
 
 
 def per_example_gradients(
-    model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch, frame: Frame, *, checked: bool = False
+    model: nn.Module,
+    loss_fn: LossFunction,
+    inputs: Batch,
+    targets: Batch,
+    frame: Frame,
+    *,
+    checked: Checked | None = None,
 ) -> list[Float[Tensor, "batch kept"]]:
     """Kept coordinates of each example's gradient, one tensor a block, in the order of ``frame.blocks``.
 
@@ -40,7 +46,7 @@ def per_example_gradients(
     shape (0, kept) without a call of the model; a loss that is not finite stays in its own row.
     Raises UnsupportedLayerError for what supported.py lists, and for a layer that is called twice, whose input is
     not batch first, or whose input changes in place after the call; ValueError for losses of another shape.
-    ``checked``: ``supported.check(model, frame)`` was called since either changed, and need not be called again.
+    ``checked``: what ``supported.check(model, frame)`` returned since either changed; else it is called here.
     """
     found = held_gradients(model, loss_fn, inputs, targets, frame, hold=False, checked=checked)
     return [value.flatten(1) for value in found if isinstance(value, Tensor)]
@@ -54,18 +60,17 @@ def held_gradients(
     frame: Frame,
     *,
     hold: bool = True,
-    checked: bool = False,
+    checked: Checked | None = None,
 ) -> list[Float[Tensor, "batch *kept"] | Held]:
     """As per_example_gradients, but not flattened, each block in the memory order that its product left it in.
 
     With ``hold``, what is dearer than its norm and its sum is held back for both (held.py).
     """
-    if not checked:
-        check(model, frame)
+    parameters = check(model, frame) if checked is None else checked
     batch = batch_size(inputs, targets)
     step = Pass(batch=batch, blocks=len(frame.blocks), hold=hold)
     if batch:
-        with hooked(model, frame, step), torch.enable_grad():
+        with hooked(model, frame, step, parameters), torch.enable_grad():
             losses = loss_fn(call(model, inputs), targets)
             if losses.shape != (batch,):
                 raise ValueError(
@@ -73,7 +78,7 @@ def held_gradients(
                     "reduction='none', and average within an example only"
                 )
             step.backward(losses)
-    like = next(iter(trainable(model).values()))
+    like = next(iter(parameters.values()))
     return [like.new_zeros(batch, b.kept) if v is None else v for b, v in zip(frame.blocks, step.values, strict=True)]
 
 
@@ -96,20 +101,19 @@ def batch_size(inputs: Batch, targets: Batch) -> int:
 
 
 @contextmanager
-def hooked(model: nn.Module, frame: Frame, step: "Pass") -> Iterator[None]:
+def hooked(model: nn.Module, frame: Frame, step: "Pass", parameters: Checked) -> Iterator[None]:
     """Hook the layers and freeze every trainable parameter; on exit undo both, whatever happened."""
-    parameters = trainable(model).values()
     handles = [
         # First in line, so that g is the gradient at the layer's own output and not at what a user's hook made of it.
         layer.module.register_forward_hook(partial(step.on_output, layer), with_kwargs=True, prepend=True)
         for layer in plan(model, frame)
     ]
     try:
-        for p in parameters:
+        for p in parameters.values():
             p.requires_grad_(False)
         yield
     finally:
-        for p in parameters:
+        for p in parameters.values():
             p.requires_grad_(True)
         for handle in handles:
             handle.remove()

@@ -50,7 +50,8 @@ class Dither:
     @property
     def width(self) -> float:
         """Grid step of codec noise-floor. Raises ValueError where values carry no noise."""
-        width = float(np.float32(self.floor_step * self.noise_std))
+        with np.errstate(over="ignore"):  # a deviation that a message names
+            width = float(np.float32(self.floor_step * self.noise_std))
         if not 0 < width < math.inf:
             raise ValueError(
                 f"codec 'noise-floor' takes its step from the noise, and {self.noise_std=} x {self.floor_step=} gives "

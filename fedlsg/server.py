@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fedlsg.after import After
 from fedlsg.frame import Frame
 from fedlsg.masks import frozen_count
-from fedlsg.persample import trainable
+from fedlsg.supported import trainable
 from fedlsg.update import move
 
 AT_ONCE = 2**16

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fedlsg.frame import Frame
 from fedlsg.persample import Batch, LossFunction, batch_size, call
-from fedlsg.supported import check, trainable
+from fedlsg.supported import Checked, check
 
 
 def summable(frame: Frame) -> bool:
@@ -15,7 +15,13 @@ def summable(frame: Frame) -> bool:
 
 
 def summed_gradient(
-    model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch, frame: Frame, *, checked: bool = False
+    model: nn.Module,
+    loss_fn: LossFunction,
+    inputs: Batch,
+    targets: Batch,
+    frame: Frame,
+    *,
+    checked: Checked | None = None,
 ) -> Float[Tensor, " kept"]:
     """Kept coordinates of the sum of the examples' gradients: the sum over rows of ``per_example_gradients``.
 
@@ -23,9 +29,8 @@ def summed_gradient(
     what ``per_example_gradients`` raises for the model, and ValueError for losses of another shape than (B,).
     ``checked`` as there.
     """
-    if not checked:
-        check(model, frame)
-    batch, parameters = batch_size(inputs, targets), list(trainable(model).values())
+    parameters = list((check(model, frame) if checked is None else checked).values())
+    batch = batch_size(inputs, targets)
     if not batch:
         return parameters[0].new_zeros(frame.kept)
     with torch.enable_grad():

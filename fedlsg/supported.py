@@ -4,7 +4,7 @@ A refusal protects the privacy claim: a layer that mixes examples, or a trainabl
 the clip, would void it silently. Draws no noise and sees no private data.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -20,6 +20,10 @@ OPAQUE = {
     nn.RNNBase: "replace it by layers that are called once a forward pass, or freeze it",
     nn.RNNCellBase: "replace it by layers that are called once a forward pass, or freeze it",
 }
+
+
+Checked = Mapping[str, nn.Parameter]
+"""Trainable parameters of a model that ``check`` took, by name: whoever has them need not check again."""
 
 
 class UnsupportedLayerError(ValueError):
@@ -48,10 +52,11 @@ def _named(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parame
             yield from _named(child, f"{prefix}{name}.")
 
 
-def check(model: nn.Module, frame: Frame) -> None:
-    """Raise UnsupportedLayerError unless the frame's gradients of this model can be computed."""
+def check(model: nn.Module, frame: Frame) -> Checked:
+    """The trainable parameters of a model whose gradients in the frame can be computed, else UnsupportedLayerError."""
     check_supported(model)
     check_frame(model, frame)
+    return trainable(model)
 
 
 def check_supported(model: nn.Module) -> None:

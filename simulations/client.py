@@ -22,10 +22,10 @@ from fedlsg.carriers import carried_parameters, find_classifier
 from fedlsg.frame import Frame
 from fedlsg.ledger import Entry, Ledger, LedgerError
 from fedlsg.method import LocalTraining, client_step, initial_needed, make_frame
-from fedlsg.persample import trainable
 from fedlsg.privatize import Mechanism
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.snip import pruning_mechanism, saliency_frame, saliency_scale
+from fedlsg.supported import Checked, check, trainable
 from simulations import freed_memory
 from simulations.batches import batches
 from simulations.plan import Base, prepare
@@ -48,12 +48,15 @@ class OverBudgetError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loaded:
-    """What is the same for all clients of a round: its weights as they came, their digest, and the frame."""
+    """What is the same for all clients of a round: its weights as they came, their digest, the frame, and the model's
+    parameters as they were checked against it.
+    """
 
     weights: bytes
     digest: bytes
     version: tuple[int, int, bytes]
     frame: Frame
+    parameters: Checked
 
 
 @dataclass(kw_only=True, eq=False)
@@ -125,7 +128,6 @@ def answer(settings: Settings, partition: int, content: RecordDict, *, shared: b
     if here.replica is not None:
         digest = here.replica.follow(content, announced, run, partition, shared=shared)
     loaded = _load(here, announced, content, digest)
-    frame = loaded.frame
     ledger = Ledger(run.ledger(partition), client=partition)
     outbox = open_box(here.base, run, partition)
     question = hashlib.sha256(loaded.digest + announced.frame_digest).hexdigest()
@@ -135,9 +137,9 @@ def answer(settings: Settings, partition: int, content: RecordDict, *, shared: b
         if not any(entry.round == announced.round for entry in ledger.entries):
             raise LedgerError(f"{ledger.path} lost the entry of round {announced.round}, whose payload is stored")
         return stored
-    values = _train(here, run, ledger, announced, frame)
+    values = _train(here, run, ledger, announced, loaded)
     dither = here.base.dither(partition, *_training(here.base, announced, partition))
-    return send(values, frame, here.base, announced, dither, outbox, question)
+    return send(values, loaded.frame, here.base, announced, dither, outbox, question)
 
 
 def _load(here: Process, announced: Announcement, content: RecordDict, followed: bytes | None) -> Loaded:
@@ -158,7 +160,9 @@ def _load(here: Process, announced: Announcement, content: RecordDict, followed:
         return known
     else:
         digest = known.digest
-    here.loaded = Loaded(weights=sent, digest=digest, version=version, frame=_frame(here, announced, content))
+    frame = _frame(here, announced, content)
+    parameters = check(here.model, frame)
+    here.loaded = Loaded(weights=sent, digest=digest, version=version, frame=frame, parameters=parameters)
     return here.loaded
 
 
@@ -195,8 +199,8 @@ def _frame(here: Process, announced: Announcement, content: RecordDict) -> Frame
     return frame
 
 
-def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, frame: Frame) -> Tensor:
-    base, s, partition = here.base, here.base.settings, ledger.client
+def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, loaded: Loaded) -> Tensor:
+    base, s, partition, frame = here.base, here.base.settings, ledger.client, loaded.frame
     pruning = announced.round == 0
     terms = _terms(base, announced, partition)
     mechanism, local = _training(base, announced, partition)
@@ -205,6 +209,8 @@ def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, 
     drawn: list[Tensor] = []
 
     def order(positions: Tensor) -> Tensor:
+        if base.workload.train.lengths is None:
+            return positions
         part = base.parts[partition]  # ascending, so that a row's position in it can be looked up
         return torch.searchsorted(part, base.workload.train.order(part[positions]))
 
@@ -232,6 +238,7 @@ def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, 
             charge=charge,
             order=order,
             scale=saliency_scale(here.weights, frame) if pruning else None,
+            checked=loaded.parameters,
         )
     if s.record_updates:
         run.save_truth(announced.round, partition, torch.cat(drawn))

@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from simulations.client import FrameDiffersError, OverBudgetError, answer, process
-from simulations.engines import actors
+from simulations.engines import actors, prompt
 from simulations.engines.grouped import answer_groups
 from simulations.published import from_run_config
 from simulations.replica import ReplicaDiffersError, ReplicaMissingError, is_shared
@@ -31,8 +31,9 @@ from strategies.wire import (
 )
 
 app = ClientApp()
-answer_groups(app)
+answer_groups(app, forget=process.cache_clear)
 actors.restart_dead()
+prompt.hand_on_at_once()
 
 
 def read_context(context: Context) -> tuple[Settings, int]:

@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from simulations.engines import actors
+from simulations.engines import actors, prompt
 
 
 class DeferredApp(ClientApp):
@@ -23,3 +23,4 @@ class DeferredApp(ClientApp):
 
 app = DeferredApp()
 actors.restart_dead()
+prompt.hand_on_at_once()

@@ -43,6 +43,11 @@ def check_downlink(s: Settings, method: Method) -> None:
             f"downlink_codec 'noise-floor' takes its grid from the noise, and that of {method.name!r} {why}: choose "
             "downlink_codec=float32 or int8"
         )
+    if s.codec == "sign":
+        raise ValueError(
+            "downlink_codec 'noise-floor' takes its grid from the noise in the sum, and codec 'sign' leaves one of no "
+            "known deviation there: choose downlink_codec=float32 or int8"
+        )
 
 
 def coding(s: Settings) -> Coding:
@@ -50,11 +55,16 @@ def coding(s: Settings) -> Coding:
     return Coding(codec=s.downlink_codec or "float32", floor_step=s.noise_floor_step or DEFAULT_STEP)
 
 
-def downlink_of(s: Settings) -> dict[str, Any]:
-    """What a summary says of it; ``added_variance`` in units of the noise in the sum."""
+def downlink_of(s: Settings, downlink: Downlink) -> dict[str, Any]:
+    """What a summary says of it.
+
+    ``repairs``: whole models sent because a client had lost its replica, in all finished rounds of the run;
+    ``added_variance`` in units of the noise in the sum.
+    """
     if s.downlink == "full":
         return {"name": "full"}
-    found: dict[str, Any] = {"name": s.downlink, "codec": s.downlink_codec}
+    repairs = sum(downlink.state_dict()["repairs"].values())
+    found: dict[str, Any] = {"name": s.downlink, "codec": s.downlink_codec, "repairs": repairs}
     if s.downlink_codec == "noise-floor":
         found |= {"step": coding(s).floor_step, "added_variance": added_variance(coding(s).floor_step)}
     return found

@@ -9,10 +9,17 @@ A crash before the file is in place leaves round 11: the client trains again, fr
 it leaves the payload: asked again, the client sends it again and the memory stays. There is no moment in between, which
 two files would have. The file of the round before is kept, for a server that asks the same round anew in other words
 (carriers of another processor): the new payload then starts from the memory that the old one started from.
+
+Two processes may answer for one client: a late one to which an earlier round had been given, or a second one to which
+the same message was. What is stored first stays: a memory of a later round is never replaced, nor is the answer to the
+same question. The folder is locked from that check to the end of the store (POSIX).
 """
 
 import hashlib
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +29,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.ledger_file import locked
 from simulations.outbox import write_atomically
 
 KEPT = 2
@@ -64,40 +72,68 @@ class FeedbackBox:
     def memory(self, round: int, size: int) -> Float[Tensor, " size"]:
         """The memory that the payload of ``round`` starts from: float64, zeros for a client that has sent nothing.
 
-        Raises ValueError where the server has gone back beyond the rounds that are kept, or the model has other
+        Raises ValueError where a later round is remembered, or only rounds from this one on, or the model has other
         coordinates.
         """
         files = self._files()
+        self._refuse_older(round, files)
         earlier = [file for file in files if file[0] < round]
         if not earlier:
             if files and not self._read(*files[-1]).first:
-                raise ValueError(
-                    f"{self.folder} remembers round {files[-1][0]} and later ones, and round {round} is asked: the "
-                    "server went back; restore the folder to that round, or remove it to begin without memory"
-                )
+                raise ValueError(self._went_back(round, files[-1][0]))
             return torch.zeros(size, dtype=torch.float64)
         before = self._read(*earlier[0])
         if len(before.memory) != size:
             raise ValueError(f"{self._path(before.round)} remembers {len(before.memory)} values, expected {size}")
         return before.memory
 
-    def store(self, question: str, payload: bytes, memory: Float[Tensor, " size"], *, round: int) -> None:
-        """Write payload and memory as one, atomically and durably; drop what is older than the round before, or newer.
+    def store(self, question: str, payload: bytes, memory: Float[Tensor, " size"], *, round: int) -> bytes:
+        """Write payload and memory as one, atomically and durably; drop what is older than the round before.
 
-        Raises ValueError for a memory that is not finite.
+        Returns the payload to send: this one, or the one that another process has stored for the same question.
+        Raises ValueError for a memory that is not finite, or where that of a later round is there by now.
         """
         if not bool(memory.isfinite().all()):
             raise ValueError("error feedback: the memory would not be finite; choose a smaller learning rate")
-        first = not any(number < round for number, _ in self._files())
-        body = payload + memory.detach().cpu().numpy().astype("<f8").tobytes()
-        head = {"client": self.client, "round": round, "question": question, "payload": len(payload), "first": first}
-        head["sha256"] = _digest(head, body)
-        write_atomically(self._path(round), json.dumps(head).encode() + b"\n", body)
-        files = self._files()
-        newer = [path for number, path in files if number > round]
-        older = [path for number, path in files if number <= round][KEPT:]
-        for path in newer + older:
-            path.unlink()
+        with self._held():
+            files = self._files()
+            self._refuse_older(round, files)
+            if (stored := self.find(question)) is not None:
+                return stored
+            first = not any(number < round for number, _ in files)
+            body = payload + memory.detach().cpu().numpy().astype("<f8").tobytes()
+            head = {
+                "client": self.client, "round": round, "question": question, "payload": len(payload), "first": first,
+            }  # fmt: skip
+            head["sha256"] = _digest(head, body)
+            write_atomically(self._path(round), json.dumps(head).encode() + b"\n", body)
+            for _, path in self._files()[KEPT:]:
+                path.unlink()
+        return payload
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Nobody else stores meanwhile."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if os.name != "posix":
+            yield
+            return
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            with locked(descriptor):
+                yield
+        finally:
+            os.close(descriptor)
+
+    def _refuse_older(self, round: int, files: list[tuple[int, Path]]) -> None:
+        if files and files[0][0] > round:
+            raise ValueError(self._went_back(round, files[0][0]))
+
+    def _went_back(self, round: int, remembered: int) -> str:
+        return (
+            f"{self.folder} remembers round {remembered}, and round {round} is asked: this answer comes too late, or "
+            "the server went back; in that case restore the folder to that round, or remove it to begin without memory"
+        )
 
     def _path(self, round: int) -> Path:
         return self.folder / f"feedback-{round:06d}.bin"

@@ -6,6 +6,7 @@ pruning round, where there is one. The lines of a round add up to its row of rou
 
 import csv
 import io
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -71,8 +72,8 @@ def read(path: Path) -> Iterator[Line]:
                 raise ValueError(damaged) from None
 
 
-def cut(path: Path, rows: Iterable[Row], totals: Mapping[str, int], *, first: int, last: int) -> None:
-    """Keep the lines of rounds ``first`` to ``last``: those that the checkpoint holds.
+def cut(path: Path, rows: Iterable[Row], totals: Mapping[str, int], *, pruning: int, last: int) -> None:
+    """Keep the lines that the checkpoint holds: ``pruning`` of round 0 (or ALL), and of rounds 1 to ``last``.
 
     Raises ValueError where the lines of a round do not add up to its one of ``rows``, or all of them to ``totals``.
     """
@@ -80,8 +81,9 @@ def cut(path: Path, rows: Iterable[Row], totals: Mapping[str, int], *, first: in
     kept.write(HEADER)
     writer = csv.writer(kept, lineterminator="\n")
     sums: dict[int, dict[str, int]] = {}
+    of_round_0 = itertools.count()
     for line in read(path) if path.exists() else ():
-        if first <= line.round <= last:
+        if 1 <= line.round <= last or (line.round == 0 and (pruning == ALL or next(of_round_0) < pruning)):
             writer.writerow([getattr(line, name) for name in COLUMNS])
             for round in (line.round, ALL):
                 own = sums.setdefault(round, dict.fromkeys(SUMS, 0))

@@ -13,8 +13,8 @@ from typing import Any
 from fedlsg.accounting import AccountingError, compose
 from fedlsg.events import Event
 from fedlsg.ledger import Ledger, merge, verify_extends
-from fedlsg.persample import trainable
 from fedlsg.population import Spread, displayed, spread
+from fedlsg.supported import trainable
 from simulations import messages, tensorboard
 from simulations.chance import chance_of
 from simulations.continuity import check_unchanged, fingerprint
@@ -52,6 +52,7 @@ class Recorder:
         self.downlink: Downlink = FullDownlink(state) if downlink is None else downlink
         self.ledgers = [Ledger(run.ledger(client), client=client) for client in range(len(plan.terms))]
         self._events = [_events(ledger) for ledger in self.ledgers]
+        self._heads = {str(ledger.client): ledger.snapshot() for ledger in self.ledgers if ledger.entries}
         self.fingerprint = fingerprint(plan)
         self.totals = dict.fromkeys(SUMS, 0)
         self.pruning: dict[str, Any] = {}
@@ -77,8 +78,8 @@ class Recorder:
         writer.writerows(rows)
         write_atomically(self.run.rounds, text.getvalue().encode())
         parsed = [Row.parse(row) for row in rows]
-        first = 0 if self.pruning else 1
-        messages.cut(self.run.messages, parsed, self.totals, first=first, last=self.state.round)
+        pruning = self.pruning.get("messages", messages.ALL if self.pruning else 0)
+        messages.cut(self.run.messages, parsed, self.totals, pruning=pruning, last=self.state.round)
         tensorboard.rewrite(self.run.path, parsed)
 
     def on_round(self, report: RoundReport) -> None:
@@ -116,13 +117,16 @@ class Recorder:
         self.checkpoint()
 
     def on_pruned(self, report: RoundReport) -> None:
-        """Count the bytes of the pruning round and save the checkpoint, so that it is never run again.
+        """Count the bytes of the pruning round, and save the checkpoint, so that it is never run again.
 
-        It has no row in rounds.csv. Raises RuntimeError as ``on_round`` does.
+        It has no row in rounds.csv. One that failed is counted, too, and run again by ``resume``; bytes are then those
+        of all attempts. Raises RuntimeError as ``on_round`` does.
         """
         self._receive(report)
+        before = self.pruning
         self.pruning = {
-            **{name: getattr(report, name) for name in BYTES},
+            **{name: before.get(name, 0) + getattr(report, name) for name in BYTES},
+            "messages": before.get("messages", 0) + len(report.sent),
             "noise_multiplier": max(t.prune_noise_multiplier for t in self.plan.terms),
             "answered": list(report.answered),
             "rejected": {str(client): why for client, why in report.rejected.items()},
@@ -146,6 +150,8 @@ class Recorder:
     def _receive(self, report: RoundReport) -> None:
         for client in report.asked:
             self._events[client] = _events(self.ledgers[client])
+            if self.ledgers[client].entries:
+                self._heads[str(client)] = self.ledgers[client].snapshot()
         for client, payload in report.payloads.items():
             if not any(entry.round == report.round for entry in self.ledgers[client].entries):
                 raise RuntimeError(
@@ -209,7 +215,7 @@ class Recorder:
             "trust": s.trust,
             "reproducible": s.reproducible,
             "codec": codec_of(s, plan.method),
-            "downlink": downlink_of(s),
+            "downlink": downlink_of(s, self.downlink),
             **{name: self.totals[name] for name in BYTES},
             "uplink_bytes_dense": dense * self.totals["uplink_messages"],
             "downlink_bytes_dense": dense * self.totals["downlink_messages"],
@@ -258,7 +264,9 @@ class Recorder:
         self.last = row
 
     def checkpoint(self) -> None:
-        """Save everything that ``resume`` needs."""
+        """Save everything that ``resume`` needs. Ledgers as they were when their client was asked last: a late entry
+        is one more that a resumed run finds.
+        """
         self.run.save_checkpoint(
             {
                 "server": self.state.state_dict(),
@@ -267,7 +275,7 @@ class Recorder:
                 "totals": self.totals,
                 "pruning": self.pruning,
                 "seconds": self._seconds(),
-                "ledgers": {str(ledger.client): ledger.snapshot() for ledger in self.ledgers if ledger.entries},
+                "ledgers": self._heads,
             }
         )
 

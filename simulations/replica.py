@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from fedlsg.frame import Frame
-from fedlsg.persample import trainable
+from fedlsg.supported import trainable
 from simulations.downlink import CHECKSUM, StepFiles, coding
 from simulations.engines.grouped import in_simulation
 from simulations.engines.virtual import SHARED

@@ -17,6 +17,7 @@ import os
 import tomllib
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +174,16 @@ def own_directory(settings: Settings, told: str) -> RunDir:
     A server that names another place later would hand out a fresh budget: ValueError.
     """
     own = _DIRECTORIES.setdefault(settings, settings.run_dir or told)
-    if Path(own).resolve() != Path(told).resolve():
+    path = _resolved(own, os.getcwd())
+    if path != _resolved(told, os.getcwd()):
         raise ValueError(f"the server names the run directory {told}, this client's ledger lies in {own}")
-    return RunDir(Path(own).resolve())
+    return RunDir(path)
+
+
+@lru_cache(maxsize=16)
+def _resolved(path: str, working_directory: str) -> Path:
+    """Asked for every client of every round, it would be a hundredth of a small round."""
+    return Path(working_directory, path).resolve()
 
 
 _DIRECTORIES: dict[Settings, str] = {}

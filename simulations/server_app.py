@@ -10,7 +10,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from simulations.engines import actors
+from simulations.engines import actors, prompt
 from simulations.engines.grouped import GroupedGrid
 from simulations.plan import Plan, make_plan
 from simulations.published import from_run_config
@@ -48,6 +48,8 @@ def run_rounds(grid: Grid, context: Context, *, on_round: Callable[[Row], None] 
 def grouped(grid: Grid, plan: Plan) -> Grid:
     """The grid that the run uses: in a simulation, one message for many clients. A deployed client answers alone."""
     s = plan.settings
+    if isinstance(grid, InMemoryGrid):
+        prompt.reply_at_once(grid)
     if not (s.grouped and isinstance(grid, InMemoryGrid)):
         return grid
     wait_for_nodes(grid, 1)

@@ -17,8 +17,8 @@ from torch import Tensor
 from fedlsg.frame import Frame
 from fedlsg.method import aggregate
 from fedlsg.payload import PayloadError
-from fedlsg.persample import trainable
 from fedlsg.pruning import prunable
+from fedlsg.supported import trainable
 from strategies.replica_wire import NOWHERE, Records, Reference, catch_up, digest_of, whole
 from strategies.server_update import Coding, Step, encode_pruning, encode_update, received
 from strategies.snapshot import beside_weights

@@ -57,11 +57,17 @@ def whole(reference: Reference, weights: ArrayRecord, beside: Mapping[str, Tenso
 
 
 def read_reference(content: RecordDict) -> Reference | None:
-    """Which weights the message is about; None where it is one of full weights and nothing else."""
+    """Which weights the message is about; None where it is one of full weights and nothing else.
+
+    Raises KeyError or ValueError for a record that is not one.
+    """
     if "replica" not in content.config_records:
         return None
     config = content.config_records["replica"]
-    return Reference(**{f.name: config[f.name] for f in fields(Reference)})  # type: ignore[arg-type]
+    version, base, digest = (config[f.name] for f in fields(Reference))
+    if not (isinstance(version, int) and isinstance(base, int) and isinstance(digest, bytes)):
+        raise ValueError("the announced version of the model is none")
+    return Reference(version=version, base=base, digest=digest)
 
 
 def read_missed(content: RecordDict, reference: Reference) -> list[Step]:

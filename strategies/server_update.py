@@ -24,10 +24,10 @@ from torch import Tensor
 
 from fedlsg.frame import Frame
 from fedlsg.payload import Codec, Expected, IndexMode, pack, unpack
-from fedlsg.persample import trainable
 from fedlsg.pruning import Masks, prunable, prune_in_place
 from fedlsg.quantize import DEFAULT_STEP, LEVELS, Dither
 from fedlsg.randomness import public_generator
+from fedlsg.supported import trainable
 from strategies.state import ServerState
 
 HEADER = struct.Struct("<BIdI")

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedlsg.persample import trainable
 from fedlsg.ranking import Memory
+from fedlsg.supported import trainable
 from strategies.state import ServerState, load_weights
 
 STEP = "step"

@@ -81,7 +81,8 @@ class FedLSG(Strategy):
     Clients are sampled by partition with the public generator. A client that fails, or whose payload does not pass
     ``fedlsg.payload.unpack``, is named in the log and in the report, and the round goes on without it; the divisor
     does not change. ``on_round`` is called after every round, when the state already holds its result. Where pruning
-    reads the data there is a round 0 before them, of all clients, and ``on_pruned`` is called after it.
+    reads the data there is a round 0 before them, of all clients, and ``on_pruned`` is called after it, also where it
+    failed: the state then still awaits pruning.
     Raises BudgetSpentError when every client asked refuses to pass its budget, RuntimeError after three rounds in a row
     without a single valid update.
     """
@@ -125,17 +126,18 @@ class FedLSG(Strategy):
         """Round 0: noised saliencies of every client. Whoever does not answer is left out, down to min_survivors."""
         messages = self._begin(0, self.state.saliency_frame(), range(len(self.settings.terms)))
         values = self._repaired(self._read(grid.send_and_receive(messages, timeout=self.settings.timeout)))
-        if len(values) < self.settings.min_survivors:
+        if len(values) >= self.settings.min_survivors:
+            ordered, examples = [values[p] for p in sorted(values)], sum(t.num_examples for t in self.settings.terms)
+            self.downlink.prune(self._frame, ordered, num_examples=examples)
+        self._report.answered = sorted(values)
+        self._report.seconds = time.monotonic() - self._started
+        self.on_pruned(self._report)
+        if self.state.awaits_pruning:
             why = (
                 f"pruning reads the data of at least {self.settings.min_survivors} clients, {len(values)} answered "
                 f"round 0: client {self._report.reasons}"
             )
             raise BudgetSpentError(why) if self._report.budget_spent else RuntimeError(why)
-        examples = sum(terms.num_examples for terms in self.settings.terms)
-        self.downlink.prune(self._frame, [values[partition] for partition in sorted(values)], num_examples=examples)
-        self._report.answered = sorted(values)
-        self._report.seconds = time.monotonic() - self._started
-        self.on_pruned(self._report)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -124,7 +124,10 @@ def read_frame(content: RecordDict, derived: Frame) -> Frame | None:
         coordinates = tuple(_received(c, tensors) if c.carried else c for c in derived.sent.coordinates)
         return replace(derived, sent=replace(derived.sent, coordinates=coordinates))
     coordinates = tuple(_received(c, tensors) if c.carried else c for c in derived.coordinates)
-    kept = torch.from_numpy(read_array(record["indices"]).astype(np.int64))
+    positions = read_array(record["indices"])
+    if positions.dtype != np.uint32 or positions.ndim != 1:
+        raise ValueError(f"expected kept positions, got {positions.dtype} {positions.shape}")
+    kept = torch.from_numpy(positions.astype(np.int64))
     blocks, start = [], 0
     for block in derived.blocks:
         inside = kept[(kept >= start) & (kept < start + block.size)] - start
@@ -188,7 +191,13 @@ def read_array(array: Array) -> np.ndarray:
     """A writable copy of what ``raw_array`` packed; ValueError for another encoding or a length that does not fit."""
     if array.stype != "raw":
         raise ValueError(f"expected an array of stype 'raw', got {array.stype!r}")
-    return np.frombuffer(bytearray(array.data), dtype=np.dtype(array.dtype)).reshape(array.shape)
+    try:
+        dtype = np.dtype(array.dtype)
+    except (TypeError, SyntaxError):
+        dtype = np.dtype(object)
+    if dtype.kind not in "fiu" or dtype.itemsize > 8:
+        raise ValueError(f"expected an array of numbers, got dtype {array.dtype!r}")
+    return np.frombuffer(bytearray(array.data), dtype=dtype).reshape(array.shape)
 
 
 def payload_size(content: RecordDict) -> int:

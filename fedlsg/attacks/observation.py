@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from fedlsg.client import LocalTraining
 from fedlsg.frame import Frame
-from fedlsg.persample import LossFunction, trainable
+from fedlsg.persample import LossFunction
 from fedlsg.privatize import Mechanism
+from fedlsg.supported import trainable
 
 View = Literal["client", "aggregate"]
 Granted = Literal["known", "unknown"]

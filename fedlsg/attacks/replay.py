@@ -17,9 +17,10 @@ from fedlsg.client import per_unit
 from fedlsg.frame import Frame
 from fedlsg.layer_gradients import kept_values
 from fedlsg.lowrank import project
-from fedlsg.persample import Batch, batch_size, trainable
+from fedlsg.persample import Batch, batch_size
 from fedlsg.powersgd import decode, encode
 from fedlsg.privatize import clipped_sum
+from fedlsg.supported import trainable
 
 Gradients = Mapping[str, Float[Tensor, "batch *shape"]]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.guess import DoesNotApply
 from fedlsg.attacks.observation import Observation
-from fedlsg.persample import trainable
+from fedlsg.supported import trainable
 
 ROUNDING = 1e-5
 """Singular values below this share of the largest are rounding, not signal."""

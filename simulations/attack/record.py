@@ -23,9 +23,9 @@ from fedlsg.frame import Frame
 from fedlsg.ledger import Entry, Ledger
 from fedlsg.method import aggregate, initial_needed, make_frame
 from fedlsg.payload import Expected, PayloadError, unpack
-from fedlsg.persample import trainable
 from fedlsg.powersgd import decode
 from fedlsg.privatize import Mechanism
+from fedlsg.supported import trainable
 from simulations import arrays
 from simulations.plan import Base, prepare
 from simulations.preset import known

@@ -1,8 +1,10 @@
 """Engines: where clients run. ``local`` is one process; ``flower`` is Flower on Ray."""
 
+import tomllib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
@@ -19,3 +21,11 @@ def ahead(name: str) -> AbstractContextManager[None]:
     from simulations.flower_home import importing_ahead
 
     return importing_ahead()
+
+
+def engine_of(run: str) -> str:
+    """The engine that a run directory names, "" where none can be read: whoever opens it says why, by name."""
+    try:
+        return str(tomllib.loads((Path(run).expanduser() / "config.toml").read_text())["engine"])
+    except (OSError, ValueError, KeyError):
+        return ""

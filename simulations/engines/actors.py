@@ -11,12 +11,14 @@ def restart_dead() -> None:
 
     Flower puts a dead actor back among those that wait for work: all that it is given then fails, for the rest of the
     run. Flower has no setting for these options of Ray's, and makes its actors after it has imported the ClientApp,
-    which calls this. In any other process nothing is done, Ray is not imported.
+    which calls this. Its call to end an actor, which no actor survives, is not to be given again: Ray would say of each
+    that it failed. In any other process nothing is done, Ray is not imported.
     """
     if "flwr.simulation.run_simulation" in sys.modules:
         from flwr.simulation.ray_transport.ray_actor import ClientAppActor
 
         ClientAppActor._default_options.update(max_restarts=-1, max_task_retries=1)  # type: ignore[attr-defined]
+        ClientAppActor.__ray_metadata__.method_meta.max_task_retries["terminate"] = 0  # type: ignore[attr-defined]
 
 
 def count(cpus: float, gpus: float) -> int:

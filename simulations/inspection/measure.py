@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fedlsg.frame import Coordinates
 from fedlsg.lowrank import decompose, flatten_kernel, project, random_carriers
 from fedlsg.masks import Direction, keep_units, unit_importance
-from fedlsg.persample import call, trainable
+from fedlsg.persample import call
 from fedlsg.randomness import public_generator
 from fedlsg.statistics import (
     Energy,
@@ -25,6 +25,7 @@ from fedlsg.statistics import (
     residual,
     stable_rank,
 )
+from fedlsg.supported import trainable
 from simulations.inspection.clips import ClipRow, clip_rows, own_clip
 from simulations.inspection.subject import Subject
 

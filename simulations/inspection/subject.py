@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fedlsg.carriers import find_classifier
 from fedlsg.frame import Frame
 from fedlsg.method import Method, make_frame
-from fedlsg.persample import trainable
 from fedlsg.randomness import public_generator
+from fedlsg.supported import trainable
 from simulations.plan import Base, prepare
 from simulations.published import resolve
 from simulations.rundir import RunDir

@@ -48,9 +48,18 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
 )
 
 METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
-    {"rs": {"sparsity": 0.5}, "topk": {"learning_rate": 0.2}, "powersgd": {"learning_rate": 0.2}}
+    {
+        "rs": {"sparsity": 0.5},
+        "dpsgd": {"learning_rate": 0.4},
+        "topk": {"learning_rate": 0.2},
+        "powersgd": {"learning_rate": 0.2},
+    }
 )
-"""Learning rates of the two rivals without noise: by two runs each on held-out rows (holdout = 0.2, seeds 10, 11)."""
+"""Learning rates by runs on held-out rows (holdout = 0.2).
+
+``dpsgd`` at epsilon 8, seeds 0 to 4: 94.5 ± 0.5 % at 0.2, 95.6 ± 0.6 at 0.4, 93.3 ± 1.1 at 0.8. The two rivals without
+noise: two runs each, seeds 10 and 11.
+"""
 
 
 def load(*, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress) -> Workload:

@@ -11,8 +11,8 @@ from fedlsg.carriers import Carrier, carried_parameters
 from fedlsg.frame import Frame
 from fedlsg.masks import Mask, keep_units, unit_importance
 from fedlsg.method import Method, Schedule, make_frame
-from fedlsg.persample import per_example_gradients, trainable
-from fedlsg.supported import check_supported
+from fedlsg.persample import per_example_gradients
+from fedlsg.supported import check_supported, trainable
 from tests.fedlsg.gradient_oracle import cross_entropy
 
 LORA = Carrier(kind="lora", rank=2, alpha=6.0)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from fedlsg.carriers import Carrier, carried_parameters
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, Method, Schedule, make_frame, norm_bound
-from fedlsg.persample import trainable
 from fedlsg.powersgd import decode, encode
 from fedlsg.privatize import Mechanism
+from fedlsg.supported import trainable
 
 RANK = 2
 

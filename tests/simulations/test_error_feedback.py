@@ -157,7 +157,7 @@ def test_a_memory_that_is_written_before_its_payload_is_counted_twice(whole, tmp
         if (self.client, round) == (0, 3) and not (tmp_path / "crashed").exists():
             (tmp_path / "crashed").touch()
             raise KeyboardInterrupt
-        shipped(self, question, payload, memory, round=round)
+        return shipped(self, question, payload, memory, round=round)
 
     monkeypatch.setattr(FeedbackBox, "store", planted)
     with pytest.raises(KeyboardInterrupt):

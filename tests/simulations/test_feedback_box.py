@@ -1,6 +1,9 @@
 """A client's memory and the payload that it belongs to: one file, never half of it, never a round twice."""
 
+import contextlib
 import json
+import multiprocessing
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,11 +63,72 @@ def test_two_rounds_are_kept(tmp_path):
         found.memory(3, 4)
 
 
-def test_a_server_that_went_back_makes_newer_memories_void(tmp_path):
+def held(found: FeedbackBox) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in found.folder.iterdir()}
+
+
+def test_a_late_answer_of_an_earlier_round_takes_nothing_away(tmp_path):
+    """Whether the later round was stored before its memory was read, or since."""
     found = stored(tmp_path, 1, 2)
-    found.store("q1 anew", b"x", M[5], round=1)
-    assert [path.name for path in found.folder.iterdir()] == ["feedback-000001.bin"]
-    assert torch.equal(found.memory(2, 4), M[5])
+    before = held(found)
+    for attempt in (lambda: found.memory(1, 4), lambda: found.store("q1 anew", b"x", M[5], round=1)):
+        with pytest.raises(ValueError, match="remembers round 2, and round 1 is asked: this answer comes too late"):
+            attempt()
+        assert held(found) == before
+
+
+def test_a_late_answer_of_a_round_that_was_left_out_takes_nothing_away(tmp_path):
+    """A client that was silent in round 3, and comes back after round 5."""
+    found = stored(tmp_path, 2)
+    assert torch.equal(found.memory(3, 4), M[2])
+    stored(tmp_path, 5)
+    before = held(found)
+    with pytest.raises(ValueError, match="remembers round 5, and round 3 is asked"):
+        found.store("q3", b"late", M[3], round=3)
+    assert held(found) == before
+    assert torch.equal(found.memory(6, 4), M[5])
+
+
+def test_of_two_answers_to_one_question_the_first_stays_and_is_sent(tmp_path):
+    found = stored(tmp_path, 1)
+    assert found.store("q2", b"first", M[2], round=2) == b"first"
+    before = held(found)
+    assert found.store("q2", b"second", M[3], round=2) == b"first"
+    assert held(found) == before
+
+
+def delete_the_later(self: FeedbackBox, round: int, files: object) -> None:
+    """Planted: what the store did once."""
+    for number, path in self._files():
+        if number > round:
+            path.unlink()
+
+
+def test_a_store_that_takes_later_rounds_for_void_is_caught(tmp_path, monkeypatch):
+    """Negative control."""
+    monkeypatch.setattr(FeedbackBox, "_refuse_older", delete_the_later)
+    found = stored(tmp_path, 2, 5)
+    found.store("q3", b"late", M[3], round=3)
+    assert not torch.equal(found.memory(6, 4), M[5])
+
+
+def answer_again(folder: Path, round: int, times: int) -> None:
+    """One of two processes: each stores its own answers of rounds in turn."""
+    found = FeedbackBox(folder, 3)
+    for i in range(times):
+        with contextlib.suppress(ValueError):  # too late: the other process is ahead
+            found.store(f"q{round + 2 * i}", b"", M[1] + round + 2 * i, round=round + 2 * i)
+
+
+def test_two_processes_never_lose_the_latest(tmp_path):
+    spawn = multiprocessing.get_context("fork")
+    both = [spawn.Process(target=answer_again, args=(tmp_path / "own", first, 60)) for first in (1, 2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert [one.exitcode for one in both] == [0, 0]
+    assert torch.equal(box(tmp_path).memory(999, 4), M[1] + 120)
 
 
 def test_another_model_is_named(tmp_path):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from simulations import flower_home, flower_processes
-from simulations.engines import ahead
+from simulations import commands, flower_home, flower_processes
+from simulations.engines import ahead, engine_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -88,6 +88,27 @@ def test_they_end_with_whoever_started_them(number):
         process.send_signal(number)
     assert waited(lambda: not flower_processes.carrying(home))
     assert waited(lambda: not home.exists())
+
+
+@pytest.mark.parametrize(("engine", "count"), [("flower", 1), ("local", 0)])
+def test_a_run_that_is_resumed_imports_ahead_as_well(engine, count, fedlsg, tmp_path, monkeypatch):
+    """While its plan is made."""
+    seen: list[int] = []
+    monkeypatch.setattr(commands, "resume_command", lambda *_: seen.append(len(flower_home._AHEAD)))
+    (tmp_path / "config.toml").write_text(f'engine = "{engine}"\n')
+    assert fedlsg("resume", str(tmp_path))[0] == 0
+    assert seen == [count]
+    assert flower_home._AHEAD == []
+
+
+@pytest.mark.parametrize("text", [None, b"", b"engine", b"\xff", b'[engine]\nname = "flower"\n'])
+def test_a_run_directory_that_names_no_engine_starts_nothing(text, tmp_path):
+    if text is not None:
+        (tmp_path / "config.toml").write_bytes(text)
+    with ahead(engine_of(str(tmp_path))):
+        assert flower_home._AHEAD == []
+    with ahead(engine_of(str(tmp_path / "config.toml"))):
+        assert flower_home._AHEAD == []
 
 
 def test_the_local_engine_starts_nothing():

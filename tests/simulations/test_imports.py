@@ -33,7 +33,7 @@ def imported(code: str) -> set[str]:
         "import fedlsg",
         "import simulations.cli",
         "import simulations.flower_runtime",
-        "from simulations.engines import ahead; ahead('local')",
+        "from simulations.engines import ahead, engine_of; ahead('local'); engine_of('nowhere')",
         "from simulations.published import resolve; from simulations.settings import from_mapping; from_mapping({})",
         "import sys; sys.argv = ['fedlsg', '--help']\nfrom simulations.cli import app\napp(standalone_mode=False)",
     ],

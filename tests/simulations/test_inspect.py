@@ -22,8 +22,9 @@ import strategies
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.lowrank import project
 from fedlsg.masks import Mask
-from fedlsg.persample import per_example_gradients, trainable
+from fedlsg.persample import per_example_gradients
 from fedlsg.privatize import clipped_sum
+from fedlsg.supported import trainable
 from simulations import cli
 from simulations.inspect_command import inspect_command, numbers_of
 from simulations.inspection.clips import clip_rows, masks_of, own_clip, unmasked

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message
 
+from fedlsg.ledger import Entry, Ledger
 from fedlsg.payload import COMPACT, HEADER
 from fedlsg.payload_parts import value_bytes
 from simulations.client_app import app
+from simulations.engines import local
 from simulations.messages import HEADER as FIRST_LINE
 from simulations.messages import SUMS, Line, append, cut, read
 from strategies.report import RoundReport
 from strategies.sent import Sent
 from strategies.wire import raw_array
-from tests.simulations.runs import Run, resume_local, run_local
+from tests.simulations.runs import Run, ignore, plan_at, resume_local, run_local
 
 LEVELS = ("values_bytes", "payload_bytes", "wire_bytes")
 
@@ -100,6 +102,55 @@ def test_pruning_is_round_0(tmp_path):
     assert add_up(lines(run), run)
 
 
+def failing(message: Message, context: Context) -> Message:
+    """Client 1 does not answer the pruning round."""
+    if message.metadata.message_type == "train" and context.node_config["partition-id"] == 1:
+        raise OSError("no disk")
+    return app(message, context)
+
+
+FAILED = {"method": "dp-ssgd", "prune": "dp-snip", "rounds": 1, "min_survivors": 2}
+
+
+def test_a_pruning_round_that_failed_is_counted_and_so_is_the_next_try(tmp_path):
+    with pytest.raises(RuntimeError, match="1 answered round 0"):
+        run_local(tmp_path / "run", client=failing, **FAILED)
+    failed = Run(tmp_path / "run")
+    assert [(line.round, line.direction, line.client) for line in lines(failed)] == [
+        (0, way, client) for way in ("down", "up") for client in (0, 1)
+    ]
+    sums = {name: failed.checkpoint["totals"][name] for name in SUMS}
+    assert sums["uplink_bytes"] == sum(line.payload_bytes for line in lines(failed) if line.direction == "up") > 0
+    shutil.copy(failed.directory.messages, tmp_path / "before")
+    with failed.directory.messages.open("a") as file:  # a second try whose checkpoint a crash has cost
+        file.write("0,0,down,1,2,3\n0,0,up,1,2,3\n")
+    run = resume_local(tmp_path / "run")
+    assert add_up(lines(run), run)
+    assert lines(run)[:4] == list(read(tmp_path / "before"))
+    assert [line.round for line in lines(run)] == [0] * 8 + [1] * 4
+    assert run.summary["pruning"]["messages"] == 8
+    rows = {name: run.summary[name] - sum(getattr(row, name) for row in run.rows) for name in SUMS}
+    assert rows == {name: run.summary["pruning"][name] for name in SUMS}
+    assert rows["uplink_bytes"] == 3 * sums["uplink_bytes"]
+
+
+def test_a_budget_that_ends_in_the_pruning_round_leaves_its_bytes_in_the_summary(tmp_path):
+    settings = {"noise_multiplier": 1.0, "epsilon": 8.0, "sample_rate": 0.3, "reproducible": False, "min_survivors": 1}
+    plan, directory = plan_at(tmp_path / "run", **FAILED | settings)
+    for client in range(2):
+        spent = Entry(
+            client=client, round=0, attempt=0, steps=1, sample_rate=1.0, noise_multiplier=0.3, clip_norm=0.5,
+            num_examples=718, mechanism="dp",
+        )  # fmt: skip
+        Ledger(directory.ledger(client), client=client).charge(spent)
+    run = Run(directory.path, plan, local.run(plan, directory, on_round=ignore))
+    assert "budget" in run.summary["stopped"] or "epsilon" in run.summary["stopped"]
+    assert run.summary["downlink_bytes"] == run.summary["pruning"]["downlink_bytes"] == 2 * 4 * 4810
+    assert run.summary["uplink_bytes_wire"] > 0 == run.summary["uplink_bytes"]
+    assert [line.round for line in lines(run)] == [0] * 4
+    assert run.summary["pruning"]["zero_weights"] == 0
+
+
 def test_a_ranked_mask_travels_as_payload_that_is_no_value(tmp_path):
     run = run_local(tmp_path / "run", method="rs", ranking="gradients", rounds=1)
     down = [line for line in lines(run) if line.direction == "down"]
@@ -145,15 +196,15 @@ def test_a_pruning_round_that_is_run_again_is_not_counted_twice(tmp_path):
     run = run_local(tmp_path / "run", method="dp-ssgd", prune="dp-snip", rounds=1)
     path = tmp_path / "bytes.csv"
     shutil.copy(run.directory.messages, path)
-    cut(path, [], dict.fromkeys(SUMS, 0), first=1, last=0)
+    cut(path, [], dict.fromkeys(SUMS, 0), pruning=0, last=0)
     assert list(read(path)) == []
     shutil.copy(run.directory.messages, path)
     pruning = {name: run.summary["pruning"][name] for name in SUMS}
-    cut(path, [], pruning, first=0, last=0)
+    cut(path, [], pruning, pruning=4, last=0)
     assert {line.round for line in read(path)} == {0}
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(ValueError, match="does not add up to the checkpoint"):
-        cut(path, [], pruning, first=0, last=0)
+        cut(path, [], pruning, pruning=4, last=0)
 
 
 def test_resume_insists_on_lines_that_add_up(stopped):
@@ -172,7 +223,7 @@ def test_resume_insists_on_lines_that_add_up(stopped):
 def test_a_header_that_a_crash_tore_is_no_damage(tmp_path):
     path = tmp_path / "bytes.csv"
     path.write_text(FIRST_LINE[:9])
-    cut(path, [], dict.fromkeys(SUMS, 0), first=1, last=0)
+    cut(path, [], dict.fromkeys(SUMS, 0), pruning=0, last=0)
     assert path.read_text() == FIRST_LINE
 
 

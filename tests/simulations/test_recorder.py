@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from fedlsg.accounting import epsilon
+from fedlsg.ledger import Ledger
 from simulations.evaluate import evaluate
 from simulations.recorder import FIELDS, Row
 from tests.simulations.runs import Run, reconfigured, resume_local, run_local, stopped_after
@@ -240,3 +241,14 @@ def test_adam_and_its_schedule_are_resumed(tmp_path):
     unbroken = run_local(tmp_path / "unbroken", **settings)
     run = stopped_after(2, tmp_path / "run", **settings)
     assert resume_local(run.path).weights.equal(unbroken.weights)
+
+
+def test_a_round_reads_the_ledgers_of_the_clients_that_it_asked_alone(tmp_path, monkeypatch):
+    """The work of a round must not grow with the number of clients."""
+    read: list[int] = []
+    snapshot = Ledger.snapshot
+    monkeypatch.setattr(Ledger, "snapshot", lambda ledger: (read.append(ledger.client), snapshot(ledger))[1])
+    run = run_local(tmp_path / "run", clients=6, clients_per_round=2, rounds=3)
+    assert read == [int(client) for row in run.rows for client in row.asked.split()]
+    saved = run.directory.load_checkpoint()["ledgers"]
+    assert saved == {str(c): snapshot(Ledger(run.directory.ledger(c), c)) for c in {*read}}

@@ -15,10 +15,11 @@ from simulations.client_app import app, read_context
 from simulations.engines import local
 from simulations.engines.virtual import SHARED
 from simulations.plan import make_plan
+from simulations.row import Row
 from simulations.settings import from_mapping
 from strategies.server_update import HEADER
 from strategies.wire import REPLICA_DIFFERS, REPLICA_MISSING, payload_size
-from tests.simulations.runs import Run, resume_local, run_local, stopped_after
+from tests.simulations.runs import Run, plan_at, resume_local, run_local, stopped_after
 
 CASES: dict[str, dict[str, Any]] = {
     "lsg": {"momentum": 0.9},
@@ -102,7 +103,7 @@ def test_noise_floor_below_and_above(tmp_path):
     assert sparse.ledgers == full.ledgers
     assert sparse.summary["epsilon_max"] == full.summary["epsilon_max"]
     assert sparse.summary["downlink"] == {
-        "name": "sparse", "codec": "noise-floor", "step": 0.5, "added_variance": 0.25 / 12,
+        "name": "sparse", "codec": "noise-floor", "repairs": 0, "step": 0.5, "added_variance": 0.25 / 12,
     }  # fmt: skip
     assert full.summary["downlink"] == {"name": "full"}
     last = [run.rows[-1].downlink_bytes for run in (sparse, full)]
@@ -224,6 +225,36 @@ def test_a_damaged_replica_costs_one_whole_model(damage, tmp_path):
     assert [row.downlink_messages for row in run.rows] == [2, 2, 3, 2]
 
 
+def forgetting(rounds: set[int], replica: Path) -> Callable[[Message, Context], Any]:
+    """Client 0, on a machine of its own, has lost its replica in some rounds."""
+
+    def client(message: Message, context: Context) -> Any:
+        if any(is_for(message, context, round, 0) for round in rounds) and "steps" in message.content:
+            replica.unlink(missing_ok=True)
+        return alone(message, context)
+
+    return client
+
+
+def test_repairs_are_counted_over_a_resume_and_stop_after_the_second(tmp_path):
+    """The third time it gets weights alone, and goes on getting them."""
+    settings = {"downlink": "sparse", "rounds": 9, "momentum": 0.0, "evaluate_every": 9}
+    client = forgetting({3, 5, 7}, tmp_path / "run" / "replicas" / "client-000000.bin")
+    plan, directory = plan_at(tmp_path / "run", **settings)
+
+    def stop(row: Row) -> None:
+        if row.round == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        local.run(plan, directory, on_round=stop, client=client)
+    run = resume_local(directory.path, client=client)
+    assert [row.downlink_messages for row in run.rows] == [2, 2, 3, 2, 3, 2, 3, 2, 2]
+    assert run.summary["downlink"]["repairs"] == 3
+    assert run.checkpoint["downlink"]["repairs"] == {0: 3}
+    assert 0 not in run.checkpoint["downlink"]["held"]
+
+
 def test_codes_are_ours():
     assert (REPLICA_MISSING, REPLICA_DIFFERS) == (1004, 1005)
 
@@ -272,6 +303,7 @@ def test_who_is_far_behind_reads_the_checkpoint(tmp_path, monkeypatch):
     ({"downlink_codec": "int8"}, "give downlink=sparse"),
     ({"downlink": "sparse", "downlink_codec": "noise-floor", "method": "sgd", "noise_multiplier": None}, "adds none"),
     ({"downlink": "sparse", "downlink_codec": "noise-floor", "method": "dp-powersgd"}, "factors"),
+    ({"downlink": "sparse", "downlink_codec": "noise-floor", "codec": "sign"}, "'sign' leaves one of no known.*int8"),
     ({"downlink": "dense"}, "expected downlink in"),
 ])  # fmt: skip
 def test_downlinks_that_there_are_not(given, why):
@@ -280,7 +312,12 @@ def test_downlinks_that_there_are_not(given, why):
 
 
 def test_the_codec_down_is_as_fine_as_the_codec_up(tmp_path):
-    for codec, down in (("float32", "float32"), ("int8", "float32"), ("noise-floor", "noise-floor")):
+    for codec, down in (
+        ("float32", "float32"),
+        ("int8", "float32"),
+        ("sign", "float32"),
+        ("noise-floor", "noise-floor"),
+    ):
         plan = make_plan(from_mapping({"noise_multiplier": 2.0, "codec": codec, "downlink": "sparse"}))
         assert plan.settings.downlink_codec == down
     assert make_plan(from_mapping({"noise_multiplier": 2.0})).settings.downlink_codec is None

@@ -15,8 +15,9 @@ from torch.testing import assert_close
 
 from fedlsg.carriers import Carrier, carried_parameters
 from fedlsg.method import Method, Schedule, make_frame
-from fedlsg.persample import per_example_gradients, trainable
+from fedlsg.persample import per_example_gradients
 from fedlsg.privatize import Mechanism, clipped_sum
+from fedlsg.supported import trainable
 from simulations import workloads
 from simulations.evaluate import score
 from simulations.workloads import Options, Workload, build_model, hf_text, tokens

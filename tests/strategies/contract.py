@@ -21,11 +21,11 @@ from fedlsg.carriers import carried_parameters, find_classifier
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, Method, Schedule, initial_needed, norm_bound
 from fedlsg.payload import Expected, IndexMode, pack, unpack
-from fedlsg.persample import trainable
 from fedlsg.powersgd import decode, encode
 from fedlsg.privatize import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.snip import pruning_mechanism, saliency_frame, saliency_scale
+from fedlsg.supported import trainable
 from strategies import default_mechanism, own_settings, recipe
 from strategies.state import ServerState, load_weights
 from strategies.wire import Announcement, announcement, read_kept

@@ -11,8 +11,9 @@ from fedlsg.adapters import prepare_model
 from fedlsg.carriers import Carrier
 from fedlsg.frame import Frame
 from fedlsg.method import make_frame
-from fedlsg.persample import per_example_gradients, trainable
+from fedlsg.persample import per_example_gradients
 from fedlsg.summed import summed_gradient
+from fedlsg.supported import trainable
 from tests.fedlsg.gradient_oracle import cross_entropy
 from tests.strategies.contract import FEATURES, SCHEDULE, SEED, WIDTH, Case, cnn, mlp, weights_of
 

@@ -15,9 +15,9 @@ from fedlsg.frame import Frame
 from fedlsg.masks import Mask
 from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.payload import pack
-from fedlsg.persample import trainable
 from fedlsg.privatize import Mechanism
 from fedlsg.pruning import Prune
+from fedlsg.supported import trainable
 from strategies import recipe
 from strategies.report import RoundReport
 from strategies.state import ServerState
@@ -120,7 +120,8 @@ def test_round_0_needs_enough_clients(code, error, message):
     with pytest.raises(error, match=message):
         federation.run(1)
     assert federation.state.awaits_pruning
-    assert federation.pruned == federation.reports == []
+    assert [report.answered for report in federation.pruned] == [[0]]
+    assert federation.reports == []
     assert zeros(federation.state) == 0
 
 

@@ -11,9 +11,9 @@ from fedlsg.after import After
 from fedlsg.carriers import Carrier
 from fedlsg.masks import Mask
 from fedlsg.method import LocalTraining, Method, Schedule, client_step
-from fedlsg.persample import trainable
 from fedlsg.privatize import Mechanism
 from fedlsg.randomness import reproducible_stream
+from fedlsg.supported import trainable
 from fedlsg.update import move
 from strategies import recipe
 from strategies.state import ServerState

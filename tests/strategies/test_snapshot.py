@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedlsg.persample import trainable
+from fedlsg.supported import trainable
 from strategies.downlink import SparseDownlink
 from strategies.server_update import Coding, read_steps, replay
 from strategies.snapshot import beside_weights, restart

@@ -12,7 +12,7 @@ from fedlsg.attacks.plants import planted
 from fedlsg.attacks.unit_mode import Recording, Setting, record
 from fedlsg.client import LocalTraining
 from fedlsg.method import Schedule, make_frame
-from fedlsg.persample import trainable
+from fedlsg.supported import trainable
 from tests.fedlsg.attacks.observed import mlp
 
 DELTA = 1e-5

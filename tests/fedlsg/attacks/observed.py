@@ -14,9 +14,9 @@ from fedlsg.attacks.observation import Observation
 from fedlsg.carriers import carried_parameters
 from fedlsg.client import LocalTraining, client_step
 from fedlsg.method import Method, Schedule, initial_needed, make_frame
-from fedlsg.persample import trainable
 from fedlsg.powersgd import decode, encode
 from fedlsg.randomness import reproducible_stream
+from fedlsg.supported import trainable
 
 CLIPPED = {"mechanism": "clip-only", "clip_norm": 0.1}
 """A clip that is active on every example: the noise-free payload of a client that clips."""

@@ -13,7 +13,7 @@ from fedlsg.attacks.observation import Observation
 from fedlsg.attacks.token_reading import read_tokens
 from fedlsg.attacks.token_span import readers, received_span
 from fedlsg.attacks.tokens import embedded, first_layers, span_test
-from fedlsg.persample import trainable
+from fedlsg.supported import trainable
 from tests.fedlsg.attacks.encoders import PAD, TOKENS, Encoder, texts, vocabulary
 from tests.fedlsg.attacks.observed import cross_entropy, method, observe
 

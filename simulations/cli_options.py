@@ -1,0 +1,27 @@
+"""What the commands of the command line share: how an option is written, and ``-c KEY=VALUE``."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+console = Console()
+
+
+def option(*names: str, help: str, metavar: str | None = None) -> Any:
+    """An option whose own help says its default, in words that also cover what a workload decides."""
+    return typer.Option(*names, help=help, metavar=metavar, show_default=False)
+
+
+Choice = Annotated[list[str] | None, option("-c", metavar="KEY=VALUE", help="Any other setting; repeatable.")]
+
+
+def merge(given: dict[str, Any], pairs: list[str]) -> dict[str, Any]:
+    """Options and ``-c key=value`` pairs in one mapping. Raises ValueError for a pair without "="."""
+    merged = dict(given)
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise ValueError(f"expected -c KEY=VALUE, got {pair!r}")
+        merged[key.strip().replace("-", "_")] = value.strip()
+    return merged

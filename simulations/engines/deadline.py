@@ -1,0 +1,35 @@
+"""Cutting off what runs when its time is over."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class OutOfTimeError(BaseException):
+    """A client is cut off. No exception of its own: what handles those would answer, and the next one would begin."""
+
+
+@contextmanager
+def ending(until: Any) -> Iterator[None]:
+    """Raise OutOfTimeError inside when the clock shows ``until``, None for never.
+
+    By a signal, so not inside a library that never comes back to Python; nor outside the main thread, nor on Windows.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if until is None or not (main and hasattr(signal, "setitimer")):
+        yield
+        return
+
+    def cut_off(*_: object) -> None:
+        raise OutOfTimeError
+
+    before = signal.signal(signal.SIGALRM, cut_off)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(until - time.time(), 1e-3))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
