@@ -220,4 +220,5 @@ class Pass:
     def backward(self, losses: Float[Tensor, " batch"]) -> None:
         """Send the gradient of every example's own loss back to the first hooked layers."""
         if self.starts and losses.requires_grad:
-            torch.autograd.grad(losses, self.starts, torch.ones_like(losses), allow_unused=True)
+            # The sum sends a one to every loss. Handed those ones, torch would import sympy: half a second a process.
+            torch.autograd.grad(losses.sum(), self.starts, allow_unused=True)

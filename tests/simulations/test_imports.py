@@ -80,3 +80,16 @@ def test_a_client_far_from_its_budget_needs_no_accountant(tmp_path):
 def test_a_client_beyond_its_budget_asks_both(tmp_path):
     code = FIRST_ROUND.format(path=str(tmp_path / "ledger"), steps=400, exceeds=True)
     assert imported(code) >= ACCOUNTANTS
+
+
+def test_a_private_step_needs_no_sympy():
+    """Half a second of each actor's start: torch imports it to compare the shapes of gradients that it is handed."""
+    step = (
+        "from fedlsg.persample import per_example_gradients\n"
+        "from tests.fedlsg.step_oracle import problem\n"
+        "p = problem()\n"
+        "per_example_gradients(p.model, p.loss_fn, p.inputs, p.targets, p.frame)"
+    )
+    assert "sympy" not in imported(step)
+    handed = "import torch; x = torch.ones(2, requires_grad=True); torch.autograd.grad(2 * x, x, torch.ones(2))"
+    assert "sympy" in imported(handed), "negative control; where torch no longer does, the detour can go"

@@ -25,7 +25,7 @@ from fedlsg.masks import Mask
 from fedlsg.persample import per_example_gradients
 from fedlsg.privatize import clipped_sum
 from fedlsg.supported import trainable
-from simulations import cli
+from simulations import cli, cli_examine
 from simulations.inspect_command import inspect_command, numbers_of
 from simulations.inspection.clips import clip_rows, masks_of, own_clip, unmasked
 from simulations.inspection.figures import spread, tiled
@@ -259,7 +259,7 @@ def test_texts_go_the_same_way(tmp_path, monkeypatch):
 def test_the_files_and_what_is_left_alone(stopped, capsys, monkeypatch):
     """Every other file of the run keeps its bytes and its time; the run goes on afterwards."""
     monkeypatch.setattr("sys.argv", ["fedlsg", "inspect", str(stopped.path), "--examples", "24", "--layer", "hidden"])
-    monkeypatch.setattr(cli, "console", Console(force_terminal=True, width=200))
+    monkeypatch.setattr(cli_examine, "console", Console(force_terminal=True, width=200))
     before = files_of(stopped.path)
     with pytest.raises(SystemExit) as end:
         cli.main()
