@@ -52,6 +52,7 @@ class Recorder:
         self.downlink: Downlink = FullDownlink(state) if downlink is None else downlink
         self.ledgers = [Ledger(run.ledger(client), client=client) for client in range(len(plan.terms))]
         self._events = [_events(ledger) for ledger in self.ledgers]
+        self._late = set[int]()  # did not answer in time: may write to their ledgers later
         self._heads = {str(ledger.client): ledger.snapshot() for ledger in self.ledgers if ledger.entries}
         self.fingerprint = fingerprint(plan)
         self.totals = dict.fromkeys(SUMS, 0)
@@ -148,7 +149,8 @@ class Recorder:
             return score(model, self.plan.workload.tests, device=self.plan.settings.device)
 
     def _receive(self, report: RoundReport) -> None:
-        for client in report.asked:
+        self._late |= report.rejected.keys()
+        for client in sorted({*report.asked, *self._late}):
             self._events[client] = _events(self.ledgers[client])
             if self.ledgers[client].entries:
                 self._heads[str(client)] = self.ledgers[client].snapshot()
@@ -264,9 +266,7 @@ class Recorder:
         self.last = row
 
     def checkpoint(self) -> None:
-        """Save everything that ``resume`` needs. Ledgers as they were when their client was asked last: a late entry
-        is one more that a resumed run finds.
-        """
+        """Save everything that ``resume`` needs."""
         self.run.save_checkpoint(
             {
                 "server": self.state.state_dict(),
