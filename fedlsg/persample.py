@@ -8,6 +8,7 @@ in layer_gradients.py, what is refused in supported.py.
 Sees private data, and what it returns is not private: clip and noise it (privatize.py) before anything leaves.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -70,7 +71,7 @@ def held_gradients(
     batch = batch_size(inputs, targets)
     step = Pass(batch=batch, blocks=len(frame.blocks), hold=hold)
     if batch:
-        with hooked(model, frame, step, parameters), torch.enable_grad():
+        with eagerly(), hooked(model, frame, step, parameters), torch.enable_grad():
             losses = loss_fn(call(model, inputs), targets)
             if losses.shape != (batch,):
                 raise ValueError(
@@ -117,6 +118,13 @@ def hooked(model: nn.Module, frame: Frame, step: "Pass", parameters: Checked) ->
             p.requires_grad_(True)
         for handle in handles:
             handle.remove()
+
+
+def eagerly() -> AbstractContextManager[object]:
+    """No torch.compile in this pass. What is compiled with hooks is compiled anew with every pass's own hooks, until
+    torch gives up; what was compiled without them may run without them, and a gradient of zeros looks like any other.
+    """
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def maker(output: Tensor) -> Node:

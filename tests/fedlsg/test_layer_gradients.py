@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fedlsg.conv_gradients as conv_gradients
 from fedlsg.frame import Keep
-from fedlsg.layer_gradients import ConvGradients, LinearGradients, kept_values
+from fedlsg.layer_gradients import ConvGradients, LinearGradients, kept_values, units
 from fedlsg.persample import per_example_gradients
 from tests.fedlsg.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
 
@@ -194,3 +194,17 @@ def test_a_planted_mistake_is_caught(plant, monkeypatch):
         plant(monkeypatch)
     wrong = layer_error(conv, x, rank=2, sparsity=0.0, flat=False)
     assert (wrong > 1e-3) if plant else (wrong < TOLERANCE)
+
+
+@pytest.mark.parametrize("order", ["as made", "channels last", "turned"])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((4, 7), 1), ((4, 7), 0), ((4, 3, 7), -1), ((0, 3, 7), 2), ((4, 7, 3, 2), 1)]
+)
+def test_kept_units_are_the_same_whatever_lies_side_by_side(shape, axis, order):
+    t = torch.randn(shape)
+    if order == "turned":
+        t = t.mT.contiguous().mT
+    elif order == "channels last" and t.ndim == 4:
+        t = t.to(memory_format=torch.channels_last)
+    index = torch.tensor([0, 2, 3]) if t.shape[axis] >= 4 else torch.tensor([0])
+    assert torch.equal(units(t, axis, index), t.index_select(axis, index))

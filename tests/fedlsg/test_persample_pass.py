@@ -258,3 +258,26 @@ def test_an_empty_batch_does_not_call_the_model():
     got = per_example_gradients(model, squared_error, torch.ones(0, 4), torch.ones(0), frame)
     assert [t.shape for t in got] == [(0, block.kept) for block in frame.blocks]
     assert {t.dtype for t in got} == {torch.float64}
+
+
+@pytest.mark.parametrize("how", ["in place", "a layer", "wrapped", "a function"])
+def test_a_compiled_model_gives_the_same_gradients_before_and_after_it_has_run(how):
+    model, loss_fn, inputs, targets = make(cnn)
+    frame = make_frame(model, rank=2, sparsity=0.5)
+    expected = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    assert isinstance(inputs, Tensor)
+    if how == "in place":
+        model.compile(backend="aot_eager")
+    elif how == "a layer":
+        model[0].compile(backend="aot_eager")
+    elif how == "a function":
+        model.forward = torch.compile(model.forward, backend="aot_eager")
+    else:
+        model = torch.compile(model, backend="aot_eager")
+        frame = make_frame(model, rank=2, sparsity=0.5)
+    for _ in range(2):
+        found = per_example_gradients(model, loss_fn, inputs, targets, frame)
+        for value, value_expected in zip(found, expected, strict=True):
+            torch.testing.assert_close(value, value_expected, rtol=0, atol=0)
+        loss_fn(model(inputs), targets).sum().backward()  # as compiled, without hooks
+        model.zero_grad()
