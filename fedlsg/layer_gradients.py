@@ -166,7 +166,8 @@ def units(t: Tensor, axis: int, index: Int[Tensor, " kept"] | None) -> Tensor:
     index, rows = index.to(t.device), t.movedim(axis, -1)
     if t.ndim == 2 or not rows.is_contiguous():
         return t.index_select(axis, index)
-    return rows.flatten(0, -2).index_select(1, index).unflatten(0, rows.shape[:-1]).movedim(-1, axis)
+    kept: Tensor = rows.flatten(0, -2).index_select(1, index).unflatten(0, rows.shape[:-1])
+    return kept.movedim(-1, axis)
 
 
 def kept_values(gradient: Float[Tensor, "batch *shape"], keep: Keep) -> Float[Tensor, "batch *kept"]:
