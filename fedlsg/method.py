@@ -167,4 +167,5 @@ def weighted(
 ) -> tuple[Block, ...]:
     """The blocks with the weights that their groups have in the clip."""
     groups = {name: group_of(name, tuple(W.shape), classifier) for name, W in weights.items()}
-    return tuple(replace(block, weight=mechanism.weight_of(groups[block.parameter])) for block in blocks)
+    due = [mechanism.weight_of(groups[block.parameter]) for block in blocks]
+    return tuple(b if b.weight == w else replace(b, weight=w) for b, w in zip(blocks, due, strict=True))
