@@ -22,7 +22,7 @@ import torch
 from benchmarks.arms import in_channels_last
 from benchmarks.pairs import parser, summary, table, write
 from benchmarks.step import ARMS
-from benchmarks.subjects import SUBJECTS
+from benchmarks.subjects import SMALL, SUBJECTS
 
 GIVE_BACK = {"MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_THRESHOLD_": "65536"}
 TURNED = ", channels last"
@@ -66,7 +66,7 @@ def main() -> None:
     """Measure every arm in processes of its own, print, write."""
     options = parser(__doc__)
     options.set_defaults(threads=(1,), pairs=5)
-    options.add_argument("--models", nargs="+", default=list(SUBJECTS), choices=list(SUBJECTS))
+    options.add_argument("--models", nargs="+", default=list(SMALL), choices=list(SUBJECTS))
     options.add_argument("--arms", nargs="+", default=[*ARMS, "plain" + TURNED, "lsg p=0" + TURNED])
     options.add_argument("--batch", type=int, default=16)
     options.add_argument("--only", help=argparse.SUPPRESS)

@@ -48,9 +48,16 @@ def estimate(values: Sequence[float], *, seed: int = 0) -> Estimate:
 
 
 def interleave(
-    arms: Mapping[str, Callable[[], object]], *, pairs: int, warmup: int = 2
+    arms: Mapping[str, Callable[[], object]],
+    *,
+    pairs: int,
+    warmup: int = 2,
+    settle: Callable[[], object] = lambda: None,
 ) -> dict[str, dict[str, list[float]]]:
-    """Seconds of every arm in every round, by clock and arm. The first ``warmup`` rounds are not kept."""
+    """Seconds of every arm in every round, by clock and arm. The first ``warmup`` rounds are not kept.
+
+    ``settle`` waits until a device has done what it was told; its seconds are the arm's.
+    """
     names = list(arms)
     seconds: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in names} for clock in CLOCKS}
     gc.collect()
@@ -61,6 +68,7 @@ def interleave(
             for name in names[start:] + names[:start]:
                 before = {clock: now() for clock, now in CLOCKS.items()}
                 arms[name]()
+                settle()
                 for clock, now in CLOCKS.items():
                     if turn >= warmup:
                         seconds[clock][name].append(now() - before[clock])

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +47,29 @@ def encoder(batch: int, length: int = 64) -> Subject:
     )
 
 
-SUBJECTS: dict[str, Callable[[int], Subject]] = {"wrn-28-4": wrn, "encoder-6x384": encoder}
+def roberta(batch: int, length: int = 128) -> Subject:
+    """RoBERTa-base's shape: 12 layers of width 768, 85 M trained parameters, frozen embeddings."""
+    torch.manual_seed(0)
+    return Subject(
+        build=_seeded(lambda: Encoder(layers=12, width=768, heads=12, length=length)),
+        inputs=torch.randint(1000, (batch, length)),
+        targets=torch.randint(2, (batch,)),
+    )
+
+
+SUBJECTS: dict[str, Callable[[int], Subject]] = {"wrn-28-4": wrn, "encoder-6x384": encoder, "roberta-base": roberta}
+SMALL = ("wrn-28-4", "encoder-6x384")
+"""Those of which a CPU takes a step within a second."""
+
+
+def on_device(subject: Subject, device: torch.device) -> Subject:
+    """The subject with model and batch on ``device``."""
+    return replace(
+        subject,
+        build=lambda: subject.build().to(device),
+        inputs=subject.inputs.to(device),
+        targets=subject.targets.to(device),
+    )
 
 
 def _seeded(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

@@ -1,6 +1,7 @@
 """The benchmark harness: its interval on a known case, ratios within rounds, and every arm on a tiny model."""
 
 import json
+from argparse import ArgumentParser
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from benchmarks import pairs
 from benchmarks.arms import OURS, in_channels_last
 from benchmarks.pairs import Estimate, estimate, interleave, ratios, summary, table, write
 from benchmarks.rivals import RIVALS
-from benchmarks.subjects import Subject
+from benchmarks.step import device_of, device_peaks
+from benchmarks.subjects import Subject, on_device
+from benchmarks.work import flops, work_table
 
 FREE = ("vmap", "rgp reparametrised")
 
@@ -64,3 +67,35 @@ def test_channels_last_turns_images_and_kernels_only():
     assert turned.inputs.is_contiguous(memory_format=torch.channels_last)
     assert turned.build()[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(turned.inputs, tiny().inputs)
+
+
+def test_operations_of_a_known_product():
+    """(4, 3) times (3, 5): 60 multiplications, 60 additions. The floor forms no gradient of a weight, plain does."""
+    left, right = torch.randn(4, 3), torch.randn(3, 5)
+    assert flops(lambda: left @ right) == 120
+    counted = {name: flops(OURS[name](tiny())) for name in ("plain", "floor", "lsg p=0")}
+    assert counted["floor"] < counted["plain"]
+    assert counted["floor"] < counted["lsg p=0"]
+
+
+def test_the_table_of_work_divides_by_seconds_of_the_wall():
+    found = {name: {"wall": {"median": seconds}} for name, seconds in {"floor": 0.5, "own": 2.0}.items()}
+    assert work_table(found, {"own": 4 * 10**12}).endswith("| own | 4.0000 | 2.000 | 25% |")
+
+
+def test_a_missing_device_is_named(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(SystemExit):
+        device_of("cuda", ArgumentParser())
+    assert "finds no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine")
+@pytest.mark.parametrize("name", [*OURS, *FREE])
+def test_every_arm_steps_a_tiny_model_on_a_device(name):
+    subject = on_device(tiny(), torch.device("cuda"))
+    steps = {name: OURS[name](subject) if name in OURS else RIVALS[name](subject)}
+    interleave(steps, pairs=1, warmup=0, settle=torch.cuda.synchronize)
+    assert device_peaks(steps, torch.device("cuda"))[name] > 0
