@@ -12,6 +12,7 @@ from typing import Any
 
 from fedlsg.method import Method
 from fedlsg.quantize import DEFAULT_STEP, added_variance
+from simulations.noted_downlink import NOTHING, NotedDownlink
 from simulations.outbox import write_atomically
 from simulations.settings import Settings
 from strategies.downlink import Downlink, FullDownlink, SparseDownlink
@@ -58,27 +59,32 @@ def coding(s: Settings) -> Coding:
 def downlink_of(s: Settings, downlink: Downlink) -> dict[str, Any]:
     """What a summary says of it.
 
-    ``repairs``: whole models sent because a client had lost its replica, in all finished rounds of the run;
+    ``repairs``: whole models sent because a client had lost its replica, in all rounds of the run, also interrupted
+    ones; ``interrupted``: what rounds sent that were interrupted and run again by ``resume``, which no other sum holds;
     ``added_variance`` in units of the noise in the sum.
     """
+    state = downlink.state_dict()
+    interrupted = state.get("interrupted", NOTHING)
     if s.downlink == "full":
-        return {"name": "full"}
-    repairs = sum(downlink.state_dict()["repairs"].values())
-    found: dict[str, Any] = {"name": s.downlink, "codec": s.downlink_codec, "repairs": repairs}
+        return {"name": "full", "interrupted": interrupted}
+    repairs = sum(state["repairs"].values())
+    found: dict[str, Any] = {
+        "name": s.downlink, "codec": s.downlink_codec, "repairs": repairs, "interrupted": interrupted
+    }  # fmt: skip
     if s.downlink_codec == "noise-floor":
         found |= {"step": coding(s).floor_step, "added_variance": added_variance(coding(s).floor_step)}
     return found
 
 
-def make_downlink(s: Settings, state: ServerState, folder: Path) -> Downlink:
+def make_downlink(s: Settings, state: ServerState, folder: Path, note: Path) -> NotedDownlink:
     """The server's side of it."""
     if s.downlink == "full":
-        return FullDownlink(state)
+        return NotedDownlink(FullDownlink(state), note)
     assert s.clients is not None
     assert s.clients_per_round is not None
-    return SparseDownlink(
-        state, coding(s), clients=s.clients, clients_per_round=s.clients_per_round, store=StepFiles(folder)
-    )
+    store = StepFiles(folder)
+    sparse = SparseDownlink(state, coding(s), clients=s.clients, clients_per_round=s.clients_per_round, store=store)
+    return NotedDownlink(sparse, note)
 
 
 @dataclass(frozen=True)

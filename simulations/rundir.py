@@ -72,6 +72,11 @@ class RunDir:
         return self.path / "checkpoint" / "latest.pt"
 
     @property
+    def sent(self) -> Path:
+        """What went down in the round that is going on."""
+        return self.path / "checkpoint" / "sent.json"
+
+    @property
     def ledgers(self) -> Path:
         return self.path / "ledger"
 

@@ -44,7 +44,7 @@ def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any, page: bool) -> di
         classifier=plan.workload.classifier,
         probe=plan.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
     )
-    downlink = make_downlink(s, state, run.steps)
+    downlink = make_downlink(s, state, run.steps, run.sent)
     recorder = Recorder(run, plan, state, downlink=downlink, page=page)
     if run.checkpoint.exists():
         recorder.resume()

@@ -14,6 +14,7 @@ from simulations.client import process
 from simulations.client_app import app, read_context
 from simulations.engines import local
 from simulations.engines.virtual import SHARED
+from simulations.noted_downlink import NOTHING
 from simulations.plan import make_plan
 from simulations.row import Row
 from simulations.settings import from_mapping
@@ -104,8 +105,9 @@ def test_noise_floor_below_and_above(tmp_path):
     assert sparse.summary["epsilon_max"] == full.summary["epsilon_max"]
     assert sparse.summary["downlink"] == {
         "name": "sparse", "codec": "noise-floor", "repairs": 0, "step": 0.5, "added_variance": 0.25 / 12,
+        "interrupted": NOTHING,
     }  # fmt: skip
-    assert full.summary["downlink"] == {"name": "full"}
+    assert full.summary["downlink"] == {"name": "full", "interrupted": NOTHING}
     last = [run.rows[-1].downlink_bytes for run in (sparse, full)]
     assert last[1] == 2 * 4 * 4810
     assert last[0] * 30 < last[1]
