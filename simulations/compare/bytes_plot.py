@@ -4,27 +4,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulations.compare.bytes_axis import Panel, marked
-from simulations.compare.plots import LOOKS, SPARE, short_bytes, wrapped
+from simulations.compare.plots import looks, short_bytes, wrapped
 from simulations.compare.table import Line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-MARKERS = "osD^X*phd8"
-"""None that SPARE gives to methods without a look of their own."""
-
-
-def looks(names: Sequence[tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """(colour, marker) by a line's name, from (method, name): a colour a method, a marker a variant."""
-    strangers = sorted({method for method, _ in names} - LOOKS.keys())
-    seen: dict[str, int] = {}
-    found = {}
-    for method, name in sorted(set(names)):
-        colour, own = LOOKS.get(method) or SPARE[strangers.index(method) % len(SPARE)]
-        order = [own, *(marker for marker in MARKERS if marker != own)]
-        variant = seen[method] = seen.get(method, -1) + 1
-        found[name] = (colour, order[variant % len(order)])
-    return found
 
 
 def accuracy_by_total_bytes(panels: Sequence[Panel]) -> "Figure":

@@ -1,11 +1,12 @@
 """Results of the cells of a grid, and of run directories that somebody names, with labels that tell them apart."""
 
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from simulations.compare.grid import Cell
+from simulations.compare.grid import Cell, from_toml
 from simulations.compare.results import Result, read_run
 from simulations.compare.runner import Ended, Folder
 from simulations.continuity import HARMLESS
@@ -14,6 +15,7 @@ from simulations.links import Link
 SHOWN = frozenset({"rank", "sparsity", "epsilon", "noise_multiplier"})
 """Settings that have a column of their own, or follow from one that has."""
 
+CELLS = "cells"
 LABELLED = 2
 """Settings that a label names at most."""
 
@@ -37,21 +39,23 @@ def cell_result(folder: Folder, cell: Cell, record: Mapping[str, Ended], link: L
 def read_runs(paths: Iterable[Path], link: Link | None = None) -> list[Result]:
     """Run directories; a comparison's folder stands for all of its runs.
 
-    Runs that differ in nothing but their seed form a group. Where one method comes with several settings, its label
-    names those that differ, or a number where they are many; ``detail`` names all of them. Raises ValueError for a
-    folder that is neither, and where there is no run at all.
+    Runs that differ in nothing but their seed form a group. Where one method comes with several settings, its label is
+    that of the comparison's grid, where all of them have one and none stands for two things; else it names those that
+    differ, or a number where they are many. ``detail`` names all of them. Raises ValueError for a folder that is
+    neither, and where there is no run at all.
     """
     found: dict[Path, Result] = {}
     for path in paths:
-        cells = path / "cells"
+        cells = path / CELLS
         inside = sorted(cell for cell in cells.iterdir() if (cell / "config.toml").exists()) if cells.is_dir() else []
         for run in inside or [path]:
             found[run.expanduser().resolve()] = read_run(run.expanduser().resolve(), link=link)
     if not found:
         raise ValueError("expected at least one run directory")
     results = list(found.values())
+    labels = _grid_labels(found)
     several = len({run.settings.get("workload") for run in results}) > 1
-    names = _names(results)
+    names = _names(results, labels)
     return [
         replace(
             run, label=f"{run.settings['workload']} {label}" if several else label, detail=detail, group=_group(run)
@@ -61,30 +65,61 @@ def read_runs(paths: Iterable[Path], link: Link | None = None) -> list[Result]:
     ]
 
 
+def _grid_labels(found: Mapping[Path, Result]) -> dict[tuple[Any, ...], str]:
+    """What grids call the groups of their cells, where no other group of a workload goes by that name."""
+    grids = {run.parent: _cell_labels(run.parent.parent) for run in found}
+    called: dict[tuple[Any, ...], set[str | None]] = {}
+    meant: dict[tuple[Any, str | None], set[tuple[Any, ...]]] = {}
+    for path, run in found.items():
+        label = grids[path.parent].get(path.name) if path.parent.name == CELLS else None
+        called.setdefault(_group(run), set()).add(label)
+        meant.setdefault((run.settings.get("workload"), label), set()).add((run.method, str(_hidden(run))))
+    return {
+        _group(run): label
+        for run in found.values()
+        for label in called[_group(run)]
+        if label is not None and len(called[_group(run)]) == len(meant[run.settings.get("workload"), label]) == 1
+    }
+
+
+def _cell_labels(folder: Path) -> dict[str, str]:
+    """Labels by the names of a comparison's cells; none where its grid cannot be read."""
+    try:
+        return {cell.name: cell.label for cell in from_toml(tomllib.loads((folder / "grid.toml").read_text())).cells()}
+    except (OSError, ValueError):
+        return {}
+
+
 def _group(run: Result) -> tuple[Any, ...]:
     return tuple(sorted((name, str(value)) for name, value in _binding(run).items()))
 
 
 def _binding(run: Result) -> dict[str, Any]:
-    """What decides a run's outcome, its seed apart; a noise multiplier that follows from epsilon is left out."""
+    """What decides a run's outcome, its seed apart; what follows from other settings, or is not used, is left out."""
     follows = {"noise_multiplier"} if run.settings.get("epsilon") is not None else set()
+    follows |= {"local_learning_rate"} if run.settings.get("local_steps", 1) == 1 else set()
     harmless = {name.replace("-", "_") for name in HARMLESS} | {"seed"} | follows
     return {name: value for name, value in run.settings.items() if name not in harmless}
 
 
-def _names(results: Sequence[Result]) -> dict[tuple[Any, ...], tuple[str, str]]:
+def _hidden(run: Result) -> dict[str, Any]:
+    """The binding settings that have no column, in the order of their names."""
+    return {name: value for name, value in sorted(_binding(run).items()) if name not in SHOWN}
+
+
+def _names(results: Sequence[Result], labels: Mapping[tuple[Any, ...], str]) -> dict[tuple[Any, ...], tuple[str, str]]:
     """(label, detail) of every group: within one method and workload, by the settings that have no column."""
     families: dict[tuple[Any, ...], dict[tuple[Any, ...], dict[str, Any]]] = {}
     for run in results:
         family = (run.settings.get("workload"), run.method)
-        hidden = {name: value for name, value in _binding(run).items() if name not in SHOWN}
-        families.setdefault(family, {})[_group(run)] = hidden
+        families.setdefault(family, {})[_group(run)] = _hidden(run)
     found = {}
     for (_, method), groups in families.items():
-        variants = list({str(sorted(own.items())): own for own in groups.values()}.values())
+        variants = list({str(own): own for own in groups.values()}.values())
         differing = sorted({k for own in variants for k in own if any(o.get(k) != own[k] for o in variants)})
         for group, own in groups.items():
             detail = ", ".join(f"{name}={own[name]}" for name in differing if own.get(name) is not None)
             short = f"{method} ({detail})" if len(differing) <= LABELLED else f"{method} #{variants.index(own) + 1}"
-            found[group] = (short if detail or len(differing) > LABELLED else method, detail)
+            own_name = short if detail or len(differing) > LABELLED else method
+            found[group] = (labels[group] if groups.keys() <= labels.keys() else own_name, detail)
     return found

@@ -32,6 +32,8 @@ LOOKS: Mapping[str, Look] = {
 SPARE: Sequence[Look] = tuple((colour, marker) for marker in "v<>P" for colour, _ in LOOKS.values())
 NEAR = 0.1
 """Accuracy by which the lowest mean may be farther from chance than from the highest for chance to be drawn."""
+MARKERS = "osD^X*phd8"
+"""None that SPARE gives to methods without a look of their own."""
 DASHES = ("-", "--", ":", "-.")
 STYLE: Any = {
     "font.family": "sans-serif", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
@@ -88,17 +90,25 @@ def figures(table: Sequence[Line], view: View = PLAIN) -> dict[str, "Figure"]:
     }
 
 
-def looks_of(table: Sequence[Line]) -> dict[str, tuple[str, str, str]]:
-    """(colour, marker, dashes) by a line's name: a method's own look; variants of one differ in their dashes."""
-    names = sorted({(line.method, line.name) for line in table})
+def looks(names: Sequence[tuple[str, str]]) -> dict[str, Look]:
+    """Colour and marker by a line's name, from (method, name): a colour a method, a marker a variant."""
+    strangers = sorted({method for method, _ in names} - LOOKS.keys())
     seen: dict[str, int] = {}
     found = {}
-    strangers = sorted({method for method, _ in names} - LOOKS.keys())
-    for method, name in names:
+    for method, name in sorted(set(names)):
+        colour, own = LOOKS.get(method) or SPARE[strangers.index(method) % len(SPARE)]
+        order = [own, *(marker for marker in MARKERS if marker != own)]
         variant = seen[method] = seen.get(method, -1) + 1
-        colour, marker = LOOKS.get(method) or SPARE[strangers.index(method) % len(SPARE)]
-        found[name] = (colour, marker, DASHES[variant % len(DASHES)])
+        found[name] = (colour, order[variant % len(order)])
     return found
+
+
+def looks_of(table: Sequence[Line]) -> dict[str, tuple[str, str, str]]:
+    """(colour, marker, dashes) by a line's name: a method's own look; variants of one differ in marker and dashes."""
+    names = sorted({(line.method, line.name) for line in table})
+    methods = [method for method, _ in names]
+    variants = {name: position - methods.index(method) for position, (method, name) in enumerate(names)}
+    return {name: (*look, DASHES[variants[name] % len(DASHES)]) for name, look in looks(names).items()}
 
 
 def accuracy_by_epsilon(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":

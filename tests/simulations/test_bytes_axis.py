@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from simulations.compare.bytes_axis import SAME, bytes_markdown, cells, panels
-from simulations.compare.bytes_plot import accuracy_by_total_bytes, looks
+from simulations.compare.bytes_plot import accuracy_by_total_bytes
 from simulations.compare.page import page
-from simulations.compare.plots import drawn, figures, png
+from simulations.compare.plots import drawn, figures, looks, png
 from simulations.compare.table import lines
 from simulations.compare.terminal import print_panels
 from simulations.compare.view import View, make_view

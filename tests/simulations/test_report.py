@@ -157,6 +157,50 @@ def test_report_of_several_runs(fedlsg, stopped, small, tmp_path):
     assert lsg["small"].group == lsg["run"].group != lsg["other"].group
 
 
+def compared(small: Run, folder: Path, **variants: dict[str, object]) -> Path:
+    """A comparison's folder of the small run under several labels."""
+    for label, changes in variants.items():
+        shutil.copytree(small.path, folder / "cells" / f"{label}-seed0")
+        reconfigured(Run(folder / "cells" / f"{label}-seed0"), **changes)
+    methods = "".join(f"[methods.{label}]\nmethod = 'lsg'\n" for label in variants)
+    (folder / "grid.toml").write_text("workload = 'digits'\n" + methods)
+    return folder
+
+
+SLOW: dict[str, object] = {"learning-rate": 0.2, "momentum": 0.5, "clip-norm": 0.25}
+
+
+def test_a_comparison_keeps_the_labels_of_its_grid(small, tmp_path):
+    """Of the folder, and of its cells named one by one; beside a run of another grid the settings tell them apart."""
+    folder = compared(small, tmp_path / "a", lsg={}, slow=SLOW)
+    for paths in ([folder], sorted((folder / "cells").iterdir())):
+        table = lines(read_runs(paths))
+        assert sorted(line.label for line in table) == ["lsg", "slow"]
+        assert "slow (r 4, p 0.3)" in looks_of(table)
+        assert {line.label: line.runs[0].detail for line in table}["slow"] == (
+            "clip_norm=0.25, learning_rate=0.2, momentum=0.5"
+        )
+    other = compared(small, tmp_path / "b", slow={**SLOW, "momentum": 0.25})
+    assert sorted(run.label for run in read_runs([folder, other])) == ["lsg #1", "lsg #2", "lsg #3"]
+    (folder / "grid.toml").write_text("= =")
+    assert sorted(run.label for run in read_runs([folder])) == ["lsg #1", "lsg #2"]
+
+
+def test_what_follows_from_another_setting_is_in_no_label(small, tmp_path):
+    one = compared(small, tmp_path / "a", lsg={}) / "cells" / "lsg-seed0"
+    other = compared(small, tmp_path / "b", lsg={"learning-rate": 0.2, "local-learning-rate": 0.2})
+    labels = [run.label for run in read_runs([one, other])]
+    assert labels[1] == "lsg (learning_rate=0.2)"
+
+
+def test_variants_of_a_method_have_markers_of_their_own():
+    variants = [result(0.8, label=label) for label in ("lsg", "lsg-bottom", "lsg-slow")]
+    looks = looks_of(lines(variants))
+    assert len({look[0] for look in looks.values()}) == 1
+    assert len({look[1] for look in looks.values()}) == len({look[2] for look in looks.values()}) == 3
+    assert looks["lsg"] == looks_of(lines(RESULTS[:1]))["lsg"]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
