@@ -87,7 +87,7 @@ def resume(directory: Annotated[str, typer.Argument(metavar="RUN", help="Run dir
         resume_command(directory, console)
 
 
-@app.command()
+@app.command(short_help="A grid of runs: one table, plots and report.html.")
 def compare(
     workload: Annotated[str | None, typer.Argument(help="As in fedlsg run; default digits.")] = None,
     methods: Annotated[str | None, option(help="Recipes with commas, or all.")] = None,
@@ -137,7 +137,7 @@ def report(
     report_command(runs, out, console, make_view(axis, link))
 
 
-@app.command()
+@app.command(short_help="Noise multiplier for an epsilon, or the other way round.")
 def calibrate(
     epsilon: Annotated[float | None, option(help="Target; gives the noise multiplier.")] = None,
     noise_multiplier: Annotated[float | None, option(help="Given instead; gives epsilon.")] = None,
@@ -151,7 +151,7 @@ def calibrate(
     calibrate_command(epsilon, noise_multiplier, delta, sample_rate, steps, console)
 
 
-@app.command()
+@app.command(short_help="Who would hold what: sizes and classes of the clients.")
 def partition(
     workload: Annotated[str, typer.Argument(help="As in run; default digits.", show_default=False)] = "digits",
     clients: Annotated[int | None, option(help="Clients that the data is partitioned over.")] = None,
@@ -167,7 +167,7 @@ def partition(
     partition_command(merge(given, config or []), out, console)
 
 
-@app.command()
+@app.command(short_help="The papers' settings by name, beside their accuracy.")
 def presets(
     words: Annotated[str | None, typer.Argument(metavar="[NAME|WORDS]", help="A preset, or words to list by.")] = None,
     json: Annotated[bool, option("--json", help="Every setting, for programs.")] = False,
@@ -179,8 +179,9 @@ def presets(
     presets_command(words or "", json, markdown, console)
 
 
-for command in (inspect, audit, attack):
-    app.command()(command)
+app.command(short_help="Statistics of un-noised gradients: NOT PRIVATE.")(inspect)
+app.command(short_help="Try to prove a claimed epsilon wrong.")(audit)
+app.command(short_help="What recorded updates, or a released model, give away.")(attack)
 
 
 def main() -> None:

@@ -123,7 +123,7 @@ def energy_table(subject: Subject, found: Inspection) -> Table:
 def clip_table(found: Inspection) -> Table:
     """A row a mask: how many examples are clipped, and the norms."""
     view = Table(title="what the clip does to single examples", **LOOK)
-    for name in ("kept", "p", "coordinates", "clipped", "mean factor", "median norm", "95 % norm", "largest"):
+    for name in ("kept", "p", "values", "clipped", "mean factor", "median norm", "95 % norm", "largest"):
         view.add_column(name, justify="left" if name == "kept" else "right")
     for index, row in enumerate([found.own, *found.clips]):
         measured = row.clipping

@@ -131,6 +131,12 @@ def test_no_command_is_help(fedlsg):
     assert fedlsg("--help")[0] == 0
 
 
+def test_the_list_of_commands_cuts_no_sentence(fedlsg):
+    commands = fedlsg("--help")[1].split("Commands:")[1]
+    assert "compare" in commands
+    assert "..." not in commands
+
+
 def test_an_interruption_is_one_line(fedlsg, monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
