@@ -1,6 +1,5 @@
 """Activations that backward makes again: the same bits, and what is no longer held."""
 
-import gc
 import weakref
 from collections.abc import Callable
 
@@ -9,16 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fedlsg.persample
 import fedlsg.rebuilt
-from benchmarks.arms import plain, private
-from benchmarks.subjects import Encoder, Subject
 from fedlsg.persample import per_example_gradients
 from fedlsg.rebuilt import Rebuilding, Rebuilt
 from fedlsg.standardized import StandardizedConv2d
-from simulations.models.wide_resnet import wide_resnet
 from tests.fedlsg.gradient_oracle import TOLERANCE, error, naive
-from tests.fedlsg.live_bytes import live_bytes
 from tests.fedlsg.test_persample_pass import cross_entropy, make_frame
 
 B, C = 3, 8
@@ -186,75 +180,3 @@ def test_inputs_are_let_go_in_the_forward_pass_and_made_once(case, monkeypatch):
     assert calls["norm"] == 2
     assert made
     assert [value.made for value in made] == [None] * len(made)
-
-
-def small_wrn() -> Subject:
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return wide_resnet(10, 1, channels=3, num_classes=10, form="standard")
-
-    return Subject(build=build, inputs=torch.randn(16, 3, 16, 16), targets=torch.arange(16) % 10)
-
-
-def small_encoder() -> Subject:
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return Encoder(layers=2, width=32, heads=4, length=32)
-
-    return Subject(build=build, inputs=torch.randint(1000, (16, 32)), targets=torch.arange(16) % 2)
-
-
-def over_plain(subject: Subject, sparsity: float) -> float:
-    """Peak of a private step's live tensors over that of the plain step."""
-    steps = [plain(subject), private(subject, "lsg", rank=1, sparsity=sparsity)]
-    peaks = []
-    for step in steps:
-        step()
-        gc.collect()
-        peaks.append(live_bytes(step).peak)
-    return peaks[1] / peaks[0]
-
-
-LIMITS = {small_wrn: 0.92, small_encoder: 1.0}
-
-
-@pytest.mark.parametrize("sparsity", [0.0, 0.5])
-@pytest.mark.parametrize("subject", LIMITS)
-def test_peak_memory_stays_below_the_plain_steps(subject, sparsity):
-    assert over_plain(subject(), sparsity) < LIMITS[subject]
-
-
-@pytest.mark.parametrize("subject", LIMITS)
-def test_held_inputs_are_seen_in_the_peak(subject, monkeypatch):
-    """Negative control: a planted hold on what was let go."""
-    held = []
-    shipped = fedlsg.persample.remember
-
-    def greedy(layer, x, again):
-        held.append(x)
-        return shipped(layer, x, again)
-
-    monkeypatch.setattr(fedlsg.persample, "remember", greedy)
-    assert over_plain(subject(), 0.0) > LIMITS[subject]
-
-
-def left_after_a_step() -> int:
-    """Bytes that no reference counter frees behind a step."""
-    step = private(small_wrn(), "lsg")
-    step()
-    gc.collect()
-    gc.disable()
-    try:
-        return live_bytes(step).now
-    finally:
-        gc.enable()
-
-
-def test_a_step_leaves_nothing_to_the_collector():
-    assert left_after_a_step() == 0
-
-
-def test_a_circle_through_the_graph_is_seen(monkeypatch):
-    """Negative control: without ``forget`` the nodes' own hooks keep the pass, and no collector finds that."""
-    monkeypatch.setattr(Rebuilding, "forget", lambda self: None)
-    assert left_after_a_step() > 0
