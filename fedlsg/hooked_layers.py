@@ -23,6 +23,7 @@ from fedlsg.layer_gradients import (
     units,
 )
 from fedlsg.norm_gradients import NormGradients, Statistics
+from fedlsg.rebuilt import Rebuilt
 from fedlsg.standardized import OutputNote, finish_left, finish_right, note_output
 from fedlsg.through_output import output_carriers, tolerance
 
@@ -79,12 +80,14 @@ class Remembered:
     """What backward needs of a layer's input: u = x R^T, and x (its kept units) as of one in-place version.
 
     ``note`` is what it needs of the output, where the weight is carried and standardised; ``statistics`` what a norm
-    layer found in the forward pass. ``done`` holds gradients that came with another one, by parameter.
+    layer found in the forward pass; ``again`` makes x again where it is not held (rebuilt.py). ``done`` holds
+    gradients that came with another one, by parameter.
     """
 
     u: Tensor | None = None
     x: Tensor | None = None
     version: int = 0
+    again: Rebuilt | None = None
     note: OutputNote | None = None
     statistics: Statistics | None = None
     done: dict[str, Tensor] = field(default_factory=dict)
@@ -136,18 +139,34 @@ def make_layer(path: str, module: nn.Module, slots: tuple[Slot, ...], coordinate
     return Layer(path=path, module=module, formulas=formulas, slots=slots, dtype=dtype, carried=carried)
 
 
-def remember(layer: Layer, x: Tensor) -> Remembered:
-    """What the layer's blocks need of x, and no more."""
-    memory = Remembered()
+def needs_input(layer: Layer) -> bool:
+    """Whether a block of the layer needs x itself, for nothing that autograd holds it for."""
+    needed = any(slot.parameter == "weight" and slot.block.part != "L" for slot in layer.slots)
+    return needed and not isinstance(layer.formulas, NormGradients)
+
+
+def remember(layer: Layer, x: Tensor, again: Rebuilt | None = None) -> Remembered:
+    """What the layer's blocks need of x, and no more; x itself only where it cannot be made ``again``."""
+    memory = Remembered(again=again)
     for slot in layer.slots:
         if slot.block.part == "L":
             assert layer.carried is not None
             if layer.carried.A is None:
                 memory.u = layer.carried.formulas.inner(x, layer.carried.R)
-        elif slot.parameter == "weight":
+        elif slot.parameter == "weight" and again is None:
             memory.x = x if layer.formulas.selects_late else units(x, layer.formulas.axis, slot.units)
             memory.version = memory.x._version
     return memory
+
+
+def recall(layer: Layer, memory: Remembered) -> None:
+    """Make x again where ``remember`` did not hold it."""
+    if memory.again is None:
+        return
+    x, selects_late = memory.again.read(), layer.formulas.selects_late
+    for slot in layer.slots:
+        if slot.parameter == "weight" and slot.block.part != "L":
+            memory.x = x if selects_late else units(x, layer.formulas.axis, slot.units)
 
 
 def remember_output(layer: Layer, memory: Remembered, x: Tensor, y: Tensor, node: Node | None) -> None:

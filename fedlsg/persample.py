@@ -21,7 +21,18 @@ from torch.autograd.graph import Node
 
 from fedlsg.frame import Frame
 from fedlsg.held import Held
-from fedlsg.hooked_layers import Layer, Remembered, block_gradient, can_hold, plan, remember, remember_output
+from fedlsg.hooked_layers import (
+    Layer,
+    Remembered,
+    block_gradient,
+    can_hold,
+    needs_input,
+    plan,
+    recall,
+    remember,
+    remember_output,
+)
+from fedlsg.rebuilt import NORMS, Rebuilding, let_go
 from fedlsg.supported import Checked, check, unsupported
 
 Batch = Tensor | Mapping[str, Tensor]
@@ -109,6 +120,8 @@ def hooked(model: nn.Module, frame: Frame, step: "Pass", parameters: Checked) ->
         layer.module.register_forward_hook(partial(step.on_output, layer), with_kwargs=True, prepend=True)
         for layer in plan(model, frame)
     ]
+    norms = (module for module in model.modules() if type(module) in NORMS)
+    handles += [module.register_forward_hook(step.rebuilding.on_norm, prepend=True) for module in norms]
     try:
         for p in parameters.values():
             p.requires_grad_(False)
@@ -118,6 +131,7 @@ def hooked(model: nn.Module, frame: Frame, step: "Pass", parameters: Checked) ->
             p.requires_grad_(True)
         for handle in handles:
             handle.remove()
+        step.rebuilding.forget()
 
 
 def eagerly() -> AbstractContextManager[object]:
@@ -154,6 +168,7 @@ class Pass:
         self.memories: dict[str, Remembered] = {}
         self.called: set[str] = set()
         self.starts: list[Tensor] = []
+        self.rebuilding = Rebuilding()
 
     def on_output(
         self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
@@ -164,8 +179,9 @@ class Pass:
         x = args[0] if args else kwargs["input"]
         self.check_call(layer, x)
         with torch.no_grad(), exactly(x.device.type):
+            again = self.rebuilding.of(x) if needs_input(layer) and x.dtype == layer.dtype else None
             x = x.detach().to(layer.dtype)
-            self.memories[layer.path] = memory = remember(layer, x)
+            self.memories[layer.path] = memory = remember(layer, x, again)
             remember_output(layer, memory, x, output, output.grad_fn)
         start = not output.requires_grad
         if start:
@@ -177,6 +193,8 @@ class Pass:
             raise unsupported(
                 layer.path, module, "its input requires a gradient that no parameter asked for; detach it"
             )
+        if again is not None:
+            let_go(again, x, output)
         maker(output).register_prehook(partial(self.on_gradient, layer, output.shape))
         return output if start else None
 
@@ -217,6 +235,7 @@ class Pass:
             return  # autograd's way to say zero
         g = gradients[0].reshape(shape).to(layer.dtype)
         with exactly(g.device.type):
+            recall(layer, memory)
             for slot in layer.slots:
                 if self.hold and can_hold(layer, slot, g):
                     assert memory.x is not None

@@ -8,6 +8,7 @@ Order: mask, then clip, then noise on exactly the kept coordinates. The gradient
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal, get_args
 
 import torch
@@ -132,14 +133,13 @@ def clipped_sum(
             for block in gradients
         ]
         norms = norms.masked_fill(~finite, 0.0)
-    coordinates = sum(math.prod(block.shape[1:]) for block in gradients)
-    factors = clip_factors(norms, mechanism.clip_norm, gradients[0].dtype, coordinates)
-    return torch.cat(
-        [
-            block.weighted_sum(factor, finite) if isinstance(block, Held) else weighted_sum(factor, block)
-            for factor, block in zip(factors, gradients, strict=True)
-        ]
-    )
+    sizes = [math.prod(block.shape[1:]) for block in gradients]
+    factors = clip_factors(norms, mechanism.clip_norm, gradients[0].dtype, sum(sizes))
+    dtype = reduce(torch.promote_types, (block.dtype for block in gradients))
+    total = torch.empty(sum(sizes), dtype=dtype, device=norms.device)  # filled block by block: no second copy to join
+    for own, factor, block in zip(total.split(sizes), factors, gradients, strict=True):
+        own.copy_(block.weighted_sum(factor, finite) if isinstance(block, Held) else weighted_sum(factor, block))
+    return total
 
 
 def norms_of(block: Float[Tensor, "batch *kept"] | Held) -> Float[Tensor, " batch"]:

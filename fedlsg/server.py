@@ -61,7 +61,9 @@ def server_step(
         raise ValueError(f"expected 0 < {divisor=} < inf")
     parameters = trainable(model)
     example = next(iter(parameters.values()))
-    values = (total / divisor).to(dtype=example.dtype, device=example.device)
+    values = torch.empty(total.shape, dtype=example.dtype, device=example.device)
+    for own, part in zip(values.split(AT_ONCE), total.split(AT_ONCE), strict=True):
+        own.copy_(part / divisor)  # in runs: a second vector in float64 would be a step's largest tensor
     averaged = after.estimator == "averaged"
     if linear_in_the_gradient(optimizer) and not after.sparsify_update:
         rates = {id(p): -float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
