@@ -73,7 +73,7 @@ class Held:
     def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:
         """sum_b f_b G_b over the examples that are ``finite``, in the order of the weight."""
         assert self.g._version == self.version  # nobody has written into what autograd handed over
-        g, x = self.g, self.x
+        g, x = self.g, self.x.to(self.g.dtype)  # x may be stored in fewer bits: ``norms`` reads the same numbers
         if not finite.all():
             g, x, factors = g[finite], x[finite], factors[finite]
         scaled = g * factors.view(-1, *[1] * (g.ndim - 1))

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.exact import exactly
 from fedlsg.groups import Group
 from fedlsg.held import Held
 from fedlsg.memory_order import in_memory_order, own_order
@@ -117,6 +118,7 @@ def clipped_sum(
     Guarantee: each example moves the sum by at most ``mechanism.sensitivity`` in L2 (before the rounding of the
     sum itself): factors come from float64 norms of the very numbers that are summed and are rounded down. An
     example with a non-finite coordinate or norm contributes exactly zero. An empty batch gives zeros.
+    A caller's autocast has no hold of the products: it would round to fewer digits than the clip's margin covers.
     Held blocks (held.py) come under a joint clip only; their norms are bounds on what is summed.
     """
     if not mechanism.clips:
@@ -134,12 +136,13 @@ def clipped_sum(
         norms = norms.masked_fill(~finite, 0.0)
     coordinates = sum(math.prod(block.shape[1:]) for block in gradients)
     factors = clip_factors(norms, mechanism.clip_norm, gradients[0].dtype, coordinates)
-    return torch.cat(
-        [
-            block.weighted_sum(factor, finite) if isinstance(block, Held) else weighted_sum(factor, block)
-            for factor, block in zip(factors, gradients, strict=True)
-        ]
-    )
+    with exactly(norms.device.type):
+        return torch.cat(
+            [
+                block.weighted_sum(factor, finite) if isinstance(block, Held) else weighted_sum(factor, block)
+                for factor, block in zip(factors, gradients, strict=True)
+            ]
+        )
 
 
 def norms_of(block: Float[Tensor, "batch *kept"] | Held) -> Float[Tensor, " batch"]:
