@@ -91,6 +91,10 @@ class ActivationStorage:
             self.restored = (storage, last)
         return last.as_strided(rounded.shape, rounded.stride(), rounded.storage_offset())
 
+    def rounded(self, g: Tensor) -> Tensor:
+        """A gradient at a layer's output that is held until the clip (held.py), which then is of the rounded one."""
+        return g.bfloat16() if g.dtype == torch.float32 else g
+
     def pack_memory(self, memory: Remembered) -> None:
         """The same for what a layer's blocks need of its input and output."""
         if memory.x is not None and self.takes(memory.x):

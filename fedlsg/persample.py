@@ -231,7 +231,8 @@ class Pass:
                 if self.hold and can_hold(layer, slot, g):
                     assert memory.x is not None
                     assert isinstance(layer.module, nn.Linear | nn.Conv2d)
-                    self.values[slot.position] = Held(layer.module, g, memory.x, g._version)
+                    kept = g if self.storage is None else self.storage.rounded(g)
+                    self.values[slot.position] = Held(layer.module, kept, memory.x, kept._version)
                 else:
                     if memory.x is not None and memory.x.dtype != layer.dtype:
                         memory.x = memory.x.to(layer.dtype) if self.storage is None else self.storage.unpack(memory.x)
