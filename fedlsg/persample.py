@@ -10,7 +10,7 @@ Sees private data, and what it returns is not private: clip and noise it (privat
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 

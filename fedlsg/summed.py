@@ -1,5 +1,6 @@
 """The sum of a batch's gradients where no example is clipped: one ordinary backward pass, nobody's own gradient."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from fedlsg.activation_storage import storage_of, watched
 from fedlsg.frame import Frame
-from fedlsg.persample import Batch, LossFunction, batch_size, call
+from fedlsg.persample import Batch, LossFunction, batch_size, call, eagerly
 from fedlsg.precision import FLOAT32, Numbers
 from fedlsg.supported import Checked, check
 
@@ -38,7 +39,9 @@ def summed_gradient(
     batch = batch_size(inputs, targets)
     if not batch:
         return parameters[0].new_zeros(frame.kept)
-    with watched(storage_of(model, inputs, numbers), model), torch.enable_grad():
+    storage = storage_of(model, inputs, numbers)
+    as_hooked = nullcontext() if storage is None else eagerly()
+    with as_hooked, watched(storage, model), torch.enable_grad():
         losses = numbers.losses(partial(call, model, inputs), loss_fn, targets, parameters[0])
         if losses.shape != (batch,):
             raise ValueError(f"expected one loss an example, shape ({batch},), got shape {tuple(losses.shape)}")
