@@ -16,20 +16,24 @@ from benchmarks.subjects import Subject, losses
 from fedlsg.after import make_optimizer
 from fedlsg.carriers import carried_parameters
 from fedlsg.method import LocalTraining, Schedule, aggregate, client_step, initial_needed, make_frame, server_step
+from fedlsg.precision import FLOAT32, Numbers
 from fedlsg.randomness import secret_stream
 from fedlsg.supported import trainable
 
 Step = Callable[[], object]
 LEARNING_RATE = 1e-4
+MIXED = Numbers(precision="bfloat16")
+STORED = Numbers(activation_storage="bfloat16")
+BOTH = Numbers(precision="bfloat16", activation_storage="bfloat16")
 
 
-def plain(subject: Subject) -> Step:
-    """Forward, backward, SGD: the ordinary step without any privacy."""
+def plain(subject: Subject, numbers: Numbers = FLOAT32) -> Step:
+    """Forward, backward, SGD: the ordinary step without any privacy, in mixed precision where ``numbers`` say so."""
     model = subject.build()
     optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE)
 
     def step() -> None:
-        losses(model(subject.inputs), subject.targets).mean().backward()
+        numbers.losses(lambda: model(subject.inputs), losses, subject.targets, subject.targets).mean().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -49,7 +53,7 @@ def floor(subject: Subject) -> Step:
     return step
 
 
-def private(subject: Subject, recipe: str, *, rank: int = 8, sparsity: float = 0.0) -> Step:
+def private(subject: Subject, recipe: str, *, rank: int = 8, sparsity: float = 0.0, numbers: Numbers = FLOAT32) -> Step:
     """A round of fedlsg with one client that has the whole batch."""
     model = subject.build()
     own = strategies.own_settings(recipe)
@@ -76,8 +80,8 @@ def private(subject: Subject, recipe: str, *, rank: int = 8, sparsity: float = 0
         )  # fmt: skip
         values = client_step(
             model, lambda rows: (subject.inputs[rows], subject.targets[rows]), losses, frame=frame,
-            mechanism=method.mechanism, local=LocalTraining(microbatch_size=batch), num_examples=batch,
-            sampler=sampler, noise=noise, charge=lambda: None,
+            mechanism=method.mechanism, local=LocalTraining(microbatch_size=batch, numbers=numbers),
+            num_examples=batch, sampler=sampler, noise=noise, charge=lambda: None,
         )  # fmt: skip
         server_step(
             model, optimizer, scheduler, aggregate([values]), frame=frame, divisor=float(batch), after=method.after
@@ -93,6 +97,13 @@ OURS: dict[str, Callable[[Subject], Step]] = {
     "lsg p=.5": lambda subject: private(subject, "lsg", sparsity=0.5),
     "rgp": lambda subject: private(subject, "rgp"),
     "dpsgd": lambda subject: private(subject, "dpsgd"),
+    "plain, bfloat16": lambda subject: plain(subject, MIXED),
+    "lsg p=0, bfloat16": lambda subject: private(subject, "lsg", numbers=MIXED),
+    "dpsgd, bfloat16": lambda subject: private(subject, "dpsgd", numbers=MIXED),
+    "lsg p=0, stored in bfloat16": lambda subject: private(subject, "lsg", numbers=STORED),
+    "lsg p=.5, stored in bfloat16": lambda subject: private(subject, "lsg", sparsity=0.5, numbers=STORED),
+    "dpsgd, stored in bfloat16": lambda subject: private(subject, "dpsgd", numbers=STORED),
+    "lsg p=0, both": lambda subject: private(subject, "lsg", numbers=BOTH),
 }
 
 

@@ -23,7 +23,7 @@ from benchmarks.work import flops, work_table
 
 ARMS = OURS | RIVALS
 CHANNELS_LAST = ("plain", "floor", "lsg p=0", "lsg p=.5")
-REFERENCES = ("plain", "plain, channels last", "opacus hooks", "opacus ghost")
+REFERENCES = ("plain", "plain, channels last", "plain, bfloat16", "opacus hooks", "opacus ghost")
 
 
 def arms_of(subject: Subject, names: list[str]) -> dict[str, Step]:

@@ -13,6 +13,7 @@ from fedlsg.held import Held
 from fedlsg.persample import Batch as Inputs
 from fedlsg.persample import LossFunction, held_gradients, per_example_gradients
 from fedlsg.powersgd import norm_of_factors
+from fedlsg.precision import FLOAT32, Numbers
 from fedlsg.privatize import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import SecretStream
 from fedlsg.sampling import check_sample_rate, microbatches, poisson_batch
@@ -32,7 +33,7 @@ class LocalTraining:
     For those the accumulated carriers carry the local change of W exactly. ``learning_rate`` matters from the second
     local step on; ``expected_batch`` = q N with the declared N divides the local steps, never a realised size.
     A batch function gives ``multiplicity`` augmented copies of each example, one after the other, whose gradients are
-    averaged before the clip (De et al. 2022): the unit stays the example.
+    averaged before the clip (De et al. 2022): the unit stays the example. ``numbers``: see precision.py.
     """
 
     steps: int = 1
@@ -42,6 +43,7 @@ class LocalTraining:
     expected_batch: float = 1.0
     microbatch_size: int = 256
     multiplicity: int = 1
+    numbers: Numbers = FLOAT32
 
     def __post_init__(self) -> None:
         for name in ("steps", "microbatch_size", "multiplicity"):
@@ -133,14 +135,16 @@ def _clipped_batch_sum(
         inputs, targets = batch(micro)
         units: Sequence[Tensor | Held]
         if not mechanism.clips and scale is None and summable(frame):
-            part = summed_gradient(model, loss_fn, inputs, targets, frame, checked=checked)
+            part = summed_gradient(model, loss_fn, inputs, targets, frame, checked=checked, numbers=local.numbers)
             part = part if local.multiplicity == 1 else part / local.multiplicity
             total = part if total is None else total + part
             continue
         if mechanism.clips and mechanism.clip == "joint" and local.multiplicity == 1 and scale is None and holds(frame):
-            units = held_gradients(model, loss_fn, inputs, targets, frame, checked=checked)
+            units = held_gradients(model, loss_fn, inputs, targets, frame, checked=checked, numbers=local.numbers)
         else:
-            gradients = per_example_gradients(model, loss_fn, inputs, targets, frame, checked=checked)
+            gradients = per_example_gradients(
+                model, loss_fn, inputs, targets, frame, checked=checked, numbers=local.numbers
+            )
             units = per_unit(gradients, frame, local.multiplicity)
             if scale is not None:
                 units = [g * factor for g, factor in zip(units, scale, strict=True)]

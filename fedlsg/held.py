@@ -1,6 +1,6 @@
 """Dense weight gradients of one batch that are never formed example by example: their norms, and their weighted sum.
 
-Symbols: x (B, T, n) input, g (B, T, m) gradient at the output, f factors of the clip; u rounding unit of x's type.
+Symbols: x (B, T, n) input, g (B, T, m) gradient at the output, f factors of the clip; u rounding unit of W's type.
 The gradient of example b is G_b = g_b^T x_b. Its squared norm is a sum over pairs of positions (ghost norm, Goodfellow
 2015; Li et al. 2022), and sum_b f_b G_b is one product (book-keeping, Bu et al. 2023):
     |G_b|^2 = sum_st <g_s, g_t> <x_s, x_t>        sum_b f_b G_b = (f g)^T x
@@ -39,7 +39,10 @@ CANCELLED = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What a batch's gradients of one weight are made of, in place of them. Not private, as they are not."""
+    """What a batch's gradients of one weight are made of, in place of them. Not private, as they are not.
+
+    g and x may lie in fewer bits than the weight: they are widened, which is exact, before anything is computed.
+    """
 
     layer: nn.Linear | nn.Conv2d
     g: Tensor
@@ -49,7 +52,7 @@ class Held:
     @property
     def dtype(self) -> torch.dtype:
         """The type of the gradients."""
-        return self.g.dtype
+        return self.layer.weight.dtype
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -67,13 +70,13 @@ class Held:
         positions = lengths[0] * lengths[1] * math.sqrt(overlap)
         pairs = (self.g[0].numel() // len(self.layer.weight)) ** 2
         lost = (sum(self.layer.weight.flatten(1).shape) + pairs) * torch.finfo(torch.float64).eps * positions.square()
-        bound: Tensor = (squares.clamp(min=0) + lost).sqrt() + torch.finfo(self.g.dtype).eps * positions
+        bound: Tensor = (squares.clamp(min=0) + lost).sqrt() + torch.finfo(self.dtype).eps * positions
         return torch.maximum(bound, CANCELLED * positions)
 
     def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:
         """sum_b f_b G_b over the examples that are ``finite``, in the order of the weight."""
         assert self.g._version == self.version  # nobody has written into what autograd handed over
-        g, x = self.g, self.x
+        g, x = self.g.to(self.dtype), self.x.to(self.dtype)
         if not finite.all():
             g, x, factors = g[finite], x[finite], factors[finite]
         scaled = g * factors.view(-1, *[1] * (g.ndim - 1))
@@ -95,13 +98,13 @@ def worth_holding(layer: nn.Module, g: Tensor) -> bool:
 
     A product in TF32 would round g and x to fewer digits than ``norms`` covers. The float64 products count twice.
     """
-    exact = g.dtype in (torch.float32, torch.float64) and (
+    weight = layer.get_parameter("weight")
+    exact = weight.dtype in (torch.float32, torch.float64) and (
         g.device.type == "cpu"
         or (torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32)
     )
     if not exact or type(layer) not in (nn.Linear, nn.Conv2d):
         return False
-    weight = layer.get_parameter("weight")
     m, c, taps = weight.shape[0], weight.shape[1], weight[0, 0].numel()
     if weight.numel() < HELD_FROM:
         return False

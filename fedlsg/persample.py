@@ -19,6 +19,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from fedlsg.activation_storage import ActivationStorage, storage_of, watched
+from fedlsg.exact import exactly
 from fedlsg.frame import Frame
 from fedlsg.held import Held
 from fedlsg.hooked_layers import (
@@ -32,6 +34,7 @@ from fedlsg.hooked_layers import (
     remember,
     remember_output,
 )
+from fedlsg.precision import FLOAT32, Numbers
 from fedlsg.rebuilt import NORMS, Rebuilding, let_go
 from fedlsg.supported import Checked, check, unsupported
 
@@ -47,6 +50,7 @@ def per_example_gradients(
     frame: Frame,
     *,
     checked: Checked | None = None,
+    numbers: Numbers = FLOAT32,
 ) -> list[Float[Tensor, "batch kept"]]:
     """Kept coordinates of each example's gradient, one tensor a block, in the order of ``frame.blocks``.
 
@@ -59,8 +63,9 @@ def per_example_gradients(
     Raises UnsupportedLayerError for what supported.py lists, and for a layer that is called twice, whose input is
     not batch first, or whose input changes in place after the call; ValueError for losses of another shape.
     ``checked``: what ``supported.check(model, frame)`` returned since either changed; else it is called here.
+    ``numbers``: in which precision (precision.py); the blocks are of the parameters' type in any.
     """
-    found = held_gradients(model, loss_fn, inputs, targets, frame, hold=False, checked=checked)
+    found = held_gradients(model, loss_fn, inputs, targets, frame, hold=False, checked=checked, numbers=numbers)
     return [value.flatten(1) for value in found if isinstance(value, Tensor)]
 
 
@@ -73,6 +78,7 @@ def held_gradients(
     *,
     hold: bool = True,
     checked: Checked | None = None,
+    numbers: Numbers = FLOAT32,
 ) -> list[Float[Tensor, "batch *kept"] | Held]:
     """As per_example_gradients, but not flattened, each block in the memory order that its product left it in.
 
@@ -80,17 +86,18 @@ def held_gradients(
     """
     parameters = check(model, frame) if checked is None else checked
     batch = batch_size(inputs, targets)
-    step = Pass(batch=batch, blocks=len(frame.blocks), hold=hold)
+    like = next(iter(parameters.values()))
+    storage = storage_of(model, inputs, numbers)
+    step = Pass(batch=batch, blocks=len(frame.blocks), hold=hold, numbers=numbers, storage=storage)
     if batch:
-        with eagerly(), hooked(model, frame, step, parameters), torch.enable_grad():
-            losses = loss_fn(call(model, inputs), targets)
+        with eagerly(), hooked(model, frame, step, parameters), watched(storage, model), torch.enable_grad():
+            losses = numbers.losses(partial(call, model, inputs), loss_fn, targets, like)
             if losses.shape != (batch,):
                 raise ValueError(
                     f"expected one loss an example, shape ({batch},), got shape {tuple(losses.shape)}: use "
                     "reduction='none', and average within an example only"
                 )
             step.backward(losses)
-    like = next(iter(parameters.values()))
     return [like.new_zeros(batch, b.kept) if v is None else v for b, v in zip(frame.blocks, step.values, strict=True)]
 
 
@@ -118,7 +125,7 @@ def hooked(model: nn.Module, frame: Frame, step: "Pass", parameters: Checked) ->
     handles = [
         # First in line, so that g is the gradient at the layer's own output and not at what a user's hook made of it.
         layer.module.register_forward_hook(partial(step.on_output, layer), with_kwargs=True, prepend=True)
-        for layer in plan(model, frame)
+        for layer in map(step.numbers.formed, plan(model, frame))
     ]
     norms = (module for module in model.modules() if type(module) in NORMS)
     handles += [module.register_forward_hook(step.rebuilding.on_norm, prepend=True) for module in norms]
@@ -153,17 +160,16 @@ def maker(output: Tensor) -> Node:
     return made.grad_fn
 
 
-def exactly(device_type: str) -> AbstractContextManager[object]:
-    """No autocast. Where there is none, none is switched off: that costs as much as a small layer."""
-    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
-
-
 class Pass:
     """The state of one forward and backward pass: what layers remember, and the blocks, None where not reached."""
 
-    def __init__(self, *, batch: int, blocks: int, hold: bool) -> None:
+    def __init__(
+        self, *, batch: int, blocks: int, hold: bool, numbers: Numbers, storage: ActivationStorage | None
+    ) -> None:
         self.batch = batch
         self.hold = hold
+        self.numbers = numbers
+        self.storage = storage
         self.values: list[Tensor | Held | None] = [None] * blocks
         self.memories: dict[str, Remembered] = {}
         self.called: set[str] = set()
@@ -180,9 +186,13 @@ class Pass:
         self.check_call(layer, x)
         with torch.no_grad(), exactly(x.device.type):
             again = self.rebuilding.of(x) if needs_input(layer) and x.dtype == layer.dtype else None
-            x = x.detach().to(layer.dtype)
+            given, x = x.detach(), x.detach().to(layer.dtype)
             self.memories[layer.path] = memory = remember(layer, x, again)
             remember_output(layer, memory, x, output, output.grad_fn)
+            if memory.x is not None and memory.x is x and given.itemsize < x.itemsize:
+                memory.x, memory.version = given, given._version  # autograd holds it, not the wider copy
+            if self.storage is not None:
+                self.storage.pack_memory(memory)
         start = not output.requires_grad
         if start:
             # Everything below is frozen: the graph has to begin here. The model gets a copy, because it may change
@@ -240,9 +250,13 @@ class Pass:
                 if self.hold and can_hold(layer, slot, g):
                     assert memory.x is not None
                     assert isinstance(layer.module, nn.Linear | nn.Conv2d)
-                    self.values[slot.position] = Held(layer.module, g, memory.x, g._version)
+                    kept = g if self.storage is None else self.storage.rounded(g)
+                    self.values[slot.position] = Held(layer.module, kept, memory.x, kept._version)
                 else:
-                    self.values[slot.position] = block_gradient(layer, slot, memory, g)
+                    if memory.x is not None and memory.x.dtype != layer.dtype:
+                        memory.x = memory.x.to(layer.dtype) if self.storage is None else self.storage.unpack(memory.x)
+                    own = layer.module.get_parameter(slot.parameter).dtype
+                    self.values[slot.position] = block_gradient(layer, slot, memory, g).to(own)
 
     def backward(self, losses: Float[Tensor, " batch"]) -> None:
         """Send the gradient of every example's own loss back to the first hooked layers."""

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.exact import exactly
 from fedlsg.groups import Group
 from fedlsg.held import Held
 from fedlsg.memory_order import in_memory_order, own_order
@@ -118,6 +119,7 @@ def clipped_sum(
     Guarantee: each example moves the sum by at most ``mechanism.sensitivity`` in L2 (before the rounding of the
     sum itself): factors come from float64 norms of the very numbers that are summed and are rounded down. An
     example with a non-finite coordinate or norm contributes exactly zero. An empty batch gives zeros.
+    A caller's autocast has no hold of the products: it would round to fewer digits than the clip's margin covers.
     Held blocks (held.py) come under a joint clip only; their norms are bounds on what is summed.
     """
     if not mechanism.clips:
@@ -137,8 +139,9 @@ def clipped_sum(
     factors = clip_factors(norms, mechanism.clip_norm, gradients[0].dtype, sum(sizes))
     dtype = reduce(torch.promote_types, (block.dtype for block in gradients))
     total = torch.empty(sum(sizes), dtype=dtype, device=norms.device)  # filled block by block: no second copy to join
-    for own, factor, block in zip(total.split(sizes), factors, gradients, strict=True):
-        own.copy_(block.weighted_sum(factor, finite) if isinstance(block, Held) else weighted_sum(factor, block))
+    with exactly(norms.device.type):
+        for own, factor, block in zip(total.split(sizes), factors, gradients, strict=True):
+            own.copy_(block.weighted_sum(factor, finite) if isinstance(block, Held) else weighted_sum(factor, block))
     return total
 
 

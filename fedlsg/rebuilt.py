@@ -18,13 +18,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-REBUILT_FROM = 2**16
-"""Numbers in x from which it pays: what is smaller costs more calls than memory."""
+REBUILT_FROM = 2**13
+"""Numbers of one example's x from which it pays: what is smaller costs more calls than memory. Of one example's, for
+where activations are kept rounded, what x is made from decides its bits, and no example may change another's.
+"""
 
 NORMS = (nn.GroupNorm, nn.LayerNorm)
 NORM_NODES = ("NativeGroupNormBackward0", "NativeLayerNormBackward0")
 RESULT_HELD: dict[str, Callable[[Tensor], Tensor]] = {"ReluBackward0": torch.relu_, "TanhBackward0": torch.tanh_}
 """Activations whose node holds their result and not their input, as what makes it again in its input's memory."""
+MADE_AGAIN = "made again"
+"""Key of a node's metadata: names of what it no longer holds. To ask it for one of them makes that."""
 
 
 class Rebuilt:
@@ -47,6 +51,7 @@ class Rebuilt:
         """Let go of what ``node`` holds as ``name``: this value."""
         self.readers += 1
         getattr(node, f"_raw_saved_{name}").register_hooks(lambda _: self, Rebuilt.read)
+        node.metadata[MADE_AGAIN] = {*node.metadata.get(MADE_AGAIN, ()), name}
 
 
 class Rebuilding:
@@ -69,7 +74,7 @@ class Rebuilding:
     def of(self, x: Tensor) -> Rebuilt | None:
         """The value of x, a layer's input, with one reader more; None where it has to be held."""
         node = x.grad_fn
-        if node is None or x.numel() < REBUILT_FROM:
+        if node is None or x[0].numel() < REBUILT_FROM:
             return None
         value = self.found.get(node)
         if value is None:

@@ -1,11 +1,16 @@
 """The sum of a batch's gradients where no example is clipped: one ordinary backward pass, nobody's own gradient."""
 
+from contextlib import nullcontext
+from functools import partial
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fedlsg.activation_storage import storage_of, watched
 from fedlsg.frame import Frame
-from fedlsg.persample import Batch, LossFunction, batch_size, call
+from fedlsg.persample import Batch, LossFunction, batch_size, call, eagerly
+from fedlsg.precision import FLOAT32, Numbers
 from fedlsg.supported import Checked, check
 
 
@@ -22,19 +27,22 @@ def summed_gradient(
     frame: Frame,
     *,
     checked: Checked | None = None,
+    numbers: Numbers = FLOAT32,
 ) -> Float[Tensor, " kept"]:
     """Kept coordinates of the sum of the examples' gradients: the sum over rows of ``per_example_gradients``.
 
     Guarantee: no parameter's ``.grad`` changes. An empty batch, and a layer that is not reached, give zeros. Raises
     what ``per_example_gradients`` raises for the model, and ValueError for losses of another shape than (B,).
-    ``checked`` as there.
+    ``checked`` and ``numbers`` as there.
     """
     parameters = list((check(model, frame) if checked is None else checked).values())
     batch = batch_size(inputs, targets)
     if not batch:
         return parameters[0].new_zeros(frame.kept)
-    with torch.enable_grad():
-        losses = loss_fn(call(model, inputs), targets)
+    storage = storage_of(model, inputs, numbers)
+    as_hooked = nullcontext() if storage is None else eagerly()
+    with as_hooked, watched(storage, model), torch.enable_grad():
+        losses = numbers.losses(partial(call, model, inputs), loss_fn, targets, parameters[0])
         if losses.shape != (batch,):
             raise ValueError(f"expected one loss an example, shape ({batch},), got shape {tuple(losses.shape)}")
         found = torch.autograd.grad(losses.sum(), parameters, allow_unused=True)

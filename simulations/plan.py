@@ -19,6 +19,7 @@ from fedlsg.carriers import carried_parameters
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import IndexMode
 from fedlsg.population import front, shared_rates
+from fedlsg.precision import Numbers
 from fedlsg.privatize import Mechanism
 from fedlsg.quantize import DEFAULT_STEP, Dither
 from fedlsg.ranking import accumulated_noise
@@ -147,6 +148,7 @@ def prepare(settings: Settings, *, progress: Progress = silent) -> Base:
         expected_batch=rate * mean_size,
         microbatch_size=known(settings.microbatch_size),
         multiplicity=known(settings.multiplicity),
+        numbers=Numbers(precision=settings.precision, activation_storage=settings.activation_storage),
     )
     method = build_method(settings)
     check_fits(settings, method)

@@ -174,6 +174,8 @@ RECIPE_CHOICES = frozenset({
 def check(s: Settings) -> None:
     if s.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda' was asked for, and torch finds no CUDA device here; use --device cpu")
+    if s.device == "cuda" and s.precision == "bfloat16" and not torch.cuda.is_bf16_supported():
+        raise ValueError("precision='bfloat16' was asked for, and this CUDA device has no bfloat16; use 'float32'")
     check_codec(s.codec, s.indices)
     for name in COUNTS:
         if not getattr(s, name) >= 1:

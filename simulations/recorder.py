@@ -225,6 +225,7 @@ class Recorder:
             "wall_seconds": round(self._seconds(), 3),
             "engine": s.engine,
             "device": s.device,
+            **asdict(plan.local.numbers),
             "chance": asdict(chance_of(plan.workload.tests, plan.workload.num_classes)),
             "hardware": hardware(s.device),
             "versions": versions(),

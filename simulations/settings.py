@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 PRESET = "preset"
+Bits = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +110,8 @@ class Settings:
     # where it runs
     engine: Literal["flower", "local"] = "flower"
     device: Literal["cpu", "cuda"] = "cpu"
+    precision: Bits = "float32"
+    activation_storage: Bits = "float32"
     threads: int = 1
     client_cpus: int = 1
     client_gpus: float = 0.25

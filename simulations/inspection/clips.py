@@ -102,7 +102,12 @@ def _passes(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> Iterat
 def _clipped_units(subject: Subject, frame: Frame, batch: Batch) -> list[Float[Tensor, "batch kept"]]:
     inputs, targets = batch
     gradients = per_example_gradients(
-        subject.model, lambda outputs, y: F.cross_entropy(outputs, y, reduction="none"), inputs, targets, frame
+        subject.model,
+        lambda outputs, y: F.cross_entropy(outputs, y, reduction="none"),
+        inputs,
+        targets,
+        frame,
+        numbers=subject.base.local.numbers,
     )
     return per_unit(gradients, frame, subject.copies)
 

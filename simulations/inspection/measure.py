@@ -6,6 +6,7 @@ The batch gradient is neither clipped nor noised. What a clip does to single exa
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Int64
@@ -122,9 +123,11 @@ def batch_gradient(subject: Subject, rows: Int64[Tensor, " n"]) -> dict[str, Ten
     parameters = trainable(subject.model)
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     microbatch = max(1, subject.base.local.microbatch_size // subject.copies)
+    summed_loss = partial(F.cross_entropy, reduction="sum")
     with subject.same_dropout():
         for inputs, targets in subject.batches(rows, microbatch):
-            loss = F.cross_entropy(call(subject.model, inputs), targets, reduction="sum")
+            outputs = partial(call, subject.model, inputs)
+            loss = subject.base.local.numbers.losses(outputs, summed_loss, targets, targets)
             found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
             for name, dW in zip(parameters, found, strict=True):
                 if dW is not None:

@@ -100,7 +100,7 @@ def test_what_is_strided_small_or_cheaper_in_full_is_not_held():
     assert not worth_holding(nn.Conv2d(64, 64, 3, padding=1), g)
     assert not worth_holding(nn.Conv2d(256, 256, 3, stride=2), torch.randn(2, 256, 8, 8))
     assert not worth_holding(nn.Linear(9, 9), torch.randn(2, 9))
-    assert not worth_holding(nn.Linear(384, 384), torch.randn(2, 64, 384).bfloat16())
+    assert not worth_holding(nn.Linear(384, 384).bfloat16(), torch.randn(2, 64, 384).bfloat16())
     assert worth_holding(nn.Conv2d(256, 256, 3, padding=1), torch.randn(2, 256, 8, 8))
     assert worth_holding(nn.Linear(384, 384), torch.randn(2, 64, 384))
 

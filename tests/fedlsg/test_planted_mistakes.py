@@ -112,7 +112,7 @@ def clip_without_dense_parameters(gradients, mechanism):
     return torch.cat([factors @ block for block in rows])
 
 
-def clip_before_mask(model, loss_fn, inputs, targets, frame, *, checked=None):
+def clip_before_mask(model, loss_fn, inputs, targets, frame, **_options):
     """Scaled by the norm of all coordinates, then masked."""
     whole = replace(frame, blocks=make_blocks(frame.coordinates))
     gradients = torch.cat(per_example_gradients(model, loss_fn, inputs, targets, whole), dim=1)

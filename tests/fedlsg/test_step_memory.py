@@ -1,11 +1,13 @@
 """Bytes that live at the peak of a step and behind it, counted tensor by tensor: no clock, no allocator."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+import fedlsg.activation_storage
 import fedlsg.persample
 import fedlsg.rebuilt
 import fedlsg.server
@@ -14,6 +16,7 @@ from benchmarks.subjects import Encoder, Subject
 from fedlsg.after import After, make_optimizer
 from fedlsg.carriers import Carrier, coordinates
 from fedlsg.frame import Frame, make_blocks
+from fedlsg.precision import FLOAT32, Numbers
 from fedlsg.privatize import Mechanism, clipped_sum
 from fedlsg.rebuilt import Rebuilding
 from fedlsg.server import server_step
@@ -47,9 +50,9 @@ def small_encoder() -> Subject:
     return Subject(build=build, inputs=torch.randint(1000, (16, 32)), targets=torch.arange(16) % 2)
 
 
-def over_plain(subject: Subject, sparsity: float) -> float:
+def over_plain(subject: Subject, sparsity: float, numbers: Numbers = FLOAT32) -> float:
     """Peak of a private step's live tensors over that of the plain step."""
-    steps = [plain(subject), private(subject, "lsg", rank=1, sparsity=sparsity)]
+    steps = [plain(subject), private(subject, "lsg", rank=1, sparsity=sparsity, numbers=numbers)]
     peaks = []
     for step in steps:
         step()
@@ -81,9 +84,31 @@ def test_held_inputs_are_seen_in_the_peak(subject, monkeypatch):
     assert over_plain(subject(), 0.0) > LIMITS[subject]
 
 
-def left_after_a_step() -> int:
+STORED = Numbers(activation_storage="bfloat16")
+
+
+def deep_wrn() -> Subject:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return wide_resnet(28, 1, channels=3, num_classes=10, form="standard")
+
+    return replace(small_wrn(), build=build)
+
+
+def test_what_is_made_again_is_made_of_rounded_activations():
+    """Both savings at once."""
+    assert over_plain(deep_wrn(), 0.0, STORED) < 0.8 * over_plain(deep_wrn(), 0.0)
+
+
+def test_to_ask_a_node_for_what_it_let_go_of_is_seen(monkeypatch):
+    """Negative control: who rounds what is made again has made it, and it stays."""
+    monkeypatch.setattr(fedlsg.activation_storage, "MADE_AGAIN", "another key")
+    assert over_plain(deep_wrn(), 0.0, STORED) > 0.8 * over_plain(deep_wrn(), 0.0)
+
+
+def left_after_a_step(numbers: Numbers = FLOAT32) -> int:
     """Bytes that no reference counter frees behind a step."""
-    step = private(small_wrn(), "lsg")
+    step = private(small_wrn(), "lsg", numbers=numbers)
     step()
     gc.collect()
     gc.disable()
@@ -93,8 +118,9 @@ def left_after_a_step() -> int:
         gc.enable()
 
 
-def test_a_step_leaves_nothing_to_the_collector():
-    assert left_after_a_step() == 0
+@pytest.mark.parametrize("numbers", [FLOAT32, STORED])
+def test_a_step_leaves_nothing_to_the_collector(numbers):
+    assert left_after_a_step(numbers) == 0
 
 
 def test_a_circle_through_the_graph_is_seen(monkeypatch):
