@@ -23,7 +23,7 @@ from torch.autograd.graph import Node
 
 from fedlsg.hooked_layers import Remembered
 from fedlsg.precision import Numbers
-from fedlsg.rebuilt import MADE_AGAIN, RESULT_HELD
+from fedlsg.rebuilt import RESULT_HELD, made_again
 
 LEFT = {
     "weight", "bias", "mean", "rstd", "result1", "result2", "result3", "logsumexp", "log_sumexp",
@@ -52,8 +52,8 @@ class ActivationStorage:
         What an activation holds as its result waits for the next layer, which may make it again (rebuilt.py) in place
         of either copy: a node takes no second hook.
         """
-        for node in self.later:
-            self.take(node, "result")
+        for waiting in self.later:
+            self.take(waiting, "result")
         self.later.clear()
         nodes = [output.grad_fn] if isinstance(output, Tensor) else []
         while nodes:
@@ -70,7 +70,7 @@ class ActivationStorage:
 
     def take(self, node: Node, name: str) -> None:
         """Round one thing that a node has saved, where it is an activation in float32 that nobody makes again."""
-        if name in node.metadata.get(MADE_AGAIN, ()):
+        if name in made_again(node):
             return
         try:
             value = getattr(node, f"_saved_{name}")  # raises if it was changed in place: backward will say so, too

@@ -27,8 +27,6 @@ NORMS = (nn.GroupNorm, nn.LayerNorm)
 NORM_NODES = ("NativeGroupNormBackward0", "NativeLayerNormBackward0")
 RESULT_HELD: dict[str, Callable[[Tensor], Tensor]] = {"ReluBackward0": torch.relu_, "TanhBackward0": torch.tanh_}
 """Activations whose node holds their result and not their input, as what makes it again in its input's memory."""
-MADE_AGAIN = "made again"
-"""Key of a node's metadata: names of what it no longer holds. To ask it for one of them makes that."""
 
 
 class Rebuilt:
@@ -51,7 +49,7 @@ class Rebuilt:
         """Let go of what ``node`` holds as ``name``: this value."""
         self.readers += 1
         getattr(node, f"_raw_saved_{name}").register_hooks(lambda _: self, Rebuilt.read)
-        node.metadata[MADE_AGAIN] = {*node.metadata.get(MADE_AGAIN, ()), name}
+        made_again(node).add(name)
 
 
 class Rebuilding:
@@ -106,6 +104,13 @@ class Rebuilding:
         value = Rebuilt(lambda: again(module.forward(held(norm, "input"))))
         value.replace(node, "result")
         return value
+
+
+def made_again(node: Node) -> set[str]:
+    """Names of what a node no longer holds. To ask it for one of them makes that."""
+    metadata: Any = node.metadata  # a dictionary, which torch's types take for a method
+    names: set[str] = metadata.setdefault("made again", set())
+    return names
 
 
 def held(node: Node | None, name: str) -> Any:
