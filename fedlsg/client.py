@@ -15,7 +15,7 @@ from fedlsg.persample import LossFunction, held_gradients, per_example_gradients
 from fedlsg.powersgd import norm_of_factors
 from fedlsg.privatize import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import SecretStream
-from fedlsg.sampling import check_sample_rate, microbatches, poisson_batch
+from fedlsg.sampling import Coins, check_sample_rate, microbatches, poisson_batch
 from fedlsg.summed import summable, summed_gradient
 from fedlsg.supported import Checked, check
 from fedlsg.update import move
@@ -71,7 +71,7 @@ def client_step(
     mechanism: Mechanism,
     local: LocalTraining,
     num_examples: int,
-    sampler: SecretStream,
+    sampler: Coins,
     noise: SecretStream,
     charge: Callable[[], None],
     order: Callable[[Positions], Positions] = lambda positions: positions,
@@ -122,7 +122,7 @@ def _clipped_batch_sum(
     mechanism: Mechanism,
     local: LocalTraining,
     num_examples: int,
-    sampler: SecretStream,
+    sampler: Coins,
     order: Callable[[Positions], Positions],
     scale: Sequence[Float[Tensor, " kept"]] | None,
     checked: Checked,
