@@ -48,7 +48,7 @@ def client_step(
             model, batch, loss_fn, frame=frame, mechanism=mechanism, local=local, num_examples=num_examples,
             sampler=coins, noise=noise, charge=charge, order=order, scale=scale, checked=parameters,
         )  # fmt: skip
-    owned = list(parameters.values())
+    owned: list[Tensor] = list(parameters.values())
 
     def gradients() -> Gradients:
         positions = order(poisson_batch(num_examples, local.sample_rate, coins))
@@ -72,7 +72,7 @@ def unprotected(mechanism: Mechanism, frame: Frame, parameters: Checked) -> bool
 
 
 def _steps(
-    owned: list[nn.Parameter], gradients: Callable[[], Gradients], local: LocalTraining, charge: Callable[[], None]
+    owned: list[Tensor], gradients: Callable[[], Gradients], local: LocalTraining, charge: Callable[[], None]
 ) -> Float[Tensor, " kept"]:
     """sum_k v_k, v_k = mu v_(k-1) + s_k; W moves by -lr / expected_batch times v_k after each step but the last."""
     rate = -local.learning_rate / local.expected_batch
