@@ -16,7 +16,7 @@ from fedlsg.powersgd import norm_of_factors
 from fedlsg.precision import FLOAT32, Numbers
 from fedlsg.privatize import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import SecretStream
-from fedlsg.sampling import check_sample_rate, microbatches, poisson_batch
+from fedlsg.sampling import Coins, check_sample_rate, microbatches, poisson_batch
 from fedlsg.summed import summable, summed_gradient
 from fedlsg.supported import Checked, check
 from fedlsg.update import move
@@ -73,7 +73,7 @@ def client_step(
     mechanism: Mechanism,
     local: LocalTraining,
     num_examples: int,
-    sampler: SecretStream,
+    sampler: Coins,
     noise: SecretStream,
     charge: Callable[[], None],
     order: Callable[[Positions], Positions] = lambda positions: positions,
@@ -124,7 +124,7 @@ def _clipped_batch_sum(
     mechanism: Mechanism,
     local: LocalTraining,
     num_examples: int,
-    sampler: SecretStream,
+    sampler: Coins,
     order: Callable[[Positions], Positions],
     scale: Sequence[Float[Tensor, " kept"]] | None,
     checked: Checked,

@@ -24,6 +24,7 @@ from fedlsg.ledger_file import (
     Entry,
     LedgerError,
     State,
+    appendable,
     encode_entry,
     encode_line,
     load,
@@ -80,9 +81,8 @@ class Ledger:
                 f"{self.path}: expected an entry of client {self.client}, got one of client {entry.client}"
             )
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "ab", buffering=0) as file, locked(file.fileno()):
-                self._append(file.fileno(), entry)
+            with appendable(self.path) as descriptor, locked(descriptor):
+                self._append(descriptor, entry)
         except OSError as error:
             raise LedgerError(
                 f"{self.path}: cannot write the privacy ledger ({error}); nothing may be released"
@@ -147,7 +147,7 @@ class Ledger:
         refused.
         """
         try:
-            status = self.path.stat()
+            status = os.stat(self.path)
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
         except FileNotFoundError:
             stamp = None

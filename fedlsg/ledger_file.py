@@ -14,8 +14,10 @@ import hashlib
 import json
 import math
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -83,6 +85,9 @@ class Entry:
         return self.client, self.round, self.attempt
 
 
+FIELDS = tuple(field.name for field in fields(Entry))
+
+
 @dataclass(frozen=True)
 class State:
     """What the valid lines of a file say; ``torn`` if its last line, valid or not, lacks its line feed."""
@@ -92,19 +97,72 @@ class State:
     torn: bool = False
 
 
+@dataclass(frozen=True)
+class Parsed:
+    """Bytes of a file that were verified, and what they say; its owner is -1 where no header is written yet."""
+
+    content: bytes = b""
+    owner: int = -1
+    state: State = State()
+    keys: frozenset[tuple[int, int, int]] = frozenset()
+
+
+BYTES_REMEMBERED = 2**24
+"""Bytes of files that are remembered at most; what they say takes a few times as much."""
+
+
+class Memo:
+    """What was parsed of which file, those first forgotten that were last parsed longest ago."""
+
+    def __init__(self) -> None:
+        self._parsed: OrderedDict[Path, Parsed] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def of(self, path: Path) -> Parsed:
+        """What is remembered of a file, nothing at worst."""
+        return self._parsed.get(path, Parsed())
+
+    def remember(self, path: Path, parsed: Parsed) -> None:
+        """Put it last, and forget what is too much."""
+        with self._lock:
+            self._bytes += len(parsed.content) - len(self.of(path).content)
+            self._parsed[path] = parsed
+            self._parsed.move_to_end(path)
+            while self._bytes > BYTES_REMEMBERED and len(self._parsed) > 1:
+                self._bytes -= len(self._parsed.popitem(last=False)[1].content)
+
+
+_MEMO = Memo()
+
+
 def load(path: Path, client: int | None) -> tuple[int, State]:
-    """Parse and verify a file: (its client, its state); the client is -1 where no header is written yet."""
+    """Parse and verify a file: (its client, its state); the client is -1 where no header is written yet.
+
+    Guarantee: what is returned follows from every byte that lies on disk now. Bytes that are those of an earlier call
+    are compared, not parsed again: a file grows by a line at a time, and is read after every line.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return -1, State()
     except OSError as error:
         raise LedgerError(f"{path}: cannot read the privacy ledger ({error})") from error
-    owner, head = -1, GENESIS
-    heads: list[str] = []
-    entries: list[Entry] = []
-    keys: set[tuple[int, int, int]] = set()
-    for number, line in enumerate(content.split(b"\n"), start=1):
+    known = _MEMO.of(path)
+    if known.state.torn or not content.startswith(known.content) or (client is not None and known.owner != client):
+        known = Parsed()
+    if len(content) > len(known.content):
+        known = _continued(path, client, known, content)
+        _MEMO.remember(path, known)
+    return known.owner, known.state
+
+
+def _continued(path: Path, client: int | None, known: Parsed, content: bytes) -> Parsed:
+    """What ``content`` says, of which ``known`` is the beginning, up to the end of a line."""
+    owner, heads, entries, keys = known.owner, list(known.state.heads), list(known.state.entries), set(known.keys)
+    head = heads[-1] if heads else GENESIS
+    before = known.content.count(b"\n")
+    for number, line in enumerate(content[len(known.content) :].split(b"\n"), start=before + 1):
         if b"}" not in line:  # torn by a crash, or blank; if it once was whole, the next line's prev tells
             continue
         try:
@@ -125,7 +183,8 @@ def load(path: Path, client: int | None) -> tuple[int, State]:
             raise LedgerError(f"{path}, line {number}: {error}; restore the file, it is the authority") from error
         head = sha256(line)
         heads.append(head)
-    return owner, State(tuple(entries), tuple(heads), torn=bool(content) and not content.endswith(b"\n"))
+    torn = bool(content) and not content.endswith(b"\n")
+    return Parsed(content, owner, State(tuple(entries), tuple(heads), torn=torn), frozenset(keys))
 
 
 def _checked_header(record: dict[str, Any], client: int | None) -> int:
@@ -139,7 +198,8 @@ def _checked_header(record: dict[str, Any], client: int | None) -> int:
 
 def encode_entry(entry: Entry) -> dict[str, Any]:
     """An entry as JSON takes it: an infinite clip norm is null."""
-    return asdict(entry) | ({"clip_norm": None} if math.isinf(entry.clip_norm) else {})
+    record = {name: getattr(entry, name) for name in FIELDS}
+    return record | ({"clip_norm": None} if math.isinf(entry.clip_norm) else {})
 
 
 def _decode_entry(record: dict[str, Any]) -> Entry:
@@ -161,6 +221,21 @@ def write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+@contextlib.contextmanager
+def appendable(path: Path) -> Iterator[int]:
+    """A descriptor that appends to a file; file and folders are made where they are missing."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, flags, 0o666)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def sync_directory(directory: Path) -> None:

@@ -47,6 +47,7 @@ from torch import Tensor
 
 from fedlsg.frame import Block
 from fedlsg.index_code import DIGEST_BYTES, Shape, counts_within, digest_of, encode_indices, read_chosen, section_bound
+from fedlsg.positions import check_positions
 from fedlsg.quantize import Dither
 from fedlsg.values import DTYPES, Codec, PayloadError, decode_values, encode_values, norm_of
 
@@ -59,7 +60,6 @@ MAGIC, VERSION, COMPACT_VERSION = b"FLSG", 1, 2
 DERIVED, EXPLICIT, REPEATED, CHOSEN = 0, 1, 2, 3
 CODES: dict[Codec, int] = {"float32": 1, "float16": 2, "bfloat16": 3, "noise-floor": 4, "int8": 5, "sign": 6}
 MODES: dict[IndexMode, tuple[int, ...]] = {"derived": (DERIVED,), "explicit": (EXPLICIT, REPEATED), "chosen": (CHOSEN,)}
-LARGEST_SIZE = 2**32
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -124,14 +124,14 @@ def pack(
     Raises PayloadError for values that are not finite in the codec's range, or indices that do not fit.
     """
     check_codec(codec, index_mode)
-    _check_positions(values, indices, size)
+    check_positions(values, indices, size)
     compact = codec not in DTYPES or index_mode != "derived"
     if len(digest) != 32 or not 0 <= round < 2 ** (32 if compact else 63):
         raise PayloadError(f"expected a digest of 32 bytes and 0 <= {round=} < 2^63, got {len(digest)} bytes")
     values = values.detach().cpu().float().contiguous()
     if not compact:
         header = HEADER.pack(MAGIC, VERSION, CODES[codec], DERIVED, 0, round, size, len(values), digest)
-        body = encode_values(values, [len(values)], codec, round, dither)
+        body = encode_values(values, [len(values)], codec, round, dither)  # the values' own memory, copied once below
         sha = hashlib.sha256(header)
         sha.update(body)
         return b"".join((header, body, sha.digest()[:CHECKSUM_BYTES]))
@@ -183,9 +183,10 @@ def _unpack_fixed(message: bytes, expected: Expected) -> Tensor:
         raise PayloadError(f"payload length: expected {length} bytes, got {len(message)}")
     wanted = (MAGIC, VERSION, CODES[expected.codec], DERIVED, 0, expected.round, expected.size, count, expected.digest)
     _check_header(HEADER.unpack_from(message), wanted)
-    if hashlib.sha256(message[:-CHECKSUM_BYTES]).digest()[:CHECKSUM_BYTES] != message[-CHECKSUM_BYTES:]:
+    bytes_ = memoryview(message)  # a slice of it is no copy
+    if hashlib.sha256(bytes_[:-CHECKSUM_BYTES]).digest()[:CHECKSUM_BYTES] != message[-CHECKSUM_BYTES:]:
         raise PayloadError("payload checksum: the bytes were damaged")
-    return _values(message[HEADER.size : -CHECKSUM_BYTES], expected, expected.counts)
+    return _values(bytes_[HEADER.size : -CHECKSUM_BYTES], expected, expected.counts)
 
 
 def _unpack_compact(message: bytes, expected: Expected) -> Tensor:
@@ -250,15 +251,6 @@ def indices_held(message: bytes) -> bytes | None:
         return None
     (length,) = struct.unpack_from("<I", message, place)
     return digest_of(message[place + 4 : place + 4 + length])
-
-
-def _check_positions(values: Tensor, indices: Tensor, size: int) -> None:
-    if values.shape != indices.shape or values.ndim != 1:
-        raise PayloadError(f"expected one value an index, got {tuple(values.shape)} and {tuple(indices.shape)}")
-    if size > LARGEST_SIZE or (len(indices) and not 0 <= int(indices[0]) <= int(indices[-1]) < size):
-        raise PayloadError(f"indices do not fit into {size} coordinates")
-    if len(indices) > 1 and not bool((indices[1:] > indices[:-1]).all()):
-        raise PayloadError("indices must ascend without repeats")
 
 
 def _shapes(blocks: Sequence[Block] | None, size: int) -> list[Shape]:

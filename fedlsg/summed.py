@@ -31,6 +31,25 @@ def summed_gradient(
 ) -> Float[Tensor, " kept"]:
     """Kept coordinates of the sum of the examples' gradients: the sum over rows of ``per_example_gradients``.
 
+    Guarantees and errors as ``summed_gradients``.
+    """
+    each = summed_gradients(model, loss_fn, inputs, targets, frame, checked=checked, numbers=numbers)
+    flat = torch.cat([g.flatten() for g in each])
+    return flat if frame.kept == frame.size else flat[frame.indices.to(flat.device)]
+
+
+def summed_gradients(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    inputs: Batch,
+    targets: Batch,
+    frame: Frame,
+    *,
+    checked: Checked | None = None,
+    numbers: Numbers = FLOAT32,
+) -> list[Tensor]:
+    """The same of whole parameters, each in its own shape, in model order.
+
     Guarantee: no parameter's ``.grad`` changes. An empty batch, and a layer that is not reached, give zeros. Raises
     what ``per_example_gradients`` raises for the model, and ValueError for losses of another shape than (B,).
     ``checked`` and ``numbers`` as there.
@@ -38,7 +57,7 @@ def summed_gradient(
     parameters = list((check(model, frame) if checked is None else checked).values())
     batch = batch_size(inputs, targets)
     if not batch:
-        return parameters[0].new_zeros(frame.kept)
+        return [torch.zeros_like(p, requires_grad=False) for p in parameters]
     storage = storage_of(model, inputs, numbers)
     as_hooked = nullcontext() if storage is None else eagerly()
     with as_hooked, watched(storage, model), torch.enable_grad():
@@ -46,6 +65,4 @@ def summed_gradient(
         if losses.shape != (batch,):
             raise ValueError(f"expected one loss an example, shape ({batch},), got shape {tuple(losses.shape)}")
         found = torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
-    each = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-    flat = torch.cat([g.flatten() for g in each])
-    return flat if frame.kept == frame.size else flat[frame.indices.to(flat.device)]
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]

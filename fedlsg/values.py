@@ -24,6 +24,9 @@ DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
 }
 
+AT_ONCE = 2**18
+"""Values whose squares are added up in float32 at once."""
+
 
 class PayloadError(ValueError):
     """A payload that is not what the receiver expects; the text says in which field."""
@@ -31,13 +34,16 @@ class PayloadError(ValueError):
 
 def encode_values(
     values: Float[Tensor, " kept"], counts: Sequence[int], codec: Codec, round: int, dither: Dither | None
-) -> bytes:
-    """Bytes of float32 values, ``counts`` of them in each block. Raises PayloadError for values out of range."""
+) -> bytes | memoryview:
+    """Bytes of float32 values, ``counts`` of them in each block. Raises PayloadError for values out of range.
+
+    Of a float codec they may be the memory of ``values`` itself: copy them before those change.
+    """
     if codec in DTYPES:
         encoded = values.to(DTYPES[codec]).contiguous()
         if not (math.isfinite(norm_of(encoded)) or bool(encoded.isfinite().all())):
             raise PayloadError(f"values are not finite as {codec}; float32 and bfloat16 have the widest range")
-        return encoded.view(torch.uint8).numpy().tobytes()
+        return encoded.view(torch.uint8).numpy().data
     if not (math.isfinite(norm_of(values)) or bool(values.isfinite().all())):
         raise PayloadError(f"values are not finite as {codec}")
     encoder = encode_int8 if codec == "int8" else encode_floor
@@ -73,8 +79,9 @@ def norm_of(values: Float[Tensor, " kept"]) -> float:
 
     In pieces: one float32 sum over very many values would stop growing, and a float64 one takes ten times as long.
     """
-    pieces = torch.stack([piece.norm() for piece in values.split(2**18)]) if len(values) else values
-    return float(pieces.double().norm())
+    if len(values) <= AT_ONCE:
+        return float(torch.linalg.vector_norm(values))
+    return float(torch.stack([torch.linalg.vector_norm(piece) for piece in values.split(AT_ONCE)]).double().norm())
 
 
 def _known(dither: Dither | None, codec: str) -> Dither:

@@ -5,9 +5,13 @@ The arrays of a message are by far the most of it and are immutable ``bytes``. S
 
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.common.serde import config_record_to_proto, message_from_proto, message_to_proto, metric_record_to_proto
+from flwr.common.serde_utils import metadata_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.recorddict_pb2 import Array as ProtoArray
+from flwr.proto.recorddict_pb2 import ArrayRecord as ProtoArrayRecord
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 
 def wire_size(message: Message) -> int:
@@ -34,20 +38,23 @@ def over_the_wire(message: Message) -> Message:
 
 
 def _without_data(message: Message) -> ProtoMessage:
+    """As Flower's message_to_proto, of a message whose arrays are empty; what is not an array it serialises itself."""
     if not message.has_content() or not message.content.array_records:
         return message_to_proto(message)
-    whole = message.content
-    message.content = RecordDict({name: _emptied(record) for name, record in whole.items()})
-    try:
-        return message_to_proto(message)
-    finally:
-        message.content = whole
+    items = [_item_without_data(name, record) for name, record in message.content.items()]
+    return ProtoMessage(metadata=metadata_to_proto(message.metadata), content=ProtoRecordDict(items=items))
 
 
-def _emptied(record: Any) -> Any:
+def _item_without_data(name: str, record: Any) -> Any:
+    if isinstance(record, ConfigRecord):
+        return ProtoRecordDict.Item(key=name, config_record=config_record_to_proto(record))
     if not isinstance(record, ArrayRecord):
-        return record
-    return ArrayRecord({k: Array(dtype=a.dtype, shape=a.shape, stype=a.stype, data=b"") for k, a in record.items()})
+        return ProtoRecordDict.Item(key=name, metric_record=metric_record_to_proto(record))
+    arrays = [
+        ProtoArrayRecord.Item(key=key, value=ProtoArray(dtype=a.dtype, shape=a.shape, stype=a.stype))
+        for key, a in record.items()
+    ]
+    return ProtoRecordDict.Item(key=name, array_record=ProtoArrayRecord(items=arrays))
 
 
 def _records(message: Message) -> list[object]:

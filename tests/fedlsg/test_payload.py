@@ -17,6 +17,8 @@ from fedlsg.payload import (
     payload_bytes,
     unpack,
 )
+from fedlsg.positions import check_positions
+from fedlsg.quantize import Dither
 from fedlsg.values import norm_of
 from tests.fedlsg.payload_oracle import (
     DIGEST,
@@ -128,3 +130,35 @@ def test_a_norm_that_is_no_number_is_not_passed():
     for bad in (float("nan"), float("inf")):
         values[-1] = bad
         assert not math.isfinite(norm_of(values))
+
+
+def test_positions_that_were_found_to_ascend_are_looked_at_again_once_they_changed():
+    """Negative control: were the tensor's version not compared, the second call would pass."""
+    values, indices = torch.ones(3), torch.tensor([0, 4, 9])
+    for _ in range(2):
+        check_positions(values, indices, 10)
+    indices[1] = 0
+    with pytest.raises(PayloadError, match="ascend"):
+        check_positions(values, indices, 10)
+    with pytest.raises(PayloadError, match="ascend"):
+        check_positions(values, torch.tensor([0, 9, 9]), 10)
+    with pytest.raises(PayloadError, match="fit"):
+        check_positions(values, torch.tensor([0, 4, 9]), 9)
+
+
+@pytest.mark.parametrize("codec", ["float32", "float16", "bfloat16", "int8"])
+def test_a_payload_does_not_change_when_the_values_do(codec):
+    """The packer copies: what it took shares no memory with what it made."""
+    values = torch.arange(1.0, 9.0)
+    dither = Dither(seed=0, client=0)
+    packed = pack(values, torch.arange(8), size=8, round=1, digest=bytes(32), codec=codec, dither=dither)
+    before = bytes(bytearray(packed))
+    values.zero_()
+    assert packed == before
+
+
+def test_unpacked_values_may_be_changed_without_changing_the_message():
+    packed, expected = message([1.0, 2.0, 3.0])
+    before = bytes(bytearray(packed))
+    unpack(packed, expected).zero_()
+    assert packed == before

@@ -1,7 +1,7 @@
 """A message without its arrays weighs what the whole one weighs, and arrives as the whole one would."""
 
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from hypothesis import given
@@ -15,7 +15,8 @@ records = st.dictionaries(st.text(max_size=9), st.lists(sizes, max_size=3), max_
 
 
 def message_of(given_records):
-    content = RecordDict({"terms": ConfigRecord({"rate": 0.1, "round": 7})})
+    terms = ConfigRecord({"rate": 0.1, "round": 7, "on": True, "name": "ü", "raw": b"\0\1", "many": [1, 2], "none": []})
+    content = RecordDict({"terms": terms, "scores": MetricRecord({"loss": 0.5, "each": [1.0, -2.0], "count": 3})})
     for name, lengths in given_records.items():
         arrays = {f"a{i}": Array(dtype="|u1", shape=(n,), stype="raw", data=bytes(n)) for i, n in enumerate(lengths)}
         content[f"r{name}"] = ArrayRecord(arrays)

@@ -1,0 +1,116 @@
+"""Local steps where nothing is clipped, noised or left out: no flat vector is formed before the last one.
+
+The front door of ``client_step`` for who trains many clients: what it can, it does here, the rest fedlsg/client.py.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fedlsg import client
+from fedlsg.client import Batch, LocalTraining, Positions
+from fedlsg.frame import Frame
+from fedlsg.persample import LossFunction
+from fedlsg.privatize import Mechanism
+from fedlsg.randomness import SecretStream
+from fedlsg.sampling import CoinsAhead, microbatches, poisson_batch
+from fedlsg.summed import summable, summed_gradients
+from fedlsg.supported import Checked, check
+
+Gradients = list[Tensor]
+"""One tensor a parameter, in its shape."""
+
+
+def client_step(
+    model: nn.Module,
+    batch: Batch,
+    loss_fn: LossFunction,
+    *,
+    frame: Frame,
+    mechanism: Mechanism,
+    local: LocalTraining,
+    num_examples: int,
+    sampler: SecretStream,
+    noise: SecretStream,
+    charge: Callable[[], None],
+    order: Callable[[Positions], Positions] = lambda positions: positions,
+    scale: Sequence[Float[Tensor, " kept"]] | None = None,
+    checked: Checked | None = None,
+) -> Float[Tensor, " kept"]:
+    """As ``fedlsg.client.client_step``, bit for bit; faster where ``unprotected``. Draws all steps' coins at once."""
+    parameters = check(model, frame) if checked is None else checked
+    coins = CoinsAhead(sampler, batches=local.steps)
+    if scale is not None or not unprotected(mechanism, frame, parameters):
+        return client.client_step(
+            model, batch, loss_fn, frame=frame, mechanism=mechanism, local=local, num_examples=num_examples,
+            sampler=coins, noise=noise, charge=charge, order=order, scale=scale, checked=parameters,
+        )  # fmt: skip
+    owned: list[Tensor] = list(parameters.values())
+
+    def gradients() -> Gradients:
+        positions = order(poisson_batch(num_examples, local.sample_rate, coins))
+        return _batch_gradients(model, batch, loss_fn, frame, local, positions, parameters)
+
+    start = [p.detach().clone() for p in owned] if local.steps > 1 else []
+    try:
+        return _steps(owned, gradients, local, charge)
+    finally:
+        if start:
+            with torch.no_grad():
+                torch._foreach_copy_(owned, start)
+
+
+def unprotected(mechanism: Mechanism, frame: Frame, parameters: Checked) -> bool:
+    """Whether what leaves is the plain sum of gradients of all parameters, which lie as they are sent."""
+    if mechanism.clips or mechanism.adds_noise or frame.kept != frame.size or not summable(frame):
+        return False
+    alike = all(a.dtype == b.dtype and a.device == b.device for a, b in pairwise(parameters.values()))
+    return alike and all(p.is_contiguous() for p in parameters.values())
+
+
+def _steps(
+    owned: list[Tensor], gradients: Callable[[], Gradients], local: LocalTraining, charge: Callable[[], None]
+) -> Float[Tensor, " kept"]:
+    """sum_k v_k, v_k = mu v_(k-1) + s_k; W moves by -lr / expected_batch times v_k after each step but the last."""
+    rate = -local.learning_rate / local.expected_batch
+    velocity = gradients()
+    charge()
+    with torch.no_grad():
+        accumulated = torch.cat([v.flatten() for v in velocity])
+        runs = accumulated.split([p.numel() for p in owned])
+        parts = [run.view(p.shape) for run, p in zip(runs, owned, strict=True)]
+        if local.momentum:  # changed in place below, and autograd may give one tensor to two parameters
+            velocity = [v.clone() for v in velocity]
+        for _ in range(local.steps - 1):
+            torch._foreach_add_(owned, velocity, alpha=rate)
+            found = gradients()
+            if local.momentum:
+                torch._foreach_mul_(velocity, local.momentum)
+                torch._foreach_add_(velocity, found)
+            else:
+                velocity = found
+            torch._foreach_add_(parts, velocity)
+    return accumulated
+
+
+def _batch_gradients(
+    model: nn.Module,
+    batch: Batch,
+    loss_fn: LossFunction,
+    frame: Frame,
+    local: LocalTraining,
+    positions: Positions,
+    parameters: Checked,
+) -> Gradients:
+    """Sum over a Poisson batch, microbatch by microbatch."""
+    total: Gradients | None = None
+    for micro in microbatches(positions, max(1, local.microbatch_size // local.multiplicity)):
+        found = summed_gradients(model, loss_fn, *batch(micro), frame, checked=parameters, numbers=local.numbers)
+        if local.multiplicity > 1:
+            found = [g / local.multiplicity for g in found]
+        total = found if total is None else [t + g for t, g in zip(total, found, strict=True)]
+    assert total is not None  # microbatches() yields at least one run, an empty one for an empty batch
+    return [g.contiguous() for g in total]
