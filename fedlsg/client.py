@@ -2,66 +2,25 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
 from fedlsg.held import Held
-from fedlsg.persample import Batch as Inputs
+from fedlsg.local_training import Batch, LocalTraining, Positions
 from fedlsg.persample import LossFunction, held_gradients, per_example_gradients
 from fedlsg.powersgd import norm_of_factors
-from fedlsg.precision import FLOAT32, Numbers
 from fedlsg.privatize import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import SecretStream
-from fedlsg.sampling import Coins, check_sample_rate, microbatches, poisson_batch
+from fedlsg.sampling import Coins, CoinsAhead, microbatches, poisson_batch
 from fedlsg.summed import summable, summed_gradient
 from fedlsg.supported import Checked, check
+from fedlsg.unprotected import plain_steps, unprotected
 from fedlsg.update import move
 
-Positions = Int[Tensor, " batch"]
-Batch = Callable[[Positions], tuple[Inputs, Tensor]]
-"""Positions in the client's own data -> (inputs, targets)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalTraining:
-    """A client's local optimizer. Only optimizers that are linear in the gradient are offered: SGD with momentum.
-
-    For those the accumulated carriers carry the local change of W exactly. ``learning_rate`` matters from the second
-    local step on; ``expected_batch`` = q N with the declared N divides the local steps, never a realised size.
-    A batch function gives ``multiplicity`` augmented copies of each example, one after the other, whose gradients are
-    averaged before the clip (De et al. 2022): the unit stays the example. ``numbers``: see precision.py.
-    """
-
-    steps: int = 1
-    sample_rate: float = 1.0
-    learning_rate: float = 0.1
-    momentum: float = 0.0
-    expected_batch: float = 1.0
-    microbatch_size: int = 256
-    multiplicity: int = 1
-    numbers: Numbers = FLOAT32
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "microbatch_size", "multiplicity"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"expected {name}={getattr(self, name)} >= 1")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"expected 0 <= momentum={self.momentum} < 1")
-        if not 0 < self.learning_rate < math.inf or not 0 < self.expected_batch < math.inf:
-            raise ValueError(f"expected finite {self.learning_rate=} > 0 and {self.expected_batch=} > 0")
-        check_sample_rate(self.sample_rate)
-
-    def at_rate(self, sample_rate: float) -> "LocalTraining":
-        """The same at one client's own Poisson rate."""
-        return replace(self, sample_rate=sample_rate)
-
-    def single(self) -> "LocalTraining":
-        """One step of it, without momentum."""
-        return replace(self, steps=1, momentum=0.0)
+__all__ = ["Batch", "LocalTraining", "Positions", "client_step", "holds", "norm_bound", "per_unit"]
 
 
 def client_step(
@@ -73,7 +32,7 @@ def client_step(
     mechanism: Mechanism,
     local: LocalTraining,
     num_examples: int,
-    sampler: Coins,
+    sampler: SecretStream,
     noise: SecretStream,
     charge: Callable[[], None],
     order: Callable[[Positions], Positions] = lambda positions: positions,
@@ -91,12 +50,18 @@ def client_step(
     Differs from the paper: one joint clip over all blocks and dense parameters (see privatize.py).
     """
     parameters = check(model, frame) if checked is None else checked
+    coins = CoinsAhead(sampler, batches=local.steps)
+    if scale is None and unprotected(mechanism, frame, parameters):
+        return plain_steps(
+            model, batch, loss_fn, frame=frame, local=local, num_examples=num_examples, coins=coins, charge=charge,
+            order=order, parameters=parameters,
+        )  # fmt: skip
     start = [p.detach().clone() for p in parameters.values()] if local.steps > 1 else []
     velocity = accumulated = torch.zeros(0)
     try:
         for step in range(local.steps):
             total = _clipped_batch_sum(
-                model, batch, loss_fn, frame, mechanism, local, num_examples, sampler, order, scale, parameters
+                model, batch, loss_fn, frame, mechanism, local, num_examples, coins, order, scale, parameters
             )
             if step == 0:
                 charge()
@@ -124,14 +89,14 @@ def _clipped_batch_sum(
     mechanism: Mechanism,
     local: LocalTraining,
     num_examples: int,
-    sampler: Coins,
+    coins: Coins,
     order: Callable[[Positions], Positions],
     scale: Sequence[Float[Tensor, " kept"]] | None,
     checked: Checked,
 ) -> Float[Tensor, " kept"]:
     total: Tensor | None = None
     size = max(1, local.microbatch_size // local.multiplicity)
-    for micro in microbatches(order(poisson_batch(num_examples, local.sample_rate, sampler)), size):
+    for micro in microbatches(order(poisson_batch(num_examples, local.sample_rate, coins)), size):
         inputs, targets = batch(micro)
         units: Sequence[Tensor | Held]
         if not mechanism.clips and scale is None and summable(frame):

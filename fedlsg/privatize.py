@@ -137,11 +137,17 @@ def clipped_sum(
         norms = norms.masked_fill(~finite, 0.0)
     sizes = [math.prod(block.shape[1:]) for block in gradients]
     factors = clip_factors(norms, mechanism.clip_norm, gradients[0].dtype, sum(sizes))
-    dtype = reduce(torch.promote_types, (block.dtype for block in gradients))
-    total = torch.empty(sum(sizes), dtype=dtype, device=norms.device)  # filled block by block: no second copy to join
     with exactly(norms.device.type):
-        for own, factor, block in zip(total.split(sizes), factors, gradients, strict=True):
-            own.copy_(block.weighted_sum(factor, finite) if isinstance(block, Held) else weighted_sum(factor, block))
+        parts = (
+            block.weighted_sum(factor, finite) if isinstance(block, Held) else weighted_sum(factor, block)
+            for factor, block in zip(factors, gradients, strict=True)
+        )
+        if torch.is_grad_enabled() and any(isinstance(block, Tensor) and block.requires_grad for block in gradients):
+            return torch.cat(list(parts))  # attacks differentiate through it
+        dtype = reduce(torch.promote_types, (block.dtype for block in gradients))
+        total = torch.empty(sum(sizes), dtype=dtype, device=norms.device)
+        for own, part in zip(total.split(sizes), parts, strict=True):  # one by one: no second copy to join
+            own.copy_(part)
     return total
 
 

@@ -1,53 +1,46 @@
-"""Local steps where nothing is clipped, noised or left out: no flat vector is formed before the last one.
+"""Local steps where nothing is clipped, noised or left out: no flat vector is formed before the last one."""
 
-The front door of ``client_step`` for who trains many clients: what it can, it does here, the rest fedlsg/client.py.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg import client
-from fedlsg.client import Batch, LocalTraining, Positions
 from fedlsg.frame import Frame
+from fedlsg.local_training import Batch, LocalTraining, Positions
 from fedlsg.persample import LossFunction
 from fedlsg.privatize import Mechanism
-from fedlsg.randomness import SecretStream
-from fedlsg.sampling import CoinsAhead, microbatches, poisson_batch
+from fedlsg.sampling import Coins, microbatches, poisson_batch
 from fedlsg.summed import summable, summed_gradients
-from fedlsg.supported import Checked, check
+from fedlsg.supported import Checked
 
 Gradients = list[Tensor]
 """One tensor a parameter, in its shape."""
 
 
-def client_step(
+def unprotected(mechanism: Mechanism, frame: Frame, parameters: Checked) -> bool:
+    """Whether what leaves is the plain sum of gradients of all parameters, which lie as they are sent."""
+    if mechanism.clips or mechanism.adds_noise or frame.kept != frame.size or not summable(frame):
+        return False
+    alike = all(a.dtype == b.dtype and a.device == b.device for a, b in pairwise(parameters.values()))
+    return alike and all(p.is_contiguous() for p in parameters.values())
+
+
+def plain_steps(
     model: nn.Module,
     batch: Batch,
     loss_fn: LossFunction,
     *,
     frame: Frame,
-    mechanism: Mechanism,
     local: LocalTraining,
     num_examples: int,
-    sampler: SecretStream,
-    noise: SecretStream,
+    coins: Coins,
     charge: Callable[[], None],
-    order: Callable[[Positions], Positions] = lambda positions: positions,
-    scale: Sequence[Float[Tensor, " kept"]] | None = None,
-    checked: Checked | None = None,
+    order: Callable[[Positions], Positions],
+    parameters: Checked,
 ) -> Float[Tensor, " kept"]:
-    """As ``fedlsg.client.client_step``, bit for bit; faster where ``unprotected``. Draws all steps' coins at once."""
-    parameters = check(model, frame) if checked is None else checked
-    coins = CoinsAhead(sampler, batches=local.steps)
-    if scale is not None or not unprotected(mechanism, frame, parameters):
-        return client.client_step(
-            model, batch, loss_fn, frame=frame, mechanism=mechanism, local=local, num_examples=num_examples,
-            sampler=coins, noise=noise, charge=charge, order=order, scale=scale, checked=parameters,
-        )  # fmt: skip
+    """What ``client_step`` gives where ``unprotected``, bit for bit. The model comes back unchanged."""
     owned: list[Tensor] = list(parameters.values())
 
     def gradients() -> Gradients:
@@ -61,14 +54,6 @@ def client_step(
         if start:
             with torch.no_grad():
                 torch._foreach_copy_(owned, start)
-
-
-def unprotected(mechanism: Mechanism, frame: Frame, parameters: Checked) -> bool:
-    """Whether what leaves is the plain sum of gradients of all parameters, which lie as they are sent."""
-    if mechanism.clips or mechanism.adds_noise or frame.kept != frame.size or not summable(frame):
-        return False
-    alike = all(a.dtype == b.dtype and a.device == b.device for a, b in pairwise(parameters.values()))
-    return alike and all(p.is_contiguous() for p in parameters.values())
 
 
 def _steps(

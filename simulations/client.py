@@ -21,12 +21,11 @@ from fedlsg.adapters import frozen_bases
 from fedlsg.carriers import carried_parameters, find_classifier
 from fedlsg.frame import Frame
 from fedlsg.ledger import Entry, Ledger, LedgerError
-from fedlsg.method import LocalTraining, initial_needed, make_frame
+from fedlsg.method import LocalTraining, client_step, initial_needed, make_frame
 from fedlsg.privatize import Mechanism
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.snip import pruning_mechanism, saliency_frame, saliency_scale
 from fedlsg.supported import Checked, check, trainable
-from fedlsg.unprotected import client_step
 from simulations import freed_memory
 from simulations.batches import batches
 from simulations.plan import Base, prepare

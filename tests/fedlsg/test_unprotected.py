@@ -38,6 +38,13 @@ def result(step, model, frame, inputs, targets, local, kind, charge=lambda: None
     )  # fmt: skip
 
 
+def general_steps(*arguments, **settings):
+    """``client_step`` without the short way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "unprotected", lambda *_: False)
+        return client.client_step(*arguments, **settings)
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("kind", ["none", "noise-only", "clip-only", "dp"])
 @pytest.mark.parametrize(
@@ -52,8 +59,7 @@ def test_every_bit_is_that_of_the_general_steps(layout, kind, changes):
     model, frame, inputs, targets = subject(layout)
     before = [p.detach().clone() for p in model.parameters()]
     found, wanted = (
-        result(step, model, frame, inputs, targets, local, kind)
-        for step in (unprotected.client_step, client.client_step)
+        result(step, model, frame, inputs, targets, local, kind) for step in (client.client_step, general_steps)
     )
     assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True)), "the model comes back"
@@ -62,12 +68,14 @@ def test_every_bit_is_that_of_the_general_steps(layout, kind, changes):
 
 def test_the_short_way_is_taken_where_nothing_is_protected_and_nowhere_else(monkeypatch):
     model, frame, inputs, targets = subject()
-    called = []
-    real = client.client_step
-    monkeypatch.setattr(client, "client_step", lambda *a, **k: (called.append(k["mechanism"].kind), real(*a, **k))[1])
-    for kind in ("none", "noise-only", "clip-only", "dp"):
-        result(unprotected.client_step, model, frame, inputs, targets, LocalTraining(), kind)
-    assert called == ["noise-only", "clip-only", "dp"]
+    taken = []
+    real = client.plain_steps
+    monkeypatch.setattr(client, "plain_steps", lambda *a, **k: (taken.append(True), real(*a, **k))[1])
+    for kind in ("noise-only", "clip-only", "dp"):
+        result(client.client_step, model, frame, inputs, targets, LocalTraining(), kind)
+    assert not taken
+    result(client.client_step, model, frame, inputs, targets, LocalTraining(), "none")
+    assert taken
     parameters = dict(model.named_parameters())
     masked = Block(parameter="0.bias", part="dense", shape=(5,), keep=Keep(axis=0, index=torch.tensor([1])))
     some = Frame(coordinates=frame.coordinates, blocks=(frame.blocks[0], masked, *frame.blocks[2:]))
@@ -83,7 +91,7 @@ def test_a_refused_charge_leaves_the_model_as_it_was_and_nothing_to_send():
         raise RuntimeError("spent")
 
     with pytest.raises(RuntimeError, match="spent"):
-        result(unprotected.client_step, model, frame, inputs, targets, LocalTraining(steps=3), "none", refuse)
+        result(client.client_step, model, frame, inputs, targets, LocalTraining(steps=3), "none", refuse)
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
@@ -91,9 +99,9 @@ def test_negative_control_steps_in_another_order_are_told_apart(monkeypatch):
     """Were the velocity added before it is multiplied by momentum, the comparison above would fail."""
     local = LocalTraining(steps=3, sample_rate=0.4, momentum=0.9)
     model, frame, inputs, targets = subject()
-    wanted = result(client.client_step, model, frame, inputs, targets, local, "none")
+    wanted = result(general_steps, model, frame, inputs, targets, local, "none")
     monkeypatch.setattr(torch, "_foreach_mul_", lambda velocity, momentum: None)
-    found = result(unprotected.client_step, model, frame, inputs, targets, local, "none")
+    found = result(client.client_step, model, frame, inputs, targets, local, "none")
     assert not torch.equal(found, wanted)
 
 
