@@ -19,7 +19,7 @@ def taps_outside(W: Float[Tensor, "m *rest"]) -> bool:
 
 
 def matrix_in_memory_order(W: Float[Tensor, "m *rest"]) -> Float[Tensor, "m n"]:
-    """W as a matrix with its columns in memory order: a view of any W that lies dense in memory."""
+    """W as a matrix with its columns in memory order: a view of a contiguous or channels_last W, else a copy."""
     return W.movedim(1, -1).flatten(1) if taps_outside(W) else W.flatten(1)
 
 

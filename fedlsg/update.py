@@ -44,7 +44,11 @@ def add_reconstruction(
     R: Float[Tensor, "r n"],
     scale: float,
 ) -> None:
-    """W += scale * reconstruct(dL, dR, L, R), in W's own memory."""
+    """W += scale * reconstruct(dL, dR, L, R), in W's own memory where W is a matrix there."""
     left = torch.cat([dL, L], 1)
     right = torch.cat([R, dR - (L.mT @ dL) @ R])
-    matrix_in_memory_order(W).addmm_(left, to_memory_order(right, W), alpha=scale)
+    matrix = matrix_in_memory_order(W)
+    if matrix.data_ptr() == W.data_ptr():
+        matrix.addmm_(left, to_memory_order(right, W), alpha=scale)
+    else:  # a kernel in a memory of its own (loaded as a permuted view, say): the matrix is a copy
+        W.add_((left @ right).view(W.shape), alpha=scale)

@@ -12,7 +12,7 @@ from fedlsg.lowrank import decompose, reconstruct
 from fedlsg.mask_rules import unit_importance
 from fedlsg.persample import per_example_gradients
 from fedlsg.privatize import Mechanism, clipped_sum
-from fedlsg.server import linear_in_the_gradient
+from fedlsg.server import linear_in_the_gradient, server_step
 from fedlsg.small_products import batch_times_transposed, times_transposed
 from fedlsg.update import add_reconstruction, move
 from tests.fedlsg.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
@@ -80,6 +80,35 @@ def test_eq3_in_place_is_eq3(turned, sparsity):
     for name, p in parameters.items():
         assert torch.allclose(p, before[name] - 0.5 * wanted[name], atol=1e-12)
         assert p.data_ptr() == places[name]
+
+
+def own_memory(W: Tensor, layout: str) -> Tensor:
+    """The same numbers as a permuted view of another layout's memory, or as a part of a larger kernel."""
+    if layout == "taps first":
+        return W.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+    return nn.functional.pad(W, (1, 1, 1, 1))[:, :, 1:-1, 1:-1]
+
+
+@pytest.mark.parametrize("layout", ["taps first", "part"])
+@pytest.mark.parametrize("entry", ["move", "server_step"])
+def test_a_kernel_that_is_no_matrix_in_its_memory_moves_too(layout, entry):
+    """Weights assigned from another library's layout; the product once went into a copy, and the weight stayed."""
+    model, _, _ = wide()
+    model[0].weight = nn.Parameter(own_memory(model[0].weight.detach(), layout))
+    assert not model[0].weight.is_contiguous()
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    parameters = dict(model.named_parameters())
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    values = torch.randn(frame.kept, dtype=torch.float64)
+    wanted = frame.gradients(values)
+    if entry == "move":
+        move(parameters, frame, values, dict.fromkeys(parameters, -0.5))
+    else:
+        after = After(learning_rate=0.5, momentum=0.0)
+        optimizer, scheduler = make_optimizer(parameters, after, updates=2)
+        server_step(model, optimizer, scheduler, 3 * values, frame=frame, divisor=3.0, after=after)
+    for name, p in parameters.items():
+        assert torch.allclose(p, before[name] - 0.5 * wanted[name], atol=1e-12), name
 
 
 def test_carriers_swapped_in_place_would_be_seen():
