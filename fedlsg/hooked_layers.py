@@ -25,7 +25,7 @@ from fedlsg.layer_gradients import (
 from fedlsg.norm_gradients import NormGradients, Statistics
 from fedlsg.rebuilt import Rebuilt
 from fedlsg.standardized import OutputNote, finish_left, finish_right, note_output
-from fedlsg.through_output import output_carriers, tolerance
+from fedlsg.through_output import bias_lost, output_carriers, tolerance
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,7 +114,9 @@ def through_outputs(layers: list[Layer]) -> list[Layer]:
     for layer in layers:
         carried = layer.carried
         if carried is not None and type(layer.module) in THROUGH_OUTPUT and carried.L.shape[0] < carried.R.shape[1]:
-            found[layer.path] = output_carriers(layer.module.get_parameter("weight").detach(), carried.L, carried.R)
+            A, gap = output_carriers(layer.module.get_parameter("weight").detach(), carried.L, carried.R)
+            bias = layer.module.bias
+            found[layer.path] = A, gap + bias_lost(bias.detach(), A) if isinstance(bias, Tensor) else gap
     if not found:
         return layers
     gaps = dict(zip(found, torch.stack([gap for _, gap in found.values()]).tolist(), strict=True))  # one transfer

@@ -54,6 +54,27 @@ def test_and_not_where_the_weight_moved_or_has_too_low_a_rank(change):
     assert error(got, naive(model, squared_error, x, y, frame)) < TOLERANCE
 
 
+def error_under_a_long_bias() -> tuple[list[bool], float]:
+    """Of tiny weights beside ordinary biases, as a zero-initialised layer has them soon after its start."""
+    model, x, y = wide()
+    with torch.no_grad():
+        model[4].weight.mul_(1e-12)
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    got = per_example_gradients(model, squared_error, x, y, frame)
+    return through(model, frame), error(got, naive(model, squared_error, x, y, frame))
+
+
+def test_and_not_where_the_bias_has_rounded_the_product_away():
+    assert error_under_a_long_bias() == ([True, False, False], pytest.approx(0, abs=TOLERANCE))
+
+
+def test_negative_control_the_carriers_alone_do_not_tell(monkeypatch):
+    monkeypatch.setattr(hooked_layers, "bias_lost", lambda bias, A: 0.0)
+    used, found = error_under_a_long_bias()
+    assert used == [True, False, True]
+    assert found > 100 * TOLERANCE
+
+
 def test_a_check_that_lets_everything_through_is_caught(monkeypatch):
     monkeypatch.setattr(hooked_layers, "tolerance", lambda R: 1e9)
     model, x, y = wide()
