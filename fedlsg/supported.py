@@ -124,7 +124,7 @@ def check_sharing(model: nn.Module) -> None:
 
 
 def check_frame(model: nn.Module, frame: Frame) -> None:
-    """Raise UnsupportedLayerError unless the frame holds exactly the trainable parameters, whole, in their shapes."""
+    """Raise UnsupportedLayerError unless the frame holds exactly the trainable parameters, whole, in model order."""
     shapes = {name: tuple(p.shape) for name, p in trainable(model).items()}
     framed = {c.name: tuple(c.shape) for c in frame.coordinates}
     if missing := [name for name in shapes if name not in framed]:
@@ -137,6 +137,8 @@ def check_frame(model: nn.Module, frame: Frame) -> None:
             raise UnsupportedLayerError(f"{name} is in the frame but is no trainable parameter; rebuild the frame")
         if shape != shapes[name]:
             raise UnsupportedLayerError(f"expected {name} of shape {shapes[name]}, the frame has {shape}; rebuild it")
+    if list(framed) != list(shapes) or len(framed) < len(frame.coordinates):
+        raise UnsupportedLayerError("the frame has the parameters in another order than the model; rebuild it")
     for c in frame.coordinates:
         owner, _, attribute = c.name.rpartition(".")
         if c.carried and (attribute != "weight" or type(model.get_submodule(owner)) not in CARRIED):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.frame import Frame
+from fedlsg.frame import Frame, make_blocks
 from fedlsg.supported import UnsupportedLayerError, check_frame, check_supported, trainable
 from tests.fedlsg.gradient_oracle import make_frame
 
@@ -147,6 +147,15 @@ def test_blocks_that_do_not_match_the_coordinates_are_refused():
     model, frame = make_model()
     with pytest.raises(UnsupportedLayerError, match="blocks"):
         check_frame(model, replace(frame, blocks=frame.blocks[:-1]))
+
+
+@pytest.mark.parametrize("change", [lambda c: c[::-1], lambda c: (*c, c[0])])
+def test_a_frame_in_another_order_or_with_repeats_is_refused(change):
+    """Sums that form no blocks come in model order, and values would land on other weights without an error."""
+    model, frame = make_model()
+    coordinates = tuple(replace(c, L=None, R=None) for c in change(frame.coordinates))
+    with pytest.raises(UnsupportedLayerError, match="another order"):
+        check_frame(model, Frame(coordinates=coordinates, blocks=make_blocks(coordinates)))
 
 
 def test_trainable_is_what_torch_names():
