@@ -96,13 +96,10 @@ class Held:
 def worth_holding(layer: nn.Module, g: Tensor) -> bool:
     """Whether norms over pairs of positions cost less than gradients example by example, and are as true.
 
-    A product in TF32 would round g and x to fewer digits than ``norms`` covers. The float64 products count twice.
+    The float64 products count twice.
     """
     weight = layer.get_parameter("weight")
-    exact = weight.dtype in (torch.float32, torch.float64) and (
-        g.device.type == "cpu"
-        or (torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32)
-    )
+    exact = weight.dtype in (torch.float32, torch.float64) and all_digits(g.device.type)
     if not exact or type(layer) not in (nn.Linear, nn.Conv2d):
         return False
     m, c, taps = weight.shape[0], weight.shape[1], weight[0, 0].numel()
@@ -117,6 +114,19 @@ def worth_holding(layer: nn.Module, g: Tensor) -> bool:
         positions = g[0].numel() // m
         pairs = 2 * positions**2 * (m + c)
     return pairs < weight.numel() * (positions + MEMORY)
+
+
+def all_digits(device_type: str) -> bool:
+    """Whether products of float32 keep its digits: TF32 or bfloat16 would round g and x further than ``norms`` covers.
+
+    Under "high" and "medium" processors with units for them use those, too.
+    """
+    if torch.get_float32_matmul_precision() != "highest":
+        return False
+    if device_type == "cpu":
+        conv = getattr(torch.backends.mkldnn, "conv", None)  # from torch 2.9 on
+        return getattr(conv, "fp32_precision", "none") in ("none", "ieee")
+    return not torch.backends.cudnn.allow_tf32
 
 
 def squared_norms(layer: nn.Module, g: Tensor, x: Tensor) -> Float[Tensor, " batch"]:

@@ -105,6 +105,33 @@ def test_what_is_strided_small_or_cheaper_in_full_is_not_held():
     assert worth_holding(nn.Linear(384, 384), torch.randn(2, 64, 384))
 
 
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_nothing_is_held_where_products_may_be_rounded_further(precision):
+    layer, g = nn.Linear(384, 384), torch.randn(2, 64, 384)
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert not worth_holding(layer, g)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert worth_holding(layer, g)
+
+
+def test_negative_control_rounded_further_an_example_passes_the_clip(monkeypatch):
+    """What a processor with units for bfloat16 makes of the product at precision "medium": 0.8 % beyond C."""
+    layer, number = nn.Linear(128, 128, bias=False), 1 + 2**-8 + 2**-12  # is rounded up to 1 + 2^-7
+    g = x = torch.full((1, 1, 128), number)
+    block = Held(layer, g, x, g._version)
+    assert clipped_sum([block], CLIP).double().norm() <= CLIP.clip_norm
+    honest = Held.weighted_sum
+
+    def rounded(self: Held, factors: Tensor, finite: Tensor) -> Tensor:
+        g, x = self.g.bfloat16().float(), self.x.bfloat16().float()
+        return honest(Held(self.layer, g, x, g._version), factors, finite)
+
+    monkeypatch.setattr(Held, "weighted_sum", rounded)
+    assert clipped_sum([block], CLIP).double().norm() > 1.005 * CLIP.clip_norm
+
+
 def test_a_gradient_that_was_written_into_is_noticed():
     layer, x, g = nn.Linear(3, 2), torch.randn(1, 3), torch.randn(1, 2)
     block = Held(layer, g, x, g._version)
