@@ -5,6 +5,7 @@ Symbols as in layer_gradients.py.
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -73,6 +74,12 @@ class Layer:
     slots: tuple[Slot, ...]
     dtype: torch.dtype
     carried: Carried | None
+
+    @cached_property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The module's own trainable parameters."""
+        names = dict.fromkeys(slot.parameter for slot in self.slots)
+        return tuple(self.module.get_parameter(name) for name in names)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -1,9 +1,10 @@
 """Per-example gradients of a model in the coordinates of a frame, through hooks.
 
 A forward hook on each layer that owns a trainable parameter remembers what its formulas need of the input; a tensor
-hook on the layer's output turns the gradient that arrives there into the layer's blocks and frees the rest. All
-trainable parameters are frozen for the pass, so that backward computes no weight gradient at all. The formulas are
-in layer_gradients.py, what is refused in supported.py.
+hook on the layer's output turns the gradient that arrives there into the layer's blocks and frees the rest. A layer's
+own parameters are frozen while it is called, so that backward computes no weight gradient at all; one that has a
+gradient all the same was used elsewhere (F.linear(x, layer.weight)), where no hook sees it, and is refused. The
+formulas are in layer_gradients.py, what else is refused in supported.py.
 
 Sees private data, and what it returns is not private: clip and noise it (privatize.py) before anything leaves.
 """
@@ -22,6 +23,7 @@ from torch.autograd.graph import Node
 from fedlsg.activation_storage import ActivationStorage, storage_of, watched
 from fedlsg.exact import exactly
 from fedlsg.frame import Frame
+from fedlsg.graph import leads_to
 from fedlsg.held import Held
 from fedlsg.hooked_layers import (
     Layer,
@@ -36,10 +38,12 @@ from fedlsg.hooked_layers import (
 )
 from fedlsg.precision import FLOAT32, Numbers
 from fedlsg.rebuilt import NORMS, Rebuilding, let_go
-from fedlsg.supported import Checked, check, unsupported
+from fedlsg.supported import Checked, UnsupportedLayerError, check, unsupported
 
 Batch = Tensor | Mapping[str, Tensor]
 LossFunction = Callable[[Any, Any], Tensor]
+
+HIDDEN = "its input requires a gradient that no parameter asked for; detach it"
 
 
 def per_example_gradients(
@@ -61,7 +65,8 @@ def per_example_gradients(
     when something raises. A layer that the forward pass does not reach gives zeros; an empty batch gives tensors of
     shape (0, kept) without a call of the model; a loss that is not finite stays in its own row.
     Raises UnsupportedLayerError for what supported.py lists, and for a layer that is called twice, whose input is
-    not batch first, or whose input changes in place after the call; ValueError for losses of another shape.
+    not batch first, whose input changes in place after the call, or whose parameters are used beside its call;
+    ValueError for losses of another shape.
     ``checked``: what ``supported.check(model, frame)`` returned since either changed; else it is called here.
     ``numbers``: in which precision (precision.py); the blocks are of the parameters' type in any.
     """
@@ -97,7 +102,7 @@ def held_gradients(
                     f"expected one loss an example, shape ({batch},), got shape {tuple(losses.shape)}: use "
                     "reduction='none', and average within an example only"
                 )
-            step.backward(losses)
+            step.backward(losses, parameters)
     return [like.new_zeros(batch, b.kept) if v is None else v for b, v in zip(frame.blocks, step.values, strict=True)]
 
 
@@ -121,17 +126,16 @@ def batch_size(inputs: Batch, targets: Batch) -> int:
 
 @contextmanager
 def hooked(model: nn.Module, frame: Frame, step: "Pass", parameters: Checked) -> Iterator[None]:
-    """Hook the layers and freeze every trainable parameter; on exit undo both, whatever happened."""
-    handles = [
-        # First in line, so that g is the gradient at the layer's own output and not at what a user's hook made of it.
-        layer.module.register_forward_hook(partial(step.on_output, layer), with_kwargs=True, prepend=True)
-        for layer in map(step.numbers.formed, plan(model, frame))
-    ]
-    norms = (module for module in model.modules() if type(module) in NORMS)
-    handles += [module.register_forward_hook(step.rebuilding.on_norm, prepend=True) for module in norms]
+    """Hook the layers, whose calls freeze their own parameters; on exit undo both, whatever happened."""
+    handles = []
     try:
-        for p in parameters.values():
-            p.requires_grad_(False)
+        for layer in map(step.numbers.formed, plan(model, frame)):
+            handles.append(layer.module.register_forward_pre_hook(partial(freeze, layer)))
+            # First in line, so that g is the gradient at the layer's own output, not at what a user's hook made of it.
+            on_output = partial(step.on_output, layer)
+            handles.append(layer.module.register_forward_hook(on_output, with_kwargs=True, prepend=True))
+        norms = (module for module in model.modules() if type(module) in NORMS)
+        handles += [module.register_forward_hook(step.rebuilding.on_norm, prepend=True) for module in norms]
         yield
     finally:
         for p in parameters.values():
@@ -139,6 +143,13 @@ def hooked(model: nn.Module, frame: Frame, step: "Pass", parameters: Checked) ->
         for handle in handles:
             handle.remove()
         step.rebuilding.forget()
+        step.due.clear()  # nodes hold their hooks, and these the pass: no collector sees that circle
+
+
+def freeze(layer: Layer, *_: object) -> None:
+    """Before a layer's call: its parameters stay out of the graph, until ``Pass.on_output``."""
+    for p in layer.parameters:
+        p.requires_grad_(False)
 
 
 def eagerly() -> AbstractContextManager[object]:
@@ -173,6 +184,7 @@ class Pass:
         self.values: list[Tensor | Held | None] = [None] * blocks
         self.memories: dict[str, Remembered] = {}
         self.called: set[str] = set()
+        self.due: dict[str, tuple[Layer, Node]] = {}
         self.starts: list[Tensor] = []
         self.rebuilding = Rebuilding()
 
@@ -180,6 +192,8 @@ class Pass:
         self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> Tensor | None:
         """Remember the layer's input, and ask for the gradient at its output."""
+        for p in layer.parameters:
+            p.requires_grad_(True)
         if not torch.is_grad_enabled():
             return None  # no gradient comes back through this call
         x = args[0] if args else kwargs["input"]
@@ -200,12 +214,12 @@ class Pass:
             self.starts.append(output.requires_grad_())
             output = output.clone()
         elif not self.starts:
-            raise unsupported(
-                layer.path, module, "its input requires a gradient that no parameter asked for; detach it"
-            )
+            raise unsupported(layer.path, module, HIDDEN)
         if again is not None:
             let_go(again, x, output)
-        maker(output).register_prehook(partial(self.on_gradient, layer, output.shape))
+        node = maker(output)
+        self.due[layer.path] = layer, node
+        node.register_prehook(partial(self.on_gradient, layer, output.shape))
         return output if start else None
 
     def check_call(self, layer: Layer, x: Tensor) -> None:
@@ -229,6 +243,7 @@ class Pass:
     def on_gradient(self, layer: Layer, shape: torch.Size, gradients: tuple[Tensor | None, ...]) -> None:
         """Compute the layer's blocks, then let go of its input."""
         memory = self.memories.pop(layer.path)
+        del self.due[layer.path]
         if memory.x is not None and memory.x._version != memory.version:
             raise unsupported(
                 layer.path,
@@ -258,8 +273,23 @@ class Pass:
                     own = layer.module.get_parameter(slot.parameter).dtype
                     self.values[slot.position] = block_gradient(layer, slot, memory, g).to(own)
 
-    def backward(self, losses: Float[Tensor, " batch"]) -> None:
-        """Send the gradient of every example's own loss back to the first hooked layers."""
-        if self.starts and losses.requires_grad:
-            # The sum sends a one to every loss. Handed those ones, torch would import sympy: half a second a process.
-            torch.autograd.grad(losses.sum(), self.starts, allow_unused=True)
+    def backward(self, losses: Float[Tensor, " batch"], parameters: Checked) -> None:
+        """Send the gradient of every example's own loss back to the first hooked layers.
+
+        Raises UnsupportedLayerError where it arrives at a parameter: nobody froze it, so no hook saw its use. Also
+        where a layer that the losses depend on was passed over, because no first layer lies behind it.
+        """
+        if not losses.requires_grad:
+            return
+        wanted = [*self.starts, *parameters.values()]
+        # The sum sends a one to every loss. Handed those ones, torch would import sympy: half a second a process.
+        found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)[len(self.starts) :]
+        if elsewhere := [name for name, g in zip(parameters, found, strict=True) if g is not None]:
+            raise UnsupportedLayerError(
+                f"{', '.join(elsewhere)}: used outside of its own layer's call, where its gradient cannot be told by "
+                "example; call the layer instead of reading its weight (F.linear(x, layer.weight), layer.forward(x), a "
+                "penalty in the loss), or freeze it"
+            )
+        for layer, node in self.due.values():
+            if leads_to(losses.grad_fn, {node}):
+                raise unsupported(layer.path, layer.module, HIDDEN)
