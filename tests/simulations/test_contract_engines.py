@@ -17,6 +17,7 @@ from fedlsg.accounting import Event, compose
 from fedlsg.ledger import Entry
 from fedlsg.method import client_step
 from fedlsg.privatize import Mechanism, add_noise
+from fedlsg.unprotected import unprotected
 from simulations.engines import flower
 from strategies.state import ServerState
 from tests.simulations.runs import SMALL, Run, ignore, plan_at, resume_local, run_local, stopped_after
@@ -55,8 +56,15 @@ def noised_run(case: str, out: Path, **changes: Any) -> Noised:
         seen.append(mechanism)
         return add_noise(total, mechanism, noise)
 
+    def short_way(mechanism, frame, parameters):
+        """Steps without noise, which draw none, count as draws of noise of deviation 0."""
+        found = unprotected(mechanism, frame, parameters)
+        seen.extend([mechanism] * STEPS * found)
+        return found
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fedlsg.client, "add_noise", watched)
+        patch.setattr(fedlsg.client, "unprotected", short_way)
         run = run_local(out, **(settings_of(case) | {"local_steps": STEPS, "reproducible": False} | changes))
     return Noised(run, tuple(seen))
 

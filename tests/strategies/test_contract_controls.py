@@ -87,7 +87,7 @@ def test_a_step_that_is_less_private_than_claimed_is_caught(mistake, monkeypatch
     assert sensitivity_defects(s) != []
 
 
-def clipped_before_the_mask(model, loss_fn, inputs, targets, frame, *, checked=False):
+def clipped_before_the_mask(model, loss_fn, inputs, targets, frame, **_):
     """Scaled to C by the norm of all coordinates, then masked."""
     whole = replace(frame, blocks=make_blocks(frame.coordinates))
     gradients = torch.cat(per_example_gradients(model, loss_fn, inputs, targets, whole), dim=1)
