@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-REBUILT_FROM = 2**13
-"""Numbers of one example's x from which it pays: what is smaller costs more calls than memory. Of one example's, for
-where activations are kept rounded, what x is made from decides its bits, and no example may change another's.
+REBUILT_FROM = 2**16
+"""Numbers of one example's x from which it costs no time: a WRN-28-4 that made all of them again took 3 to 5 hundredths of
+a plain step more, and one that makes the largest takes none. Of one example's, for where activations are kept rounded, what x is made from decides its bits, and no example may change another's.
 """
 
 NORMS = (nn.GroupNorm, nn.LayerNorm)
