@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 REBUILT_FROM = 2**16
-"""Numbers of one example's x from which it costs no time: a WRN-28-4 that made all of them again took 3 to 5 hundredths of
-a plain step more, and one that makes the largest takes none. Of one example's, for where activations are kept rounded, what x is made from decides its bits, and no example may change another's.
+"""Numbers of one example's x from which it costs no time: making all of them again took 3 hundredths of a WRN-28-4's
+plain step more, the largest alone take none. Of one example's, for where activations are kept rounded, what x is made
+from decides its bits, and no example may change another's.
 """
 
 NORMS = (nn.GroupNorm, nn.LayerNorm)
