@@ -2,9 +2,9 @@
 
 A layer's dR needs the layer's input x, and what is held of x from the forward pass to backward is most of a step's
 memory. Where x came out of a norm, of a norm and a ReLU or tanh, or of a GELU, autograd also holds what went *in*
-there, for the gradient of that very operation. One more forward pass of a norm takes a hundredth of the time of the
-product that x is for, so x itself is let go: by this package, by the activation, which holds its result, and by the
-convolution, which holds its input even where its weight is frozen.
+there, for the gradient of that very operation. So x itself is let go: by this package, by the activation, which holds
+its result, and by the convolution, which holds its input even where its weight is frozen. The price is one more
+forward pass of that norm or activation.
 
 A value is made once, for the first reader in backward, and held until the last one has it. Reads what the forward pass
 saw: a later change of x in place does not reach it, and a change of what it is made from raises autograd's own error.
