@@ -88,9 +88,13 @@ class Ledger:
                 f"{self.path}: cannot write the privacy ledger ({error}); nothing may be released"
             ) from error
 
-    def next_attempt(self, round: int) -> int:
+    def of_round(self, round: int, run: str = "") -> tuple[Entry, ...]:
+        """The entries of a round of a run."""
+        return tuple(entry for entry in self.entries if (entry.run, entry.round) == (run, round))
+
+    def next_attempt(self, round: int, run: str = "") -> int:
         """The lowest attempt number of a round that comes after all charged ones."""
-        return max((entry.attempt + 1 for entry in self.entries if entry.round == round), default=0)
+        return max((entry.attempt + 1 for entry in self.of_round(round, run)), default=0)
 
     def events(self) -> tuple[Event, ...]:
         """The private entries, merged by (q, sigma). Entries of other mechanisms are absent: see `epsilon`."""
@@ -164,7 +168,7 @@ class Ledger:
         state = self._read()
         if any(entry.key == known.key for known in state.entries):
             raise LedgerError(
-                f"{self.path}: client, round, attempt = {entry.key} is charged already; every attempt that draws"
+                f"{self.path}: client, run, round, attempt = {entry.key} is charged already; every attempt that draws"
                 " noise takes the next attempt number"
             )
         lines = [b""] if state.torn else []  # ends a torn line, so that ours starts on a fresh one

@@ -32,10 +32,15 @@ SCHEMA = 1
 ADJACENCY = "add/remove"
 MECHANISMS = ("dp", "clip-only", "noise-only", "none")
 GENESIS = "0" * 64
+LONGEST_RUN = 64
 
 
 class LedgerError(ValueError):
     """A ledger that cannot be trusted, or a charge that it must not take."""
+
+
+Key = tuple[int, str, int, int]
+"""Client, run, round, attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +49,8 @@ class Entry:
 
     ``noise_multiplier`` is the effective one (noise s.d. over joint sensitivity), 0.0 unless the mechanism is
     "dp". ``reproducible`` marks noise from a known seed: it is accounted as if it were secret, and its
-    reports say NOT PRIVATE.
+    reports say NOT PRIVATE. ``run`` names the run in a ledger that goes on over several (a deployed client's); ""
+    in a simulation, whose ledger is that of one run.
     """
 
     client: int
@@ -57,6 +63,7 @@ class Entry:
     num_examples: int
     mechanism: str
     reproducible: bool = False
+    run: str = ""
     adjacency: ClassVar[str] = ADJACENCY
 
     def __post_init__(self) -> None:
@@ -68,6 +75,8 @@ class Entry:
             raise ValueError(f"expected mechanism={self.mechanism!r} among {MECHANISMS}")
         if type(self.reproducible) is not bool:
             raise ValueError(f"expected {self.reproducible=} to be True or False")
+        if type(self.run) is not str or len(self.run) > LONGEST_RUN:
+            raise ValueError(f"expected {self.run=} to be the name of a run, {LONGEST_RUN} characters at most")
         checked_steps(self.steps)
         checked_sample_rate(self.sample_rate)
         if self.mechanism == "dp":
@@ -81,8 +90,8 @@ class Entry:
             raise ValueError(f"expected a finite {self.clip_norm=} > 0 (inf where nothing is clipped)")
 
     @property
-    def key(self) -> tuple[int, int, int]:
-        return self.client, self.round, self.attempt
+    def key(self) -> Key:
+        return self.client, self.run, self.round, self.attempt
 
 
 FIELDS = tuple(field.name for field in fields(Entry))
@@ -104,7 +113,7 @@ class Parsed:
     content: bytes = b""
     owner: int = -1
     state: State = State()
-    keys: frozenset[tuple[int, int, int]] = frozenset()
+    keys: frozenset[Key] = frozenset()
 
 
 BYTES_REMEMBERED = 2**24
@@ -175,7 +184,7 @@ def _continued(path: Path, client: int | None, known: Parsed, content: bytes) ->
                 entry = _decode_entry(record)
                 if entry.client != owner or entry.key in keys:
                     raise LedgerError(
-                        f"unexpected client, round, attempt = {entry.key}: charged already, or not its own"
+                        f"unexpected client, run, round, attempt = {entry.key}: charged already, or not its own"
                     )
                 keys.add(entry.key)
                 entries.append(entry)
@@ -185,6 +194,11 @@ def _continued(path: Path, client: int | None, known: Parsed, content: bytes) ->
         heads.append(head)
     torn = bool(content) and not content.endswith(b"\n")
     return Parsed(content, owner, State(tuple(entries), tuple(heads), torn=torn), frozenset(keys))
+
+
+def parse(path: Path, client: int, content: bytes) -> State:
+    """What the bytes of a whole ledger of ``client`` say; ``path`` is named in errors. Nothing is remembered."""
+    return _continued(path, client, Parsed(), content).state
 
 
 def _checked_header(record: dict[str, Any], client: int | None) -> int:
@@ -197,8 +211,8 @@ def _checked_header(record: dict[str, Any], client: int | None) -> int:
 
 
 def encode_entry(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON takes it: an infinite clip norm is null."""
-    record = {name: getattr(entry, name) for name in FIELDS}
+    """An entry as JSON takes it: an infinite clip norm is null; without a run where that has no name."""
+    record = {name: getattr(entry, name) for name in FIELDS if name != "run" or entry.run}
     return record | ({"clip_norm": None} if math.isinf(entry.clip_norm) else {})
 
 

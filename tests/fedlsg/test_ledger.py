@@ -133,7 +133,7 @@ def test_every_charge_is_synced_before_it_returns_and_a_new_file_with_its_direct
 def test_a_charge_refuses_a_known_key_and_another_client(path):
     ledger = filled(path)
     before = path.read_bytes()
-    with pytest.raises(LedgerError, match=r"\(3, 2, 0\) is charged already"):
+    with pytest.raises(LedgerError, match=r"\(3, '', 2, 0\) is charged already"):
         ledger.charge(entry(2, steps=5))
     with pytest.raises(LedgerError, match="client 3, got one of client 4"):
         ledger.charge(entry(9, client=4))
@@ -391,7 +391,7 @@ def test_two_processes_never_charge_one_key_twice(path):
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sum(won) == 60
     assert sorted(e.key for e in Ledger(path, client=3).entries) == sorted(
-        [(3, number, 0) for number in range(60)] + [(3, 100, attempt) for attempt in range(3)]
+        [(3, "", number, 0) for number in range(60)] + [(3, "", 100, attempt) for attempt in range(3)]
     )
 
 
