@@ -29,6 +29,8 @@ HARMLESS = frozenset({
 def fingerprint(plan: Plan) -> dict[str, Any]:
     """What a checkpoint keeps of the plan: settings, and a digest of who holds which example."""
     sha = hashlib.sha256()
+    if plan.declared is not None:
+        sha.update(repr(tuple(plan.declared)).encode())
     for part in plan.parts:
         sha.update(len(part).to_bytes(8, "little") + part.numpy().tobytes())
     return {"settings": dict(as_config(plan.settings)), "partition": sha.hexdigest()}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 import strategies
@@ -29,7 +30,7 @@ from simulations.partition import partition
 from simulations.preset import build_method, check, check_fits, fill, known, resolved
 from simulations.published import from_run_config
 from simulations.settings import Settings, as_config
-from simulations.workloads import Options, Progress, Workload, build_model, silent
+from simulations.workloads import Options, Progress, Split, Workload, build_model, silent
 from simulations.workloads.workload import Augment
 from strategies.state import select_clients
 from strategies.strategy import ClientTerms
@@ -42,6 +43,7 @@ class Base:
     """What every process derives for itself from the settings. ``settings`` have their gaps filled.
 
     stream: labels that tell batches and noise of a reproducible run from those of another with the same public seed.
+    declared: N_k as the clients of a deployment declared them; their rows are theirs, and ``parts`` is empty.
     """
 
     settings: Settings
@@ -51,11 +53,12 @@ class Base:
     schedule: Schedule
     local: LocalTraining
     stream: tuple[int | str, ...] = ()
+    declared: tuple[int, ...] | None = None
 
     @property
     def sizes(self) -> list[int]:
         """Declared number of examples N_k of every client."""
-        return [len(part) for part in self.parts]
+        return [len(part) for part in self.parts] if self.declared is None else list(self.declared)
 
     def build_model(self) -> nn.Module:
         """The initial model as the method trains it: public, equal in every process, on the run's device."""
@@ -97,7 +100,7 @@ class Base:
     @cached_property
     def steps(self) -> list[int]:
         """Local steps of every client in the public schedule: K times the rounds in which it is asked."""
-        clients, per_round, seed = len(self.parts), known(self.settings.clients_per_round), self.settings.seed
+        clients, per_round, seed = len(self.sizes), known(self.settings.clients_per_round), self.settings.seed
         asked: Counter[int] = Counter()
         for round in range(1, self.schedule.rounds + 1):
             asked.update(select_clients(clients, per_round, round=round, seed=seed))
@@ -111,9 +114,21 @@ class Plan(Base):
     terms: tuple[ClientTerms, ...]
 
 
-def prepare(settings: Settings, *, progress: Progress = silent) -> Base:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Own:
+    """A client of a deployment, and the rows that are its own."""
+
+    client: int
+    rows: Split
+
+
+def prepare(
+    settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None, own: Own | None = None
+) -> Base:
     """Load the data, fill the gaps of the settings, build the method. ``progress`` hears of slow steps.
 
+    In a deployment no training row of the workload is loaded: the server gives N_k as the clients ``declared`` them;
+    a client gives its ``own`` rows, and takes from the announcement what depends on others' (the expected batch).
     Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
     """
     if settings.preset is not None:
@@ -121,20 +136,20 @@ def prepare(settings: Settings, *, progress: Progress = silent) -> Base:
     strategies.check_name(settings.method)
     data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
     options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
-    workload = workloads.load(settings.workload, data_dir=data_dir, options=options, progress=progress)
+    deployed = declared is not None or own is not None
+    workload = workloads.load(
+        settings.workload, data_dir=data_dir, options=options, progress=progress, public_only=deployed
+    )
+    if own is not None:
+        workload = replace(workload, train=own.rows)
     settings = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
     check(settings)
     if settings.augment != "none" and workload.augment is None:
         raise ValueError(f"workload {workload.name} has no augmentation {settings.augment!r}; leave augment out")
-    parts = partition(
-        workload.train.labels,
-        num_clients=known(settings.clients),
-        scheme=known(settings.partition),
-        seed=settings.seed,
-        alpha=known(settings.alpha),
-        shards_per_client=known(settings.shards_per_client),
-    )
-    mean_size = len(workload.train) / len(parts)
+    parts = partitioned(settings, workload, own) if declared is None else []
+    mean_size = len(workload.train) / len(parts) if declared is None else sum(declared) / len(declared)
+    if own is not None:
+        mean_size = len(own.rows)
     batch = settings.batch_size
     rate = known(settings.sample_rate) if batch is None else min(batch / mean_size, 1.0)
     steps = known(settings.local_steps)
@@ -152,17 +167,38 @@ def prepare(settings: Settings, *, progress: Progress = silent) -> Base:
     )
     method = build_method(settings)
     check_fits(settings, method)
-    settings = resolved(settings, method, local)
-    return Base(settings=settings, workload=workload, parts=parts, method=method, schedule=schedule, local=local)
+    return Base(
+        settings=resolved(settings, method, local),
+        workload=workload,
+        parts=parts,
+        method=method,
+        schedule=schedule,
+        local=local,
+        declared=None if declared is None else tuple(declared),
+    )
 
 
-def make_plan(settings: Settings, *, progress: Progress = silent) -> Plan:
+def partitioned(settings: Settings, workload: Workload, own: Own | None) -> list[Tensor]:
+    """Rows of every client, by its number; of the one that gave its ``own``, all of them, and none of the others'."""
+    if own is not None:
+        return [torch.zeros(0, dtype=torch.int64)] * own.client + [torch.arange(len(own.rows))]
+    return partition(
+        workload.train.labels,
+        num_clients=known(settings.clients),
+        scheme=known(settings.partition),
+        seed=settings.seed,
+        alpha=known(settings.alpha),
+        shards_per_client=known(settings.shards_per_client),
+    )
+
+
+def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None) -> Plan:
     """``prepare``, then check delta and calibrate each client's noise multiplier.
 
     The multiplier targets the largest number of local steps of any client in the public schedule; no amplification
     by client sampling is claimed. Raises ValueError for a delta or an epsilon that cannot be met.
     """
-    base = prepare(settings, progress=progress)
+    base = prepare(settings, progress=progress, declared=declared)
     terms = client_terms(base)
     common = {t.noise_multiplier for t in terms}
     if base.method.mechanism.adds_noise:

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import platform
+import secrets
 import statistics
 import time
 from dataclasses import asdict
@@ -46,7 +47,14 @@ class Recorder:
     """
 
     def __init__(
-        self, run: RunDir, plan: Plan, state: ServerState, *, downlink: Downlink | None = None, page: bool = True
+        self,
+        run: RunDir,
+        plan: Plan,
+        state: ServerState,
+        *,
+        downlink: Downlink | None = None,
+        page: bool = True,
+        deployed: bool = False,
     ) -> None:
         self.run, self.plan, self.state, self.page = run, plan, state, page
         self.downlink: Downlink = FullDownlink(state) if downlink is None else downlink
@@ -54,6 +62,7 @@ class Recorder:
         self._events = [_events(ledger) for ledger in self.ledgers]
         self._late = set[int]()  # did not answer in time: may write to their ledgers later
         self._heads = {str(ledger.client): ledger.snapshot() for ledger in self.ledgers if ledger.entries}
+        self.name = secrets.token_hex(8) if deployed else ""
         self.fingerprint = fingerprint(plan)
         self.totals = dict.fromkeys(SUMS, 0)
         self.pruning: dict[str, Any] = {}
@@ -70,6 +79,9 @@ class Recorder:
         self.downlink.load_state_dict(saved.get("downlink", {}))
         self.totals, self.seconds_before = saved["totals"], saved["seconds"]
         self.pruning = saved["pruning"]
+        if bool(saved.get("name")) != bool(self.name):
+            raise ValueError(f"{self.run.path} is a run of the other kind: continue a deployment with flwr run")
+        self.name = saved.get("name", "")
         rows = [row for row in self.run.read_rounds() if int(row["round"]) <= self.state.round]
         if len(rows) != self.state.round:
             raise ValueError(f"{self.run.rounds} is damaged: it lacks rounds that the checkpoint holds; restore it")
@@ -155,10 +167,10 @@ class Recorder:
             if self.ledgers[client].entries:
                 self._heads[str(client)] = self.ledgers[client].snapshot()
         for client, payload in report.payloads.items():
-            if not any(entry.round == report.round for entry in self.ledgers[client].entries):
+            if not self.ledgers[client].of_round(report.round, self.name):
                 raise RuntimeError(
                     f"client {client} answered round {report.round}, and its ledger in {self.run.ledgers} does not "
-                    "show it: nothing can be said of its epsilon; clients need the run directory on a shared disk"
+                    "show it: nothing can be said of its epsilon"
                 )
             if self.plan.settings.record_updates:
                 self.run.save_update(report.round, client, payload)
@@ -273,6 +285,7 @@ class Recorder:
                 "server": self.state.state_dict(),
                 "downlink": self.downlink.state_dict(),
                 "plan": self.fingerprint,
+                "name": self.name,
                 "totals": self.totals,
                 "pruning": self.pruning,
                 "seconds": self._seconds(),

@@ -161,7 +161,7 @@ def test_a_reply_that_cannot_be_serialised_is_named():
     def pull_and_spoil(names: Iterable[str]) -> list[Message]:
         replies = list(pull(names))
         if replies and "update" in replies[0].content:
-            replies[0] = Message(Error(code=2, reason="\udcff"), reply_to=federation.strategy._sent[0])
+            replies[0] = Message(Error(code=2, reason="\udcff"), reply_to=federation.strategy._sent[0][1])
             replies[0].metadata.__dict__["_src_node_id"] = FIRST_NODE
         return replies
 
