@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from strategies.code_identity import RECORD, check_same_code, code_record
 from strategies.wire import read_identity
 
 CONNECT_SECONDS = 120.0
@@ -27,10 +28,10 @@ def wait_for_nodes(grid: Grid, count: int) -> list[int]:
 def find_partitions(grid: Grid, declared: Sequence[int], timeout: float) -> dict[int, int]:
     """Node id of every partition. Node ids are random: ask each node once. Nodes beyond the run's clients stay idle.
 
-    Raises RuntimeError if a partition is missing or has another number of examples than declared.
+    Raises RuntimeError if a partition is missing, has another number of examples than declared, or runs other code.
     """
     nodes = wait_for_nodes(grid, len(declared))
-    questions = [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
+    questions = [Message(RecordDict({RECORD: code_record()}), node, MessageType.QUERY) for node in nodes]
     patience = max(timeout, CONNECT_SECONDS)  # the first message also starts the clients
     replies = grid.send_and_receive(questions, timeout=patience)
     found: dict[int, int] = {}
@@ -40,6 +41,7 @@ def find_partitions(grid: Grid, declared: Sequence[int], timeout: float) -> dict
         partition, num_examples = read_identity(reply.content)
         if partition >= len(declared):
             continue
+        check_same_code(reply.content, f"client {partition}")
         if declared[partition] != num_examples:
             raise RuntimeError(
                 f"client {partition} holds {num_examples} examples, the run declares {list(declared)}: "
