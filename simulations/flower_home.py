@@ -26,6 +26,7 @@ ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_LOG_LEVEL": "INFO",  # flower_runtime._answers reads an INFO line
     "PYTHONUNBUFFERED": "1",
+    "PYTHONSAFEPATH": "1",  # `python -c` and `python -m` of a child do not search the working directory
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",  # the log file keeps every line
     "RAY_COLOR_PREFIX": "0",
