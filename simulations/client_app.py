@@ -14,11 +14,12 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from simulations.client import FrameDiffersError, OverBudgetError, answer, process
-from simulations.engines import actors, prompt
+from simulations.engines import actors, import_path, prompt
 from simulations.engines.grouped import answer_groups
 from simulations.published import from_run_config
 from simulations.replica import ReplicaDiffersError, ReplicaMissingError, is_shared
 from simulations.settings import Settings
+from strategies.code_identity import check_same_code
 from strategies.wire import (
     FAILED,
     FRAME_DIFFERS,
@@ -32,6 +33,7 @@ from strategies.wire import (
 
 app = ClientApp()
 answer_groups(app, forget=process.cache_clear)
+import_path.workers_import_as_driver()
 actors.restart_dead()
 prompt.hand_on_at_once()
 
@@ -50,8 +52,9 @@ def _settings(config: tuple[tuple[str, str | int | float | bool | bytes], ...], 
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """This client's partition and its declared number of examples."""
+    """This client's partition and its declared number of examples. Refused where the server runs other code."""
     try:
+        check_same_code(message.content, "the server")
         settings, partition = read_context(context)
         parts = process(settings).base.parts
         examples = len(parts[partition]) if partition < len(parts) else 0

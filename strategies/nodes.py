@@ -13,6 +13,8 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from strategies.code_identity import RECORD as CODE
+from strategies.code_identity import check_same_code, code_record
 from strategies.ledger_wire import News, read_news
 from strategies.wire import read_identity
 
@@ -114,7 +116,7 @@ class Roster:
     def _ask(self, grid: Grid, nodes: Sequence[int], clients: int) -> None:
         if not nodes:
             return
-        questions = [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
+        questions = [Message(RecordDict({CODE: code_record()}), node, MessageType.QUERY) for node in nodes]
         replies = list(grid.send_and_receive(questions, timeout=self._patience))
         asked = {question.metadata.message_id: question.metadata.dst_node_id for question in questions}
         for reply in replies:
@@ -136,6 +138,7 @@ class Roster:
         if not 0 <= partition < clients:
             return
         try:
+            check_same_code(reply.content, f"client {partition}")
             self._check(node, partition, num_examples)
             self.accept(
                 Identity(node=node, partition=partition, num_examples=num_examples, news=read_news(reply.content))
