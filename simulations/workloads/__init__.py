@@ -1,6 +1,7 @@
 """Workloads by name: data, models and preset.
 
-To add one, write a file with ``load(*, data_dir, cache_dir, options, progress) -> Workload``; enter it in the registry.
+To add one, write a file with ``load(*, data_dir, cache_dir, options, progress, public_only) -> Workload``; enter it in
+the registry.
 Importing this package imports torch, and no data library: those are imported when a workload is loaded.
 """
 
@@ -12,7 +13,7 @@ from simulations.choices import choose
 from simulations.workloads import digits, hf_image, hf_text
 from simulations.workloads.glue import TASKS
 from simulations.workloads.image_sets import IMAGE_SETS
-from simulations.workloads.rows import restrict
+from simulations.workloads.rows import check_public_only, restrict
 from simulations.workloads.workload import Options, Progress, Split, Workload, build_model, silent, to_device
 
 __all__ = ["Options", "Progress", "Split", "Workload", "build_model", "load", "names", "silent", "to_device"]
@@ -42,6 +43,7 @@ def load(
     cache_dir: Path | None = None,
     options: Options = DEFAULT,
     progress: Progress = silent,
+    public_only: bool = False,
 ) -> Workload:
     """Load a workload by name, with the rows that ``options.train_rows`` and ``options.holdout`` leave it.
 
@@ -49,6 +51,8 @@ def load(
     cache_dir: where decoded data is kept; defaults to FEDLSG_CACHE, then ``~/.cache/fedlsg``.
     options: what the user says about data and model, see ``Options``.
     progress: called with one line of text at a time while something slow happens.
+    public_only: leave the training rows where they are, and give a split without rows in their place; what a server
+        needs whose clients hold their own data. Its files of training rows are not opened, and may be missing.
     Raises:
         ValueError: unknown name (the message lists the known ones), an option out of range or that the workload has
             no use for, or damaged data.
@@ -56,6 +60,9 @@ def load(
         ImportError: a data library that the base installation does not bring.
     """
     loaded = choose("workload", name, _REGISTRY)(
-        data_dir=data_dir, cache_dir=cache_dir, options=options, progress=progress
+        data_dir=data_dir, cache_dir=cache_dir, options=options, progress=progress, public_only=public_only
     )
+    if public_only:
+        check_public_only(options)
+        return loaded
     return restrict(loaded, options)

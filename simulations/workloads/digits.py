@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from simulations import models
-from simulations.workloads.workload import Options, Progress, Split, Workload, refuse_unused, rescale
+from simulations.workloads.workload import NoRows, Options, Progress, Split, Workload, refuse_unused, rescale
 
 _TEST_ROWS = (  # one bit a row, in base 85
     "000DtH6#!~00uz-lR^am8UP3Z03-k?1}qW)5CD`40FW6H1R(gJ0)Y^q00;_*AVd`;NkTxN3IG5AKm^zT0D*uY07wPI01!Y3pb!8BKu7>E5C"
@@ -62,7 +62,9 @@ noise: two runs each, seeds 10 and 11.
 """
 
 
-def load(*, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress) -> Workload:
+def load(
+    *, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress, public_only: bool = False
+) -> Workload:
     """Load the workload; inputs are (B, 1, 8, 8). The folders are not used."""
     refuse_unused(options, workload="digits")
     images, labels = read()
@@ -75,7 +77,7 @@ def load(*, data_dir: Path | None, cache_dir: Path | None, options: Options, pro
 
     return Workload(
         name="digits",
-        train=split(~test),
+        train=NoRows() if public_only else split(~test),
         test=split(test),
         num_classes=10,
         models=MappingProxyType({"mlp": models.digits_mlp, "conv": models.digits_conv}),

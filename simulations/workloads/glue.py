@@ -60,7 +60,15 @@ class Task:
     def defaults(self) -> Mapping[str, object]:
         return MappingProxyType({**DEFAULTS, "delta": self.delta})
 
-    def load(self, *, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress) -> Workload:
+    def load(
+        self,
+        *,
+        data_dir: Path | None,
+        cache_dir: Path | None,
+        options: Options,
+        progress: Progress,
+        public_only: bool = False,
+    ) -> Workload:
         """Load the task; inputs are padded tokens of the model. The first load tokenises and takes some seconds.
 
         ``options.test_split`` replaces the test splits by one.
@@ -70,10 +78,11 @@ class Task:
         """
         refuse_unused(options, workload=self.name, used=USED)
         tests = self.tests if options.test_split is None else (options.test_split,)
+        splits = tests if public_only else ("train", *tests)
         columns = Columns(inputs=self.inputs, label="label")
         return text_workload(
             self.name,
-            mirrored("glue", self.subset, ("train", *tests), columns, hub_name=HUB_NAME, data_dir=data_dir),
+            mirrored("glue", self.subset, splits, columns, hub_name=HUB_NAME, data_dir=data_dir),
             tests=tests,
             columns=columns,
             num_classes=self.num_classes,
@@ -83,6 +92,7 @@ class Task:
             data_dir=data_dir,
             cache_dir=cache_dir,
             progress=progress,
+            public_only=public_only,
         )
 
 

@@ -52,7 +52,9 @@ class Found:
     key: str
 
 
-def load(*, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress) -> Workload:
+def load(
+    *, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress, public_only: bool = False
+) -> Workload:
     """Load the workload; inputs are (B, channels, side, side) in -1..1. The first load decodes.
 
     ``augment=flip-crop`` mirrors images: leave it out where a mirrored image is of another class.
@@ -70,14 +72,15 @@ def load(*, data_dir: Path | None, cache_dir: Path | None, options: Options, pro
     if test_split == "train":
         raise ValueError("expected a test_split other than 'train', which is what the clients hold")
     folder = find_folder(options.dataset, options.subset, data_dir=data_dir)
-    found = _on_hub(options, test_split) if folder is None else _in_mirror(folder, options, test_split)
+    splits = {"test": test_split} if public_only else {"train": "train", "test": test_split}
+    found = _on_hub(options, splits) if folder is None else _in_mirror(folder, options, splits)
     arrays = load_or_build(
         cache_folder(cache_dir),
         f"hf-image-{found.key}",
         lambda: decode(options.dataset or "", found.splits, num_classes=found.columns.num_classes, progress=progress),
         progress=progress,
     )
-    _, channels, side, _ = arrays["train_images"].shape
+    _, channels, side, _ = arrays["test_images"].shape
     return image_workload(
         "hf-image",
         arrays,
@@ -133,15 +136,17 @@ def _kind(feature: Any) -> str:
     return str(feature["dtype"]) if kind == "Value" and "dtype" in feature else kind
 
 
-def _in_mirror(folder: Path, options: Options, test_split: str) -> Found:
-    shards = find_splits(folder, ("train", test_split))
-    columns = choose_columns(_features(shards["train"][0]), options, str(folder))
+def _in_mirror(folder: Path, options: Options, splits: Mapping[str, str]) -> Found:
+    """``splits``: the data set's own names of the splits, by ours."""
+    shards = find_splits(folder, tuple(splits.values()))
+    first = next(iter(shards.values()))[0]
+    columns = choose_columns(_features(first), options, str(folder))
     sources = {
-        name: [parquet_source(path, columns.image, columns.label) for path in paths]
-        for name, paths in (("train", shards["train"]), ("test", shards[test_split]))
+        name: [parquet_source(path, columns.image, columns.label) for path in shards[split]]
+        for name, split in splits.items()
     }
     files = [file for paths in shards.values() for file in paths]
-    return Found(columns=columns, splits=sources, key=digest_files(files, salt=_salt(columns, test_split)))
+    return Found(columns=columns, splits=sources, key=digest_files(files, salt=_salt(columns, splits["test"])))
 
 
 def _features(path: Path) -> Features:
@@ -158,19 +163,19 @@ def _features(path: Path) -> Features:
     return {name: declared.get(name, feature) for name, feature in plain.items()}
 
 
-def _on_hub(options: Options, test_split: str) -> Found:
+def _on_hub(options: Options, splits: Mapping[str, str]) -> Found:
     """The data set through ``datasets.load_dataset``, which keeps its own copy of what it downloads."""
-    loaded = load_from_hub(str(options.dataset), options.subset, ("train", test_split))
+    loaded = load_from_hub(str(options.dataset), options.subset, tuple(splits.values()))
     from datasets import Image
 
-    columns = choose_columns(loaded["train"].features.to_dict(), options, str(options.dataset))
+    columns = choose_columns(loaded[next(iter(splits.values()))].features.to_dict(), options, str(options.dataset))
     stored = {
         name: loaded[split]
         .select_columns([columns.image, columns.label])
         .cast_column(columns.image, Image(decode=False))
-        for name, split in (("train", "train"), ("test", test_split))
+        for name, split in splits.items()
     }
-    digest = hashlib.sha256(_salt(columns, test_split).encode())
+    digest = hashlib.sha256(_salt(columns, splits["test"]).encode())
     sources = {}
     for name, split in stored.items():
         batches = partial(_hub_batches, split, columns)

@@ -23,7 +23,9 @@ LABEL_COLUMN = "label"
 STRINGS = ("string", "large_string")
 
 
-def load(*, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress) -> Workload:
+def load(
+    *, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress, public_only: bool = False
+) -> Workload:
     """Load the workload; inputs are padded tokens of the model. The first load tokenises.
 
     The number of classes is the one that the label column publishes, else that of the public test split; the progress
@@ -38,7 +40,7 @@ def load(*, data_dir: Path | None, cache_dir: Path | None, options: Options, pro
     test_split = options.test_split or "test"
     if test_split == "train":
         raise ValueError("expected a test_split other than 'train', which is what the clients hold")
-    splits = ("train", test_split)
+    splits = (test_split,) if public_only else ("train", test_split)
     folder = find_folder(options.dataset, options.subset, data_dir=data_dir)
     columns, source = _on_hub(options, splits) if folder is None else _in_mirror(folder, options, splits)
     return text_workload(
@@ -53,6 +55,7 @@ def load(*, data_dir: Path | None, cache_dir: Path | None, options: Options, pro
         data_dir=data_dir,
         cache_dir=cache_dir,
         progress=progress,
+        public_only=public_only,
     )
 
 
@@ -76,7 +79,7 @@ def choose_columns(there: Sequence[str], texts: Sequence[str], options: Options,
 
 def _in_mirror(folder: Path, options: Options, splits: tuple[str, ...]) -> tuple[Columns, Source]:
     shards = find_splits(folder, splits)
-    schema = open_parquet(shards["train"][0]).schema_arrow
+    schema = open_parquet(next(iter(shards.values()))[0]).schema_arrow
     texts = [field.name for field in schema if str(field.type) in STRINGS]
     columns = choose_columns(schema.names, texts, options, place=str(folder))
     digest = digest_files([file for files in shards.values() for file in files], salt="")
@@ -86,7 +89,7 @@ def _in_mirror(folder: Path, options: Options, splits: tuple[str, ...]) -> tuple
 def _on_hub(options: Options, splits: tuple[str, ...]) -> tuple[Columns, Source]:
     assert options.dataset is not None
     loaded = load_from_hub(options.dataset, options.subset, splits)
-    features = loaded["train"].features
+    features = loaded[splits[0]].features
     texts = [name for name, feature in features.items() if getattr(feature, "dtype", None) in STRINGS]
     columns = choose_columns(list(features), texts, options, place=options.dataset)
     read = {split: _read(loaded[split], columns, place=f"{options.dataset}, {split}") for split in splits}

@@ -15,7 +15,7 @@ from simulations.models.pretrained import with_pretrained
 from simulations.workloads.cache import cache_folder, digest_files, load_or_build
 from simulations.workloads.images import Shape, decode, parquet_source
 from simulations.workloads.mirror import find_shards
-from simulations.workloads.workload import Augment, Options, Progress, Split, Workload, refuse_unused, rescale
+from simulations.workloads.workload import Augment, NoRows, Options, Progress, Split, Workload, refuse_unused, rescale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,15 @@ class ImageSet:
     defaults: Mapping[str, object]
     method_defaults: Mapping[str, Mapping[str, object]]
 
-    def load(self, *, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress) -> Workload:
+    def load(
+        self,
+        *,
+        data_dir: Path | None,
+        cache_dir: Path | None,
+        options: Options,
+        progress: Progress,
+        public_only: bool = False,
+    ) -> Workload:
         """Load the workload; inputs are (B, channels, side, side). The first load decodes and takes some seconds.
 
         Raises:
@@ -51,7 +59,8 @@ class ImageSet:
             OSError: the cache folder cannot be written.
         """
         refuse_unused(options, workload=self.name, used=("pretrained",))
-        shards = find_shards(self.folder, self.subset, ("train", "test"), hub_name=self.hub_name, data_dir=data_dir)
+        splits = ("test",) if public_only else ("train", "test")
+        shards = find_shards(self.folder, self.subset, splits, hub_name=self.hub_name, data_dir=data_dir)
         files = [file for files in shards.values() for file in files]
         key = f"{self.name}-{digest_files(files, salt=f'{self.name} uint8 nchw, version 1')}"
 
@@ -92,25 +101,25 @@ def image_workload(
 ) -> Workload:
     """The workload of decoded arrays (see ``images.decode``) with every model that fits images of their shape.
 
+    Without arrays of the training split it has none.
     Inputs are float32, ``(pixel / 255 - mean) / std`` in each channel.
     """
     prepare = partial(
         rescale, offset=255 * torch.tensor(mean).view(-1, 1, 1), scale=1 / (255 * torch.tensor(std).view(-1, 1, 1))
     )
-    train, test = (
-        Split(
-            inputs=arrays[f"{split}_images"],
-            # A copy: PyTorch has no read-only tensors.
-            labels=torch.from_numpy(arrays[f"{split}_labels"].copy()),
-            prepare=prepare,
-        )
-        for split in ("train", "test")
-    )
-    _, channels, side, _ = arrays["train_images"].shape
+
+    def split(name: str) -> Split:
+        if f"{name}_images" not in arrays:
+            return NoRows()
+        # A copy: PyTorch has no read-only tensors.
+        labels = torch.from_numpy(arrays[f"{name}_labels"].copy())
+        return Split(inputs=arrays[f"{name}_images"], labels=labels, prepare=prepare)
+
+    _, channels, side, _ = arrays["test_images"].shape
     return Workload(
         name=name,
-        train=train,
-        test=test,
+        train=split("train"),
+        test=split("test"),
         num_classes=num_classes,
         models=_models(channels, side, num_classes, pretrained, progress),
         augment=augment,

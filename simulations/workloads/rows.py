@@ -30,6 +30,13 @@ def restrict(workload: Workload, options: Options) -> Workload:
     return workload
 
 
+def check_public_only(options: Options) -> None:
+    """Raise ValueError for a setting that chooses among training rows, where none is loaded."""
+    for name in ("train_rows", "holdout"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"{name} chooses among training rows, and clients hold data of their own: leave it out")
+
+
 def fewer_rows(workload: Workload, count: int) -> Split:
     """The first ``count`` rows of a fixed public permutation of the training split, in their stored order."""
     size = len(workload.train)

@@ -14,7 +14,7 @@ from simulations.workloads import tokens
 from simulations.workloads.cache import cache_folder, load_or_build
 from simulations.workloads.mirror import data_root
 from simulations.workloads.texts import Columns, Source, check_labels, count_classes
-from simulations.workloads.workload import Options, Progress, Workload
+from simulations.workloads.workload import NoRows, Options, Progress, Workload
 
 DEFAULT_MODEL = "minilm"
 MAX_LENGTH = 128
@@ -37,10 +37,12 @@ def text_workload(
     data_dir: Path | None,
     cache_dir: Path | None,
     progress: Progress,
+    public_only: bool = False,
 ) -> Workload:
     """The workload whose splits are ``train`` and ``tests`` of ``source``, tokenised for ``options.model``.
 
     num_classes: None takes what the data set publishes, see ``texts.count_classes``.
+    public_only: the splits are ``tests`` alone.
     It offers one model, the one that its tokens are for; the weights are loaded when it is built.
     Raises ValueError for a ``max_length`` out of range and for damaged data; what finding an encoder raises.
     """
@@ -51,16 +53,13 @@ def text_workload(
     longest = longest_text(load_config(encoder), tokenizer)
     if not shortest <= max_length <= longest:
         raise ValueError(f"expected {shortest} <= {max_length=} <= {longest}, the positions of {encoder.name}")
+    names = tests if public_only else ("train", *tests)
     parts = (source.digest, tokens.tokenizer_digest(tokenizer), max_length, columns.names, tests, num_classes)
     key = hashlib.sha256(repr((tokens.FORMAT, *parts)).encode()).hexdigest()[:32]
 
     def build() -> dict[str, np.ndarray]:
-        texts = {split: source.read(split) for split in ("train", *tests)}
-        classes, origin = (
-            (num_classes, "")
-            if num_classes is not None
-            else count_classes(texts["train"], [texts[split] for split in tests])
-        )
+        texts = {split: source.read(split) for split in names}
+        classes, origin = (num_classes, "") if num_classes is not None else count_classes(texts, tests)
         if origin:
             progress(f"{name}: {classes} classes, from {origin}")
         arrays = {"classes": np.array([classes])}
@@ -70,12 +69,12 @@ def text_workload(
         return arrays
 
     arrays = load_or_build(cache_folder(cache_dir), f"{name}-{key}", build, progress=progress)
-    splits = {split: tokens.as_split(split, arrays, tokenizer) for split in ("train", *tests)}
+    splits = {split: tokens.as_split(split, arrays, tokenizer) for split in names}
     classes = int(arrays["classes"][0])
     builder = partial(build_encoder, encoder, num_classes=classes, train_layers=options.train_layers)
     return Workload(
         name=name,
-        train=splits["train"],
+        train=splits.get("train", NoRows()),
         test=splits[tests[0]],
         test_name=tests[0],
         other_tests={split: splits[split] for split in tests[1:]},

@@ -123,15 +123,17 @@ def check_labels(labels: np.ndarray, num_classes: int, *, split: str, name: str)
         raise ValueError(f"{name}: expected labels in 0..{num_classes - 1} in {split}, got {low}..{high}{hidden}")
 
 
-def count_classes(train: Texts, tests: Sequence[Texts]) -> tuple[int, str]:
+def count_classes(texts: Mapping[str, Texts], tests: Sequence[str]) -> tuple[int, str]:
     """Number of classes, and where it comes from: the published names of the labels, else the public test splits.
 
     It is never read off the training labels, which are private.
     """
-    published = next((texts.class_names for texts in (train, *tests) if texts.class_names), None)
+    published = next((split.class_names for split in texts.values() if split.class_names), None)
     if published:
         return len(published), f"its published label names: {', '.join(published)}"
-    return 1 + max(int(texts.labels.max()) for texts in tests), "the largest label of the public test split, plus one"
+    return 1 + max(
+        int(texts[split].labels.max()) for split in tests
+    ), "the largest label of the public test split, plus one"
 
 
 def _class_names(metadata: Mapping[bytes, bytes] | None, label: str) -> tuple[str, ...] | None:

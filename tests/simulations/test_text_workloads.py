@@ -374,10 +374,10 @@ def test_a_hub_that_cannot_be_reached(tmp_path, bert, monkeypatch):
 def test_class_counts_by_hand():
     texts = Texts(first=["a"], second=None, labels=np.array([4]))
     named = Texts(first=["a"], second=None, labels=np.array([0]), class_names=("x", "y"))
-    assert count_classes(texts, [named])[0] == 2
-    assert count_classes(texts, [texts])[0] == 5
+    assert count_classes({"train": texts, "test": named}, ["test"])[0] == 2
+    assert count_classes({"train": texts, "test": texts}, ["test"])[0] == 5
     few = Texts(first=["a"], second=None, labels=np.array([1]))
-    assert count_classes(texts, [few])[0] == 2  # never off the private labels
+    assert count_classes({"train": texts, "test": few}, ["test"])[0] == 2  # never off the private labels
 
 
 # --- real data
