@@ -1,0 +1,124 @@
+"""The digest of a split's rows: one for equal rows, another for any other value, label, order or number of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulations.workloads import digest as digests
+from simulations.workloads import load
+from simulations.workloads.digest import data_digest
+from simulations.workloads.tokens import Tokens
+from simulations.workloads.workload import Split
+
+
+def images(count: int = 40, seed: int = 0) -> Split:
+    draw = np.random.default_rng(seed)
+    stored = draw.integers(0, 256, (count, 1, 4, 4), dtype=np.uint8)
+    return Split(inputs=stored, labels=torch.from_numpy(draw.integers(0, 3, count)), prepare=torch.from_numpy)
+
+
+def texts(lengths: list[int], *, pad_id: int = 0, types: bool = True) -> Split:
+    """Texts whose tokens are those of their number alone."""
+    each = [np.random.default_rng(i).integers(1, 9, n).astype(np.int32) for i, n in enumerate(lengths)]
+    tokens = Tokens(
+        ids=np.concatenate(each),
+        types=np.concatenate([np.zeros(n, np.uint8) for n in lengths]) if types else None,
+        offsets=np.cumsum([0, *lengths], dtype=np.int64),
+        pad_id=pad_id,
+    )
+    labels = torch.arange(len(lengths)) % 2
+    return Split(inputs=tokens, labels=labels, prepare=dict, lengths=tokens.lengths)
+
+
+def test_any_flipped_bit_gives_another_digest() -> None:
+    split = images(3)
+    whole = data_digest(split)
+    seen = {whole}
+    for place in range(split.inputs.size):  # type: ignore[attr-defined]
+        for bit in range(8):
+            other = np.array(split.inputs)
+            other.reshape(-1)[place] ^= 1 << bit
+            seen.add(data_digest(replace(split, inputs=other)))
+    for row in range(3):
+        labels = split.labels.clone()
+        labels[row] += 1
+        seen.add(data_digest(replace(split, labels=labels)))
+    assert len(seen) == 1 + 3 * 16 * 8 + 3
+    assert data_digest(images(3)) == whole
+
+
+@given(rows=st.lists(st.integers(0, 39), min_size=0, max_size=60))
+def test_rows_have_the_digest_of_the_split_that_holds_only_them(rows: list[int]) -> None:
+    split, picked = images(), torch.tensor(rows, dtype=torch.int64)
+    if rows:
+        assert data_digest(split, picked) == data_digest(split.pick(picked))
+    if rows != sorted(rows):
+        assert data_digest(split, picked) != data_digest(split, picked.sort().values)
+
+
+@given(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=30), other=st.integers(13, 40))
+def test_a_text_has_one_digest_however_far_it_is_padded(lengths: list[int], other: int) -> None:
+    """The last text is longer in one split than in the other: in one chunk, all others are padded to it."""
+    rows = torch.arange(len(lengths) - 1)
+    short, long = texts(lengths), texts([*lengths[:-1], other])
+    assert data_digest(short, rows) == data_digest(long, rows)
+    assert data_digest(short) != data_digest(long)
+    assert data_digest(short) == data_digest(texts(lengths, pad_id=7))
+
+
+def test_lengths_are_part_of_it() -> None:
+    """The same tokens one after the other, cut at another place."""
+    split = texts([4, 4])
+    assert isinstance(split.inputs, Tokens)
+    moved = replace(split.inputs, offsets=np.array([0, 3, 8]))
+    assert data_digest(split) != data_digest(replace(split, inputs=moved, lengths=moved.lengths))
+
+
+def test_a_key_changes_it() -> None:
+    split = images()
+    assert len({data_digest(split), data_digest(split, key=b"a"), data_digest(split, key=b"b")}) == 3
+    assert data_digest(split, key=b"a") == data_digest(images(), key=b"a")
+
+
+def test_all_chunks_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "ROWS_AT_ONCE", 16)
+    seen = set()
+    for row in range(40):
+        stored = np.array(images().inputs)
+        stored[row, 0, 0, 0] ^= 1
+        seen.add(data_digest(replace(images(), inputs=stored)))
+    assert len(seen | {data_digest(images())}) == 41
+
+
+def test_what_is_stored_in_another_form_is_digested_as_the_model_sees_it() -> None:
+    class Words:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, rows: Any) -> list[str]:
+            return [["one", "two"][int(row)] for row in rows]
+
+    def split(words: dict[str, int]) -> Split:
+        prepare = lambda rows: torch.tensor([words[word] for word in rows])  # noqa: E731
+        return Split(inputs=Words(), labels=torch.tensor([0, 1]), prepare=prepare)
+
+    assert data_digest(split({"one": 1, "two": 2})) == data_digest(split({"one": 1, "two": 2}))
+    assert data_digest(split({"one": 1, "two": 2})) != data_digest(split({"one": 1, "two": 3}))
+
+
+def test_rows_that_there_are_not_are_refused() -> None:
+    with pytest.raises(IndexError, match="expected indices in"):
+        data_digest(images(), torch.tensor([40]))
+    with pytest.raises(TypeError, match="int64"):
+        data_digest(images(), torch.ones(40, dtype=torch.bool))
+
+
+def test_the_digits_have_this_digest() -> None:
+    """Pinned: a checkpoint, or a node's ledger, of an earlier version must know the same data again."""
+    digits = load("digits")
+    assert data_digest(digits.train) == "527371dc4c9005dedda86880e69df3a94baa146a1ce4b6d18855a52dac2700c2"
