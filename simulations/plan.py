@@ -25,7 +25,7 @@ from fedlsg.quantize import DEFAULT_STEP, Dither
 from fedlsg.ranking import accumulated_noise
 from fedlsg.supported import check_supported, trainable
 from simulations import workloads
-from simulations.partition import partition
+from simulations.own_part import Own, make_parts
 from simulations.preset import build_method, check, check_fits, fill, known, resolved
 from simulations.published import from_run_config
 from simulations.settings import Settings, as_config
@@ -46,7 +46,7 @@ class Base:
 
     settings: Settings
     workload: Workload
-    parts: list[Tensor]
+    parts: Sequence[Tensor]
     method: Method
     schedule: Schedule
     local: LocalTraining
@@ -111,8 +111,10 @@ class Plan(Base):
     terms: tuple[ClientTerms, ...]
 
 
-def prepare(settings: Settings, *, progress: Progress = silent) -> Base:
+def prepare(settings: Settings, *, progress: Progress = silent, own: Own | None = None) -> Base:
     """Load the data, fill the gaps of the settings, build the method. ``progress`` hears of slow steps.
+
+    ``own``: of the workload only what is public is loaded; the training rows are those of one client.
 
     Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
     """
@@ -121,22 +123,20 @@ def prepare(settings: Settings, *, progress: Progress = silent) -> Base:
     strategies.check_name(settings.method)
     data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
     options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
-    workload = workloads.load(settings.workload, data_dir=data_dir, options=options, progress=progress)
+    workload = workloads.load(
+        settings.workload, data_dir=data_dir, options=options, progress=progress, public_only=own is not None
+    )
+    if own is not None:
+        workload = replace(workload, train=own.read(workload))
     settings = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
     check(settings)
     if settings.augment != "none" and workload.augment is None:
         raise ValueError(f"workload {workload.name} has no augmentation {settings.augment!r}; leave augment out")
-    parts = partition(
-        workload.train.labels,
-        num_clients=known(settings.clients),
-        scheme=known(settings.partition),
-        seed=settings.seed,
-        alpha=known(settings.alpha),
-        shards_per_client=known(settings.shards_per_client),
-    )
-    mean_size = len(workload.train) / len(parts)
+    parts = make_parts(settings, workload, own)
+    mean_size = len(workload.train) / (len(parts) if own is None else 1)
     batch = settings.batch_size
     rate = known(settings.sample_rate) if batch is None else min(batch / mean_size, 1.0)
+    expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
     steps = known(settings.local_steps)
     schedule = Schedule(rounds=known(settings.rounds), local_steps=steps, sample_rate=rate)
     rates = (settings.local_learning_rate, settings.learning_rate)
@@ -145,7 +145,7 @@ def prepare(settings: Settings, *, progress: Progress = silent) -> Base:
         sample_rate=rate,
         learning_rate=next(value for value in rates if value is not None),
         momentum=known(settings.local_momentum),
-        expected_batch=rate * mean_size,
+        expected_batch=expected_batch,
         microbatch_size=known(settings.microbatch_size),
         multiplicity=known(settings.multiplicity),
         numbers=Numbers(precision=settings.precision, activation_storage=settings.activation_storage),
