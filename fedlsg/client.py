@@ -41,8 +41,9 @@ def client_step(
 ) -> Float[Tensor, " kept"]:
     """K local steps in one frame; the accumulated noised sum of clipped per-example gradients, kept coordinates only.
 
-    Each step has its own Poisson batch (000 Alg. 1 line 13). ``charge`` is called once, before the first noise is
-    drawn: it writes the ledger for all K steps and raises to forbid the release. The model comes back unchanged.
+    Each step has its own Poisson batch (000 Alg. 1 line 13). ``charge`` is called once, before the first batch:
+    it writes the ledger for all K steps, or raises to forbid them. A step that fails later stays charged: that it
+    failed may depend on the batch. The model comes back unchanged.
     ``order`` may sort a batch before it is cut into microbatches (by length, so that little is padded). ``scale``
     multiplies each block's gradients before the clip: by the weights it makes saliencies of them (snip.py).
     ``checked`` as in ``per_example_gradients``: many clients share a model and a frame.
@@ -50,11 +51,12 @@ def client_step(
     Differs from the paper: one joint clip over all blocks and dense parameters (see privatize.py).
     """
     parameters = check(model, frame) if checked is None else checked
+    charge()
     coins = CoinsAhead(sampler, batches=local.steps)
     if scale is None and unprotected(mechanism, frame, parameters):
         return plain_steps(
-            model, batch, loss_fn, frame=frame, local=local, num_examples=num_examples, coins=coins, charge=charge,
-            order=order, parameters=parameters,
+            model, batch, loss_fn, frame=frame, local=local, num_examples=num_examples, coins=coins, order=order,
+            parameters=parameters,
         )  # fmt: skip
     start = [p.detach().clone() for p in parameters.values()] if local.steps > 1 else []
     velocity = accumulated = torch.zeros(0)
@@ -64,7 +66,6 @@ def client_step(
                 model, batch, loss_fn, frame, mechanism, local, num_examples, coins, order, scale, parameters
             )
             if step == 0:
-                charge()
                 velocity = add_noise(total, mechanism, noise)
                 accumulated = velocity.clone() if local.momentum and local.steps > 1 else velocity
             else:  # in place: a large model's vectors cost more to allocate than to add

@@ -36,11 +36,10 @@ def plain_steps(
     local: LocalTraining,
     num_examples: int,
     coins: Coins,
-    charge: Callable[[], None],
     order: Callable[[Positions], Positions],
     parameters: Checked,
 ) -> Float[Tensor, " kept"]:
-    """What ``client_step`` gives where ``unprotected``, bit for bit. The model comes back unchanged."""
+    """What ``client_step`` gives where ``unprotected``, bit for bit; it was charged. The model comes back unchanged."""
     owned: list[Tensor] = list(parameters.values())
 
     def gradients() -> Gradients:
@@ -49,20 +48,17 @@ def plain_steps(
 
     start = [p.detach().clone() for p in owned] if local.steps > 1 else []
     try:
-        return _steps(owned, gradients, local, charge)
+        return _steps(owned, gradients, local)
     finally:
         if start:
             with torch.no_grad():
                 torch._foreach_copy_(owned, start)
 
 
-def _steps(
-    owned: list[Tensor], gradients: Callable[[], Gradients], local: LocalTraining, charge: Callable[[], None]
-) -> Float[Tensor, " kept"]:
+def _steps(owned: list[Tensor], gradients: Callable[[], Gradients], local: LocalTraining) -> Float[Tensor, " kept"]:
     """sum_k v_k, v_k = mu v_(k-1) + s_k; W moves by -lr / expected_batch times v_k after each step but the last."""
     rate = -local.learning_rate / local.expected_batch
     velocity = gradients()
-    charge()
     with torch.no_grad():
         accumulated = torch.cat([v.flatten() for v in velocity])
         runs = accumulated.split([p.numel() for p in owned])

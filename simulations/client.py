@@ -1,6 +1,6 @@
 """One client's part of a round: derive the frame, train privately, charge the ledger, pack.
 
-Order, which the privacy claim rests on: the batch is drawn and clipped, the ledger is charged and fsynced, noise is
+Order, which the privacy claim rests on: the ledger is charged and fsynced, the batch is drawn and clipped, noise is
 drawn, the payload is stored, and only then does anything leave. A payload that was stored is sent again for free. (One
 without noise is not stored: nothing is claimed of it, and it may be made anew.)
 """

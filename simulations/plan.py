@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean as mean
 
-import torch
 from torch import Tensor, nn
 
 import strategies
@@ -26,11 +26,11 @@ from fedlsg.quantize import DEFAULT_STEP, Dither
 from fedlsg.ranking import accumulated_noise
 from fedlsg.supported import check_supported, trainable
 from simulations import workloads
-from simulations.partition import partition
+from simulations.own_part import Own, make_parts
 from simulations.preset import build_method, check, check_fits, fill, known, resolved
 from simulations.published import from_run_config
 from simulations.settings import Settings, as_config
-from simulations.workloads import Options, Progress, Split, Workload, build_model, silent
+from simulations.workloads import Options, Progress, Workload, build_model, silent
 from simulations.workloads.workload import Augment
 from strategies.state import select_clients
 from strategies.strategy import ClientTerms
@@ -48,7 +48,7 @@ class Base:
 
     settings: Settings
     workload: Workload
-    parts: list[Tensor]
+    parts: Sequence[Tensor]
     method: Method
     schedule: Schedule
     local: LocalTraining
@@ -114,21 +114,13 @@ class Plan(Base):
     terms: tuple[ClientTerms, ...]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Own:
-    """A client of a deployment, and the rows that are its own."""
-
-    client: int
-    rows: Split
-
-
 def prepare(
     settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None, own: Own | None = None
 ) -> Base:
     """Load the data, fill the gaps of the settings, build the method. ``progress`` hears of slow steps.
 
-    In a deployment no training row of the workload is loaded: the server gives N_k as the clients ``declared`` them;
-    a client gives its ``own`` rows, and takes from the announcement what depends on others' (the expected batch).
+    In a deployment only what is public of the workload is loaded: the server gives N_k as its clients ``declared``
+    them, a client gives its ``own`` training rows.
     Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
     """
     if settings.preset is not None:
@@ -141,17 +133,16 @@ def prepare(
         settings.workload, data_dir=data_dir, options=options, progress=progress, public_only=deployed
     )
     if own is not None:
-        workload = replace(workload, train=own.rows)
+        workload = replace(workload, train=own.read(workload))
     settings = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
     check(settings)
     if settings.augment != "none" and workload.augment is None:
         raise ValueError(f"workload {workload.name} has no augmentation {settings.augment!r}; leave augment out")
-    parts = partitioned(settings, workload, own) if declared is None else []
-    mean_size = len(workload.train) / len(parts) if declared is None else sum(declared) / len(declared)
-    if own is not None:
-        mean_size = len(own.rows)
+    parts = make_parts(settings, workload, own) if declared is None else []
+    mean_size = mean(declared) if declared is not None else len(workload.train) / (len(parts) if own is None else 1)
     batch = settings.batch_size
     rate = known(settings.sample_rate) if batch is None else min(batch / mean_size, 1.0)
+    expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
     steps = known(settings.local_steps)
     schedule = Schedule(rounds=known(settings.rounds), local_steps=steps, sample_rate=rate)
     rates = (settings.local_learning_rate, settings.learning_rate)
@@ -160,7 +151,7 @@ def prepare(
         sample_rate=rate,
         learning_rate=next(value for value in rates if value is not None),
         momentum=known(settings.local_momentum),
-        expected_batch=rate * mean_size,
+        expected_batch=expected_batch,
         microbatch_size=known(settings.microbatch_size),
         multiplicity=known(settings.multiplicity),
         numbers=Numbers(precision=settings.precision, activation_storage=settings.activation_storage),
@@ -175,20 +166,6 @@ def prepare(
         schedule=schedule,
         local=local,
         declared=None if declared is None else tuple(declared),
-    )
-
-
-def partitioned(settings: Settings, workload: Workload, own: Own | None) -> list[Tensor]:
-    """Rows of every client, by its number; of the one that gave its ``own``, all of them, and none of the others'."""
-    if own is not None:
-        return [torch.zeros(0, dtype=torch.int64)] * own.client + [torch.arange(len(own.rows))]
-    return partition(
-        workload.train.labels,
-        num_clients=known(settings.clients),
-        scheme=known(settings.partition),
-        seed=settings.seed,
-        alpha=known(settings.alpha),
-        shards_per_client=known(settings.shards_per_client),
     )
 
 

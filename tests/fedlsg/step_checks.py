@@ -19,7 +19,7 @@ from fedlsg.masks import Mask
 from fedlsg.method import LocalTraining, aggregate
 from fedlsg.privatize import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
-from tests.fedlsg.step_oracle import CLIP_ONLY, EMPTY, NOISY, Problem, naive_step, problem
+from tests.fedlsg.step_oracle import CLIP_ONLY, DENSE, EMPTY, NOISY, Problem, naive_step, problem
 
 PER_BLOCK = Mechanism(noise_multiplier=1.5, clip_norm=0.3, clip="per-block")
 DRAWS = 300
@@ -158,3 +158,16 @@ def the_ledger_is_written_before_the_noise_is_drawn() -> bool:
 
     problem().step(NOISY, noise=Stream(bytes(32)), charge=lambda: events.append("charge"))
     return events == ["charge", "noise"]
+
+
+def the_ledger_is_charged_before_the_batch_is_drawn(mechanism: Mechanism = NOISY) -> bool:
+    """So that a failure of training, which may depend on the batch, leaves the charge."""
+    events: list[str] = []
+
+    class Stream(SecretStream):
+        def bernoulli(self, count: int, probability: float) -> Tensor:
+            events.append("batch")
+            return super().bernoulli(count, probability)
+
+    problem(Mask(), DENSE).step(mechanism, sampler=Stream(bytes(32)), charge=lambda: events.append("charge"))
+    return events == ["charge", "batch"]

@@ -35,6 +35,7 @@ from tests.fedlsg.step_checks import (
     noise_lies_where_the_mask_keeps,
     one_example_moves_the_sum_by_the_sensitivity_at_most,
     streams,
+    the_ledger_is_charged_before_the_batch_is_drawn,
     the_ledger_is_written_before_the_noise_is_drawn,
     the_ledgers_multiplier_is_true,
     the_step_equals_the_naive_loop,
@@ -233,6 +234,26 @@ def test_a_late_ledger_is_caught(monkeypatch):
 
     monkeypatch.setattr(tests.fedlsg.step_oracle, "client_step", noise_first)
     assert not the_ledger_is_written_before_the_noise_is_drawn()
+
+
+@pytest.mark.parametrize("kind", ["dp", "none"])
+def test_a_charge_after_the_batch_is_caught(monkeypatch, kind):
+    """A step that draws its batch before it asks the ledger; without clip and noise, on the short way."""
+    mechanism = NOISY if kind == "dp" else Mechanism(kind=kind)
+    assert the_ledger_is_charged_before_the_batch_is_drawn(mechanism)
+    shipped = tests.fedlsg.step_oracle.client_step
+
+    def batch_first(*args, sampler, charge, local, num_examples, **settings):
+        class Drawn:
+            drawn = sampler.bernoulli(num_examples, local.sample_rate)
+
+            def bernoulli(self, count, probability):
+                return self.drawn
+
+        return shipped(*args, sampler=Drawn(), charge=charge, local=local, num_examples=num_examples, **settings)
+
+    monkeypatch.setattr(tests.fedlsg.step_oracle, "client_step", batch_first)
+    assert not the_ledger_is_charged_before_the_batch_is_drawn(mechanism)
 
 
 def test_clip_before_mask_is_private_but_another_mechanism(monkeypatch):
