@@ -62,9 +62,10 @@ class WatchedGrid(Grid):
         sent = list(messages)
         before = self._activations()
         names = list(self.inner.push_messages(sent)) if sent else []
-        open_ = dict(zip(names, sent, strict=False))
+        open_ = {name: message for name, message in zip(names, sent, strict=False) if name is not None}
         deadline = None if timeout is None else time.monotonic() + timeout
-        replies: list[Message] = []
+        # Of a node that is not registered any more, Flower takes no message, and gives no name to it.
+        replies = [gone(message) for name, message in zip(names, sent, strict=False) if name is None]
         while open_ and (deadline is None or time.monotonic() < deadline):
             for reply in self.inner.pull_messages(list(open_)):
                 replies.append(reply)

@@ -5,7 +5,7 @@ import os
 import pytest
 from flwr.app import Context, Message
 
-import simulations.plan
+import simulations.own_part
 from fedlsg.accounting import epsilon
 from simulations.client_app import app
 from simulations.continuity import exclusive
@@ -34,8 +34,8 @@ def test_resume_refuses_settings_that_a_ledger_entry_rests_on(changes, stopped):
 
 def test_resume_refuses_other_data(stopped, monkeypatch):
     """The settings are the same, and who holds which example is not."""
-    parts = simulations.plan.partition
-    monkeypatch.setattr(simulations.plan, "partition", lambda *a, **k: parts(*a, **k)[::-1])
+    parts = simulations.own_part.partition
+    monkeypatch.setattr(simulations.own_part, "partition", lambda *a, **k: parts(*a, **k)[::-1])
     with pytest.raises(ValueError, match="the data or its partition differ"):
         resume_local(stopped.path)
 
