@@ -1,6 +1,5 @@
 """The server's part of a run, the same on every engine: state, strategy, records."""
 
-import json
 from typing import Any
 
 import torch
@@ -57,13 +56,12 @@ def _serve(
     )
     downlink = make_downlink(s, state, run.steps, run.sent)
     recorder = Recorder(run, plan, state, downlink=downlink, page=page, deployed=federation is not None)
-    if run.checkpoint.exists():
+    if run.has_checkpoint:
         recorder.resume()
     else:
-        recorder.checkpoint()  # round 0: what an interruption in the first round continues from
+        recorder.begin()
     if state.round == plan.schedule.rounds and run.summary.exists():
-        finished_before: dict[str, Any] = json.loads(run.summary.read_text())
-        return finished_before
+        return run.read_summary()
 
     def finished(report: RoundReport) -> None:
         recorder.on_round(report)

@@ -272,7 +272,7 @@ def test_every_flipped_bit_of_the_last_line_is_found(path):
             changed = bytearray(content)
             changed[place] ^= 1 << bit
             path.write_bytes(bytes(changed))
-            with pytest.raises(LedgerError, match=r"line [34]"):
+            with pytest.raises(LedgerError, match=r"line [34]: "):
                 Ledger(path, client=3)
 
 
