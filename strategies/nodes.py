@@ -69,7 +69,7 @@ class Roster:
     def gather(self, grid: Grid, clients: int) -> list[int]:
         """Find every client's node, before anything is trained; returns N_k of each.
 
-        A node that gives an error is asked again: in a deployment for two minutes, in which whoever runs it may mend
+        A node that gives an error is asked again: in a deployment for two minutes, in which whoever runs it may change
         its settings. Nodes beyond the run's clients stay idle.
         Raises RuntimeError, with each node's reason, if a client is missing then or holds other than it declared.
         """
@@ -77,7 +77,7 @@ class Roster:
         nodes = wait_for_nodes(grid, clients)
         attempts = 0
         while True:
-            self._ask(grid, [node for node in nodes if node not in self._asked], clients)
+            self._ask(grid, [node for node in nodes if node not in self._asked], clients, self._patience)
             missing = sorted(set(range(clients)) - self._node_of.keys())
             attempts += 1
             if not missing or (attempts >= ATTEMPTS and time.monotonic() > deadline):
@@ -98,7 +98,7 @@ class Roster:
             if node not in nodes:
                 self.forget(partition)
         self._asked &= nodes
-        self._ask(grid, sorted(nodes - self._asked), self._clients)
+        self._ask(grid, sorted(nodes - self._asked), self._clients, CONNECT_SECONDS)
 
     def forget(self, partition: int) -> None:
         """The client's node has left, or may have started anew: it is asked again once it is there."""
@@ -113,11 +113,11 @@ class Roster:
         self.refresh(grid)
         return self.sizes.keys() - self._node_of.keys()
 
-    def _ask(self, grid: Grid, nodes: Sequence[int], clients: int) -> None:
+    def _ask(self, grid: Grid, nodes: Sequence[int], clients: int, patience: float) -> None:
         if not nodes:
             return
         questions = [Message(RecordDict({CODE: code_record()}), node, MessageType.QUERY) for node in nodes]
-        replies = list(grid.send_and_receive(questions, timeout=self._patience))
+        replies = list(grid.send_and_receive(questions, timeout=patience))
         asked = {question.metadata.message_id: question.metadata.dst_node_id for question in questions}
         for reply in replies:
             node = asked.pop(reply.metadata.reply_to_message_id, None)
