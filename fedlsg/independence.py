@@ -176,9 +176,8 @@ class Judge:
         """Whether a parameter's gradient differs, in units of the example's whole gradient."""
         for p in places:
             alone = self.alone[outcome.members[p]]
-            scale = max(float(torch.cat(list(alone.gradients.values()), 1).norm()), self.floor)
             gap = float((outcome.gradients[name][p] - alone.gradients[name][0]).norm())
-            if not gap <= self.tolerance * scale:
+            if not gap <= self.tolerance * max(alone.length, self.floor):
                 return True
         return False
 

@@ -5,8 +5,10 @@ the gradient of a whole weight is not formed for every example. See independence
 """
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -36,6 +38,11 @@ class Outcome:
     trace: Trace
     losses: Float64[Tensor, " b"]
     gradients: Mapping[str, Float64[Tensor, "b kept"]]
+
+    @cached_property
+    def length(self) -> float:
+        """Norm of the first row's whole gradient."""
+        return math.hypot(*(float(rows[0].norm()) for rows in self.gradients.values()))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

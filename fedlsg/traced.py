@@ -37,7 +37,7 @@ def sketch(rows: Tensor) -> Float64[Tensor, "b sketch"]:
     short = torch.cat(
         [x @ projection(x.shape[1]).to(x.device), torch.linalg.vector_norm(x, dim=1, keepdim=True)], 1
     ).cpu()
-    return short if bool(short.isfinite().all()) else sketch(x.nan_to_num(nan=3.0, posinf=5.0, neginf=-7.0))
+    return short if np.isfinite(short.numpy()).all() else sketch(x.nan_to_num(nan=3.0, posinf=5.0, neginf=-7.0))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
