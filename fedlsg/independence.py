@@ -43,11 +43,12 @@ COARSE = 1e-4
 def check_independent(model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch) -> None:
     """Raise UnsupportedLayerError, naming the layer, if the gradient of an example depends on other examples.
 
-    ``inputs`` and ``targets`` are two or more public examples (seven are better) as they would be trained on, batch
-    first; never private ones: a message holds numbers computed from them. ``loss_fn`` as in ``per_example_gradients``.
-    The model is checked in the modes (train, eval) that its modules are in, on a copy; it comes back untouched.
-    See the module's header for how it is done, and for what it cannot find.
-    Named is the layer where the difference begins in the order of computation: forward, loss, backward.
+    ``inputs`` and ``targets`` are two or more public examples (seven are better, the longest first) as they would be
+    trained on, batch first; never private ones: whether a model is refused may depend on them. ``loss_fn`` as in
+    ``per_example_gradients``. The model is checked in the modes (train, eval) that its modules are in, on a copy in
+    float64; it comes back untouched. Named is the layer where the difference begins in the order of computation:
+    forward, loss, backward. See the module's header for how it is done, and for what it cannot find.
+    Raises ValueError for a single example, or one whose loss is not finite.
     """
     check_supported(model)
     count = batch_size(inputs, targets)
@@ -62,18 +63,6 @@ def check_independent(model: nn.Module, loss_fn: LossFunction, inputs: Batch, ta
                 raise
             continue  # some models cannot run in float64
         return compare(subject, first)
-
-
-def company(size: int, count: int) -> list[int]:
-    """The probes of a batch: 0 and 1, which are compared, first and last, and neighbours between them.
-
-    One neighbour is large, one is probe 0 again. A batch of two has the probes the other way round.
-    """
-    if size == 2:
-        return [1, 0]
-    others = [2 + k % (count - 2) if count > 2 else k % 2 for k in range(size)]
-    between = [count + others[0], others[1], 0, *others[2:]]
-    return [0, *between[: size - 2], 1]
 
 
 def sizes(subject: Subject, alone: Trace) -> list[int]:
@@ -93,10 +82,11 @@ def compare(subject: Subject, first: Outcome) -> None:
             f"expected a finite loss of a public probe example, got {first.losses.tolist()}: check inputs and weights"
         )
     like = first.trace
-    alone = {0: first, 1: subject.run([1], like)}
-    together = [subject.run(company(size, subject.count), like) for size in sizes(subject, like)]
+    buffers = {name: b.detach().clone() for name, b in subject.model.named_buffers()}
+    alone = {0: first, 1: subject.run([1])}
+    together = [subject.run_in_company(size, like) for size in sizes(subject, like)]
     again = subject.run([0], like)
-    judge = Judge(subject=subject, alone=alone)
+    judge = Judge(subject=subject, alone=alone, buffers=buffers)
     judge.state(again)
     for outcome in together:
         judge.rows(outcome)
@@ -104,10 +94,11 @@ def compare(subject: Subject, first: Outcome) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Judge:
-    """The comparison of passes with the probes alone."""
+    """The comparison of passes with the probes alone. ``buffers`` are the model's after its first pass."""
 
     subject: Subject
     alone: Mapping[int, Outcome]
+    buffers: Mapping[str, Tensor]
 
     @property
     def tolerance(self) -> float:
@@ -123,7 +114,7 @@ class Judge:
         """Probe 0 alone, after all other batches: nothing may remember them."""
         self.refuse(again, f"depends on earlier batches: the same example alone gives another {{}} after them; {FIX}")
         for name, now in self.subject.model.named_buffers():
-            if now.is_floating_point() and not torch.equal(now, self.subject.buffers.get(name, now)):
+            if now.is_floating_point() and not torch.equal(now, self.buffers.get(name, now)):
                 path, _, own = name.rpartition(".")
                 self.fail(path, f"its forward pass changes the buffer {own}, a memory of earlier batches; {FIX}")
 
@@ -149,20 +140,24 @@ class Judge:
         if first is not None and (losses or wrong):
             self.fail_at(outcome.trace, first, message)
         if losses:
-            raise UnsupportedLayerError(f"the loss function: {message.format('loss')}")
+            output = outcome.trace.forward.get(("", "output", 1, 0))
+            self.fail("" if output is None or not output.rows else None, message.format("loss"))
         if wrong:
             self.fail(self.source(outcome, places, wrong), message.format("gradient (its backward pass mixes)"))
 
     def differs(self, side: str, key: Key, seen: Seen, outcome: Outcome, places: Sequence[int]) -> bool:
         """Whether a tensor's rows differ, however its examples are found."""
-        known = {i: getattr(o.trace, side).get(key) for i, o in self.alone.items()}
-        if any(k is None for k in known.values()):
-            return False
-        scale = max(float(k.rows[0][0, -1]) for k in known.values() if k is not None)
+        known = {m: getattr(o.trace, side).get(key) for m, o in self.alone.items()}
+        shape = None if known[0] is None else known[0].shape
+        alone = {m: k for m, k in known.items() if k is not None and k.shape == shape}
+        places = [p for p in places if outcome.members[p] in alone]
+        if not places:
+            return False  # examples of other shapes than probe 0, by which rows are found: what comes later decides
+        scale = max(float(k.rows[0][0, -1]) for k in alone.values())
         verdicts = []
         for rows in seen.rows:
-            pairs = [(rows[p if len(rows) > 1 else 0], known[outcome.members[p]]) for p in places]
-            gap = max(float((row - k.rows[0][0]).abs().max()) for row, k in pairs if k is not None)
+            pairs = [(rows[p if len(rows) > 1 else 0], alone[outcome.members[p]].rows[0][0]) for p in places]
+            gap = max(float((row - own).abs().max()) for row, own in pairs)
             verdicts.append(gap > self.tolerance * max(scale, self.floor))
         return bool(verdicts) and all(verdicts)
 

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.nn.utils.rnn import PackedSequence
 
 from fedlsg.coupled import scaled
 
@@ -157,10 +158,17 @@ class Trace:
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in what a module takes or gives, in order."""
+    """The dense tensors of real or complex numbers in what a module takes or gives, in order.
+
+    Not integers: row numbers of a batch differ by right. What they select shows in the numbers. Nor packed sequences,
+    whose rows do not lie by example.
+    """
     if isinstance(value, Tensor):
-        if not value.is_sparse and not value.is_nested and value.numel():
+        numbers = value.is_floating_point() or value.is_complex()
+        if numbers and not value.is_sparse and not value.is_nested and value.numel():
             yield value
+    elif isinstance(value, PackedSequence):
+        return
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from tensors(item)

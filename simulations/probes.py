@@ -30,10 +30,13 @@ def _losses(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def probes(test: Split) -> Int64[Tensor, " rows"]:
-    """Rows from all over the split; of texts, of all lengths up to ``TOKENS``, or the shortest there are."""
+    """Rows from all over the split; of texts, of all lengths up to ``TOKENS``, or the shortest there are.
+
+    The longest comes first: a batch of any of them is as long as that one alone.
+    """
     rows = test.order(torch.arange(len(test)))
     if test.lengths is not None:
         short = int((test.lengths <= TOKENS).sum())
         rows = rows[: max(short, PROBES)]
-    places = torch.linspace(0, len(rows) - 1, PROBES).long()
+    places = torch.linspace(len(rows) - 1, 0, PROBES).long()
     return rows[places]

@@ -214,3 +214,65 @@ class ChannelsLast(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = F.max_pool2d(F.relu(self.norm(self.first(x.permute(0, 3, 1, 2)))), 2)
         return self.head(self.last(self.second(y).permute(0, 2, 3, 1)).mean((1, 2)))
+
+
+class Trimmed(nn.Module):
+    """Cuts a batch of texts to its longest and packs it for a frozen GRU: shapes depend on the company only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, WIDTH).requires_grad_(False)
+        self.gru = nn.GRU(WIDTH, WIDTH, batch_first=True).requires_grad_(False)
+        self.middle, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        lengths = attention_mask.sum(1)
+        longest = int(lengths.max())
+        real = attention_mask[:, :longest].unsqueeze(-1)
+        x = self.words(input_ids[:, :longest])
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        last = self.gru(packed)[1][0]
+        return self.head((torch.tanh(self.middle(x)) * real).sum(1) / lengths.unsqueeze(1) + last)
+
+
+class Cached(nn.Module):
+    """Keeps a table of positions in a buffer that the first call fills."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(self.table) < x.shape[1]:
+            self.table = torch.arange(x.shape[1], dtype=x.dtype, device=x.device).sin()
+        return x + self.table.unsqueeze(1)
+
+
+class Experts(nn.Module):
+    """Two frozen experts; each sees the tokens that choose it, from all examples in one pile, if there are any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH).requires_grad_(False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        chosen = (x.sum(-1) > 1).long()
+        for number, expert in enumerate(self.experts):
+            if (chosen == number).any():
+                y[chosen == number] = expert(x[chosen == number])
+        return x + y
+
+
+class Table(nn.Module):
+    """A row of categories and numbers: a wrong category is an error, as is a number above 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.categories = nn.Embedding(4, WIDTH).requires_grad_(False)
+        self.numbers, self.head = nn.Linear(2, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x[:, 1:].max() > 2:
+            raise ValueError("expected numbers up to 2")
+        return self.head(torch.tanh(self.categories(x[:, 0].long()) + self.numbers(x[:, 1:])))

@@ -112,6 +112,10 @@ HONEST = {
         Apply(lambda x: x.transpose(0, 1).flatten(0, 1)), nn.Linear(WIDTH, WIDTH).requires_grad_(False),
         Apply(lambda x: x.unflatten(0, (TOKENS, -1)).transpose(0, 1)), *tokens_model(),
     ),
+    "table of positions": lambda: tokens_model(mixers.Cached()),
+    "experts": lambda: tokens_model(mixers.Experts()),
+    "dropout of channels": lambda: tokens_model(nn.Dropout1d(0.5), nn.AlphaDropout(0.3)),
+    "draws of a function": lambda: tokens_model(Apply(lambda x: x * F.gumbel_softmax(torch.zeros_like(x), dim=-1))),
     "in place": lambda: tokens_model(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.LayerNorm(WIDTH)),
 }  # fmt: skip
 
@@ -121,17 +125,54 @@ def test_a_model_that_treats_examples_independently_passes(case):
     check(made(HONEST[case]))
 
 
-def test_an_honest_text_model_with_padding_passes():
+@pytest.mark.parametrize("model", [mixers.Words, mixers.Trimmed])
+def test_an_honest_text_model_with_padding_passes(model):
     lengths = torch.tensor([3, 9, 1, 5, 2, 9, 4])
     mask = (torch.arange(9) < lengths.unsqueeze(1)).long()
     inputs = {"input_ids": torch.randint(1, 11, (7, 9)) * mask, "attention_mask": mask}
-    check_independent(made(mixers.Words), cross_entropy, inputs, torch.randint(WIDTH, (7,)))
+    check_independent(made(model), cross_entropy, inputs, torch.randint(WIDTH, (7,)))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([9, 3, 1, 5, 2, 9, 4], r"^words.1 \(MeanMixer\): mixes"),
+        ([3, 9, 1, 5, 2, 9, 4], r"^gru \(GRU\): mixes"),  # the first place where the rows of the short one are found
+    ],
+)
+def test_a_mixer_in_a_model_whose_shapes_depend_on_the_company_is_found(lengths, message):
+    mask = (torch.arange(9) < torch.tensor(lengths).unsqueeze(1)).long()
+    model = made(mixers.Trimmed)
+    model.words = nn.Sequential(model.words, MeanMixer(1e-6))
+    with pytest.raises(UnsupportedLayerError, match=message):
+        check_independent(model, cross_entropy, {"input_ids": mask, "attention_mask": mask}, torch.randint(WIDTH, (7,)))
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_an_honest_model_of_images_in_any_layout_passes(memory_format):
     model = made(mixers.ChannelsLast).to(memory_format=memory_format)
     check_independent(model, cross_entropy, torch.rand(7, 9, 9, 3), torch.randint(CLASSES, (7,)))
+
+
+def test_categories_among_the_inputs_are_left_and_a_model_need_not_take_large_values():
+    x = torch.cat([torch.tensor([0.0, 1, 2, 3, 1, 2, 0]).unsqueeze(1), torch.rand(7, 2)], 1)
+    targets = torch.randint(CLASSES, (7,))
+    check_independent(made(mixers.Table), cross_entropy, x, targets)
+    with pytest.raises(UnsupportedLayerError, match=r"^1 \(MeanMixer\)"):
+        check_independent(nn.Sequential(made(mixers.Table), MeanMixer(1e-6)), cross_entropy, x, targets)
+
+
+def test_draws_that_depend_on_data_are_refused():
+    """They cannot be repeated by example, so that nobody can say who moved them."""
+    model = tokens_model(Apply(lambda x: x * torch.bernoulli(x.sigmoid().detach())))
+    with pytest.raises(UnsupportedLayerError, match=r"^2 \(Apply\).*draws random numbers that depend on a tensor"):
+        check(model)
+
+
+def test_a_compiled_part_is_looked_into():
+    check(made(lambda: tokens_model(torch.compile(nn.Tanh()))))
+    with pytest.raises(UnsupportedLayerError, match="MeanMixer"):
+        check(made(lambda: tokens_model(torch.compile(MeanMixer()))))
 
 
 def test_a_loss_that_mixes_is_named():

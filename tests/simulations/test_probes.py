@@ -185,15 +185,15 @@ def split_of(lengths: list[int] | None, rows: int) -> Split:
 def test_probes_are_texts_of_all_short_lengths():
     lengths = [40, 3, 16, 9, 12, 5, 17, 7, 8, 30]
     chosen = [lengths[row] for row in probes(split_of(lengths, 10)).tolist()]
-    assert chosen == [3, 5, 7, 8, 9, 12, TOKENS]
+    assert chosen == [TOKENS, 12, 9, 8, 7, 5, 3]
 
 
 def test_where_texts_are_long_the_shortest_are_probes():
     lengths = [90, 30, 40, 50, 60, 70, 80, 99, 98]
     chosen = [lengths[row] for row in probes(split_of(lengths, 9)).tolist()]
-    assert chosen == [30, 40, 50, 60, 70, 80, 90]
+    assert chosen == [90, 80, 70, 60, 50, 40, 30]
 
 
 def test_probes_of_images_come_from_all_over_the_split():
-    assert probes(split_of(None, 601)).tolist() == [0, 100, 200, 300, 400, 500, 600]
-    assert probes(split_of(None, 2)).tolist() == [0, 0, 0, 0, 0, 0, 1]
+    assert probes(split_of(None, 601)).tolist() == [600, 500, 400, 300, 200, 100, 0]
+    assert probes(split_of(None, 2)).tolist() == [1, 0, 0, 0, 0, 0, 0]
