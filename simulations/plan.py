@@ -28,6 +28,7 @@ from fedlsg.supported import check_supported, trainable
 from simulations import workloads
 from simulations.own_part import Own, make_parts
 from simulations.preset import build_method, check, check_fits, fill, known, resolved
+from simulations.probes import check_model
 from simulations.published import from_run_config
 from simulations.settings import Settings, as_config
 from simulations.workloads import Options, Progress, Workload, build_model, silent
@@ -299,5 +300,7 @@ def count_blocks(base: Base) -> int:
     """Blocks of every frame of the run: two a carried weight, one any other trainable parameter."""
     model = base.build_model()
     check_supported(model)
+    if base.method.mechanism.clips:
+        check_model(model, base.workload.test, device=base.settings.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
     return len(trainable(model)) + (len(carried) if base.method.carrier.splits else 0)
