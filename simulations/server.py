@@ -8,6 +8,7 @@ from flwr.serverapp import Grid
 from fedlsg.quantize import DEFAULT_STEP
 from simulations import freed_memory
 from simulations.continuity import exclusive
+from simulations.diverged import explain
 from simulations.downlink import make_downlink
 from simulations.plan import Plan
 from simulations.preset import known
@@ -15,7 +16,8 @@ from simulations.recorder import Recorder
 from simulations.rundir import RunDir
 from strategies.report import RoundReport
 from strategies.state import ServerState
-from strategies.strategy import BudgetSpentError, FederationSettings, FedLSG
+from strategies.stopped import BudgetSpentError, DivergedError
+from strategies.strategy import FederationSettings, FedLSG
 from strategies.wire import flat_record
 
 
@@ -23,8 +25,8 @@ def serve(grid: Grid, plan: Plan, run: RunDir, *, on_round: Any = None, page: bo
     """Run the remaining rounds over ``grid`` and return the summary; continues from a checkpoint where there is one.
 
     ``on_round(row)`` is called with every finished row of rounds.csv; ``page`` asks for report.html. Ends early, with
-    a summary that says so, when every client's privacy budget is spent. Raises ValueError if another process holds
-    the run directory.
+    a summary that says so, when every client's privacy budget is spent; and, back at the last finished round, when the
+    weights or the loss are no numbers any more. Raises ValueError if another process holds the run directory.
     """
     with exclusive(run):
         return _serve(grid, plan, run, on_round, page)
@@ -84,6 +86,8 @@ def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any, page: bool) -> di
             strategy.start(grid, flat_record(state.weights), num_rounds=remaining, timeout=s.round_timeout)
         except BudgetSpentError as stopped:
             return recorder.finish(str(stopped))
+        except DivergedError as error:
+            return recorder.give_up(explain(error, s))
     return recorder.finish()
 
 

@@ -27,12 +27,11 @@ from fedlsg.ranking import accumulated_noise
 from fedlsg.snip import pruning_mechanism
 from strategies.downlink import Downlink, FullDownlink, Records
 from strategies.nodes import find_partitions
-from strategies.report import RoundReport, reason_of
+from strategies.report import NO_REPLY, RoundReport, reason_of
 from strategies.serial import wire_size
 from strategies.state import ServerState, select_clients
+from strategies.stopped import BudgetSpentError, Patience, finite
 from strategies.wire import FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to, flat_record, read_update
-
-EMPTY_ROUNDS_ALLOWED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +70,6 @@ class FederationSettings:
     run_dir: str = ""
 
 
-class BudgetSpentError(RuntimeError):
-    """No client can train any more without passing its privacy budget: the regular end of a run without rounds left."""
-
-
 class FedLSG(Strategy):
     """Federated training in low-rank sparse coordinates, for every recipe of this package.
 
@@ -82,9 +77,9 @@ class FedLSG(Strategy):
     ``fedlsg.payload.unpack``, is named in the log and in the report, and the round goes on without it; the divisor
     does not change. ``on_round`` is called after every round, when the state already holds its result. Where pruning
     reads the data there is a round 0 before them, of all clients, and ``on_pruned`` is called after it, also where it
-    failed: the state then still awaits pruning.
-    Raises BudgetSpentError when every client asked refuses to pass its budget, RuntimeError after three rounds in a row
-    without a single valid update.
+    failed: the state then still awaits pruning. A round that nobody answered because workers died is asked again.
+    Raises BudgetSpentError when every client asked refuses to pass its budget, RuntimeError after three rounds or
+    attempts in a row without a single valid update, DivergedError, before ``on_round``, after an update that was none.
     """
 
     def __init__(
@@ -99,7 +94,7 @@ class FedLSG(Strategy):
         self.downlink: Downlink = FullDownlink(state) if downlink is None else downlink
         self._nodes: Mapping[int, int] = {}
         self._sent: list[Message] = []
-        self._empty_rounds = 0
+        self._patience = Patience()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -144,13 +139,16 @@ class FedLSG(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every reply, update the model, report."""
         values = self._repaired(self._read(replies))
+        while not values and self._report.lost:
+            values = self._ask_again()
         survivors = len(values) >= self.settings.min_survivors
         ordered = [values[partition] for partition in sorted(values)] if survivors else []
-        self.downlink.finish_round(self._frame, ordered, self._noise_of_sum(values))
+        with finite(self.state, self._report.round):
+            self.downlink.finish_round(self._frame, ordered, self._noise_of_sum(values))
         self._report.answered = sorted(values)
         self._report.seconds = time.monotonic() - self._started
         self.on_round(self._report)
-        self._stop_if_dead(bool(ordered))
+        self._patience.count(self._report, updated=bool(ordered))
         return flat_record(self.state.weights), None
 
     def configure_evaluate(
@@ -175,6 +173,14 @@ class FedLSG(Strategy):
             len(self.state.carried),
             self.state.divisor,
         )
+
+    def _ask_again(self) -> dict[int, Tensor]:
+        """The same round, of which nobody's answer came through; stored payloads are sent again for free."""
+        self._patience.count(self._report, updated=False)
+        log(WARNING, "round %d: nobody answered, asking again", self._report.round)
+        self.downlink.abandon_round()
+        messages = self._begin(self._report.round, self._frame, self._report.asked)
+        return self._repaired(self._read(self._grid.send_and_receive(messages, timeout=self.settings.timeout)))
 
     def _repaired(self, values: dict[int, Tensor]) -> dict[int, Tensor]:
         """Ask those once more that derive another frame or hold another model, each for each reason once."""
@@ -220,7 +226,7 @@ class FedLSG(Strategy):
         for message in self._sent:
             self._report.count_down(partition_of[message.metadata.dst_node_id], message)
         for partition in asked:
-            self._report.rejected[partition] = "no reply before the round's timeout"
+            self._report.rejected[partition] = NO_REPLY
         for reply in replies:
             partition = partition_of.get(reply.metadata.src_node_id, -1)
             if partition not in asked or partition in values:
@@ -288,12 +294,3 @@ class FedLSG(Strategy):
         each = [self._dither(partition) for partition in partitions]
         coarse = self.settings.codec == "noise-floor"
         return math.hypot(*(one.received_noise if coarse else one.noise_std for one in each))
-
-    def _stop_if_dead(self, alive: bool) -> None:
-        if self._report.budget_spent:
-            raise BudgetSpentError(f"the privacy budget of every client was spent before round {self._report.round}")
-        self._empty_rounds = 0 if alive else self._empty_rounds + 1
-        if self._empty_rounds >= EMPTY_ROUNDS_ALLOWED:
-            raise RuntimeError(
-                f"no valid update in {EMPTY_ROUNDS_ALLOWED} rounds in a row: client {self._report.reasons}"
-            )
