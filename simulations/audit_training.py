@@ -23,6 +23,7 @@ from simulations.audit_display import progress_bar
 from simulations.audit_examples import Inserted, choose_canaries, strongest, with_canaries
 from simulations.audit_subject import Audited
 from simulations.client import serving
+from simulations.diverged import refuse_diverged
 from simulations.engines import local
 from simulations.plan import Base, Plan, make_plan
 from simulations.rundir import RunDir
@@ -71,7 +72,7 @@ def find(
         plan = with_canaries(replace(plan, settings=replace(plan.settings, run_dir=folder)), inserted, kind)
         directory.write_config(plan.settings)
         with progress_bar(console, "training, round", plan.schedule.rounds) as tick, planted(plant), serving(plan):
-            local.run(plan, directory, on_round=lambda row: tick())
+            refuse_diverged(local.run(plan, directory, on_round=lambda row: tick()))
         base = Base(**{f.name: getattr(plan, f.name) for f in fields(Base)})
         record = Record(run=directory, base=base, payloads=open_record(folder, VIEW).payloads)
         return scores_of(record, inserted, kind, console)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from torch import Tensor
 
 from fedlsg.frame import Coordinates, Frame, Keep
@@ -25,6 +26,13 @@ FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS = 1001, 100
 """Error codes of our clients; Flower's own lie below 1000."""
 
 REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
+
+WORKER_DIED = 1006
+LOST = (
+    WORKER_DIED, ErrorCode.UNKNOWN, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED,
+)  # fmt: skip
+"""Errors that are no client's answer: our engine's, and Flower's (UNKNOWN: an actor of Ray's died)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedlsg.attacks.lira import scaled_confidence
 from fedlsg.randomness import public_generator
 from simulations.client import serving
+from simulations.diverged import refuse_diverged
 from simulations.engines import local
 from simulations.plan import Base, Plan
 from simulations.rundir import RunDir
@@ -125,7 +126,7 @@ def trained(plan: Plan, seed: int, number: int, on_round: Callable[[int], None])
         plan = replace(plan, settings=replace(plan.settings, run_dir=folder), stream=own)
         directory.write_config(plan.settings)
         with serving(plan):
-            local.run(plan, directory, on_round=lambda row: on_round(row.round), page=False)
+            refuse_diverged(local.run(plan, directory, on_round=lambda row: on_round(row.round), page=False))
         state = state_of(plan, plan.divisor)
         state.load_state_dict(directory.load_checkpoint()["server"])
     with state.evaluated() as model:
