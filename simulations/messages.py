@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from simulations.disk_space import naming
 from simulations.outbox import write_atomically
 from simulations.row import Row
 from strategies.report import RoundReport
@@ -43,7 +44,7 @@ def append(path: Path, report: RoundReport) -> None:
         f"{report.round},{client},{direction},{values},{payload},{wire}\n"
         for client, direction, values, payload, wire in report.sent
     )
-    with path.open("a", newline="") as file:
+    with naming(path), path.open("a", newline="") as file:
         file.write(lines if file.tell() else HEADER + lines)
 
 

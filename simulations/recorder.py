@@ -18,6 +18,7 @@ from fedlsg.supported import trainable
 from simulations import messages, tensorboard
 from simulations.chance import chance_of
 from simulations.continuity import check_unchanged, fingerprint
+from simulations.disk_space import naming
 from simulations.downlink import downlink_of
 from simulations.evaluate import Score, score
 from simulations.hardware import hardware
@@ -32,7 +33,6 @@ from strategies.report import RoundReport
 from strategies.state import ServerState
 
 PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")
-
 
 BYTES = messages.SUMS
 SUMS = (*BYTES, "uplink_messages", "downlink_messages")
@@ -257,7 +257,7 @@ class Recorder:
 
     def _append(self, row: Row) -> None:
         new = not self.run.rounds.exists()
-        with self.run.rounds.open("a", newline="") as file:
+        with naming(self.run.rounds), self.run.rounds.open("a", newline="") as file:
             writer = csv.DictWriter(file, FIELDS)
             if new:
                 writer.writeheader()

@@ -6,12 +6,16 @@ bytes.csv        one line a message (messages.py)
 summary.json     results, written last                 checkpoint/      last finished round; unsent payloads
 updates/         payloads (with record_updates)        updates-truth/   SECRET batches, for evaluating attacks
 clients/         SECRET memories of error feedback, where a method without privacy keeps them; a folder a client
-run.log          what Flower, Ray and we log            report.html      plots and settings, written at the end
+run.log          SECRET what Flower, Ray and we log     report.html      plots and settings, written at the end
 downlink/        updates as they went down (sparse)     replicas/        clients' copies of the public state (deployed)
 events.out.tfevents.fedlsg                             the same numbers for TensorBoard
+
+What is SECRET can be read by its owner alone, whatever the umask is (private_files.py). run.log is, because the
+traceback of a client that failed may quote its data.
 """
 
 import csv
+import io
 import json
 import os
 import tomllib
@@ -29,6 +33,7 @@ from torch import Tensor
 from fedlsg.ledger import ledger_path
 from simulations import arrays
 from simulations.outbox import write_atomically
+from simulations.private_files import make_folder
 from simulations.settings import Settings, as_config, from_mapping
 
 
@@ -115,8 +120,9 @@ class RunDir:
 
     def save_truth(self, round: int, client: int, rows: Tensor) -> None:
         """Record the rows of the training split in a client's batches: a secret, kept apart from what was sent."""
-        path = self.path / "updates-truth" / f"round-{round:06d}" / f"client-{client:06d}.npy"
-        arrays.save(path, rows.cpu().numpy())
+        folder = self.path / "updates-truth"
+        make_folder(folder)
+        arrays.save(folder / f"round-{round:06d}" / f"client-{client:06d}.npy", rows.cpu().numpy(), private=True)
 
     def write_config(self, settings: Settings) -> None:
         """Write the resolved settings."""
@@ -138,13 +144,9 @@ class RunDir:
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint, atomically and durably."""
-        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.checkpoint.with_name(".latest.pt")
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.checkpoint)
+        body = io.BytesIO()
+        torch.save(state, body)
+        write_atomically(self.checkpoint, body.getvalue())
 
     def load_checkpoint(self) -> dict[str, Any]:
         """The checkpoint. Raises ValueError where there is none or it cannot be read."""

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 from fedlsg.quantize import DEFAULT_STEP
 from simulations import freed_memory
 from simulations.continuity import exclusive
+from simulations.disk_space import resumable
 from simulations.downlink import make_downlink
 from simulations.plan import Plan
 from simulations.preset import known
@@ -25,9 +26,9 @@ def serve(grid: Grid, plan: Plan, run: RunDir, *, on_round: Any = None, page: bo
 
     ``on_round(row)`` is called with every finished row of rounds.csv; ``page`` asks for report.html. Ends early, with
     a summary that says so, when every client's privacy budget is spent. Raises ValueError if another process holds
-    the run directory.
+    the run directory, DiskFullError where the disk is full.
     """
-    with exclusive(run):
+    with resumable(run.path), exclusive(run):
         return _serve(grid, plan, run, on_round, page)
 
 
