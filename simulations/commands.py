@@ -71,7 +71,7 @@ def execute(plan: Plan, directory: RunDir, console: Console) -> None:
             for row in directory.read_rounds()[:done]:
                 display.count(Row.parse(row))
             summary = engine(plan.settings.engine)(plan, directory, on_round=display.on_round)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         if directory.config.exists():
             text = f"continue with: fedlsg resume {directory.path}"
             console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -8,6 +8,7 @@ from flwr.serverapp import Grid
 from fedlsg.quantize import DEFAULT_STEP
 from simulations import freed_memory
 from simulations.continuity import exclusive
+from simulations.disk_space import resumable
 from simulations.diverged import explain
 from simulations.downlink import make_downlink
 from simulations.federation import Federation
@@ -36,9 +37,9 @@ def serve(
     ``on_round(row)`` is called with every finished row of rounds.csv; ``page`` asks for report.html; ``federation``:
     the nodes of a deployment. Ends early, with a summary that says so, when every client's privacy budget is spent;
     and, back at the last finished round, when the weights or the loss are no numbers any more. Raises ValueError if
-    another process holds the run directory.
+    another process holds the run directory, DiskFullError where the disk is full.
     """
-    with exclusive(run):
+    with resumable(run.path), exclusive(run):
         return _serve(grid, plan, run, on_round, page, federation)
 
 
