@@ -98,7 +98,7 @@ def test_a_stored_payload_without_its_ledger_entry_stays(tmp_path):
     directory.ledger(0).unlink()
     run = resume_local(directory.path)
     assert [row.rejected for row in run.rows] == ["0", ""]
-    assert "LedgerError" in run.rows[0].reasons
+    assert "lost the entry of round 2, whose payload is stored" in run.rows[0].reasons
 
 
 def test_a_run_directory_has_one_process(stopped):
