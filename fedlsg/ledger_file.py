@@ -2,7 +2,8 @@
 
 Its first line is a header (schema, client, adjacency), every later one an entry. Each line carries ``prev``,
 the SHA-256 of the valid line before it, so an edit, a removal or a swap anywhere but at the very end is found
-on reading.
+on reading. It ends with ``sha256``, its own digest: damage to the last line, which no other line vouches for, is
+found, too. (Files of schema 1 lack it.)
 
 A line that a crash tore was never released. The next append ends it, and it stays in the file as text outside
 the chain: a line is skipped only if it holds no closing brace, and only where the ``prev`` of the next valid
@@ -14,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -28,7 +30,9 @@ try:
 except ImportError:  # not on Windows: there one process per client is the caller's duty
     fcntl = None  # type: ignore[assignment]
 
-SCHEMA = 1
+SCHEMA = 2
+UNSEALED = 1
+"""The schema whose lines have no digest of their own."""
 ADJACENCY = "add/remove"
 MECHANISMS = ("dp", "clip-only", "noise-only", "none")
 GENESIS = "0" * 64
@@ -114,6 +118,7 @@ class Parsed:
     owner: int = -1
     state: State = State()
     keys: frozenset[Key] = frozenset()
+    schema: int = SCHEMA
 
 
 BYTES_REMEMBERED = 2**24
@@ -169,15 +174,18 @@ def load(path: Path, client: int | None) -> tuple[int, State]:
 def _continued(path: Path, client: int | None, known: Parsed, content: bytes) -> Parsed:
     """What ``content`` says, of which ``known`` is the beginning, up to the end of a line."""
     owner, heads, entries, keys = known.owner, list(known.state.heads), list(known.state.entries), set(known.keys)
-    head = heads[-1] if heads else GENESIS
+    head, schema = heads[-1] if heads else GENESIS, known.schema
     before = known.content.count(b"\n")
     for number, line in enumerate(content[len(known.content) :].split(b"\n"), start=before + 1):
-        if b"}" not in line:  # torn by a crash, or blank; if it once was whole, the next line's prev tells
-            continue
+        if b"}" not in line and not _LOST_ITS_BRACE.search(line):
+            continue  # torn by a crash, or blank; if it once was whole, the next line's prev shows it
         try:
             record = json.loads(line)
             if record.pop("prev") != head:
                 raise LedgerError("it does not continue the line before: a line was edited, removed or moved")
+            schema = schema if heads else record.get("schema")
+            if record.pop("sha256", None) is not None or schema != UNSEALED:
+                _check_seal(line)
             if not heads:
                 owner = _checked_header(record, client)
             else:
@@ -193,7 +201,7 @@ def _continued(path: Path, client: int | None, known: Parsed, content: bytes) ->
         head = sha256(line)
         heads.append(head)
     torn = bool(content) and not content.endswith(b"\n")
-    return Parsed(content, owner, State(tuple(entries), tuple(heads), torn=torn), frozenset(keys))
+    return Parsed(content, owner, State(tuple(entries), tuple(heads), torn=torn), frozenset(keys), schema)
 
 
 def parse(path: Path, client: int, content: bytes) -> State:
@@ -203,7 +211,7 @@ def parse(path: Path, client: int, content: bytes) -> State:
 
 def _checked_header(record: dict[str, Any], client: int | None) -> int:
     owner = record.get("client")
-    if record.get("schema") != SCHEMA or record.get("adjacency") != ADJACENCY or type(owner) is not int:
+    if record.get("schema") not in (UNSEALED, SCHEMA) or record.get("adjacency") != ADJACENCY or type(owner) is not int:
         raise LedgerError(f"expected the header of schema {SCHEMA}, {ADJACENCY}, got {record}")
     if client is not None and owner != client:
         raise LedgerError(f"expected the ledger of client {client}, this is client {owner}'s")
@@ -223,8 +231,23 @@ def _decode_entry(record: dict[str, Any]) -> Entry:
 
 
 def encode_line(record: Mapping[str, Any], previous: str) -> bytes:
-    """One line, without its line feed, chained to the hash of the valid line before it."""
-    return json.dumps({**record, "prev": previous}, allow_nan=False).encode()
+    """One line, without its line feed, chained to the hash of the valid line before it; its own digest ends it."""
+    body = json.dumps({**record, "prev": previous}, allow_nan=False).encode()
+    return body[:-1] + _seal(body)
+
+
+def _seal(body: bytes) -> bytes:
+    return b', "sha256": "' + sha256(body).encode() + b'"}'
+
+
+_SEAL = len(b', "sha256": ""}') + 64
+_LOST_ITS_BRACE = re.compile(rb'"sha256": "[0-9a-f]{64}".\Z', re.DOTALL)
+"""The end of a line whose last byte was changed: a torn line is shorter."""
+
+
+def _check_seal(line: bytes) -> None:
+    if _seal(line[:-_SEAL] + b"}") != line[-_SEAL:]:
+        raise LedgerError("it is not what its own digest says: the line is damaged")
 
 
 def sha256(line: bytes) -> str:

@@ -16,7 +16,7 @@ from flwr.common.logger import log
 
 from fedlsg.ledger import LedgerError
 from simulations.client import answer, process
-from simulations.engines import actors, prompt
+from simulations.engines import actors, import_path, prompt
 from simulations.engines.grouped import answer_groups
 from simulations.node.deployed import Deployed, is_deployed
 from simulations.published import from_run_config
@@ -30,6 +30,7 @@ from simulations.refusals import (
 )
 from simulations.replica import ReplicaDiffersError, ReplicaMissingError, is_shared
 from simulations.settings import Settings
+from strategies.code_identity import OtherCodeError, check_same_code
 from strategies.wire import (
     FAILED,
     FRAME_DIFFERS,
@@ -50,12 +51,14 @@ REFUSALS: dict[type[Exception], int] = {
     OverBudgetError: OVER_BUDGET,
     TermsError: REFUSED_TERMS,
     RefusalError: FAILED,
+    OtherCodeError: FAILED,
     LedgerError: FAILED,
 }
 """Errors whose text may leave, and their codes; the first that fits."""
 
 app = ClientApp()
 answer_groups(app, forget=process.cache_clear)
+import_path.workers_import_as_driver()
 actors.restart_dead()
 prompt.hand_on_at_once()
 
@@ -83,8 +86,8 @@ def _settings(config: tuple[tuple[str, str | int | float | bool | bytes], ...]) 
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """This client's partition and its declared number of examples."""
-    return _replied(message, lambda: _identity(context))
+    """This client's partition and its declared number of examples. Refused where the server runs other code."""
+    return _replied(message, lambda: _identity(message, context))
 
 
 @app.train()
@@ -93,7 +96,8 @@ def train(message: Message, context: Context) -> Message:
     return _replied(message, lambda: _update(message, context))
 
 
-def _identity(context: Context) -> RecordDict:
+def _identity(message: Message, context: Context) -> RecordDict:
+    check_same_code(message.content, "the server")
     if is_deployed(context):
         return Deployed.of(context.node_config, run_settings(context)).identity()
     settings, partition = read_context(context)

@@ -10,12 +10,12 @@ from rich.table import Table
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.layout import layer_table
-from fedlsg.ledger import verify_extends
 from simulations.continuity import check_unchanged, exclusive
 from simulations.display import layers_shown, showing, summary_table
 from simulations.engines import engine
 from simulations.plan import Plan, make_plan
 from simulations.published import resolve
+from simulations.restore import restore
 from simulations.row import Row
 from simulations.rundir import RunDir, create
 from simulations.settings import from_mapping
@@ -39,14 +39,21 @@ def resume_command(path: str, console: Console) -> None:
     """``fedlsg resume``: the settings and the ledger of the directory, nothing else."""
     directory = RunDir.open(path)
     settings = replace(directory.read_config(), run_dir=str(directory.path))
-    if directory.checkpoint.exists():
-        verify_extends(directory.load_checkpoint()["ledgers"], directory.ledgers)
+    saved = None
+    if directory.has_checkpoint:
+        with exclusive(directory):
+            restored = restore(directory)
+        saved = restored.state["plan"]
+        for note in restored.notes:
+            console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
     elif directory.ledgers.exists():
         raise ValueError(f"{path} has ledgers and no checkpoint: restore checkpoint/latest.pt, or start a new run")
     with console.status("loading data") as status:
         plan = make_plan(settings, progress=status.update)
-    if directory.checkpoint.exists():
-        check_unchanged(directory.load_checkpoint()["plan"], plan)
+    changed = [] if saved is None else check_unchanged(saved, plan, directory)
+    if changed:
+        text = f"changed since the last run: {', '.join(changed)}"
+        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
     execute(plan, directory, console)
 
 

@@ -10,9 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from simulations.outbox import write_atomically
 from simulations.plan import Plan
 from simulations.rundir import RunDir
+from simulations.sealed import seal, unseal
 from simulations.settings import as_config
+from simulations.workloads.digest import data_digest
 
 try:
     import fcntl
@@ -26,27 +29,59 @@ HARMLESS = frozenset({
 """Settings that a resumed run may change: they move neither a draw nor what a ledger entry means."""
 
 
+MOVED = frozenset({"run-dir"})
+"""Harmless settings of which nothing is said: where a run directory lies is known to whoever resumes it."""
+
+
 def fingerprint(plan: Plan) -> dict[str, Any]:
-    """What a checkpoint keeps of the plan: settings, and a digest of who holds which example."""
+    """What a checkpoint keeps of the plan: settings, who holds which example, and digests of the public test splits."""
     sha = hashlib.sha256()
+    if plan.declared is not None:
+        sha.update(repr(tuple(plan.declared)).encode())
     for part in plan.parts:
         sha.update(len(part).to_bytes(8, "little") + part.numpy().tobytes())
-    return {"settings": dict(as_config(plan.settings)), "partition": sha.hexdigest()}
+    tests = {name: data_digest(split) for name, split in plan.workload.tests.items()}
+    return {"settings": dict(as_config(plan.settings)), "partition": sha.hexdigest(), "tests": tests}
 
 
-def check_unchanged(saved: Mapping[str, Any], plan: Plan) -> None:
-    """Raise ValueError, naming the settings, if a plan differs from the one that a checkpoint was made with."""
+def keep_data_digest(plan: Plan, run: RunDir) -> None:
+    """Write the digest of all training rows, readable by its owner alone: it is as secret as the rows."""
+    run.data_digest.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(run.data_digest, seal({"rows": data_digest(plan.workload.train)}))
+    run.data_digest.chmod(0o600)
+
+
+def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[str]:
+    """Raise ValueError, naming what, if settings or data differ from those that a checkpoint was made with.
+
+    Returns the settings that may change and did, as "threads = 2 (was 1)".
+    """
     now = fingerprint(plan)
     before, after = saved["settings"], now["settings"]
-    changed = sorted(k for k in (before.keys() | after.keys()) - HARMLESS if before.get(k) != after.get(k))
-    if changed:
-        words = ", ".join(f"{k} = {before.get(k, 'unset')} (now {after.get(k, 'unset')})" for k in changed)
+    changed = sorted(k for k in (before.keys() | after.keys()) - MOVED if before.get(k) != after.get(k))
+    refused = [k for k in changed if k not in HARMLESS]
+    if refused:
+        words = ", ".join(f"{k} = {before.get(k, 'unset')} (now {after.get(k, 'unset')})" for k in refused)
         raise ValueError(f"a run cannot change its settings midway: restore {words} in config.toml, or start a new run")
-    if saved["partition"] != now["partition"]:
+    if saved["partition"] != now["partition"] or _known_digest(run) != data_digest(plan.workload.train):
         raise ValueError(
             "the data or its partition differ from those that this run began with, and the clients' ledgers would "
             "then say too little: restore the data, or start a new run"
         )
+    if saved["tests"] != now["tests"]:
+        raise ValueError(
+            "the test data differ from those that this run began with, and its accuracies could not be compared: "
+            "restore the data, or start a new run"
+        )
+    return [f"{k} = {after.get(k, 'unset')} (was {before.get(k, 'unset')})" for k in changed]
+
+
+def _known_digest(run: RunDir) -> str:
+    otherwise = "nobody can say whether the data are the same; restore it from a copy, or start a new run"
+    try:
+        return str(unseal(run.data_digest, otherwise=otherwise)["rows"])
+    except FileNotFoundError:
+        raise ValueError(f"{run.data_digest} is missing: {otherwise}") from None
 
 
 @contextmanager

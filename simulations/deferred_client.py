@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from simulations.engines import actors, prompt
+from simulations.engines import actors, import_path, prompt
 
 
 class DeferredApp(ClientApp):
@@ -22,5 +22,6 @@ class DeferredApp(ClientApp):
 
 
 app = DeferredApp()
+import_path.workers_import_as_driver()
 actors.restart_dead()
 prompt.hand_on_at_once()

@@ -111,6 +111,16 @@ class FeedbackBox:
                 path.unlink()
         return payload
 
+    def check(self) -> None:
+        """Raise ValueError where a file is damaged."""
+        for file in self._files():
+            self._read(*file)
+
+    def forget_after(self, round: int) -> None:
+        """Delete the answers to later rounds, and the memories that belong to them: the server went back."""
+        for _, path in [file for file in self._files() if file[0] > round]:
+            path.unlink()
+
     @contextmanager
     def _held(self) -> Iterator[None]:
         """Nobody else stores meanwhile."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from simulations import flower_processes
+from simulations.engines.import_path import with_packages
 
 HOME_LENGTH_LIMIT = 35  # characters; Ray adds 68 for a Unix socket, and 103 is the least any system allows
 ENVIRONMENT = {
@@ -25,6 +26,7 @@ ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_LOG_LEVEL": "INFO",  # flower_runtime._answers reads an INFO line
     "PYTHONUNBUFFERED": "1",
+    "PYTHONSAFEPATH": "1",  # `python -c` and `python -m` of a child do not search the working directory
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",  # the log file keeps every line
     "RAY_COLOR_PREFIX": "0",
@@ -67,7 +69,14 @@ def importing() -> Iterator[Processes]:
     with ExitStack() as end:
         home = end.enter_context(private_home(children))
         log = end.enter_context((home / "before.log").open("ab"))
-        made = Processes(home=home, env=environment(home), log=log, children=children, waiting={}, end=end)
+        made = Processes(
+            home=home,
+            env=with_packages(environment(home), home / "code"),
+            log=log,
+            children=children,
+            waiting={},
+            end=end,
+        )
         for role in ("superlink", "client"):
             made.waiting[role] = made.start(role)
         yield made

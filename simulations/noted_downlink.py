@@ -5,7 +5,6 @@ A round enters rounds.csv, bytes.csv and the checkpoint when it is over. What an
 summary, and whole models sent as repairs to ``downlink.repairs``. What clients answered in it is not known here.
 """
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from fedlsg.frame import Frame
 from simulations.outbox import write_atomically
+from simulations.sealed import seal, unseal
 from strategies.downlink import Downlink, SparseDownlink
 from strategies.replica_wire import Records
 
@@ -48,7 +48,7 @@ class NotedDownlink:
         broken = {name: self.interrupted[name] + now for name, now in self._going_on.items()}
         repairs = self.inner.repairs if isinstance(self.inner, SparseDownlink) else {}
         note = {"attempt": self._attempt, "interrupted": broken, "repairs": repairs}
-        write_atomically(self.note, json.dumps(note).encode(), durable=False)
+        write_atomically(self.note, seal(note), durable=False)
         return made
 
     def confirm(self, partitions: Collection[int]) -> None:
@@ -73,12 +73,20 @@ class NotedDownlink:
         """Continue; a note of a round that the state does not know was interrupted."""
         rest = dict(state)
         self._attempt, self.interrupted = rest.pop("attempt", 0), rest.pop("interrupted", dict(NOTHING))
-        note: dict[str, Any] = json.loads(self.note.read_bytes()) if self.note.exists() else {"attempt": 0}
+        note = read_note(self.note)
         if note["attempt"] > self._attempt:
             self._attempt, self.interrupted = note["attempt"], note["interrupted"]
             rest["repairs"] = {int(client): times for client, times in note["repairs"].items()}
         self._going_on = None
         self.inner.load_state_dict(rest)
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """What was noted, attempt 0 where nothing was. Raises DamagedError."""
+    try:
+        return unseal(path, otherwise="remove it to go on; what an interrupted round sent down is then not counted")
+    except FileNotFoundError:
+        return {"attempt": 0}
 
 
 def _size(records: Records) -> int:

@@ -1,9 +1,21 @@
-"""The last payload of a client, kept until the next one: sent again byte for byte, it costs no privacy."""
+"""The last payload of a client, kept until the next one: sent again byte for byte, it costs no privacy.
 
+    checkpoint/outbox/client-000003.bin      JSON header, newline, payload
+
+The header holds a digest of question and payload: a damaged file answers nothing, and the client trains again.
+"""
+
+import hashlib
 import json
 import os
 from dataclasses import dataclass
+from logging import WARNING
 from pathlib import Path
+from typing import Any
+
+from flwr.common.logger import log
+
+KEYS = {"question", "bytes", "sha256"}
 
 
 @dataclass(frozen=True)
@@ -22,28 +34,45 @@ class Outbox:
         stored = self._read()
         return None if stored is None else stored[1]
 
-    def _read(self, question: str | None = None) -> tuple[str, bytes] | None:
+    @property
+    def damaged(self) -> bool:
+        """Whether there is a file that is not what was stored."""
+        return self.path.exists() and self._read(quiet=True) is None
+
+    def _read(self, question: str | None = None, *, quiet: bool = False) -> tuple[str, bytes] | None:
         """What is stored; of one that answers something else than ``question`` the payload is not even read."""
         try:
             with self.path.open("rb") as file:
                 known = json.loads(file.readline())
-                if not isinstance(known, dict) or known.keys() != {"question", "bytes"}:
-                    return None
+                if not isinstance(known, dict) or known.keys() != KEYS:
+                    raise ValueError
                 if question is not None and known["question"] != question:
                     return None
                 payload = file.read()
-        except (FileNotFoundError, ValueError):
+            if known != _head(known["question"], payload):
+                raise ValueError
+        except FileNotFoundError:
             return None
-        return (known["question"], payload) if known["bytes"] == len(payload) else None
+        except (ValueError, TypeError, AttributeError):
+            if not quiet:
+                log(WARNING, "%s is damaged: its payload is made again, as another attempt", self.path)
+            return None
+        return known["question"], payload
 
     def store(self, question: str, payload: bytes) -> None:
         """Replace the stored payload, atomically.
 
-        Not synced: a machine that loses it asks for a new attempt, which the ledger charges, and what it damages the
-        payload's own checksum tells.
+        Not synced: a machine that loses it asks for a new attempt, which the ledger charges; what it damages, the
+        digest finds.
         """
-        head = json.dumps({"question": question, "bytes": len(payload)}).encode()
+        head = json.dumps(_head(question, payload)).encode()
         write_atomically(self.path, head + b"\n", payload, durable=False)
+
+
+def _head(question: str, payload: bytes) -> dict[str, Any]:
+    sha = hashlib.sha256(json.dumps(question).encode() + b"\n")
+    sha.update(payload)
+    return {"question": question, "bytes": len(payload), "sha256": sha.hexdigest()}
 
 
 def write_atomically(path: Path, *content: bytes, durable: bool = True) -> None:

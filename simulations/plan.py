@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean as mean
 
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ from fedlsg.supported import check_supported, trainable
 from simulations import workloads
 from simulations.own_part import Own, make_parts
 from simulations.preset import build_method, check, check_fits, fill, known, resolved
+from simulations.probes import check_model
 from simulations.published import from_run_config
 from simulations.settings import Settings, as_config
 from simulations.workloads import Options, Progress, Workload, build_model, silent
@@ -42,6 +44,7 @@ class Base:
     """What every process derives for itself from the settings. ``settings`` have their gaps filled.
 
     stream: labels that tell batches and noise of a reproducible run from those of another with the same public seed.
+    declared: N_k as the clients of a deployment declared them; their rows are theirs, and ``parts`` is empty.
     """
 
     settings: Settings
@@ -51,11 +54,12 @@ class Base:
     schedule: Schedule
     local: LocalTraining
     stream: tuple[int | str, ...] = ()
+    declared: tuple[int, ...] | None = None
 
     @property
     def sizes(self) -> list[int]:
         """Declared number of examples N_k of every client."""
-        return [len(part) for part in self.parts]
+        return [len(part) for part in self.parts] if self.declared is None else list(self.declared)
 
     def build_model(self) -> nn.Module:
         """The initial model as the method trains it: public, equal in every process, on the run's device."""
@@ -97,7 +101,7 @@ class Base:
     @cached_property
     def steps(self) -> list[int]:
         """Local steps of every client in the public schedule: K times the rounds in which it is asked."""
-        clients, per_round, seed = len(self.parts), known(self.settings.clients_per_round), self.settings.seed
+        clients, per_round, seed = len(self.sizes), known(self.settings.clients_per_round), self.settings.seed
         asked: Counter[int] = Counter()
         for round in range(1, self.schedule.rounds + 1):
             asked.update(select_clients(clients, per_round, round=round, seed=seed))
@@ -111,11 +115,13 @@ class Plan(Base):
     terms: tuple[ClientTerms, ...]
 
 
-def prepare(settings: Settings, *, progress: Progress = silent, own: Own | None = None) -> Base:
+def prepare(
+    settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None, own: Own | None = None
+) -> Base:
     """Load the data, fill the gaps of the settings, build the method. ``progress`` hears of slow steps.
 
-    ``own``: of the workload only what is public is loaded; the training rows are those of one client.
-
+    In a deployment only what is public of the workload is loaded: the server gives N_k as its clients ``declared``
+    them, a client gives its ``own`` training rows.
     Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
     """
     if settings.preset is not None:
@@ -123,8 +129,9 @@ def prepare(settings: Settings, *, progress: Progress = silent, own: Own | None 
     strategies.check_name(settings.method)
     data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
     options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
+    deployed = declared is not None or own is not None
     workload = workloads.load(
-        settings.workload, data_dir=data_dir, options=options, progress=progress, public_only=own is not None
+        settings.workload, data_dir=data_dir, options=options, progress=progress, public_only=deployed
     )
     if own is not None:
         workload = replace(workload, train=own.read(workload))
@@ -132,8 +139,8 @@ def prepare(settings: Settings, *, progress: Progress = silent, own: Own | None 
     check(settings)
     if settings.augment != "none" and workload.augment is None:
         raise ValueError(f"workload {workload.name} has no augmentation {settings.augment!r}; leave augment out")
-    parts = make_parts(settings, workload, own)
-    mean_size = len(workload.train) / (len(parts) if own is None else 1)
+    parts = make_parts(settings, workload, own) if declared is None else []
+    mean_size = mean(declared) if declared is not None else len(workload.train) / (len(parts) if own is None else 1)
     batch = settings.batch_size
     rate = known(settings.sample_rate) if batch is None else min(batch / mean_size, 1.0)
     expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
@@ -152,17 +159,24 @@ def prepare(settings: Settings, *, progress: Progress = silent, own: Own | None 
     )
     method = build_method(settings)
     check_fits(settings, method)
-    settings = resolved(settings, method, local)
-    return Base(settings=settings, workload=workload, parts=parts, method=method, schedule=schedule, local=local)
+    return Base(
+        settings=resolved(settings, method, local),
+        workload=workload,
+        parts=parts,
+        method=method,
+        schedule=schedule,
+        local=local,
+        declared=None if declared is None else tuple(declared),
+    )
 
 
-def make_plan(settings: Settings, *, progress: Progress = silent) -> Plan:
+def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None) -> Plan:
     """``prepare``, then check delta and calibrate each client's noise multiplier.
 
     The multiplier targets the largest number of local steps of any client in the public schedule; no amplification
     by client sampling is claimed. Raises ValueError for a delta or an epsilon that cannot be met.
     """
-    base = prepare(settings, progress=progress)
+    base = prepare(settings, progress=progress, declared=declared)
     terms = client_terms(base)
     common = {t.noise_multiplier for t in terms}
     if base.method.mechanism.adds_noise:
@@ -286,5 +300,7 @@ def count_blocks(base: Base) -> int:
     """Blocks of every frame of the run: two a carried weight, one any other trainable parameter."""
     model = base.build_model()
     check_supported(model)
+    if base.method.mechanism.clips:
+        check_model(model, base.workload.test, device=base.settings.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
     return len(trainable(model)) + (len(carried) if base.method.carrier.splits else 0)

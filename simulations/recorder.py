@@ -3,36 +3,28 @@
 import csv
 import io
 import math
-import platform
+import secrets
 import statistics
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from fedlsg.accounting import AccountingError, compose
 from fedlsg.events import Event
-from fedlsg.ledger import Ledger, merge, verify_extends
+from fedlsg.ledger import Ledger, merge
 from fedlsg.population import Spread, displayed, spread
-from fedlsg.supported import trainable
 from simulations import messages, tensorboard
-from simulations.chance import chance_of
-from simulations.continuity import check_unchanged, fingerprint
-from simulations.downlink import downlink_of
+from simulations.continuity import check_unchanged, fingerprint, keep_data_digest
 from simulations.evaluate import Score, score
-from simulations.hardware import hardware
-from simulations.links import run_seconds
-from simulations.outbox import write_atomically
+from simulations.journal import Journal
 from simulations.plan import Plan
-from simulations.preset import codec_of
+from simulations.restore import restore
 from simulations.row import FIELDS, Row
 from simulations.rundir import RunDir
+from simulations.summary import summarize
 from strategies.downlink import Downlink, FullDownlink
 from strategies.report import RoundReport
 from strategies.state import ServerState
-
-PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")
-
 
 BYTES = messages.SUMS
 SUMS = (*BYTES, "uplink_messages", "downlink_messages")
@@ -41,12 +33,19 @@ SUMS = (*BYTES, "uplink_messages", "downlink_messages")
 class Recorder:
     """Keeps one run directory in step with the server's state; ``on_round`` is the strategy's callback.
 
-    Order of one round: lines of bytes.csv, row, events, then checkpoint. A crash in between leaves a row too many,
-    which ``resume`` cuts off; it never leaves a checkpoint without its row.
+    Order of one round: lines of bytes.csv, row, events, then checkpoint, with the digests of both tables. A crash in
+    between leaves a row too many, which ``resume`` cuts off; it never leaves a checkpoint without its row.
     """
 
     def __init__(
-        self, run: RunDir, plan: Plan, state: ServerState, *, downlink: Downlink | None = None, page: bool = True
+        self,
+        run: RunDir,
+        plan: Plan,
+        state: ServerState,
+        *,
+        downlink: Downlink | None = None,
+        page: bool = True,
+        deployed: bool = False,
     ) -> None:
         self.run, self.plan, self.state, self.page = run, plan, state, page
         self.downlink: Downlink = FullDownlink(state) if downlink is None else downlink
@@ -54,34 +53,39 @@ class Recorder:
         self._events = [_events(ledger) for ledger in self.ledgers]
         self._late = set[int]()  # did not answer in time: may write to their ledgers later
         self._heads = {str(ledger.client): ledger.snapshot() for ledger in self.ledgers if ledger.entries}
+        self.name = secrets.token_hex(8) if deployed else ""
         self.fingerprint = fingerprint(plan)
         self.totals = dict.fromkeys(SUMS, 0)
         self.pruning: dict[str, Any] = {}
         self.last: Row | None = None
+        self.measured: tuple[int, Score] | None = None
+        self._rounds = Journal(run.rounds, csv_line(FIELDS))
+        self._messages = Journal(run.messages, messages.HEADER)
+        self._events_size = 0
         self.seconds_before = 0.0
         self.started = time.monotonic()
 
+    def begin(self) -> None:
+        """Save what an interruption in the first round continues from."""
+        keep_data_digest(self.plan, self.run)
+        self.checkpoint()
+
     def resume(self) -> None:
-        """Load the checkpoint, cut rounds.csv to it, and insist that every ledger still holds what it held then."""
-        saved = self.run.load_checkpoint()
-        verify_extends(saved["ledgers"], self.run.ledgers)
-        check_unchanged(saved["plan"], self.plan)
+        """Load the checkpoint, cut the tables to it, and insist that every ledger still holds what it held then."""
+        saved = restore(self.run).state
+        check_unchanged(saved["plan"], self.plan, self.run)
         self.state.load_state_dict(saved["server"])
         self.downlink.load_state_dict(saved.get("downlink", {}))
         self.totals, self.seconds_before = saved["totals"], saved["seconds"]
         self.pruning = saved["pruning"]
-        rows = [row for row in self.run.read_rounds() if int(row["round"]) <= self.state.round]
-        if len(rows) != self.state.round:
-            raise ValueError(f"{self.run.rounds} is damaged: it lacks rounds that the checkpoint holds; restore it")
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
-        write_atomically(self.run.rounds, text.getvalue().encode())
-        parsed = [Row.parse(row) for row in rows]
-        pruning = self.pruning.get("messages", messages.ALL if self.pruning else 0)
-        messages.cut(self.run.messages, parsed, self.totals, pruning=pruning, last=self.state.round)
-        tensorboard.rewrite(self.run.path, parsed)
+        if bool(saved.get("name")) != bool(self.name):
+            raise ValueError(f"{self.run.path} is a run of the other kind: continue a deployment with flwr run")
+        self.name = saved.get("name", "")
+        self.measured = None if saved["score"] is None else (saved["score"]["round"], Score(**saved["score"]["score"]))
+        self._rounds.cut(saved["rounds"])
+        self._messages.cut(saved["messages"])
+        self._events_size = saved["events"]
+        tensorboard.cut(self.run.path, self._events_size, [Row.parse(row) for row in self.run.read_rounds()])
 
     def on_round(self, report: RoundReport) -> None:
         """Evaluate, append the row, save the checkpoint.
@@ -92,7 +96,7 @@ class Recorder:
         self._receive(report)
         s = self.plan.settings
         due = report.round % s.evaluate_every == 0 or report.round == self.plan.schedule.rounds
-        measured = self._evaluate() if due else None
+        measured = self.evaluate() if due else None
         spent = self.spent(fast=report.round != self.plan.schedule.rounds)
         row = Row(
             round=report.round,
@@ -112,9 +116,9 @@ class Recorder:
             rejected=" ".join(map(str, sorted(report.rejected))),
             reasons=report.reasons,
         )
-        messages.append(self.run.messages, report)
+        self._messages.append(messages.lines_of(report))
         self._append(row)
-        tensorboard.append(self.run.path, row)
+        self._events_size = tensorboard.append(self.run.path, row)
         self.checkpoint()
 
     def on_pruned(self, report: RoundReport) -> None:
@@ -134,19 +138,16 @@ class Recorder:
         }
         for name in BYTES:  # messages are those of training: what dense training would send is counted by them
             self.totals[name] += getattr(report, name)
-        messages.append(self.run.messages, report)
+        self._messages.append(messages.lines_of(report))
         self.checkpoint()
 
-    def _pruning(self) -> dict[str, Any] | None:
-        prune = self.plan.method.prune
-        if not prune.active:
-            return None
-        zeros = sum(int((p == 0).sum()) for p in trainable(self.state.model).values() if p.ndim >= 2)
-        return {"kind": prune.kind, "rate": prune.rate, "zero_weights": zeros, **self.pruning}
-
-    def _evaluate(self) -> Score:
-        with self.state.evaluated() as model:
-            return score(model, self.plan.workload.tests, device=self.plan.settings.device)
+    def evaluate(self) -> Score:
+        """Accuracy and loss of the model as it is now; each round is evaluated once."""
+        if self.measured is None or self.measured[0] != self.state.round:
+            with self.state.evaluated() as model:
+                found = score(model, self.plan.workload.tests, device=self.plan.settings.device)
+            self.measured = self.state.round, found
+        return self.measured[1]
 
     def _receive(self, report: RoundReport) -> None:
         self._late |= report.rejected.keys()
@@ -155,10 +156,10 @@ class Recorder:
             if self.ledgers[client].entries:
                 self._heads[str(client)] = self.ledgers[client].snapshot()
         for client, payload in report.payloads.items():
-            if not any(entry.round == report.round for entry in self.ledgers[client].entries):
+            if not self.ledgers[client].of_round(report.round, self.name):
                 raise RuntimeError(
                     f"client {client} answered round {report.round}, and its ledger in {self.run.ledgers} does not "
-                    "show it: nothing can be said of its epsilon; clients need the run directory on a shared disk"
+                    "show it: nothing can be said of its epsilon"
                 )
             if self.plan.settings.record_updates:
                 self.run.save_update(report.round, client, payload)
@@ -185,51 +186,11 @@ class Recorder:
         from simulations.compare.run_page import write_run_page
 
         merge(self.run.ledgers.glob("client-*.jsonl"), self.run.path / "ledger.jsonl")
-        summary = {**self.summary(), "stopped": stopped}
+        summary = {**summarize(self), "stopped": stopped}
         self.run.write_summary(summary)
         if self.page:
             write_run_page(self.run)
         return summary
-
-    def summary(self) -> dict[str, Any]:
-        """Everything of summary.json."""
-        plan, s, state = self.plan, self.plan.settings, self.state
-        measured = self._evaluate()
-        spent = self.spent(fast=False)
-        dense = 4 * plan.dense_parameters
-        return {
-            "workload": s.workload,
-            "model": s.model,
-            "method": s.method,
-            "seed": s.seed,
-            "rounds": state.round,
-            "clients": len(plan.terms),
-            "accuracy": measured.accuracy,
-            "accuracy_by_split": dict(measured.by_split),
-            "loss": measured.loss,
-            "private": self.private and math.isfinite(spent.largest),
-            "epsilon_max": spent.largest,
-            "epsilon_median": spent.median,
-            "delta": s.delta,
-            "accountant": self._accountants(self.ledgers[spent.worst]),
-            "noise_multiplier": max(t.noise_multiplier for t in plan.terms),
-            "pruning": self._pruning(),
-            "trust": s.trust,
-            "reproducible": s.reproducible,
-            "codec": codec_of(s, plan.method),
-            "downlink": downlink_of(s, self.downlink),
-            **{name: self.totals[name] for name in BYTES},
-            "uplink_bytes_dense": dense * self.totals["uplink_messages"],
-            "downlink_bytes_dense": dense * self.totals["downlink_messages"],
-            "transfer_seconds": run_seconds(self.run.messages),
-            "wall_seconds": round(self._seconds(), 3),
-            "engine": s.engine,
-            "device": s.device,
-            **asdict(plan.local.numbers),
-            "chance": asdict(chance_of(plan.workload.tests, plan.workload.num_classes)),
-            "hardware": hardware(s.device),
-            "versions": versions(),
-        }
 
     @property
     def private(self) -> bool:
@@ -237,31 +198,8 @@ class Recorder:
         seeded = self.plan.settings.reproducible or any(ledger.reproducible for ledger in self.ledgers)
         return self.plan.method.mechanism.private and not seeded
 
-    def _accountants(self, worst: Ledger) -> dict[str, Any]:
-        """Both accountants' intervals for the client with the largest epsilon, and any failure's text."""
-        if not self.plan.method.mechanism.private:
-            return {}
-        delta = self.plan.settings.delta
-        assert delta is not None
-        try:
-            bound = compose(worst.events(), delta=delta)
-        except AccountingError as error:
-            return {"reported": "none", "client": worst.client, "intervals": {}, "failures": {"both": str(error)}}
-        intervals = {name: asdict(interval) for name, interval in bound.intervals.items()}
-        return {
-            "reported": bound.accountant,
-            "client": worst.client,
-            "intervals": intervals,
-            "failures": bound.failures,
-        }
-
     def _append(self, row: Row) -> None:
-        new = not self.run.rounds.exists()
-        with self.run.rounds.open("a", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS)
-            if new:
-                writer.writeheader()
-            writer.writerow(asdict(row))
+        self._rounds.append(csv_line(asdict(row).values()))
         for name in SUMS:
             self.totals[name] += getattr(row, name)
         self.last = row
@@ -273,14 +211,21 @@ class Recorder:
                 "server": self.state.state_dict(),
                 "downlink": self.downlink.state_dict(),
                 "plan": self.fingerprint,
+                "name": self.name,
                 "totals": self.totals,
                 "pruning": self.pruning,
-                "seconds": self._seconds(),
+                "seconds": self.seconds,
                 "ledgers": self._heads,
+                "rounds": self._rounds.mark(),
+                "messages": self._messages.mark(),
+                "events": self._events_size,
+                "score": None if self.measured is None else _plain(*self.measured),
             }
         )
 
-    def _seconds(self) -> float:
+    @property
+    def seconds(self) -> float:
+        """How long the run took so far, in all of its processes."""
         return self.seconds_before + time.monotonic() - self.started
 
 
@@ -289,12 +234,12 @@ def _events(ledger: Ledger) -> tuple[Event, ...] | None:
     return None if any(entry.mechanism != "dp" for entry in ledger.entries) else ledger.events()
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that a result depends on."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+def csv_line(values: Iterable[object]) -> str:
+    """One line of a CSV file."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerow(values)
+    return text.getvalue()
+
+
+def _plain(round: int, measured: Score) -> dict[str, Any]:
+    return {"round": round, "score": {**vars(measured), "by_split": dict(measured.by_split)}}

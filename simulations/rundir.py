@@ -3,16 +3,18 @@
 config.toml      resolved settings                     ledger/          one ledger a client: the authority
 rounds.csv       one row a round                       ledger.jsonl     merged copy of the ledgers
 bytes.csv        one line a message (messages.py)
-summary.json     results, written last                 checkpoint/      last finished round; unsent payloads
+summary.json     results, written last                 checkpoint/      the last two rounds; unsent payloads
 updates/         payloads (with record_updates)        updates-truth/   SECRET batches, for evaluating attacks
-clients/         SECRET memories of error feedback, where a method without privacy keeps them; a folder a client
+clients/         SECRET digest of the training rows; memories of error feedback, where a method without privacy keeps
+                 them, in a folder for each client
 run.log          what Flower, Ray and we log            report.html      plots and settings, written at the end
 downlink/        updates as they went down (sparse)     replicas/        clients' copies of the public state (deployed)
 events.out.tfevents.fedlsg                             the same numbers for TensorBoard
+
+restore.py lists which of them ``fedlsg resume`` reads; each of those has a digest.
 """
 
 import csv
-import json
 import os
 import tomllib
 from dataclasses import dataclass
@@ -23,12 +25,12 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-import torch
 from torch import Tensor
 
 from fedlsg.ledger import ledger_path
-from simulations import arrays
+from simulations import arrays, checkpoint
 from simulations.outbox import write_atomically
+from simulations.sealed import DamagedError, seal, unseal
 from simulations.settings import Settings, as_config, from_mapping
 
 
@@ -72,6 +74,16 @@ class RunDir:
         return self.path / "checkpoint" / "latest.pt"
 
     @property
+    def previous(self) -> Path:
+        """The checkpoint before the last one: what is left where that is damaged."""
+        return self.path / "checkpoint" / "previous.pt"
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a round, or a beginning, to continue from."""
+        return self.checkpoint.exists() or self.previous.exists()
+
+    @property
     def sent(self) -> Path:
         """What went down in the round that is going on."""
         return self.path / "checkpoint" / "sent.json"
@@ -87,6 +99,11 @@ class RunDir:
     def outbox(self, client: int) -> Path:
         """The client's last payload."""
         return self.path / "checkpoint" / "outbox" / f"client-{client:06d}.bin"
+
+    @property
+    def data_digest(self) -> Path:
+        """SECRET: the digest of all training rows (workloads/digest.py says why)."""
+        return self.path / "clients" / "training-data.json"
 
     def own(self, client: int) -> Path:
         """The folder for what a client keeps to itself."""
@@ -125,36 +142,56 @@ class RunDir:
     def read_config(self) -> Settings:
         """The resolved settings. Raises ValueError for a directory that holds none, or an unknown setting."""
         try:
-            return from_mapping(tomllib.loads(self.config.read_text()))
+            return from_mapping(tomllib.loads(self.config.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise ValueError(f"{self.path} is no run directory: it holds no config.toml") from None
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{self.config} is damaged: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{self.config}: {error}") from None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json; infinite numbers become the string "inf", so that any JSON reader takes it."""
         clean = {k: str(v) if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}
-        write_atomically(self.summary, (json.dumps(clean, indent=2) + "\n").encode())
+        write_atomically(self.summary, seal(clean, indent=2))
+
+    def read_summary(self, *, strict: bool = True) -> dict[str, Any]:
+        """What ``write_summary`` wrote, without its digest. ``strict=False`` takes one without a digest, too.
+
+        Raises FileNotFoundError; DamagedError.
+        """
+        return unseal(self.summary, otherwise="restore it from a copy", strict=strict)
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint, atomically and durably."""
-        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.checkpoint.with_name(".latest.pt")
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.checkpoint)
+        """Replace the checkpoint, atomically and durably; keep the one before."""
+        checkpoint.save(self.checkpoint, self.previous, state)
 
     def load_checkpoint(self) -> dict[str, Any]:
-        """The checkpoint. Raises ValueError where there is none or it cannot be read."""
+        """The last checkpoint. Raises ValueError where there is none or it is damaged."""
         try:
-            state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+            return checkpoint.load(self.checkpoint)
         except FileNotFoundError:
             raise ValueError(f"{self.path} holds no checkpoint: it cannot be continued, start a new run") from None
-        except Exception:
-            raise ValueError(f"{self.checkpoint} is damaged: restore it from a copy, or start a new run") from None
-        return state
+
+    def resume_point(self) -> tuple[dict[str, Any], str | None]:
+        """What a resumed run continues from, and a sentence about why where that is not the last checkpoint.
+
+        Raises ValueError where both are missing or damaged, or of an older version.
+        """
+        try:
+            return checkpoint.load(self.checkpoint), None
+        except FileNotFoundError:
+            why = f"{self.checkpoint} is missing"
+        except DamagedError:
+            why = f"{self.checkpoint} is damaged"
+        try:
+            before = checkpoint.load(self.previous)
+        except (FileNotFoundError, DamagedError):
+            raise ValueError(
+                f"{why}, and there is no whole {self.previous.name} either: restore one of them from a copy, or start "
+                "a new run"
+            ) from None
+        return before, f"{why}: continuing from {self.previous.name}, after round {before['server']['round']}"
 
     def read_rounds(self) -> list[dict[str, str]]:
         """Whole rows of rounds.csv as text; a last line that a crash tore is left out.
@@ -170,7 +207,7 @@ class RunDir:
 
     def last_round(self) -> int:
         """The last finished round, 0 for a new run."""
-        return int(self.load_checkpoint()["server"]["round"]) if self.checkpoint.exists() else 0
+        return int(self.resume_point()[0]["server"]["round"]) if self.has_checkpoint else 0
 
 
 def own_directory(settings: Settings, told: str) -> RunDir:

@@ -1,6 +1,5 @@
 """The server's part of a run, the same on every engine: state, strategy, records."""
 
-import json
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from fedlsg.quantize import DEFAULT_STEP
 from simulations import freed_memory
 from simulations.continuity import exclusive
 from simulations.downlink import make_downlink
+from simulations.federation import Federation
 from simulations.plan import Plan
 from simulations.preset import known
 from simulations.recorder import Recorder
@@ -20,18 +20,28 @@ from strategies.strategy import BudgetSpentError, FederationSettings, FedLSG
 from strategies.wire import flat_record
 
 
-def serve(grid: Grid, plan: Plan, run: RunDir, *, on_round: Any = None, page: bool = True) -> dict[str, Any]:
+def serve(
+    grid: Grid,
+    plan: Plan,
+    run: RunDir,
+    *,
+    on_round: Any = None,
+    page: bool = True,
+    federation: Federation | None = None,
+) -> dict[str, Any]:
     """Run the remaining rounds over ``grid`` and return the summary; continues from a checkpoint where there is one.
 
-    ``on_round(row)`` is called with every finished row of rounds.csv; ``page`` asks for report.html. Ends early, with
-    a summary that says so, when every client's privacy budget is spent. Raises ValueError if another process holds
-    the run directory.
+    ``on_round(row)`` is called with every finished row of rounds.csv; ``page`` asks for report.html; ``federation``:
+    the nodes of a deployment. Ends early, with a summary that says so, when every client's privacy budget is spent.
+    Raises ValueError if another process holds the run directory.
     """
     with exclusive(run):
-        return _serve(grid, plan, run, on_round, page)
+        return _serve(grid, plan, run, on_round, page, federation)
 
 
-def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any, page: bool) -> dict[str, Any]:
+def _serve(
+    grid: Grid, plan: Plan, run: RunDir, on_round: Any, page: bool, federation: Federation | None
+) -> dict[str, Any]:
     s = plan.settings
     torch.set_num_threads(s.threads)
     freed_memory.keep()
@@ -45,14 +55,13 @@ def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any, page: bool) -> di
         probe=plan.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
     )
     downlink = make_downlink(s, state, run.steps, run.sent)
-    recorder = Recorder(run, plan, state, downlink=downlink, page=page)
-    if run.checkpoint.exists():
+    recorder = Recorder(run, plan, state, downlink=downlink, page=page, deployed=federation is not None)
+    if run.has_checkpoint:
         recorder.resume()
     else:
-        recorder.checkpoint()  # round 0: what an interruption in the first round continues from
+        recorder.begin()
     if state.round == plan.schedule.rounds and run.summary.exists():
-        finished_before: dict[str, Any] = json.loads(run.summary.read_text())
-        return finished_before
+        return run.read_summary()
 
     def finished(report: RoundReport) -> None:
         recorder.on_round(report)
@@ -79,14 +88,18 @@ def _serve(grid: Grid, plan: Plan, run: RunDir, on_round: Any, page: bool) -> di
     )
     if s.record_updates and state.round == 0:
         _record_public(run, state)
-    remaining = plan.schedule.rounds - state.round
+    remaining, ended = plan.schedule.rounds - state.round, None
     if remaining > 0:
         strategy = FedLSG(state, settings, finished, pruned, downlink)
+        if federation is not None:
+            strategy.join(federation.roster, federation.open(run.ledgers, recorder.name))
         try:
             strategy.start(grid, flat_record(state.weights), num_rounds=remaining, timeout=s.round_timeout)
         except BudgetSpentError as stopped:
-            return recorder.finish(str(stopped))
-    return recorder.finish()
+            ended = str(stopped)
+        if federation is not None:
+            federation.close(grid)
+    return recorder.finish(ended)
 
 
 def _record_public(run: RunDir, state: ServerState) -> None:

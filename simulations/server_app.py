@@ -12,12 +12,14 @@ from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from simulations.engines import actors, prompt
 from simulations.engines.grouped import GroupedGrid
+from simulations.federation import Federation
 from simulations.plan import Plan, make_plan
 from simulations.published import from_run_config
 from simulations.row import Row
 from simulations.rundir import RunDir, create
 from simulations.server import serve
 from strategies.nodes import wait_for_nodes
+from strategies.watched_grid import WatchedGrid
 
 app = ServerApp()
 
@@ -31,26 +33,33 @@ def main(grid: Grid, context: Context) -> None:
 def run_rounds(grid: Grid, context: Context, *, on_round: Callable[[Row], None] | None = None) -> None:
     """Plan, make a run directory unless the command line already did, and run all rounds.
 
-    Where no number of clients is set, every node of the federation is one.
+    Where no number of clients is set, every node of the federation is one. In a deployment the nodes say how many
+    examples they hold before the plan is made.
     """
     settings = from_run_config(context.run_config)
-    if settings.clients is None:
-        settings = replace(settings, clients=len(wait_for_nodes(grid, 1)))
-    plan = make_plan(settings)
+    if isinstance(grid, InMemoryGrid):
+        federation = None
+        if settings.clients is None:
+            settings = replace(settings, clients=len(wait_for_nodes(grid, 1)))
+        plan = make_plan(settings)
+        grid = grouped(grid, plan)
+    else:
+        federation, grid = Federation(timeout=settings.round_timeout), WatchedGrid(grid)
+        sizes = federation.gather(grid, settings.clients)
+        plan = make_plan(replace(settings, clients=len(sizes)), declared=sizes)
     run = RunDir(Path(settings.run_dir).resolve()) if settings.run_dir else create(None, settings)
     if not run.config.exists():
         run.write_config(plan.settings)
     log(INFO, "run directory: %s", run.path)
-    summary = serve(grouped(grid, plan), plan, run, on_round=on_round)
+    summary = serve(grid, plan, run, on_round=on_round, federation=federation)
     log(INFO, "accuracy %.4f, epsilon %.4g at delta %g", summary["accuracy"], summary["epsilon_max"], summary["delta"])
 
 
-def grouped(grid: Grid, plan: Plan) -> Grid:
-    """The grid that the run uses: in a simulation, one message for many clients. A deployed client answers alone."""
+def grouped(grid: InMemoryGrid, plan: Plan) -> Grid:
+    """The grid that a simulation uses: one message for many clients. A deployed client answers alone."""
     s = plan.settings
-    if isinstance(grid, InMemoryGrid):
-        prompt.reply_at_once(grid)
-    if not (s.grouped and isinstance(grid, InMemoryGrid)):
+    prompt.reply_at_once(grid)
+    if not s.grouped:
         return grid
     wait_for_nodes(grid, 1)
     gpus = s.client_gpus if s.device == "cuda" else 0

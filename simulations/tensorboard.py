@@ -2,11 +2,12 @@
 
 ``tensorboard --logdir runs`` shows every run under its directory's name. The file is appended to after each round and
 closed again, so that nothing is lost when a process dies and no thread writes behind our back, which is why torch's
-``SummaryWriter`` is not used; the records and their checksums are tensorboard's own. A resumed run rewrites the file
-from the rows that its checkpoint holds and keeps their times.
+``SummaryWriter`` is not used; the records and their checksums are tensorboard's own. A resumed run cuts the file to the
+size that its checkpoint holds, without reading it.
 """
 
 import math
+import os
 import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,16 +41,21 @@ def scalars(row: "Row") -> dict[str, float]:
     return {tag: float(value) for tag, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def append(folder: Path, row: "Row") -> None:
-    """Add one round to the run's events and close the file."""
+def append(folder: Path, row: "Row") -> int:
+    """Add one round to the run's events and close the file; returns its size."""
     new = not (folder / FILE).exists()
     with (folder / FILE).open("ab") as file:
-        file.write(_encoded([row], {}, header=new))
+        file.write(_encoded([row], header=new))
+        return file.tell()
 
 
-def rewrite(folder: Path, rows: Iterable["Row"]) -> None:
-    """Make the file hold exactly these rounds, each at the time at which it was first written where that is known."""
-    write_atomically(folder / FILE, _encoded(rows, _times(folder / FILE), header=True))
+def cut(folder: Path, size: int, rows: Iterable["Row"]) -> None:
+    """Go back to a size, at which the file held these rounds; what is shorter is written again, as of now."""
+    path = folder / FILE
+    if size and path.exists() and path.stat().st_size >= size:
+        os.truncate(path, size)
+    else:
+        write_atomically(path, _encoded(rows, header=True))
 
 
 def read(path: Path) -> Iterator[tuple[int, float, Mapping[str, float]]]:
@@ -68,17 +74,7 @@ def read(path: Path) -> Iterator[tuple[int, float, Mapping[str, float]]]:
         at = end + 4
 
 
-def _times(path: Path) -> dict[int, float]:
-    """Wall times by step; none of a file that is absent or damaged, which costs a run its times and nothing else."""
-    from google.protobuf.message import DecodeError
-
-    try:
-        return {step: wall_time for step, wall_time, _ in read(path)}
-    except (FileNotFoundError, DecodeError):
-        return {}
-
-
-def _encoded(rows: Iterable["Row"], times: Mapping[int, float], *, header: bool) -> bytes:
+def _encoded(rows: Iterable["Row"], *, header: bool) -> bytes:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -90,8 +86,8 @@ def _encoded(rows: Iterable["Row"], times: Mapping[int, float], *, header: bool)
     writer = RecordWriter(buffer)
     now = time.time()
     if header:
-        write(wall_time=min([now, *times.values()]), file_version="brain.Event:2")
+        write(wall_time=now, file_version="brain.Event:2")
     for row in rows:
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(row).items()]
-        write(wall_time=times.get(row.round, now), step=row.round, summary=Summary(value=values))
+        write(wall_time=now, step=row.round, summary=Summary(value=values))
     return buffer.getvalue()

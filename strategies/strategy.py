@@ -5,10 +5,9 @@
 Nothing here depends on the method: it is data inside ``ServerState``.
 """
 
-import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from logging import INFO, WARNING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -18,57 +17,22 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from fedlsg.frame import Frame
-from fedlsg.method import LocalTraining, norm_bound
-from fedlsg.payload import Codec, Expected, IndexMode, unpack
-from fedlsg.powersgd import decode
-from fedlsg.privatize import Mechanism
-from fedlsg.quantize import DEFAULT_STEP, Dither
-from fedlsg.ranking import accumulated_noise
-from fedlsg.snip import pruning_mechanism
 from strategies.downlink import Downlink, FullDownlink, Records
-from strategies.nodes import find_partitions
+from strategies.expectations import Expectations
+from strategies.ledger_copies import LedgerCopies
+from strategies.ledger_wire import RECORD, held_record
+from strategies.nodes import Roster
 from strategies.report import RoundReport, reason_of
 from strategies.serial import wire_size
 from strategies.state import ServerState, select_clients
-from strategies.wire import FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to, flat_record, read_update
+from strategies.terms import ClientTerms, FederationSettings
+from strategies.watched_grid import NODE_GONE
+from strategies.wire import FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to, flat_record
+
+__all__ = ["BudgetSpentError", "ClientTerms", "FedLSG", "FederationSettings"]
 
 EMPTY_ROUNDS_ALLOWED = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientTerms:
-    """Public terms of one client: declared examples N_k, Poisson rate, nominal noise multiplier.
-
-    ``prune_noise_multiplier`` is that of round 0, where pruning reads the data.
-    """
-
-    num_examples: int
-    sample_rate: float
-    noise_multiplier: float
-    prune_noise_multiplier: float = 0.0
-
-    def mechanism(self, common: Mechanism) -> Mechanism:
-        """The federation's mechanism at this client's noise multiplier."""
-        return replace(common, noise_multiplier=self.noise_multiplier) if common.adds_noise else common
-
-    def of_round_0(self) -> "ClientTerms":
-        """The terms of the pruning round: every example takes part."""
-        return replace(self, sample_rate=1.0, noise_multiplier=self.prune_noise_multiplier)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FederationSettings:
-    """Public constants of a federation. ``terms`` are per partition; ``local`` is the common local training."""
-
-    terms: Sequence[ClientTerms]
-    clients_per_round: int
-    local: LocalTraining
-    codec: Codec = "float32"
-    index_mode: IndexMode = "derived"
-    floor_step: float = DEFAULT_STEP
-    min_survivors: int = 1
-    timeout: float = 3600.0
-    run_dir: str = ""
+AWAY = "no node of the federation is this client at the moment"
 
 
 class BudgetSpentError(RuntimeError):
@@ -97,17 +61,25 @@ class FedLSG(Strategy):
     ) -> None:
         self.state, self.settings, self.on_round, self.on_pruned = state, settings, on_round, on_pruned
         self.downlink: Downlink = FullDownlink(state) if downlink is None else downlink
-        self._nodes: Mapping[int, int] = {}
-        self._sent: list[Message] = []
+        declared = [terms.num_examples for terms in settings.terms]
+        self.roster = Roster(settings.timeout, declared=declared)
+        self.expectations = Expectations(state=state, settings=settings)
+        self._sent: list[tuple[int, Message]] = []
         self._empty_rounds = 0
+
+    def join(self, roster: Roster, copies: LedgerCopies) -> None:
+        """Train with the nodes of a deployment, whose ledgers are seen through ``copies``."""
+        self.roster, self.expectations = roster, replace(self.expectations, copies=copies)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One announcement a selected client; before the first round, the pruning round."""
         self._grid = grid
-        if not self._nodes:
-            self._nodes = find_partitions(grid, [t.num_examples for t in self.settings.terms], self.settings.timeout)
+        if self.roster.complete:
+            self.roster.refresh(grid)
+        else:
+            self.roster.gather(grid, len(self.settings.terms))
         if self.state.awaits_pruning:
             self._prune(grid)
         round = self.state.round + 1
@@ -146,7 +118,8 @@ class FedLSG(Strategy):
         values = self._repaired(self._read(replies))
         survivors = len(values) >= self.settings.min_survivors
         ordered = [values[partition] for partition in sorted(values)] if survivors else []
-        self.downlink.finish_round(self._frame, ordered, self._noise_of_sum(values))
+        noise = self.expectations.noise_of_sum(values, self._report.round)
+        self.downlink.finish_round(self._frame, ordered, noise)
         self._report.answered = sorted(values)
         self._report.seconds = time.monotonic() - self._started
         self.on_round(self._report)
@@ -177,29 +150,42 @@ class FedLSG(Strategy):
         )
 
     def _repaired(self, values: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Ask those once more that derive another frame or hold another model, each for each reason once."""
-        framed, lost = set[int](), set[int]()
+        """Ask those once more that derive another frame, hold another model or started anew, each once a reason."""
+        framed, lost, back = set[int](), set[int](), set[int]()
         while True:
             frames = self._report.refused(FRAME_DIFFERS) - framed
             models = self._report.refused(*REPLICA_LOST) - lost
+            returned = self._returned(self._report.refused(*NODE_GONE) - back)
             self.downlink.confirm(values.keys() | frames)
-            if not frames | models:
+            if not frames | models | returned:
                 return values
-            told = sorted(frames), sorted(models)
-            log(WARNING, "clients %s derive another frame, %s hold another model or none: sending both", *told)
-            framed, lost = framed | frames, lost | models
-            again = self._announce_to(sorted(frames | models), framed, models)
+            who = sorted(frames), sorted(models), sorted(returned)
+            log(WARNING, "asking again: clients %s derive another frame, %s hold another model, %s started anew", *who)
+            framed, lost, back = framed | frames, lost | models, back | returned
+            again = self._announce_to(sorted(frames | models | returned), framed, models)
             values |= self._read(self._grid.send_and_receive(again, timeout=self.settings.timeout))
+
+    def _returned(self, gone: set[int]) -> set[int]:
+        """Those of the clients whose node was lost in this round that have a node again."""
+        if gone:
+            self.roster.refresh(self._grid)
+        return {partition for partition in gone if self.roster.node(partition) is not None}
 
     def _announce_to(
         self, partitions: Sequence[int], framed: Collection[int] = (), lost: Collection[int] = ()
     ) -> list[Message]:
-        records = self.downlink.records(partitions, self._frame, framed=framed, lost=lost)
-        self._sent = [self._announce(partition, records[partition]) for partition in partitions]
-        return self._sent
+        """Announcements to those of the clients that have a node; the report says who has none."""
+        nodes = {partition: self.roster.node(partition) for partition in partitions}
+        there = {partition: node for partition, node in nodes.items() if node is not None}
+        records = self.downlink.records(list(there), self._frame, framed=framed, lost=lost)
+        if away := sorted(nodes.keys() - there.keys()):
+            log(WARNING, "round %d: clients %s: %s", self._report.round, away, AWAY)
+        self._report.rejected |= dict.fromkeys(away, AWAY)
+        self._sent = [(who, self._announce(who, node, records[who])) for who, node in there.items()]
+        return [message for _, message in self._sent]
 
-    def _announce(self, partition: int, records: Records) -> Message:
-        terms = self._terms(partition)
+    def _announce(self, partition: int, node: int, records: Records) -> Message:
+        terms, copies = self.expectations.terms(partition, self._report.round), self.expectations.copies
         announced = Announcement(
             round=self._report.round,
             updates=self.state.updates,
@@ -207,87 +193,47 @@ class FedLSG(Strategy):
             sample_rate=terms.sample_rate,
             noise_multiplier=terms.noise_multiplier,
             expected_batch=self.settings.local.expected_batch,
-            run_dir=self.settings.run_dir,
+            run_dir=self.settings.run_dir if copies is None else "",
         )
         content = announced_to(records, announced)
-        return Message(content, self._nodes[partition], MessageType.TRAIN, group_id=str(self._report.round))
+        if copies is not None:
+            content[RECORD] = held_record(copies.held(partition))
+        return Message(content, node, MessageType.TRAIN, group_id=str(self._report.round))
 
     def _read(self, replies: Iterable[Message]) -> dict[int, Tensor]:
-        """Valid values by partition; everything else lands in the report."""
-        partition_of = {node: partition for partition, node in self._nodes.items()}
-        asked = {partition_of[message.metadata.dst_node_id] for message in self._sent}
+        """Valid values by partition; everything else is entered in the report.
+
+        A reply belongs to the message that it answers: what Flower says of a lost node comes from no node.
+        """
+        asked = {message.metadata.message_id: (partition, message) for partition, message in self._sent}
         values: dict[int, Tensor] = {}
-        for message in self._sent:
-            self._report.count_down(partition_of[message.metadata.dst_node_id], message)
-        for partition in asked:
+        for partition, message in self._sent:
+            self._report.count_down(partition, message)
             self._report.rejected[partition] = "no reply before the round's timeout"
         for reply in replies:
-            partition = partition_of.get(reply.metadata.src_node_id, -1)
-            if partition not in asked or partition in values:
-                log(WARNING, "unexpected reply from node %s ignored", reply.metadata.src_node_id)
+            partition, message = asked.get(reply.metadata.reply_to_message_id, (-1, reply))
+            from_there = reply.has_error() or reply.metadata.src_node_id == message.metadata.dst_node_id
+            if partition < 0 or not from_there:
+                log(
+                    WARNING,
+                    "unexpected reply from node %s ignored: it answers no message that is open there",
+                    reply.metadata.src_node_id,
+                )
                 continue
+            del asked[reply.metadata.reply_to_message_id]
             before = self._report.so_far("up")
             try:
                 self._report.uplink_bytes_wire += wire_size(reply)
-                values[partition] = self._check(reply, partition)
+                values[partition] = self.expectations.read(reply, partition, self._frame, self._report)
                 del self._report.rejected[partition]
             except Exception as error:  # whatever a client sends must not end the round
                 self._report.rejected[partition] = reason_of(error)
+            if reply.has_error() and reply.error.code in NODE_GONE:
+                self.roster.forget(partition)
             self._report.list_reply(partition, before)
-        for partition in sorted(asked & self._report.rejected.keys()):
+        for partition in sorted(self._report.rejected.keys() & {partition for partition, _ in self._sent}):
             log(WARNING, "round %d: client %d: %s", self._report.round, partition, self._report.rejected[partition])
         return values
-
-    def _check(self, reply: Message, partition: int) -> Tensor:
-        if reply.has_error():
-            raise RuntimeError(f"[{reply.error.code}] {reply.error.reason}")
-        payload = read_update(reply.content)
-        self._report.uplink_messages += 1
-        self._report.uplink_bytes += len(payload)
-        terms, local = self._terms(partition), self.settings.local
-        bound = norm_bound(
-            self._mechanism(partition),
-            self._frame,
-            num_examples=terms.num_examples,
-            local=local if self._report.round else local.single(),
-        )
-        values = unpack(
-            payload,
-            Expected(
-                round=self._report.round,
-                codec=self.settings.codec,
-                index_mode=self.settings.index_mode,
-                size=self._frame.wire.size,
-                indices=self._frame.wire.indices,
-                digest=self._frame.digest,
-                max_norm=bound,
-                blocks=self._frame.wire.blocks,
-                dither=self._dither(partition),
-                most=self.state.method.compression.most(self._frame.wire.size),
-            ),
-        )
-        self._report.payloads[partition] = payload
-        return decode(values, self._frame)
-
-    def _terms(self, partition: int) -> ClientTerms:
-        terms = self.settings.terms[partition]
-        return terms if self._report.round else terms.of_round_0()
-
-    def _mechanism(self, partition: int) -> Mechanism:
-        method = self.state.method
-        return self._terms(partition).mechanism(method.mechanism if self._report.round else pruning_mechanism(method))
-
-    def _dither(self, partition: int) -> Dither:
-        """What the server knows of a client's quantisation in this round."""
-        local = self.settings.local if self._report.round else self.settings.local.single()
-        noise_std = accumulated_noise(self._mechanism(partition).noise_std, local.steps, local.momentum)
-        return Dither(seed=self.state.seed, client=partition, noise_std=noise_std, floor_step=self.settings.floor_step)
-
-    def _noise_of_sum(self, partitions: Iterable[int]) -> float:
-        """Deviation of the noise on each coordinate of the sum of these clients' values."""
-        each = [self._dither(partition) for partition in partitions]
-        coarse = self.settings.codec == "noise-floor"
-        return math.hypot(*(one.received_noise if coarse else one.noise_std for one in each))
 
     def _stop_if_dead(self, alive: bool) -> None:
         if self._report.budget_spent:

@@ -19,6 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from torch import Tensor
 
 from fedlsg.frame import Coordinates, Frame, Keep
+from strategies.code_identity import RECORD, code_record
 
 FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(1001, 1007)
 """Error codes of our clients; Flower's own lie below 1000."""
@@ -157,8 +158,9 @@ def read_update(content: RecordDict) -> bytes:
 
 
 def identity(partition: int, num_examples: int) -> RecordDict:
-    """Content of a reply to the one query: partition and declared N_k."""
-    return RecordDict({"identity": ConfigRecord({"partition": partition, "num-examples": num_examples})})
+    """Content of a reply to the one query: partition, declared N_k, and the code that this client runs."""
+    known = ConfigRecord({"partition": partition, "num-examples": num_examples})
+    return RecordDict({"identity": known, RECORD: code_record()})
 
 
 def read_identity(content: RecordDict) -> tuple[int, int]:

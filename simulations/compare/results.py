@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,15 +155,13 @@ def read_run(
 
 def _read_summary(run: RunDir) -> dict[str, Any]:
     try:
-        summary = json.loads(run.summary.read_text())
-        missing = {"accuracy", "epsilon_max", "uplink_bytes", "uplink_bytes_dense", "private"} - summary.keys()
+        summary = run.read_summary(strict=False)
     except FileNotFoundError:
         return {}
-    except (ValueError, AttributeError):
-        raise ValueError(f"{run.summary} is damaged: restore it from a copy") from None
+    missing = {"accuracy", "epsilon_max", "uplink_bytes", "uplink_bytes_dense", "private"} - summary.keys()
     if missing:
         raise ValueError(f"{run.summary} lacks {', '.join(sorted(missing))}: it is of another version, or damaged")
-    return dict(summary)
+    return summary
 
 
 def results_csv(results: Iterable[Result]) -> str:

@@ -9,7 +9,8 @@ import os
 import signal
 import threading
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import IO, Any
 
 PARTING_SECONDS = 30.0  # a Flower run ends its own processes within about ten
 CONTEXT = get_context("spawn")
+SAFE_PATH = "PYTHONSAFEPATH"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,8 @@ class Worker:
     def __init__(self) -> None:
         self.channel, theirs = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=serve, args=(theirs,))
-        self.process.start()
+        with _safe_path():
+            self.process.start()
         theirs.close()
 
     def submit(self, job: Job) -> None:
@@ -81,6 +84,24 @@ class Worker:
                 end()
                 self.process.join(PARTING_SECONDS)
         self.process.close()
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Processes that are started here do not search the working directory for modules.
+
+    multiprocessing starts ``python -c``, which would, until it has copied this process's path: a ``random.py`` of the
+    user's would end the worker.
+    """
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
 
 
 def serve(channel: "connection.Connection[Any, Any]") -> None:

@@ -5,7 +5,6 @@ settings: the installed packages are what runs, and nothing is reinstalled.
 """
 
 import csv
-import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -61,8 +60,7 @@ def run(
     if not outcome.completed or not directory.summary.exists():
         ended = f"the Flower run ended as {outcome.status}:{outcome.sub_status} {outcome.details}".strip()
         raise FlowerRunError(f"{ended}; see {directory.log}")
-    summary: dict[str, Any] = json.loads(directory.summary.read_text())
-    return summary
+    return directory.read_summary()
 
 
 def write_app(folder: Path, plan: Plan, server_app: str = SERVER_APP, client_app: str = CLIENT_APP) -> Path:

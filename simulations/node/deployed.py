@@ -4,7 +4,7 @@ Its terms are checked in both, for each message brings its own run config; all t
 anything is spent.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -50,7 +50,7 @@ class Deployed:
         """Partition, N_k, and the whole ledger, which the server copies."""
         folder, here = self._admitted(None)
         self._refuse_hopeless(folder, here)
-        content = identity(self.terms.partition, len(here.base.workload.train))
+        content = identity(self.terms.partition, here.num_examples)
         content[RECORD] = news_record(folder.news())
         return content
 
@@ -59,24 +59,24 @@ class Deployed:
         held = _held(content)
         folder, here = self._admitted(read_round(content).expected_batch)
         folder.news(held.head)  # a server that holds what this ledger lacks is found before anything is spent
-        payload = answer_in(here, NodeAccount(folder, here.base.settings, held.run), content)
+        account = NodeAccount(folder, here.process.base.settings, held.run)
+        payload = answer_in(here.process, account, content)
         reply = update(payload, self.terms.partition)
         reply[RECORD] = news_record(folder.news(held.head))
         return reply
 
-    def _admitted(self, expected_batch: float | None) -> tuple[NodeFolder, Process]:
+    def _admitted(self, expected_batch: float | None) -> tuple[NodeFolder, "NodeProcess"]:
         folder = NodeFolder.open(self.terms)
-        here, rows = node_process(self.settings, self.terms, expected_batch)
-        check_base(here.base, self.terms)
-        folder.admit(len(here.base.workload.train), rows.digest)
+        here = node_process(self.settings, self.terms, expected_batch)
+        check_base(here.process.base, self.terms)
+        folder.admit(here.num_examples, here.digest)
         return folder, here
 
-    def _refuse_hopeless(self, folder: NodeFolder, here: Process) -> None:
+    def _refuse_hopeless(self, folder: NodeFolder, here: "NodeProcess") -> None:
         """Raise OverBudgetError where a given noise multiplier passes the budget in the first round already."""
-        base = here.base
+        base, size = here.process.base, here.num_examples
         if base.settings.noise_multiplier is None:
             return
-        size = len(base.workload.train)
         rate = base.local.sample_rate if base.settings.batch_size is None else min(base.settings.batch_size / size, 1.0)
         entry = Entry(
             client=self.terms.partition,
@@ -84,7 +84,7 @@ class Deployed:
             attempt=0,
             steps=base.local.steps,
             sample_rate=rate,
-            noise_multiplier=base.method.mechanism.effective_noise_multiplier(count_blocks(base)),
+            noise_multiplier=base.method.mechanism.effective_noise_multiplier(here.blocks),
             clip_norm=base.method.mechanism.clip_norm,
             num_examples=size,
             mechanism="dp",
@@ -97,33 +97,42 @@ class Deployed:
             )
 
 
-class Rows:
-    """The digest of a process's training rows, computed once a key: they stay in memory as they were read."""
+@dataclass(frozen=True, eq=False)
+class NodeProcess:
+    """What a deployed client's process keeps. ``blocks``: of every frame of the run."""
 
-    def __init__(self, here: Process) -> None:
-        self._here = here
-        self._known: dict[bytes, str] = {}
+    process: Process
+    blocks: int
+    _digests: dict[bytes, str] = field(default_factory=dict)
+
+    @property
+    def num_examples(self) -> int:
+        """N_k."""
+        return len(self.process.base.workload.train)
 
     def digest(self, key: bytes) -> str:
-        """Keyed digest of all rows."""
-        if key not in self._known:
-            self._known[key] = data_digest(self._here.base.workload.train, key=key)
-        return self._known[key]
+        """Keyed digest of all training rows, computed once: they stay in memory as they were read."""
+        if key not in self._digests:
+            self._digests[key] = data_digest(self.process.base.workload.train, key=key)
+        return self._digests[key]
 
 
 @lru_cache(maxsize=2)
-def node_process(settings: Settings, terms: Terms, expected_batch: float | None) -> tuple[Process, Rows]:
-    """Own data, initial model and W_0, built once a process."""
+def node_process(settings: Settings, terms: Terms, expected_batch: float | None) -> NodeProcess:
+    """Own data, initial model and W_0, built once a process; the model was compared with and without company.
+
+    Raises OwnDataError for the client's data, SettingsError for anything else: settings, public files, the model.
+    """
     set_up(settings)
     own = Own(client=terms.partition, read=reader(terms, settings), expected_batch=expected_batch)
     try:
         base = prepare(settings, own=own)
+        blocks = count_blocks(base)  # the client's own look at the model: the server's plan may have left it out
     except RefusalError:
         raise
-    except (ValueError, OSError, ImportError) as error:  # of the settings, or of public files: see ``reader``
+    except (ValueError, OSError, ImportError) as error:
         raise SettingsError(f"{type(error).__name__}: {error}") from None
-    here = assemble(base)
-    return here, Rows(here)
+    return NodeProcess(assemble(base), blocks)
 
 
 def _held(content: RecordDict) -> Held:

@@ -29,6 +29,7 @@ from fedlsg.ledger import (
     snapshot,
     verify_extends,
 )
+from fedlsg.ledger_file import encode_line
 
 ROOT = Path(__file__).resolve().parents[2]
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX locks and signals")
@@ -97,11 +98,13 @@ def test_a_reopened_ledger_holds_exactly_what_was_charged(entries, tmp_path_fact
 
 
 def test_golden_file(path):
-    """The format by hand: a header, then entries, each with the hash of the line before."""
+    """The format by hand: a header, then entries, each with the hash of the line before, and the digest of its own."""
     filled(path, rounds=1)
     header, first, empty = path.read_bytes().split(b"\n")
     assert empty == b""
-    assert json.loads(header) == {"schema": 1, "client": 3, "adjacency": "add/remove", "prev": "0" * 64}
+    plain = json.dumps({"schema": 2, "client": 3, "adjacency": "add/remove", "prev": "0" * 64}).encode()
+    assert json.loads(header) == json.loads(plain) | {"sha256": sha256sum(plain)}
+    without = first[: first.index(b', "sha256"')] + b"}"
     assert json.loads(first) == {
         "client": 3,
         "round": 0,
@@ -113,8 +116,13 @@ def test_golden_file(path):
         "num_examples": 300,
         "mechanism": "dp",
         "reproducible": False,
-        "prev": subprocess.run(["sha256sum"], input=header, capture_output=True, check=True).stdout.decode().split()[0],
+        "prev": sha256sum(header),
+        "sha256": sha256sum(without),
     }
+
+
+def sha256sum(line: bytes) -> str:
+    return subprocess.run(["sha256sum"], input=line, capture_output=True, check=True).stdout.decode().split()[0]
 
 
 def test_every_charge_is_synced_before_it_returns_and_a_new_file_with_its_directory(path, monkeypatch):
@@ -242,16 +250,48 @@ def test_a_tampered_file_is_refused_by_file_and_line(path, tamper):
 
 @settings(max_examples=60, deadline=None)
 @given(position=st.integers(0, 10**6), byte=st.integers(0, 255))
-def test_any_changed_byte_before_the_last_line_is_found(position, byte, tmp_path_factory):
+def test_any_changed_byte_is_found(position, byte, tmp_path_factory):
     path = ledger_path(tmp_path_factory.mktemp("ledger"), 3)
     original = filled(path, rounds=3).snapshot()
     content = bytearray(path.read_bytes())
-    position %= content.rstrip().rindex(b"\n")
+    position %= len(content)
     content[position] = byte if content[position] != byte else byte ^ 1
     path.write_bytes(bytes(content))
     with pytest.raises(LedgerError):
         Ledger(path, client=3)
     assert original[0] == 3
+
+
+def test_every_flipped_bit_of_the_last_line_is_found(path):
+    """No later line vouches for it: its own digest does, also for the brace without which it would look torn."""
+    filled(path, rounds=2)
+    content = path.read_bytes()
+    begin = content.rstrip().rindex(b"\n") + 1
+    for place in range(begin, len(content)):
+        for bit in range(8):
+            changed = bytearray(content)
+            changed[place] ^= 1 << bit
+            path.write_bytes(bytes(changed))
+            with pytest.raises(LedgerError, match=r"line [34]: "):
+                Ledger(path, client=3)
+
+
+def test_a_file_of_schema_1_is_read_and_continued(path):
+    """Its lines have no digest of their own; those that are added have one."""
+    entries, lines, head = filled(path, rounds=2).entries, [], "0" * 64
+    for line in path.read_bytes().splitlines():
+        record = {**json.loads(line), "prev": head}
+        del record["sha256"]
+        lines.append(json.dumps(record | ({"schema": 1} if "schema" in record else {})).encode())
+        head = sha256sum(lines[-1])
+    path.write_bytes(b"\n".join([*lines, b""]))
+    old = Ledger(path, client=3)
+    assert old.entries == entries
+    old.charge(entry(2))
+    assert Ledger(path, client=3).entries == (*entries, entry(2))
+    path.write_bytes(path.read_bytes().replace(b'"round": 2', b'"round": 3'))
+    with pytest.raises(LedgerError, match="line 4: it is not what its own digest says"):
+        Ledger(path, client=3)
 
 
 def test_a_forged_chain_is_caught_by_a_checkpoint_only(path):
@@ -285,8 +325,9 @@ def test_a_ledger_of_another_client_or_schema_is_refused(path):
     filled(path)
     with pytest.raises(LedgerError, match="line 1: expected the ledger of client 5, this is client 3"):
         Ledger(path, client=5)
-    path.write_bytes(path.read_bytes().replace(b'"schema": 1', b'"schema": 2'))
-    with pytest.raises(LedgerError, match="line 1: expected the header of schema 1"):
+    foreign = encode_line({"schema": 3, "client": 3, "adjacency": "add/remove"}, "0" * 64)
+    path.write_bytes(foreign + b"\n")
+    with pytest.raises(LedgerError, match="line 1: expected the header of schema 2"):
         Ledger(path, client=3)
 
 

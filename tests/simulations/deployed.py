@@ -22,6 +22,8 @@ from simulations.engines.virtual import FIRST_NODE, named
 from simulations.node.deployed import node_process
 from simulations.plan import Plan, make_plan
 from simulations.settings import as_config, from_mapping
+from strategies.code_identity import RECORD as CODE
+from strategies.code_identity import code_record
 from strategies.ledger_wire import Held, held_record, read_news
 from strategies.serial import over_the_wire
 from strategies.state import ServerState
@@ -109,7 +111,9 @@ class Server:
     def query(self) -> Message:
         """The reply to the query; the copy takes the ledger that it brings."""
         with task_identity():
-            reply = call(named(Message(RecordDict(), FIRST_NODE, MessageType.QUERY)), self.node, self.config)
+            reply = call(
+                named(Message(RecordDict({CODE: code_record()}), FIRST_NODE, MessageType.QUERY)), self.node, self.config
+            )
         return self._noted(reply)
 
     def train(self, round: int = 1, **changes: Any) -> Message:

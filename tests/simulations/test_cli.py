@@ -162,8 +162,14 @@ RESUME_DAMAGE: dict[str, tuple[Callable[[Run], object], str]] = {
         lambda run: run.directory.ledger(0).write_text(run.directory.ledger(0).read_text().replace("2.0", "9.0")),
         "client-000000.jsonl",
     ),
-    "damaged checkpoint": (lambda run: run.directory.checkpoint.write_bytes(b"x"), "latest.pt is damaged: restore it"),
-    "no checkpoint": (lambda run: run.directory.checkpoint.unlink(), "has ledgers and no checkpoint: restore"),
+    "damaged checkpoints": (
+        lambda run: [path.write_bytes(b"x") for path in (run.directory.checkpoint, run.directory.previous)],
+        "latest.pt is damaged, and there is no whole previous.pt either: restore one",
+    ),
+    "no checkpoints": (
+        lambda run: [path.unlink() for path in (run.directory.checkpoint, run.directory.previous)],
+        "has ledgers and no checkpoint: restore",
+    ),
     "damaged config": (lambda run: run.directory.config.write_text("= ="), "config.toml is damaged"),
 }
 

@@ -5,7 +5,7 @@ import os
 import pytest
 from flwr.app import Context, Message
 
-import simulations.plan
+import simulations.own_part
 from fedlsg.accounting import epsilon
 from simulations.client_app import app
 from simulations.continuity import exclusive
@@ -34,8 +34,8 @@ def test_resume_refuses_settings_that_a_ledger_entry_rests_on(changes, stopped):
 
 def test_resume_refuses_other_data(stopped, monkeypatch):
     """The settings are the same, and who holds which example is not."""
-    parts = simulations.plan.partition
-    monkeypatch.setattr(simulations.plan, "partition", lambda *a, **k: parts(*a, **k)[::-1])
+    parts = simulations.own_part.partition
+    monkeypatch.setattr(simulations.own_part, "partition", lambda *a, **k: parts(*a, **k)[::-1])
     with pytest.raises(ValueError, match="the data or its partition differ"):
         resume_local(stopped.path)
 
@@ -79,9 +79,12 @@ def test_a_server_cannot_send_a_client_to_a_fresh_ledger(tmp_path):
             message.content["round"]["run_dir"] = str(tmp_path / "fresh")
         return app(message, context)
 
-    with pytest.raises(RuntimeError, match=r"no valid update in 3 rounds in a row: client 0 1: \[1001\] ValueError"):
+    with pytest.raises(
+        RuntimeError, match=r"no valid update in 3 rounds in a row: client 0 1: \[1001\] a client failed"
+    ):
         run_local(tmp_path / "run", client=elsewhere, rounds=4)
     assert not (tmp_path / "fresh").exists()
+    assert "this client's ledger lies in" in (tmp_path / "run" / "run.log").read_text()
 
 
 def test_a_stored_payload_without_its_ledger_entry_stays(tmp_path):
@@ -98,7 +101,7 @@ def test_a_stored_payload_without_its_ledger_entry_stays(tmp_path):
     directory.ledger(0).unlink()
     run = resume_local(directory.path)
     assert [row.rejected for row in run.rows] == ["0", ""]
-    assert "lost the entry of round 2, whose payload is stored" in run.rows[0].reasons
+    assert "lost the entry of round 1, whose payload is stored" in run.rows[0].reasons
 
 
 def test_a_run_directory_has_one_process(stopped):

@@ -257,7 +257,7 @@ def test_a_client_that_derives_another_frame_gets_it_sent(tmp_path, monkeypatch,
 
 
 def test_a_sent_frame_that_is_not_the_announced_one_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(simulations.client, "read_frame", lambda content, derived: derived)
+    monkeypatch.setattr(simulations.client_model, "read_frame", lambda content, derived: derived)
     make_frame = simulations.client_model.make_frame
 
     def other(*args: object, round: int, **kwargs: object) -> Frame:

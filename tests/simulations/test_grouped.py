@@ -16,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulations import server_app
+from simulations.client_app import app
 from simulations.engines import flower, grouped
 from simulations.engines.grouped import GroupedGrid, answer_groups, packed, shared_out, unpacked
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.engines.virtual import FIRST_NODE
+from simulations.settings import as_config
 from strategies.serial import wire_size
 from strategies.wire import flat_bytes, raw_array
 from tests.simulations.deadly_clients import ALWAYS, ONCE
@@ -219,11 +221,29 @@ def test_a_simulation_is_grouped_unless_the_user_says_otherwise(grid, wanted, gr
     assert isinstance(server_app.grouped(grid, plan), GroupedGrid) is groups
 
 
-def test_a_deployment_is_never_grouped(tmp_path):
-    """Its grid is another class: each client has a machine of its own, which knows its own data alone."""
+def test_a_deployment_is_never_grouped(tmp_path, monkeypatch):
+    """Its grid is another class: each client has a machine of its own, and is refused where it shows no ledger."""
     plan, _ = plan_at(tmp_path / "run")
-    grid = LocalGrid(echo(), CLIENTS, {})
-    assert server_app.grouped(grid, plan) is grid
+    seen: list[str] = []
+
+    class Nodes(LocalGrid):
+        def get_nodes(self) -> list[object]:
+            return []
+
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            sent = list(messages)
+            seen.extend(message.metadata.message_type for message in sent)
+            return super().push_messages(sent)
+
+    grid = Nodes(app, 2, dict(as_config(plan.settings)))
+    monkeypatch.setattr("strategies.nodes.CONNECT_SECONDS", 0.0)
+    monkeypatch.setattr("strategies.nodes.ASK_AGAIN_SECONDS", 0.0)
+    context = Context(
+        run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=dict(as_config(plan.settings))
+    )
+    with pytest.raises(RuntimeError, match="client 0 sent no ledger"):
+        server_app.run_rounds(grid, context)
+    assert set(seen) == {"query"}
 
 
 class Opened:

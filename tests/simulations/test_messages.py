@@ -14,8 +14,9 @@ from fedlsg.payload import COMPACT, HEADER
 from fedlsg.payload_parts import value_bytes
 from simulations.client_app import app
 from simulations.engines import local
+from simulations.journal import Journal
 from simulations.messages import HEADER as FIRST_LINE
-from simulations.messages import SUMS, Line, append, cut, read
+from simulations.messages import SUMS, Line, lines_of, read
 from strategies.report import RoundReport
 from strategies.sent import Sent
 from strategies.wire import raw_array
@@ -191,23 +192,7 @@ def test_what_a_crash_left_after_the_checkpoint_is_cut(torn, stopped, small):
     assert timeless[0] == timeless[1]
 
 
-def test_a_pruning_round_that_is_run_again_is_not_counted_twice(tmp_path):
-    """A crash between the lines of round 0 and the checkpoint, which then holds no pruning."""
-    run = run_local(tmp_path / "run", method="dp-ssgd", prune="dp-snip", rounds=1)
-    path = tmp_path / "bytes.csv"
-    shutil.copy(run.directory.messages, path)
-    cut(path, [], dict.fromkeys(SUMS, 0), pruning=0, last=0)
-    assert list(read(path)) == []
-    shutil.copy(run.directory.messages, path)
-    pruning = {name: run.summary["pruning"][name] for name in SUMS}
-    cut(path, [], pruning, pruning=4, last=0)
-    assert {line.round for line in read(path)} == {0}
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(ValueError, match="does not add up to the checkpoint"):
-        cut(path, [], pruning, pruning=4, last=0)
-
-
-def test_resume_insists_on_lines_that_add_up(stopped):
+def test_resume_insists_on_lines_that_are_what_was_written(stopped):
     text = stopped.directory.messages.read_text()
     for damaged in (None, text.replace(",4376,", ",4375,"), text.replace("\n1,0,up", "\n2,0,up"), "a,b\n1,2\n"):
         if damaged is None:
@@ -220,18 +205,12 @@ def test_resume_insists_on_lines_that_add_up(stopped):
     assert add_up(lines(resumed := resume_local(stopped.path)), resumed)
 
 
-def test_a_header_that_a_crash_tore_is_no_damage(tmp_path):
-    path = tmp_path / "bytes.csv"
-    path.write_text(FIRST_LINE[:9])
-    cut(path, [], dict.fromkeys(SUMS, 0), pruning=0, last=0)
-    assert path.read_text() == FIRST_LINE
-
-
 def test_the_file_by_hand(tmp_path):
     report = RoundReport(round=3, asked=[4], sent=[Sent(4, "down", 1, 2, 3), Sent(4, "up", 0, 0, 5)])
     path: Path = tmp_path / "bytes.csv"
-    append(path, report)
-    append(path, report)
+    journal = Journal(path, FIRST_LINE)
+    journal.append(lines_of(report))
+    journal.append(lines_of(report))
     assert path.read_text() == FIRST_LINE + 2 * "3,4,down,1,2,3\n3,4,up,0,0,5\n"
     assert FIRST_LINE == "round,client,direction,values_bytes,payload_bytes,wire_bytes\n"
     assert next(iter(read(path))) == Line(

@@ -1,5 +1,6 @@
 """The outbox: a payload comes back for its own question only, whole or not at all."""
 
+import hashlib
 import json
 import os
 
@@ -31,7 +32,9 @@ def test_only_the_last_payload_is_kept(tmp_path):
 
 def test_the_file_by_hand(tmp_path):
     Outbox(tmp_path / "client.bin").store("7/6/float32/ab", b"\x00\xff")
-    assert (tmp_path / "client.bin").read_bytes() == b'{"question": "7/6/float32/ab", "bytes": 2}\n\x00\xff'
+    sha = hashlib.sha256(b'"7/6/float32/ab"\n\x00\xff').hexdigest().encode()
+    head = b'{"question": "7/6/float32/ab", "bytes": 2, "sha256": "' + sha + b'"}'
+    assert (tmp_path / "client.bin").read_bytes() == head + b"\n\x00\xff"
 
 
 @pytest.mark.parametrize(
@@ -41,6 +44,20 @@ def test_the_file_by_hand(tmp_path):
 def test_a_file_that_is_no_outbox_answers_nothing(content, tmp_path):
     (tmp_path / "client.bin").write_bytes(content)
     assert Outbox(tmp_path / "client.bin").find("q") is None
+
+
+def test_every_flipped_bit_answers_nothing_and_is_named(tmp_path):
+    outbox = Outbox(tmp_path / "client.bin")
+    outbox.store("q", b"payload")
+    assert not outbox.damaged
+    whole = outbox.path.read_bytes()
+    for place in range(len(whole)):
+        for bit in range(8):
+            changed = bytearray(whole)
+            changed[place] ^= 1 << bit
+            outbox.path.write_bytes(bytes(changed))
+            assert outbox.find("q") is outbox.last() is None
+            assert outbox.damaged
 
 
 def test_every_cut_of_the_file_answers_nothing(tmp_path):

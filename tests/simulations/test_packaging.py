@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
+from strategies.code_identity import PACKAGES, identity_of, own_identity
+
 ROOT = Path(__file__).parents[2]
 FORBIDDEN = {
     "fedlsg": {"strategies", "simulations", "flwr", "ray"},
@@ -74,6 +76,12 @@ def test_the_flower_bundle_holds_the_packages_and_nothing_else(bundle):
     for package in FORBIDDEN:
         bundled = {path.relative_to(folder) for path in (folder / package).rglob("*.py")}
         assert bundled == {p for path in (ROOT / package).rglob("*.py") if not outside(p := path.relative_to(ROOT))}
+
+
+def test_the_bundle_is_the_same_code_as_the_clone(bundle):
+    """Else a deployed client that runs a bundle would refuse a server that runs a clone of the same version."""
+    _, folder = bundle
+    assert identity_of([folder / name for name in PACKAGES]).same(own_identity())
 
 
 def test_the_bundle_is_imported_from_where_it_lies(bundle):

@@ -78,7 +78,7 @@ def test_config_toml_gives_the_same_plan(settings, tmp_path):
     again = make_plan(directory.read_config())
     assert again.settings == plan.settings
     assert again.terms == plan.terms
-    for name in ("method", "schedule", "local", "stream", "divisor", "sizes", "steps"):
+    for name in ("method", "schedule", "local", "stream", "divisor", "sizes", "steps", "declared"):
         assert getattr(again, name) == getattr(plan, name), name
     assert {f.name for f in fields(Plan)} == {
         "settings",
@@ -89,6 +89,7 @@ def test_config_toml_gives_the_same_plan(settings, tmp_path):
         "local",
         "stream",
         "terms",
+        "declared",
     }
 
 

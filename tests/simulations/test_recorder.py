@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from fedlsg.accounting import epsilon
 from fedlsg.ledger import Ledger
+from fedlsg.ledger_file import encode_line
 from simulations.client_app import app
 from simulations.engines import local
 from simulations.evaluate import evaluate
@@ -98,7 +99,7 @@ LISTED = {
 
 
 def test_the_summary_holds_what_the_design_lists(small):
-    summary = json.loads(small.directory.summary.read_text())
+    summary = small.directory.read_summary()
     assert set(summary) >= LISTED
     assert summary == json.loads(json.dumps(small.summary))
     spent = epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=2, delta=1e-5)
@@ -185,6 +186,15 @@ def edited(path: Path, number: int) -> None:
     path.write_bytes(b"".join(lines))
 
 
+def rewritten(path: Path) -> None:
+    """The last entry with another noise, and with the digest that belongs to it."""
+    *lines, last = path.read_bytes().splitlines()
+    record = json.loads(last) | {"noise_multiplier": 9.0}
+    previous = record.pop("prev")
+    del record["sha256"]
+    path.write_bytes(b"\n".join([*lines, encode_line(record, previous), b""]))
+
+
 def cut(path: Path) -> None:
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
 
@@ -192,17 +202,18 @@ def cut(path: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Run], Any], str]] = {
     "no ledger": (lambda run: shutil.rmtree(run.directory.ledgers), "client-000000.jsonl.*ledger is missing"),
     "one ledger missing": (lambda run: without(run.directory.ledger(1)), "client-000001.jsonl.*ledger is missing"),
-    "last line edited": (lambda run: edited(run.directory.ledger(0), -1), "client-000000.jsonl.*not those that"),
-    "header edited": (
-        lambda run: edited(run.directory.ledger(0), 0),
-        "client-000000.jsonl, line 1: expected the header",
-    ),
+    "last line edited": (lambda run: edited(run.directory.ledger(0), -1), "client-000000.jsonl, line 2: .*own digest"),
+    "last line rewritten": (lambda run: rewritten(run.directory.ledger(0)), "client-000000.jsonl.*not those that"),
+    "header edited": (lambda run: edited(run.directory.ledger(0), 0), "client-000000.jsonl, line 1: .*own digest"),
     "last line cut": (lambda run: cut(run.directory.ledger(1)), "client-000001.jsonl.*fewer than the checkpoint's 1"),
     "another's ledger": (
         lambda run: shutil.copy(run.directory.ledger(0), run.directory.ledger(1)),
         "expected the ledger of client 1, this is client 0's",
     ),
-    "checkpoint damaged": (lambda run: run.directory.checkpoint.write_bytes(b"damaged"), "latest.pt is damaged"),
+    "checkpoints damaged": (
+        lambda run: [path.write_bytes(b"damaged") for path in (run.directory.checkpoint, run.directory.previous)],
+        "latest.pt is damaged, and there is no whole previous.pt either",
+    ),
 }
 
 

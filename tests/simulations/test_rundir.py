@@ -17,7 +17,7 @@ def test_a_run_leaves_what_the_design_lists(small):
     names = {path.name for path in small.path.iterdir()}
     listed = {"config.toml", "rounds.csv", "ledger", "ledger.jsonl", "checkpoint", "summary.json", "run.log"}
     listed |= {"bytes.csv", "events.out.tfevents.fedlsg", "report.html"}
-    assert names == listed | {"updates", "updates-truth", ".lock"}
+    assert names == listed | {"updates", "updates-truth", "clients", ".lock"}
     assert {p.name for p in small.directory.ledgers.iterdir()} == {"client-000000.jsonl", "client-000001.jsonl"}
     assert (small.path / "ledger" / "client-000001.jsonl") == small.directory.ledger(1)
     assert {p.name for p in (small.path / "updates" / "round-000001").iterdir()} == {
@@ -64,7 +64,7 @@ def test_a_checkpoint_comes_back(tmp_path):
     run.save_checkpoint(state)
     run.save_checkpoint(state | {"server": {"round": 4}})
     assert run.last_round() == 4
-    assert [path.name for path in run.checkpoint.parent.iterdir()] == ["latest.pt"]
+    assert {path.name for path in run.checkpoint.parent.iterdir()} == {"latest.pt", "previous.pt"}
 
 
 def test_a_missing_or_damaged_checkpoint_is_named(tmp_path):
@@ -96,7 +96,10 @@ def test_a_checkpoint_is_data_and_no_program(tmp_path):
 def test_infinite_numbers_are_words_in_the_summary(tmp_path):
     RunDir(tmp_path).write_summary({"epsilon_max": math.inf, "accuracy": 0.5, "loss": math.nan})
     text = (tmp_path / "summary.json").read_text()
-    assert json.loads(text, parse_constant=pytest.fail) == {"epsilon_max": "inf", "accuracy": 0.5, "loss": "nan"}
+    written = {"epsilon_max": "inf", "accuracy": 0.5, "loss": "nan"}
+    digest = json.loads(text, parse_constant=pytest.fail).pop("sha256")
+    assert json.loads(text, parse_constant=pytest.fail) == {**written, "sha256": digest}
+    assert RunDir(tmp_path).read_summary() == written
 
 
 def test_an_existing_directory_is_never_overwritten(tmp_path):

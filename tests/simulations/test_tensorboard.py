@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simulations import tensorboard
 from simulations.row import Row
 from simulations.rundir import RunDir
-from simulations.tensorboard import FILE, append, read, rewrite, scalars
+from simulations.tensorboard import FILE, append, cut, read, scalars
 from tests.simulations.runs import Run, resume_local
 
 
@@ -61,9 +61,9 @@ def test_a_resumed_run_holds_each_step_once(stopped):
     assert next(iter(read(run.path / FILE)))[1] == first
 
 
-def test_without_the_rewrite_a_step_occurs_twice(stopped, monkeypatch):
+def test_without_the_cut_a_step_occurs_twice(stopped, monkeypatch):
     """Negative control: the crash between events and checkpoint really leaves a step too many."""
-    monkeypatch.setattr(tensorboard, "rewrite", lambda *_: None)
+    monkeypatch.setattr(tensorboard, "cut", lambda *_: None)
     append(stopped.path, replace(stopped.rows[0], round=2))
     assert raw_steps(resume_local(stopped.path).path) == [1, 2, 2]
 
@@ -76,15 +76,14 @@ def test_damaged_or_missing_events_cost_a_run_nothing(damage, stopped):
     assert RunDir(run.path).summary.exists()
 
 
-@given(cut=st.integers(0, 5_000), steps=st.integers(1, 6))
-def test_a_torn_file_reads_as_its_whole_records(cut, steps, tmp_path_factory):
+@given(torn=st.integers(0, 5_000), steps=st.integers(1, 6))
+def test_a_torn_file_reads_as_its_whole_records(torn, steps, tmp_path_factory):
     folder = tmp_path_factory.mktemp("torn")
     rows = [row(step, accuracy=step / 10) for step in range(1, steps + 1)]
-    for one in rows:
-        append(folder, one)
+    sizes = [append(folder, one) for one in rows]
     whole = list(read(folder / FILE))
     data = (folder / FILE).read_bytes()
-    (folder / FILE).write_bytes(data[:cut])
+    (folder / FILE).write_bytes(data[:torn])
     assert list(read(folder / FILE)) == whole[: len(list(read(folder / FILE)))]
-    rewrite(folder, rows)
+    cut(folder, sizes[-1], rows)
     assert raw_steps(folder) == list(range(1, steps + 1))

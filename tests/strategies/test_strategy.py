@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from fedlsg.privatize import Mechanism
 from simulations.engines.virtual import FIRST_NODE
 from strategies.report import REASON_LENGTH, reason_of
 from strategies.serial import over_the_wire
-from strategies.strategy import ClientTerms
+from strategies.strategy import AWAY, ClientTerms
 from strategies.wire import FRAME_DIFFERS, NO_REASON, failure, read_frame, read_update, update
 from tests.strategies.federation import EXAMPLES, Federation, server_state, values_for
 
@@ -161,7 +162,7 @@ def test_a_reply_that_cannot_be_serialised_is_named():
     def pull_and_spoil(names: Iterable[str]) -> list[Message]:
         replies = list(pull(names))
         if replies and "update" in replies[0].content:
-            replies[0] = Message(Error(code=2, reason="\udcff"), reply_to=federation.strategy._sent[0])
+            replies[0] = Message(Error(code=2, reason="\udcff"), reply_to=federation.strategy._sent[0][1])
             replies[0].metadata.__dict__["_src_node_id"] = FIRST_NODE
         return replies
 
@@ -303,3 +304,41 @@ def test_clients_are_never_asked_to_evaluate():
     federation.run(2)
     assert kinds == {"query", "train"}
     assert read_update(update(b"x", 0)) == b"x"
+
+
+# --- nodes that leave and come back
+
+
+GONE = Error(code=5, reason="Error: Node Unavailable")
+
+
+def test_a_node_that_started_anew_is_asked_again_in_the_same_round():
+    """As Flower says it: the error comes from the SuperLink's own id, and names the message that it answers."""
+    lost = {(1, 1)}
+
+    def answer(partition: int, message: Message, honest: Message) -> Message:
+        if (partition, int(message.metadata.group_id)) not in lost:
+            return honest
+        lost.clear()
+        error = Message(GONE, reply_to=message)
+        error.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        return error
+
+    federation, whole = Federation(server_state(), answer=answer), Federation(server_state())
+    report, unbroken = federation.run()[0], whole.run()[0]
+    assert (report.answered, report.rejected) == ([0, 1, 2], {})
+    assert federation.state.weights.equal(whole.state.weights)
+    assert report.downlink_messages == unbroken.downlink_messages + 1
+    assert [sent.client for sent in report.sent if sent.direction == "down"] == [0, 1, 2, 1]
+
+
+def test_a_client_without_a_node_misses_its_rounds_and_comes_back():
+    federation = Federation(server_state())
+    everyone = list(federation.grid.get_node_ids())
+    rounds = iter([everyone, everyone[:2], everyone[:2], everyone])
+    federation.grid.get_node_ids = lambda: next(rounds)
+    reports = federation.run(4)
+    assert [report.answered for report in reports] == [[0, 1, 2], [0, 1], [0, 1], [0, 1, 2]]
+    assert [report.rejected for report in reports] == [{}, {2: AWAY}, {2: AWAY}, {}]
+    assert [report.downlink_messages for report in reports] == [3, 2, 2, 3]
+    assert [report.asked for report in reports] == [[0, 1, 2]] * 4, "who is away is named, not left out"

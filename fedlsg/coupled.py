@@ -1,0 +1,148 @@
+"""Random draws of a forward pass, coupled by example: each example of a batch gets the draws that it gets alone.
+
+Dropout masks and the like are drawn by place in the batch. Two passes over the same example in other batches would then
+differ although the model treats examples independently. ``Draws`` records what a pass over one example draws and gives
+every example of later passes the same numbers. The masks stay in place, so nothing that comes after them is hidden;
+they are equal for all examples, and the examples themselves are not.
+
+Draws no noise and sees public probe inputs only; see independence.py.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+RANDOM = torch.Tag.nondeterministic_seeded
+SUMS = ("mm", "conv", "norm", "sum", "mean", "var", "std", "softmax", "dot", "gru", "lstm", "rnn", "attention")
+"""Parts of the names of operations whose rounding may depend on how many examples there are."""
+
+
+class UncoupledDrawError(ValueError):
+    """A draw that depends on data, so that it cannot be repeated by example."""
+
+
+class Draws(TorchDispatchMode):
+    """The random draws of one-example passes, repeated for each example of a batch.
+
+    Guarantee inside the context, for the k-th draw of a pass: its numbers are those of the k-th draw of the first pass,
+    repeated along the one dimension that is longer. A draw of the same shape in every batch is repeated as it is.
+    Differs from the distribution that is trained with: all examples share one mask.
+    ``coarsest`` is the largest unit in the last place of any float type that sums were taken in.
+    Raises UncoupledDrawError for a draw whose distribution depends on a tensor.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: list[Tensor] = []
+        self.place = 0
+        self.coarsest = float(torch.finfo(torch.float64).eps)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        draws, sums = kind(func)
+        if not draws or silent(func, args, kwargs):
+            out = func(*args, **kwargs)
+            if sums:
+                self._watch(out)
+            return out
+        if func is torch.ops.aten.native_dropout.default:
+            x, p = args[0], args[1]
+            kept = self._again(torch.empty_like(x).bernoulli_(1 - p))
+            return x * kept / max(1 - p, torch.finfo(x.dtype).tiny), kept.bool()
+        drawn = func(*args, **kwargs)
+        if depends_on_data(func):
+            raise UncoupledDrawError(
+                f"draws random numbers that depend on a tensor ({func}), which cannot be repeated by example; draw "
+                "them by dropout or torch.rand and compare, or freeze what draws them in eval() mode"
+            )
+        again = self._again(drawn)
+        return args[0].copy_(again) if func._schema.is_mutable else again
+
+    def _again(self, drawn: Tensor) -> Tensor:
+        """The draws of the first pass in the shape of these."""
+        place, self.place = self.place, self.place + 1
+        if place >= len(self.first):
+            self.first.append(drawn.clone())
+            return drawn
+        first = self.first[place]
+        if first.shape == drawn.shape:
+            return first
+        longer = scaled(first.shape, drawn.shape)
+        if longer is None:
+            return drawn
+        dim, times = longer
+        return first.repeat([times if d == dim else 1 for d in range(first.ndim)])
+
+    def _watch(self, out: Any) -> None:
+        made = out[0] if isinstance(out, tuple) and out else out
+        if isinstance(made, Tensor) and made.is_floating_point() and made.dtype != torch.float64:
+            self.coarsest = max(self.coarsest, float(torch.finfo(made.dtype).eps))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: else torch would import its compiler, for seconds, at the first operation."""
+        return False
+
+
+@cache
+def kind(func: Any) -> tuple[bool, bool]:
+    """Whether an operation may draw, and whether it takes sums."""
+    return RANDOM in func.tags, any(part in func._schema.name for part in SUMS)
+
+
+def silent(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation that may draw has its dropout switched off."""
+    for number, argument in enumerate(func._schema.arguments):
+        given = args[number] if number < len(args) else kwargs.get(argument.name, argument.default_value)
+        if argument.name in ("dropout_p", "dropout"):
+            return bool(given == 0)
+        if argument.name == "train" and func is torch.ops.aten.native_dropout.default:
+            return given is False
+    return False
+
+
+def depends_on_data(func: Any) -> bool:
+    """Whether the distribution of a draw depends on the values of a tensor: not where it only has one's shape."""
+    tensors = sum(str(argument.type).startswith(("Tensor", "Optional[Tensor")) for argument in func._schema.arguments)
+    shape_only = func._schema.is_mutable or func._schema.name.endswith("_like")
+    return tensors > (1 if shape_only else 0)
+
+
+def scaled(alone: torch.Size, together: torch.Size) -> tuple[int, int] | None:
+    """The one dimension in which ``together`` is a multiple of ``alone``, and the factor; None if there is none."""
+    if len(alone) != len(together):
+        return None
+    other = [d for d in range(len(alone)) if alone[d] != together[d]]
+    if len(other) != 1 or not alone[other[0]] or together[other[0]] % alone[other[0]]:
+        return None
+    return other[0], together[other[0]] // alone[other[0]]
+
+
+@contextmanager
+def coupled(draws: Draws, device: torch.device) -> Iterator[None]:
+    """A pass whose draws are coupled; the states of all generators come back as they were.
+
+    Fused attention draws inside its kernel: here torch computes attention from its parts.
+    """
+    state, numpy_state = random.getstate(), np.random.get_state()
+    draws.place = 0
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.random.default_generator.manual_seed(0)
+            random.seed(0)
+            np.random.seed(0)
+            if device.type == "cuda":
+                torch.cuda.manual_seed(0)
+            with sdpa_kernel(SDPBackend.MATH), draws:
+                yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)

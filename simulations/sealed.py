@@ -1,0 +1,39 @@
+"""JSON files that carry their own digest: a damaged one is found before a word of it is believed."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SEAL = "sha256"
+
+
+class DamagedError(ValueError):
+    """A file that is not what was written; the text names it and says what to do."""
+
+
+def seal(record: Mapping[str, Any], *, indent: int | None = None) -> bytes:
+    """The record as JSON, with its digest as the last entry."""
+    plain = json.loads(json.dumps(record))
+    return (json.dumps(plain | {SEAL: _digest(plain)}, indent=indent) + "\n").encode()
+
+
+def unseal(path: Path, *, otherwise: str, strict: bool = True) -> dict[str, Any]:
+    """The record of a sealed file. ``strict=False`` takes a file without a digest, too: one of an older version.
+
+    Raises FileNotFoundError; DamagedError, which ends with ``otherwise``: what to do then.
+    """
+    content = path.read_bytes()
+    try:
+        record = json.loads(content)
+        written = record.pop(SEAL, None)
+        if written == _digest(record) or (written is None and not strict):
+            return dict(record)
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        pass
+    raise DamagedError(f"{path} is damaged: {otherwise}")
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

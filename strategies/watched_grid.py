@@ -1,0 +1,90 @@
+"""The grid of a deployment, which waits for nobody who cannot answer any more.
+
+Flower reports a node that is gone, but not one that was killed and is back under its own key within a minute: what the
+dead process had taken is never delivered again, and the server would wait for its whole timeout. Such a node shows a
+new time of activation; its open messages are answered here, as Flower answers those of a node that is gone.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, cast
+
+from flwr.app import Error, Message, RecordDict
+from flwr.serverapp import Grid
+
+NODE_GONE = frozenset({3, 4, 5})
+"""Flower's error codes for a message, a reply or a node that is no longer there."""
+NODE_UNAVAILABLE = 5
+POLL_SECONDS = 1.0
+
+
+class Deployed(Protocol):
+    """What only the grid of a deployment has: when each connected node was last activated."""
+
+    def get_nodes(self) -> Iterable[Any]: ...
+
+
+class WatchedGrid(Grid):
+    """``inner``, a Flower grid with ``get_nodes``; a node that started anew is taken for one that is gone."""
+
+    def __init__(self, inner: Grid) -> None:
+        self.inner = inner
+
+    def set_run(self, run: Any) -> None:
+        """As the inner grid."""
+        self.inner.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """As the inner grid."""
+        return self.inner.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """As the inner grid."""
+        return self.inner.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """As the inner grid: nodes that are connected."""
+        return self.inner.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As the inner grid."""
+        return self.inner.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """As the inner grid."""
+        return self.inner.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """The replies until all are there or the time is over, an error for each node that started anew meanwhile."""
+        sent = list(messages)
+        before = self._activations()
+        names = list(self.inner.push_messages(sent)) if sent else []
+        open_ = {name: message for name, message in zip(names, sent, strict=False) if name is not None}
+        deadline = None if timeout is None else time.monotonic() + timeout
+        # Of a node that is not registered any more, Flower takes no message, and gives no name to it.
+        replies = [gone(message) for name, message in zip(names, sent, strict=False) if name is None]
+        while open_ and (deadline is None or time.monotonic() < deadline):
+            for reply in self.inner.pull_messages(list(open_)):
+                replies.append(reply)
+                open_.pop(reply.metadata.reply_to_message_id, None)
+            now = self._activations()
+            for name, message in list(open_.items()):
+                node = message.metadata.dst_node_id
+                if node in now and now[node] != before.get(node, now[node]):
+                    replies.append(gone(open_.pop(name)))
+            if open_:
+                time.sleep(POLL_SECONDS)
+        return replies
+
+    def _activations(self) -> Mapping[int, str]:
+        """When each connected node was last activated."""
+        return {node.node_id: node.last_activated_at for node in cast(Deployed, self.inner).get_nodes()}
+
+
+def gone(message: Message) -> Message:
+    """The error reply for a message that its node lost."""
+    reason = "the node started anew and has lost what it was sent"
+    return Message(Error(code=NODE_UNAVAILABLE, reason=reason), reply_to=message)
