@@ -73,7 +73,10 @@ class Deployed:
         return folder, here
 
     def _refuse_hopeless(self, folder: NodeFolder, here: "NodeProcess") -> None:
-        """Raise OverBudgetError where a given noise multiplier passes the budget in the first round already."""
+        """Raise OverBudgetError where one round at the given noise multiplier is more than the whole budget.
+
+        A budget that earlier rounds have spent is no reason here: the server still needs the ledger.
+        """
         base, size = here.process.base, here.num_examples
         if base.settings.noise_multiplier is None:
             return
@@ -89,10 +92,10 @@ class Deployed:
             num_examples=size,
             mechanism="dp",
         )
-        if folder.ledger.would_exceed(entry, self.terms.epsilon_max, self.terms.delta_max):
+        if folder.ledger.would_exceed(entry, self.terms.epsilon_max, self.terms.delta_max, run=entry.run):
             raise OverBudgetError(
-                f"one more round at sample_rate={rate:g} and noise_multiplier={base.settings.noise_multiplier:g} would "
-                f"pass epsilon-max={self.terms.epsilon_max:g} at delta-max={self.terms.delta_max:g}, this client's "
+                f"a single round at sample_rate={rate:g} and noise_multiplier={base.settings.noise_multiplier:g} "
+                f"passes epsilon-max={self.terms.epsilon_max:g} at delta-max={self.terms.delta_max:g}, this client's "
                 "privacy budget over all runs"
             )
 

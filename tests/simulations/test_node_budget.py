@@ -15,7 +15,7 @@ from simulations.node.account import NodeAccount
 from simulations.node.folder import Budget, NodeFolder
 from simulations.node.terms import read_terms
 from simulations.refusals import OverBudgetError
-from tests.simulations.deployed import Server, digits_file, entries, new_process, payload, refusal, terms
+from tests.simulations.deployed import Server, digits_file, entries, examples, new_process, payload, refusal, terms
 
 STEPS = 3
 BUDGET = 1.0001 * epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=STEPS, delta=1e-5).upper
@@ -50,6 +50,7 @@ def test_what_is_spent_stays_spent_however_the_server_asks(way, tmp_path, rows):
     node = terms(tmp_path / "node", epsilon_max=BUDGET, data=rows)
     assert Server.start(node, tmp_path / "copy").rounds(10) == STEPS
     again = Server.start(node, tmp_path / "copy", **WAYS[way])
+    assert examples(again.query()) == 200  # the server still gets the ledger
     for _ in range(2):
         assert "[1003] round 4 would pass epsilon-max" in refusal(again.train(STEPS + 1))
         new_process()
@@ -100,7 +101,7 @@ def test_no_epsilon_is_set_and_next_to_no_noise(tmp_path):
     server = Server.start(node, tmp_path / "copy")
     assert "[1003] round 1 would pass epsilon-max=3" in refusal(server.train(1, sample_rate=1.0, noise_multiplier=1e-3))
     server.config |= {"sample-rate": 1.0, "noise-multiplier": 1e-3}
-    assert "[1003] one more round at sample_rate=1 and noise_multiplier=0.001" in refusal(server.query())
+    assert "[1003] a single round at sample_rate=1 and noise_multiplier=0.001" in refusal(server.query())
     assert entries(tmp_path / "node") == ()
 
 
