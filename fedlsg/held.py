@@ -19,7 +19,7 @@ than C / CANCELLED, and the rounding of the sum stays that of any sum (privatize
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -73,10 +73,20 @@ class Held:
         bound: Tensor = (squares.clamp(min=0) + lost).sqrt() + torch.finfo(self.dtype).eps * positions
         return torch.maximum(bound, CANCELLED * positions)
 
-    def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:
-        """sum_b f_b G_b over the examples that are ``finite``, in the order of the weight."""
+    def first(self, count: int) -> "Held":
+        """The same of the first ``count`` examples."""
+        return replace(self, g=self.g[:count], x=self.x[:count])
+
+    def weighted_sum(
+        self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"], dtype: torch.dtype | None = None
+    ) -> Float[Tensor, " size"]:
+        """sum_b f_b G_b over the examples that are ``finite``, in the order of the weight, taken in ``dtype``.
+
+        In float64 f g is exact, and what rounding takes off the sum is far below what ``norms`` adds.
+        """
         assert self.g._version == self.version  # nobody has written into what autograd handed over
-        g, x = self.g.to(self.dtype), self.x.to(self.dtype)
+        dtype = self.dtype if dtype is None else dtype
+        g, x, factors = self.g.to(dtype), self.x.to(dtype), factors.to(dtype)
         if not finite.all():
             g, x, factors = g[finite], x[finite], factors[finite]
         scaled = g * factors.view(-1, *[1] * (g.ndim - 1))
@@ -86,7 +96,7 @@ class Held:
         conv = self.layer
         padding = list(padding_before(conv))
         _, total, _ = torch.ops.aten.convolution_backward(
-            scaled, x, conv.weight.detach(), None, conv.stride, padding, conv.dilation, False, [0, 0], 1,
+            scaled, x, conv.weight.detach().to(dtype), None, conv.stride, padding, conv.dilation, False, [0, 0], 1,
             [False, True, False],
         )  # fmt: skip
         flat: Tensor = total.flatten()

@@ -27,7 +27,7 @@ from fedlsg.randomness import SecretStream, public_generator, reproducible_strea
 from fedlsg.snip import pruning_mechanism, saliency_frame, saliency_scale
 from fedlsg.supported import Checked, check, trainable
 from simulations import freed_memory
-from simulations.batches import batches
+from simulations.batches import batches, groups
 from simulations.plan import Base, prepare
 from simulations.replica import Replica
 from simulations.rundir import RunDir, own_directory
@@ -208,20 +208,17 @@ def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, 
     _check_budget(s, mechanism, ledger, entry)
     drawn: list[Tensor] = []
 
-    def order(positions: Tensor) -> Tensor:
-        if base.workload.train.lengths is None:
-            return positions
-        part = base.parts[partition]  # ascending, so that a row's position in it can be looked up
-        return torch.searchsorted(part, base.workload.train.order(part[positions]))
-
     def charge() -> None:
         # A reproducible attempt draws the same bits again: the same release, charged once.
         if not (s.reproducible and any(replace(e, attempt=entry.attempt) == entry for e in ledger.entries)):
             ledger.charge(entry)
 
     with torch.random.fork_rng(devices=[] if s.device == "cpu" else None):
-        # Dropout, where a model has it, draws from torch's own generator, by place in the batch: nobody may be able to
-        # repeat that, see ``batches``. In the test mode it is the same on every engine.
+        # Dropout, where a model has it, draws from torch's own generator, by place in the batch. One example less moves
+        # the others to other places. That is harmless as long as nobody can repeat the draws: masks are independent of
+        # each other, so the release is distributed as if every example had drawn its own in advance. Given those masks
+        # one example moves the sum by C at most, and what holds for all of them holds for their mixture.
+        # In the test mode the draws are the same on every engine (and a run is NOT PRIVATE).
         repeatable = public_generator(s.seed, "dropout", partition, announced.round).initial_seed()
         seed = torch.default_generator.manual_seed if s.device == "cpu" else torch.manual_seed  # the latter asks around
         seed(repeatable if s.reproducible else secrets.randbits(63))
@@ -236,7 +233,7 @@ def _train(here: Process, run: RunDir, ledger: Ledger, announced: Announcement, 
             sampler=_stream(base, "sampler", partition, announced.round),
             noise=_stream(base, "noise", partition, announced.round),
             charge=charge,
-            order=order,
+            groups=groups(base, partition),
             scale=saliency_scale(here.weights, frame) if pruning else None,
             checked=loaded.parameters,
         )

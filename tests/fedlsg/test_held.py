@@ -124,9 +124,9 @@ def test_negative_control_rounded_further_an_example_passes_the_clip(monkeypatch
     assert clipped_sum([block], CLIP).double().norm() <= CLIP.clip_norm
     honest = Held.weighted_sum
 
-    def rounded(self: Held, factors: Tensor, finite: Tensor) -> Tensor:
+    def rounded(self: Held, factors: Tensor, finite: Tensor, dtype: torch.dtype) -> Tensor:
         g, x = self.g.bfloat16().float(), self.x.bfloat16().float()
-        return honest(Held(self.layer, g, x, g._version), factors, finite)
+        return honest(Held(self.layer, g, x, g._version), factors, finite, dtype)
 
     monkeypatch.setattr(Held, "weighted_sum", rounded)
     assert clipped_sum([block], CLIP).double().norm() > 1.005 * CLIP.clip_norm
