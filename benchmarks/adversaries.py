@@ -1,7 +1,7 @@
 """Data sets and the example that leaves them, as an adversary would choose them, and the mistakes that they uncover."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from unittest.mock import patch
 
 import numpy as np
@@ -85,16 +85,22 @@ def image_cases(microbatch: int) -> Mapping[str, Case]:
     }
 
 
-def aligned(examples: int, dtype: torch.dtype = torch.float32, width: int = 64, microbatch: int = 256) -> Subject:
-    """A linear model whose gradients are its inputs, all in one direction: every other one full, the rest 0.6 C.
+def aligned(
+    examples: int, dtype: torch.dtype = torch.float32, *, even: bool = True, width: int = 64, microbatch: int = 256
+) -> Subject:
+    """A linear model whose gradients are its inputs, in one direction: all are clipped, or every other one is 0.6 C.
 
-    What rounding adds to one coordinate it adds to all of them, along the direction in which C is measured.
+    In an ``even`` direction all coordinates are equal: what rounding adds to one it adds to all of them, along the
+    direction in which C is measured.
     """
     model = nn.Linear(width, 1, bias=False).to(dtype)
     where = (Coordinates(name="weight", shape=(1, width)),)
     frame = Frame(coordinates=where, blocks=make_blocks(where))
-    lengths = torch.where(torch.arange(examples) % 2 == 0, 1.7, 0.6)
-    inputs = (lengths.unsqueeze(1) * torch.ones(width) / width**0.5).to(dtype)
+    lengths = torch.full((examples,), 1.7)
+    if even:
+        lengths[1::2] = 0.6
+    direction = torch.ones(width) if even else torch.randn(width, generator=torch.Generator().manual_seed(6))
+    inputs = (lengths.unsqueeze(1) * nn.functional.normalize(direction, dim=0)).to(dtype)
     return of_tensors(
         model, frame, lambda outputs, _: outputs.squeeze(1).float(), inputs, torch.zeros(examples),
         microbatch_size=microbatch, numbers=Numbers(),
@@ -115,7 +121,7 @@ def padded_to_the_longest() -> Iterator[None]:
         yield
 
 
-def summed_in(dtype: torch.dtype) -> object:
+def summed_in(dtype: torch.dtype) -> AbstractContextManager[object]:
     """Gradients, factors and sum in ``dtype``, over microbatches too."""
 
     def plant(gradients: Sequence[Tensor | Held], mechanism: Mechanism, **options: bool) -> Tensor:
@@ -128,12 +134,12 @@ def summed_in(dtype: torch.dtype) -> object:
     return patch("fedlsg.client.clipped_sum", plant)
 
 
-def float32_over_microbatches() -> object:
+def float32_over_microbatches() -> AbstractContextManager[object]:
     """No float64 anywhere."""
     return patch("fedlsg.client.clipped_sum", lambda gradients, mechanism, **_: clipped_sum(gradients, mechanism))
 
 
-def factors_rounded_up() -> object:
+def factors_rounded_up() -> AbstractContextManager[object]:
     """Clip factors to the next larger of three digits."""
 
     def plant(norms: Tensor, clip_norm: float, dtype: torch.dtype, coordinates: int) -> Tensor:

@@ -150,7 +150,9 @@ def clipped_sum(
     factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes))
     with exactly(norms.device.type):
         parts = (
-            block.weighted_sum(factor, finite, dtype) if isinstance(block, Held) else weighted_sum(factor, block, dtype)
+            block.weighted_sum(factor, finite).to(dtype)
+            if isinstance(block, Held)
+            else weighted_sum(factor, block, dtype)
             for factor, block in zip(factors, gradients, strict=True)
         )
         if torch.is_grad_enabled() and any(isinstance(block, Tensor) and block.requires_grad for block in gradients):

@@ -95,30 +95,32 @@ def test_all_pairs_are_there():
 # --- aligned gradients, models of a user's own
 
 
+@pytest.mark.parametrize("even", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("examples", [2, 32, 33, 256, 257, 1024])
-def test_aligned_gradients_move_the_sum_by_c(examples, dtype):
-    check(move(aligned(examples, dtype), range(examples), 0))
+def test_aligned_gradients_move_the_sum_by_c(examples, dtype, even):
+    check(move(aligned(examples, dtype, even=even), range(examples), 0))
 
 
-def test_50_000_aligned_gradients_move_the_sum_by_c():
-    check(move(aligned(50_000), range(50_000), 0))
+@pytest.mark.parametrize("even", [True, False])
+def test_50_000_aligned_gradients_move_the_sum_by_c(even):
+    check(move(aligned(50_000, even=even), range(50_000), 0))
 
 
 @pytest.mark.parametrize(
-    ("plant", "examples", "dtype"),
+    ("plant", "examples", "dtype", "even"),
     [
-        (lambda: summed_in(torch.bfloat16), 512, torch.bfloat16),
-        (lambda: summed_in(torch.float16), 4096, torch.float16),
-        (adversaries.float32_over_microbatches, 50_000, torch.float32),
-        (adversaries.float32_over_microbatches, 256, torch.float32),  # in one microbatch
-        (adversaries.factors_rounded_up, 32, torch.float32),
+        (lambda: summed_in(torch.bfloat16), 512, torch.bfloat16, False),
+        (lambda: summed_in(torch.float16), 4096, torch.float16, False),
+        (adversaries.float32_over_microbatches, 50_000, torch.float32, False),
+        (adversaries.float32_over_microbatches, 256, torch.float32, True),  # in one microbatch
+        (adversaries.factors_rounded_up, 32, torch.float32, True),
     ],
     ids=["bfloat16 sums", "float16 sums", "float32 over microbatches", "float32 in a microbatch", "factors rounded up"],
 )
-def test_negative_control_sums_in_fewer_digits_and_factors_rounded_up(plant, examples, dtype):
+def test_negative_control_sums_in_fewer_digits_and_factors_rounded_up(plant, examples, dtype, even):
     with plant():
-        found = move(aligned(examples, dtype), range(examples), 0)
+        found = move(aligned(examples, dtype, even=even), range(examples), 0)
     with pytest.raises(AssertionError):
         check(found)
 
