@@ -12,13 +12,14 @@ import numpy as np
 from simulations.outbox import write_atomically
 
 
-def save(path: Path, array: np.ndarray) -> None:
-    """Write an array and its checksum, each atomically."""
+def save(path: Path, array: np.ndarray, *, private: bool = False) -> None:
+    """Write an array and its checksum, each atomically; ``private``: for their owner alone."""
     buffer = io.BytesIO()
     np.save(buffer, array)
     content = buffer.getvalue()
-    write_atomically(checksum_of(path), f"{hashlib.sha256(content).hexdigest()}  {path.name}\n".encode())
-    write_atomically(path, content)
+    line = f"{hashlib.sha256(content).hexdigest()}  {path.name}\n".encode()
+    write_atomically(checksum_of(path), line, private=private)
+    write_atomically(path, content, private=private)
 
 
 def load(path: Path) -> np.ndarray:

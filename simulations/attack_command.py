@@ -24,6 +24,7 @@ from simulations.attack.text_catalogue import text_attacks
 from simulations.attack.text_page import text_section
 from simulations.attack.texts import attack_texts, is_text
 from simulations.compare.grid import numbers, words
+from simulations.diverged import refuse_diverged
 from simulations.engines import local
 from simulations.plan import make_plan
 from simulations.published import resolve
@@ -174,7 +175,7 @@ def record_run(wanted: Mapping[str, Any], folder: Path, say: Any) -> None:
     directory: RunDir = create(str(folder), plan.settings)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     directory.write_config(plan.settings)
-    local.run(plan, directory, on_round=lambda row: None)
+    refuse_diverged(local.run(plan, directory, on_round=lambda row: None))
 
 
 @contextmanager

@@ -4,7 +4,6 @@ Clients, wire and server are those of a run, and the audit reads what it recorde
 audit_examples.py.
 """
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
@@ -23,9 +22,11 @@ from simulations.audit_display import progress_bar
 from simulations.audit_examples import Inserted, choose_canaries, strongest, with_canaries
 from simulations.audit_subject import Audited
 from simulations.client import serving
+from simulations.diverged import refuse_diverged
 from simulations.engines import local
 from simulations.plan import Base, Plan, make_plan
 from simulations.rundir import RunDir
+from simulations.scratch import scratch
 from simulations.settings import Settings
 
 CANARIES = 300
@@ -66,14 +67,14 @@ def find(
     if not 10 <= count <= len(plan.workload.train) // 2:
         raise ValueError(f"expected 10 <= --canaries={count} <= half of {len(plan.workload.train)} training examples")
     inserted, kind = choose_canaries(plan, count, seed), kind or strongest(plan.workload.train)
-    with tempfile.TemporaryDirectory() as folder:
-        directory = RunDir.open(folder)
-        plan = with_canaries(replace(plan, settings=replace(plan.settings, run_dir=folder)), inserted, kind)
+    with scratch() as folder:
+        directory = RunDir(folder)
+        plan = with_canaries(replace(plan, settings=replace(plan.settings, run_dir=str(folder))), inserted, kind)
         directory.write_config(plan.settings)
         with progress_bar(console, "training, round", plan.schedule.rounds) as tick, planted(plant), serving(plan):
-            local.run(plan, directory, on_round=lambda row: tick())
+            refuse_diverged(local.run(plan, directory, on_round=lambda row: tick()))
         base = Base(**{f.name: getattr(plan, f.name) for f in fields(Base)})
-        record = Record(run=directory, base=base, payloads=open_record(folder, VIEW).payloads)
+        record = Record(run=directory, base=base, payloads=open_record(str(folder), VIEW).payloads)
         return scores_of(record, inserted, kind, console)
 
 

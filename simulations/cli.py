@@ -15,6 +15,7 @@ from rich.console import Console
 
 from simulations.cli_examine import attack, audit, inspect
 from simulations.cli_options import Choice, console, merge, option
+from simulations.flower_processes import sigterm_raises
 
 typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
 
@@ -185,10 +186,14 @@ app.command(short_help="What recorded updates, or a released model, give away.")
 
 
 def main() -> None:
-    """Entry point: every expected failure is one line on stderr and an exit status that is not 0."""
+    """Entry point: every expected failure is one line on stderr and an exit status that is not 0.
+
+    Ctrl-C, SIGTERM and SIGHUP end a command in the same way; the exit status is 128 and the signal's number.
+    """
     atexit.register(gc.freeze)  # half a second at exit: what is about to be freed is not searched for cycles first
     try:
-        status = app(standalone_mode=False)
+        with sigterm_raises():
+            status = app(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         errors.print(error.format_message(), markup=False, highlight=False)
         sys.exit(2)
@@ -196,6 +201,8 @@ def main() -> None:
         fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         fail("interrupted", INTERRUPTED)
+    except SystemExit as end:  # SIGTERM and SIGHUP
+        fail("interrupted", int(end.code or 0))
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         fail(str(error), 1)
     if status == INTERRUPTED:  # typer's word for Ctrl-C

@@ -12,6 +12,7 @@ from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.layout import layer_table
 from simulations.continuity import check_unchanged, exclusive
 from simulations.display import layers_shown, showing, summary_table
+from simulations.diverged import refuse_diverged
 from simulations.engines import engine
 from simulations.plan import Plan, make_plan
 from simulations.published import resolve
@@ -58,7 +59,10 @@ def resume_command(path: str, console: Console) -> None:
 
 
 def execute(plan: Plan, directory: RunDir, console: Console) -> None:
-    """Run or continue a plan with the live display, then print the summary."""
+    """Run or continue a plan with the live display, then print the summary.
+
+    Raises RuntimeError for one that diverged: its report goes to the last round before that.
+    """
     with exclusive(directory):
         pass  # the serving process takes it again; this one only asks early, before Ray is started
     try:
@@ -67,11 +71,15 @@ def execute(plan: Plan, directory: RunDir, console: Console) -> None:
             for row in directory.read_rounds()[:done]:
                 display.count(Row.parse(row))
             summary = engine(plan.settings.engine)(plan, directory, on_round=display.on_round)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         if directory.config.exists():
             text = f"continue with: fedlsg resume {directory.path}"
             console.print(text, markup=False, highlight=False, soft_wrap=True)
         raise
+    if summary["diverged"]:
+        text = f"the rounds before it are in {directory.path / 'report.html'}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    refuse_diverged(summary)
     if summary["stopped"]:
         console.print(f"stopped early: {summary['stopped']}", style="yellow", markup=False, highlight=False)
     console.print(summary_table(summary))

@@ -47,7 +47,7 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
 def keep_data_digest(plan: Plan, run: RunDir) -> None:
     """Write the digest of all training rows, readable by its owner alone: it is as secret as the rows."""
     run.data_digest.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomically(run.data_digest, seal({"rows": data_digest(plan.workload.train)}))
+    write_atomically(run.data_digest, seal({"rows": data_digest(plan.workload.train)}), private=True)
     run.data_digest.chmod(0o600)
 
 

@@ -115,13 +115,16 @@ def summary_table(summary: dict[str, Any]) -> Table:
         "workload": f"{summary['workload']} ({summary['model']})",
         "federation": f"{summary['clients']} clients, {summary['rounds']} rounds, engine {summary['engine']}",
         "method": summary["method"],
-        "test accuracy": percent(summary["accuracy"]) + f"  (loss {summary['loss']:.3f})",
+        "test accuracy": percent(summary["accuracy"]) + f"  (loss {float(summary['loss']):.3f})",
         "privacy": privacy_line(summary),
         "uplink": f"{human_bytes(summary['uplink_bytes'])} payload, {human_bytes(summary['uplink_bytes_wire'])} on the "
         f"wire; dense {human_bytes(dense)}{saved}",
         "downlink": f"{human_bytes(summary['downlink_bytes'])}, "
         f"{human_bytes(summary['downlink_bytes_wire'])} on the wire",
         "transfer": transfer_line(summary),
+        "empty rounds": f"{empty} of {summary['rounds']} brought no update"
+        if (empty := summary.get("empty_rounds"))
+        else "",
         "time": f"{summary['wall_seconds']:.1f} s on {summary['device']}",
     }
     for name, value in rows.items():

@@ -2,8 +2,8 @@
 
     clients/client-000003/feedback-000012.bin      JSON header, newline, payload of round 12, memory after it (float64)
 
-What is in it is SECRET: un-noised sums of the client's gradients. It lies in the client's own folder, only this module
-reads it, and only the payload part is ever handed out to be sent.
+What is in it is SECRET: un-noised sums of the client's gradients. It lies in the client's own folder, its owner alone
+can read it, only this module does, and only the payload part is ever handed out to be sent.
 
 A crash before the file is in place leaves round 11: the client trains again, from the memory of round 11. A crash after
 it leaves the payload: asked again, the client sends it again and the memory stays. There is no moment in between, which
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from fedlsg.ledger_file import locked
 from simulations.outbox import write_atomically
+from simulations.private_files import make_folder
 
 KEPT = 2
 KEYS = {"client", "round", "question", "payload", "first", "sha256"}
@@ -106,7 +107,7 @@ class FeedbackBox:
                 "client": self.client, "round": round, "question": question, "payload": len(payload), "first": first,
             }  # fmt: skip
             head["sha256"] = _digest(head, body)
-            write_atomically(self._path(round), json.dumps(head).encode() + b"\n", body)
+            write_atomically(self._path(round), json.dumps(head).encode() + b"\n", body, private=True)
             for _, path in self._files()[KEPT:]:
                 path.unlink()
         return payload
@@ -124,7 +125,7 @@ class FeedbackBox:
     @contextmanager
     def _held(self) -> Iterator[None]:
         """Nobody else stores meanwhile."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         if os.name != "posix":
             yield
             return

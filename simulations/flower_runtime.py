@@ -21,6 +21,7 @@ from pathlib import Path
 
 from simulations import flower_processes
 from simulations.flower_home import Processes, at_hand, joins_cluster
+from simulations.private_files import make_file
 
 STARTUP_SECONDS = 120.0  # for a SuperLink to answer on a loaded machine (1.5 s on an idle one)
 PORT_ATTEMPTS = 5  # a free port can be taken by another program before the SuperLink binds it
@@ -54,7 +55,7 @@ class _Run:
 
 
 def run_app(
-    app_dir: Path,
+    app: Path | Callable[[Path], Path],
     *,
     num_supernodes: int,
     log_file: Path,
@@ -65,8 +66,10 @@ def run_app(
     poll: Callable[[], None],
     poll_seconds: float = 0.25,
 ) -> RunOutcome:
-    """Run the Flower app in ``app_dir`` on Ray until it ends; ``poll`` is called every ``poll_seconds`` meanwhile.
+    """Run the Flower app in a folder on Ray until it ends; ``poll`` is called every ``poll_seconds`` meanwhile.
 
+    ``app`` is the folder, or a function that makes it inside the run's home: that is removed with the run, by the run's
+    other processes where this one is killed.
     ``total_cpus`` (default: this process's CPUs, no more than the clients can use) serve ClientApps, each taking
     ``cpus_per_client`` and ``gpus_per_client``. With RAY_ADDRESS set the run joins that cluster, which has totals of
     its own; the machines of a cluster must share TMPDIR, where the app's code is unpacked. Everything that Flower and
@@ -79,11 +82,12 @@ def run_app(
     starts and fails is no exception: read ``RunOutcome.completed``.
     """
     config = _federation_config(num_supernodes, cpus_per_client, gpus_per_client, total_cpus, total_gpus)
-    log_file.touch()
+    make_file(log_file)  # clients' tracebacks go there
     with flower_processes.sigterm_raises(), at_hand() as processes:
         run = _Run(processes=processes, log_file=log_file, poll=poll, poll_seconds=poll_seconds)
         client, listing = processes.take("client"), processes.home / "runs.json"
         superlink = _start_superlink(run)
+        app_dir = app if isinstance(app, Path) else app(processes.home)
         told = {"app": str(app_dir), "federation": config, "listing": str(listing)}
         flower_processes.tell(client, **told, log=str(log_file))
         _wait(run, lambda: client.poll() is not None)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from simulations.disk_space import naming
 from simulations.sealed import DamagedError
 
 CHUNK = 2**20
@@ -25,7 +26,7 @@ class Journal:
     def append(self, text: str) -> None:
         """Add text in one write, after the header where it is the first."""
         data = (text if self.size else self.header + text).encode()
-        with self.path.open("ab" if self.size else "wb") as file:
+        with naming(self.path), self.path.open("ab" if self.size else "wb") as file:
             file.write(data)
         self._sha.update(data)
         self.size += len(data)

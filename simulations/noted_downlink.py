@@ -45,7 +45,7 @@ class NotedDownlink:
             self._going_on = {**NOTHING, "attempts": 1}
         self._going_on["messages"] += len(made)
         self._going_on["bytes"] += sum(map(_size, made.values()))
-        broken = {name: self.interrupted[name] + now for name, now in self._going_on.items()}
+        broken = self._broken()
         repairs = self.inner.repairs if isinstance(self.inner, SparseDownlink) else {}
         note = {"attempt": self._attempt, "interrupted": broken, "repairs": repairs}
         write_atomically(self.note, seal(note), durable=False)
@@ -54,6 +54,15 @@ class NotedDownlink:
     def confirm(self, partitions: Collection[int]) -> None:
         """As the inner downlink."""
         self.inner.confirm(partitions)
+
+    def abandon_round(self) -> None:
+        """What was sent down in vain counts as an interrupted round's."""
+        self.interrupted, self._going_on = self._broken(), None
+        self.inner.abandon_round()
+
+    def _broken(self) -> dict[str, int]:
+        """What interrupted rounds sent, were the one that is going on one of them."""
+        return {name: before + (self._going_on or NOTHING)[name] for name, before in self.interrupted.items()}
 
     def finish_round(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
         """As the inner downlink; what is noted next is another round's."""

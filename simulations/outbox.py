@@ -15,6 +15,9 @@ from typing import Any
 
 from flwr.common.logger import log
 
+from simulations.disk_space import naming
+from simulations.private_files import make_folder, opener_for
+
 KEYS = {"question", "bytes", "sha256"}
 
 
@@ -75,15 +78,21 @@ def _head(question: str, payload: bytes) -> dict[str, Any]:
     return {"question": question, "bytes": len(payload), "sha256": sha.hexdigest()}
 
 
-def write_atomically(path: Path, *content: bytes, durable: bool = True) -> None:
+def write_atomically(path: Path, *content: bytes, durable: bool = True, private: bool = False) -> None:
     """Write a file so that a crash of the process leaves either the old content or the new one, never a part.
 
-    ``durable``: so does a crash of the machine.
+    ``durable``: so does a crash of the machine. ``private``: the owner alone can read the file and its folder. Raises
+    OSError with the name of the file, also where the disk is full.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with naming(path):
+        make_folder(path.parent) if private else path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, content, durable=durable, private=private)
+
+
+def _replace(path: Path, content: tuple[bytes, ...], *, durable: bool, private: bool) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=opener_for(private=private)) as file:
             file.writelines(content)
             if durable:
                 file.flush()

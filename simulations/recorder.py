@@ -8,7 +8,11 @@ import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
+from logging import ERROR
 from typing import Any
+
+import torch
+from flwr.common.logger import log
 
 from fedlsg.events import Event
 from fedlsg.ledger import Ledger, merge
@@ -25,8 +29,10 @@ from simulations.summary import summarize
 from strategies.downlink import Downlink, FullDownlink
 from strategies.report import RoundReport
 from strategies.state import ServerState
+from strategies.stopped import DivergedError
 
 BYTES = messages.SUMS
+GLANCE_ROWS = 8
 SUMS = (*BYTES, "uplink_messages", "downlink_messages")
 
 
@@ -74,29 +80,41 @@ class Recorder:
         """Load the checkpoint, cut the tables to it, and insist that every ledger still holds what it held then."""
         saved = restore(self.run).state
         check_unchanged(saved["plan"], self.plan, self.run)
+        self.seconds_before = saved["seconds"]
+        self._load(saved)
+        tensorboard.cut(self.run.path, self._events_size, [Row.parse(row) for row in self.run.read_rounds()])
+
+    def give_up(self, why: str) -> dict[str, Any]:
+        """Go back to the last finished round, which the checkpoint holds, and finish there; returns the summary."""
+        log(ERROR, "%s", why)
+        self._load(self.run.load_checkpoint())
+        return self.finish(why, diverged=True)
+
+    def _load(self, saved: dict[str, Any]) -> None:
         self.state.load_state_dict(saved["server"])
-        self.downlink.load_state_dict(saved.get("downlink", {}))
-        self.totals, self.seconds_before = saved["totals"], saved["seconds"]
-        self.pruning = saved["pruning"]
         if bool(saved.get("name")) != bool(self.name):
             raise ValueError(f"{self.run.path} is a run of the other kind: continue a deployment with flwr run")
         self.name = saved.get("name", "")
+        self.downlink.load_state_dict(saved["downlink"])
+        self.totals, self.pruning = saved["totals"], saved["pruning"]
         self.measured = None if saved["score"] is None else (saved["score"]["round"], Score(**saved["score"]["score"]))
         self._rounds.cut(saved["rounds"])
         self._messages.cut(saved["messages"])
         self._events_size = saved["events"]
-        tensorboard.cut(self.run.path, self._events_size, [Row.parse(row) for row in self.run.read_rounds()])
 
     def on_round(self, report: RoundReport) -> None:
         """Evaluate, append the row, save the checkpoint.
 
         Raises RuntimeError, before anything of the round is kept, if a client's payload came without an entry in
-        its ledger here: its epsilon would be a fiction.
+        its ledger here: its epsilon would be a fiction; DivergedError, as early, if the loss is no number.
         """
         self._receive(report)
         s = self.plan.settings
         due = report.round % s.evaluate_every == 0 or report.round == self.plan.schedule.rounds
         measured = self.evaluate() if due else None
+        loss = self._glance() if measured is None else measured.loss
+        if not math.isfinite(loss):
+            raise DivergedError(f"round {report.round} left a model whose test loss is {loss}")
         spent = self.spent(fast=report.round != self.plan.schedule.rounds)
         row = Row(
             round=report.round,
@@ -141,6 +159,13 @@ class Recorder:
         self._messages.append(messages.lines_of(report))
         self.checkpoint()
 
+    def _glance(self) -> float:
+        """The loss on a few rows, in rounds that are not evaluated: enough to see that it is no number."""
+        test = self.plan.workload.test
+        few = test.pick(torch.arange(min(GLANCE_ROWS, len(test))))
+        with self.state.evaluated() as model:
+            return score(model, {"": few}, device=self.plan.settings.device).loss
+
     def evaluate(self) -> Score:
         """Accuracy and loss of the model as it is now; each round is evaluated once."""
         if self.measured is None or self.measured[0] != self.state.round:
@@ -181,12 +206,12 @@ class Recorder:
         population = [events for events in self._events if events is not None]
         return displayed(population, delta=delta) if fast else spread(population, delta=delta)
 
-    def finish(self, stopped: str | None = None) -> dict[str, Any]:
+    def finish(self, stopped: str | None = None, *, diverged: bool = False) -> dict[str, Any]:
         """Write the merged ledger, summary and report; return the summary. ``stopped`` says why a run ended early."""
         from simulations.compare.run_page import write_run_page
 
         merge(self.run.ledgers.glob("client-*.jsonl"), self.run.path / "ledger.jsonl")
-        summary = {**summarize(self), "stopped": stopped}
+        summary = {**summarize(self), "stopped": stopped, "diverged": diverged}
         self.run.write_summary(summary)
         if self.page:
             write_run_page(self.run)

@@ -16,6 +16,7 @@ from simulations.feedback_box import FeedbackBox
 from simulations.journal import verified
 from simulations.noted_downlink import read_note
 from simulations.outbox import Outbox, write_atomically
+from simulations.private_files import make_file
 from simulations.rundir import RunDir
 from simulations.sealed import DamagedError
 
@@ -118,5 +119,6 @@ def _go_back(run: RunDir, boxes: list[FeedbackBox], round: int) -> None:
 
 
 def _log(run: RunDir, text: str) -> None:
+    make_file(run.log)
     with run.log.open("a") as file:
         file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S},000 WARNING {text}\n")

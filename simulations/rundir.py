@@ -7,11 +7,13 @@ summary.json     results, written last                 checkpoint/      the last
 updates/         payloads (with record_updates)        updates-truth/   SECRET batches, for evaluating attacks
 clients/         SECRET digest of the training rows; memories of error feedback, where a method without privacy keeps
                  them, in a folder for each client
-run.log          what Flower, Ray and we log            report.html      plots and settings, written at the end
+run.log          SECRET what Flower, Ray and we log     report.html      plots and settings, written at the end
 downlink/        updates as they went down (sparse)     replicas/        clients' copies of the public state (deployed)
 events.out.tfevents.fedlsg                             the same numbers for TensorBoard
 
-restore.py lists which of them ``fedlsg resume`` reads; each of those has a digest.
+restore.py lists which of them ``fedlsg resume`` reads; each of those has a digest. What is SECRET
+can be read by its owner alone, whatever the umask is (private_files.py). run.log is, because the traceback of a client
+that failed may quote its data.
 """
 
 import csv
@@ -30,6 +32,7 @@ from torch import Tensor
 from fedlsg.ledger import ledger_path
 from simulations import arrays, checkpoint
 from simulations.outbox import write_atomically
+from simulations.private_files import make_folder
 from simulations.sealed import DamagedError, seal, unseal
 from simulations.settings import Settings, as_config, from_mapping
 
@@ -132,8 +135,9 @@ class RunDir:
 
     def save_truth(self, round: int, client: int, rows: Tensor) -> None:
         """Record the rows of the training split in a client's batches: a secret, kept apart from what was sent."""
-        path = self.path / "updates-truth" / f"round-{round:06d}" / f"client-{client:06d}.npy"
-        arrays.save(path, rows.cpu().numpy())
+        folder = self.path / "updates-truth"
+        make_folder(folder)
+        arrays.save(folder / f"round-{round:06d}" / f"client-{client:06d}.npy", rows.cpu().numpy(), private=True)
 
     def write_config(self, settings: Settings) -> None:
         """Write the resolved settings."""

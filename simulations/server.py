@@ -8,6 +8,8 @@ from flwr.serverapp import Grid
 from fedlsg.quantize import DEFAULT_STEP
 from simulations import freed_memory
 from simulations.continuity import exclusive
+from simulations.disk_space import resumable
+from simulations.diverged import explain
 from simulations.downlink import make_downlink
 from simulations.federation import Federation
 from simulations.plan import Plan
@@ -16,7 +18,8 @@ from simulations.recorder import Recorder
 from simulations.rundir import RunDir
 from strategies.report import RoundReport
 from strategies.state import ServerState
-from strategies.strategy import BudgetSpentError, FederationSettings, FedLSG
+from strategies.stopped import BudgetSpentError, DivergedError
+from strategies.strategy import FederationSettings, FedLSG
 from strategies.wire import flat_record
 
 
@@ -32,10 +35,11 @@ def serve(
     """Run the remaining rounds over ``grid`` and return the summary; continues from a checkpoint where there is one.
 
     ``on_round(row)`` is called with every finished row of rounds.csv; ``page`` asks for report.html; ``federation``:
-    the nodes of a deployment. Ends early, with a summary that says so, when every client's privacy budget is spent.
-    Raises ValueError if another process holds the run directory.
+    the nodes of a deployment. Ends early, with a summary that says so, when every client's privacy budget is spent;
+    and, back at the last finished round, when the weights or the loss are no numbers any more. Raises ValueError if
+    another process holds the run directory, DiskFullError where the disk is full.
     """
-    with exclusive(run):
+    with resumable(run.path), exclusive(run):
         return _serve(grid, plan, run, on_round, page, federation)
 
 
@@ -88,7 +92,8 @@ def _serve(
     )
     if s.record_updates and state.round == 0:
         _record_public(run, state)
-    remaining, ended = plan.schedule.rounds - state.round, None
+    ended = diverged = None
+    remaining = plan.schedule.rounds - state.round
     if remaining > 0:
         strategy = FedLSG(state, settings, finished, pruned, downlink)
         if federation is not None:
@@ -97,9 +102,11 @@ def _serve(
             strategy.start(grid, flat_record(state.weights), num_rounds=remaining, timeout=s.round_timeout)
         except BudgetSpentError as stopped:
             ended = str(stopped)
+        except DivergedError as error:
+            diverged = explain(error, s)
         if federation is not None:
             federation.close(grid)
-    return recorder.finish(ended)
+    return recorder.finish(ended) if diverged is None else recorder.give_up(diverged)
 
 
 def _record_public(run: RunDir, state: ServerState) -> None:

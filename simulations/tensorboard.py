@@ -15,6 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simulations.disk_space import naming
 from simulations.outbox import write_atomically
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def scalars(row: "Row") -> dict[str, float]:
 def append(folder: Path, row: "Row") -> int:
     """Add one round to the run's events and close the file; returns its size."""
     new = not (folder / FILE).exists()
-    with (folder / FILE).open("ab") as file:
+    with naming(folder / FILE), (folder / FILE).open("ab") as file:
         file.write(_encoded([row], header=new))
         return file.tell()
 

@@ -43,6 +43,9 @@ class Downlink(Protocol):
     def confirm(self, partitions: Collection[int]) -> None:
         """These clients have shown that they took what was announced."""
 
+    def abandon_round(self) -> None:
+        """Nobody's answer came through: the records of this round are asked for once more."""
+
     def finish_round(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
         """Apply the clients' values, see ``ServerState.finish_round``."""
 
@@ -72,6 +75,9 @@ class FullDownlink:
         return {p: common | ({"frame": frame_record(frame)} if p in framed else {}) for p in asked}
 
     def confirm(self, partitions: Collection[int]) -> None:
+        """Nothing is remembered."""
+
+    def abandon_round(self) -> None:
         """Nothing is remembered."""
 
     def finish_round(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
@@ -175,6 +181,9 @@ class SparseDownlink:
             version = self._leaves.get(client)
             if version is not None:
                 self.held[client] = version
+
+    def abandon_round(self) -> None:
+        """Nobody is known to hold more than before."""
 
     def finish_round(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
         """Encode the sum, decode it, apply that; remember the step.

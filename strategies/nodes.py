@@ -100,6 +100,14 @@ class Roster:
         self._asked &= nodes
         self._ask(grid, sorted(nodes - self._asked), self._clients, CONNECT_SECONDS)
 
+    def wait(self, grid: Grid, clients: Sequence[int]) -> None:
+        """Refresh until one of the clients has a node, for two minutes at most."""
+        deadline = time.monotonic() + CONNECT_SECONDS
+        self.refresh(grid)
+        while all(self.node(client) is None for client in clients) and time.monotonic() < deadline:
+            time.sleep(ASK_AGAIN_SECONDS)
+            self.refresh(grid)
+
     def forget(self, partition: int) -> None:
         """The client's node has left, or may have started anew: it is asked again once it is there."""
         node = self._node_of.pop(partition, None)

@@ -9,9 +9,11 @@ from flwr.app import Message
 from fedlsg.payload_parts import value_bytes
 from strategies.sent import Direction, Sent, announced_values
 from strategies.serial import wire_size
-from strategies.wire import OVER_BUDGET, payload_size
+from strategies.wire import LOST, OVER_BUDGET, payload_size
 
 REASON_LENGTH = 300
+NO_REPLY = "no reply before the round's timeout"
+AWAY = "no node of the federation is this client at the moment"
 
 
 @dataclass(kw_only=True)
@@ -71,6 +73,11 @@ class RoundReport:
         """Clients that answered with one of our error codes."""
         starts = tuple(f"[{code}]" for code in codes)
         return {client for client, why in self.rejected.items() if why.startswith(starts)}
+
+    @property
+    def lost(self) -> set[int]:
+        """Clients of which nobody knows what they answered: the worker died, the node is away, nothing came."""
+        return {client for client, why in self.rejected.items() if why in (NO_REPLY, AWAY)} | self.refused(*LOST)
 
     @property
     def budget_spent(self) -> bool:

@@ -22,21 +22,15 @@ from strategies.expectations import Expectations
 from strategies.ledger_copies import LedgerCopies
 from strategies.ledger_wire import RECORD, held_record
 from strategies.nodes import Roster
-from strategies.report import RoundReport, reason_of
+from strategies.report import AWAY, NO_REPLY, RoundReport, reason_of
 from strategies.serial import wire_size
 from strategies.state import ServerState, select_clients
+from strategies.stopped import BudgetSpentError, Patience, finite
 from strategies.terms import ClientTerms, FederationSettings
 from strategies.watched_grid import NODE_GONE
 from strategies.wire import FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to, flat_record
 
-__all__ = ["BudgetSpentError", "ClientTerms", "FedLSG", "FederationSettings"]
-
-EMPTY_ROUNDS_ALLOWED = 3
-AWAY = "no node of the federation is this client at the moment"
-
-
-class BudgetSpentError(RuntimeError):
-    """No client can train any more without passing its privacy budget: the regular end of a run without rounds left."""
+__all__ = ["ClientTerms", "FedLSG", "FederationSettings"]
 
 
 class FedLSG(Strategy):
@@ -46,9 +40,9 @@ class FedLSG(Strategy):
     ``fedlsg.payload.unpack``, is named in the log and in the report, and the round goes on without it; the divisor
     does not change. ``on_round`` is called after every round, when the state already holds its result. Where pruning
     reads the data there is a round 0 before them, of all clients, and ``on_pruned`` is called after it, also where it
-    failed: the state then still awaits pruning.
-    Raises BudgetSpentError when every client asked refuses to pass its budget, RuntimeError after three rounds in a row
-    without a single valid update.
+    failed: the state then still awaits pruning. A round that nobody answered because workers died is asked again.
+    Raises BudgetSpentError when every client asked refuses to pass its budget, RuntimeError after three rounds or
+    attempts in a row without a single valid update, DivergedError, before ``on_round``, after an update that was none.
     """
 
     def __init__(
@@ -65,7 +59,7 @@ class FedLSG(Strategy):
         self.roster = Roster(settings.timeout, declared=declared)
         self.expectations = Expectations(state=state, settings=settings)
         self._sent: list[tuple[int, Message]] = []
-        self._empty_rounds = 0
+        self._patience = Patience()
 
     def join(self, roster: Roster, copies: LedgerCopies) -> None:
         """Train with the nodes of a deployment, whose ledgers are seen through ``copies``."""
@@ -116,14 +110,17 @@ class FedLSG(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every reply, update the model, report."""
         values = self._repaired(self._read(replies))
+        while not values and self._report.lost:
+            values = self._ask_again()
         survivors = len(values) >= self.settings.min_survivors
         ordered = [values[partition] for partition in sorted(values)] if survivors else []
         noise = self.expectations.noise_of_sum(values, self._report.round)
-        self.downlink.finish_round(self._frame, ordered, noise)
+        with finite(self.state, self._report.round):
+            self.downlink.finish_round(self._frame, ordered, noise)
         self._report.answered = sorted(values)
         self._report.seconds = time.monotonic() - self._started
         self.on_round(self._report)
-        self._stop_if_dead(bool(ordered))
+        self._patience.count(self._report, updated=bool(ordered))
         return flat_record(self.state.weights), None
 
     def configure_evaluate(
@@ -148,6 +145,15 @@ class FedLSG(Strategy):
             len(self.state.carried),
             self.state.divisor,
         )
+
+    def _ask_again(self) -> dict[int, Tensor]:
+        """The same round, of which nobody's answer came through; stored payloads are sent again for free."""
+        self._patience.count(self._report, updated=False)
+        log(WARNING, "round %d: nobody answered, asking again", self._report.round)
+        self.downlink.abandon_round()
+        self.roster.wait(self._grid, self._report.asked)
+        messages = self._begin(self._report.round, self._frame, self._report.asked)
+        return self._repaired(self._read(self._grid.send_and_receive(messages, timeout=self.settings.timeout)))
 
     def _repaired(self, values: dict[int, Tensor]) -> dict[int, Tensor]:
         """Ask those once more that derive another frame, hold another model or started anew, each once a reason."""
@@ -209,7 +215,7 @@ class FedLSG(Strategy):
         values: dict[int, Tensor] = {}
         for partition, message in self._sent:
             self._report.count_down(partition, message)
-            self._report.rejected[partition] = "no reply before the round's timeout"
+            self._report.rejected[partition] = NO_REPLY
         for reply in replies:
             partition, message = asked.get(reply.metadata.reply_to_message_id, (-1, reply))
             from_there = reply.has_error() or reply.metadata.src_node_id == message.metadata.dst_node_id
@@ -234,12 +240,3 @@ class FedLSG(Strategy):
         for partition in sorted(self._report.rejected.keys() & {partition for partition, _ in self._sent}):
             log(WARNING, "round %d: client %d: %s", self._report.round, partition, self._report.rejected[partition])
         return values
-
-    def _stop_if_dead(self, alive: bool) -> None:
-        if self._report.budget_spent:
-            raise BudgetSpentError(f"the privacy budget of every client was spent before round {self._report.round}")
-        self._empty_rounds = 0 if alive else self._empty_rounds + 1
-        if self._empty_rounds >= EMPTY_ROUNDS_ALLOWED:
-            raise RuntimeError(
-                f"no valid update in {EMPTY_ROUNDS_ALLOWED} rounds in a row: client {self._report.reasons}"
-            )

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from torch import Tensor
 
 from fedlsg.frame import Coordinates, Frame, Keep
@@ -28,6 +29,13 @@ NO_REASON = "a client failed, and only its own log says why"
 """The reason of every failure near private data: the same text whatever it was."""
 
 REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
+
+WORKER_DIED = 1006
+LOST = (
+    WORKER_DIED, ErrorCode.UNKNOWN, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED,
+)  # fmt: skip
+"""Errors that are no client's answer: our engine's, and Flower's (UNKNOWN: an actor of Ray's died)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ leaves out, so that every example is in half of the shadows. Clients, wire, ledg
 folder that is deleted; what a model was trained with is public to the attacks except the coins of the target.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,9 +17,11 @@ from torch import Tensor, nn
 from fedlsg.attacks.lira import scaled_confidence
 from fedlsg.randomness import public_generator
 from simulations.client import serving
+from simulations.diverged import refuse_diverged
 from simulations.engines import local
 from simulations.plan import Base, Plan
 from simulations.rundir import RunDir
+from simulations.scratch import scratch
 from simulations.workloads import to_device
 from simulations.workloads.workload import Split
 from strategies.state import ServerState
@@ -118,14 +119,14 @@ def on_half(plan: Plan, members: Bool[Tensor, " examples"]) -> Plan:
 @contextmanager
 def trained(plan: Plan, seed: int, number: int, on_round: Callable[[int], None]) -> Iterator[nn.Module]:
     """A model that was trained by the local engine, in its evaluated form."""
-    with tempfile.TemporaryDirectory() as folder:
-        directory = RunDir.open(folder)
+    with scratch() as folder:
+        directory = RunDir(folder)
         # On the public seed alone all models would draw the same noise.
         own = ("membership", seed, number)
-        plan = replace(plan, settings=replace(plan.settings, run_dir=folder), stream=own)
+        plan = replace(plan, settings=replace(plan.settings, run_dir=str(folder)), stream=own)
         directory.write_config(plan.settings)
         with serving(plan):
-            local.run(plan, directory, on_round=lambda row: on_round(row.round), page=False)
+            refuse_diverged(local.run(plan, directory, on_round=lambda row: on_round(row.round), page=False))
         state = state_of(plan, plan.divisor)
         state.load_state_dict(directory.load_checkpoint()["server"])
     with state.evaluated() as model:

@@ -109,7 +109,7 @@ def _run(
                 cells, folder, jobs=jobs, budget_seconds=None if budget_minutes is None else 60 * budget_minutes,
                 started=display.started, running=display.running, ended=ended,
             )  # fmt: skip
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         console.print("the same command continues this grid", markup=False)
         raise
     finally:

@@ -131,6 +131,8 @@ def read_run(
 ) -> Result:
     """A run directory as it lies there; without a summary it is "interrupted" unless ``status`` knows better.
 
+    One that diverged is "failed".
+
     Raises ValueError, naming the path, for a folder that is no run directory or holds a damaged file.
     """
     run = RunDir.open(str(path))
@@ -140,10 +142,11 @@ def read_run(
     except (KeyError, ValueError, TypeError):
         raise ValueError(f"{run.rounds} is damaged, or of another version: restore it from a copy") from None
     summary = _read_summary(run)
+    ended = "failed" if summary.get("diverged") else "done"
     return Result(
         name=path.name,
         label=label or str(settings["method"]),
-        status="done" if summary else status or "interrupted",
+        status=ended if summary else status or "interrupted",
         reason=str(summary.get("stopped") or "") if summary else reason,
         settings=settings,
         summary=summary,

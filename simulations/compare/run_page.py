@@ -2,7 +2,9 @@
 
 import logging
 import shlex
+from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 from simulations.chance import beats_chance
 from simulations.compare.course import course
@@ -137,17 +139,24 @@ def _transfer(result: Result) -> dict[str, str]:
     return {"transfer": text} if text else {}
 
 
+def _empty(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Rounds without an update, where there were any."""
+    count = summary.get("empty_rounds", 0)
+    return {"empty rounds": f"{count} of {summary['rounds']} brought no update"} if count else {}
+
+
 def _outcome(result: Result) -> dict[str, str]:
     if not result.done:
         return {"test accuracy so far": percent(result.accuracy), "rounds": str(len(result.rows))}
     summary = result.summary
     saved = "" if result.saved is None else f" ({result.saved:.1f} times fewer)"
     return {
-        "test accuracy": f"{percent(result.accuracy)}, loss {summary['loss']:.3f}",
+        "test accuracy": f"{percent(result.accuracy)}, loss {float(summary['loss']):.3f}",
         "privacy": privacy_line(dict(summary)),
         "uplink": f"{human_bytes(summary['uplink_bytes'])} of payload; dense updates would have taken "
         f"{human_bytes(summary['uplink_bytes_dense'])}{saved}",
         "downlink": human_bytes(summary["downlink_bytes"]),
         **_transfer(result),
+        **_empty(summary),
         "time": f"{summary['wall_seconds']:.1f} s",
     }

@@ -10,6 +10,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -68,8 +69,12 @@ class Folder:
         write_atomically(self.path / "cells.json", (text + "\n").encode())
 
     def status(self, cell: Cell, record: Mapping[str, Ended]) -> Outcome:
-        """How a cell stands: "done" where it has its summary, else what the record says."""
+        """How a cell stands: "done" where it has its summary and did not diverge, else what the record says."""
         if self.run(cell).summary.exists():
+            with suppress(ValueError):  # a damaged summary is for whoever reads its numbers
+                summary = self.run(cell).read_summary(strict=False)
+                if summary.get("diverged"):
+                    return Outcome(status="failed", reason=str(summary["stopped"]))
             return Outcome(status="done")
         ended = record.get(cell.name)
         if ended is not None and ended.status == "failed":

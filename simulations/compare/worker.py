@@ -16,6 +16,8 @@ from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import IO, Any
 
+from simulations.private_files import make_file
+
 PARTING_SECONDS = 30.0  # a Flower run ends its own processes within about ten
 CONTEXT = get_context("spawn")
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -125,6 +127,7 @@ def run_cell(job: Job) -> Outcome:
     """
     log = Path(job.log)
     log.parent.mkdir(parents=True, exist_ok=True)
+    make_file(log)  # a traceback may quote data
     with log.open("a") as file:
         try:
             _run(job, file)

@@ -5,7 +5,6 @@ settings: the installed packages are what runs, and nothing is reinstalled.
 """
 
 import csv
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -43,19 +42,17 @@ def run(
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     s = plan.settings
     follow = Follower(directory, on_round)
-    with tempfile.TemporaryDirectory(prefix="fedlsg-app-") as folder:
-        app = write_app(Path(folder) / "fedlsg-run", plan, server_app, client_app)
-        try:
-            outcome = run_app(
-                app,
-                num_supernodes=known(s.clients_per_round) if s.grouped else len(plan.terms),
-                log_file=directory.log,
-                cpus_per_client=s.client_cpus,
-                gpus_per_client=s.client_gpus if s.device == "cuda" else 0,
-                poll=follow.poll,
-            )
-        except RuntimeError as error:
-            raise FlowerRunError(f"Flower could not run the app; its last words are in {directory.log}") from error
+    try:
+        outcome = run_app(
+            lambda home: write_app(home / "fedlsg-run", plan, server_app, client_app),
+            num_supernodes=known(s.clients_per_round) if s.grouped else len(plan.terms),
+            log_file=directory.log,
+            cpus_per_client=s.client_cpus,
+            gpus_per_client=s.client_gpus if s.device == "cuda" else 0,
+            poll=follow.poll,
+        )
+    except RuntimeError as error:
+        raise FlowerRunError(f"Flower could not run the app; its last words are in {directory.log}") from error
     follow.poll()
     if not outcome.completed or not directory.summary.exists():
         ended = f"the Flower run ended as {outcome.status}:{outcome.sub_status} {outcome.details}".strip()

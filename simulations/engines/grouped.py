@@ -27,6 +27,7 @@ from flwr.serverapp import Grid
 from simulations.engines.deadline import OutOfTimeError, ending
 from simulations.engines.virtual import FIRST_NODE, VirtualGrid, called, failed, named
 from strategies.report import reason_of
+from strategies.wire import WORKER_DIED
 
 ACTION = "grouped"
 LARGE = 4096
@@ -59,7 +60,7 @@ class GroupedGrid(VirtualGrid):
         if deadline is None or time.monotonic() < deadline:  # else they would train, and be charged, for nobody
             more, lost = self._exchange([[message] for pile, _ in lost for message in pile], deadline)
             replies += more
-        return [*replies, *(named(failed(message, why)) for pile, why in lost for message in pile)]
+        return [*replies, *(named(failed(message, why, WORKER_DIED)) for pile, why in lost for message in pile)]
 
     def _exchange(self, piles: Sequence[Pile], deadline: float | None) -> tuple[list[Message], list[tuple[Pile, str]]]:
         """The replies of the clients; the piles that were lost, and why."""

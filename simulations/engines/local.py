@@ -6,7 +6,7 @@ that nobody can change.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from simulations.client_app import app
 from simulations.engines.virtual import RUN, TASK, ClientFunction, VirtualGrid, called
 from simulations.plan import Plan
+from simulations.private_files import make_file
 from simulations.row import Row
 from simulations.rundir import RunDir
 from simulations.server import serve
@@ -52,16 +53,26 @@ def run(
         return serve(grid, plan, directory, on_round=on_round, page=page)
 
 
+class _File(logging.FileHandler):
+    """A log that a full disk leaves incomplete: whoever writes what matters there says so, once."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
 @contextmanager
 def logging_to(directory: RunDir) -> Iterator[None]:
     """Send Flower's log into run.log instead of the terminal."""
     logger = logging.getLogger("flwr")
-    kept, logger.handlers = logger.handlers, [logging.FileHandler(directory.log)]
-    logger.handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    make_file(directory.log)  # clients' tracebacks go there
+    file = _File(directory.log)
+    kept, logger.handlers = logger.handlers, [file]
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     try:
         yield
     finally:
-        logger.handlers[0].close()
+        with suppress(OSError):
+            file.close()
         logger.handlers = kept
 
 

@@ -107,6 +107,6 @@ def called(
     return named(reply) if isinstance(reply, Message) else None
 
 
-def failed(message: Message, reason: str) -> Message:
+def failed(message: Message, reason: str, code: int = FAILED) -> Message:
     """An error reply."""
-    return Message(Error(code=FAILED, reason=reason), reply_to=message)
+    return Message(Error(code=code, reason=reason), reply_to=message)

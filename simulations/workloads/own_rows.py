@@ -89,6 +89,7 @@ def text_rows(name: str, columns: Columns, num_classes: int, tokenizer: Any, for
             return tokens.tokenise("train", texts, tokenizer, max_length=max_length, progress=silent)
 
         key = digest_files(paths, salt=f"own {tokens.FORMAT} {form} {max_length} {columns.names}")
-        return tokens.as_split("train", load_or_build(cache, f"own-{key}", build, progress=silent), tokenizer)
+        arrays = load_or_build(cache, f"own-{key}", build, progress=silent)
+        return tokens.as_split("train", arrays, tokenizer, max_length=max_length)
 
     return rows

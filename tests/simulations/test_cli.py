@@ -1,8 +1,10 @@
 """The command line: what it accepts, and that every wrong input is one line, a status that is not 0, and no trace."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -144,6 +146,14 @@ def test_an_interruption_is_one_line(fedlsg, monkeypatch):
     monkeypatch.setattr("simulations.commands.make_plan", interrupt)
     status, out, err = fedlsg("run", *SMALL)
     assert (status, out.strip(), err.strip()) == (130, "", "fedlsg: error: interrupted")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_says_the_same(number, fedlsg, monkeypatch):
+    monkeypatch.setattr("simulations.commands.make_plan", lambda *_, **__: os.kill(os.getpid(), number))
+    status, out, err = fedlsg("run", *SMALL)
+    assert (status, out.strip(), err.strip()) == (128 + number, "", "fedlsg: error: interrupted")
+    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 def test_a_missing_package_is_one_line(fedlsg, monkeypatch):

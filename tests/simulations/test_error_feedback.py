@@ -127,10 +127,10 @@ def crashed(tmp_path, monkeypatch, when: str, nth: int) -> Run:
     """A run that dies before or after the ``nth`` file of payload and memory is in place, and is resumed."""
     write, count = feedback_box.write_atomically, [0]
 
-    def crash(path: Path, *content: bytes) -> None:
+    def crash(path: Path, *content: bytes, private: bool) -> None:
         count[0] += 1
         if when == "after" or count[0] != nth:
-            write(path, *content)
+            write(path, *content, private=private)
         if count[0] == nth:
             raise KeyboardInterrupt
 

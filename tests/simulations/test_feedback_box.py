@@ -169,7 +169,7 @@ def test_another_clients_memory_is_not_taken(tmp_path):
 def test_a_crash_before_the_file_is_in_place_leaves_the_round_before(tmp_path, monkeypatch):
     found = stored(tmp_path, 1)
 
-    def crash(path, *content):
+    def crash(path, *content, private):
         path.with_name(f".{path.name}.9").write_bytes(content[0])  # a torn temporary file stays behind
         raise KeyboardInterrupt
 

@@ -125,6 +125,7 @@ def test_a_run_that_completes(outcomes, short_tmp):
     assert (app_dir / "out.txt").read_text() == "[2, 4]"
     assert polls > 4
     assert "a client was asked" in (app_dir / "flower.log").read_text()
+    assert (app_dir / "flower.log").stat().st_mode & 0o777 == 0o600  # clients' tracebacks go there
     assert list(short_tmp.iterdir()) == []
 
 

@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -121,10 +122,12 @@ def command_line(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "simulations", *arguments]
 
 
-def interrupt(command: list[str], run: Run, number: signal.Signals, *, after_round: int) -> tuple[int, str]:
+def interrupt(
+    command: list[str], run: Run, number: signal.Signals, *, after_round: int, env: dict[str, str] = ENVIRONMENT
+) -> tuple[int, str]:
     """Start a command, send it the signal once a round is finished; (exit status, what it printed)."""
     process = subprocess.Popen(
-        command, env=ENVIRONMENT, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, env=env, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     deadline = time.monotonic() + 120
     try:
@@ -170,11 +173,42 @@ def test_interrupted_and_killed_and_continued_to_the_same_weights(tmp_path, unbr
     assert "Traceback" not in printed
     at_interrupt = finished_rounds(run)
     assert 3 <= at_interrupt < 25
+    status, terminated = interrupt(resume, run, signal.SIGTERM, after_round=at_interrupt + 2)
+    assert status == 128 + signal.SIGTERM
+    assert terminated.splitlines()[-2:] == printed.splitlines()[-2:]  # SIGTERM says the same as Ctrl-C
+    at_interrupt = finished_rounds(run)
     status, _ = interrupt(resume, run, signal.SIGKILL, after_round=at_interrupt + 5)
     assert status == -signal.SIGKILL
     assert at_interrupt + 5 <= finished_rounds(run) < 25
     done = subprocess.run(resume, env=ENVIRONMENT, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert "NOT PRIVATE" in done.stdout
+    check_continued(run, unbroken)
+
+
+def left_in(temporary: Path) -> list[str]:
+    """What runs have left there. torch makes an empty cache folder for each user wherever an optimizer is made."""
+    return [path.name for path in sorted(temporary.iterdir()) if not path.name.startswith("torchinductor_")]
+
+
+@pytest.mark.ray
+def test_terminated_and_killed_flower_leaves_no_folder_and_is_continued(tmp_path, unbroken):
+    """SIGTERM ends a run as Ctrl-C does; after SIGKILL the processes that are left clean up."""
+    run = Run(tmp_path / "run")
+    with tempfile.TemporaryDirectory(prefix="t") as short:  # Ray's sockets need a short path
+        temporary, env = Path(short), {**ENVIRONMENT, "TMPDIR": short}
+        start, resume = command_line(*options("flower", run.path)), command_line("resume", str(run.path))
+        status, printed = interrupt(start, run, signal.SIGTERM, after_round=3, env=env)
+        assert status == 128 + signal.SIGTERM
+        assert printed.splitlines()[-2:] == [f"continue with: fedlsg resume {run.path}", "fedlsg: error: interrupted"]
+        assert left_in(temporary) == []
+        status, _ = interrupt(resume, run, signal.SIGKILL, after_round=finished_rounds(run) + 3, env=env)
+        assert status == -signal.SIGKILL
+        deadline = time.monotonic() + 60
+        while left_in(temporary):
+            assert time.monotonic() < deadline, left_in(temporary)
+            time.sleep(0.05)
+        subprocess.run(resume, env=env, cwd=REPOSITORY, capture_output=True, check=True)
+        assert left_in(temporary) == []
     check_continued(run, unbroken)
 
 

@@ -21,7 +21,8 @@ from fedlsg.supported import trainable
 from strategies import recipe
 from strategies.report import RoundReport
 from strategies.state import ServerState
-from strategies.strategy import BudgetSpentError, ClientTerms
+from strategies.stopped import BudgetSpentError
+from strategies.strategy import ClientTerms
 from strategies.wire import (
     OVER_BUDGET,
     Announcement,

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from fedlsg.payload import pack
 from fedlsg.privatize import Mechanism
 from simulations.engines.virtual import FIRST_NODE
-from strategies.report import REASON_LENGTH, reason_of
+from strategies.report import AWAY, NO_REPLY, REASON_LENGTH, reason_of
 from strategies.serial import over_the_wire
-from strategies.strategy import AWAY, ClientTerms
-from strategies.wire import FRAME_DIFFERS, NO_REASON, failure, read_frame, read_update, update
+from strategies.strategy import ClientTerms
+from strategies.watched_grid import NODE_GONE
+from strategies.wire import FAILED, FRAME_DIFFERS, LOST, NO_REASON, failure, read_frame, read_update, update
 from tests.strategies.federation import EXAMPLES, Federation, server_state, values_for
 
 
@@ -196,21 +197,74 @@ def test_a_payload_beyond_the_norm_bound_is_rejected():
 # --- too few answers
 
 
-def test_three_empty_rounds_in_a_row_end_the_run_and_two_do_not():
-    alive = iter([False, False, True, False, False, False])
+def alive_at(*rounds: bool, otherwise: Any) -> Any:
+    """Answers of all clients, or ``otherwise(message)``, by whether they are alive each time that client 0 is asked."""
+    alive = iter(rounds)
+    now = [True]
 
     def answer(partition: int, message: Message, honest: Message) -> Message | None:
-        nonlocal now
         if partition == 0:
-            now = next(alive)
-        return honest if now else None
+            now[0] = next(alive)
+        return honest if now[0] else otherwise(message)
 
-    now = True
+    return answer
+
+
+def test_three_empty_rounds_in_a_row_end_the_run_and_two_do_not():
+    """Clients that refuse: the rounds are over."""
+    answer = alive_at(False, False, True, False, False, False, otherwise=lambda m: failure("no", FAILED, m))
     federation = Federation(server_state(), answer=answer)
-    with pytest.raises(RuntimeError, match=r"no valid update in 3 rounds in a row: client 0 1 2: no reply"):
+    with pytest.raises(RuntimeError, match=r"no valid update in 3 rounds in a row: client 0 1 2: \[1001\] no"):
         federation.run(9)
     assert [report.round for report in federation.reports] == [1, 2, 3, 4, 5, 6]
     assert (federation.state.round, federation.state.updates) == (6, 1)
+
+
+def died(code: int | None) -> Any:
+    return lambda message: None if code is None else failure("the worker died", code, message)
+
+
+@pytest.mark.parametrize("code", [None, *LOST])
+def test_a_round_that_nobody_answered_because_workers_died_is_asked_again(code):
+    """It is no round: the run ends as one in which nobody died, and reports as many rounds."""
+    answer = alive_at(True, False, False, True, False, True, otherwise=died(code))
+    federation, unbroken = Federation(server_state(), answer=answer), Federation(server_state())
+    federation.run(3)
+    unbroken.run(3)
+    assert [report.round for report in federation.reports] == [1, 2, 3]
+    assert [report.answered for report in federation.reports] == [[0, 1, 2]] * 3
+    assert federation.state.weights.equal(unbroken.state.weights)
+    again = 3 if code in NODE_GONE else 0  # a node that is back is asked in the round that lost it
+    assert [r.downlink_messages for r in federation.reports] == [3, 3, 3 + again]
+
+
+@pytest.mark.parametrize("code", [None, *LOST])
+def test_three_attempts_in_vain_end_the_run_before_the_round(code):
+    attempts = [False] * (6 if code in NODE_GONE else 3)
+    federation = Federation(server_state(), answer=alive_at(True, *attempts, otherwise=died(code)))
+    with pytest.raises(RuntimeError, match="no valid update in 3 rounds in a row: client 0 1 2: "):
+        federation.run(9)
+    assert [report.round for report in federation.reports] == [1]
+    assert (federation.state.round, federation.state.updates) == (1, 1)
+
+
+def test_a_round_of_which_a_part_is_lost_goes_on_without_it():
+    federation = Federation(server_state(), answer=lambda p, m, honest: honest if p else None)
+    (report,) = federation.run()
+    assert (report.answered, report.rejected) == ([1, 2], {0: NO_REPLY})
+    assert (report.downlink_messages, federation.state.updates) == (3, 1)
+
+
+def test_one_lost_client_among_refusals_is_asked_again():
+    """Nobody answered, and one may have: its payload could be on the way."""
+    answers = iter([None, None])
+
+    def answer(partition: int, message: Message, honest: Message) -> Message | None:
+        return next(answers, honest) if partition == 2 else failure("no", FAILED, message)
+
+    federation = Federation(server_state(), answer=answer)
+    (report,) = federation.run()
+    assert (report.answered, federation.state.updates) == ([2], 1)
 
 
 @pytest.mark.parametrize(("needed", "applied"), [(2, 1), (3, 0)])

@@ -1,0 +1,47 @@
+"""What is said where a disk is full: which file could not be written, and how the run goes on."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+class DiskFullError(OSError):
+    """A run that stopped because a file could not be written."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError of a write, which names no file by itself, names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def resumable(run: Path) -> Iterator[None]:
+    """Where a disk is full, raise DiskFullError with the file and with the command that continues the run."""
+    try:
+        yield
+    except Exception as error:
+        full = cause_of(error)
+        if full is None:
+            raise
+        raise DiskFullError(
+            f"the disk is full: {full.filename or run} could not be written. Nothing that was finished is lost: make "
+            f"room, then continue with: fedlsg resume {run}"
+        ) from error
+
+
+def cause_of(error: BaseException | None) -> OSError | None:
+    """The full disk behind an error, if that is what it comes from."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return error
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,48 @@
+"""Files and folders that their owner alone can read, from the moment they exist and whatever the umask is.
+
+For what clients keep to themselves in a run directory: batches, memories of error feedback, and the log, into which a
+client's traceback may put a private value.
+"""
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+FILE, FOLDER = 0o600, 0o700
+
+
+def opener(path: str, flags: int) -> int:
+    """``open(..., opener=opener)`` makes a missing file for its owner alone."""
+    return os.open(path, flags, FILE)
+
+
+def opener_for(*, private: bool) -> Callable[[str, int], int] | None:
+    """The opener of a private file, or Python's own."""
+    return opener if private else None
+
+
+def make_file(path: Path) -> None:
+    """Make an empty file, unless there is one; one of ours that others could read is closed to them."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE))
+    _close_to_others(path, FILE)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its missing parents; a folder of ours that others could read is closed to them."""
+    try:
+        path.mkdir(mode=FOLDER)
+    except FileExistsError:
+        _close_to_others(path, FOLDER)
+    except FileNotFoundError:
+        make_folder(path.parent)
+        path.mkdir(mode=FOLDER, exist_ok=True)
+
+
+def _close_to_others(path: Path, mode: int) -> None:
+    """What an older version made readable; left as it is: another owner's, and a device (a log sent to /dev/null)."""
+    if os.name == "posix":
+        found = path.stat()
+        plain = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
+        if plain and found.st_uid == os.geteuid() and found.st_mode & 0o077:
+            path.chmod(mode)
