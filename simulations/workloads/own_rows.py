@@ -49,7 +49,7 @@ def _arrays(path: Path, workload: Workload) -> Split:
     one = workload.test.inputs[np.array([0])]
     if not isinstance(one, np.ndarray):
         raise ValueError(f"workload {workload.name} reads .parquet files, not {path}")
-    with np.load(path, allow_pickle=False) as file:
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
         inputs, labels = file["inputs"], file["labels"]
     if inputs.dtype != one.dtype or inputs.shape[1:] != one.shape[1:]:
         raise ValueError(
