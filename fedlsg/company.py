@@ -3,7 +3,8 @@
 A matrix product rounds a row by the kernel that its shape selects, so that another number of rows, or another padded
 length, can be another rounding of every row. In float32 that moves a clipped gradient by less than 1e-6 C. Where
 numbers are rounded to fewer bits on the way, a last bit decides which way, and gradients move by up to 1 % of C: of all
-neighbours of an example that leaves. Therefore:
+neighbours of an example that leaves. A single row takes another kernel than several, in float32 too: a ReLU that its
+rounding flips moves a gradient of a deep network by up to 8e-3 C (ResNet-34). Therefore:
     groups      runs of positions that may share a microbatch: equal shapes only, such as texts of one padded length
     shape       how many rows a microbatch has in the end; those that are missing are copies of its first row
 A copied row changes nothing but the shape: its gradient is dropped before the clip.
@@ -28,6 +29,9 @@ Groups = Callable[[Positions], Sequence[Positions]]
 FULL = 4
 """Bytes of a float32 number."""
 
+LEAST = 2
+"""Rows that a microbatch has at least, where it may have more than one."""
+
 ROWS_ON_CPU = 8
 """Multiples of so many rows are rounded alike by the kernels for processors, whatever their number (measured in
 docs/results/sensitivity.md); a single row takes another kernel."""
@@ -46,16 +50,16 @@ class Shape:
     multiple: int = 1
 
     def rows(self, count: int) -> int:
-        """Rows of a microbatch of ``count`` examples."""
-        return min(self.size, math.ceil(count / self.multiple) * self.multiple)
+        """Rows of a microbatch of ``count`` examples, none of an empty one."""
+        return min(self.size, max(math.ceil(count / self.multiple) * self.multiple, LEAST)) if count else 0
 
 
 def shape_of(local: LocalTraining, parameters: Iterable[Tensor]) -> Shape:
     """The shape that every microbatch of a run has.
 
-    float32 on a processor: as many rows as there are examples. In fewer bits there: a multiple of ROWS_ON_CPU. On other
-    devices, whose kernels differ more: one number of rows always, the microbatch size or, where that is less, what a
-    batch hardly ever exceeds.
+    float32 on a processor: as many rows as there are examples, LEAST for a single one. In fewer bits there: a multiple
+    of ROWS_ON_CPU. On other devices, whose kernels differ more: one number of rows always, the microbatch size or,
+    where that is less, what a batch hardly ever exceeds.
     """
     some, size = list(parameters), max(1, local.microbatch_size // local.multiplicity)
     if any(p.device.type != "cpu" for p in some):

@@ -46,9 +46,7 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
 
 def keep_data_digest(plan: Plan, run: RunDir) -> None:
     """Write the digest of all training rows, readable by its owner alone: it is as secret as the rows."""
-    run.data_digest.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(run.data_digest, seal({"rows": data_digest(plan.workload.train)}), private=True)
-    run.data_digest.chmod(0o600)
 
 
 def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[str]:

@@ -201,6 +201,18 @@ def test_off_the_processor_the_shape_is_public():
     assert [shape.rows(count) for count in (0, 1, 54, 55)] == [0, 55, 55, 55]
 
 
+def test_a_single_example_is_never_a_single_row():
+    """Its kernel is another one, which in a deep ReLU network rounds beyond the bound (ResNet-34: 8e-3 of its length)."""
+    exact = shape_of(LocalTraining(microbatch_size=32), [torch.zeros(2)])
+    assert [exact.rows(count) for count in (0, 1, 2, 3, 32)] == [0, 2, 2, 3, 32]
+    alone = shape_of(LocalTraining(microbatch_size=1), [torch.zeros(2)])
+    assert alone.rows(1) == 1, "where every microbatch has one row, they are alike"
+    made, seen = build("mlp", "dpsgd", "float32", "float32", 32), []
+    made.model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    move(made, [0, 1], 0)
+    assert seen == [2, 2], "with the example and without it"
+
+
 def test_filled_rows_are_copies_and_groups_lose_nothing():
     batch = {"a": torch.arange(3.0), "b": torch.arange(6).view(3, 2)}
     more = filled(batch, 5)
