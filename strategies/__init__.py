@@ -20,7 +20,7 @@ from fedlsg.privatize import Mechanism
 
 PLUMBING = frozenset({
     "strategy", "nodes", "report", "sent", "serial", "state", "wire", "downlink", "replica_wire", "server_update",
-    "snapshot",
+    "snapshot", "stopped",
 })  # fmt: skip
 
 
