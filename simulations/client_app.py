@@ -97,7 +97,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _identity(message: Message, context: Context) -> RecordDict:
-    check_same_code(message.content, "the server")
+    check_same_code(message.content, "the server", local=not is_deployed(context))
     if is_deployed(context):
         return Deployed.of(context.node_config, run_settings(context)).identity()
     settings, partition = read_context(context)

@@ -20,7 +20,7 @@ from fedlsg.privatize import Mechanism
 
 PLUMBING = frozenset({
     "strategy", "nodes", "report", "sent", "serial", "state", "wire", "downlink", "replica_wire", "server_update",
-    "snapshot", "code_identity", "terms", "expectations", "ledger_copies", "ledger_wire", "watched_grid",
+    "snapshot", "code_identity", "terms", "expectations", "ledger_copies", "ledger_wire", "watched_grid", "stopped",
 })  # fmt: skip
 
 

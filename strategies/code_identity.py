@@ -12,7 +12,7 @@ Not covered: other packages (torch, numpy), and a program that lies about itself
 import hashlib
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -39,7 +39,8 @@ class CodeIdentity:
     folder: str
 
     def __str__(self) -> str:
-        return f"fedlsg {self.version} ({self.digest[:SHORT]}) from {self.folder}"
+        where = f" from {self.folder}" if self.folder else ""
+        return f"fedlsg {self.version} ({self.digest[:SHORT]}){where}"
 
     def same(self, other: "CodeIdentity") -> bool:
         """Whether both are the same code, wherever it is installed."""
@@ -94,15 +95,16 @@ def _folder(package: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations))).resolve()
 
 
-def code_record() -> ConfigRecord:
-    """This process's identity, for a message."""
+def code_record(*, local: bool = True) -> ConfigRecord:
+    """This process's identity, for a message; its folder only where the message stays on this machine."""
     own = own_identity()
-    return ConfigRecord({"version": own.version, "digest": own.digest, "folder": own.folder})
+    return ConfigRecord({"version": own.version, "digest": own.digest, "folder": own.folder if local else ""})
 
 
-def check_same_code(content: RecordDict, sender: str) -> None:
+def check_same_code(content: RecordDict, sender: str, *, local: bool = True) -> None:
     """Raise OtherCodeError, naming both, unless ``sender``, whose message this is, runs the code of this process."""
     own, record = own_identity(), content.config_records.get(RECORD)
+    own = own if local else replace(own, folder="")  # what is raised may leave this machine
     fix = (
         "install the same version of fedlsg on both sides, and let no other fedlsg, strategies or simulations come "
         "before it on the Python path"

@@ -124,7 +124,10 @@ class Roster:
     def _ask(self, grid: Grid, nodes: Sequence[int], clients: int, patience: float) -> None:
         if not nodes:
             return
-        questions = [Message(RecordDict({CODE: code_record()}), node, MessageType.QUERY) for node in nodes]
+        questions = [
+            Message(RecordDict({CODE: code_record(local=not self._deployed)}), node, MessageType.QUERY)
+            for node in nodes
+        ]
         replies = list(grid.send_and_receive(questions, timeout=patience))
         asked = {question.metadata.message_id: question.metadata.dst_node_id for question in questions}
         for reply in replies:

@@ -165,10 +165,10 @@ def read_update(content: RecordDict) -> bytes:
     return content.array_records["update"]["payload"].data
 
 
-def identity(partition: int, num_examples: int) -> RecordDict:
+def identity(partition: int, num_examples: int, *, local: bool = True) -> RecordDict:
     """Content of a reply to the one query: partition, declared N_k, and the code that this client runs."""
     known = ConfigRecord({"partition": partition, "num-examples": num_examples})
-    return RecordDict({"identity": known, RECORD: code_record()})
+    return RecordDict({"identity": known, RECORD: code_record(local=local)})
 
 
 def read_identity(content: RecordDict) -> tuple[int, int]:

@@ -50,7 +50,7 @@ class Deployed:
         """Partition, N_k, and the whole ledger, which the server copies."""
         folder, here = self._admitted(None)
         self._refuse_hopeless(folder, here)
-        content = identity(self.terms.partition, here.num_examples)
+        content = identity(self.terms.partition, here.num_examples, local=False)
         content[RECORD] = news_record(folder.news())
         return content
 

@@ -202,7 +202,7 @@ def test_off_the_processor_the_shape_is_public():
 
 
 def test_a_single_example_is_never_a_single_row():
-    """Its kernel is another one, which in a deep ReLU network rounds beyond the bound (ResNet-34: 8e-3 of its length)."""
+    """Its kernel is another one, which in a deep ReLU network rounds beyond the bound (ResNet-34: 8e-3 of it)."""
     exact = shape_of(LocalTraining(microbatch_size=32), [torch.zeros(2)])
     assert [exact.rows(count) for count in (0, 1, 2, 3, 32)] == [0, 2, 2, 3, 32]
     alone = shape_of(LocalTraining(microbatch_size=1), [torch.zeros(2)])

@@ -152,3 +152,18 @@ def test_a_question_without_an_identity_is_refused(monkeypatch):
         (reply,) = grid.send_and_receive([Message(RecordDict(), next(iter(grid.get_node_ids())), MessageType.QUERY)])
     assert reply.has_error()
     assert "the server does not say which code it runs" in reply.error.reason
+
+
+def test_a_deployed_client_says_nothing_of_its_folders():
+    """Its path may hold a user's name; only version and digest are compared."""
+    folder = own_identity().folder
+    assert folder in str(code_record())
+    assert folder not in str(code_record(local=False))
+    content = RecordDict({RECORD: code_record(local=False)})
+    check_same_code(content, "the server", local=False)
+    content[RECORD]["digest"] = "0" * 64
+    with pytest.raises(OtherCodeError, match=r"the server runs fedlsg .* this process runs fedlsg") as error:
+        check_same_code(content, "the server", local=False)
+    assert folder not in str(error.value)
+    with pytest.raises(OtherCodeError, match=folder):
+        check_same_code(content, "the server")
