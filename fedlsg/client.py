@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.company import Groups, filled, runs_of, shape_of, together, without_filling
+from fedlsg.company import Groups, check_alike, filled, runs_of, shape_of, together, without_filling
 from fedlsg.frame import Frame
 from fedlsg.held import Held
 from fedlsg.local_training import Batch, LocalTraining, Positions
@@ -104,9 +104,12 @@ def _clipped_batch_sum(
     total: Tensor | None = None
     shape = shape_of(local, checked.values())
     runs = runs_of(poisson_batch(num_examples, local.sample_rate, coins), groups, shape)
-    wide = len(runs) > 1 or len(runs[0]) > NARROW_SUM
-    for micro in runs:
+    wide = len(runs) > 1 or len(runs[0][1]) > NARROW_SUM
+    seen: dict[int, list[torch.Size]] = {}
+    for group, micro in runs:
         inputs, targets = batch(micro)
+        if mechanism.clips and shape.multiple > 1:
+            check_alike(inputs, group, seen)
         if not mechanism.clips and scale is None and summable(frame):
             part = summed_gradient(model, loss_fn, inputs, targets, frame, checked=checked, numbers=local.numbers)
             part = part if local.multiplicity == 1 else part / local.multiplicity

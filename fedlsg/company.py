@@ -66,15 +66,32 @@ def shape_of(local: LocalTraining, parameters: Iterable[Tensor]) -> Shape:
     return Shape(size=size, multiple=min(size, ROWS_ON_CPU))
 
 
-def runs_of(batch: Positions, groups: Groups, shape: Shape) -> list[Positions]:
-    """The batch in microbatches, none of which mixes groups; an empty batch is one empty run.
+def runs_of(batch: Positions, groups: Groups, shape: Shape) -> list[tuple[int, Positions]]:
+    """The batch in microbatches, each with the number of its group; an empty batch is one empty run.
 
     Raises ValueError where the groups do not hold exactly the batch's positions.
     """
     found = [group for group in groups(batch) if len(group)]
     if not torch.equal(torch.cat([batch[:0], *found]).sort().values, batch.sort().values):
         raise ValueError("expected groups that hold every position of the batch once; return each in one group")
-    return [run for group in found or [batch] for run in microbatches(group, shape.size)]
+    numbered = enumerate(found or [batch])
+    return [(number, run) for number, group in numbered for run in microbatches(group, shape.size)]
+
+
+def check_alike(inputs: Batch, group: int, seen: dict[int, list[torch.Size]]) -> None:
+    """Raise ValueError where a group's microbatches differ in shape: somebody's length decides what others become.
+
+    The message says nothing of the shapes, which are private.
+    """
+    shapes = [t.shape[1:] for t in ([inputs] if isinstance(inputs, Tensor) else inputs.values())]
+    if seen.setdefault(group, shapes) != shapes:
+        raise ValueError(
+            "expected inputs of one shape from all microbatches of a group, found several: padding to the longest of a "
+            "microbatch lets one example change the rounding of others by more than the privacy bound allows, in "
+            "bfloat16, in half precision and on devices other than a CPU; pad each example to the next of a public "
+            "list of lengths and return each length as a group of its own (groups=), or set precision=float32 and "
+            "activation_storage=float32 on a CPU"
+        )
 
 
 def filled(batch: Batch, rows: int) -> Batch:

@@ -85,12 +85,12 @@ def _batch_gradients(
     loss_fn: LossFunction,
     frame: Frame,
     local: LocalTraining,
-    runs: list[Positions],
+    runs: list[tuple[int, Positions]],
     parameters: Checked,
 ) -> Gradients:
     """Sum over a Poisson batch, microbatch by microbatch; in float64 where there are several."""
     total: Gradients | None = None
-    for micro in runs:
+    for _, micro in runs:
         found = summed_gradients(model, loss_fn, *batch(micro), frame, checked=parameters, numbers=local.numbers)
         if local.multiplicity > 1:
             found = [g / local.multiplicity for g in found]

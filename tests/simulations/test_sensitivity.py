@@ -178,6 +178,19 @@ def test_microbatches_in_fewer_bits_have_one_shape_and_the_same_sum(monkeypatch)
     check(move(plain, rows, 0))
 
 
+def test_padding_to_the_longest_of_a_microbatch_is_refused_in_fewer_bits():
+    """A batch function of a user's own, without groups; in float32 on a CPU the bound holds all the same."""
+    rows = [row % len(adversaries.LENGTHS) for row in range(10)]
+    for precision in ("bfloat16", "float32"):
+        made = build("minilm", "linear-probe", precision, "float32", 2)
+        ungrouped = Subject(**{**vars(made), "data": lambda some, data=made.data: (data(some)[0], company.together)})
+        if precision == "float32":
+            check(move(ungrouped, rows, 7))
+        else:
+            with pytest.raises(ValueError, match=r"public list of lengths .* \(groups=\), or set precision=float32"):
+                move(ungrouped, rows, 7)
+
+
 def test_off_the_processor_the_shape_is_public():
     weights = [torch.zeros(2, device="meta")]
     local = LocalTraining(microbatch_size=64, expected_batch=25.0, multiplicity=2)
@@ -196,8 +209,8 @@ def test_filled_rows_are_copies_and_groups_lose_nothing():
     assert more["b"].tolist() == [[0, 1], [2, 3], [4, 5], [0, 1], [0, 1]]
     shape = Shape(size=2)
     runs = runs_of(torch.arange(5), lambda p: [p[p % 2 == 0], p[p % 2 == 1], p[:0]], shape)
-    assert [run.tolist() for run in runs] == [[0, 2], [4], [1, 3]]
-    assert [run.tolist() for run in runs_of(torch.arange(0), lambda p: [p], shape)] == [[]]
+    assert [(group, run.tolist()) for group, run in runs] == [(0, [0, 2]), (0, [4]), (1, [1, 3])]
+    assert [(group, run.tolist()) for group, run in runs_of(torch.arange(0), lambda p: [p], shape)] == [(0, [])]
     for wrong in (lambda p: [p[1:]], lambda p: [p, p[:1]]):
         with pytest.raises(ValueError, match="every position of the batch once"):
             runs_of(torch.arange(5), wrong, shape)
