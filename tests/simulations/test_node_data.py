@@ -265,3 +265,30 @@ def test_a_file_holds_the_rows_that_were_written(tmp_path):
     rows = own_rows.read(digits_file(tmp_path / "rows.npz"), workloads.load("digits", public_only=True), tmp_path)
     for found, wanted in zip(rows.batch(torch.arange(200)), digits.train.batch(torch.arange(200)), strict=True):
         assert torch.equal(found, wanted)
+
+
+def test_texts_of_a_clients_own(tmp_path, monkeypatch):
+    """A parquet file; of the workload's mirror the client needs the public test split alone."""
+    pytest.importorskip("transformers")
+    from tests.simulations.made_texts import make_bert, sentences, write_split
+
+    for place, split, count in (("mirror", "train", 40), ("mirror", "validation", 8), ("own", "train", 30)):
+        columns = {"sentence": sentences(count, count), "label": [row % 2 for row in range(count)]}
+        write_split(tmp_path / place / "glue" / "sst2", split, columns)
+    monkeypatch.setenv("FEDLSG_DATA", str(tmp_path / "mirror"))
+    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
+    run = {"workload": "glue-sst2", "method": "bitfit", "model": str(make_bert(tmp_path / "bert")), "max_length": 16}
+    own = tmp_path / "own" / "glue" / "sst2" / "train-00000-of-00001.parquet"
+    server = Server.start(terms(tmp_path / "node", data=f"glue-sst2:{own}"), tmp_path / "copy", **run)
+    for shard in (tmp_path / "mirror").rglob("train-*"):
+        shard.unlink()
+    assert examples(server.query()) == 30
+    payload(server.train(1))
+    assert [path.name for path in (tmp_path / "node" / "cache").iterdir()], "as private as the rows"
+    new_process()
+    server.config["max-length"] = 6
+    assert "(or, for texts, another tokenizer or max_length)" in refusal(server.query())
+    server.config["workload"] = "glue-qqp"
+    assert "the run trains on workload 'glue-qqp', and this client's data are for 'glue-sst2'" in refusal(
+        server.query()
+    )

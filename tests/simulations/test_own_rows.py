@@ -6,6 +6,10 @@ import pytest
 import torch
 
 from simulations import workloads
+from simulations.batches import batches
+from simulations.own_part import Own
+from simulations.plan import Base, prepare
+from simulations.settings import from_mapping
 from simulations.workloads import Options, Workload, own_rows
 from simulations.workloads.digest import data_digest
 from tests.simulations.made_images import encode, pixels_of, write_shard
@@ -82,3 +86,23 @@ def test_texts_are_those_of_the_workload(tmp_path):
     assert data_digest(rows) == data_digest(whole.train)
     assert rows.lengths is not None
     assert torch.equal(rows.lengths, whole.train.lengths)
+
+
+def test_augmentation_of_a_clients_own_rows_is_secret(images, tmp_path, monkeypatch):
+    """One row less moves all rows after it: with public draws by row each of them would be augmented in another way."""
+    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
+    settings = from_mapping({
+        "workload": "cifar10", "data_dir": str(images.parent.parent), "clients": 1, "augment": "flip-crop",
+        "model": "cnn", "noise_multiplier": 2.0,
+    })  # fmt: skip
+
+    def drawn(base: Base) -> torch.Tensor:
+        inputs, _ = batches(base, 0, 1, [])(torch.arange(12))
+        assert isinstance(inputs, torch.Tensor)
+        return inputs
+
+    simulated = prepare(settings)
+    assert torch.equal(drawn(simulated), drawn(simulated))
+    own = prepare(settings, own=Own(client=0, read=lambda workload: own_rows.read(images, workload, tmp_path / "own")))
+    assert own.augment is not None
+    assert not torch.equal(drawn(own), drawn(own))
