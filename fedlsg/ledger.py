@@ -115,14 +115,16 @@ class Ledger:
         """Whether any noise came from a known seed."""
         return any(entry.reproducible for entry in self.entries)
 
-    def would_exceed(self, entry: Entry, epsilon_budget: float, delta: float) -> bool:
-        """Whether charging ``entry`` would pass the budget. What no accountant certifies passes it.
+    def would_exceed(self, entry: Entry, epsilon_budget: float, delta: float, *, run: str | None = None) -> bool:
+        """Whether charging ``entry`` would pass the budget; of one ``run``, where that is named, its entries alone.
+
+        What no accountant certifies passes it.
 
         Far from the budget a bound in closed form answers. Near it, as many steps as are taken at the (q, sigma) of
         ``entry`` cost one cached `max_steps` beside everything else (nothing, or a pruning round), and then an integer
         comparison.
         """
-        entries = (*self.entries, entry)
+        entries = (*(e for e in self.entries if run in (None, e.run)), entry)
         if any(e.mechanism != "dp" for e in entries):
             return True
         events = _events(entries)

@@ -1,9 +1,13 @@
 """A client's batches: rows of its part, prepared by the workload and augmented where the settings say so."""
 
+import secrets
+
+import torch
 from torch import Tensor
 
 from fedlsg.method import Batch
 from fedlsg.randomness import public_generator
+from simulations.own_part import OwnPart
 from simulations.plan import Base
 from simulations.workloads import to_device
 from simulations.workloads.augment import draw_round, drawn_copies
@@ -15,11 +19,15 @@ def batches(base: Base, partition: int, round: int, drawn: list[Tensor]) -> Batc
 
     Guarantee: what an example's row becomes does not depend on which others the client holds or the batch has. Draws
     belong to a row of the training split: public draws by place would let one example more or less change all that
-    come after it, and the sum would move by more than its sensitivity.
+    come after it, and the sum would move by more than its sensitivity. In a client's own data one row less moves all
+    rows after it: there the draws are secret and independent, so that which row has which draw does not matter.
     """
     s, augment, changes = base.settings, base.augment, None
     if augment is not None:
-        generator = public_generator(s.seed, "augment", partition, round)
+        if isinstance(base.parts, OwnPart):
+            generator = torch.Generator().manual_seed(secrets.randbits(63))
+        else:
+            generator = public_generator(s.seed, "augment", partition, round)
         changes = draw_round(augment, len(base.workload.train), base.local.multiplicity, generator)
 
     def batch(positions: Tensor) -> tuple[Inputs, Tensor]:

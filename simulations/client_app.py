@@ -1,35 +1,60 @@
 """The Flower ClientApp: two messages, ``query`` (who are you) and ``train`` (one round).
 
-A client always replies: an error becomes a reply that names it, because a silent client would hold up the round. Of an
-error near private data only the type leaves: its text may quote a batch size or a value. The client's log has it all.
+A client always replies: a silent one would hold up the round. What leaves is its answer, a refusal (refusals.py: its
+text speaks of settings, terms, files and public data), or one constant text. Even the type of any other error may speak
+of private data: that memory ran out, of the size of a batch; an index error, of a label. The client's log has it all.
 """
 
-import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from logging import ERROR
+from logging import WARNING
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from simulations.client import FrameDiffersError, OverBudgetError, answer, process
+from fedlsg.ledger import LedgerError
+from simulations.client import answer, process
 from simulations.engines import actors, import_path, prompt
 from simulations.engines.grouped import answer_groups
+from simulations.node.deployed import Deployed, is_deployed
 from simulations.published import from_run_config
+from simulations.refusals import (
+    FrameDiffersError,
+    OverBudgetError,
+    RefusalError,
+    SettingsError,
+    TermsError,
+    log_failure,
+)
 from simulations.replica import ReplicaDiffersError, ReplicaMissingError, is_shared
 from simulations.settings import Settings
-from strategies.code_identity import check_same_code
+from strategies.code_identity import OtherCodeError, check_same_code
 from strategies.wire import (
     FAILED,
     FRAME_DIFFERS,
+    NO_REASON,
     OVER_BUDGET,
+    REFUSED_TERMS,
     REPLICA_DIFFERS,
     REPLICA_MISSING,
     failure,
     identity,
     update,
 )
+
+REFUSALS: dict[type[Exception], int] = {
+    FrameDiffersError: FRAME_DIFFERS,
+    ReplicaMissingError: REPLICA_MISSING,
+    ReplicaDiffersError: REPLICA_DIFFERS,
+    OverBudgetError: OVER_BUDGET,
+    TermsError: REFUSED_TERMS,
+    RefusalError: FAILED,
+    OtherCodeError: FAILED,
+    LedgerError: FAILED,
+}
+"""Errors whose text may leave, and their codes; the first that fits."""
 
 app = ClientApp()
 answer_groups(app, forget=process.cache_clear)
@@ -39,46 +64,60 @@ prompt.hand_on_at_once()
 
 
 def read_context(context: Context) -> tuple[Settings, int]:
-    """Settings and partition; where no number of clients is set, every node of the federation is one."""
-    config = tuple(sorted(context.run_config.items()))
-    return _settings(config, int(context.node_config["num-partitions"])), int(context.node_config["partition-id"])
+    """Settings and partition of a simulated client; where no number of clients is set, every node is one."""
+    settings = run_settings(context)
+    if settings.clients is None:
+        settings = replace(settings, clients=int(context.node_config["num-partitions"]))
+    return settings, int(context.node_config["partition-id"])
+
+
+def run_settings(context: Context) -> Settings:
+    """The settings of the run config. Raises SettingsError for a config that has none."""
+    try:
+        return _settings(tuple(sorted(context.run_config.items())))
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
 
 
 @lru_cache(maxsize=4)
-def _settings(config: tuple[tuple[str, str | int | float | bool | bytes], ...], nodes: int) -> Settings:
-    settings = from_run_config(dict(config))
-    return replace(settings, clients=nodes) if settings.clients is None else settings
+def _settings(config: tuple[tuple[str, str | int | float | bool | bytes], ...]) -> Settings:
+    return from_run_config(dict(config))
 
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """This client's partition and its declared number of examples. Refused where the server runs other code."""
-    try:
-        check_same_code(message.content, "the server")
-        settings, partition = read_context(context)
-        parts = process(settings).base.parts
-        examples = len(parts[partition]) if partition < len(parts) else 0
-        return Message(identity(partition, examples), reply_to=message)
-    except Exception as error:  # nothing was trained yet: the text speaks of settings and files
-        log(ERROR, traceback.format_exc())
-        return failure(f"{type(error).__name__}: {error}", FAILED, message)
+    return _replied(message, lambda: _identity(message, context))
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round's payload."""
+    return _replied(message, lambda: _update(message, context))
+
+
+def _identity(message: Message, context: Context) -> RecordDict:
+    check_same_code(message.content, "the server")
+    if is_deployed(context):
+        return Deployed.of(context.node_config, run_settings(context)).identity()
+    settings, partition = read_context(context)
+    parts = process(settings).base.parts
+    return identity(partition, len(parts[partition]) if partition < len(parts) else 0)
+
+
+def _update(message: Message, context: Context) -> RecordDict:
+    if is_deployed(context):
+        return Deployed.of(context.node_config, run_settings(context)).update(message.content)
+    settings, partition = read_context(context)
+    return update(answer(settings, partition, message.content, shared=is_shared(context)), partition)
+
+
+def _replied(message: Message, content: Callable[[], RecordDict]) -> Message:
     try:
-        settings, partition = read_context(context)
-        payload = answer(settings, partition, message.content, shared=is_shared(context))
-        return Message(update(payload, partition), reply_to=message)
-    except FrameDiffersError as error:
-        return failure(str(error), FRAME_DIFFERS, message)
-    except ReplicaMissingError as error:
-        return failure(str(error), REPLICA_MISSING, message)
-    except ReplicaDiffersError as error:
-        return failure(str(error), REPLICA_DIFFERS, message)
-    except OverBudgetError as error:
-        return failure(str(error), OVER_BUDGET, message)
-    except Exception as error:
-        log(ERROR, traceback.format_exc())
-        return failure(f"{type(error).__name__}, see the client's log", FAILED, message)
+        return Message(content(), reply_to=message)
+    except tuple(REFUSALS) as error:
+        log(WARNING, "refused: %s", error)
+        return failure(str(error), next(code for kind, code in REFUSALS.items() if isinstance(error, kind)), message)
+    except Exception:
+        log_failure()
+        return failure(NO_REASON, FAILED, message)

@@ -22,8 +22,11 @@ from torch import Tensor
 from fedlsg.frame import Coordinates, Frame, Keep
 from strategies.code_identity import RECORD, code_record
 
-FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS = 1001, 1002, 1003, 1004, 1005
+FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(1001, 1007)
 """Error codes of our clients; Flower's own lie below 1000."""
+
+NO_REASON = "a client failed, and only its own log says why"
+"""The reason of every failure near private data: the same text whatever it was."""
 
 REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
 

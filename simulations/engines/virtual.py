@@ -12,8 +12,8 @@ from uuid import uuid4
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from strategies.report import reason_of
-from strategies.wire import FAILED
+from simulations.refusals import log_failure
+from strategies.wire import FAILED, NO_REASON
 
 ClientFunction = Callable[[Message, Context], Message]
 
@@ -84,7 +84,10 @@ def named(message: Message) -> Message:
 def called(
     client: ClientFunction, message: Message, num_partitions: int, run_config: Mapping[str, Any]
 ) -> Message | None:
-    """The reply of one client. What it raises becomes an error reply; None for an answer that is no message."""
+    """The reply of one client; None for an answer that is no message.
+
+    What it raises becomes an error reply that says nothing of it: the log has it.
+    """
     context = Context(
         run_id=message.metadata.run_id,
         node_id=message.metadata.dst_node_id,
@@ -98,8 +101,9 @@ def called(
     )
     try:
         reply = client(message, context)
-    except Exception as error:
-        reply = failed(message, f"{type(error).__name__}: {reason_of(error)}")
+    except Exception:
+        log_failure()
+        reply = failed(message, NO_REASON)
     return named(reply) if isinstance(reply, Message) else None
 
 

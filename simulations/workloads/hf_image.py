@@ -84,6 +84,7 @@ def load(
     return image_workload(
         "hf-image",
         arrays,
+        columns=(found.columns.image, found.columns.label),
         num_classes=found.columns.num_classes,
         mean=(MEAN,) * channels,
         std=(STD,) * channels,

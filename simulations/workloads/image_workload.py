@@ -15,6 +15,7 @@ from simulations.models.pretrained import with_pretrained
 from simulations.workloads.cache import cache_folder, digest_files, load_or_build
 from simulations.workloads.images import Shape, decode, parquet_source
 from simulations.workloads.mirror import find_shards
+from simulations.workloads.own_rows import image_rows
 from simulations.workloads.workload import Augment, NoRows, Options, Progress, Split, Workload, refuse_unused, rescale
 
 
@@ -75,6 +76,7 @@ class ImageSet:
         return image_workload(
             self.name,
             arrays,
+            columns=(self.image_column, self.label_column),
             num_classes=self.num_classes,
             mean=self.mean,
             std=self.std,
@@ -90,6 +92,7 @@ def image_workload(
     name: str,
     arrays: Mapping[str, np.ndarray],
     *,
+    columns: tuple[str, str],
     num_classes: int,
     mean: tuple[float, ...],
     std: tuple[float, ...],
@@ -101,7 +104,7 @@ def image_workload(
 ) -> Workload:
     """The workload of decoded arrays (see ``images.decode``) with every model that fits images of their shape.
 
-    Without arrays of the training split it has none.
+    Without arrays of the training split it has none. ``columns``: of the images and the labels in parquet files.
     Inputs are float32, ``(pixel / 255 - mean) / std`` in each channel.
     """
     prepare = partial(
@@ -125,6 +128,7 @@ def image_workload(
         augment=augment,
         defaults=defaults,
         method_defaults=method_defaults,
+        parquet=image_rows(name, *columns, num_classes, Shape(channels=channels, side=side), prepare),
     )
 
 

@@ -13,6 +13,7 @@ from simulations.models.encoder_source import find_encoder, load_config, load_to
 from simulations.workloads import tokens
 from simulations.workloads.cache import cache_folder, load_or_build
 from simulations.workloads.mirror import data_root
+from simulations.workloads.own_rows import text_rows
 from simulations.workloads.texts import Columns, Source, check_labels, count_classes
 from simulations.workloads.workload import NoRows, Options, Progress, Workload
 
@@ -54,7 +55,8 @@ def text_workload(
     if not shortest <= max_length <= longest:
         raise ValueError(f"expected {shortest} <= {max_length=} <= {longest}, the positions of {encoder.name}")
     names = tests if public_only else ("train", *tests)
-    parts = (source.digest, tokens.tokenizer_digest(tokenizer), max_length, columns.names, tests, num_classes)
+    form = tokens.tokenizer_digest(tokenizer)
+    parts = (source.digest, form, max_length, columns.names, tests, num_classes)
     key = hashlib.sha256(repr((tokens.FORMAT, *parts)).encode()).hexdigest()[:32]
 
     def build() -> dict[str, np.ndarray]:
@@ -82,4 +84,5 @@ def text_workload(
         models=MappingProxyType({encoder.name: builder}),
         defaults=defaults,
         method_defaults=method_defaults,
+        parquet=text_rows(name, columns, classes, tokenizer, form, max_length),
     )

@@ -1,7 +1,8 @@
 """What a workload is: the splits of one data set, the models that fit it, and a preset."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -182,6 +183,7 @@ class Workload:
     augment: changes training inputs at random, where the workload has a way to; never applied to a test split.
     defaults: the preset, by setting; public constants chosen before the run, never derived from its data.
     method_defaults: what differs from it for a method, by method and setting.
+    parquet: reads parquet files of somebody's own rows (own_rows.py), where the workload has that form.
     Raises ValueError where a label lies outside [0, num_classes).
     """
 
@@ -196,6 +198,7 @@ class Workload:
     augment: Augment | None = None
     defaults: Mapping[str, object]
     method_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    parquet: Callable[[Sequence[Path], Path], Split] | None = None
 
     def __post_init__(self) -> None:
         if self.test_name in self.other_tests:

@@ -17,7 +17,7 @@ from fedlsg.payload import CHECKSUM_BYTES, HEADER, MAGIC, VERSION
 from simulations.client_app import app as honest
 from simulations.engines.grouped import answer_groups
 from simulations.rundir import RunDir
-from strategies.wire import read_update, update
+from strategies.wire import NO_REASON, read_update, update
 
 Payload = Callable[[bytes], bytes]
 
@@ -106,8 +106,8 @@ class Bad:
 
 
 KINDS: dict[str, Bad] = {
-    "raises before training": Bad(raise_before, "planted failure before training", trained=False),
-    "raises after training": Bad(raise_after, "planted failure, after training, with commas and a line break"),
+    "raises before training": Bad(raise_before, NO_REASON, trained=False),
+    "raises after training": Bad(raise_after, NO_REASON),
     "answers None": Bad(answer_none, "no reply"),
     "empty record": Bad(answer_empty, "holds no payload"),
     "record without payload": Bad(answer_without_payload, "holds no payload"),

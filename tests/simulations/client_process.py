@@ -15,13 +15,14 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from simulations.client_app import app
+from simulations.engines.virtual import SHARED
 
 
 def serve(incoming: BinaryIO, outgoing: BinaryIO, run_config: dict[str, object], num_partitions: int) -> None:
     while header := incoming.read(4):
         message = message_from_proto(ProtoMessage.FromString(incoming.read(*struct.unpack("<I", header))))
         node = message.metadata.dst_node_id
-        config = {"partition-id": node % num_partitions, "num-partitions": num_partitions}
+        config = {"partition-id": node % num_partitions, "num-partitions": num_partitions, SHARED: True}
         context = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config=run_config)
         reply = message_to_proto(app(message, context)).SerializeToString()
         outgoing.write(struct.pack("<I", len(reply)) + reply)

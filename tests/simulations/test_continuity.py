@@ -79,9 +79,12 @@ def test_a_server_cannot_send_a_client_to_a_fresh_ledger(tmp_path):
             message.content["round"]["run_dir"] = str(tmp_path / "fresh")
         return app(message, context)
 
-    with pytest.raises(RuntimeError, match=r"no valid update in 3 rounds in a row: client 0 1: \[1001\] ValueError"):
+    with pytest.raises(
+        RuntimeError, match=r"no valid update in 3 rounds in a row: client 0 1: \[1001\] a client failed"
+    ):
         run_local(tmp_path / "run", client=elsewhere, rounds=4)
     assert not (tmp_path / "fresh").exists()
+    assert "this client's ledger lies in" in (tmp_path / "run" / "run.log").read_text()
 
 
 def test_a_stored_payload_without_its_ledger_entry_stays(tmp_path):
@@ -98,7 +101,7 @@ def test_a_stored_payload_without_its_ledger_entry_stays(tmp_path):
     directory.ledger(0).unlink()
     run = resume_local(directory.path)
     assert [row.rejected for row in run.rows] == ["0", ""]
-    assert "LedgerError" in run.rows[0].reasons
+    assert "lost the entry of round 1, whose payload is stored" in run.rows[0].reasons
 
 
 def test_a_run_directory_has_one_process(stopped):

@@ -16,7 +16,7 @@ from simulations.client_app import app
 from simulations.engines import flower, local
 from simulations.engines.virtual import ClientFunction
 from simulations.row import Row
-from strategies.wire import read_update
+from strategies.wire import NO_REASON, read_update
 from tests.simulations import bad_clients
 from tests.simulations.bad_clients import HONEST, KINDS
 from tests.simulations.runs import Run, ignore, plan_at, run_local
@@ -74,7 +74,8 @@ def test_text_that_no_message_can_carry_ends_no_round(tmp_path):
         return app(message, context)
 
     run = run_local(tmp_path / "run", client=client, rounds=1)
-    assert run.rows[0].reasons.endswith("OSError: cannot open ?.png")
+    assert run.rows[0].reasons.endswith(NO_REASON)
+    assert "OSError: cannot open \\udcff" in run.log
     assert run.rows[0].answered == "1"
 
 

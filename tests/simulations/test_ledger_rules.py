@@ -156,4 +156,4 @@ def test_a_payload_stored_for_another_question_is_caught(tmp_path, monkeypatch):
     monkeypatch.setattr(Outbox, "find", lambda self, question: find(self, questions.setdefault(self.path, question)))
     run = run_local(tmp_path / "run")
     assert [row.rejected for row in run.rows] == ["", "0 1"]
-    assert "LedgerError" in run.rows[1].reasons
+    assert "lost the entry of round 2, whose payload is stored" in run.rows[1].reasons

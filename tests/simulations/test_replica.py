@@ -8,12 +8,11 @@ import pytest
 import torch
 from flwr.app import Context, Message
 
-from simulations import messages
+from simulations import client_app, messages
 from simulations import replica as replicas
 from simulations.client import process
 from simulations.client_app import app, read_context
 from simulations.engines import local
-from simulations.engines.virtual import SHARED
 from simulations.noted_downlink import NOTHING
 from simulations.plan import make_plan
 from simulations.row import Row
@@ -193,10 +192,11 @@ def test_without_the_digest_a_replica_that_diverged_goes_unnoticed(tmp_path, mon
 
 
 def alone(message: Message, context: Context) -> Any:
-    """A client whose process begins with the message, as in Flower's deployment."""
+    """A client whose process begins with the message, and that shares its replica with nobody."""
     process.cache_clear()
-    del context.node_config[SHARED]
-    return app(message, context)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_app, "is_shared", lambda context: False)
+        return app(message, context)
 
 
 def test_clients_on_machines_of_their_own_keep_replicas_in_files(tmp_path):

@@ -18,7 +18,7 @@ from strategies.report import AWAY, NO_REPLY, REASON_LENGTH, reason_of
 from strategies.serial import over_the_wire
 from strategies.strategy import ClientTerms
 from strategies.watched_grid import NODE_GONE
-from strategies.wire import FAILED, FRAME_DIFFERS, LOST, failure, read_frame, read_update, update
+from strategies.wire import FAILED, FRAME_DIFFERS, LOST, NO_REASON, failure, read_frame, read_update, update
 from tests.strategies.federation import EXAMPLES, Federation, server_state, values_for
 
 
@@ -108,7 +108,7 @@ def bad(kind: str, message: Message, honest: Message) -> Any:
 REASONS = {
     "error": r"\[7\] planted", "nothing": "no reply before the round's timeout", "text": "no reply",
     "empty": "no payload", "metrics": "no payload", "garbage": "payload length: expected .* bytes, got 7",
-    "raise": r"\[1001\] KeyError: 'planted'",
+    "raise": rf"\[1001\] {NO_REASON}",
 }  # fmt: skip
 
 

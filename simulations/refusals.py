@@ -1,0 +1,41 @@
+"""Why a client does not train: the errors whose text may leave it, because no example was touched before them.
+
+Any other error near a client's data leaves one constant reply: its type or its text would speak of the data.
+"""
+
+import traceback
+from logging import ERROR
+
+from flwr.common.logger import log
+
+
+def log_failure() -> None:
+    """Write what was raised to the log of this process, which stays with its owner."""
+    log(ERROR, traceback.format_exc().encode("utf-8", "backslashreplace").decode())
+
+
+class RefusalError(RuntimeError):
+    """A client does not train. Its text speaks of settings, files and public data alone."""
+
+
+class FrameDiffersError(RefusalError):
+    """This machine derives another frame than the server; it must be sent. Nothing was trained or charged."""
+
+
+class OverBudgetError(RefusalError):
+    """The next round would pass this client's privacy budget. Nothing was trained or charged."""
+
+
+class SettingsError(RefusalError):
+    """The run's settings cannot be used on this client. Nothing was trained or charged."""
+
+
+class TermsError(RefusalError):
+    """The client's own terms forbid what was asked of it, or say too little. Nothing was trained or charged."""
+
+
+class OwnDataError(RefusalError):
+    """The client's own data could not be loaded. The text is always the same: the reason may quote a row."""
+
+    def __init__(self) -> None:
+        super().__init__("this client could not load its own data, and only its own log says why")
