@@ -45,7 +45,8 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-server, client = ServerApp(), ClientApp()
+server = ServerApp()
+client = ClientApp()
 
 
 @server.main()

@@ -266,9 +266,9 @@ class TestTwoRounds:
 
 
 def no_folder_is_shared(made: Federation) -> None:
-    """Assert that no file of a machine names a folder of another one."""
+    """Assert that no file of a machine names the data or the ledger of another one."""
     for machine in made.values():
-        others = [f"/{name}/home/".encode() for name in NAMES if name != machine.name]
+        others = [f"/{name}/home/federation/".encode() for name in NAMES if name != machine.name]
         for path in machine.folder.rglob("*"):
             if path.is_file() and not path.is_symlink():
                 content = path.read_bytes()
