@@ -2,19 +2,22 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fedlsg.company import Groups, check_alike, filled, runs_of, shape_of, together, without_filling
 from fedlsg.frame import Frame
 from fedlsg.held import Held
 from fedlsg.local_training import Batch, LocalTraining, Positions
-from fedlsg.persample import LossFunction, held_gradients, per_example_gradients
+from fedlsg.persample import Batch as Inputs
+from fedlsg.persample import LossFunction, batch_size, held_gradients, per_example_gradients
 from fedlsg.powersgd import norm_of_factors
-from fedlsg.privatize import Mechanism, add_noise, clipped_sum
+from fedlsg.privatize import NARROW_SUM, Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import SecretStream
-from fedlsg.sampling import Coins, CoinsAhead, microbatches, poisson_batch
+from fedlsg.sampling import Coins, CoinsAhead, poisson_batch
 from fedlsg.summed import summable, summed_gradient
 from fedlsg.supported import Checked, check
 from fedlsg.unprotected import plain_steps, unprotected
@@ -35,7 +38,7 @@ def client_step(
     sampler: SecretStream,
     noise: SecretStream,
     charge: Callable[[], None],
-    order: Callable[[Positions], Positions] = lambda positions: positions,
+    groups: Groups = together,
     scale: Sequence[Float[Tensor, " kept"]] | None = None,
     checked: Checked | None = None,
 ) -> Float[Tensor, " kept"]:
@@ -44,8 +47,9 @@ def client_step(
     Each step has its own Poisson batch (000 Alg. 1 line 13). ``charge`` is called once, before the first batch:
     it writes the ledger for all K steps, or raises to forbid them. A step that fails later stays charged: that it
     failed may depend on the batch. The model comes back unchanged.
-    ``order`` may sort a batch before it is cut into microbatches (by length, so that little is padded). ``scale``
-    multiplies each block's gradients before the clip: by the weights it makes saliencies of them (snip.py).
+    ``groups`` says which positions may share a microbatch, for instance those of one padded length. An example's group
+    and what ``batch`` makes of it must depend on that example alone (company.py). ``scale`` multiplies each block's
+    gradients before the clip: by the weights it makes saliencies of them (snip.py).
     ``checked`` as in ``per_example_gradients``: many clients share a model and a frame.
     With momentum mu the result is sum_k v_k, v_k = mu v_(k-1) + s_k, so -lr Eq3(result) is the local change of W.
     Differs from the paper: one joint clip over all blocks and dense parameters (see privatize.py).
@@ -55,21 +59,22 @@ def client_step(
     coins = CoinsAhead(sampler, batches=local.steps)
     if scale is None and unprotected(mechanism, frame, parameters):
         return plain_steps(
-            model, batch, loss_fn, frame=frame, local=local, num_examples=num_examples, coins=coins, order=order,
+            model, batch, loss_fn, frame=frame, local=local, num_examples=num_examples, coins=coins, groups=groups,
             parameters=parameters,
         )  # fmt: skip
+    dtype = reduce(torch.promote_types, (p.dtype for p in parameters.values()), torch.float32)
     start = [p.detach().clone() for p in parameters.values()] if local.steps > 1 else []
     velocity = accumulated = torch.zeros(0)
     try:
         for step in range(local.steps):
             total = _clipped_batch_sum(
-                model, batch, loss_fn, frame, mechanism, local, num_examples, coins, order, scale, parameters
+                model, batch, loss_fn, frame, mechanism, local, num_examples, coins, groups, scale, parameters
             )
             if step == 0:
-                velocity = add_noise(total, mechanism, noise)
+                velocity = add_noise(total, mechanism, noise).to(dtype)
                 accumulated = velocity.clone() if local.momentum and local.steps > 1 else velocity
             else:  # in place: a large model's vectors cost more to allocate than to add
-                noised = add_noise(total, mechanism, noise)
+                noised = add_noise(total, mechanism, noise).to(dtype)
                 velocity = velocity.mul_(local.momentum).add_(noised) if local.momentum else noised
                 accumulated.add_(velocity)
             if step + 1 < local.steps:
@@ -91,33 +96,55 @@ def _clipped_batch_sum(
     local: LocalTraining,
     num_examples: int,
     coins: Coins,
-    order: Callable[[Positions], Positions],
+    groups: Groups,
     scale: Sequence[Float[Tensor, " kept"]] | None,
     checked: Checked,
 ) -> Float[Tensor, " kept"]:
+    """The sum over a Poisson batch; in float64 where it has several microbatches, or more than NARROW_SUM examples."""
     total: Tensor | None = None
-    size = max(1, local.microbatch_size // local.multiplicity)
-    for micro in microbatches(order(poisson_batch(num_examples, local.sample_rate, coins)), size):
+    shape = shape_of(local, checked.values())
+    runs = runs_of(poisson_batch(num_examples, local.sample_rate, coins), groups, shape)
+    wide = len(runs) > 1 or len(runs[0][1]) > NARROW_SUM
+    seen: dict[int, list[torch.Size]] = {}
+    for group, micro in runs:
         inputs, targets = batch(micro)
-        units: Sequence[Tensor | Held]
+        if mechanism.clips and shape.multiple > 1:
+            check_alike(inputs, group, seen)
         if not mechanism.clips and scale is None and summable(frame):
             part = summed_gradient(model, loss_fn, inputs, targets, frame, checked=checked, numbers=local.numbers)
             part = part if local.multiplicity == 1 else part / local.multiplicity
-            total = part if total is None else total + part
-            continue
-        if mechanism.clips and mechanism.clip == "joint" and local.multiplicity == 1 and scale is None and holds(frame):
-            units = held_gradients(model, loss_fn, inputs, targets, frame, checked=checked, numbers=local.numbers)
+            part = part.double() if len(runs) > 1 else part
         else:
-            gradients = per_example_gradients(
-                model, loss_fn, inputs, targets, frame, checked=checked, numbers=local.numbers
+            units = _units(
+                model, loss_fn, inputs, targets, frame, mechanism, local, shape.rows(len(micro)), scale, checked
             )
-            units = per_unit(gradients, frame, local.multiplicity)
-            if scale is not None:
-                units = [g * factor for g, factor in zip(units, scale, strict=True)]
-        part = clipped_sum(units, mechanism)
-        total = part if total is None else total + part
-    assert total is not None  # microbatches() yields at least one run, an empty one for an empty batch
+            part = clipped_sum(units, mechanism, wide=wide)
+        total = part if total is None else total.add_(part)
+    assert total is not None  # runs_of() gives at least one run, an empty one for an empty batch
     return total
+
+
+def _units(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    inputs: Inputs,
+    targets: Inputs,
+    frame: Frame,
+    mechanism: Mechanism,
+    local: LocalTraining,
+    rows: int,
+    scale: Sequence[Float[Tensor, " kept"]] | None,
+    checked: Checked,
+) -> Sequence[Tensor | Held]:
+    """What is clipped for each example of a microbatch, which is filled up to ``rows`` examples for its pass."""
+    real, rows = batch_size(inputs, targets), rows * local.multiplicity
+    inputs, targets = filled(inputs, rows), filled(targets, rows)
+    if mechanism.clips and mechanism.clip == "joint" and local.multiplicity == 1 and scale is None and holds(frame):
+        held = held_gradients(model, loss_fn, inputs, targets, frame, checked=checked, numbers=local.numbers)
+        return without_filling(held, real)
+    gradients = per_example_gradients(model, loss_fn, inputs, targets, frame, checked=checked, numbers=local.numbers)
+    units = per_unit([g[:real] for g in gradients], frame, local.multiplicity)
+    return units if scale is None else [g * factor for g, factor in zip(units, scale, strict=True)]
 
 
 def holds(frame: Frame) -> bool:

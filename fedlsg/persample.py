@@ -60,10 +60,10 @@ def per_example_gradients(
 
     ``inputs`` is a tensor or a dict of keyword tensors, batch first. ``loss_fn(outputs, targets)`` must give one
     loss an example, shape (B,): a mean would scale every gradient by 1 / B.
-    Guarantee, for a model that treats examples independently: row i is a function of example i alone; the
-    (m, n) gradient of a carried weight is never formed; no parameter's ``.grad`` or ``requires_grad`` changes, also
-    when something raises. A layer that the forward pass does not reach gives zeros; an empty batch gives tensors of
-    shape (0, kept) without a call of the model; a loss that is not finite stays in its own row.
+    Guarantee, for a model that treats examples independently (see independence.py): row i is a function of example i
+    alone; the (m, n) gradient of a carried weight is never formed; no parameter's ``.grad`` or ``requires_grad``
+    changes, also when something raises. A layer that the forward pass does not reach gives zeros; an empty batch gives
+    tensors of shape (0, kept) without a call of the model; a loss that is not finite stays in its own row.
     Raises UnsupportedLayerError for what supported.py lists, and for a layer that is called twice, whose input is
     not batch first, whose input changes in place after the call, or whose parameters are used beside its call;
     ValueError for losses of another shape.

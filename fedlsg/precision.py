@@ -4,9 +4,13 @@
 autocast runs in bfloat16, our own among them; norms, softmax and the loss keep what autocast leaves them.
 ``activation_storage="bfloat16"``: see activation_storage.py.
 
-Why neither touches privacy: what is clipped is a block of numbers in the parameter's own type, however it came about;
-its norm is taken of those very numbers in float64, and they are what is summed and noised, outside any autocast. A
-coarser block is another gradient, of the same example alone, and as long as C at most.
+What this asks of privacy. What is clipped is a block of numbers in the parameter's own type, however it came about; its
+norm is taken of those very numbers in float64, and they are what is summed, in float32 at least, outside any autocast.
+So one example's contribution is as long as C at most. That alone does not bound what the example moves: a coarser block
+must also be a function of its own example. In bfloat16 it is not, where another shape of the pass (a padded length, a
+number of rows) selects other kernels, which round every row otherwise: the neighbours of one long text moved by up to C
+together. company.py therefore keeps the shape of a pass from depending on who else is in the batch, and
+tests/simulations/test_sensitivity.py measures the sum: C (1 + 1e-4) at most, in float32 and in bfloat16.
 """
 
 from collections.abc import Callable

@@ -27,6 +27,13 @@ ClipKind = Literal["joint", "per-block"]
 AT_ONCE = 2**16
 """Coordinates noised at once: what is drawn for them stays in the processor's cache."""
 
+SUMMED_AT_ONCE = 2**16
+"""Coordinates that are widened at once: they stay in the processor's cache."""
+
+NARROW_SUM = 32
+"""Examples whose sum may be taken in float32. Rounding adds at most n (n + 1) / 2 * 2^-24 C, 3.1e-5 C at 32, to what
+the same sum without one example differs by; at 256 aligned examples 2.3e-4 C were measured."""
+
 SMALLEST_CLIP_NORM = 1e-30
 """Far below it squared norms vanish in float64 and the clip would no longer hold."""
 
@@ -112,7 +119,7 @@ class Mechanism:
 
 
 def clipped_sum(
-    gradients: Sequence[Float[Tensor, "batch *kept"] | Held], mechanism: Mechanism
+    gradients: Sequence[Float[Tensor, "batch *kept"] | Held], mechanism: Mechanism, *, wide: bool = False
 ) -> Float[Tensor, " kept"]:
     """Sum over examples of their clipped gradients; one (B, *kept) tensor a block, flat and in a row in the result.
 
@@ -121,9 +128,13 @@ def clipped_sum(
     example with a non-finite coordinate or norm contributes exactly zero. An empty batch gives zeros.
     A caller's autocast has no hold of the products: it would round to fewer digits than the clip's margin covers.
     Held blocks (held.py) come under a joint clip only; their norms are bounds on what is summed.
+    The sum is taken and returned in float32 at least, in float64 where it is ``wide``. Factors are the same in both, so
+    that an example adds the same whether its neighbours are many or few.
     """
+    narrow = reduce(torch.promote_types, (block.dtype for block in gradients), torch.float32)
+    dtype = torch.float64 if wide else narrow
     if not mechanism.clips:
-        return torch.cat([block.sum(0).flatten() for block in gradients if isinstance(block, Tensor)])
+        return torch.cat([block.sum(0, dtype=dtype).flatten() for block in gradients if isinstance(block, Tensor)])
     squares = torch.stack([norms_of(block).square() for block in gradients])
     if mechanism.clip == "joint":
         squares = squares.sum(0, keepdim=True).expand_as(squares)
@@ -136,15 +147,16 @@ def clipped_sum(
         ]
         norms = norms.masked_fill(~finite, 0.0)
     sizes = [math.prod(block.shape[1:]) for block in gradients]
-    factors = clip_factors(norms, mechanism.clip_norm, gradients[0].dtype, sum(sizes))
+    factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes))
     with exactly(norms.device.type):
         parts = (
-            block.weighted_sum(factor, finite) if isinstance(block, Held) else weighted_sum(factor, block)
+            block.weighted_sum(factor, finite).to(dtype)
+            if isinstance(block, Held)
+            else weighted_sum(factor, block, dtype)
             for factor, block in zip(factors, gradients, strict=True)
         )
         if torch.is_grad_enabled() and any(isinstance(block, Tensor) and block.requires_grad for block in gradients):
             return torch.cat(list(parts))  # attacks differentiate through it
-        dtype = reduce(torch.promote_types, (block.dtype for block in gradients))
         total = torch.empty(sum(sizes), dtype=dtype, device=norms.device)
         for own, part in zip(total.split(sizes), parts, strict=True):  # one by one: no second copy to join
             own.copy_(part)
@@ -159,16 +171,24 @@ def norms_of(block: Float[Tensor, "batch *kept"] | Held) -> Float[Tensor, " batc
     return norms
 
 
-def weighted_sum(factors: Float[Tensor, " batch"], block: Float[Tensor, "batch *kept"]) -> Float[Tensor, " kept"]:
-    """Sum over examples of factor times row, each product rounded in the block's own precision.
+def weighted_sum(
+    factors: Float[Tensor, " batch"], block: Float[Tensor, "batch *kept"], dtype: torch.dtype | None = None
+) -> Float[Tensor, " kept"]:
+    """Sum over examples of factor times row, taken in ``dtype``: the factors' own unless given.
 
     What lies in another memory order than its own is summed as it lies; only the sum is brought into order.
     A matrix product under TF32 or bfloat16 would round its inputs to fewer digits than the clip's margin covers.
     """
     rows = in_memory_order(block)
     flat = rows.flatten(1)
-    exact = torch.get_float32_matmul_precision() == "highest"
-    total = factors @ flat if exact else (factors.unsqueeze(1) * flat).sum(0)
+    factors = factors.to(dtype)
+    exact = torch.get_float32_matmul_precision() == "highest" or factors.dtype == torch.float64
+    if flat.dtype != factors.dtype:
+        width = max(1, SUMMED_AT_ONCE // max(1, len(flat)))
+        parts = (part.to(factors.dtype) for part in flat.split(width, dim=1))
+        total = torch.cat([factors @ part if exact else (factors.unsqueeze(1) * part).sum(0) for part in parts])
+    else:
+        total = factors @ flat if exact else (factors.unsqueeze(1) * flat).sum(0)
     return total.view(rows.shape[1:]).permute(own_order(block)).flatten()
 
 

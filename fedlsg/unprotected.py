@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fedlsg.company import Groups, runs_of, shape_of
 from fedlsg.frame import Frame
 from fedlsg.local_training import Batch, LocalTraining, Positions
 from fedlsg.persample import LossFunction
 from fedlsg.privatize import Mechanism
-from fedlsg.sampling import Coins, microbatches, poisson_batch
+from fedlsg.sampling import Coins, poisson_batch
 from fedlsg.summed import summable, summed_gradients
 from fedlsg.supported import Checked
 
@@ -36,15 +37,16 @@ def plain_steps(
     local: LocalTraining,
     num_examples: int,
     coins: Coins,
-    order: Callable[[Positions], Positions],
+    groups: Groups,
     parameters: Checked,
 ) -> Float[Tensor, " kept"]:
     """What ``client_step`` gives where ``unprotected``, bit for bit; it was charged. The model comes back unchanged."""
     owned: list[Tensor] = list(parameters.values())
 
     def gradients() -> Gradients:
-        positions = order(poisson_batch(num_examples, local.sample_rate, coins))
-        return _batch_gradients(model, batch, loss_fn, frame, local, positions, parameters)
+        positions = poisson_batch(num_examples, local.sample_rate, coins)
+        runs = runs_of(positions, groups, shape_of(local, parameters.values()))
+        return _batch_gradients(model, batch, loss_fn, frame, local, runs, parameters)
 
     start = [p.detach().clone() for p in owned] if local.steps > 1 else []
     try:
@@ -83,15 +85,17 @@ def _batch_gradients(
     loss_fn: LossFunction,
     frame: Frame,
     local: LocalTraining,
-    positions: Positions,
+    runs: list[tuple[int, Positions]],
     parameters: Checked,
 ) -> Gradients:
-    """Sum over a Poisson batch, microbatch by microbatch."""
+    """Sum over a Poisson batch, microbatch by microbatch; in float64 where there are several."""
     total: Gradients | None = None
-    for micro in microbatches(positions, max(1, local.microbatch_size // local.multiplicity)):
+    for _, micro in runs:
         found = summed_gradients(model, loss_fn, *batch(micro), frame, checked=parameters, numbers=local.numbers)
         if local.multiplicity > 1:
             found = [g / local.multiplicity for g in found]
-        total = found if total is None else [t + g for t, g in zip(total, found, strict=True)]
-    assert total is not None  # microbatches() yields at least one run, an empty one for an empty batch
-    return [g.contiguous() for g in total]
+        found = [g.double() for g in found] if len(runs) > 1 else found
+        total = found if total is None else [t.add_(g) for t, g in zip(total, found, strict=True)]
+    assert total is not None  # runs_of() gives at least one run, an empty one for an empty batch
+    types = [torch.promote_types(p.dtype, torch.float32) for p in parameters.values()]
+    return [g.to(dtype).contiguous() for g, dtype in zip(total, types, strict=True)]

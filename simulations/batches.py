@@ -5,6 +5,8 @@ import secrets
 import torch
 from torch import Tensor
 
+from fedlsg.company import Groups
+from fedlsg.local_training import Positions
 from fedlsg.method import Batch
 from fedlsg.randomness import public_generator
 from simulations.own_part import OwnPart
@@ -12,6 +14,16 @@ from simulations.plan import Base
 from simulations.workloads import to_device
 from simulations.workloads.augment import draw_round, drawn_copies
 from simulations.workloads.workload import Inputs
+
+
+def groups(base: Base, partition: int) -> Groups:
+    """The groups of a client's examples: only examples of one shape may share a microbatch (``Split.apart``)."""
+
+    def of(positions: Positions) -> list[Positions]:
+        rows = base.parts[partition][positions]
+        return [positions[places] for places in base.workload.train.apart(rows)]
+
+    return of
 
 
 def batches(base: Base, partition: int, round: int, drawn: list[Tensor]) -> Batch:

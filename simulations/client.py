@@ -20,7 +20,7 @@ from fedlsg.privatize import Mechanism
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.snip import pruning_mechanism, saliency_scale
 from simulations.account import Account, SimulatedAccount
-from simulations.batches import batches
+from simulations.batches import batches, groups
 from simulations.client_model import Loaded, Process, load, process, serving
 from simulations.plan import Base
 from simulations.rundir import own_directory
@@ -75,15 +75,12 @@ def _train(here: Process, account: Account, announced: Announcement, loaded: Loa
     account.check(entry)
     drawn: list[Tensor] = []
 
-    def order(positions: Tensor) -> Tensor:
-        if base.workload.train.lengths is None:
-            return positions
-        part = base.parts[partition]  # ascending, so that a row's position in it can be looked up
-        return torch.searchsorted(part, base.workload.train.order(part[positions]))
-
     with torch.random.fork_rng(devices=[] if s.device == "cpu" else None):
-        # Dropout, where a model has it, draws from torch's own generator, by place in the batch: nobody may be able to
-        # repeat that, see ``batches``. In the test mode it is the same on every engine.
+        # Dropout, where a model has it, draws from torch's own generator, by place in the batch. One example less moves
+        # the others to other places. That is harmless as long as nobody can repeat the draws: masks are independent of
+        # each other, so the release is distributed as if every example had drawn its own in advance. Given those masks
+        # one example moves the sum by C at most, and what holds for all of them holds for their mixture.
+        # In the test mode the draws are the same on every engine (and a run is NOT PRIVATE).
         repeatable = public_generator(s.seed, "dropout", partition, announced.round).initial_seed()
         seed = torch.default_generator.manual_seed if s.device == "cpu" else torch.manual_seed  # the latter asks around
         seed(repeatable if s.reproducible else secrets.randbits(63))
@@ -98,7 +95,7 @@ def _train(here: Process, account: Account, announced: Announcement, loaded: Loa
             sampler=_stream(base, "sampler", partition, announced.round),
             noise=_stream(base, "noise", partition, announced.round),
             charge=lambda: account.charge(entry),
-            order=order,
+            groups=groups(base, partition),
             scale=saliency_scale(here.weights, frame) if pruning else None,
             checked=loaded.parameters,
         )

@@ -122,15 +122,19 @@ def summary_table(summary: dict[str, Any]) -> Table:
         "downlink": f"{human_bytes(summary['downlink_bytes'])}, "
         f"{human_bytes(summary['downlink_bytes_wire'])} on the wire",
         "transfer": transfer_line(summary),
-        "empty rounds": f"{empty} of {summary['rounds']} brought no update"
-        if (empty := summary.get("empty_rounds"))
-        else "",
+        "empty rounds": empty_line(summary),
         "time": f"{summary['wall_seconds']:.1f} s on {summary['device']}",
     }
     for name, value in rows.items():
         if value:
             table.add_row(name, value)
     return table
+
+
+def empty_line(summary: Mapping[str, Any]) -> str:
+    """How many rounds brought no update; empty where there were none, or nobody counted."""
+    count = summary.get("empty_rounds", 0)
+    return f"{count} of {summary['rounds']} brought no update" if count else ""
 
 
 def transfer_line(summary: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ def score(model: nn.Module, tests: Mapping[str, Split], *, device: str, batch_si
 @torch.no_grad()
 def evaluate(model: nn.Module, split: Split, *, device: str, batch_size: int = 200) -> tuple[float, float]:
     """(accuracy in 0..1, mean cross-entropy in nats) over the whole split, in evaluation mode."""
-    training = model.training
+    training = {module: module.training for module in model.modules()}  # a frozen part may stay in evaluation mode
     model.eval()
     correct, loss = 0, 0.0
     for rows in split.order(torch.arange(len(split))).split(batch_size):
@@ -48,5 +48,6 @@ def evaluate(model: nn.Module, split: Split, *, device: str, batch_size: int = 2
         targets = targets.to(device)
         correct += int((logits.argmax(1) == targets).sum())
         loss += float(F.cross_entropy(logits, targets, reduction="sum"))
-    model.train(training)
+    for module, mode in training.items():
+        module.training = mode
     return correct / len(split), loss / len(split)

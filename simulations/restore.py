@@ -13,7 +13,7 @@ from typing import Any
 from fedlsg.ledger import read_entries, verify_extends
 from simulations.downlink import StepFiles
 from simulations.feedback_box import FeedbackBox
-from simulations.journal import verified
+from simulations.journal import Journal, verified
 from simulations.noted_downlink import read_note
 from simulations.outbox import Outbox, write_atomically
 from simulations.private_files import make_file
@@ -50,16 +50,16 @@ class Restored:
 def restore(run: RunDir) -> Restored:
     """Check the files of a run, then cut or replace what does not belong to the checkpoint; notes go to run.log, too.
 
-    Raises ValueError, naming the file, where one is damaged that nothing replaces; nothing is changed then. The
-    ``Recorder`` cuts the tables.
+    Raises ValueError, naming the file, where one is damaged that nothing replaces; nothing is changed then.
     """
     state, note = run.resume_point()
     notes = [] if note is None else [note]
     verify_extends(state["ledgers"], run.ledgers)
     for path in sorted(run.ledgers.glob("client-*.jsonl")):
         read_entries(path)  # also those that began after the checkpoint
-    verified(run.rounds, state["rounds"])
-    verified(run.messages, state["messages"])
+    tables = ((run.rounds, state["rounds"]), (run.messages, state["messages"]))
+    for path, mark in tables:
+        verified(path, mark)
     read_note(run.sent)
     boxes = _boxes(run)
     for box in boxes:
@@ -67,6 +67,8 @@ def restore(run: RunDir) -> Restored:
     notes += _damaged(run)
     if note is not None:
         _go_back(run, boxes, int(state["server"]["round"]))
+    for path, mark in tables:  # before an engine starts, which shows new rows as they appear
+        Journal(path, "").cut(mark)
     if _summary_damaged(run):
         run.summary.unlink()
     for text in notes:

@@ -32,15 +32,15 @@ def halved_noise() -> Patches:
 def per_block_clip() -> Patches:
     """Every block clipped to C on its own, claimed as if the whole were: 000 Alg. 1 lines 25-27."""
 
-    def plant(gradients: Sequence[Tensor], mechanism: Mechanism) -> Tensor:
-        return clipped_sum(gradients, replace(mechanism, clip="per-block"))
+    def plant(gradients: Sequence[Tensor], mechanism: Mechanism, **options: bool) -> Tensor:
+        return clipped_sum(gradients, replace(mechanism, clip="per-block"), **options)
 
     return {"clipped_sum": plant}
 
 
 def no_clip() -> Patches:
     """Gradients summed as they are."""
-    return {"clipped_sum": lambda gradients, mechanism: torch.cat([block.sum(0) for block in gradients])}
+    return {"clipped_sum": lambda gradients, mechanism, **options: torch.cat([block.sum(0) for block in gradients])}
 
 
 def mask_unlike_noise() -> Patches:

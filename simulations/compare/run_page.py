@@ -2,9 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
 
 from simulations.chance import beats_chance
 from simulations.compare.course import course
@@ -12,7 +10,7 @@ from simulations.compare.html import render
 from simulations.compare.page import HELD_OUT, facts, privacy
 from simulations.compare.plots import drawn, svg
 from simulations.compare.results import Result, read_run
-from simulations.display import human_bytes, percent, privacy_line, transfer_line
+from simulations.display import empty_line, human_bytes, percent, privacy_line, transfer_line
 from simulations.outbox import write_atomically
 from simulations.rundir import RunDir
 from simulations.settings import Settings
@@ -139,12 +137,6 @@ def _transfer(result: Result) -> dict[str, str]:
     return {"transfer": text} if text else {}
 
 
-def _empty(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Rounds without an update, where there were any."""
-    count = summary.get("empty_rounds", 0)
-    return {"empty rounds": f"{count} of {summary['rounds']} brought no update"} if count else {}
-
-
 def _outcome(result: Result) -> dict[str, str]:
     if not result.done:
         return {"test accuracy so far": percent(result.accuracy), "rounds": str(len(result.rows))}
@@ -157,6 +149,6 @@ def _outcome(result: Result) -> dict[str, str]:
         f"{human_bytes(summary['uplink_bytes_dense'])}{saved}",
         "downlink": human_bytes(summary["downlink_bytes"]),
         **_transfer(result),
-        **_empty(summary),
+        **({"empty rounds": empty} if (empty := empty_line(summary)) else {}),
         "time": f"{summary['wall_seconds']:.1f} s",
     }

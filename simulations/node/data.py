@@ -54,7 +54,7 @@ def reader(terms: Terms, settings: Settings) -> Read:
 
 def _rows(path: Path, terms: Terms, settings: Settings, workload: Workload) -> Split:
     cache = terms.ledger_dir / "cache"
-    if path.is_dir() and "train" not in split_names(path):  # a mirror: WORKLOAD's folder is somewhere in it
+    if path.is_dir() and workload.parquet is not None and "train" not in split_names(path):  # a mirror: further down
         options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
         return workloads.load(settings.workload, data_dir=path, cache_dir=cache, options=options).train
     return own_rows.read(path, workload, cache)

@@ -29,7 +29,7 @@ from strategies.ledger_wire import News
 
 SECRET_BYTES = 32
 RUN_NAME = re.compile(r"(?!\.)[\w.-]{1,64}", re.ASCII)
-RECORD = {"client", "num_examples", "digest", "entries", "head"}
+RECORD = {"client": int, "num_examples": int, "digest": str, "entries": int, "head": str}
 
 Digest = Callable[[bytes], str]
 """A digest of the training rows under a key."""
@@ -152,7 +152,9 @@ class NodeFolder:
         path = self.terms.ledger_dir / "data.json"
         try:
             record = json.loads(path.read_bytes())
-            if not isinstance(record, dict) or record.keys() != RECORD or record["client"] != self.terms.partition:
+            if not isinstance(record, dict) or {name: type(value) for name, value in record.items()} != RECORD:
+                raise ValueError
+            if record["client"] != self.terms.partition or record["entries"] < 0:
                 raise ValueError
         except FileNotFoundError:
             if required:

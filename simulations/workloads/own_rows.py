@@ -49,7 +49,7 @@ def _arrays(path: Path, workload: Workload) -> Split:
     one = workload.test.inputs[np.array([0])]
     if not isinstance(one, np.ndarray):
         raise ValueError(f"workload {workload.name} reads .parquet files, not {path}")
-    with np.load(path, allow_pickle=False) as file:
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
         inputs, labels = file["inputs"], file["labels"]
     if inputs.dtype != one.dtype or inputs.shape[1:] != one.shape[1:]:
         raise ValueError(
@@ -89,6 +89,7 @@ def text_rows(name: str, columns: Columns, num_classes: int, tokenizer: Any, for
             return tokens.tokenise("train", texts, tokenizer, max_length=max_length, progress=silent)
 
         key = digest_files(paths, salt=f"own {tokens.FORMAT} {form} {max_length} {columns.names}")
-        return tokens.as_split("train", load_or_build(cache, f"own-{key}", build, progress=silent), tokenizer)
+        arrays = load_or_build(cache, f"own-{key}", build, progress=silent)
+        return tokens.as_split("train", arrays, tokenizer, max_length=max_length)
 
     return rows

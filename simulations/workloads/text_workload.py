@@ -71,7 +71,7 @@ def text_workload(
         return arrays
 
     arrays = load_or_build(cache_folder(cache_dir), f"{name}-{key}", build, progress=progress)
-    splits = {split: tokens.as_split(split, arrays, tokenizer) for split in names}
+    splits = {split: tokens.as_split(split, arrays, tokenizer, max_length=max_length) for split in names}
     classes = int(arrays["classes"][0])
     builder = partial(build_encoder, encoder, num_classes=classes, train_layers=options.train_layers)
     return Workload(

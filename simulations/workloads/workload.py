@@ -91,6 +91,8 @@ class Split:
     prepare: from stored rows to the model's inputs (B, ...), row by row: float32 images, or a dict of padded tokens.
     lengths: (N,) tokens of each example where examples differ in length, so that ``order`` can bring equal ones
         together; None where all are alike.
+    groups: (N,) number of each example's group, by its own length: only examples of one group may share a microbatch
+        of a private step (``apart``); None where all are alike.
 
     Load a workload by name in every process instead of pickling a split: a pickle holds every row.
     """
@@ -99,6 +101,7 @@ class Split:
     labels: Int64[Tensor, " n"]
     prepare: Callable[[Any], Inputs]
     lengths: Int64[Tensor, " n"] | None = None
+    groups: Int64[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
         if self.labels.dtype != torch.int64 or self.labels.ndim != 1:
@@ -107,8 +110,9 @@ class Split:
             raise ValueError(
                 f"expected as many inputs as labels and one at least, got {len(self.inputs)} and {len(self.labels)}"
             )
-        if self.lengths is not None and self.lengths.shape != self.labels.shape:
-            raise ValueError(f"expected one length an example, got {len(self.lengths)} for {len(self.labels)}")
+        for name, known in (("length", self.lengths), ("group", self.groups)):
+            if known is not None and known.shape != self.labels.shape:
+                raise ValueError(f"expected one {name} an example, got {len(known)} for {len(self.labels)}")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -116,7 +120,7 @@ class Split:
     def batch(self, indices: Int64[Tensor, " b"]) -> tuple[Any, Int64[Tensor, " b"]]:
         """Inputs (a tensor (B, ...) or a dict of them) and targets (B,) of the given rows, in the given order.
 
-        B = 0 is a batch too. Texts are padded to the longest of the rows.
+        B = 0 is a batch too. Texts are padded to the padded length of the longest of the rows (tokens.py).
         Guarantee: the tensors are fresh copies on the CPU, and a row's value does not depend on the other rows,
         its padding apart.
         Raises:
@@ -129,10 +133,21 @@ class Split:
     def order(self, indices: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
         """The same indices, the shortest examples first and ties as given, so that runs of them pad little.
 
-        Lengths are private: the order may decide which rows share a microbatch, and must not leave the client.
+        Lengths are private: the order must not leave the client. It is not for private steps: see ``apart``.
         """
         rows = self._checked(indices)
         return rows if self.lengths is None else rows[torch.argsort(self.lengths[rows], stable=True)]
+
+    def apart(self, indices: Int64[Tensor, " b"]) -> list[Int64[Tensor, " places"]]:
+        """Places of the indices in groups that may share a microbatch, each ascending; all in one where all are alike.
+
+        Guarantee: an example's group depends on that example alone. Private, as ``order`` is.
+        """
+        rows = self._checked(indices)
+        if self.groups is None:
+            return [torch.arange(len(rows))]
+        own = self.groups[rows]
+        return [(own == group).nonzero().squeeze(1) for group in own.unique()]
 
     def pick(self, indices: Int64[Tensor, " n"]) -> "Split":
         """The split that holds these rows in this order; nothing is copied but labels."""
@@ -142,6 +157,7 @@ class Split:
             labels=self.labels[rows],
             prepare=self.prepare,
             lengths=None if self.lengths is None else self.lengths[rows],
+            groups=None if self.groups is None else self.groups[rows],
         )
 
     def _checked(self, indices: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:

@@ -46,9 +46,9 @@ def test_norms_and_sums_are_those_of_the_gradients(made, dtype, seed):
     assert torch.allclose(block.norms(), norms, rtol=1e-5 if dtype == torch.float32 else 1e-8, atol=1e-6)
     layer.to(dtype)
     everyone = torch.ones(len(x), dtype=torch.bool)
-    assert torch.allclose(
-        block.weighted_sum(factors, everyone), factors @ own, atol=1e-4 if dtype.itemsize == 4 else 1e-12
-    )
+    total = block.weighted_sum(factors, everyone)
+    assert total.dtype == torch.float64
+    assert torch.allclose(total, (factors @ own).double(), atol=1e-4 if dtype.itemsize == 4 else 1e-12)
 
 
 def wide_problem(dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tensor, Tensor]:
@@ -181,12 +181,20 @@ def moved_by_cancelling_positions() -> float:
     return float((total(slice(4)) - total(slice(3))).norm()) / CLIP.clip_norm
 
 
+def summed_in_float32(self: Held, factors: Tensor, finite: Tensor) -> Tensor:
+    """A linear layer's sum over positions as it was before."""
+    scaled = self.g * factors.view(-1, 1, 1)
+    return (scaled.flatten(0, -2).mT @ self.x.flatten(0, -2)).flatten()
+
+
 def test_an_example_whose_positions_cancel_rounds_nobody_away():
-    assert moved_by_cancelling_positions() < 1e-3
+    assert moved_by_cancelling_positions() < 1e-4
 
 
-def test_negative_control_without_the_floor_it_does(monkeypatch):
+def test_negative_control_without_the_floor_or_float64_it_does(monkeypatch):
     """Ten times as much without the floor; more than C without any allowance for rounding."""
+    monkeypatch.setattr(Held, "weighted_sum", summed_in_float32)
+    assert moved_by_cancelling_positions() > 1e-4
     monkeypatch.setattr(held, "CANCELLED", 0.0)
     assert moved_by_cancelling_positions() > 1e-2
     monkeypatch.setattr(Held, "norms", lambda self: held.squared_norms(self.layer, self.g, self.x).clamp(min=0).sqrt())

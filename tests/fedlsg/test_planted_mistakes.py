@@ -86,12 +86,12 @@ def skipped_empty_batch(total, mechanism, noise):
     return add_noise(total, mechanism, noise) if total.any() else total
 
 
-def clip_after_sum(gradients, mechanism):
+def clip_after_sum(gradients, mechanism, **options):
     total = torch.cat([block.sum(0).flatten() for block in gradients])
     return total * min(1.0, mechanism.clip_norm / max(float(total.norm()), 1e-300))
 
 
-def mean_of_the_batch(gradients, mechanism):
+def mean_of_the_batch(gradients, mechanism, **options):
     """The realised batch size as divisor."""
     return clipped_sum(gradients, mechanism) / max(1, len(gradients[0]))
 
@@ -100,11 +100,11 @@ def mean_of_those_who_answered(updates):
     return aggregate(updates) / len(updates)
 
 
-def no_clip(gradients, mechanism):
+def no_clip(gradients, mechanism, **options):
     return torch.cat([block.sum(0).flatten() for block in gradients])
 
 
-def clip_without_dense_parameters(gradients, mechanism):
+def clip_without_dense_parameters(gradients, mechanism, **options):
     """The joint norm of the carriers only: biases and the classifier ride along outside the clip."""
     carried = [i for i, b in enumerate(problem().frame.blocks) if b.part != "dense"]
     rows = [block.flatten(1) for block in gradients]
@@ -135,7 +135,7 @@ def factor_rounded_up(norms, clip_norm, dtype, coordinates):
     return torch.nextafter(factor_to_nearest(norms, clip_norm, dtype, coordinates), torch.tensor(math.inf, dtype=dtype))
 
 
-def keeps_broken_examples(gradients, mechanism):
+def keeps_broken_examples(gradients, mechanism, **options):
     rows = torch.cat([block.flatten(1) for block in gradients], dim=1)
     norms = rows.norm(dim=1)
     return clip_factors(norms, mechanism.clip_norm, norms.dtype, 0) @ rows

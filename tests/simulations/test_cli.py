@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from fedlsg.accounting import epsilon
 from simulations import cli
+from simulations.display import empty_line
 from tests.simulations.runs import Run
 
 SHORT = ("--engine", "local", "--clients", "2", "--rounds", "2", "-c", "sample_rate=0.05")
@@ -198,6 +199,21 @@ def test_a_damaged_run_is_refused_at_once(kind, engine, fedlsg, small, tmp_path)
     assert (status, out) == (1, "")
     assert re.search(message, err), err
     assert len(err.splitlines()) == 1
+
+
+def test_settings_that_may_change_are_named(fedlsg, small, tmp_path):
+    """A flipped bit in config.toml looks like an edit."""
+    shutil.copytree(small.path, tmp_path / "run")
+    text = (tmp_path / "run" / "config.toml").read_text()
+    (tmp_path / "run" / "config.toml").write_text(text.replace("evaluate-every = 1", "evaluate-every = 3"))
+    status, out, _ = fedlsg("resume", "run")
+    assert (status, out.splitlines()[0]) == (0, "changed since the last run: evaluate-every = 3 (was 1)")
+
+
+def test_rounds_without_an_update_are_in_the_table():
+    summary = {"empty_rounds": 2, "rounds": 7}
+    assert "2 of 7 brought no update" in empty_line(summary)
+    assert empty_line({"rounds": 7}) == empty_line({"empty_rounds": 0, "rounds": 7}) == ""
 
 
 def test_resuming_a_finished_run_prints_its_summary(fedlsg, small, tmp_path):

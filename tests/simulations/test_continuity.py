@@ -1,7 +1,10 @@
 """What may not change in the middle of a run, and what must be true of every ledger before an epsilon is reported."""
 
 import os
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import Context, Message
 
@@ -11,6 +14,8 @@ from simulations.client_app import app
 from simulations.continuity import exclusive
 from simulations.engines import local
 from simulations.settings import from_mapping
+from simulations.workloads.digest import data_digest
+from simulations.workloads.workload import Split, Workload
 from tests.simulations.runs import ignore, plan_at, reconfigured, resume_local, run_local
 
 
@@ -37,6 +42,42 @@ def test_resume_refuses_other_data(stopped, monkeypatch):
     parts = simulations.own_part.partition
     monkeypatch.setattr(simulations.own_part, "partition", lambda *a, **k: parts(*a, **k)[::-1])
     with pytest.raises(ValueError, match="the data or its partition differ"):
+        resume_local(stopped.path)
+
+
+def other_pixel(split: Split) -> Split:
+    """The same labels and sizes; one pixel of one image is another."""
+    stored = np.array(split.inputs)
+    stored[0, 0, 3, 3] ^= 1
+    return replace(split, inputs=stored)
+
+
+@pytest.mark.parametrize(("which", "message"), [("train", "the data or its partition"), ("test", "the test data")])
+def test_resume_refuses_rows_that_hold_something_else(which, message, stopped, monkeypatch):
+    """Who holds which row is the same: another data set under the same name, or a file that was changed."""
+    load = simulations.plan.workloads.load
+
+    def changed(*arguments: Any, **options: Any) -> Workload:
+        workload = load(*arguments, **options)
+        return replace(workload, **{which: other_pixel(getattr(workload, which))})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(simulations.plan.workloads, "load", changed)
+        with pytest.raises(ValueError, match=f"{message} differ from those that this run began with"):
+            resume_local(stopped.path)
+    assert [len(stopped.entries(client)) for client in (0, 1)] == [1, 1]
+    resume_local(stopped.path)
+
+
+def test_the_digest_of_private_rows_is_its_owners_alone_and_in_no_checkpoint(stopped):
+    path = stopped.directory.data_digest
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    digest = data_digest(stopped.plan.workload.train)
+    assert digest in path.read_text()
+    assert digest not in str(stopped.checkpoint)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"training-data.json is missing: nobody can say whether"):
         resume_local(stopped.path)
 
 

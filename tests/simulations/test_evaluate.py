@@ -174,3 +174,13 @@ def test_two_test_splits_of_one_name_are_refused():
         replace(workload, other_tests={"test": workload.test})
     with pytest.raises(ValueError, match=r"digits: odd labels lie in 11..11, expected 0..9"):
         replace(workload, other_tests={"odd": split_of([[1.0]], [11])})
+
+
+def test_each_module_comes_back_in_its_own_mode():
+    """A frozen part that stays in evaluation mode, such as a batch norm, would else be trained after an evaluation."""
+    model = Signs()
+    model.add_module("frozen", nn.Identity().eval())
+    modes = [module.training for module in model.modules()]
+    assert set(modes) == {True, False}
+    evaluate(model, LONG_FIRST, device="cpu")
+    assert [module.training for module in model.modules()] == modes

@@ -25,7 +25,7 @@ from simulations.settings import as_config
 from strategies.serial import wire_size
 from strategies.wire import flat_bytes, raw_array
 from tests.simulations.deadly_clients import ALWAYS, ONCE
-from tests.simulations.runs import Run, ignore, plan_at
+from tests.simulations.runs import Run, ignore, plan_at, run_local
 
 HERE = Path(__file__).parent
 CLIENTS = 7
@@ -203,6 +203,22 @@ def test_every_attempt_that_drew_noise_is_in_the_ledger(deadly):
     """The killed ones died before they trained; who answered before its pile was lost is charged once."""
     rounds = {client: [e.round for e in deadly.entries(client)] for client in range(5)}
     assert rounds == {client: [1, 3, 4] if client == ALWAYS else [1, 2, 3, 4] for client in range(5)}
+
+
+@pytest.mark.ray
+def test_a_round_in_which_every_actor_died_is_asked_again(tmp_path, monkeypatch):
+    """All are lost, and sent again, and lost: no round. The next attempt ends as the run in which nobody died."""
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parents[1]))
+    settings = {"clients": 2, "rounds": 3, "round_timeout": 240.0}
+    plan, directory = plan_at(tmp_path / "run", engine="flower", **settings)
+    summary = flower.run(plan, directory, on_round=ignore, client_app="tests.simulations.all_dying_clients:app")
+    run, unbroken = Run(directory.path, plan, summary), run_local(tmp_path / "unbroken", **settings)
+    assert "round 2: nobody answered, asking again" in run.log
+    assert (summary["rounds"], summary["empty_rounds"]) == (3, 0)
+    assert [row.answered for row in run.rows] == ["0 1"] * 3
+    assert run.weights.equal(unbroken.weights)
+    assert run.ledgers == unbroken.ledgers
+    assert summary["downlink"]["interrupted"]["attempts"] >= 1
 
 
 class OneNode(InMemoryGrid):

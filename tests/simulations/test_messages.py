@@ -17,6 +17,7 @@ from simulations.engines import local
 from simulations.journal import Journal
 from simulations.messages import HEADER as FIRST_LINE
 from simulations.messages import SUMS, Line, lines_of, read
+from simulations.restore import restore
 from strategies.report import RoundReport
 from strategies.sent import Sent
 from strategies.wire import raw_array
@@ -190,6 +191,16 @@ def test_what_a_crash_left_after_the_checkpoint_is_cut(torn, stopped, small):
     assert add_up(lines(run), run)
     timeless = [[replace(line, wire_bytes=0) for line in lines(one)] for one in (run, small)]
     assert timeless[0] == timeless[1]
+
+
+def test_what_a_crash_left_is_cut_before_an_engine_starts(stopped):
+    """An engine that follows rounds.csv would show it as the round that is still to come."""
+    tables = (stopped.directory.rounds, stopped.directory.messages)
+    before = [path.read_bytes() for path in tables]
+    for path, content in zip(tables, before, strict=True):
+        path.write_bytes(content + content.splitlines(keepends=True)[-1].replace(b"1,", b"2,", 1))
+    restore(stopped.directory)
+    assert [path.read_bytes() for path in tables] == before
 
 
 def test_resume_insists_on_lines_that_are_what_was_written(stopped):

@@ -52,9 +52,11 @@ def test_what_is_spent_stays_spent_however_the_server_asks(way, tmp_path, rows):
     again = Server.start(node, tmp_path / "copy", **WAYS[way])
     assert examples(again.query()) == 200  # the server still gets the ledger
     for _ in range(2):
-        assert "[1003] round 4 would pass epsilon-max" in refusal(again.train(STEPS + 1))
+        elsewhere = again.train(STEPS + 1, run_dir=str(tmp_path / "elsewhere"))
+        assert "[1003] round 4 would pass epsilon-max" in refusal(elsewhere)
         new_process()
     assert len(entries(tmp_path / "node")) == STEPS
+    assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.parametrize("way", WAYS)

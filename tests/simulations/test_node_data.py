@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedlsg.ledger import LedgerError
 from simulations import workloads
+from simulations.node.folder import NodeFolder
+from simulations.node.terms import read_terms
+from simulations.refusals import TermsError
 from simulations.workloads import own_rows
+from simulations.workloads.digest import data_digest
 from tests.simulations.deployed import Server, digits_file, entries, examples, new_process, payload, refusal, terms
 from tests.simulations.test_node_budget import BUDGET, STEPS
 
@@ -141,6 +146,36 @@ def test_a_damaged_file_is_refused_by_its_name(name, spent, tmp_path):
     for reply in (spent.query(), spent.train(STEPS)):
         assert name in refusal(reply)
         assert "restore" in refusal(reply)
+
+
+@pytest.mark.parametrize("name", ["secret.key", "data.json", "ledger.jsonl"])
+def test_no_flipped_bit_is_silent(name, spent, tmp_path):
+    """Refused, or in what JSON leaves out; then the ledger and the record say the same."""
+    node, path = read_terms(spent.node), tmp_path / "node" / name
+    content, key = path.read_bytes(), (tmp_path / "node" / "secret.key").read_bytes()
+    known = json.loads((tmp_path / "node" / "data.json").read_text())
+    rows = own_rows.read(tmp_path / "rows.npz", workloads.load("digits", public_only=True), tmp_path)
+    assert known["digest"] == data_digest(rows, key=key)
+
+    def digest(key: bytes) -> str:
+        return data_digest(rows, key=key)
+
+    silent = 0
+    for bit in np.random.default_rng(0).integers(0, 8 * len(content), 200):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(damaged)
+        try:
+            NodeFolder.open(node).admit(200, digest)
+        except (TermsError, LedgerError):
+            continue
+        silent += 1
+        assert name == "data.json"
+        assert json.loads(path.read_text()) == known
+        assert len(entries(tmp_path / "node")) == STEPS - 1
+    assert silent < 20
+    path.write_bytes(content)
+    NodeFolder.open(node).admit(200, digest)
 
 
 @pytest.mark.parametrize("lines", [0, 1, STEPS - 1])

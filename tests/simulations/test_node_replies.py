@@ -136,8 +136,9 @@ def test_data_that_cannot_be_loaded_leave_one_text(how, tmp_path, caplog):
 
 def test_a_folder_of_rows_that_is_none_leaves_one_text(tmp_path):
     (tmp_path / "rows").mkdir()
-    server = Server.start(terms(tmp_path / "node", data=f"digits:{tmp_path / 'rows'}x"), tmp_path / "copy")
-    assert refusal(server.query()) == f"[1001] {OwnDataError()}"
+    for place in ("rows", "nowhere"):
+        server = Server.start(terms(tmp_path / "node", data=f"digits:{tmp_path / place}"), tmp_path / "copy")
+        assert refusal(server.query()) == f"[1001] {OwnDataError()}", "and never the public digits"
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,13 @@ from torch.nn import functional as F
 from fedlsg.accounting import epsilon
 from fedlsg.ledger import Ledger
 from fedlsg.ledger_file import encode_line
+from simulations import recorder
 from simulations.client_app import app
 from simulations.engines import local
 from simulations.evaluate import evaluate
 from simulations.recorder import FIELDS, Row
 from strategies.state import select_clients
+from strategies.wire import FAILED, failure
 from tests.simulations.runs import Run, plan_at, reconfigured, resume_local, run_local, stopped_after
 
 finite = st.floats(allow_nan=False)
@@ -73,6 +75,61 @@ def test_accuracy_is_measured_when_it_is_due(tmp_path):
     run = run_local(tmp_path / "run", rounds=5, evaluate_every=2)
     assert [row.accuracy is None for row in run.rows] == [True, False, True, False, False]
     assert [row.loss is None for row in run.rows] == [True, False, True, False, False]
+
+
+def test_each_round_is_evaluated_once(tmp_path, monkeypatch):
+    """Also the last one, which is in the summary, and also where that is written by another process."""
+    calls: list[int] = []
+    real = recorder.score
+    monkeypatch.setattr(recorder, "score", lambda *a, **k: (calls.append(len(a[1])), real(*a, **k))[1])
+    run = run_local(tmp_path / "run", rounds=3)
+    assert len(calls) == 3
+    run.directory.summary.unlink()
+    again = resume_local(run.path)
+    assert len(calls) == 3
+    apart = {"wall_seconds"}
+    assert {k: v for k, v in again.summary.items() if k not in apart} == {
+        k: v for k, v in run.summary.items() if k not in apart
+    }
+
+
+def test_a_round_in_which_all_refuse_is_counted_and_one_in_which_all_die_is_asked_again(tmp_path, small):
+    answers = iter(["refuse", "refuse", "die", "die"])
+
+    def client(message: Message, context: Context) -> Message | None:
+        if message.metadata.message_type != MessageType.TRAIN:
+            return app(message, context)
+        how = next(answers, "answer")
+        return {"refuse": lambda: failure("no", FAILED, message), "die": lambda: None}.get(
+            how, lambda: app(message, context)
+        )()
+
+    run = run_local(tmp_path / "run", client=client, rounds=3)
+    assert (run.summary["rounds"], run.summary["empty_rounds"], small.summary["empty_rounds"]) == (3, 1, 0)
+    assert [row.answered for row in run.rows] == ["", "0 1", "0 1"]
+    assert [row.downlink_messages for row in run.rows] == [2, 2, 2]
+    assert run.summary["downlink"]["interrupted"] == {"attempts": 1, "messages": 2, "bytes": 2 * 4 * 4810}
+    assert "1 of 3 brought no update" in (run.path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("charged", [False, True])
+def test_a_round_that_all_died_in_ends_as_if_nobody_had(charged, tmp_path, small):
+    """Three attempts in vain end the run before the round; resumed, it is the unbroken one. Clients that had been
+    charged when they died send what they stored."""
+
+    def client(message: Message, context: Context) -> Message | None:
+        dying = message.content.config_records.get("round", {}).get("round") == 2
+        reply = None if dying and not charged else app(message, context)
+        return None if dying else reply
+
+    with pytest.raises(RuntimeError, match="no valid update in 3 rounds in a row: client 0 1: no reply"):
+        run_local(tmp_path / "run", client=client)
+    assert Run(tmp_path / "run").directory.last_round() == 1
+    run = resume_local(tmp_path / "run")
+    assert run.weights.equal(small.weights)
+    assert run.ledgers == small.ledgers
+    assert [row.accuracy for row in run.rows] == [row.accuracy for row in small.rows]
+    assert run.summary["downlink"]["interrupted"]["attempts"] == 3
 
 
 def test_evaluation_by_hand(small):

@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from simulations import checkpoint
 from simulations.rundir import RunDir, create
 from simulations.settings import Settings
 
@@ -76,6 +77,67 @@ def test_a_missing_or_damaged_checkpoint_is_named(tmp_path):
     for damaged in (b"", whole[: len(whole) // 2], b"x" * 100):
         run.checkpoint.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"latest.pt is damaged: restore it"):
+            run.load_checkpoint()
+
+
+def test_the_checkpoint_before_is_kept_and_named_when_it_is_used(tmp_path):
+    run = RunDir(tmp_path)
+    for number in (3, 4):
+        run.save_checkpoint({"server": {"round": number}})
+    assert run.resume_point() == ({"server": {"round": 4}}, None)
+    run.checkpoint.write_bytes(run.checkpoint.read_bytes()[:-1])
+    state, note = run.resume_point()
+    assert state == {"server": {"round": 3}}
+    assert note == f"{run.checkpoint} is damaged: continuing from previous.pt, after round 3"
+    run.checkpoint.unlink()
+    assert "latest.pt is missing: continuing from previous.pt, after round 3" in run.resume_point()[1]
+    run.previous.unlink()
+    assert not run.has_checkpoint
+    with pytest.raises(ValueError, match=r"no whole previous\.pt either: restore one of them"):
+        run.resume_point()
+
+
+def test_there_is_a_whole_checkpoint_at_every_moment(tmp_path, monkeypatch):
+    """A process that dies on its way from one to the next leaves the old one, under its name."""
+    run, moments = RunDir(tmp_path), []
+    run.save_checkpoint({"server": {"round": 1}})
+    replace = type(tmp_path).replace
+    monkeypatch.setattr(
+        type(tmp_path), "replace", lambda self, to: (moments.append(run.last_round()), replace(self, to))
+    )
+    run.save_checkpoint({"server": {"round": 2}})
+    assert (moments, run.last_round()) == ([1, 1], 2)
+
+
+def test_a_file_system_without_links_keeps_a_copy(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    run = RunDir(tmp_path)
+    for number in (1, 2):
+        run.save_checkpoint({"server": {"round": number}})
+    assert (checkpoint.load(run.previous), run.last_round()) == ({"server": {"round": 1}}, 2)
+
+
+def test_a_checkpoint_of_an_older_version_is_named(tmp_path):
+    """It has no digest: nobody can say whether it is whole."""
+    run = RunDir(tmp_path)
+    run.checkpoint.parent.mkdir()
+    torch.save({"server": {"round": 1}}, run.checkpoint)
+    for read in (run.load_checkpoint, run.resume_point):
+        with pytest.raises(ValueError, match="is of an older version of fedlsg and has no digest: continue this run"):
+            read()
+
+
+def test_torch_sees_no_byte_of_a_damaged_checkpoint(tmp_path, monkeypatch):
+    run = RunDir(tmp_path)
+    run.save_checkpoint({"server": {"round": 1}})
+    whole = run.checkpoint.read_bytes()
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch.load was called"))
+    for place in range(0, len(whole), 7):
+        run.checkpoint.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match="is damaged"):
             run.load_checkpoint()
 
 

@@ -74,14 +74,18 @@ def test_mnli_is_tested_on_both_validation_splits(mirror, bert):
 
 
 def test_pairs_are_tokenised_as_the_tokenizer_says(mirror, bert):
-    """Oracle: transformers' own padding of the same pairs."""
+    """Oracle: transformers' own padding of the same pairs, to the padded length of the longest."""
     from transformers import AutoTokenizer
 
     workload = load("glue-qqp", mirror, bert)
     rows = torch.tensor([3, 0, 17])
+    groups = workload.train.groups[rows]
     inputs, targets = workload.train.batch(rows)
     first, second = (np.array(sentences(20, seed), dtype=object)[rows.numpy()].tolist() for seed in (0, 1))
-    oracle = AutoTokenizer.from_pretrained(bert)(first, second, padding="longest", return_tensors="pt")
+    oracle = AutoTokenizer.from_pretrained(bert)(
+        first, second, padding="max_length", max_length=int(workload.train.inputs.widths[groups.max()]),
+        return_tensors="pt",
+    )  # fmt: skip
     assert set(inputs) == {"input_ids", "attention_mask", "token_type_ids"} == set(oracle)
     for name, tensor in inputs.items():
         assert torch.equal(tensor, oracle[name]), name
@@ -162,12 +166,13 @@ def test_padding_gives_back_every_text(lengths, data, typed):
         types=np.concatenate(texts).astype(np.uint8) % 2 if typed else None,
         offsets=np.cumsum([0, *lengths]),
         pad_id=1,
+        max_length=9,
     )
     rows = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=6))
     batch = stored[np.array(rows, dtype=np.int64)]
     assert ("token_type_ids" in batch) == typed
     assert all(t.dtype == torch.int64 for t in batch.values())
-    longest = max([lengths[row] for row in rows], default=1)
+    longest = 8 if all(lengths[row] < 8 for row in rows) else 9  # the padded lengths below 9 are 8 alone
     for name, tensor in batch.items():
         assert tensor.shape == (len(rows), longest), name
     for place, row in enumerate(rows):
@@ -254,6 +259,23 @@ def test_the_order_of_a_batch_moves_nothing_but_the_padding(mirror, bert):
     assert sorted_[1] < drawn[1]
     dropped = clipped(workload.train.order(rows)[:-1])[0]  # negative control: one example lost on the way
     assert float((dropped - drawn[0]).norm()) > 1e-3
+
+
+def test_a_group_has_one_padded_length_and_is_padded_or_not_as_a_whole(mirror, bert):
+    """What a text is padded to depends on the text alone, and encoders that skip a mask of ones skip it for all."""
+    train = load("glue-qqp", mirror, bert, max_length=14).train
+    rows = torch.arange(len(train))
+    groups = train.apart(rows)
+    assert sorted(torch.cat(groups).tolist()) == rows.tolist()
+    assert len(groups) > 2
+    for group in groups:
+        shapes = {tuple(train.batch(rows[place : place + 1])[0]["input_ids"].shape) for place in group}
+        padded = (train.batch(rows[group])[0]["attention_mask"] == 0).any(1)
+        assert len(shapes) == 1
+        assert padded.all() or not padded.any()
+    assert not (train.batch(rows[groups[-1]])[0]["attention_mask"] == 0).any()  # those that were cut
+    mixed = train.batch(rows[torch.cat(groups[-2:])])[0]["attention_mask"]  # negative control: two groups, one length
+    assert 0 < int((mixed == 0).any(1).sum()) < len(mixed)
 
 
 def test_order_is_a_stable_permutation(mirror, bert):

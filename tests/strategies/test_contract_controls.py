@@ -29,7 +29,7 @@ from tests.strategies.contract_cases import CASES, of
 CLIENT, METHOD = fedlsg.client, fedlsg.method
 
 
-def gradients_weighted_after_the_clip(gradients, mechanism):
+def gradients_weighted_after_the_clip(gradients, mechanism, **options):
     """The clip's weights taken as a scale of the result instead of a change of the norm."""
     weights = [b.weight for b in of("linear-probe: clip weights").frame.blocks]
     total = clipped_sum([g / w for g, w in zip(gradients, weights, strict=True)], mechanism)
@@ -42,18 +42,18 @@ def copies_as_examples(gradients, frame, multiplicity):
     return per_unit(gradients, frame, 1)
 
 
-def no_clip(gradients, mechanism):
+def no_clip(gradients, mechanism, **options):
     return torch.cat([block.sum(0) for block in gradients])
 
 
-def clip_by_half_of_the_blocks(gradients, mechanism):
+def clip_by_half_of_the_blocks(gradients, mechanism, **options):
     """The norm of the first half; the rest rides along outside the clip."""
     half = torch.cat(list(gradients[: len(gradients) // 2]), dim=1).nan_to_num()
     factors = clip_factors(half.norm(dim=1), mechanism.clip_norm, half.dtype, 0)
     return torch.cat([factors @ block.nan_to_num() for block in gradients])
 
 
-def broken_examples_kept(gradients, mechanism):
+def broken_examples_kept(gradients, mechanism, **options):
     norms = torch.cat(list(gradients), dim=1).norm(dim=1)
     return torch.cat([clip_factors(norms, mechanism.clip_norm, norms.dtype, 0) @ block for block in gradients])
 

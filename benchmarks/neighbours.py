@@ -1,0 +1,159 @@
+"""How far one example moves a client's clipped sum, through the shipped step, in the precision that users run.
+
+The sum is caught before the noise. Two data sets that differ in one example go through ``client_step`` with the
+batches and groups of simulations, at sampling rate 1, so that both draw the same batch. Dropout is 0 in every model.
+    moved        |S(D) - S(D without i)| / C, what the clip promises to be at most 1
+    neighbours   |S(D) - S(D without i) - c_i| / C with c_i the clipped gradient of i: what i changes of all others
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fedlsg.client
+from fedlsg.carriers import carried_parameters, find_classifier
+from fedlsg.company import Groups, together
+from fedlsg.frame import Frame
+from fedlsg.held import Held
+from fedlsg.local_training import Batch, LocalTraining, Positions
+from fedlsg.method import Schedule, initial_needed, make_frame
+from fedlsg.persample import LossFunction
+from fedlsg.precision import Numbers
+from fedlsg.privatize import Mechanism, clipped_sum
+from fedlsg.randomness import SecretStream, reproducible_stream
+from fedlsg.supported import trainable
+from simulations.batches import batches, groups
+from simulations.plan import Base
+from simulations.preset import build_method, fill
+from simulations.settings import from_mapping
+from simulations.workloads import Workload
+
+BOUND = 1e-4
+"""Share of C by which rounding may move the sum on top of what is accounted."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """A model with its frame and settings, and the batches of any selection of its data."""
+
+    model: nn.Module
+    frame: Frame
+    loss_fn: LossFunction
+    mechanism: Mechanism
+    local: LocalTraining
+    data: Callable[[Positions], tuple[Batch, Groups]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """Distances in units of the sensitivity that is accounted; see the module's header."""
+
+    moved: float
+    neighbours: float
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of simulations, one an example."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def subject(
+    workload: Workload, method: str, *, model: str | None = None, numbers: Numbers, clip_norm: float, **settings: object
+) -> Subject:
+    """A client of a simulation that holds all of ``workload``'s training split."""
+    given = {"workload": workload.name, "method": method, "model": model, "clients": 1, "noise_multiplier": 1.0}
+    known = {name: value for name, value in {**given, **settings}.items() if value is not None}
+    s = fill(from_mapping({"sample_rate": 1.0, "rounds": 1, "clip_norm": clip_norm, **known}), workload)
+    assert s.microbatch_size is not None
+    local = LocalTraining(
+        expected_batch=float(len(workload.train)), microbatch_size=s.microbatch_size, multiplicity=s.multiplicity or 1,
+        numbers=numbers,
+    )  # fmt: skip
+    base = Base(
+        settings=s, workload=workload, parts=[torch.arange(len(workload.train))], method=build_method(s),
+        schedule=Schedule(rounds=1), local=local,
+    )  # fmt: skip
+    built = base.build_model()
+    weights = {name: p.detach() for name, p in trainable(built).items()}
+    carried = carried_parameters(built, base.method.carrier, classifier=workload.classifier)
+    initial = {name: weights[name].clone() for name in initial_needed(base.method, weights, carried)}
+    frame = make_frame(
+        base.method, weights, initial, carried=carried, round=1, updates=0, schedule=base.schedule, seed=0,
+        classifier=find_classifier(built, workload.classifier),
+    )  # fmt: skip
+
+    def data(rows: Positions) -> tuple[Batch, Groups]:
+        own = replace(base, parts=[rows])
+        return batches(own, 0, 1, []), groups(own, 0)
+
+    mechanism = replace(base.method.mechanism, kind="clip-only")
+    return Subject(model=built, frame=frame, loss_fn=loss, mechanism=mechanism, local=local, data=data)
+
+
+def of_tensors(
+    model: nn.Module, frame: Frame, loss_fn: LossFunction, inputs: Tensor, targets: Tensor, **changes: object
+) -> Subject:
+    """A subject of the library's own step, for models of a user's own."""
+
+    def data(rows: Positions) -> tuple[Batch, Groups]:
+        return lambda positions: (inputs[rows[positions]], targets[rows[positions]]), together
+
+    local = replace(LocalTraining(expected_batch=float(len(inputs))), **changes)  # type: ignore[arg-type]
+    mechanism = Mechanism(kind="clip-only")
+    return Subject(model=model, frame=frame, loss_fn=loss_fn, mechanism=mechanism, local=local, data=data)
+
+
+def move(subject: Subject, rows: Sequence[int], leaves: int) -> Moved:
+    """What it moves that the example at place ``leaves`` of ``rows`` leaves."""
+    whole = torch.tensor(rows)
+    total, own = _sum(subject, whole, leaves)
+    rest, _ = _sum(subject, torch.cat([whole[:leaves], whole[leaves + 1 :]]), None)
+    unit = subject.mechanism.sensitivity(len(subject.frame.blocks))
+    assert own is not None
+    return Moved(moved=float((total - rest).norm()) / unit, neighbours=float((total - rest - own).norm()) / unit)
+
+
+def _sum(subject: Subject, rows: Tensor, watched: int | None) -> tuple[Tensor, Tensor | None]:
+    """The sum before the noise, in float64, and the clipped gradient of the example at the place ``watched``."""
+    batch, of_shape = subject.data(rows)
+    with caught(watched) as (totals, own, positions):
+
+        def drawn(some: Positions) -> tuple[object, Tensor]:
+            positions[:] = some.tolist()
+            return batch(some)
+
+        fedlsg.client.client_step(
+            subject.model, drawn, subject.loss_fn, frame=subject.frame, mechanism=subject.mechanism,  # type: ignore[arg-type]
+            local=subject.local, num_examples=len(rows), sampler=reproducible_stream(0), noise=reproducible_stream(1),
+            charge=lambda: None, groups=of_shape,
+        )  # fmt: skip
+    return totals[0].double(), own[0] if own else None
+
+
+@contextmanager
+def caught(watched: int | None) -> Iterator[tuple[list[Tensor], list[Tensor], list[int]]]:
+    """Inside, sums are kept before the noise, and the clipped gradient of one position, of those last drawn."""
+    totals: list[Tensor] = []
+    own: list[Tensor] = []
+    positions: list[int] = []
+    add_noise, summed = fedlsg.client.add_noise, fedlsg.client.clipped_sum
+
+    def keep(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
+        totals.append(total.clone())
+        return add_noise(total, mechanism, noise)
+
+    def watch(gradients: Sequence[Tensor | Held], mechanism: Mechanism, **options: bool) -> Tensor:
+        if watched in positions:
+            k = positions.index(watched)
+            one = [replace(g, g=g.g[k : k + 1], x=g.x[k : k + 1]) if isinstance(g, Held) else g[k : k + 1]
+                   for g in gradients]  # fmt: skip
+            own.append(clipped_sum(one, mechanism, wide=True))
+        return summed(gradients, mechanism, **options)
+
+    with patch("fedlsg.client.add_noise", keep), patch("fedlsg.client.clipped_sum", watch):
+        yield totals, own, positions

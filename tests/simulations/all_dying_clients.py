@@ -1,0 +1,37 @@
+"""Clients that all kill their processes in round 2, until nobody can answer it; client 1 when it has been charged.
+
+Importable on its own: Ray's actors find it through PYTHONPATH.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from simulations.client_app import app as honest
+from simulations.engines.grouped import answer_groups
+
+DEATHS = 4
+"""Of each client: Ray gives a task to another actor once, and the server sends a lost client alone once more."""
+app = ClientApp()
+answer_groups(app)
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    return honest(message, context)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    partition, asked = context.node_config["partition-id"], message.content["round"]
+    reply = honest(message, context) if partition == 1 or asked["round"] != 2 else None
+    if asked["round"] == 2:
+        for death in range(DEATHS):
+            flag = Path(str(asked["run_dir"])) / f"death-{death}-of-{partition}"
+            if not flag.exists():
+                flag.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+    return reply or honest(message, context)
