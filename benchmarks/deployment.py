@@ -3,8 +3,8 @@
     python -m benchmarks.deployment [--codec noise-floor] [--rounds 2] [--json FILE]
 
 A SuperLink and two SuperNodes on loopback, each node behind a counting TCP proxy (socket_proxy.py). Every message
-starts a process there: seconds a round, whatever the model. The run directory must be one folder that server and nodes
-see.
+starts a process there: seconds a round, whatever the model. Each node has a ledger of its own; two hospitals with TLS,
+keys and data of their own are in docs/deployment.md.
 """
 
 import argparse
@@ -45,9 +45,9 @@ class Deployed:
 
 
 def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP) -> Deployed:
-    """Run the app of ``plan`` on ``nodes`` SuperNodes; app and log lie in ``folder``.
+    """Run the app of ``plan`` on ``nodes`` SuperNodes; app, log and the nodes' ledgers are in ``folder``.
 
-    The plan's run directory has to be one that the server and every node see: clients keep their ledgers in it.
+    Each node trains on its partition of the plan's workload.
     Guarantee: on return and on every exception no process of the run is left (as ``flower_processes.end_all`` says),
     and the user's own FLWR_HOME was not touched.
     """
@@ -76,11 +76,17 @@ def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP
             start(
                 "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{proxy.port}",
                 "--port", str(flower_runtime.free_port()),
-                "--node-config", f"partition-id={index} num-partitions={nodes}",
+                "--node-config", node_config(index, nodes, folder),
             )  # fmt: skip
         start("flwr", "run", str(app), "fedlsg", "--stream").wait(timeout=4 * PATIENCE)
         status = _status(env)
     return Deployed(status=status, proxies=proxies, log=log_file.read_text(), home=home)
+
+
+def node_config(index: int, nodes: int, folder: Path) -> str:
+    """A node config whose budget is no limit to a measurement."""
+    ledger = folder.resolve() / f"node-{index}"
+    return f"partition-id={index} num-partitions={nodes} ledger-dir='{ledger}' epsilon-max=1000.0 delta-max=1e-5"
 
 
 def _wait(ready: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
@@ -135,7 +141,7 @@ def main() -> None:
     given = options.parse_args()
     settings = {
         "workload": "digits", "clients": 2, "rounds": given.rounds, "sample_rate": 0.05, "noise_multiplier": 2.0,
-        "reproducible": True, "codec": given.codec,
+        "codec": given.codec,
     }  # fmt: skip
     found = measure(settings)
     names = ("round", "client", "direction", "values", "payload", "wire", "bodies", "socket", "back", "requests")

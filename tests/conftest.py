@@ -12,8 +12,8 @@ import pytest
 
 STARTS_PROCESSES = (
     "test_contract_engines.py", "test_deployment.py", "test_engines.py", "test_flower_processes.py",
-    "test_flower_runtime.py", "test_grouped.py", "test_processes.py", "test_replica_flower.py",
-    "test_working_directory.py",
+    "test_flower_runtime.py", "test_grouped.py", "test_processes.py", "test_replica_flower.py", "test_signed_app.py",
+    "test_two_hospitals.py", "test_working_directory.py",
 )  # fmt: skip
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
