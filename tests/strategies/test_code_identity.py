@@ -24,7 +24,7 @@ from strategies.code_identity import (
     own_identity,
     version_at,
 )
-from strategies.nodes import find_partitions
+from strategies.nodes import Roster
 from strategies.wire import identity
 
 ROOT = Path(__file__).parents[2]
@@ -143,7 +143,7 @@ def test_either_side_refuses_the_other_before_a_round(blind, why, monkeypatch):
     """A client that does not compare (``blind``) is found out by the server."""
     other = replace(own_identity(), version="9.9", digest="0" * 64, folder="/other/clone")
     with task_identity(), pytest.raises(RuntimeError, match=why):
-        find_partitions(Clients(other, monkeypatch, blind=blind), [5], 1.0)
+        Roster(1.0, declared=[5]).gather(Clients(other, monkeypatch, blind=blind), 1)
 
 
 def test_a_question_without_an_identity_is_refused(monkeypatch):
