@@ -191,3 +191,9 @@ def test_a_failure_is_a_reply_with_a_code():
     assert (reply.error.code, reply.error.reason) == (1003, "why")
     assert (reply.metadata.src_node_id, reply.metadata.reply_to_message_id) == (5, "abc")
     assert len({wire.FAILED, wire.FRAME_DIFFERS, wire.OVER_BUDGET}) == 3
+
+
+def test_every_error_has_a_code_of_its_own():
+    """Two meanings of one code: a client's refusal would be asked again, as if its worker had died."""
+    own = [wire.FAILED, wire.FRAME_DIFFERS, wire.OVER_BUDGET, wire.REFUSED_TERMS, *wire.REPLICA_LOST]
+    assert len({*own, *wire.LOST}) == len(own) + len(wire.LOST)
