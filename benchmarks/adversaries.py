@@ -147,3 +147,28 @@ def factors_rounded_up() -> AbstractContextManager[object]:
         return (scale.frexp().mantissa * 1000).ceil().div(1000).ldexp(scale.frexp().exponent)
 
     return patch("fedlsg.privatize.clip_factors", plant)
+
+
+def cancel(model: nn.Module) -> None:
+    """Weights of ``cnn`` under which its hidden units are nothing but the rounding of a sum that cancels."""
+    norm, hidden, generator = model.conv4[1], model.hidden, torch.Generator().manual_seed(1)
+    half = torch.rand(len(hidden.weight), hidden.in_features // 2, generator=generator) * 1e9
+    order = torch.randperm(hidden.in_features, generator=generator)
+    with torch.no_grad():
+        norm.weight.zero_()
+        norm.bias.fill_(30.0)  # whose tanh is 1 in every place of every image
+        hidden.weight.copy_(torch.cat([half, -half], 1)[:, order])
+        hidden.bias.zero_()
+        model.classifier.weight.mul_(3)
+
+
+@contextmanager
+def another_kernel_below(rows: int) -> Iterator[None]:
+    """Linear layers that sum in another order where there are fewer rows, as kernels for processors do."""
+    linear = nn.functional.linear
+
+    def ordered(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear(x, weight, bias) if len(x) >= rows else linear(x.flip(-1), weight.flip(-1), bias)
+
+    with patch("torch.nn.functional.linear", ordered):
+        yield

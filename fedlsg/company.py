@@ -4,7 +4,9 @@ A matrix product rounds a row by the kernel that its shape selects, so that anot
 length, can be another rounding of every row. In float32 that moves a clipped gradient by less than 1e-6 C. Where
 numbers are rounded to fewer bits on the way, a last bit decides which way, and gradients move by up to 1 % of C: of all
 neighbours of an example that leaves. A single row takes another kernel than several, in float32 too: a ReLU that its
-rounding flips moves a gradient of a deep network by up to 8e-3 C (ResNet-34). Therefore:
+rounding flips moves a gradient of a deep network by up to 8e-3 C (ResNet-34). These are numbers of ordinary weights:
+weights that somebody chose for it can make a whole C of a last bit, wherever kernels differ (on one processor products
+of fewer than 16 rows). A client that does not trust its server takes ``LocalTraining.one_shape``. Therefore:
     groups      runs of positions that may share a microbatch: equal shapes only, such as texts of one padded length
     shape       how many rows a microbatch has in the end; those that are missing are copies of its first row
 A copied row changes nothing but the shape: its gradient is dropped before the clip.
@@ -58,11 +60,11 @@ def shape_of(local: LocalTraining, parameters: Iterable[Tensor]) -> Shape:
     """The shape that every microbatch of a run has.
 
     float32 on a processor: as many rows as there are examples, LEAST for a single one. In fewer bits there: a multiple
-    of ROWS_ON_CPU. On other devices, whose kernels differ more: one number of rows always, the microbatch size or,
-    where that is less, what a batch hardly ever exceeds.
+    of ROWS_ON_CPU. On other devices, whose kernels differ more, and under ``one_shape``: one number of rows always, the
+    microbatch size or, where that is less, what a batch hardly ever exceeds.
     """
     some, size = list(parameters), max(1, local.microbatch_size // local.multiplicity)
-    if any(p.device.type != "cpu" for p in some):
+    if local.one_shape or any(p.device.type != "cpu" for p in some):
         size = min(size, math.ceil(local.expected_batch + 6 * math.sqrt(local.expected_batch)))
         return Shape(size=size, multiple=size)
     if local.numbers == FLOAT32 and all_digits("cpu") and all(p.itemsize >= FULL for p in some):

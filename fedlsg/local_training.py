@@ -24,6 +24,7 @@ class LocalTraining:
     local step on; ``expected_batch`` = q N with the declared N divides the local steps, never a realised size.
     A batch function gives ``multiplicity`` augmented copies of each example, one after the other, whose gradients are
     averaged before the clip (De et al. 2022): the unit stays the example. ``numbers``: see precision.py.
+    ``one_shape``: every microbatch has one public number of rows, whatever the weights are (company.py).
     """
 
     steps: int = 1
@@ -34,6 +35,7 @@ class LocalTraining:
     microbatch_size: int = 256
     multiplicity: int = 1
     numbers: Numbers = FLOAT32
+    one_shape: bool = False
 
     def __post_init__(self) -> None:
         for name in ("steps", "microbatch_size", "multiplicity"):

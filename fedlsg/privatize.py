@@ -37,6 +37,9 @@ the same sum without one example differs by; at 256 aligned examples 2.3e-4 C we
 SMALLEST_CLIP_NORM = 1e-30
 """Far below it squared norms vanish in float64 and the clip would no longer hold."""
 
+LARGEST_CLIP_NORM = 1e30
+"""Far above it the float32 sum of two clipped gradients overflows, which no noise hides: infinite stays infinite."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
@@ -65,8 +68,8 @@ class Mechanism:
             raise ValueError(f"expected mechanism in {get_args(MechanismKind)}, got {self.kind!r}")
         if self.clip not in get_args(ClipKind):
             raise ValueError(f"expected clip in {get_args(ClipKind)}, got {self.clip!r}")
-        if (self.clips or self.adds_noise) and not SMALLEST_CLIP_NORM <= self.clip_norm < math.inf:
-            raise ValueError(f"expected {SMALLEST_CLIP_NORM} <= clip_norm={self.clip_norm} < inf")
+        if (self.clips or self.adds_noise) and not SMALLEST_CLIP_NORM <= self.clip_norm <= LARGEST_CLIP_NORM:
+            raise ValueError(f"expected {SMALLEST_CLIP_NORM} <= clip_norm={self.clip_norm} <= {LARGEST_CLIP_NORM}")
         if self.adds_noise and not 0 < self.noise_multiplier < math.inf:
             raise ValueError(
                 f"expected 0 < noise_multiplier={self.noise_multiplier} < inf under mechanism {self.kind!r}; "

@@ -141,6 +141,7 @@ def prepare(
         microbatch_size=known(settings.microbatch_size),
         multiplicity=known(settings.multiplicity),
         numbers=Numbers(precision=settings.precision, activation_storage=settings.activation_storage),
+        one_shape=own is not None,  # the weights are the server's, which a deployed client does not trust
     )
     method = build_method(settings)
     check_fits(settings, method)

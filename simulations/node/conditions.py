@@ -79,6 +79,12 @@ def _counted(s: Settings, terms: Terms, *, own: bool) -> Settings:
     """
     if s.clients is None and terms.num_partitions is not None:
         s = replace(s, clients=terms.num_partitions)
+    if s.trust == "aggregate" and (terms.num_partitions is None or (s.clients or 0) > terms.num_partitions):
+        raise TermsError(
+            f"trust=aggregate with clients={s.clients}: more clients are a smaller share of the noise for each, and "
+            f"this client's node config says num-partitions={terms.num_partitions}; set the federation's number of "
+            "clients there"
+        )
     if s.clients is not None:
         if terms.partition >= s.clients:
             raise TermsError(f"the run has clients={s.clients}, and this client is partition-id={terms.partition}")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedlsg import company
 from fedlsg.ledger import LedgerError
 from simulations import workloads
 from simulations.node.folder import NodeFolder
@@ -292,3 +293,14 @@ def test_texts_of_a_clients_own(tmp_path, monkeypatch):
     assert "the run trains on workload 'glue-qqp', and this client's data are for 'glue-sst2'" in refusal(
         server.query()
     )
+
+
+def test_microbatches_of_a_deployed_client_have_one_shape_whatever_its_servers_weights_are(tmp_path, monkeypatch):
+    rows = digits_file(tmp_path / "rows.npz")
+    server = Server.start(terms(tmp_path / "node", data=str(rows)), tmp_path / "copy", sample_rate=0.5)
+    seen: set[int] = set()
+    passes = company.filled
+    monkeypatch.setattr("fedlsg.client.filled", lambda batch, n: seen.add(n) or passes(batch, n))
+    for round in (1, 2, 3):
+        payload(server.train(round))
+    assert len(seen) == 1

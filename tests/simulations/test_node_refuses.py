@@ -15,6 +15,13 @@ WEAKER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "clip alone": ({"mechanism": "clip-only", "noise_multiplier": None}, {}, "mechanism='clip-only'"),
     "noise alone": ({"mechanism": "noise-only"}, {}, "mechanism='noise-only'"),
     "a share of the noise": ({"trust": "aggregate"}, {}, "trust=aggregate"),
+    "a share among many": (
+        {"trust": "aggregate", "clients": 1000, "clients_per_round": 1000, "min_survivors": 1000},
+        {"trust": "aggregate"}, "trust=aggregate with clients=1000: .* num-partitions=2",
+    ),
+    "a share among nobody knows how many": (
+        {"trust": "aggregate"}, {"trust": "aggregate", "num_partitions": None}, "trust=aggregate with clients=2",
+    ),
     "a larger delta": ({"delta": 2e-5}, {}, "delta=2e-05 is weaker than this client's delta-max=1e-05"),
     "the preset's delta": ({"delta": None}, {"delta_max": 1e-6}, "delta=1e-05 is weaker"),
     "a larger epsilon": ({"epsilon": 3.5}, {}, "epsilon=3.5 is more than this client's epsilon-max=3"),
@@ -27,7 +34,7 @@ WEAKER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no delta": ({}, {"delta_max": None}, "needs delta-max"),
     "no number": ({}, {"partition_id": None}, "needs partition-id"),
     "misspelt": ({}, {"acept_changed_data": True}, "did you mean 'accept-changed-data'"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("weaker", WEAKER)

@@ -7,6 +7,7 @@ example its own mask again (simulations/client.py says why the release does not)
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from types import MappingProxyType
 
@@ -198,6 +199,7 @@ def test_off_the_processor_the_shape_is_public():
     local = LocalTraining(microbatch_size=256, expected_batch=25.0)
     shape = shape_of(local, weights)
     assert shape == Shape(size=55, multiple=55)
+    assert shape_of(replace(local, one_shape=True), [torch.zeros(2)]) == shape
     assert [shape.rows(count) for count in (0, 1, 54, 55)] == [0, 55, 55, 55]
 
 
@@ -211,6 +213,21 @@ def test_a_single_example_is_never_a_single_row():
     made.model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
     move(made, [0, 1], 0)
     assert seen == [2, 2], "with the example and without it"
+
+
+@pytest.mark.parametrize("storage", AXES["storage"])
+def test_weights_that_an_adversary_chose_move_the_sum_by_c_where_all_rows_have_one_shape(storage):
+    """As in a deployed client. Without it a row less is another rounding of all others, and here a whole C of each."""
+    made = build("cnn", "dpsgd", "float32", storage, 32)
+    adversaries.cancel(made.model)
+    rows = {count: [row % 11 for row in range(count)] for count in (3, 9, 16, 40, 48)}
+    one_shape = Subject(**{**vars(made), "local": replace(made.local, one_shape=True, expected_batch=40.0)})
+    for some in rows.values():
+        assert move(one_shape, some, 0).moved <= 1 + BOUND
+    with adversaries.another_kernel_below(16):  # as measured on one processor
+        for some in rows.values():
+            assert move(one_shape, some, 0).moved <= 1 + BOUND
+        assert max(move(made, some, 0).moved for some in rows.values()) > 2  # negative control
 
 
 def test_filled_rows_are_copies_and_groups_lose_nothing():
