@@ -36,7 +36,7 @@ class Base:
     """What every process derives for itself from the settings. ``settings`` have their gaps filled.
 
     stream: labels that tell batches and noise of a reproducible run from those of another with the same public seed.
-    declared: N_k as the clients of a deployment declared them; their rows are theirs, and ``parts`` is empty.
+    declared: N_k as the clients of a deployment declared them; the server has none of their rows, ``parts`` is empty.
     """
 
     settings: Settings
@@ -76,7 +76,7 @@ class Base:
         return None if self.settings.augment == "none" else self.workload.augment
 
     def dither(self, client: int, mechanism: Mechanism, local: LocalTraining) -> Dither:
-        """How a client's values are quantised, as server, client and whoever reads a record know it."""
+        """How a client's values are quantised: public, so that server, client and readers of a record agree."""
         return Dither(
             seed=self.settings.seed,
             client=client,
@@ -92,7 +92,7 @@ class Base:
 
     @cached_property
     def steps(self) -> list[int]:
-        """Local steps of every client in the public schedule: K times the rounds in which it is asked."""
+        """Local steps of every client in the public schedule: K times the rounds in which it is selected."""
         clients, per_round, seed = len(self.sizes), known(self.settings.clients_per_round), self.settings.seed
         asked: Counter[int] = Counter()
         for round in range(1, self.schedule.rounds + 1):

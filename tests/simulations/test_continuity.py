@@ -77,7 +77,7 @@ def test_the_digest_of_private_rows_is_its_owners_alone_and_in_no_checkpoint(sto
     assert digest in path.read_text()
     assert digest not in str(stopped.checkpoint)
     path.unlink()
-    with pytest.raises(ValueError, match=r"training-data.json is missing: nobody can say whether"):
+    with pytest.raises(ValueError, match=r"training-data.json is missing: the data cannot be compared"):
         resume_local(stopped.path)
 
 
@@ -125,7 +125,7 @@ def test_a_server_cannot_send_a_client_to_a_fresh_ledger(tmp_path):
     ):
         run_local(tmp_path / "run", client=elsewhere, rounds=4)
     assert not (tmp_path / "fresh").exists()
-    assert "this client's ledger lies in" in (tmp_path / "run" / "run.log").read_text()
+    assert "this client's ledger is in" in (tmp_path / "run" / "run.log").read_text()
 
 
 def test_a_stored_payload_without_its_ledger_entry_stays(tmp_path):
