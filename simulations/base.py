@@ -129,19 +129,8 @@ def prepare(
     batch = settings.batch_size
     rate = known(settings.sample_rate) if batch is None else min(batch / mean_size, 1.0)
     expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
-    steps = known(settings.local_steps)
-    schedule = Schedule(rounds=known(settings.rounds), local_steps=steps, sample_rate=rate)
-    rates = (settings.local_learning_rate, settings.learning_rate)
-    local = LocalTraining(
-        steps=steps,
-        sample_rate=rate,
-        learning_rate=next(value for value in rates if value is not None),
-        momentum=known(settings.local_momentum),
-        expected_batch=expected_batch,
-        microbatch_size=known(settings.microbatch_size),
-        multiplicity=known(settings.multiplicity),
-        numbers=Numbers(precision=settings.precision, activation_storage=settings.activation_storage),
-    )
+    schedule = Schedule(rounds=known(settings.rounds), local_steps=known(settings.local_steps), sample_rate=rate)
+    local = _local_training(settings, rate, expected_batch)
     method = build_method(settings)
     check_fits(settings, method)
     return Base(
@@ -152,4 +141,18 @@ def prepare(
         schedule=schedule,
         local=local,
         declared=None if declared is None else tuple(declared),
+    )
+
+
+def _local_training(s: Settings, rate: float, expected_batch: float) -> LocalTraining:
+    rates = (s.local_learning_rate, s.learning_rate)
+    return LocalTraining(
+        steps=known(s.local_steps),
+        sample_rate=rate,
+        learning_rate=next(value for value in rates if value is not None),
+        momentum=known(s.local_momentum),
+        expected_batch=expected_batch,
+        microbatch_size=known(s.microbatch_size),
+        multiplicity=known(s.multiplicity),
+        numbers=Numbers(precision=s.precision, activation_storage=s.activation_storage),
     )

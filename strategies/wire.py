@@ -120,11 +120,6 @@ def read_weights(content: RecordDict) -> Tensor:
     return read_flat(content.array_records["weights"])
 
 
-def read_announcement(content: RecordDict) -> tuple[Tensor, Announcement]:
-    """Weights and announcement of a train message; KeyError or ValueError for anything else."""
-    return read_weights(content), read_round(content)
-
-
 def read_frame(content: RecordDict, derived: Frame) -> Frame | None:
     """The frame that came with a train message, or None; ``derived`` gives names and shapes, which are public."""
     if "frame" not in content.array_records:

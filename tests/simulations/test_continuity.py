@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message
 
+import simulations.base
 import simulations.own_part
+import simulations.plan
 from fedlsg.accounting import epsilon
 from simulations.client_app import app
 from simulations.continuity import exclusive
@@ -55,14 +57,14 @@ def other_pixel(split: Split) -> Split:
 @pytest.mark.parametrize(("which", "message"), [("train", "the data or its partition"), ("test", "the test data")])
 def test_resume_refuses_rows_that_hold_something_else(which, message, stopped, monkeypatch):
     """Who holds which row is the same: another data set under the same name, or a file that was changed."""
-    load = simulations.plan.workloads.load
+    load = simulations.base.workloads.load
 
     def changed(*arguments: Any, **options: Any) -> Workload:
         workload = load(*arguments, **options)
         return replace(workload, **{which: other_pixel(getattr(workload, which))})
 
     with monkeypatch.context() as patched:
-        patched.setattr(simulations.plan.workloads, "load", changed)
+        patched.setattr(simulations.base.workloads, "load", changed)
         with pytest.raises(ValueError, match=f"{message} differ from those that this run began with"):
             resume_local(stopped.path)
     assert [len(stopped.entries(client)) for client in (0, 1)] == [1, 1]
