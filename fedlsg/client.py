@@ -42,11 +42,11 @@ def client_step(
     scale: Sequence[Float[Tensor, " kept"]] | None = None,
     checked: Checked | None = None,
 ) -> Float[Tensor, " kept"]:
-    """K local steps in one frame; the accumulated noised sum of clipped per-example gradients, kept coordinates only.
+    """K local steps in one frame; the accumulated noisy sum of clipped per-example gradients, kept coordinates only.
 
-    Each step has its own Poisson batch (000 Alg. 1 line 13). ``charge`` is called once, before the first batch:
-    it writes the ledger for all K steps, or raises to forbid them. A step that fails later stays charged: that it
-    failed may depend on the batch. The model comes back unchanged.
+    Each step has its own Poisson batch (Ito et al. 2023, Alg. 1 line 13). ``charge`` is called once, before the first
+    batch: it writes the ledger for all K steps, or raises to forbid them. A step that fails later stays charged,
+    because the failure may depend on the batch. The model comes back unchanged.
     ``groups`` says which positions may share a microbatch, for instance those of one padded length. An example's group
     and what ``batch`` makes of it must depend on that example alone (company.py). ``scale`` multiplies each block's
     gradients before the clip: by the weights it makes saliencies of them (snip.py).

@@ -1,12 +1,11 @@
 """Which examples of a batch share a pass, and in which shape: no example's gradient may depend on that.
 
-A matrix product rounds a row by the kernel that its shape selects, so that another number of rows, or another padded
-length, can be another rounding of every row. In float32 that moves a clipped gradient by less than 1e-6 C. Where
-numbers are rounded to fewer bits on the way, a last bit decides which way, and gradients move by up to 1 % of C: of all
-neighbours of an example that leaves. A single row takes another kernel than several, in float32 too: a ReLU that its
-rounding flips moves a gradient of a deep network by up to 8e-3 C (ResNet-34). These are numbers of ordinary weights:
-weights that somebody chose for it can make a whole C of a last bit, wherever kernels differ (on one processor products
-of fewer than 16 rows). A client that does not trust its server takes ``LocalTraining.one_shape``. Therefore:
+The shape of a matrix product selects its kernel, and the kernel decides how each row is rounded. So another number of
+rows, or another padded length, can change the rounding of every row. In float32 this moves a clipped gradient by less
+than 1e-6 C. In fewer bits it moves the gradients of all neighbours by up to 1 % of C each. A single row has another
+kernel than several rows, in float32 too: it can flip a ReLU, which moves a gradient of a deep network by up to 8e-3 C
+(ResNet-34). These are numbers of ordinary weights. Weights that an adversary chose can turn a last bit into a whole C,
+wherever kernels differ: a client that does not trust its server takes ``LocalTraining.one_shape``. Therefore:
     groups      runs of positions that may share a microbatch: equal shapes only, such as texts of one padded length
     shape       how many rows a microbatch has in the end; those that are missing are copies of its first row
 A copied row changes nothing but the shape: its gradient is dropped before the clip.
@@ -85,7 +84,7 @@ def runs_of(batch: Positions, groups: Groups, shape: Shape) -> list[tuple[int, P
 
 
 def check_alike(inputs: Batch, group: int, seen: dict[int, list[torch.Size]]) -> None:
-    """Raise ValueError where a group's microbatches differ in shape: somebody's length decides what others become.
+    """Raise ValueError where a group's microbatches differ in shape: one example's length would change the others.
 
     The message says nothing of the shapes, which are private.
     """

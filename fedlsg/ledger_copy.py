@@ -1,4 +1,4 @@
-"""A ledger on another machine: the lines that it lacks, and its copy, which takes them only where the chain goes on.
+"""Copies of a ledger on another machine: which lines a copy lacks, and how they are checked and appended.
 
 A deployed client keeps its ledger on its own disk. Each reply carries the lines since the last one that the server
 holds; the copy is the same lines, byte for byte, so that it has the same hashes and reads as a ledger does.
@@ -30,7 +30,7 @@ def lines_since(path: str | os.PathLike[str], client: int, head: str = GENESIS) 
     """The lines of a ledger that follow the one with hash ``head``, each with its line feed; from ``GENESIS``, all.
 
     Lines that a crash tore are left out: they are not part of the chain.
-    Raises LedgerError where no line has that hash: whoever holds it holds another ledger.
+    Raises LedgerError where no line has that hash: the copy is one of another ledger.
     """
     path = Path(path)
     heads = (GENESIS, *load(path, client)[1].heads)

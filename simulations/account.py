@@ -19,7 +19,7 @@ from simulations.settings import Settings
 
 
 class Account(Protocol):
-    """A client's ledger in a run. Whatever is refused raises before it is charged."""
+    """A client's ledger in a run. A refused entry raises before it is charged."""
 
     @property
     def client(self) -> int:

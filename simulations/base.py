@@ -36,7 +36,7 @@ class Base:
     """What every process derives for itself from the settings. ``settings`` have their gaps filled.
 
     stream: labels that tell batches and noise of a reproducible run from those of another with the same public seed.
-    declared: N_k as the clients of a deployment declared them; their rows are theirs, and ``parts`` is empty.
+    declared: N_k as the clients of a deployment declared them; the server has none of their rows, ``parts`` is empty.
     """
 
     settings: Settings
@@ -76,7 +76,7 @@ class Base:
         return None if self.settings.augment == "none" else self.workload.augment
 
     def dither(self, client: int, mechanism: Mechanism, local: LocalTraining) -> Dither:
-        """How a client's values are quantised, as server, client and whoever reads a record know it."""
+        """How a client's values are quantised: public, so that server, client and readers of a record agree."""
         return Dither(
             seed=self.settings.seed,
             client=client,
@@ -92,7 +92,7 @@ class Base:
 
     @cached_property
     def steps(self) -> list[int]:
-        """Local steps of every client in the public schedule: K times the rounds in which it is asked."""
+        """Local steps of every client in the public schedule: K times the rounds in which it is selected."""
         clients, per_round, seed = len(self.sizes), known(self.settings.clients_per_round), self.settings.seed
         asked: Counter[int] = Counter()
         for round in range(1, self.schedule.rounds + 1):
@@ -129,20 +129,8 @@ def prepare(
     batch = settings.batch_size
     rate = known(settings.sample_rate) if batch is None else min(batch / mean_size, 1.0)
     expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
-    steps = known(settings.local_steps)
-    schedule = Schedule(rounds=known(settings.rounds), local_steps=steps, sample_rate=rate)
-    rates = (settings.local_learning_rate, settings.learning_rate)
-    local = LocalTraining(
-        steps=steps,
-        sample_rate=rate,
-        learning_rate=next(value for value in rates if value is not None),
-        momentum=known(settings.local_momentum),
-        expected_batch=expected_batch,
-        microbatch_size=known(settings.microbatch_size),
-        multiplicity=known(settings.multiplicity),
-        numbers=Numbers(precision=settings.precision, activation_storage=settings.activation_storage),
-        one_shape=own is not None,  # the weights are the server's, which a deployed client does not trust
-    )
+    schedule = Schedule(rounds=known(settings.rounds), local_steps=known(settings.local_steps), sample_rate=rate)
+    local = _local_training(settings, rate, expected_batch, deployed=own is not None)
     method = build_method(settings)
     check_fits(settings, method)
     return Base(
@@ -153,4 +141,19 @@ def prepare(
         schedule=schedule,
         local=local,
         declared=None if declared is None else tuple(declared),
+    )
+
+
+def _local_training(s: Settings, rate: float, expected_batch: float, *, deployed: bool) -> LocalTraining:
+    rates = (s.local_learning_rate, s.learning_rate)
+    return LocalTraining(
+        steps=known(s.local_steps),
+        sample_rate=rate,
+        learning_rate=next(value for value in rates if value is not None),
+        momentum=known(s.local_momentum),
+        expected_batch=expected_batch,
+        microbatch_size=known(s.microbatch_size),
+        multiplicity=known(s.multiplicity),
+        numbers=Numbers(precision=s.precision, activation_storage=s.activation_storage),
+        one_shape=deployed,  # the weights are the server's, which a deployed client does not trust
     )

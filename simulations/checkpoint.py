@@ -1,4 +1,4 @@
-"""A checkpoint file: format, SHA-256, then what torch saved; the one before is kept beside it as a fallback.
+"""A checkpoint file: format, SHA-256, then what torch saved; the one before is kept as a fallback.
 
 Guarantee: torch.load sees no byte of a file whose digest does not fit.
 """
@@ -23,7 +23,7 @@ FIRST_FORMAT = b"PK"
 
 
 class OldFormatError(ValueError):
-    """A checkpoint of an older version, which nobody can check."""
+    """A checkpoint of an older version, which has no digest to check."""
 
 
 def save(path: Path, previous: Path, state: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ def load(path: Path) -> dict[str, Any]:
         raise damaged
     try:
         state: dict[str, Any] = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
-    except Exception:  # written by another program: the digest fits, and it is no data of torch's
+    except Exception:  # another program wrote it: the digest fits, and torch cannot read it
         raise damaged from None
     return state
 

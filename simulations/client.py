@@ -77,7 +77,7 @@ def _train(here: Process, account: Account, announced: Announcement, loaded: Loa
 
     with torch.random.fork_rng(devices=[] if s.device == "cpu" else None):
         # Dropout, where a model has it, draws from torch's own generator, by place in the batch. One example less moves
-        # the others to other places. That is harmless as long as nobody can repeat the draws: masks are independent of
+        # the others to other places. That is harmless as long as the draws are secret: masks are independent of
         # each other, so the release is distributed as if every example had drawn its own in advance. Given those masks
         # one example moves the sum by C at most, and what holds for all of them holds for their mixture.
         # In the test mode the draws are the same on every engine (and a run is NOT PRIVATE).

@@ -42,7 +42,7 @@ class Loaded:
 class Process:
     """What one process keeps between messages: public data structures only, no client's state.
 
-    ``model`` holds the weights of ``loaded``: whoever trains it puts them back.
+    ``model`` holds the weights of ``loaded``: code that trains it puts them back.
     """
 
     base: Base

@@ -1,7 +1,7 @@
 """What must not change in the middle of a run, and who may write its directory.
 
 Epsilon is a maximum over clients whose examples stay theirs, under settings that every ledger entry was made with: a
-resumed run with other settings, or other data, would report a number that holds for neither.
+resumed run with other settings, or other data, would report an epsilon that holds for neither.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ HARMLESS = frozenset({
 
 
 MOVED = frozenset({"run-dir"})
-"""Harmless settings of which nothing is said: where a run directory lies is known to whoever resumes it."""
+"""Harmless settings that no message mentions: the user who resumes a run knows where its directory is."""
 
 
 def fingerprint(plan: Plan) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
 
 
 def _known_digest(run: RunDir) -> str:
-    otherwise = "nobody can say whether the data are the same; restore it from a copy, or start a new run"
+    otherwise = "the data cannot be compared with those before; restore it from a copy, or start a new run"
     try:
         return str(unseal(run.data_digest, otherwise=otherwise)["rows"])
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What is said where a disk is full: which file could not be written, and how the run goes on."""
+"""Errors of a full disk: they name the file that could not be written, and the command that continues the run."""
 
 import errno
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is said of a run whose weights or loss are no numbers any more."""
+"""Messages about a run whose weights or loss are not finite."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +18,6 @@ def explain(error: Exception, s: Settings) -> str:
 
 
 def refuse_diverged(summary: Mapping[str, Any]) -> None:
-    """Raise RuntimeError for a run that did not get to its end: its weights are those of an earlier round."""
+    """Raise RuntimeError for a run that diverged: its weights are those of an earlier round."""
     if summary["diverged"]:
         raise RuntimeError(str(summary["stopped"]))

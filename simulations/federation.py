@@ -48,7 +48,7 @@ class Federation:
         return self.copies
 
     def close(self, grid: Grid) -> None:
-        """Ask everyone once more: who was charged for a reply that was lost has entries that are not here."""
+        """Ask every client once more: one that was charged for a lost reply has entries that its copy here lacks."""
         for client in sorted(self.roster.ask_again(grid)):
             log(WARNING, "client %d is away: its ledger may hold more than its copy in %s", client, self._folder())
 

@@ -2,8 +2,8 @@
 
     clients/client-000003/feedback-000012.bin      JSON header, newline, payload of round 12, memory after it (float64)
 
-What is in it is SECRET: un-noised sums of the client's gradients. It lies in the client's own folder, its owner alone
-can read it, only this module does, and only the payload part is ever handed out to be sent.
+What is in it is SECRET: sums of the client's gradients without noise. It is in the client's own folder, which only its
+owner can read. Only this module reads it, and only the payload part is ever handed out to be sent.
 
 A crash before the file is in place leaves round 11: the client trains again, from the memory of round 11. A crash after
 it leaves the payload: asked again, the client sends it again and the memory stays. There is no moment in between, which

@@ -1,7 +1,7 @@
 """A table that only grows, and the digest of every byte that this run has written to it.
 
-A checkpoint keeps the ``mark`` of that moment: length and digest. What lies behind the mark was written by a process
-that died before its checkpoint, and is cut; what lies before it must be what the digest says.
+A checkpoint keeps the ``mark`` of that moment: length and digest. What follows the mark was written by a process that
+died before its next checkpoint, and is cut. What precedes it must have the digest of the mark.
 """
 
 import hashlib

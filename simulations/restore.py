@@ -1,8 +1,8 @@
 """Before a run goes on: check every file that it will read, and put its directory back to the checkpoint.
 
-A damaged file is refused by name, replaced by the checkpoint before, or made again, and then a note says so. What is
-not in ``READ`` is never opened for reading: not run.log, TensorBoard's events, report.html, ledger.jsonl, updates/ or
-updates-truth/.
+A damaged file is refused by name, or made again; a damaged checkpoint is replaced by the one before. A note says so.
+A file that is not in ``READ`` is never opened for reading: run.log, TensorBoard's events, report.html, ledger.jsonl,
+updates/ and updates-truth/.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,8 @@ READ = (
     "summary.json",
     ".lock",  # the id of the process that holds the directory; no run depends on it
 )
-"""What ``fedlsg resume`` opens for reading, of the files that were there before; each carries a digest or has one."""
+"""What ``fedlsg resume`` opens for reading, of the files that were there before. Each holds its own digest, or the
+checkpoint does; except ``config.toml`` and ``.lock``, see there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ def restore(run: RunDir) -> Restored:
 
 
 def _damaged(run: RunDir) -> list[str]:
-    """What is said of damaged files that the run can do without."""
+    """A note for each damaged file that the run can continue without."""
     outbox = [path for path in sorted(run.outbox(0).parent.glob("client-*.bin")) if Outbox(path).damaged]
     notes = [f"{path} is damaged: its payload is made again, as another attempt" for path in outbox]
     steps = [path for path in sorted(run.steps.glob("step-*.bin")) if not _is_whole(path)]

@@ -1,15 +1,17 @@
-"""The run directory: where everything that a run leaves behind lies.
+"""The run directory: everything that a run leaves behind.
 
 config.toml      resolved settings                     ledger/          one ledger a client: the authority
 rounds.csv       one row a round                       ledger.jsonl     merged copy of the ledgers
 bytes.csv        one line a message (messages.py)
-summary.json     results, written last                 checkpoint/      the last two rounds; unsent payloads
+summary.json     results, written last                 checkpoint/      latest.pt, previous.pt; outbox/: last payloads;
+                                                                        sent.json: bytes sent down in this round
 updates/         payloads (with record_updates)        updates-truth/   SECRET batches, for evaluating attacks
 clients/         SECRET digest of the training rows; memories of error feedback, where a method without privacy keeps
                  them, in a folder for each client
 run.log          SECRET what Flower, Ray and we log     report.html      plots and settings, written at the end
-downlink/        updates as they went down (sparse)     replicas/        clients' copies of the public state (deployed)
-events.out.tfevents.fedlsg                             the same numbers for TensorBoard
+downlink/        updates as they were sent (sparse)     replicas/        the public state as a deployed client last had
+events.out.tfevents.fedlsg   numbers for TensorBoard                    it (in the client's own folder)
+.lock            the process that uses the directory
 
 restore.py lists which of them ``fedlsg resume`` reads; each of those has a digest. What is SECRET
 can be read by its owner alone, whatever the umask is (private_files.py). run.log is, because the traceback of a client
@@ -214,15 +216,15 @@ class RunDir:
         return int(self.resume_point()[0]["server"]["round"]) if self.has_checkpoint else 0
 
 
-def own_directory(settings: Settings, told: str) -> RunDir:
-    """Where a client keeps its ledger: its own setting, else the first place that it was ``told``.
+def own_directory(settings: Settings, announced: str) -> RunDir:
+    """Where a simulated client keeps its ledger: its own setting, else the first place that was ``announced``.
 
     A server that names another place later would hand out a fresh budget: ValueError.
     """
-    own = _DIRECTORIES.setdefault(settings, settings.run_dir or told)
+    own = _DIRECTORIES.setdefault(settings, settings.run_dir or announced)
     path = _resolved(own, os.getcwd())
-    if path != _resolved(told, os.getcwd()):
-        raise ValueError(f"the server names the run directory {told}, this client's ledger lies in {own}")
+    if path != _resolved(announced, os.getcwd()):
+        raise ValueError(f"the server names the run directory {announced}, this client's ledger is in {own}")
     return RunDir(path)
 
 

@@ -1,4 +1,4 @@
-"""JSON files that carry their own digest: a damaged one is found before a word of it is believed."""
+"""JSON files with their own digest: a damaged file is found before anything in it is used."""
 
 import hashlib
 import json

@@ -49,15 +49,7 @@ def _serve(
     s = plan.settings
     torch.set_num_threads(s.threads)
     freed_memory.keep()
-    state = ServerState(
-        plan.build_model(),
-        plan.method,
-        plan.schedule,
-        divisor=plan.divisor,
-        seed=s.seed,
-        classifier=plan.workload.classifier,
-        probe=plan.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
-    )
+    state = _initial_state(plan)
     downlink = make_downlink(s, state, run.steps, run.sent)
     recorder = Recorder(run, plan, state, downlink=downlink, page=page, deployed=federation is not None)
     if run.has_checkpoint:
@@ -79,23 +71,12 @@ def _serve(
         if s.record_updates:
             _record_public(run, state)
 
-    settings = FederationSettings(
-        terms=plan.terms,
-        clients_per_round=known(s.clients_per_round),
-        local=plan.local,
-        codec=s.codec,
-        index_mode=plan.index_mode,
-        floor_step=s.noise_floor_step or DEFAULT_STEP,
-        min_survivors=known(s.min_survivors),
-        timeout=s.round_timeout,
-        run_dir=str(run.path),
-    )
     if s.record_updates and state.round == 0:
         _record_public(run, state)
     ended = diverged = None
     remaining = plan.schedule.rounds - state.round
     if remaining > 0:
-        strategy = FedLSG(state, settings, finished, pruned, downlink)
+        strategy = FedLSG(state, _federation_settings(plan, run), finished, pruned, downlink)
         if federation is not None:
             strategy.join(federation.roster, federation.open(run.ledgers, recorder.name))
         try:
@@ -107,6 +88,33 @@ def _serve(
         if federation is not None:
             federation.close(grid)
     return recorder.finish(ended) if diverged is None else recorder.give_up(diverged)
+
+
+def _initial_state(plan: Plan) -> ServerState:
+    return ServerState(
+        plan.build_model(),
+        plan.method,
+        plan.schedule,
+        divisor=plan.divisor,
+        seed=plan.settings.seed,
+        classifier=plan.workload.classifier,
+        probe=plan.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
+    )
+
+
+def _federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
+    s = plan.settings
+    return FederationSettings(
+        terms=plan.terms,
+        clients_per_round=known(s.clients_per_round),
+        local=plan.local,
+        codec=s.codec,
+        index_mode=plan.index_mode,
+        floor_step=s.noise_floor_step or DEFAULT_STEP,
+        min_survivors=known(s.min_survivors),
+        timeout=s.round_timeout,
+        run_dir=str(run.path),
+    )
 
 
 def _record_public(run: RunDir, state: ServerState) -> None:

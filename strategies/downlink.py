@@ -38,7 +38,7 @@ class Downlink(Protocol):
     def records(
         self, asked: Sequence[int], frame: Frame, *, framed: Collection[int] = (), lost: Collection[int] = ()
     ) -> Mapping[int, Records]:
-        """Records of each asked client's message; ``framed`` get the frame whole, ``lost`` the model."""
+        """Records of each selected client's message; ``framed`` get the frame whole, ``lost`` the model."""
 
     def confirm(self, partitions: Collection[int]) -> None:
         """These clients have shown that they took what was announced."""

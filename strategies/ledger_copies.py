@@ -25,7 +25,7 @@ class LedgerCopies:
         return ledger_path(self.folder, client)
 
     def held(self, client: int) -> Held:
-        """What a client is told of its copy."""
+        """What the server announces to a client about its copy."""
         return Held(run=self.run, head=head_of(self.path(client), client))
 
     def take(self, client: int, news: News | None) -> None:
@@ -44,5 +44,5 @@ class LedgerCopies:
         assert terms.keys() <= names
         differ = [name for name, value in terms.items() if getattr(entries[-1], name) != value]
         if differ:
-            told = ", ".join(f"{name}={getattr(entries[-1], name)} (announced {terms[name]})" for name in differ)
-            raise LedgerError(f"client {client} charged round {round} with {told}")
+            found = ", ".join(f"{name}={getattr(entries[-1], name)} (announced {terms[name]})" for name in differ)
+            raise LedgerError(f"client {client} charged round {round} with {found}")

@@ -59,7 +59,7 @@ class Roster:
 
     @property
     def complete(self) -> bool:
-        """Whether every client was found once; whoever left since is still counted."""
+        """Whether every client was found once; a client that has left since still counts."""
         return bool(self._clients)
 
     def node(self, partition: int) -> int | None:
@@ -69,9 +69,9 @@ class Roster:
     def gather(self, grid: Grid, clients: int) -> list[int]:
         """Find every client's node, before anything is trained; returns N_k of each.
 
-        A node that gives an error is asked again: in a deployment for two minutes, in which whoever runs it may change
-        its settings. Nodes beyond the run's clients stay idle.
-        Raises RuntimeError, with each node's reason, if a client is missing then or holds other than it declared.
+        A node that gives an error is asked again: in a deployment for two minutes, so that its operator can change its
+        settings. Nodes beyond the run's clients stay idle.
+        Raises RuntimeError, with each node's reason, if a client is missing then or declares another N_k than before.
         """
         deadline = time.monotonic() + (CONNECT_SECONDS if self._deployed else 0.0)
         nodes = wait_for_nodes(grid, clients)

@@ -76,7 +76,7 @@ class RoundReport:
 
     @property
     def lost(self) -> set[int]:
-        """Clients of which nobody knows what they answered: the worker died, the node is away, nothing came."""
+        """Clients whose answer is unknown: the worker died, the node is away, or nothing came before the timeout."""
         return {client for client, why in self.rejected.items() if why in (NO_REPLY, AWAY)} | self.refused(*LOST)
 
     @property

@@ -11,11 +11,11 @@ EMPTY_ROUNDS_ALLOWED = 3
 
 
 class BudgetSpentError(RuntimeError):
-    """No client can train any more without passing its privacy budget: the regular end of a run without rounds left."""
+    """No client can train again within its privacy budget: a regular end of a run, before its last round."""
 
 
 class DivergedError(RuntimeError):
-    """Weights, the optimizer's memory or the loss are no numbers any more; the text names the round and which."""
+    """Weights, optimizer state or loss are not finite; the text names the round and which of them."""
 
 
 class Patience:

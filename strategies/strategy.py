@@ -40,9 +40,9 @@ class FedLSG(Strategy):
     ``fedlsg.payload.unpack``, is named in the log and in the report, and the round goes on without it; the divisor
     does not change. ``on_round`` is called after every round, when the state already holds its result. Where pruning
     reads the data there is a round 0 before them, of all clients, and ``on_pruned`` is called after it, also where it
-    failed: the state then still awaits pruning. A round that nobody answered because workers died is asked again.
-    Raises BudgetSpentError when every client asked refuses to pass its budget, RuntimeError after three rounds or
-    attempts in a row without a single valid update, DivergedError, before ``on_round``, after an update that was none.
+    failed: the state then still awaits pruning. A round without any answer is asked again if workers died in it.
+    Raises BudgetSpentError when every selected client refuses to pass its budget, RuntimeError after three rounds or
+    attempts in a row without a valid update, and, before ``on_round``, DivergedError for an update that is not finite.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class FedLSG(Strategy):
         return self._announce_to(asked)
 
     def _prune(self, grid: Grid) -> None:
-        """Round 0: noised saliencies of every client. Whoever does not answer is left out, down to min_survivors."""
+        """Round 0: noisy saliencies of every client. Clients without an answer are left out, down to min_survivors."""
         messages = self._begin(0, self.state.saliency_frame(), range(len(self.settings.terms)))
         values = self._repaired(self._read(grid.send_and_receive(messages, timeout=self.settings.timeout)))
         if len(values) >= self.settings.min_survivors:
@@ -147,7 +147,7 @@ class FedLSG(Strategy):
         )
 
     def _ask_again(self) -> dict[int, Tensor]:
-        """The same round, of which nobody's answer came through; stored payloads are sent again for free."""
+        """The same round once more, because no answer arrived; clients resend stored payloads for free."""
         self._patience.count(self._report, updated=False)
         log(WARNING, "round %d: nobody answered, asking again", self._report.round)
         self.downlink.abandon_round()
@@ -156,7 +156,7 @@ class FedLSG(Strategy):
         return self._repaired(self._read(self._grid.send_and_receive(messages, timeout=self.settings.timeout)))
 
     def _repaired(self, values: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Ask those once more that derive another frame, hold another model or started anew, each once a reason."""
+        """Ask clients again that derive another frame, hold another model or started anew, once for each reason."""
         framed, lost, back = set[int](), set[int](), set[int]()
         while True:
             frames = self._report.refused(FRAME_DIFFERS) - framed

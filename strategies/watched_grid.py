@@ -1,8 +1,8 @@
-"""The grid of a deployment, which waits for nobody who cannot answer any more.
+"""The grid of a deployment, which does not wait for a node that cannot answer any more.
 
-Flower reports a node that is gone, but not one that was killed and is back under its own key within a minute: what the
-dead process had taken is never delivered again, and the server would wait for its whole timeout. Such a node shows a
-new time of activation; its open messages are answered here, as Flower answers those of a node that is gone.
+Flower reports a node that is gone, but not one that was killed and is back under its own key within a minute: a message
+that the dead process had taken is never delivered again, and the server would wait for its whole timeout. Such a node
+has a new time of activation. This grid answers its open messages with an error, as Flower does for a node that is gone.
 """
 
 import time
@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, cast
 
 from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-NODE_GONE = frozenset({3, 4, 5})
+NODE_GONE = frozenset({
+    ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE,
+})  # fmt: skip
 """Flower's error codes for a message, a reply or a node that is no longer there."""
-NODE_UNAVAILABLE = 5
 POLL_SECONDS = 1.0
 
 
@@ -87,4 +89,4 @@ class WatchedGrid(Grid):
 def gone(message: Message) -> Message:
     """The error reply for a message that its node lost."""
     reason = "the node started anew and has lost what it was sent"
-    return Message(Error(code=NODE_UNAVAILABLE, reason=reason), reply_to=message)
+    return Message(Error(code=ErrorCode.NODE_UNAVAILABLE, reason=reason), reply_to=message)

@@ -7,7 +7,7 @@
     client -> server   update: one payload (see fedlsg/payload.py) and the partition that it comes from
     client -> server   identity, once: partition and its declared number of examples N_k
 
-A reply holds nothing computed from a client's data except the noised payload.
+A reply holds nothing computed from a client's data except the noisy payload.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ LOST = (
 
 @dataclass(frozen=True, kw_only=True)
 class Announcement:
-    """What a client is told about a round beside the weights. ``updates`` counts server updates so far."""
+    """What is announced to a client about a round, in addition to the weights. ``updates``: server updates so far."""
 
     round: int
     updates: int
@@ -105,7 +105,7 @@ def read_kept(content: RecordDict, size: int) -> Tensor | None:
 
 
 def read_round(content: RecordDict) -> Announcement:
-    """What a train message announces beside the weights; KeyError for anything else."""
+    """What a train message announces in addition to the weights; KeyError for anything else."""
     config = content.config_records["round"]
     return Announcement(**{f.name: config[f.name] for f in fields(Announcement)})  # type: ignore[arg-type]
 
@@ -118,11 +118,6 @@ def flat_bytes(content: RecordDict) -> bytes:
 def read_weights(content: RecordDict) -> Tensor:
     """The weights of a train message; KeyError or ValueError for anything else."""
     return read_flat(content.array_records["weights"])
-
-
-def read_announcement(content: RecordDict) -> tuple[Tensor, Announcement]:
-    """Weights and announcement of a train message; KeyError or ValueError for anything else."""
-    return read_weights(content), read_round(content)
 
 
 def read_frame(content: RecordDict, derived: Frame) -> Frame | None:

@@ -17,7 +17,7 @@ from simulations.settings import Settings
 def usable(settings: Settings, terms: Terms) -> Settings:
     """The run's settings as this client uses them. Nothing is loaded yet.
 
-    Raises TermsError for settings that no data could make acceptable, SettingsError for a method that is none.
+    Raises TermsError for settings that no data could make acceptable, SettingsError for an unknown method.
     """
     if settings.reproducible:
         raise TermsError("reproducible=true: a deployed client never draws its noise from a known seed")

@@ -1,8 +1,8 @@
 """A deployed client's own training rows, read in the form of the run's workload.
 
-``data`` in its node config: a file, or a folder with the shards of a training split. ``WORKLOAD:PATH`` says as well
-which workload the rows belong to; a run of another one is then refused. Without ``data`` the client takes its partition
-of the run's workload, as a simulated client does.
+``data`` in its node config: a file, or a folder with the shards of a training split. ``WORKLOAD:PATH`` also names
+the workload that the rows belong to; a run of another workload is then refused. Without ``data`` the client takes
+its partition of the run's workload, as a simulated client does.
 """
 
 from collections.abc import Callable

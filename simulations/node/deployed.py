@@ -1,7 +1,7 @@
 """A deployed client's two answers: who it is, and the payload of a round.
 
-Its terms are checked in both, for each message brings its own run config; all that can be refused is refused before
-anything is spent.
+Its terms are checked in both, because each message brings its own run config. Every refusal comes before anything is
+spent.
 """
 
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from strategies.wire import identity, read_round, update
 
 
 def is_deployed(context: Context) -> bool:
-    """Whether this client is one on a machine of its own, and not simulated next to others."""
+    """Whether this client is a SuperNode with a machine of its own, and not simulated next to others."""
     return not is_shared(context)
 
 

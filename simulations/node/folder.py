@@ -1,11 +1,12 @@
-"""The folder that a deployed client's node config names: its one ledger, its secret, what its data are.
+"""The folder that a deployed client's node config names (ledger-dir): its one ledger, its secret, a record of its data.
 
 ledger.jsonl   the privacy ledger, never restarted: it goes on over runs and servers
 secret.key     32 random bytes that never leave this folder
 data.json      a hash of the training rows under that secret, their number, and how far the ledger had come
 runs/<run>/    stored payloads and the replica of one run
+cache/         decoded or tokenized rows of the client's own .parquet files: as private as the rows
 
-Who may read it: its owner alone. One lock, on the folder, covers every check and the charge that follows from it.
+Only its owner can read it. One lock, on the folder, covers every check and the charge that follows from it.
 """
 
 import json
@@ -29,7 +30,7 @@ from strategies.ledger_wire import News
 
 SECRET_BYTES = 32
 RUN_NAME = re.compile(r"(?!\.)[\w.-]{1,64}", re.ASCII)
-RECORD = {"client": int, "num_examples": int, "digest": str, "entries": int, "head": str}
+DATA_FIELDS = {"client": int, "num_examples": int, "digest": str, "entries": int, "head": str}
 
 Digest = Callable[[bytes], str]
 """A digest of the training rows under a key."""
@@ -92,7 +93,7 @@ class NodeFolder:
             return News(lines=lines_since(self.path, client, head), head=head_of(self.path, client))
 
     def admit(self, num_examples: int, digest: Digest) -> None:
-        """Check that the training rows are those that this ledger is for; the first ones that come are taken down.
+        """Check that the training rows are those that this ledger is for; the first rows are recorded.
 
         Raises TermsError for other rows, unless the terms accept them: the ledger then goes on at the spent epsilon.
         """
@@ -152,7 +153,7 @@ class NodeFolder:
         path = self.terms.ledger_dir / "data.json"
         try:
             record = json.loads(path.read_bytes())
-            if not isinstance(record, dict) or {name: type(value) for name, value in record.items()} != RECORD:
+            if not isinstance(record, dict) or {name: type(value) for name, value in record.items()} != DATA_FIELDS:
                 raise ValueError
             if record["client"] != self.terms.partition or record["entries"] < 0:
                 raise ValueError

@@ -1,7 +1,7 @@
 """A digest of what the rows of a split hold: other data under the same names and sizes have another one.
 
-A digest of private rows is SECRET itself: whoever holds it, and all rows but one, can test guesses of that one. Keep it
-where only the owner of the rows reads it, or compute it under a key that stays there.
+A digest of private rows is SECRET itself: with it, and all rows but one, anybody can test guesses of that one. Keep it
+where only the owner of the rows can read it, or compute it under a key that stays there.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ ROWS_AT_ONCE = 1024
 def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: bytes = b"") -> str:
     """Keyed BLAKE2b over the stored inputs and labels of these rows in this order (None: of all rows); 64 hex digits.
 
-    ``key``: at most 64 bytes. Without the key nobody can compute the digest, or test a guess of a row.
+    ``key``: at most 64 bytes. Without the key, the digest cannot be computed, nor a guess of a row be tested.
     Guarantee: it depends on these rows alone, not on the others, nor on how far a text is padded. ``ROWS_AT_ONCE`` rows
     are in memory at a time.
     Raises TypeError or IndexError for ``rows`` that the split does not have, as ``Split.batch``.

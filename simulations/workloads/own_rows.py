@@ -1,10 +1,10 @@
-"""Training rows of somebody's own, in the form of a workload: from a .npz file, or from parquet files.
+"""A client's own training rows in the form of a workload: from a .npz file, or from parquet files.
 
 .npz       ``inputs`` (N, ...) in the workload's stored form (digits: uint8 (N, 1, 8, 8); images: uint8 (N, channels,
            side, side)), ``labels`` (N,) integers
 .parquet   the columns of the workload itself: its image or its texts, and its label
 
-What is decoded or tokenised is kept in a cache of its own: it is as private as the rows.
+Decoded or tokenised rows are kept in a cache of the client's own: they are as private as the rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ Parquet = Callable[[Sequence[Path], Path], Split]
 def read(path: Path, workload: Workload, cache: Path) -> Split:
     """Rows of a file, or of a folder with the shards ``train-0000i-of-0000N.parquet``.
 
-    Raises ValueError or OSError for what is no such file, or holds rows that are not of the workload's form.
+    Raises ValueError or OSError for any other file, or for rows that are not in the workload's form.
     """
     if path.is_dir():
         return _parquet(find_splits(path, ("train",))["train"], workload, cache)

@@ -199,7 +199,7 @@ class Workload:
     augment: changes training inputs at random, where the workload has a way to; never applied to a test split.
     defaults: the preset, by setting; public constants chosen before the run, never derived from its data.
     method_defaults: what differs from it for a method, by method and setting.
-    parquet: reads parquet files of somebody's own rows (own_rows.py), where the workload has that form.
+    parquet: reads parquet files of a client's own rows (own_rows.py), where the workload has that form.
     Raises ValueError where a label lies outside [0, num_classes).
     """
 

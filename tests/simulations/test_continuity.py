@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message
 
+import simulations.base
 import simulations.own_part
+import simulations.plan
 from fedlsg.accounting import epsilon
 from simulations.client_app import app
 from simulations.continuity import exclusive
@@ -55,14 +57,14 @@ def other_pixel(split: Split) -> Split:
 @pytest.mark.parametrize(("which", "message"), [("train", "the data or its partition"), ("test", "the test data")])
 def test_resume_refuses_rows_that_hold_something_else(which, message, stopped, monkeypatch):
     """Who holds which row is the same: another data set under the same name, or a file that was changed."""
-    load = simulations.plan.workloads.load
+    load = simulations.base.workloads.load
 
     def changed(*arguments: Any, **options: Any) -> Workload:
         workload = load(*arguments, **options)
         return replace(workload, **{which: other_pixel(getattr(workload, which))})
 
     with monkeypatch.context() as patched:
-        patched.setattr(simulations.plan.workloads, "load", changed)
+        patched.setattr(simulations.base.workloads, "load", changed)
         with pytest.raises(ValueError, match=f"{message} differ from those that this run began with"):
             resume_local(stopped.path)
     assert [len(stopped.entries(client)) for client in (0, 1)] == [1, 1]
@@ -77,7 +79,7 @@ def test_the_digest_of_private_rows_is_its_owners_alone_and_in_no_checkpoint(sto
     assert digest in path.read_text()
     assert digest not in str(stopped.checkpoint)
     path.unlink()
-    with pytest.raises(ValueError, match=r"training-data.json is missing: nobody can say whether"):
+    with pytest.raises(ValueError, match=r"training-data.json is missing: the data cannot be compared"):
         resume_local(stopped.path)
 
 
@@ -125,7 +127,7 @@ def test_a_server_cannot_send_a_client_to_a_fresh_ledger(tmp_path):
     ):
         run_local(tmp_path / "run", client=elsewhere, rounds=4)
     assert not (tmp_path / "fresh").exists()
-    assert "this client's ledger lies in" in (tmp_path / "run" / "run.log").read_text()
+    assert "this client's ledger is in" in (tmp_path / "run" / "run.log").read_text()
 
 
 def test_a_stored_payload_without_its_ledger_entry_stays(tmp_path):

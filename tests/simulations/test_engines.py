@@ -16,7 +16,7 @@ from simulations.client_app import app
 from simulations.engines import flower, local
 from simulations.engines.virtual import ClientFunction
 from simulations.row import Row
-from strategies.wire import NO_REASON, read_update
+from strategies.wire import NO_REASON, payload_size, read_update
 from tests.simulations import bad_clients
 from tests.simulations.bad_clients import HONEST, KINDS
 from tests.simulations.runs import Run, ignore, plan_at, run_local
@@ -128,7 +128,7 @@ def test_wire_bytes_are_those_of_the_serialised_messages(tmp_path, monkeypatch):
 def test_wire_bytes_that_ignore_records_and_metadata_are_caught(tmp_path, monkeypatch):
     """Negative control: the arrays' bytes alone do not pass for the message."""
     wire = Wire(monkeypatch)
-    monkeypatch.setattr(strategies.strategy, "wire_size", lambda m: strategies.strategy.payload_size(m.content))
+    monkeypatch.setattr(strategies.strategy, "wire_size", lambda m: payload_size(m.content))
     assert not wire_bytes_match(wire, run_local(tmp_path / "run").rows)
 
 

@@ -149,7 +149,7 @@ def test_two_processes_on_one_ledger_spend_it_once(tmp_path):
     assert len(entries(tmp_path / "node")) == STEPS
 
 
-def charged_between_check_and_charge(path: Path) -> int:
+def charged_between_check_and_charge(path: Path, *, held: bool) -> int:
     """Entries of a ledger with one round left, where a second process asks for it after the first one's check."""
     node = NodeFolder.open(read_terms(terms(path, epsilon_max=BUDGET)))
     node.admit(719, lambda key: "0" * 64)
@@ -167,7 +167,8 @@ def charged_between_check_and_charge(path: Path) -> int:
         exceeds = shipped(*args, **kwargs)
         if second.ident is None:
             second.start()
-            second.join(timeout=3)  # it has to wait for the first one; where nothing holds it, it is done by then
+            # With a lock the second one cannot end before the first: waiting longer shows nothing more.
+            second.join(timeout=3 if held else None)
         return exceeds
 
     with pytest.MonkeyPatch.context() as patch:
@@ -178,6 +179,6 @@ def charged_between_check_and_charge(path: Path) -> int:
 
 
 def test_check_and_charge_are_one_step(tmp_path, monkeypatch):
-    assert charged_between_check_and_charge(tmp_path / "held") == STEPS
+    assert charged_between_check_and_charge(tmp_path / "held", held=True) == STEPS
     monkeypatch.setattr(NodeFolder, "_locked", lambda self: contextlib.nullcontext())
-    assert charged_between_check_and_charge(tmp_path / "planted") == STEPS + 1
+    assert charged_between_check_and_charge(tmp_path / "planted", held=False) == STEPS + 1

@@ -15,7 +15,7 @@ from strategies import recipe
 from strategies.report import RoundReport
 from strategies.state import ServerState
 from strategies.strategy import ClientTerms, FederationSettings, FedLSG
-from strategies.wire import flat_record, identity, read_announcement, update
+from strategies.wire import flat_record, identity, read_round, update
 
 EXAMPLES = 50
 
@@ -47,6 +47,12 @@ def values_for(frame: Frame, partition: int, round: int) -> Tensor:
     return torch.randn(frame.kept, generator=torch.Generator().manual_seed(1000 * round + partition)) / 10
 
 
+def public_terms(clients: int, **more: float) -> list[ClientTerms]:
+    """Terms of clients of different sizes."""
+    common = {"sample_rate": 0.5, "noise_multiplier": 1.0} | more
+    return [ClientTerms(num_examples=EXAMPLES + i, **common) for i in range(clients)]
+
+
 class Federation:
     """The strategy over a local grid; ``answer(partition, message, honest)`` may replace a client's reply."""
 
@@ -59,9 +65,8 @@ class Federation:
     ) -> None:
         self.state, self.answer = state, answer
         self.reports: list[RoundReport] = []
-        terms = [ClientTerms(num_examples=EXAMPLES + i, sample_rate=0.5, noise_multiplier=1.0) for i in range(clients)]
-        known = {"clients_per_round": clients, "local": LocalTraining()} | settings
-        self.strategy = FedLSG(state, FederationSettings(terms=terms, **known), self.reports.append)
+        known = {"terms": public_terms(clients), "clients_per_round": clients, "local": LocalTraining()} | settings
+        self.strategy = FedLSG(state, FederationSettings(**known), self.reports.append)
         self.grid = LocalGrid(self.client, clients, {})
 
     def client(self, message: Message, context: Context) -> Any:
@@ -72,7 +77,7 @@ class Federation:
         return honest if self.answer is None else self.answer(partition, message, honest)
 
     def payload(self, partition: int, message: Message) -> bytes:
-        _, announced = read_announcement(message.content)
+        announced = read_round(message.content)
         frame = self.state.frame()
         values = values_for(frame, partition, announced.round)
         return pack(values, frame.indices, size=frame.size, round=announced.round, digest=frame.digest)

@@ -1,7 +1,6 @@
 """DP-SSGD and ranked RS in the federation: the pruning round, and masks that only the server can make."""
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,10 +29,10 @@ from strategies.wire import (
     failure,
     payload_size,
     raw_array,
-    read_announcement,
     read_kept,
+    read_round,
 )
-from tests.strategies.federation import Federation, model, server_state, values_for
+from tests.strategies.federation import Federation, model, public_terms, server_state, values_for
 
 SNIP = {"prune": "dp-snip", "prune_rate": 0.4, "drop": "none"}
 
@@ -42,16 +41,14 @@ class PrunedFederation(Federation):
     """A federation whose clients also answer round 0; it notes who was asked for what."""
 
     def __init__(self, state: ServerState, clients: int = 3, **settings: Any) -> None:
-        super().__init__(state, clients, **settings)
+        super().__init__(state, clients, terms=public_terms(clients, prune_noise_multiplier=3.0), **settings)
         self.pruned: list[RoundReport] = []
         self.strategy.on_pruned = self.pruned.append
         self.asked: list[tuple[int, int]] = []
-        terms = [replace(t, prune_noise_multiplier=3.0) for t in self.strategy.settings.terms]
-        self.strategy.settings = replace(self.strategy.settings, terms=terms)
         self.announced: list[Any] = []
 
     def payload(self, partition: int, message: Message) -> bytes:
-        _, announced = read_announcement(message.content)
+        announced = read_round(message.content)
         self.asked.append((announced.round, partition))
         self.announced.append(announced)
         frame = self.state.frame() if announced.round else self.state.saliency_frame()
@@ -97,7 +94,7 @@ def test_the_pruned_weights_are_those_of_the_smallest_summed_saliency():
 
 def test_round_0_goes_on_without_a_client_that_fails():
     def answer(partition: int, message: Message, honest: Message) -> Message:
-        _, announced = read_announcement(message.content)
+        announced = read_round(message.content)
         return failure("broken", 1001, message) if (announced.round, partition) == (0, 1) else honest
 
     federation = PrunedFederation(server_state("dp-ssgd", **SNIP), answer=answer, min_survivors=2)
@@ -139,7 +136,7 @@ def test_values_that_no_honest_client_sends_are_refused_in_round_0():
 
     class Loud(PrunedFederation):
         def payload(self, partition: int, message: Message) -> bytes:
-            _, announced = read_announcement(message.content)
+            announced = read_round(message.content)
             if announced.round or partition:
                 return super().payload(partition, message)
             frame = self.state.saliency_frame()
@@ -216,13 +213,13 @@ class RankedFederation(Federation):
 
     def payload(self, partition: int, message: Message) -> bytes:
         frame = self.derived(message)
-        _, announced = read_announcement(message.content)
+        announced = read_round(message.content)
         assert frame.digest == announced.frame_digest
         values = values_for(frame, partition, announced.round)
         return pack(values, frame.indices, size=frame.size, round=announced.round, digest=frame.digest)
 
     def derived(self, message: Message) -> Frame:
-        _, announced = read_announcement(message.content)
+        announced = read_round(message.content)
         weights = {n: p.detach() for n, p in trainable(self.state.model).items()}
         size = sum(W.numel() for W in weights.values())
         return make_frame(

@@ -41,7 +41,8 @@ def travelled(content: RecordDict) -> RecordDict:
 )  # fmt: skip
 def test_an_announcement_comes_back(weights, round, digest, rate, run_dir):
     announced = replace(ANNOUNCED, round=round, frame_digest=digest, sample_rate=rate, run_dir=run_dir)
-    back, known = wire.read_announcement(travelled(wire.announcement(torch.from_numpy(weights), announced)))
+    content = travelled(wire.announcement(torch.from_numpy(weights), announced))
+    back, known = wire.read_weights(content), wire.read_round(content)
     assert known == announced
     assert back.numpy().tobytes() == weights.tobytes(), "to the bit, NaN too"
 
@@ -109,7 +110,7 @@ def test_half_an_announcement_is_refused(missing):
     content = wire.announcement(torch.zeros(3), ANNOUNCED)
     del content[missing]
     with pytest.raises(KeyError, match=missing):
-        wire.read_announcement(content)
+        wire.read_weights(content), wire.read_round(content)
 
 
 # --- the frame
