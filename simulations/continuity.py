@@ -4,11 +4,12 @@ Epsilon is a maximum over clients whose examples stay theirs, under settings tha
 resumed run with other settings, or other data, would report a number that holds for neither.
 """
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 from simulations.outbox import write_atomically
 from simulations.plan import Plan
@@ -82,13 +83,24 @@ def _known_digest(run: RunDir) -> str:
         raise ValueError(f"{run.data_digest} is missing: {otherwise}") from None
 
 
+def _lock_file(directory: RunDir) -> IO[str]:
+    try:
+        return (directory.path / ".lock").open("a+")
+    except OSError as error:
+        if error.errno not in {errno.EROFS, errno.EACCES, errno.EPERM}:
+            raise
+        raise ValueError(
+            f"cannot write to {directory.path}: {error.strerror}; make it writable, or continue a copy of it"
+        ) from None
+
+
 @contextmanager
 def exclusive(directory: RunDir) -> Iterator[None]:
     """Hold the run directory; a second process that wants it gets a ValueError. The lock ends with its process."""
     if fcntl is None:
         yield
         return
-    with (directory.path / ".lock").open("a+") as file:
+    with _lock_file(directory) as file:
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

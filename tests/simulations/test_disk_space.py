@@ -175,3 +175,17 @@ def test_a_merged_ledger_that_does_not_fit_is_named(tmp_path, unbroken):
     message, left = done.stdout.splitlines()
     assert message.startswith(f"the disk is full: {disk / 'ledger.jsonl'} could not be written.")
     assert left == "other"
+
+
+@pytest.mark.skipif(not mounting(), reason="needs unshare -rm (Linux, user namespaces)")
+def test_a_read_only_run_directory_is_refused_in_one_line(tmp_path, unbroken):
+    disk = tmp_path / "run"
+    shutil.copytree(unbroken.path, disk)
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && "$1" -m simulations resume "$0"'
+    command = ["unshare", "-rm", "sh", "-c", mount, str(disk), sys.executable]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line == (
+        f"fedlsg: error: cannot write to {disk}: Read-only file system; make it writable, or continue a copy of it"
+    )
