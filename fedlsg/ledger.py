@@ -236,6 +236,10 @@ def merge(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) 
                 raise
         sync_directory(out.parent)
     except OSError as error:
+        if error.errno is not None:
+            error.filename = str(
+                out
+            )  # a failed write names no file, and the temporary file is none that a reader knows
         raise LedgerError(f"{out}: cannot write the merged copy ({error})") from error
 
 

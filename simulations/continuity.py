@@ -4,11 +4,12 @@ Epsilon is a maximum over clients whose examples stay theirs, under settings tha
 resumed run with other settings, or other data, would report an epsilon that holds for neither.
 """
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 from simulations.outbox import write_atomically
 from simulations.plan import Plan
@@ -82,18 +83,31 @@ def _known_digest(run: RunDir) -> str:
         raise ValueError(f"{run.data_digest} is missing: {otherwise}") from None
 
 
+def _lock_file(directory: RunDir) -> IO[str]:
+    try:
+        return (directory.path / ".lock").open("a+")
+    except OSError as error:
+        if error.errno not in {errno.EROFS, errno.EACCES, errno.EPERM}:
+            raise
+        raise ValueError(
+            f"cannot write to {directory.path}: {error.strerror}; make it writable, or continue a copy of it"
+        ) from None
+
+
 @contextmanager
 def exclusive(directory: RunDir) -> Iterator[None]:
     """Hold the run directory; a second process that wants it gets a ValueError. The lock ends with its process."""
     if fcntl is None:
         yield
         return
-    with (directory.path / ".lock").open("a+") as file:
+    with _lock_file(directory) as file:
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise ValueError(f"{directory.path} is in use by process {file.read().strip() or 'unknown'}") from None
+            holder = file.read().strip()  # empty for the moment before it writes its id
+            who = f"process {holder}" if holder else "another process"
+            raise ValueError(f"{directory.path} is in use by {who}: wait for its end, or stop it") from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -153,6 +153,13 @@ def test_a_run_directory_has_one_process(stopped):
     resume_local(stopped.path)
 
 
+def test_a_process_that_has_not_written_its_id_yet_is_another_process(stopped):
+    with exclusive(stopped.directory):
+        (stopped.path / ".lock").write_text("")
+        with pytest.raises(ValueError, match="is in use by another process: wait for its end"):
+            resume_local(stopped.path)
+
+
 def test_a_spent_budget_ends_the_run_with_a_summary(tmp_path):
     run = run_local(tmp_path / "run", reproducible=False, noise_multiplier=3.0, sample_rate=0.5, epsilon=2.0, rounds=40)
     assert 0 < run.summary["rounds"] < 40

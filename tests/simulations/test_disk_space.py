@@ -147,3 +147,45 @@ def test_a_real_full_disk(kilobytes, tmp_path, unbroken):
         rf"fedlsg: error: the disk is full: {disk}/\S+ could not be written\. .* fedlsg resume {disk}", line
     )
     assert continued(Run(tmp_path / "out"), unbroken)
+
+
+MERGED_ON_A_FULL_DISK = """
+import subprocess, sys
+from pathlib import Path
+from fedlsg.ledger import merge
+from simulations.disk_space import resumable
+ledgers, disk = Path(sys.argv[1]), Path(sys.argv[2])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", disk], check=True)
+(disk / "other").write_bytes(bytes(4096))
+try:
+    with resumable(disk):
+        merge(ledgers.glob("client-*.jsonl"), disk / "ledger.jsonl")
+except OSError as error:
+    print(error)
+print(*(path.name for path in disk.iterdir()))
+"""
+
+
+@pytest.mark.skipif(not mounting(), reason="needs unshare -rm (Linux, user namespaces)")
+def test_a_merged_ledger_that_does_not_fit_is_named(tmp_path, unbroken):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["unshare", "-rm", sys.executable, "-c", MERGED_ON_A_FULL_DISK, str(unbroken.path / "ledger"), str(disk)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    message, left = done.stdout.splitlines()
+    assert message.startswith(f"the disk is full: {disk / 'ledger.jsonl'} could not be written.")
+    assert left == "other"
+
+
+@pytest.mark.skipif(not mounting(), reason="needs unshare -rm (Linux, user namespaces)")
+def test_a_read_only_run_directory_is_refused_in_one_line(tmp_path, unbroken):
+    disk = tmp_path / "run"
+    shutil.copytree(unbroken.path, disk)
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && "$1" -m simulations resume "$0"'
+    command = ["unshare", "-rm", "sh", "-c", mount, str(disk), sys.executable]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line == (
+        f"fedlsg: error: cannot write to {disk}: Read-only file system; make it writable, or continue a copy of it"
+    )
