@@ -6,7 +6,7 @@ Each refusal names the setting, what the run asks, and what the node config allo
 from dataclasses import replace
 
 import strategies
-from simulations.node.data import own_path
+from simulations.node.data import own_path, with_own_columns
 from simulations.node.terms import Terms
 from simulations.plan import Base
 from simulations.preset import known
@@ -37,8 +37,18 @@ def usable(settings: Settings, terms: Terms) -> Settings:
         for name in ("train_rows", "holdout"):
             if getattr(settings, name) is not None:
                 raise TermsError(f"{name} chooses among training rows, and this client has data of its own")
-        settings = replace(settings, data_dir=None)  # the server's folders are not this client's
+        settings = with_own_columns(settings, terms)
+    _refuse_paths(settings)
+    settings = replace(settings, data_dir=None)  # the server's folders are not this client's
     return _counted(settings, terms, own=own)
+
+
+def _refuse_paths(s: Settings) -> None:
+    """Raise TermsError for a path of the server's choice: what is said of it would tell which files are here."""
+    for name in ("model", "pretrained"):
+        value = getattr(s, name)
+        if value is not None and value.startswith(("/", "~", ".", "\\")):
+            raise TermsError(f"{name}={value!r} is a path: a deployed client takes models by name alone")
 
 
 def check_mechanism(kind: str, method: str) -> None:

@@ -1,12 +1,14 @@
 """A deployed client's own training rows, read in the form of the run's workload.
 
-``data`` in its node config: a file, or a folder with the shards of a training split. ``WORKLOAD:PATH`` also names
-the workload that the rows belong to; a run of another workload is then refused. Without ``data`` the client takes
-its partition of the run's workload, as a simulated client does.
+``data`` in its node config, ``WORKLOAD:PATH``, names the workload that the rows belong to, and a file or a folder with
+the shards of a training split. A run of another workload is refused. The client itself says in which form its rows are
+read: a server that chose the label column, or the number of classes, would learn which values are out of range.
+Without ``data`` the client takes its partition of the run's workload, as a simulated client does.
 """
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from simulations import workloads
@@ -16,6 +18,10 @@ from simulations.settings import Settings
 from simulations.workloads import Options, Split, Workload, own_rows
 from simulations.workloads.mirror import split_names
 
+FREE = ("hf-image", "hf-text")
+"""Workloads whose columns are settings of a run."""
+FORM = ("workload", "dataset", "subset", "input_columns", "label_column")
+
 Read = Callable[[Workload], Split]
 
 
@@ -24,11 +30,35 @@ def own_path(terms: Terms, workload: str) -> Path | None:
     if terms.data is None:
         return None
     name, colon, path = terms.data.partition(":")
-    if colon and name in workloads.names():
-        if name != workload:
-            raise TermsError(f"the run trains on workload {workload!r}, and this client's data are for {name!r}")
-        return absolute(path, "data")
-    return absolute(terms.data, "data")
+    if not colon or name not in workloads.names():
+        known = ", ".join(workloads.names())
+        raise TermsError(
+            f"node config: expected data={terms.data!r} as WORKLOAD:PATH, where WORKLOAD is one of {known}"
+        )
+    if name != workload:
+        raise TermsError(f"the run trains on workload {workload!r}, and this client's data are for {name!r}")
+    return absolute(path, "data")
+
+
+def with_own_columns(settings: Settings, terms: Terms) -> Settings:
+    """The settings with the columns that the node config names, where a run could choose. TermsError for others."""
+    if settings.workload not in FREE:
+        return settings
+    for key in ("input-columns", "label-column", "classes"):
+        if getattr(terms, key.replace("-", "_")) is None:
+            raise TermsError(f"node config: own data for workload {settings.workload!r} need {key}")
+    for name in ("input_columns", "label_column"):
+        asked, own = getattr(settings, name), getattr(terms, name)
+        if asked not in (None, own):
+            raise TermsError(f"the run reads {name}={asked!r}, and this client's node config says {own!r}")
+    return replace(settings, input_columns=terms.input_columns, label_column=terms.label_column)
+
+
+def form_of(settings: Settings, workload: Workload) -> str:
+    """Digest of the form in which rows are read, from settings alone; of texts also of the model that they are for."""
+    names = [*FORM, *(("model", "pretrained", "max_length") if workload.train.lengths is not None else ())]
+    known = [workload.num_classes, *(getattr(settings, name) for name in names)]
+    return hashlib.sha256(repr(known).encode()).hexdigest()
 
 
 def reader(terms: Terms, settings: Settings) -> Read:
@@ -40,6 +70,11 @@ def reader(terms: Terms, settings: Settings) -> Read:
     path = own_path(terms, settings.workload)
 
     def read(workload: Workload) -> Split:
+        if terms.classes not in (None, workload.num_classes):
+            raise TermsError(
+                f"the run's workload has {workload.num_classes} classes, and this client's node config says "
+                f"classes={terms.classes}"
+            )
         try:
             rows = _partition(terms, settings) if path is None else _rows(path, terms, settings, workload)
             if not 0 <= int(rows.labels.min()) <= int(rows.labels.max()) < workload.num_classes:

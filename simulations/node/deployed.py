@@ -15,7 +15,7 @@ from simulations.client import answer_in
 from simulations.client_model import Process, assemble, set_up
 from simulations.node.account import NodeAccount
 from simulations.node.conditions import check_base, usable
-from simulations.node.data import reader
+from simulations.node.data import form_of, reader
 from simulations.node.folder import NodeFolder
 from simulations.node.terms import Terms, read_terms
 from simulations.own_part import Own
@@ -69,7 +69,7 @@ class Deployed:
         folder = NodeFolder.open(self.terms)
         here = node_process(self.settings, self.terms, expected_batch)
         check_base(here.process.base, self.terms)
-        folder.admit(here.num_examples, here.digest)
+        folder.admit(here.form, here.num_examples, here.digest)
         return folder, here
 
     def _refuse_hopeless(self, folder: NodeFolder, here: "NodeProcess") -> None:
@@ -107,6 +107,11 @@ class NodeProcess:
     process: Process
     blocks: int
     _digests: dict[bytes, str] = field(default_factory=dict)
+
+    @property
+    def form(self) -> str:
+        """How the rows are read, as public settings say it."""
+        return form_of(self.process.base.settings, self.process.base.workload)
 
     @property
     def num_examples(self) -> int:

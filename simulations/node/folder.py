@@ -30,7 +30,7 @@ from strategies.ledger_wire import News
 
 SECRET_BYTES = 32
 RUN_NAME = re.compile(r"(?!\.)[\w.-]{1,64}", re.ASCII)
-DATA_FIELDS = {"client": int, "num_examples": int, "digest": str, "entries": int, "head": str}
+DATA_FIELDS = {"client": int, "form": str, "num_examples": int, "digest": str, "entries": int, "head": str}
 
 Digest = Callable[[bytes], str]
 """A digest of the training rows under a key."""
@@ -92,9 +92,11 @@ class NodeFolder:
             client = self.terms.partition
             return News(lines=lines_since(self.path, client, head), head=head_of(self.path, client))
 
-    def admit(self, num_examples: int, digest: Digest) -> None:
-        """Check that the training rows are those that this ledger is for; the first rows are recorded.
+    def admit(self, form: str, num_examples: int, digest: Digest) -> None:
+        """Check that the training rows are those that this ledger is for; the rows of the first charge are recorded.
 
+        ``form``: a public digest of how the rows are read. It is compared first, and alone where it differs: what is
+        said of the rows must not depend on what a server asks of them.
         Raises TermsError for other rows, unless the terms accept them: the ledger then goes on at the spent epsilon.
         """
         with self._locked():
@@ -102,8 +104,10 @@ class NodeFolder:
             accept = self.terms.accept_changed_data
             record = self._record(required=begun and not accept)
             key = self._secret(required=(begun or record is not None) and not accept)
-            found = {"num_examples": num_examples, "digest": digest(key)}
-            if record is not None and not accept:
+            if begun and record is not None and not accept and record["form"] != form:
+                raise TermsError(_other_form(self.terms.ledger_dir))
+            found = {"form": form, "num_examples": num_examples, "digest": digest(key)}
+            if begun and record is not None and not accept:
                 _compare(record, found, self.terms.ledger_dir)
             elif record is None or any(record[name] != value for name, value in found.items()):
                 self._save_record(found)
@@ -226,12 +230,20 @@ def _compare(record: dict[str, Any], found: dict[str, Any], folder: Path) -> Non
     if record["num_examples"] != found["num_examples"]:
         changed = f"another number of training rows than the {record['num_examples']} that"
     elif record["digest"] != found["digest"]:
-        changed = "other training rows (or, for texts, another tokenizer or max_length) than those that"
+        changed = "other training rows than those that"
     if changed is not None:
         raise TermsError(
             f"this client has {changed} the ledger in {folder} is for: restore them, take another ledger-dir for other "
             "people's data, or set accept-changed-data=true to go on at the epsilon that is spent"
         )
+
+
+def _other_form(folder: Path) -> str:
+    return (
+        f"the run reads this client's rows in another form (workload, columns or, for texts, model and max_length) "
+        f"than that of the ledger in {folder}: take that form, or set accept-changed-data=true to go on at the epsilon "
+        "that is spent"
+    )
 
 
 def _missing(path: Path) -> str:

@@ -15,7 +15,8 @@ from pathlib import Path
 from simulations.refusals import TermsError
 
 KEYS = (
-    "partition-id", "num-partitions", "ledger-dir", "epsilon-max", "delta-max", "data", "trust", "accept-changed-data",
+    "partition-id", "num-partitions", "ledger-dir", "epsilon-max", "delta-max", "data", "input-columns", "label-column",
+    "classes", "trust", "accept-changed-data",
 )  # fmt: skip
 TRUST = ("client", "aggregate")
 
@@ -28,7 +29,8 @@ class Terms:
 
     partition: its number in the federation, from 0. num_partitions: None where only the server knows it.
     ledger_dir: the folder of its one ledger. epsilon_max, delta_max: what it may spend on its data, over all runs.
-    data: its own rows, as ``WORKLOAD:PATH`` or a path; None takes its partition of the run's workload.
+    data: its own rows, as ``WORKLOAD:PATH``; None takes its partition of the run's workload.
+    input_columns, label_column, classes: of its own rows, where the workload leaves them to the settings of a run.
     trust: the weakest that it accepts. accept_changed_data: go on at the spent epsilon with other data than before.
     """
 
@@ -38,6 +40,9 @@ class Terms:
     epsilon_max: float
     delta_max: float
     data: str | None = None
+    input_columns: str | None = None
+    label_column: str | None = None
+    classes: int | None = None
     trust: str = "client"
     accept_changed_data: bool = False
 
@@ -61,7 +66,10 @@ def read_terms(config: Config) -> Terms:
         ledger_dir=_folder(config, "ledger-dir"),
         epsilon_max=_number(config, "epsilon-max", below=math.inf),
         delta_max=_number(config, "delta-max", below=1.0),
-        data=None if "data" not in config else _text(config, "data"),
+        data=_text(config, "data") if "data" in config else None,
+        input_columns=_text(config, "input-columns") if "input-columns" in config else None,
+        label_column=_text(config, "label-column") if "label-column" in config else None,
+        classes=_integer(config, "classes", least=2) if "classes" in config else None,
         trust=str(trust),
         accept_changed_data=accept,
     )

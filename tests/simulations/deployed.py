@@ -36,10 +36,15 @@ RUN: dict[str, Any] = {
 
 
 def terms(folder: Path, **changes: Any) -> dict[str, Any]:
-    """A node config with terms that ``RUN`` fits. Underscores stand for dashes; None leaves a key out."""
+    """A node config with terms that ``RUN`` fits. Underscores stand for dashes; None leaves a key out.
+
+    A path alone as ``data`` is one of digits.
+    """
     config = {
         "partition-id": 0, "num-partitions": 2, "ledger-dir": str(folder), "epsilon-max": 3.0, "delta-max": 1e-5,
     } | {name.replace("_", "-"): value for name, value in changes.items()}  # fmt: skip
+    if "/" in str(config.get("data", "")) and ":" not in str(config["data"]):
+        config["data"] = f"digits:{config['data']}"
     return {name: value for name, value in config.items() if value is not None}
 
 

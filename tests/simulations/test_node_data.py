@@ -12,12 +12,14 @@ import torch
 from fedlsg import company
 from fedlsg.ledger import LedgerError
 from simulations import workloads
+from simulations.node import conditions
 from simulations.node.folder import NodeFolder
 from simulations.node.terms import read_terms
 from simulations.refusals import TermsError
 from simulations.workloads import own_rows
 from simulations.workloads.digest import data_digest
 from tests.simulations.deployed import Server, digits_file, entries, examples, new_process, payload, refusal, terms
+from tests.simulations.made_texts import make_bert, sentences, write_split
 from tests.simulations.test_node_budget import BUDGET, STEPS
 
 Change = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -278,6 +280,7 @@ def test_texts_of_a_clients_own(tmp_path, monkeypatch):
         write_split(tmp_path / place / "glue" / "sst2", split, columns)
     monkeypatch.setenv("FEDLSG_DATA", str(tmp_path / "mirror"))
     monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(conditions, "_refuse_paths", lambda settings: None)  # the small encoder is a folder
     run = {"workload": "glue-sst2", "method": "bitfit", "model": str(make_bert(tmp_path / "bert")), "max_length": 16}
     own = tmp_path / "own" / "glue" / "sst2" / "train-00000-of-00001.parquet"
     server = Server.start(terms(tmp_path / "node", data=f"glue-sst2:{own}"), tmp_path / "copy", **run)
@@ -288,7 +291,7 @@ def test_texts_of_a_clients_own(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "node" / "cache").iterdir()], "as private as the rows"
     new_process()
     server.config["max-length"] = 6
-    assert "(or, for texts, another tokenizer or max_length)" in refusal(server.query())
+    assert "in another form (workload, columns or, for texts, model and max_length)" in refusal(server.query())
     server.config["workload"] = "glue-qqp"
     assert "the run trains on workload 'glue-qqp', and this client's data are for 'glue-sst2'" in refusal(
         server.query()
@@ -304,3 +307,33 @@ def test_microbatches_of_a_deployed_client_have_one_shape_whatever_its_servers_w
     for round in (1, 2, 3):
         payload(server.train(round))
     assert len(seen) == 1
+
+
+def test_a_server_learns_nothing_of_a_column_that_it_names(tmp_path, monkeypatch):
+    """Before, two class counts told by their refusals whether the largest value of any column lay between them."""
+    columns = {"text": sentences(20, 1), "age": list(range(20, 40)), "sick": [row % 2 for row in range(20)]}
+    write_split(tmp_path / "own", "train", columns)
+    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(conditions, "_refuse_paths", lambda settings: None)
+    bert = str(make_bert(tmp_path / "bert"))
+    public = {}
+    for classes in (2, 30, 50):
+        names = [f"class {number}" for number in range(classes)]
+        rows = {"text": sentences(4, 2), "age": [0, 1, 0, 1], "label": [0, 1, 0, 1], "sick": [0, 1, 0, 1]}
+        public[classes] = tmp_path / f"public-{classes}"
+        write_split(public[classes] / "set", "test", rows, class_names=names)
+    own = f"hf-text:{tmp_path / 'own'}"
+    node = {"data": own, "input_columns": "text", "label_column": "sick", "classes": 2}
+
+    def asked(label: str | None, classes: int, **changes: object) -> str:
+        monkeypatch.setenv("FEDLSG_DATA", str(public[classes]))
+        new_process()
+        run = {"workload": "hf-text", "dataset": "set", "method": "bitfit", "model": bert, "max_length": 16}
+        run |= {} if label is None else {"label_column": label}
+        reply = Server.start(terms(tmp_path / "node", **{**node, **changes}), tmp_path / "copy", **run).query()
+        return reply.error.reason if reply.has_error() else "accepted"
+
+    assert asked("age", 30) == asked("age", 50)
+    assert "the run reads label_column='age', and this client's node config says 'sick'" in asked("age", 30)
+    assert asked("sick", 30).replace("30 classes", "") == asked("sick", 50).replace("50 classes", "")
+    assert "node config: own data for workload 'hf-text' need classes" in asked("sick", 2, classes=None)

@@ -106,7 +106,13 @@ def test_a_client_with_data_of_its_own_needs_no_number_of_clients(tmp_path):
     ("data", "settings", "text"),
     [
         ("cifar10:{}", {}, "[1006] the run trains on workload 'digits', and this client's data are for 'cifar10'"),
-        ("rows.npz", {}, "[1006] node config: expected data='rows.npz' to be an absolute path"),
+        (
+            "rows.npz",
+            {},
+            "[1006] node config: expected data='rows.npz' as WORKLOAD:PATH, where WORKLOAD is one of digits",
+        ),
+        ("digits:rows.npz", {}, "[1006] node config: expected data='rows.npz' to be an absolute path"),
+        ("digits:{}", {"model": "/etc/passwd"}, "[1006] model='/etc/passwd' is a path"),
         ("{}", {"train-rows": 100}, "[1006] train_rows chooses among training rows"),
         ("{}", {"holdout": 0.1}, "[1006] holdout chooses among training rows"),
     ],
