@@ -22,7 +22,7 @@ def images(count: int = 40, seed: int = 0) -> Split:
     return Split(inputs=stored, labels=torch.from_numpy(draw.integers(0, 3, count)), prepare=torch.from_numpy)
 
 
-def texts(lengths: list[int], *, pad_id: int = 0, types: bool = True) -> Split:
+def texts(lengths: list[int], *, pad_id: int = 0, types: bool = True, max_length: int = 40) -> Split:
     """Texts whose tokens are those of their number alone."""
     each = [np.random.default_rng(i).integers(1, 9, n).astype(np.int32) for i, n in enumerate(lengths)]
     tokens = Tokens(
@@ -30,6 +30,7 @@ def texts(lengths: list[int], *, pad_id: int = 0, types: bool = True) -> Split:
         types=np.concatenate([np.zeros(n, np.uint8) for n in lengths]) if types else None,
         offsets=np.cumsum([0, *lengths], dtype=np.int64),
         pad_id=pad_id,
+        max_length=max_length,
     )
     labels = torch.arange(len(lengths)) % 2
     return Split(inputs=tokens, labels=labels, prepare=dict, lengths=tokens.lengths)
@@ -63,12 +64,13 @@ def test_rows_have_the_digest_of_the_split_that_holds_only_them(rows: list[int])
 
 @given(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=30), other=st.integers(13, 40))
 def test_a_text_has_one_digest_however_far_it_is_padded(lengths: list[int], other: int) -> None:
-    """The last text is longer in one split than in the other: in one chunk, all others are padded to it."""
+    """Neither another text that is longer, nor another padded length, changes the digest of a row."""
     rows = torch.arange(len(lengths) - 1)
     short, long = texts(lengths), texts([*lengths[:-1], other])
     assert data_digest(short, rows) == data_digest(long, rows)
     assert data_digest(short) != data_digest(long)
     assert data_digest(short) == data_digest(texts(lengths, pad_id=7))
+    assert data_digest(short) == data_digest(texts(lengths, max_length=max(lengths)))
 
 
 def test_lengths_are_part_of_it() -> None:
