@@ -152,7 +152,7 @@ def test_two_processes_on_one_ledger_spend_it_once(tmp_path):
 def charged_between_check_and_charge(path: Path, *, held: bool) -> int:
     """Entries of a ledger with one round left, where a second process asks for it after the first one's check."""
     node = NodeFolder.open(read_terms(terms(path, epsilon_max=BUDGET)))
-    node.admit(719, lambda key: "0" * 64)
+    node.admit("form", 719, lambda key: "0" * 64)
     budget = (Budget(epsilon=BUDGET, delta=1e-5),)
 
     def charge(run: str, round: int = 1) -> None:

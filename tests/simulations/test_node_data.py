@@ -163,13 +163,14 @@ def test_no_flipped_bit_is_silent(name, spent, tmp_path):
     def digest(key: bytes) -> str:
         return data_digest(rows, key=key)
 
+    form = known["form"]
     silent = 0
     for bit in np.random.default_rng(0).integers(0, 8 * len(content), 200):
         damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << (bit % 8)
         path.write_bytes(damaged)
         try:
-            NodeFolder.open(node).admit(200, digest)
+            NodeFolder.open(node).admit(form, 200, digest)
         except (TermsError, LedgerError):
             continue
         silent += 1
@@ -178,7 +179,7 @@ def test_no_flipped_bit_is_silent(name, spent, tmp_path):
         assert len(entries(tmp_path / "node")) == STEPS - 1
     assert silent < 20
     path.write_bytes(content)
-    NodeFolder.open(node).admit(200, digest)
+    NodeFolder.open(node).admit(form, 200, digest)
 
 
 @pytest.mark.parametrize("lines", [0, 1, STEPS - 1])
@@ -273,7 +274,6 @@ def test_a_file_holds_the_rows_that_were_written(tmp_path):
 def test_texts_of_a_clients_own(tmp_path, monkeypatch):
     """A parquet file; of the workload's mirror the client needs the public test split alone."""
     pytest.importorskip("transformers")
-    from tests.simulations.made_texts import make_bert, sentences, write_split
 
     for place, split, count in (("mirror", "train", 40), ("mirror", "validation", 8), ("own", "train", 30)):
         columns = {"sentence": sentences(count, count), "label": [row % 2 for row in range(count)]}
@@ -321,12 +321,13 @@ def test_a_server_learns_nothing_of_a_column_that_it_names(tmp_path, monkeypatch
         names = [f"class {number}" for number in range(classes)]
         rows = {"text": sentences(4, 2), "age": [0, 1, 0, 1], "label": [0, 1, 0, 1], "sick": [0, 1, 0, 1]}
         public[classes] = tmp_path / f"public-{classes}"
-        write_split(public[classes] / "set", "test", rows, class_names=names)
+        for split in ("train", "test"):
+            write_split(public[classes] / "set", split, rows, class_names=names)
     own = f"hf-text:{tmp_path / 'own'}"
     node = {"data": own, "input_columns": "text", "label_column": "sick", "classes": 2}
 
-    def asked(label: str | None, classes: int, **changes: object) -> str:
-        monkeypatch.setenv("FEDLSG_DATA", str(public[classes]))
+    def asked(label: str | None, count: int, **changes: object) -> str:
+        monkeypatch.setenv("FEDLSG_DATA", str(public[count]))
         new_process()
         run = {"workload": "hf-text", "dataset": "set", "method": "bitfit", "model": bert, "max_length": 16}
         run |= {} if label is None else {"label_column": label}

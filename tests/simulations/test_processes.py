@@ -17,6 +17,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from simulations.engines.local import LocalGrid, task_identity
+from simulations.engines.virtual import named
 from simulations.plan import Plan, known
 from simulations.settings import as_config
 from strategies.report import RoundReport
@@ -42,7 +43,7 @@ class PipeGrid(LocalGrid):
         return [self.exchange(message) for message in messages]
 
     def exchange(self, message: Message) -> Message:
-        data = message_to_proto(message).SerializeToString()
+        data = message_to_proto(named(message)).SerializeToString()
         self.process.stdin.write(struct.pack("<I", len(data)) + data)
         self.process.stdin.flush()
         reply = self.process.stdout.read(*struct.unpack("<I", self.process.stdout.read(4)))
