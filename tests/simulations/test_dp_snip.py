@@ -209,7 +209,9 @@ def test_a_server_that_asks_for_a_round_0_that_was_not_agreed_gets_nothing(tmp_p
             context.run_config["prune"] = "random"
         return app(message, context)
 
-    with pytest.raises(RuntimeError, match=r"0 answered round 0: client 0 1: \[1001\] a client failed, and only its own log"):
+    with pytest.raises(
+        RuntimeError, match=r"0 answered round 0: client 0 1: \[1001\] a client failed, and only its own log"
+    ):
         run_local(tmp_path / "run", client=client, **SNIP)
     assert not list((tmp_path / "run" / "ledger").glob("*"))
 

@@ -20,7 +20,7 @@ from simulations.attack.record import open_record
 from simulations.feedback_box import FeedbackBox
 from simulations.plan import Base
 from simulations.sending import expected
-from strategies.wire import NO_REASON, Announcement
+from strategies.wire import Announcement
 from tests.simulations.runs import Run, plan_at, resume_local, run_local, stopped_after
 
 SILENT: dict[str, Any] = {"noise_multiplier": None, "rounds": 4, "sample_rate": 0.2, "learning_rate": 0.3}
@@ -165,14 +165,13 @@ def test_a_memory_that_is_written_before_its_payload_is_counted_twice(whole, tmp
     assert not same(resume_local(tmp_path / "run"), whole)
 
 
-def test_a_damaged_memory_is_refused_and_the_round_goes_on(tmp_path):
+def test_a_damaged_memory_is_refused_before_a_resumed_run_goes_on(tmp_path):
     stopped = stopped_after(2, tmp_path / "run", **SILENT | KINDS["topk"])
     path = max((stopped.path / "clients" / "client-000001").iterdir())
     path.write_bytes(path.read_bytes()[:-1])
-    run = resume_local(tmp_path / "run")
-    assert [row.rejected for row in run.rows] == ["", "", "1", "1"]
-    assert NO_REASON in run.rows[2].reasons
-    assert "is damaged, or another client's" in run.log
+    with pytest.raises(ValueError, match=f"{path.name} is damaged, or another client's"):
+        resume_local(tmp_path / "run")
+    assert len(stopped.rows) == 2
 
 
 # --- where anything is promised, there is no memory
@@ -191,7 +190,7 @@ def test_a_damaged_memory_is_refused_and_the_round_goes_on(tmp_path):
 )
 def test_no_memory_is_kept(settings, tmp_path):
     run = run_local(tmp_path / "run", **settings)
-    assert not (run.path / "clients").exists()
+    assert list((run.path / "clients").glob("client-*")) == []
     assert "error_feedback" not in run.summary["codec"]
     assert [row.rejected for row in run.rows] == ["", ""]
 
@@ -202,7 +201,7 @@ def test_a_memory_under_noise_that_slipped_through_is_not_used(tmp_path, monkeyp
     run = run_local(tmp_path / "run", method="dpsgd", codec="sign")
     assert [row.rejected for row in run.rows] == ["0 1", "0 1"]
     assert "would leak: not sent" in run.log
-    assert not (run.path / "clients").exists()
+    assert list((run.path / "clients").glob("client-*")) == []
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ class Clients(LocalGrid):
 @pytest.mark.parametrize(
     ("blind", "why"),
     [
-        (False, r"a client could not start: OtherCodeError: the server runs fedlsg .*, this process runs fedlsg 9\.9"),
+        (False, r"node \d+: the server runs fedlsg .*, this process runs fedlsg 9\.9"),
         (True, r"client 0 runs fedlsg 9\.9 .*, this process runs fedlsg"),
     ],
 )
