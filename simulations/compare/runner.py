@@ -71,7 +71,7 @@ class Folder:
     def status(self, cell: Cell, record: Mapping[str, Ended]) -> Outcome:
         """How a cell stands: "done" where it has its summary and did not diverge, else what the record says."""
         if self.run(cell).summary.exists():
-            with suppress(ValueError):  # a damaged summary is for whoever reads its numbers
+            with suppress(ValueError):  # the readers of its numbers report the damage
                 summary = self.run(cell).read_summary(strict=False)
                 if summary.get("diverged"):
                     return Outcome(status="failed", reason=str(summary["stopped"]))

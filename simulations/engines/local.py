@@ -54,7 +54,7 @@ def run(
 
 
 class _File(logging.FileHandler):
-    """A log that a full disk leaves incomplete: whoever writes what matters there says so, once."""
+    """A log that a full disk leaves incomplete. The writer of a file that matters raises the error."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass

@@ -25,7 +25,7 @@ def start(run: Path, kill_at: int = 0) -> BaseProcess:
 
 
 def said(run: Path) -> str:
-    """Last words of the process, which lie beside the run."""
+    """Last words of the process, which are next to the run."""
     return run.with_name(f"{run.name}.said").read_text()
 
 

@@ -161,7 +161,7 @@ def test_errors_of_settings_keep_their_text(name, value, text, tmp_path):
 
 
 def test_the_secret_is_in_no_reply(tmp_path):
-    """Nor is the hash of the data: whoever had both could test guesses of a row."""
+    """Nor is the hash of the data: with both, one could test guesses of a row."""
     replies: list[Message] = []
 
     class Watched(Server):

@@ -1,4 +1,4 @@
-"""Which node is which client, whatever ids Flower gives the nodes, and whoever leaves or comes back."""
+"""Which node is which client, for any ids that Flower gives the nodes, when nodes leave and come back."""
 
 from collections.abc import Callable
 from typing import Any
