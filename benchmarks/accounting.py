@@ -14,10 +14,9 @@ import time
 from typing import Any
 
 from benchmarks.pairs import parser, write
-from fedlsg.accounting import ACCOUNTANTS
-from fedlsg.events import Event
-from fedlsg.population import CHEAP, Events, displayed, front, spread, upper
-from strategies.state import select_clients
+from fedlsg.accounting import ACCOUNTANTS, Event, Events, displayed, spread
+from fedlsg.accounting.population import CHEAP, front, upper
+from fedlsg.state import select_clients
 
 DELTA, ROUNDS, BATCH = 1e-5, 200, 10
 

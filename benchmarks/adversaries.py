@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from benchmarks.neighbours import Subject, of_tensors
 from fedlsg.frame import Coordinates, Frame, make_blocks
-from fedlsg.held import Held
-from fedlsg.precision import Numbers
-from fedlsg.privatize import Mechanism, clip_factors, clipped_sum, norms_of
+from fedlsg.gradients import Held, Numbers
+from fedlsg.privacy import Mechanism, clip_factors, clipped_sum, norms_of
 from simulations.models import digits_conv, digits_mlp, vision
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder
@@ -131,12 +130,14 @@ def summed_in(dtype: torch.dtype) -> AbstractContextManager[object]:
         factors = clip_factors(norms, mechanism.clip_norm, dtype, sum(g[0].numel() for g in blocks))
         return torch.cat([factors @ g.flatten(1).nan_to_num().to(dtype) for g in blocks])
 
-    return patch("fedlsg.client.clipped_sum", plant)
+    return patch("fedlsg.training.client.clipped_sum", plant)
 
 
 def float32_over_microbatches() -> AbstractContextManager[object]:
     """No float64 anywhere."""
-    return patch("fedlsg.client.clipped_sum", lambda gradients, mechanism, **_: clipped_sum(gradients, mechanism))
+    return patch(
+        "fedlsg.training.client.clipped_sum", lambda gradients, mechanism, **_: clipped_sum(gradients, mechanism)
+    )
 
 
 def factors_rounded_up() -> AbstractContextManager[object]:
@@ -146,7 +147,7 @@ def factors_rounded_up() -> AbstractContextManager[object]:
         scale = clip_factors(norms, clip_norm, dtype, coordinates)
         return (scale.frexp().mantissa * 1000).ceil().div(1000).ldexp(scale.frexp().exponent)
 
-    return patch("fedlsg.privatize.clip_factors", plant)
+    return patch("fedlsg.privacy.mechanism.clip_factors", plant)
 
 
 def cancel(model: nn.Module) -> None:

@@ -13,12 +13,11 @@ from torch.optim import SGD
 
 import strategies
 from benchmarks.subjects import Subject, losses
-from fedlsg.after import make_optimizer
 from fedlsg.carriers import carried_parameters
+from fedlsg.gradients import FLOAT32, Numbers, trainable
 from fedlsg.method import LocalTraining, Schedule, aggregate, client_step, initial_needed, make_frame, server_step
-from fedlsg.precision import FLOAT32, Numbers
 from fedlsg.randomness import secret_stream
-from fedlsg.supported import trainable
+from fedlsg.training import make_optimizer
 
 Step = Callable[[], object]
 LEARNING_RATE = 1e-4

@@ -21,23 +21,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import strategies
-from fedlsg.attacks import least_squares as theorem
+from fedlsg.attacks.audit import least_squares as theorem
 from fedlsg.attacks.guess import DoesNotApply, Guess
-from fedlsg.attacks.head import label_of_one
-from fedlsg.attacks.linear_input import input_of_linear
-from fedlsg.attacks.linear_scale import settle_scale
-from fedlsg.attacks.matched_filter import measure
-from fedlsg.attacks.metrics import best_matching, mean_interval, psnr, squared_errors
+from fedlsg.attacks.inversion.head import label_of_one
+from fedlsg.attacks.inversion.linear_input import input_of_linear
+from fedlsg.attacks.inversion.linear_scale import settle_scale
+from fedlsg.attacks.inversion.metrics import best_matching, mean_interval, psnr, squared_errors
+from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.inversion.relu_batch import relu_batch
+from fedlsg.attacks.membership.matched_filter import measure
 from fedlsg.attacks.observation import Knowledge, Observation
-from fedlsg.attacks.prior import Prior
-from fedlsg.attacks.relu_batch import relu_batch
 from fedlsg.carriers import carried_parameters
-from fedlsg.client import per_unit
+from fedlsg.gradients import per_example_gradients, trainable
 from fedlsg.method import LocalTraining, Schedule, client_step, make_frame
-from fedlsg.persample import per_example_gradients
-from fedlsg.privatize import Mechanism
+from fedlsg.privacy import Mechanism
 from fedlsg.randomness import public_generator, reproducible_stream
-from fedlsg.supported import trainable
+from fedlsg.training import per_unit
 from simulations.workloads import load
 
 LOW_RANK, SPARSE = {"rank": 8}, {"sparsity": 0.5}

@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import strategies
-from fedlsg.attacks.blind import blind
-from fedlsg.attacks.matching import ATTACKS, Matching, match
-from fedlsg.attacks.metrics import mean_interval, psnr
+from fedlsg.attacks.inversion.blind import blind
+from fedlsg.attacks.inversion.matching import ATTACKS, Matching, match
+from fedlsg.attacks.inversion.metrics import mean_interval, psnr
+from fedlsg.attacks.inversion.prior import Prior, prior_from
 from fedlsg.attacks.observation import Knowledge, Observation
-from fedlsg.attacks.prior import Prior, prior_from
 from fedlsg.carriers import carried_parameters
+from fedlsg.gradients import trainable
 from fedlsg.method import LocalTraining, Schedule, client_step, make_frame
 from fedlsg.randomness import public_generator, reproducible_stream
-from fedlsg.supported import trainable
 from simulations.models.small import digits_conv, digits_mlp
 from simulations.workloads import load
 

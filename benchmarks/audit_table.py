@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from fedlsg.attacks.audit import Verdict, judge
-from fedlsg.attacks.audit_checks import unit_checks
-from fedlsg.attacks.plants import PLANTS, planted
-from fedlsg.attacks.unit_mode import record
-from simulations.audit_subject import Audited, audited_settings
+from fedlsg.attacks.audit.checks import unit_checks
+from fedlsg.attacks.audit.plants import PLANTS, planted
+from fedlsg.attacks.audit.unit_mode import record
+from fedlsg.attacks.audit.verdict import Verdict, judge
+from simulations.audit.subject import Audited, audited_settings
 
 TIMED = ("halved-noise", "per-block-clip")
 METHODS: dict[str, dict[str, Any]] = {"lsg": {"sparsity": 0.5}, "rs": {"sparsity": 0.5}}

@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from fedlsg.attacks.audit import estimate, judge
-from fedlsg.attacks.metrics import mean_interval
-from simulations.audit_examples import KINDS
-from simulations.audit_subject import Audited, audited_settings
-from simulations.audit_training import find
+from fedlsg.attacks.audit.verdict import estimate, judge
+from fedlsg.attacks.inversion.metrics import mean_interval
+from simulations.audit.examples import KINDS
+from simulations.audit.subject import Audited, audited_settings
+from simulations.audit.training import find
 
 SETTINGS = {"engine": "local", "clients": 2, "rounds": 10, "sample_rate": 0.5}
 LITTLE_NOISE = (0.05, 0.1)

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import jobs
+from fedlsg.gradients import trainable
 from fedlsg.method import aggregate, client_step, server_step
 from fedlsg.randomness import secret_stream
-from fedlsg.supported import trainable
-from simulations.plan import Plan
-from strategies.state import ServerState, select_clients
+from fedlsg.state import ServerState, select_clients
+from simulations.plan.plan import Plan
 
 Round = Callable[[int], object]
 

@@ -24,9 +24,8 @@ from torch import Tensor
 
 from benchmarks.pairs import machine
 from fedlsg.frame import Block, Keep
-from fedlsg.index_code import encode_indices
-from fedlsg.payload import COMPACT, Expected, pack, unpack
-from fedlsg.quantize import Dither, added_variance, classes, quantize
+from fedlsg.payload import COMPACT, Dither, Expected, added_variance, encode_indices, pack, quantize, unpack
+from fedlsg.payload.quantization import classes
 
 SEED, ROUND, SIGMA = 0, 1, 1.7
 SIGNAL = (0.0, 0.3, 1.0, 3.0)

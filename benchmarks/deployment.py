@@ -24,12 +24,13 @@ from typing import Any
 
 from benchmarks.socket_proxy import CountingProxy, counting
 from benchmarks.socket_traffic import moved
-from simulations import flower_home, flower_runtime
 from simulations.engines.flower import CLIENT_APP, write_app
-from simulations.messages import read
-from simulations.plan import Plan, make_plan
-from simulations.rundir import RunDir, create
-from simulations.settings import from_mapping
+from simulations.engines.runtime import home as flower_home
+from simulations.engines.runtime import superlink as flower_runtime
+from simulations.plan.plan import Plan, make_plan
+from simulations.rundir.messages import read
+from simulations.rundir.rundir import RunDir, create
+from simulations.settings.settings import from_mapping
 
 PATIENCE = 120.0
 

@@ -6,9 +6,9 @@ from flwr.serverapp import Grid, ServerApp
 
 import benchmarks.jobs  # noqa: F401 - registers the workload
 from benchmarks.gate import Gate
-from simulations.client_app import app as library
-from simulations.engines.grouped import answer_groups
-from simulations.server_app import run_rounds
+from simulations.client.app import app as library
+from simulations.grids.grouped import answer_groups
+from simulations.server.app import run_rounds
 
 client = ClientApp()  # a line each: Flower looks for them in the text
 server = ServerApp()

@@ -13,10 +13,10 @@ import torch
 from benchmarks import bare, jobs, pfl_job
 from benchmarks.gate import Gate
 from simulations.engines import flower, local
-from simulations.flower_runtime import run_app
-from simulations.plan import Plan, make_plan
-from simulations.rundir import RunDir, create
-from simulations.settings import from_mapping
+from simulations.engines.runtime.superlink import run_app
+from simulations.plan.plan import Plan, make_plan
+from simulations.rundir.rundir import RunDir, create
+from simulations.settings.settings import from_mapping
 
 ENGINES = ("bare", "local", "flower", "flower-single", "fedavg", "pfl")
 

@@ -15,22 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fedlsg.client
+import fedlsg.training.client
 from fedlsg.carriers import carried_parameters, find_classifier
-from fedlsg.company import Groups, together
 from fedlsg.frame import Frame
-from fedlsg.held import Held
-from fedlsg.local_training import Batch, LocalTraining, Positions
+from fedlsg.gradients import Held, LossFunction, Numbers, trainable
 from fedlsg.method import Schedule, initial_needed, make_frame
-from fedlsg.persample import LossFunction
-from fedlsg.precision import Numbers
-from fedlsg.privatize import Mechanism, clipped_sum
+from fedlsg.privacy import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
-from fedlsg.supported import trainable
-from simulations.batches import batches, groups
-from simulations.plan import Base
-from simulations.preset import build_method, fill
-from simulations.settings import from_mapping
+from fedlsg.training import Batch, Groups, LocalTraining, Positions, together
+from simulations.client.batches import batches, groups
+from simulations.plan.plan import Base
+from simulations.settings.resolve import build_method, fill
+from simulations.settings.settings import from_mapping
 from simulations.workloads import Workload
 
 BOUND = 1e-4
@@ -127,7 +123,7 @@ def _sum(subject: Subject, rows: Tensor, watched: int | None) -> tuple[Tensor, T
             positions[:] = some.tolist()
             return batch(some)
 
-        fedlsg.client.client_step(
+        fedlsg.training.client.client_step(
             subject.model, drawn, subject.loss_fn, frame=subject.frame, mechanism=subject.mechanism,  # type: ignore[arg-type]
             local=subject.local, num_examples=len(rows), sampler=reproducible_stream(0), noise=reproducible_stream(1),
             charge=lambda: None, groups=of_shape,
@@ -141,7 +137,7 @@ def caught(watched: int | None) -> Iterator[tuple[list[Tensor], list[Tensor], li
     totals: list[Tensor] = []
     own: list[Tensor] = []
     positions: list[int] = []
-    add_noise, summed = fedlsg.client.add_noise, fedlsg.client.clipped_sum
+    add_noise, summed = fedlsg.training.client.add_noise, fedlsg.training.client.clipped_sum
 
     def keep(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
         totals.append(total.clone())
@@ -155,5 +151,5 @@ def caught(watched: int | None) -> Iterator[tuple[list[Tensor], list[Tensor], li
             own.append(clipped_sum(one, mechanism, wide=True))
         return summed(gradients, mechanism, **options)
 
-    with patch("fedlsg.client.add_noise", keep), patch("fedlsg.client.clipped_sum", watch):
+    with patch("fedlsg.training.client.add_noise", keep), patch("fedlsg.training.client.clipped_sum", watch):
         yield totals, own, positions

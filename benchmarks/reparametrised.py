@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.subjects import losses
 from fedlsg.carriers import Carrier, carried_parameters
-from fedlsg.layer_gradients import LAYERS
-from fedlsg.norm_gradients import NormGradients
+from fedlsg.gradients import LAYERS, NormGradients
 
 Pairs = Mapping[str, tuple[Tensor, Tensor]]
 

@@ -14,7 +14,7 @@ from benchmarks.arms import LEARNING_RATE, Step
 from benchmarks.reparametrised import reparametrise
 from benchmarks.subjects import Subject, losses
 from fedlsg.lowrank import decompose
-from fedlsg.update import add_reconstruction
+from fedlsg.training import add_reconstruction
 
 CLIP_NORM = NOISE = 1.0
 

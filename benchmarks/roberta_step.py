@@ -26,12 +26,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import strategies
-from fedlsg.adapters import frozen_bases, prepare_model
-from fedlsg.carriers import carried_parameters
+from fedlsg.carriers import carried_parameters, frozen_bases, prepare_model
+from fedlsg.carriers.powersgd import encode
+from fedlsg.gradients import trainable
 from fedlsg.method import LocalTraining, Method, Schedule, client_step, initial_needed, make_frame
-from fedlsg.powersgd import encode
 from fedlsg.randomness import secret_stream
-from fedlsg.supported import trainable
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder, load_tokenizer
 from simulations.workloads.mirror import data_root

@@ -17,10 +17,10 @@ import torch
 from benchmarks import bare, jobs
 from benchmarks.pairs import estimate, parser, write
 from simulations.engines import local
-from simulations.plan import make_plan
-from simulations.row import Row
-from simulations.rundir import create
-from simulations.settings import from_mapping
+from simulations.plan.plan import make_plan
+from simulations.rundir.row import Row
+from simulations.rundir.rundir import create
+from simulations.settings.settings import from_mapping
 
 
 def measure(model: str, method: str, *, pairs: int, warmup: int) -> dict[str, Any]:

@@ -19,8 +19,7 @@ import torch
 from benchmarks.adversaries import Case, aligned, float32_over_microbatches, padded_to_the_longest, summed_in
 from benchmarks.neighbours import BOUND, Subject, move, subject
 from benchmarks.pairs import machine
-from fedlsg.persample import per_example_gradients
-from fedlsg.precision import Numbers
+from fedlsg.gradients import Numbers, per_example_gradients
 from simulations import workloads
 from simulations.workloads import Workload
 

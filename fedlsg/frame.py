@@ -21,6 +21,9 @@ from torch import Tensor
 from fedlsg.lowrank import average_core, reconstruct
 
 Part = Literal["L", "R", "dense"]
+Group = Literal["carriers", "norms", "classifier"]
+"""Parameters with a learning rate and a weight in the clip of their own. ``classifier``: the output layer. ``norms``:
+biases and norm scales. ``carriers``: every other weight, carried or dense."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -206,3 +209,10 @@ def right_shape(c: Coordinates) -> tuple[int, ...]:
     if len(c.shape) == 2:
         return tuple(c.R.shape)
     return (c.R.shape[0], c.shape[1], math.prod(c.shape[2:]))
+
+
+def group_of(name: str, shape: tuple[int, ...], classifier: str) -> Group:
+    """The group of a trainable parameter; ``classifier`` is the output layer's path."""
+    if name.startswith(classifier + "."):
+        return "classifier"
+    return "norms" if len(shape) < 2 else "carriers"

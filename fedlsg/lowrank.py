@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.memory_order import matrix_in_memory_order, to_kernel_order, to_memory_order
-from fedlsg.small_products import times_transposed
+from fedlsg.tensors import matrix_in_memory_order, times_transposed, to_kernel_order, to_memory_order
 
 
 def flatten_kernel(W: Float[Tensor, "m *rest"]) -> Float[Tensor, "m n"]:

@@ -15,18 +15,22 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from fedlsg.adapters import masked_factors
-from fedlsg.after import After
-from fedlsg.carriers import Carrier, coordinates
-from fedlsg.client import Batch, LocalTraining, Positions, client_step, norm_bound
-from fedlsg.compression import Compression, check_memory
-from fedlsg.frame import Block, Frame, make_blocks
-from fedlsg.groups import group_of
-from fedlsg.masks import Mask, Moment, Public, masked, split_kept
-from fedlsg.privatize import Mechanism
-from fedlsg.pruning import Prune
-from fedlsg.sampling import check_sample_rate
-from fedlsg.server import aggregate, server_step
+from fedlsg.carriers import Carrier, coordinates, masked_factors
+from fedlsg.frame import Block, Frame, group_of, make_blocks
+from fedlsg.masks import Mask, Moment, Prune, Public, masked, split_kept
+from fedlsg.privacy import Mechanism, check_sample_rate
+from fedlsg.training import (
+    After,
+    Batch,
+    Compression,
+    LocalTraining,
+    Positions,
+    aggregate,
+    check_memory,
+    client_step,
+    norm_bound,
+    server_step,
+)
 
 __all__ = [
     "Batch",

@@ -1,0 +1,1 @@
+"""Simulated federations: Flower apps, workloads, engines, run directories, reports and the command line."""

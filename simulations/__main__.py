@@ -1,6 +1,6 @@
 """``python -m simulations`` is ``fedlsg``."""
 
-from simulations.cli import main
+from simulations.cli.app import main
 
 if __name__ == "__main__":
     main()

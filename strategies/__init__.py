@@ -2,38 +2,35 @@
 
     method = recipe("lsg", rank=4, sparsity=0.3, noise_multiplier=1.2)
 
-A recipe is one file here with a function ``recipe(**choices) -> Method``; a new file is a new method, and needs no
-registration. The modules in ``PLUMBING`` hold the federation and are no recipes.
+A recipe is one file of ``strategies.recipes`` with a function ``recipe(**settings) -> Method``. A new file there is a
+new method, and needs no registration.
 """
 
 from collections.abc import Callable
 from dataclasses import fields
-from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from inspect import signature
 from pkgutil import iter_modules
 from typing import Any
 
-from fedlsg.after import After
+from fedlsg.choices import did_you_mean
 from fedlsg.method import Method
-from fedlsg.privatize import Mechanism
-
-PLUMBING = frozenset({
-    "strategy", "nodes", "report", "sent", "serial", "state", "wire", "downlink", "replica_wire", "server_update",
-    "snapshot", "code_identity", "terms", "expectations", "ledger_copies", "ledger_wire", "watched_grid", "stopped",
-})  # fmt: skip
+from fedlsg.privacy import Mechanism
+from fedlsg.training import After
+from strategies import recipes
 
 
 def names() -> tuple[str, ...]:
-    """Names of all recipes: the files of this folder, with dashes."""
-    return tuple(sorted(m.name.replace("_", "-") for m in iter_modules(__path__) if m.name not in PLUMBING))
+    """Names of all recipes: the files of ``strategies.recipes`` that define ``recipe``, with dashes."""
+    return tuple(sorted(_recipes()))
 
 
 def recipe(name: str, **settings: Any) -> Method:
     """The method of a name with the given settings, everything else at the recipe's defaults.
 
-    Settings are those of the recipe itself (for instance ``rank``, ``sparsity``), of
-    ``fedlsg.privatize.Mechanism`` (``mechanism`` stands for its ``kind``) and of ``fedlsg.after.After``.
+    Settings are those of the recipe itself (for instance ``rank``, ``sparsity``), of ``fedlsg.privacy.Mechanism``
+    (``mechanism`` stands for its ``kind``) and of ``fedlsg.training.After``.
     Raises ValueError for an unknown name or setting, with the nearest known one.
     """
     check_name(name)
@@ -44,7 +41,9 @@ def recipe(name: str, **settings: Any) -> Method:
     known = sorted((own | mechanism | after) - {"noise_share"})  # follows from trust="aggregate", nobody sets it
     for key in settings:
         if key not in own | mechanism | after:
-            raise ValueError(f"method {name!r} has no setting {key!r}{_nearest(key, known)}; it has {', '.join(known)}")
+            raise ValueError(
+                f"method {name!r} has no setting {key!r}{did_you_mean(key, known)}; it has {', '.join(known)}"
+            )
     protection = {k: v for k, v in settings.items() if k in mechanism}
     return build(
         mechanism=Mechanism(kind=protection.pop("mechanism", default_mechanism(name)), **protection),
@@ -56,7 +55,7 @@ def recipe(name: str, **settings: Any) -> Method:
 def check_name(name: str) -> None:
     """Raise ValueError for an unknown recipe, with the nearest known one."""
     if name not in names():
-        raise ValueError(f"unknown method {name!r}; known: {', '.join(names())}{_nearest(name, names())}")
+        raise ValueError(f"unknown method {name!r}; known: {', '.join(names())}{did_you_mean(name, names())}")
 
 
 def default_mechanism(name: str) -> str:
@@ -70,13 +69,15 @@ def own_settings(name: str) -> frozenset[str]:
 
 
 def _build(name: str) -> Callable[..., Method]:
-    build: Callable[..., Method] = import_module(f"{__name__}.{name.replace('-', '_')}").recipe
-    return build
+    return _recipes()[name]
 
 
-def _nearest(word: str, known: tuple[str, ...] | list[str]) -> str:
-    match = get_close_matches(word, known, n=1)
-    return f"; did you mean {match[0]!r}?" if match else ""
+@cache
+def _recipes() -> dict[str, Callable[..., Method]]:
+    """A file without ``recipe`` is a helper of other recipes, and no method."""
+    modules = (import_module(f"{recipes.__name__}.{file.name}") for file in iter_modules(recipes.__path__))
+    found = {module.__name__.rpartition(".")[2]: getattr(module, "recipe", None) for module in modules}
+    return {name.replace("_", "-"): build for name, build in found.items() if build is not None}
 
 
 __all__ = ["check_name", "default_mechanism", "names", "own_settings", "recipe"]

@@ -17,18 +17,18 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from fedlsg.frame import Frame
-from strategies.downlink import Downlink, FullDownlink, Records
-from strategies.expectations import Expectations
-from strategies.ledger_copies import LedgerCopies
-from strategies.ledger_wire import RECORD, held_record
-from strategies.nodes import Roster
-from strategies.report import AWAY, NO_REPLY, RoundReport, reason_of
-from strategies.serial import wire_size
-from strategies.state import ServerState, select_clients
-from strategies.stopped import BudgetSpentError, Patience, finite
-from strategies.terms import ClientTerms, FederationSettings
-from strategies.watched_grid import NODE_GONE
-from strategies.wire import FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to, flat_record
+from fedlsg.state import ServerState, select_clients
+from strategies.federation.downlink import Downlink, FullDownlink, Records
+from strategies.federation.expectations import Expectations
+from strategies.federation.ledger_copies import LedgerCopies
+from strategies.federation.ledger_wire import RECORD, held_record
+from strategies.federation.nodes import Roster
+from strategies.federation.report import AWAY, NO_REPLY, RoundReport, reason_of
+from strategies.federation.serial import wire_size
+from strategies.federation.stopped import BudgetSpentError, Patience, finite
+from strategies.federation.terms import ClientTerms, FederationSettings
+from strategies.federation.watched_grid import NODE_GONE
+from strategies.federation.wire import FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to, flat_record
 
 __all__ = ["ClientTerms", "FedLSG", "FederationSettings"]
 

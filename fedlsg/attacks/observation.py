@@ -13,11 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fedlsg.client import LocalTraining
 from fedlsg.frame import Frame
-from fedlsg.persample import LossFunction
-from fedlsg.privatize import Mechanism
-from fedlsg.supported import trainable
+from fedlsg.gradients import LossFunction, trainable
+from fedlsg.privacy import Mechanism
+from fedlsg.training import LocalTraining
 
 View = Literal["client", "aggregate"]
 Granted = Literal["known", "unknown"]

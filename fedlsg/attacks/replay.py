@@ -13,14 +13,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedlsg.attacks.observation import Observation
-from fedlsg.client import per_unit
+from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
-from fedlsg.layer_gradients import kept_values
+from fedlsg.gradients import Batch, batch_size, kept_values, trainable
 from fedlsg.lowrank import project
-from fedlsg.persample import Batch, batch_size
-from fedlsg.powersgd import decode, encode
-from fedlsg.privatize import clipped_sum
-from fedlsg.supported import trainable
+from fedlsg.privacy import clipped_sum
+from fedlsg.training import per_unit
 
 Gradients = Mapping[str, Float[Tensor, "batch *shape"]]
 

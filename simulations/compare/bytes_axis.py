@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulations.compare.table import Line
-from simulations.display import human_bytes
+from simulations.report.terminal import human_bytes
 
 SAME = 0.01
 """Share by which epsilons may differ and still count as equal: calibration ends within it below its target."""

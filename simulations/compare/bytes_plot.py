@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulations.compare.bytes_axis import Panel, marked
-from simulations.compare.plots import looks, short_bytes, wrapped
 from simulations.compare.table import Line
+from simulations.report.figure import looks, short_bytes, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from simulations.compare.grid import Cell, from_toml
-from simulations.compare.results import Result, read_run
 from simulations.compare.runner import Ended, Folder
-from simulations.continuity import HARMLESS
-from simulations.links import Link
+from simulations.plan.continuity import HARMLESS
+from simulations.rundir.links import Link
+from simulations.rundir.results import Result, read_run
 
 SHOWN = frozenset({"rank", "sparsity", "epsilon", "noise_multiplier"})
 """Settings that have a column of their own, or follow from one that has."""

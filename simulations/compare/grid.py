@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import strategies
-from simulations.choices import choose
-from simulations.preset import RECIPE_CHOICES
-from simulations.settings import parse
+from fedlsg.choices import choose
+from simulations.settings.resolve import RECIPE_CHOICES
+from simulations.settings.settings import parse
 
 AXES = {"seed": "--seeds", "epsilon": "--epsilons", "method": "--methods", "workload": "WORKLOAD", "run_dir": "--out"}
 """Settings that the grid itself varies, and where to say them instead."""

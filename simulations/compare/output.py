@@ -7,11 +7,12 @@ from pathlib import Path
 
 from simulations.compare.bytes_axis import bytes_markdown
 from simulations.compare.page import page
-from simulations.compare.plots import figures, png
-from simulations.compare.results import Result, results_csv
+from simulations.compare.plots import figures
 from simulations.compare.table import lines, table_csv, table_markdown
 from simulations.compare.view import PLAIN, View
-from simulations.outbox import write_atomically
+from simulations.report.figure import png
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.results import Result, results_csv
 
 SHARE = 0.05
 """Of the time since the last drawing, what a new one may take."""

@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from simulations.compare.grid import Cell
-from simulations.compare.results import Result, read_run
 from simulations.compare.runner import Folder
 from simulations.compare.worker import Outcome
-from simulations.display import percent
+from simulations.report.terminal import percent
+from simulations.rundir.results import Result, read_run
 
 WORDS = {"done": "done", "failed": "FAILED", "interrupted": "interrupted"}
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from simulations.compare.grid import Cell
 from simulations.compare.worker import Job, Outcome, Worker
-from simulations.continuity import HARMLESS
-from simulations.outbox import write_atomically
-from simulations.rundir import RunDir
-from simulations.settings import as_config, parse
+from simulations.plan.continuity import HARMLESS
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.rundir import RunDir
+from simulations.settings.settings import as_config, parse
 
 LOOK_SECONDS = 0.5  # between two looks at the progress of running cells
 PATIENCE = 0.25  # a cell may run this share of the budget longer than the budget before it is interrupted

@@ -1,7 +1,7 @@
 """Means over seeds: one line for each setting, as CSV, Markdown, and on the terminal.
 
 An accuracy is mean ± sample standard deviation over seeds, on the public test split; its standard error, and the mark
-of one that does not beat chance, are those of simulations/chance.py.
+of one that does not beat chance, are those of simulations/workloads/chance.py.
 """
 
 import csv
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simulations.chance import STANDARD_ERRORS, Chance, beats_chance, standard_error
-from simulations.compare.results import Result
-from simulations.display import human_bytes
+from simulations.report.terminal import human_bytes
+from simulations.rundir.results import Result
+from simulations.workloads.chance import STANDARD_ERRORS, Chance, beats_chance, standard_error
 
 PROBE = "linear-probe"
 CHANCE_MARK = "†"

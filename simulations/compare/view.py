@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from simulations.choices import choose
-from simulations.links import Link, parse_link
+from fedlsg.choices import choose
+from simulations.rundir.links import Link, parse_link
 
 AXES = ("epsilon", "bytes")
 

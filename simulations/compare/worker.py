@@ -16,7 +16,7 @@ from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import IO, Any
 
-from simulations.private_files import make_file
+from simulations.rundir.files.private_files import make_file
 
 PARTING_SECONDS = 30.0  # a Flower run ends its own processes within about ten
 CONTEXT = get_context("spawn")
@@ -144,8 +144,8 @@ def run_cell(job: Job) -> Outcome:
 def _run(job: Job, log: IO[str]) -> None:
     from rich.console import Console
 
-    from simulations.commands import resume_command, run_command
-    from simulations.rundir import RunDir
+    from simulations.run import resume_command, run_command
+    from simulations.rundir.rundir import RunDir
 
     console = Console(file=log, width=120)
     directory = RunDir(Path(job.path))
@@ -158,8 +158,8 @@ def _run(job: Job, log: IO[str]) -> None:
 
 def _movable(given: dict[str, Any]) -> dict[str, Any]:
     """The settings among ``given`` that a resumed run may change."""
-    from simulations.continuity import HARMLESS
-    from simulations.settings import parse
+    from simulations.plan.continuity import HARMLESS
+    from simulations.settings.settings import parse
 
     return {name: value for name, value in parse(given).items() if name.replace("_", "-") in HARMLESS}
 

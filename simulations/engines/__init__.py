@@ -18,7 +18,7 @@ def ahead(name: str) -> AbstractContextManager[None]:
     """What of an engine can get ready while a run of it is still being planned; nothing of it is left after leaving."""
     if name != "flower":
         return nullcontext()
-    from simulations.flower_home import importing_ahead
+    from simulations.engines.runtime.home import importing_ahead
 
     return importing_ahead()
 

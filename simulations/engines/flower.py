@@ -12,14 +12,14 @@ from typing import Any
 
 import tomli_w
 
-from simulations.flower_runtime import run_app
-from simulations.plan import Plan
-from simulations.preset import known
-from simulations.row import Row
-from simulations.rundir import RunDir
-from simulations.settings import as_config
+from simulations.engines.runtime.superlink import run_app
+from simulations.plan.plan import Plan
+from simulations.rundir.row import Row
+from simulations.rundir.rundir import RunDir
+from simulations.settings.resolve import known
+from simulations.settings.settings import as_config
 
-SERVER_APP, CLIENT_APP = "simulations.server_app:app", "simulations.deferred_client:app"
+SERVER_APP, CLIENT_APP = "simulations.server.app:app", "simulations.engines.runtime.deferred_client:app"
 
 
 class FlowerRunError(RuntimeError):

@@ -14,15 +14,15 @@ from flwr.app import Message
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.supercore.task_identity import TaskIdentity
 
-from simulations.client_app import app
-from simulations.engines.virtual import RUN, TASK, ClientFunction, VirtualGrid, called
-from simulations.plan import Plan
-from simulations.private_files import make_file
-from simulations.row import Row
-from simulations.rundir import RunDir
-from simulations.server import serve
-from simulations.settings import as_config
-from strategies.serial import over_the_wire
+from simulations.client.app import app
+from simulations.grids.virtual import RUN, TASK, ClientFunction, VirtualGrid, called
+from simulations.plan.plan import Plan
+from simulations.rundir.files.private_files import make_file
+from simulations.rundir.row import Row
+from simulations.rundir.rundir import RunDir
+from simulations.server.serve import serve
+from simulations.settings.settings import as_config
+from strategies.federation.serial import over_the_wire
 
 
 class LocalGrid(VirtualGrid):

@@ -11,13 +11,12 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedlsg.client import per_unit
-from fedlsg.compression import Compression
+from fedlsg.carriers import Clipping, block_squares, clipping, select_kept
 from fedlsg.frame import EVERYTHING, Frame
+from fedlsg.gradients import per_example_gradients
 from fedlsg.masks import Mask
 from fedlsg.method import Method
-from fedlsg.persample import per_example_gradients
-from fedlsg.statistics import Clipping, block_squares, clipping, select_kept
+from fedlsg.training import Compression, per_unit
 from simulations.inspection.subject import Batch, Subject
 
 PASS_BYTES = 2**28

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fedlsg.lowrank import flatten_kernel
-from simulations.compare.plots import drawn
 from simulations.inspection.clips import ClipRow
 from simulations.inspection.measure import SOURCES, EnergyRow, Inspection, LayerRow, ResidualRow
 from simulations.inspection.subject import Subject
+from simulations.report.figure import drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,20 +13,13 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedlsg.carriers import Energy, kept_energy, principal_carriers, random_energy, residual, stable_rank
 from fedlsg.frame import Coordinates
+from fedlsg.gradients import trainable
+from fedlsg.gradients.per_example import call
 from fedlsg.lowrank import decompose, flatten_kernel, project, random_carriers
 from fedlsg.masks import Direction, keep_units, unit_importance
-from fedlsg.persample import call
 from fedlsg.randomness import public_generator
-from fedlsg.statistics import (
-    Energy,
-    kept_energy,
-    principal_carriers,
-    random_energy,
-    residual,
-    stable_rank,
-)
-from fedlsg.supported import trainable
 from simulations.inspection.clips import ClipRow, clip_rows, own_clip
 from simulations.inspection.subject import Subject
 

@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from simulations.compare.html import render
-from simulations.compare.plots import png
 from simulations.inspection.clips import ClipRow
 from simulations.inspection.figures import PANELS, figures, spread
 from simulations.inspection.measure import SOURCES, Inspection
 from simulations.inspection.subject import Subject
-from simulations.outbox import write_atomically
+from simulations.report.figure import png
+from simulations.report.html import render
+from simulations.rundir.files.atomic import write_atomically
 
 WARNING = (
     "NOT PRIVATE: made from un-noised gradients of the training data, in a simulation. No epsilon covers these numbers "

@@ -16,17 +16,17 @@ from torch import Tensor, nn
 
 from fedlsg.carriers import find_classifier
 from fedlsg.frame import Frame
+from fedlsg.gradients import trainable
 from fedlsg.method import Method, make_frame
 from fedlsg.randomness import public_generator
-from fedlsg.supported import trainable
-from simulations.plan import Base, prepare
-from simulations.published import resolve
-from simulations.rundir import RunDir
-from simulations.settings import Settings, from_mapping
+from fedlsg.state import ServerState
+from simulations.plan.plan import Base, prepare
+from simulations.rundir.rundir import RunDir
+from simulations.settings.published import resolve
+from simulations.settings.settings import Settings, from_mapping
 from simulations.workloads import Progress, silent, to_device
 from simulations.workloads.augment import draw_round, drawn_copies
 from simulations.workloads.workload import Inputs
-from strategies.state import ServerState
 
 Batch = tuple[Inputs, Tensor]
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.standardized import StandardizedConv2d
+from fedlsg.gradients import StandardizedConv2d
 
 Form = Literal["rgp", "standard", "standardized"]
 STEM = 16

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from simulations.choices import choose
+from fedlsg.choices import choose
 from simulations.workloads import digits, hf_image, hf_text
 from simulations.workloads.glue import TASKS
 from simulations.workloads.image_sets import IMAGE_SETS

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from simulations.choices import choose
+from fedlsg.choices import choose
 
 Progress = Callable[[str], None]
 Inputs = Tensor | dict[str, Tensor]

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from fedlsg.frame import Block, Keep
-from fedlsg.payload import COMPACT, Expected, pack
-from fedlsg.quantize import Dither
+from fedlsg.payload.message import COMPACT, Expected, pack
+from fedlsg.payload.quantization import Dither
 
 DIGEST = bytes(range(32))
 CODECS = ["float32", "float16", "bfloat16", "noise-floor", "int8", "sign"]

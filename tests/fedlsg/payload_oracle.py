@@ -7,13 +7,7 @@ from dataclasses import replace
 import torch
 from hypothesis import strategies as st
 
-from fedlsg.payload import (
-    CHECKSUM_BYTES,
-    DTYPES,
-    HEADER,
-    Expected,
-    pack,
-)
+from fedlsg.payload.message import CHECKSUM_BYTES, DTYPES, HEADER, Expected, pack
 
 DIGEST = bytes(range(32))
 CODECS, MODES = sorted(DTYPES), ["derived"]

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 import fedlsg.method
-import fedlsg.privatize
+import fedlsg.privacy.mechanism
 from fedlsg.frame import Frame
-from fedlsg.masks import Mask
+from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, aggregate
-from fedlsg.privatize import Mechanism, clipped_sum
+from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
 from tests.fedlsg.step_oracle import CLIP_ONLY, DENSE, EMPTY, NOISY, Problem, naive_step, problem
 

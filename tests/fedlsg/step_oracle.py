@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlsg.carriers import Carrier, carried_parameters
+from fedlsg.carriers.carrier import Carrier, carried_parameters
 from fedlsg.frame import Frame
-from fedlsg.masks import Mask
+from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method, Schedule, client_step, make_frame
-from fedlsg.privatize import Mechanism
+from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream
 
 EXAMPLES = 11

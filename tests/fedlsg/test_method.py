@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedlsg.after import After, make_optimizer
-from fedlsg.masks import Mask
+from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method, Schedule, aggregate, make_frame, norm_bound, server_step
-from fedlsg.payload import Expected, pack, unpack
-from fedlsg.privatize import Mechanism
+from fedlsg.payload.message import Expected, pack, unpack
+from fedlsg.privacy.mechanism import Mechanism
+from fedlsg.training.server_optimizer import After, make_optimizer
 from tests.fedlsg.step_oracle import (
     EXACT,
     EXAMPLES,

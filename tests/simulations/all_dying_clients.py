@@ -10,8 +10,8 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from simulations.client_app import app as honest
-from simulations.engines.grouped import answer_groups
+from simulations.client.app import app as honest
+from simulations.grids.grouped import answer_groups
 
 DEATHS = 4
 """Of each client: Ray gives a task to another actor once, and the server sends a lost client alone once more."""

@@ -13,11 +13,11 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedlsg.payload import CHECKSUM_BYTES, HEADER, MAGIC, VERSION
-from simulations.client_app import app as honest
-from simulations.engines.grouped import answer_groups
-from simulations.rundir import RunDir
-from strategies.wire import NO_REASON, read_update, update
+from fedlsg.payload.message import CHECKSUM_BYTES, HEADER, MAGIC, VERSION
+from simulations.client.app import app as honest
+from simulations.grids.grouped import answer_groups
+from simulations.rundir.rundir import RunDir
+from strategies.federation.wire import NO_REASON, read_update, update
 
 Payload = Callable[[bytes], bytes]
 

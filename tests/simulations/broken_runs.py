@@ -12,10 +12,10 @@ import torch
 from flwr.app import Context, Message
 from rich.console import Console
 
-from simulations import messages
-from simulations.client_app import app
-from simulations.commands import resume_command
+from simulations.client.app import app
 from simulations.engines import local
+from simulations.run import resume_command
+from simulations.rundir import messages
 from tests.simulations.runs import Run, ignore, plan_at, run_local
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -96,4 +96,4 @@ def resumed(run: Run) -> str:
 
 def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave report.html out, which takes longer than the run."""
-    monkeypatch.setattr("simulations.compare.run_page.write_run_page", lambda run: None)
+    monkeypatch.setattr("simulations.report.run_page.write_run_page", lambda run: None)

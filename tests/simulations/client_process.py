@@ -14,8 +14,8 @@ from flwr.app import Context, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
-from simulations.client_app import app
-from simulations.engines.virtual import SHARED
+from simulations.client.app import app
+from simulations.grids.virtual import SHARED
 
 
 def serve(incoming: BinaryIO, outgoing: BinaryIO, run_config: dict[str, object], num_partitions: int) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from simulations.compare.grid import Grid, from_toml
-from simulations.compare.results import Result
 from simulations.compare.worker import Job, Outcome
-from simulations.row import Row
+from simulations.rundir.results import Result
+from simulations.rundir.row import Row
 
 CHANCE = {"num_classes": 10, "majority_share": 0.1, "test_examples": 400.0}
 

@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 import torch
 
-from simulations import cli
+from simulations.cli import app as cli
 from tests.simulations.runs import Run, run_local, stopped_after
 
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)

@@ -12,22 +12,22 @@ import numpy as np
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from fedlsg.frame import Frame
-from fedlsg.ledger import Entry, read_entries
-from fedlsg.ledger_copy import extend, head_of
+from fedlsg.privacy.ledger import Entry, read_entries
+from fedlsg.privacy.ledger_copy import extend, head_of
+from fedlsg.state.server_state import ServerState
 from simulations import workloads
-from simulations.client import process
-from simulations.client_app import app
+from simulations.client.app import app
+from simulations.client.deployed import node_process
+from simulations.client.train import process
 from simulations.engines.local import LocalGrid, task_identity
-from simulations.engines.virtual import FIRST_NODE, named
-from simulations.node.deployed import node_process
-from simulations.plan import Plan, make_plan
-from simulations.settings import as_config, from_mapping
-from strategies.code_identity import RECORD as CODE
-from strategies.code_identity import code_record
-from strategies.ledger_wire import Held, held_record, read_news
-from strategies.serial import over_the_wire
-from strategies.state import ServerState
-from strategies.wire import Announcement, announcement, read_identity, read_update
+from simulations.grids.virtual import FIRST_NODE, named
+from simulations.plan.plan import Plan, make_plan
+from simulations.settings.settings import as_config, from_mapping
+from strategies.federation.code_identity import RECORD as CODE
+from strategies.federation.code_identity import code_record
+from strategies.federation.ledger_wire import Held, held_record, read_news
+from strategies.federation.serial import over_the_wire
+from strategies.federation.wire import Announcement, announcement, read_identity, read_update
 
 RUN: dict[str, Any] = {
     "clients": 2, "rounds": 3, "sample_rate": 0.05, "noise_multiplier": 2.0, "delta": 1e-5, "engine": "local",

@@ -5,9 +5,9 @@ import time
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from simulations.client import process
-from simulations.client_app import app as honest
-from simulations.engines.grouped import answer_groups
+from simulations.client.app import app as honest
+from simulations.client.train import process
+from simulations.grids.grouped import answer_groups
 
 HANGS = 4
 app = ClientApp()

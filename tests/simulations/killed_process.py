@@ -16,9 +16,7 @@ def start(run: Path, kill_at: int = 0) -> BaseProcess:
 
     It ends with status 0, -9 or, where resume refused, 1; the number of operations, or the refusal, is in ``said``.
     """
-    CONTEXT.set_forkserver_preload(
-        ["simulations.commands", "simulations.engines.local", "simulations.compare.run_page"]
-    )
+    CONTEXT.set_forkserver_preload(["simulations.run", "simulations.engines.local", "simulations.report.run_page"])
     process = CONTEXT.Process(target=_resume, args=(str(run), kill_at))
     process.start()
     return process
@@ -32,8 +30,8 @@ def said(run: Path) -> str:
 def _resume(run: str, kill_at: int) -> None:
     from rich.console import Console
 
-    import simulations.compare.run_page
-    from simulations.commands import resume_command
+    import simulations.report.run_page
+    from simulations.run import resume_command
 
     count = 0
 
@@ -48,7 +46,7 @@ def _resume(run: str, kill_at: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(die)
-    simulations.compare.run_page.write_run_page = lambda run: None
+    simulations.report.run_page.write_run_page = lambda run: None
     words = Path(f"{run}.said")
     try:
         with open(os.devnull, "w") as nowhere:

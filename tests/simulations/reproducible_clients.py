@@ -6,12 +6,12 @@ Importable on its own: the SuperNodes' processes find it through PYTHONPATH.
 
 from dataclasses import replace
 
-from fedlsg.ledger import Entry
-from simulations.client_app import app
-from simulations.node import deployed
-from simulations.node.account import NodeAccount
-from simulations.node.terms import Terms
-from simulations.settings import Settings
+from fedlsg.privacy.ledger import Entry
+from simulations.client import deployed
+from simulations.client.app import app
+from simulations.client.node.account import NodeAccount
+from simulations.client.node.terms import Terms
+from simulations.settings.settings import Settings
 
 __all__ = ["app"]
 

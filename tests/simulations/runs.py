@@ -12,14 +12,14 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from fedlsg.ledger import Entry, read_entries
-from simulations.client_app import app
+from fedlsg.privacy.ledger import Entry, read_entries
+from simulations.client.app import app
 from simulations.engines import local
-from simulations.engines.virtual import ClientFunction
-from simulations.plan import Plan, make_plan
-from simulations.row import Row
-from simulations.rundir import RunDir, create
-from simulations.settings import from_mapping
+from simulations.grids.virtual import ClientFunction
+from simulations.plan.plan import Plan, make_plan
+from simulations.rundir.row import Row
+from simulations.rundir.rundir import RunDir, create
+from simulations.settings.settings import from_mapping
 
 SMALL: dict[str, Any] = {
     "engine": "local",

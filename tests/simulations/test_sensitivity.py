@@ -3,7 +3,7 @@
 The sum is that of the shipped ``client_step`` with the batches and groups of simulations (benchmarks/neighbours.py).
 The data and the example that leaves are an adversary's (benchmarks/adversaries.py). All pairs of settings run here,
 their full product with ``-m slow``. Dropout masks go by place in the batch: a test with dropout would have to give each
-example its own mask again (simulations/client.py says why the release does not). No built-in model has dropout.
+example its own mask again (simulations/client/train.py says why the release does not). No built-in model has dropout.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from torch import nn
 from benchmarks import adversaries
 from benchmarks.adversaries import aligned, image_cases, made_images, made_texts, summed_in, text_cases
 from benchmarks.neighbours import BOUND, Moved, Subject, move, subject
-from fedlsg import company
-from fedlsg.company import ROWS_ON_CPU, Shape, filled, runs_of, shape_of
-from fedlsg.local_training import LocalTraining
-from fedlsg.precision import Numbers
+from fedlsg.gradients.precision import Numbers
+from fedlsg.training import microbatches as company
+from fedlsg.training.local import LocalTraining
+from fedlsg.training.microbatches import ROWS_ON_CPU, Shape, filled, runs_of, shape_of
 
 TEXTS = ("minilm",)
 MODELS = ("mlp", "conv", "cnn", "dp-cnn", "h-cnn", "resnet-8", "wrn-16-4", "wrn-16-4-ws", *TEXTS)

@@ -16,19 +16,19 @@ from scipy.stats import chi2
 from torch import Tensor, nn
 
 import fedlsg.method
-from fedlsg.adapters import frozen_bases, prepare_model
-from fedlsg.carriers import carried_parameters, find_classifier
+from fedlsg.carriers.carrier import carried_parameters, find_classifier
+from fedlsg.carriers.lora import frozen_bases, prepare_model
+from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
+from fedlsg.gradients.supported import trainable
+from fedlsg.masks.dp_snip import pruning_mechanism, saliency_frame, saliency_scale
 from fedlsg.method import LocalTraining, Method, Schedule, initial_needed, norm_bound
-from fedlsg.payload import Expected, IndexMode, pack, unpack
-from fedlsg.powersgd import decode, encode
-from fedlsg.privatize import Mechanism
+from fedlsg.payload.message import Expected, IndexMode, pack, unpack
+from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream
-from fedlsg.snip import pruning_mechanism, saliency_frame, saliency_scale
-from fedlsg.supported import trainable
+from fedlsg.state.server_state import ServerState, load_weights
 from strategies import default_mechanism, own_settings, recipe
-from strategies.state import ServerState, load_weights
-from strategies.wire import Announcement, announcement, read_kept
+from strategies.federation.wire import Announcement, announcement, read_kept
 
 WIDTH, FEATURES, EXAMPLES, SEED = 48, 20, 7, 3
 SCHEDULE = Schedule(rounds=3, sample_rate=0.5)
@@ -145,7 +145,11 @@ def subject(case: Case, make: Callable[[], nn.Module] = mlp, dtype: torch.dtype 
     if state.awaits_pruning:
         frame = state.saliency_frame()
         if case.pruning:
-            step = {"mechanism": pruning_mechanism(method), "round": 0, "multiplicity": case.multiplicity}
+            step = {
+                "mechanism": pruning_mechanism(method.mechanism, method.prune),
+                "round": 0,
+                "multiplicity": case.multiplicity,
+            }
             return Subject(frame=frame, model=own, derived=saliency_frame(weights_of(own)), **step)
         state.prune(frame, [random_values(frame, UPDATES)], num_examples=EXAMPLES)
     for update in range(UPDATES):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import strategies
-from fedlsg.powersgd import decode, encode
+from fedlsg.carriers.powersgd import decode, encode
 from tests.strategies.contract import (
     LEAST_DRAWS,
     MODELS,

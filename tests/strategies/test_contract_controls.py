@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import fedlsg.client
 import fedlsg.method
-from fedlsg.client import per_unit
+import fedlsg.training.client
 from fedlsg.frame import Frame, make_blocks
-from fedlsg.payload import PayloadError
-from fedlsg.persample import per_example_gradients
-from fedlsg.privatize import Mechanism, add_noise, clip_factors, clipped_sum
+from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.payload.message import PayloadError
+from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
+from fedlsg.training.client import per_unit
 from tests.strategies.contract import (
     NOISE,
     Data,
@@ -26,7 +26,7 @@ from tests.strategies.contract import (
 )
 from tests.strategies.contract_cases import CASES, of
 
-CLIENT, METHOD = fedlsg.client, fedlsg.method
+CLIENT, METHOD = fedlsg.training.client, fedlsg.method
 
 
 def gradients_weighted_after_the_clip(gradients, mechanism, **options):

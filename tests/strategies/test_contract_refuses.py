@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.adapters import prepare_model
+from fedlsg.carriers.lora import prepare_model
+from fedlsg.state.server_state import ServerState
 from strategies import default_mechanism, own_settings, recipe
-from strategies.state import ServerState
 from tests.strategies.contract import FEATURES, SCHEDULE, SMALL, WIDTH, mlp
 from tests.strategies.contract_cases import RECIPES
 

@@ -11,15 +11,15 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.payload import pack
-from fedlsg.privatize import Mechanism
-from simulations.engines.virtual import FIRST_NODE
-from strategies.report import AWAY, NO_REPLY, REASON_LENGTH, reason_of
-from strategies.serial import over_the_wire
+from fedlsg.payload.message import pack
+from fedlsg.privacy.mechanism import Mechanism
+from simulations.grids.virtual import FIRST_NODE
+from strategies.federation.report import AWAY, NO_REPLY, REASON_LENGTH, reason_of
+from strategies.federation.serial import over_the_wire
+from strategies.federation.watched_grid import NODE_GONE
+from strategies.federation.wire import FAILED, FRAME_DIFFERS, LOST, NO_REASON, failure, read_frame, read_update, update
 from strategies.strategy import ClientTerms
-from strategies.watched_grid import NODE_GONE
-from strategies.wire import FAILED, FRAME_DIFFERS, LOST, NO_REASON, failure, read_frame, read_update, update
-from tests.strategies.federation import EXAMPLES, Federation, server_state, values_for
+from tests.strategies.small_federation import EXAMPLES, Federation, server_state, values_for
 
 
 def messages_of(caplog: pytest.LogCaptureFixture) -> str:

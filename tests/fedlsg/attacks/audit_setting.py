@@ -5,14 +5,14 @@ from dataclasses import replace
 import torch
 
 import strategies
-from fedlsg.accounting import epsilon as epsilon_of
-from fedlsg.attacks.audit import Claim, Verdict, judge
-from fedlsg.attacks.audit_checks import unit_checks
-from fedlsg.attacks.plants import planted
-from fedlsg.attacks.unit_mode import Recording, Setting, record
-from fedlsg.client import LocalTraining
+from fedlsg.accounting.bounds import epsilon as epsilon_of
+from fedlsg.attacks.audit.checks import unit_checks
+from fedlsg.attacks.audit.plants import planted
+from fedlsg.attacks.audit.unit_mode import Recording, Setting, record
+from fedlsg.attacks.audit.verdict import Claim, Verdict, judge
+from fedlsg.gradients.supported import trainable
 from fedlsg.method import Schedule, make_frame
-from fedlsg.supported import trainable
+from fedlsg.training.client import LocalTraining
 from tests.fedlsg.attacks.observed import mlp
 
 DELTA = 1e-5

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import strategies
-from fedlsg.adapters import prepare_model
 from fedlsg.attacks.observation import Observation
-from fedlsg.carriers import carried_parameters
-from fedlsg.client import LocalTraining, client_step
+from fedlsg.carriers.carrier import carried_parameters
+from fedlsg.carriers.lora import prepare_model
+from fedlsg.carriers.powersgd import decode, encode
+from fedlsg.gradients.supported import trainable
 from fedlsg.method import Method, Schedule, initial_needed, make_frame
-from fedlsg.powersgd import decode, encode
 from fedlsg.randomness import reproducible_stream
-from fedlsg.supported import trainable
+from fedlsg.training.client import LocalTraining, client_step
 
 CLIPPED = {"mechanism": "clip-only", "clip_norm": 0.1}
 """A clip that is active on every example: the noise-free payload of a client that clips."""

@@ -8,8 +8,8 @@ from torch.testing import assert_close
 
 import fedlsg.attacks.replay as module
 from fedlsg.attacks.replay import dense_gradients, in_frame, lifted, replay
-from fedlsg.client import LocalTraining
-from fedlsg.persample import per_example_gradients
+from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.training.client import LocalTraining
 from tests.fedlsg.attacks.observed import digits, method, mlp, observe
 
 METHODS = ["lsg", "rgp", "rgp-random", "rs", "dpsgd", "sparse-dpsgd", "dp-powersgd", "lora", "linear-probe"]

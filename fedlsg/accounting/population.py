@@ -1,0 +1,183 @@
+"""The largest and the median epsilon of very many clients, from few questions to the accountants; never too low.
+
+Epsilon rises with q and with the number of steps T, and falls with sigma. So an answer for one client is an upper bound
+for every client with no larger q, no smaller sigma and no more steps: of a set of clients only its *front* is asked,
+those that no other covers. The largest epsilon is that of the front of all; the median is bounded by the front of any
+half of them, the better chosen the closer.
+
+A front is large where larger q come with larger sigma. Then its members are put into cells of a grid, 2^(k/n) for
+integers k, n points an octave: q and T move up to the next and sigma down, which can only raise epsilon. The cell with
+the largest bound is divided, along the finer grids of `LEVELS`, until it is a single client's own.
+"""
+
+import heapq
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedlsg.accounting.bounds import ACCOUNTANTS, AccountingError, compose
+from fedlsg.accounting.events import Event, canonical
+
+Events = tuple[Event, ...]
+
+EXACT = 16  # so many different clients are each asked, of both accountants: half a second each
+FRONT = 32  # so many of a front are each asked, of the cheap accountant: 0.05 s each
+QUESTIONS = 80  # so many are asked in all before a cell's bound is taken as it is
+SAMPLE = 9  # from so many answers it is guessed which half is the lower one
+LEVELS = (2, 4, 8, 16, 32, 64, 128)
+OWN = len(LEVELS)  # the depth behind the finest grid: a client's own numbers
+DISPLAYED = 8
+CHEAP = ("pld",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Upper bounds of the clients' largest and median epsilon; ``worst`` is the position of one with the largest."""
+
+    largest: float
+    median: float
+    worst: int
+
+
+def displayed(population: Sequence[Sequence[Event]], *, delta: float) -> Spread:
+    """`spread` for a running display: by the cheap accountant; beyond `EXACT` different clients on a grid of q and T.
+
+    Later rounds then ask what earlier ones have asked. Differs from `spread` upwards only: q and T rise by less than a
+    tenth.
+    """
+    merged = [canonical(events) for events in population]
+    if len(set(merged)) > EXACT:
+        merged = [moved(events, DISPLAYED, sigma=False) for events in merged]
+    return spread(merged, delta=delta, accountants=CHEAP)
+
+
+def spread(population: Sequence[Sequence[Event]], *, delta: float, accountants: Sequence[str] = ACCOUNTANTS) -> Spread:
+    """Largest and median epsilon at ``delta`` over clients, given by their events; infinite where nobody certifies it.
+
+    Guarantee: neither is below what one of the ``accountants`` certifies of the client in question. Up to `EXACT`
+    different clients both are exactly those of `compose`. Beyond that the largest is exact unless `QUESTIONS` did not
+    suffice; the median is an upper bound, which can be half too large (docs/performance.md).
+    """
+    merged = [canonical(events) for events in population]
+    different = sorted(set(merged), key=_spent)
+    if len(different) <= EXACT:
+        exact = {events: upper(events, delta, accountants) for events in different}
+        each = [exact[events] for events in merged]
+        largest = max(each)
+        return Spread(largest=largest, median=statistics.median(each), worst=each.index(largest))
+    largest, worst = _covering(different, delta, accountants)
+    guessed = dict(zip(different, _guesses(different, delta), strict=True))
+    middle = sorted(guessed[events] for events in merged)[len(merged) // 2]
+    median, _ = _covering([events for events in different if guessed[events] <= middle], delta, accountants)
+    return Spread(largest=largest, median=min(median, largest), worst=merged.index(worst))
+
+
+def upper(events: Events, delta: float, accountants: Sequence[str] = ACCOUNTANTS) -> float:
+    """The certified upper bound of one client, infinite where there is none."""
+    try:
+        return compose(events, delta=delta, accountants=accountants).upper
+    except AccountingError:
+        return math.inf
+
+
+def _covering(clients: Sequence[Events], delta: float, accountants: Sequence[str]) -> tuple[float, Events]:
+    """An upper bound of the largest epsilon among ``clients``, and one whose it is, or nearly.
+
+    The front in ever finer cells: the cell with the largest bound is divided until it is a client's own.
+    """
+    members = front(clients)
+    depth, group = (0 if len(members) > FRONT else OWN), members
+    waiting: list[
+        tuple[float, int, int, list[Events]]
+    ] = []  # largest bound first: its negative, a number, depth, whose
+    questions = 0
+    while True:
+        cells: dict[Events, list[Events]] = {}
+        for events in group:
+            cells.setdefault(events if depth == OWN else moved(events, LEVELS[depth]), []).append(events)
+        for cell, inside in cells.items():
+            questions += 1
+            heapq.heappush(waiting, (-upper(cell, delta, CHEAP), questions, depth, inside))
+        bound, _, depth, group = heapq.heappop(waiting)
+        if depth == OWN or questions >= QUESTIONS:
+            return max(-bound, upper(group[0], delta, accountants)), group[0]
+        depth += 1
+
+
+def front(clients: Sequence[Events]) -> list[Events]:
+    """The clients that no other one covers: every client has one here that loses at least as much, event by event."""
+    kept: list[Events] = []
+    for count in sorted({len(events) for events in clients} - {0}):
+        group = sorted((e for e in set(clients) if len(e) == count), key=_spent, reverse=True)
+        numbers = np.array([[(e.sample_rate, -e.noise_multiplier, e.steps) for e in events] for events in group])
+        numbers = numbers.reshape(len(group), -1)
+        chosen: list[int] = []
+        for i, own in enumerate(numbers):
+            if not (numbers[chosen] >= own).all(axis=1).any():
+                chosen.append(i)
+        kept += [group[i] for i in chosen]
+    return kept or [()]
+
+
+def shared_rates(rates: Iterable[float], *, limit: int) -> list[float]:
+    """Every Poisson rate moved up, by as little as leaves at most ``limit`` different ones where possible."""
+    rates = list(rates)
+    raised = rates
+    for level in reversed(LEVELS):
+        if len(set(raised)) <= limit:
+            break
+        raised = [min(grid_up(q, level), 1.0) for q in rates]
+    return raised
+
+
+def grid_up(value: float, level: int) -> float:
+    """The lowest point of the grid that is not below a positive value."""
+    k = math.floor(math.log2(value) * level) - 1
+    while (point := math.exp2(k / level)) < value:
+        k += 1
+    return point
+
+
+def grid_down(value: float, level: int) -> float:
+    """The highest point of the grid that is not above a positive value."""
+    k = math.ceil(math.log2(value) * level) + 1
+    while (point := math.exp2(k / level)) > value:
+        k -= 1
+    return point
+
+
+def moved(events: Sequence[Event], level: int, *, sigma: bool = True) -> Events:
+    """Events on the grid, ``sigma`` too, that lose at least as much privacy."""
+    return canonical(
+        Event(
+            sample_rate=min(grid_up(event.sample_rate, level), 1.0),
+            noise_multiplier=grid_down(event.noise_multiplier, level) if sigma else event.noise_multiplier,
+            steps=math.floor(grid_up(event.steps, level)),
+        )
+        for event in events
+    )
+
+
+def _guesses(clients: Sequence[Events], delta: float) -> list[float]:
+    """About each client's log epsilon, linear in the logarithms of its mean q, sigma and T; clients ordered by loss.
+
+    A wrong guess makes the median's bound looser, never wrong.
+    """
+    rows = [_features(events) for events in clients]
+    asked = sorted({round(at) for at in np.linspace(len(clients) / 4, 3 * len(clients) / 4, SAMPLE)})
+    answers = [math.log(min(max(upper(clients[i], delta, CHEAP), 1e-9), 1e9)) for i in asked]
+    weights = np.linalg.lstsq(np.array([rows[i] for i in asked]), np.array(answers), rcond=1e-9)[0]
+    return [float(np.dot(row, weights)) if clients[i] else -math.inf for i, row in enumerate(rows)]
+
+
+def _features(events: Events) -> list[float]:
+    parts = [[math.log(e.sample_rate), math.log(e.noise_multiplier), math.log(e.steps)] for e in events[:1]]
+    return [1.0, *(parts[0] if parts else [0.0] * 3)]
+
+
+def _spent(events: Events) -> float:
+    """About how epsilon orders clients: T (q / sigma)^2; where one client covers another, it is no smaller."""
+    return math.fsum(e.steps * (e.sample_rate / e.noise_multiplier) ** 2 for e in events)

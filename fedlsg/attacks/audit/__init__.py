@@ -1,0 +1,1 @@
+"""Falsify a claimed epsilon: canaries, planted mistakes, bounds and verdict."""

@@ -1,0 +1,144 @@
+"""The unit mode of the audit: canary gradients through every round of a schedule, in one frame, on shipped code.
+
+What is granted to the auditor is the most that the claim allows: it chooses the gradients, sees every round's noised
+sum before anything is made of it, and knows mask, clip, sigma and q. The coins and the noise are secret.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from fedlsg.attacks.audit.canaries import along, flip, log_ratios, make_canaries, release, spread, step_weights
+from fedlsg.frame import Frame
+from fedlsg.masks import accumulated_noise
+from fedlsg.privacy import Mechanism
+from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
+from fedlsg.training import LocalTraining
+
+SILENT = {"one example": 1, "many examples": 64}
+"""Clients whose examples have zero gradients: what they send is noise alone, however many they are."""
+SILENT_ROUNDS = (32, 64)
+Tick = Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Setting:
+    """What is audited: the mechanism as configured, in one frame, for ``rounds`` rounds.
+
+    ``claimed``: the effective noise multiplier that the claim names, where it is not the mechanism's own.
+    Under ``noise_share`` below 1 an output is the sum over as many clients as are assumed to survive.
+    """
+
+    model: nn.Module
+    frame: Frame
+    mechanism: Mechanism
+    local: LocalTraining
+    rounds: int
+    claimed: float | None = None
+
+    @property
+    def summed(self) -> int:
+        """Clients in one output."""
+        return round(self.mechanism.noise_share**-2)
+
+    @property
+    def noise_std(self) -> float:
+        """Claimed deviation of every value of an output."""
+        std = accumulated_noise(self.mechanism.noise_std, self.local.steps, self.local.momentum)
+        own = self.mechanism.effective_noise_multiplier(len(self.frame.blocks))
+        ratio = 1.0 if self.claimed is None else self.claimed / own
+        return ratio * std * math.sqrt(self.summed)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Recording:
+    """What the outputs say of each canary, the canaries' coins, and the outputs of the silent clients by name.
+
+    scores: (m,) higher for canaries that were in. moves: (m,) how far the outputs went along the canary, over what a
+    canary that is in adds on average: 1 is expected of those in and 0 of those out.
+    """
+
+    scores: Float[np.ndarray, " m"]
+    moves: Float[np.ndarray, " m"]
+    coins: Bool[np.ndarray, " m"]
+    silent: dict[str, Float[np.ndarray, "rounds kept"]]
+
+
+def ticks(setting: Setting, canaries: int) -> int:
+    """How often ``record`` reports progress."""
+    return len(spread(canaries, setting.frame.kept)) * setting.rounds + len(SILENT) * silent_rounds(setting)
+
+
+def silent_rounds(setting: Setting) -> int:
+    """Outputs of each silent client: as many as there are rounds, within bounds."""
+    low, high = SILENT_ROUNDS
+    return min(max(setting.rounds, low), high)
+
+
+def record(setting: Setting, canaries: int, *, seed: int | None, tick: Tick = lambda: None) -> Recording:
+    """Flip the coins, run every round, score each canary from the outputs.
+
+    A ``seed`` repeats an audit, coins, batches and noise included. Raises ValueError for fewer than 10 canaries.
+    """
+    if canaries < 10:
+        raise ValueError(f"expected {canaries=} >= 10")
+    counts = spread(canaries, setting.frame.kept)
+    generator = public_generator(0 if seed is None else seed, "canaries")
+    made = make_canaries(setting.frame, setting.mechanism, max(counts), generator)
+    found, moved, coins = [], [], []
+    for client, count in enumerate(counts):
+        coin = flip(count, _stream(seed, "coins", client))
+        rows, clipped = made.gradients[:count], made.clipped[:count]
+        outputs = rounds_of(setting, rows[coin], f"client {client}", seed, setting.rounds, tick)
+        components = along(outputs, clipped)
+        found.append(score(setting, components, clipped))
+        moved.append(components.mean(0) / (setting.local.sample_rate * sum(step_weights(setting.local))))
+        coins.append(coin)
+    empty = torch.zeros(max(SILENT.values()), setting.frame.kept)
+    times = silent_rounds(setting)
+    silent = {name: rounds_of(setting, empty[:n], name, seed, times, tick).numpy() for name, n in SILENT.items()}
+    return Recording(
+        scores=torch.cat(found).numpy(), moves=torch.cat(moved).numpy(), coins=torch.cat(coins).numpy(), silent=silent
+    )
+
+
+def score(
+    setting: Setting, components: Float[Tensor, "rounds m"], clipped: Float[Tensor, "m kept"]
+) -> Float[Tensor, " m"]:
+    """Log likelihood ratio for one local step a round; the sum of the components for several."""
+    if setting.local.steps > 1:
+        return components.sum(0)
+    return log_ratios(
+        components, clipped.norm(dim=1), noise_std=setting.noise_std, sample_rate=setting.local.sample_rate
+    )
+
+
+def rounds_of(
+    setting: Setting, rows: Float[Tensor, "n kept"], name: str, seed: int | None, rounds: int, tick: Tick
+) -> Float[Tensor, "rounds kept"]:
+    """Outputs of one client with these gradients, one a round."""
+    outputs = []
+    for round in range(rounds):
+        total = torch.zeros(setting.frame.kept)
+        for other in range(setting.summed):
+            total = total + release(
+                rows if other == 0 else rows[:0],
+                model=setting.model,
+                frame=setting.frame,
+                mechanism=setting.mechanism,
+                local=setting.local,
+                sampler=_stream(seed, "sampler", name, round, other),
+                noise=_stream(seed, "noise", name, round, other),
+            )
+        outputs.append(total)
+        tick()
+    return torch.stack(outputs)
+
+
+def _stream(seed: int | None, *labels: str | int) -> SecretStream:
+    return secret_stream() if seed is None else reproducible_stream(seed, "audit", *labels)

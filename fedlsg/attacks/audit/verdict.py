@@ -1,0 +1,176 @@
+"""The audit's judgement: recorded outputs and a claim in, figures and a verdict out. It is told nothing else.
+
+A verdict is "falsified" or "not falsified", never "verified": an audit finds what its canaries and checks can show.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.special import ndtri
+
+from fedlsg.attacks.audit.bounds import GUESSED, Guesses, f_dp_p_value, f_dp_refuted, guess, largest, one_run_epsilon
+from fedlsg.attacks.audit.checks import Check
+from fedlsg.attacks.membership.roc import Rate, auc
+from fedlsg.attacks.membership.tradeoff import Least, gaussian_epsilon, subsampled
+
+SIGNIFICANCE = 1e-3
+"""Of each bound: both are stated at 99.9 % confidence."""
+STRONGEST, WEAKEST = 5.0, 8.0
+"""The f-DP bound looks from 2^5 times the claimed noise multiplier down to 2^-3 times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What the ledger says of each client: ``epsilon`` at ``delta`` for ``steps`` of Poisson rate q at sigma_eff."""
+
+    epsilon: float
+    delta: float
+    sample_rate: float
+    noise_multiplier: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon < np.inf or not 0 < self.delta < 1:
+            raise ValueError(f"expected finite {self.epsilon=} > 0 and 0 < {self.delta=} < 1: no claim, no audit")
+        if not 0 < self.sample_rate <= 1 or not 0 < self.noise_multiplier < np.inf or self.steps < 1:
+            raise ValueError(
+                f"expected 0 < {self.sample_rate=} <= 1, finite {self.noise_multiplier=} > 0, {self.steps=}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A lower bound on epsilon at the claim's delta, with the guesses that gave it; ``refutes`` the claim or not."""
+
+    epsilon: float
+    refutes: bool
+    guesses: Guesses
+    p_value: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """mu of Gaussian differential privacy from the AUC of the scores, and its epsilon: an estimate and no bound."""
+
+    mu: Rate
+    epsilon: Rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The three figures, the checks, and what of them says "falsified"."""
+
+    claim: Claim
+    one_run: Bound
+    f_dp: Bound
+    estimate: Estimate
+    checks: tuple[Check, ...]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Names of the bounds and checks that contradict the claim; empty where none does."""
+        bounds = {"one-run bound": self.one_run, "f-DP one-run bound": self.f_dp}
+        return (
+            *(name for name, bound in bounds.items() if bound.refutes),
+            *(check.name for check in self.checks if not check.passed),
+        )
+
+    @property
+    def falsified(self) -> bool:
+        """Whether anything contradicts the claim."""
+        return bool(self.reasons)
+
+    @property
+    def words(self) -> str:
+        """The verdict in words."""
+        return "falsified" if self.falsified else "not falsified"
+
+
+def judge(
+    scores: Float[np.ndarray, " m"], coins: Bool[np.ndarray, " m"], claim: Claim, checks: tuple[Check, ...] = ()
+) -> Verdict:
+    """Figures from one score a canary and its coin. Scores must not depend on the coins but through the outputs."""
+    seen = [guess(scores, coins, share) for share in GUESSED]
+    return Verdict(
+        claim=claim,
+        one_run=one_run(seen, claim),
+        f_dp=f_dp(seen, claim),
+        estimate=estimate(scores[coins], scores[~coins], claim.delta),
+        checks=checks,
+    )
+
+
+def one_run(seen: list[Guesses], claim: Claim) -> Bound:
+    """The best of the bounds of Steinke et al. over the numbers of guesses, which share the significance."""
+    level = SIGNIFICANCE / len(seen)
+    bounds = [(one_run_epsilon(one, claim.delta, level), one) for one in seen]
+    epsilon, best = max(bounds, key=lambda bound: bound[0])
+    return Bound(epsilon=epsilon, refutes=epsilon > claim.epsilon, guesses=best)
+
+
+def f_dp(seen: list[Guesses], claim: Claim) -> Bound:
+    """The best f-DP bound over the numbers of guesses: what the claimed steps have at the largest refuted noise.
+
+    The curves tested are those of the claimed mechanism (q, steps) at more or less noise than claimed; ``epsilon`` is
+    that of the least private curve which the guesses refute.
+    """
+    level = SIGNIFICANCE / len(seen)
+
+    def curve(noise: float) -> tuple[Least, float]:
+        return subsampled(noise_multiplier=noise, sample_rate=claim.sample_rate, steps=claim.steps, delta=claim.delta)
+
+    def refuting(weakness: float) -> list[Guesses]:
+        least, _ = curve(noise_at(weakness, claim))
+        return [one for one in seen if f_dp_refuted(one, least, level)]
+
+    least, _ = curve(claim.noise_multiplier)
+    values = [f_dp_p_value(one, least) for one in seen]
+    refutes = min(values) < level
+    weakness = largest(lambda tried: bool(refuting(tried)), WEAKEST, tolerance=2e-3)
+    best = (refuting(weakness) or seen)[0]
+    epsilon = curve(noise_at(weakness, claim))[1] if weakness else 0.0
+    # The ledger's epsilon is rounded up and this one's grid is its own: the verdict is the test of the claim itself.
+    epsilon = max(epsilon, claim.epsilon) if refutes else min(epsilon, claim.epsilon)
+    return Bound(epsilon=epsilon, refutes=refutes, guesses=best, p_value=min(1.0, min(values) * len(seen)))
+
+
+def noise_at(weakness: float, claim: Claim) -> float:
+    """Noise multipliers from 32 times the claimed one (weakness 0), halved by every unit."""
+    return claim.noise_multiplier * 2 ** (STRONGEST - weakness)
+
+
+def estimate(members: Float[np.ndarray, " i"], others: Float[np.ndarray, " o"], delta: float) -> Estimate:
+    """mu = sqrt(2) Phi^-1(AUC), exact for Gaussian scores, and epsilon(delta) of mu-GDP; intervals at 95 %.
+
+    An AUC of 1 counts as one wrong pair in twice as many as there are.
+    """
+    if not len(members) or not len(others):
+        raise ValueError("expected canaries of both kinds: all coins fell alike, take more canaries")
+    area = auc(members, others)
+    edge = 1 / (2 * len(members) * len(others))
+    low, value, high = (_mu(min(max(x, edge), 1 - edge)) for x in (area.low, area.value, area.high))
+    return Estimate(
+        mu=Rate(value=value, low=low, high=high),
+        epsilon=Rate(**{k: gaussian_epsilon(x, delta) for k, x in {"value": value, "low": low, "high": high}.items()}),
+    )
+
+
+def _mu(area: float) -> float:
+    return max(0.0, float(np.sqrt(2) * ndtri(area)))
+
+
+def as_dict(verdict: Verdict) -> Mapping[str, Any]:
+    """The verdict as plain values, for audit.json."""
+    return {
+        "verdict": verdict.words,
+        "falsified_by": list(verdict.reasons),
+        "claimed": asdict(verdict.claim),
+        "one_run_bound": asdict(verdict.one_run),
+        "f_dp_one_run_bound": asdict(verdict.f_dp),
+        "gdp_estimate": {**asdict(verdict.estimate), "kind": "estimate, no bound"},
+        "significance_of_each_bound": SIGNIFICANCE,
+        "checks": [asdict(check) for check in verdict.checks],
+    }

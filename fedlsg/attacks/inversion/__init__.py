@@ -1,0 +1,1 @@
+"""Recover inputs from one payload: closed forms, and matching by optimisation."""

@@ -1,0 +1,175 @@
+"""Matching attacks on images: find the batch whose update is nearest to what was received.
+
+    dlg                  L-BFGS on the Euclidean distance (Zhu et al. 2019); with labels: iDLG (Zhao et al. 2020)
+    inverting-gradients  signed Adam on the cosine plus total variation (Geiping et al. 2020)
+    map                  L-BFGS on the likelihood of the noise plus the prior: the most probable batch, for sigma > 0
+Each is adaptive unless told otherwise (objectives.py), and several local steps are replayed (the surrogate model
+extension). Labels that nobody grants are optimised with the images, as soft ones, or inferred before (head.labels_of).
+Restarts are chosen by the objective: no truth is known here.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fedlsg.attacks.guess import Guess
+from fedlsg.attacks.inversion.minimize import Energy, GoOn, adam, lbfgs
+from fedlsg.attacks.inversion.objectives import Compare, Distance, Objective, objective
+from fedlsg.attacks.inversion.prior import Prior, surprise, total_variation
+from fedlsg.attacks.inversion.unknowns import Unknowns
+from fedlsg.attacks.observation import Knowledge, Observation
+
+Optimizer = Literal["lbfgs", "signed-adam", "adam"]
+Progress = Callable[[int, int, str], None]
+"""(evaluations done, evaluations in all, what is being done)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matching:
+    """A matching attack.
+
+    evaluations: of the objective with its gradient, a restart. restarts: starting points; the first is the blind
+        baseline's, the others are drawn from the range.
+    step_size: of Adam, as a share of the range. total_variation: its weight in the objective.
+    tolerance: an objective that is as good as zero: it ends the search. seconds: so does the time; None: no limit.
+    settled: a step of L-BFGS that lowers an objective above 1 by no more than this share of it ends the restart.
+    """
+
+    optimizer: Optimizer = "lbfgs"
+    distance: Distance = "euclidean"
+    compare: Compare = "adaptive"
+    evaluations: int = 400
+    restarts: int = 4
+    step_size: float = 0.1
+    total_variation: float = 0.0
+    tolerance: float = 0.0
+    settled: float = 0.0
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, options in (("optimizer", Optimizer), ("distance", Distance), ("compare", Compare)):
+            if getattr(self, name) not in get_args(options):
+                raise ValueError(f"expected {name} in {get_args(options)}, got {getattr(self, name)!r}")
+        if self.evaluations < 1 or self.restarts < 1:
+            raise ValueError(f"expected evaluations={self.evaluations} >= 1 and restarts={self.restarts} >= 1")
+        weights = (self.total_variation, self.tolerance, self.settled)
+        if not 0 < self.step_size < math.inf or not all(0 <= weight < math.inf for weight in weights):
+            raise ValueError(
+                f"expected step_size={self.step_size} > 0, total_variation={self.total_variation} >= 0, "
+                f"tolerance={self.tolerance} >= 0 and settled={self.settled} >= 0"
+            )
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"expected seconds={self.seconds} > 0, or None for no limit")
+
+
+ATTACKS: Mapping[str, Matching] = MappingProxyType(
+    {
+        "dlg": Matching(tolerance=1e-16),
+        "inverting-gradients": Matching(optimizer="signed-adam", distance="cosine", total_variation=1e-3),
+        "map": Matching(distance="likelihood", evaluations=150, restarts=2, settled=1e-8),
+    }
+)
+
+
+def match(
+    seen: Observation,
+    knowledge: Knowledge,
+    prior: Prior,
+    *,
+    attack: Matching,
+    generator: torch.Generator,
+    progress: Progress = lambda done, total, text: None,
+) -> Guess:
+    """The batch of lowest objective over all restarts, with every value in the prior's range.
+
+    Where the number of examples is not granted, the declared expected batch stands for it. Works in the precision of
+    ``seen`` (``seen.in_float64()`` for all that is there). Guarantee: the same observation, knowledge, prior, attack
+    and generator state give the same guess, unless ``seconds`` cuts it off.
+    Raises DoesNotApply where ``objective`` does, and for a loss that takes no soft labels where none are granted.
+    """
+    examples = knowledge.examples or max(1, round(seen.local.expected_batch))
+    unknowns = Unknowns(seen, knowledge, prior, examples)
+    distance = objective(seen, distance=attack.distance, compare=attack.compare)
+    energy = partial(_energy, attack, prior, unknowns, distance)
+    deadline = math.inf if attack.seconds is None else time.monotonic() + attack.seconds
+    point, lowest, restart = unknowns.expected, math.inf, 0
+    for restart in range(1, attack.restarts + 1):
+        go_on = _watch(attack, restart, lowest, deadline, progress)
+        spent = _clock(deadline, restarts_left=attack.restarts - restart + 1)
+        found, value = _search(attack, unknowns, energy, unknowns.start(restart, generator), go_on, spent)
+        if restart == 1 or value < lowest:
+            point, lowest = found, value
+        if lowest <= attack.tolerance or time.monotonic() >= deadline:
+            break
+    inputs, targets = unknowns.split(point)
+    labels = targets if knowledge.labels is not None else targets.argmax(1)
+    total = attack.evaluations * attack.restarts
+    progress(total, total, f"objective {lowest:.3g}")
+    return Guess(inputs=inputs, labels=labels, objective=lowest, note=_note(attack, knowledge, examples, restart))
+
+
+def _watch(attack: Matching, restart: int, before: float, deadline: float, progress: Progress) -> GoOn:
+    """Tells how far it is, and stops where the objective is as good as zero or the time is over."""
+    total = attack.evaluations * attack.restarts
+    done_before = attack.evaluations * (restart - 1)
+
+    def go_on(done: int, lowest: float) -> bool:
+        text = f"restart {restart} of {attack.restarts}, objective {min(lowest, before):.3g}"
+        progress(min(done_before + done, total), total, text)
+        return lowest > attack.tolerance and time.monotonic() < deadline
+
+    return go_on
+
+
+def _clock(deadline: float, *, restarts_left: int) -> Callable[[], float]:
+    """The share that is over of this restart's part of the time that is left."""
+    began = time.monotonic()
+    part = (deadline - began) / restarts_left
+    return lambda: (time.monotonic() - began) / part if part > 0 else 1.0
+
+
+def _search(
+    attack: Matching,
+    unknowns: Unknowns,
+    energy: Energy,
+    start: Tensor,
+    go_on: GoOn,
+    spent: Callable[[], float],
+) -> tuple[Tensor, float]:
+    if attack.optimizer == "lbfgs":
+        box, budget = unknowns.box, attack.evaluations
+        return lbfgs(energy, start, box, evaluations=budget, settled=attack.settled, go_on=go_on)
+    return adam(
+        energy,
+        start,
+        unknowns.box,
+        evaluations=attack.evaluations,
+        step_size=attack.step_size * unknowns.spans,
+        signed=attack.optimizer == "signed-adam",
+        go_on=go_on,
+        spent=spent,
+    )
+
+
+def _energy(attack: Matching, prior: Prior, unknowns: Unknowns, distance: Objective, point: Tensor) -> Tensor:
+    """The distance, the weight of total variation, and -log prior where the distance is a -log likelihood."""
+    inputs, targets = unknowns.split(point)
+    value = distance(inputs, targets)
+    if attack.total_variation:
+        value = value + attack.total_variation * total_variation(inputs).sum()
+    if attack.distance == "likelihood":
+        value = value + surprise(prior, inputs, unknowns.expected_under(targets)).sum()
+    return value
+
+
+def _note(attack: Matching, knowledge: Knowledge, examples: int, restarts: int) -> str:
+    labels = "granted" if knowledge.labels is not None else "searched for as soft ones"
+    size = "granted" if knowledge.examples is not None else f"taken as {examples}, the declared expected batch"
+    return f"{attack.compare} {attack.distance}, {restarts} restarts; labels {labels}; number of examples {size}"

@@ -1,0 +1,1 @@
+"""Was this example in the data? Likelihood ratios, loss threshold, matched filter."""

@@ -1,0 +1,93 @@
+"""Was this example in the batch? The best test of one payload, and what it can reach in closed form.
+
+Symbols: g the example's clipped gradient in the frame, from the client's own code; s = |g| / noise_std.
+The score <values, g> / (noise_std |g|) is N(0, 1) without the example and N(s, 1) with it, where the rest of the batch
+is known and subtracted. By Neyman and Pearson no other test has a higher true positive rate at the same false positive
+rate. Where the clip acts, |g| = C and s = 1 / sigma_eff: the rate depends on sigma alone, not on method, rank or mask.
+The rest of an unknown batch is more noise to the adversary: the closed form bounds what is reached then.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.special import ndtr, ndtri
+from torch import Tensor
+
+from fedlsg.attacks.membership.roc import Rate, clopper_pearson
+from fedlsg.attacks.observation import Observation
+from fedlsg.attacks.replay import replay
+from fedlsg.gradients import Batch
+from fedlsg.privacy import Mechanism, add_noise, clipped_sum
+from fedlsg.randomness import SecretStream
+
+
+def closed_form_tpr(fpr: float, effective_noise_multiplier: float) -> float:
+    """TPR = Phi(Phi^-1(FPR) + 1 / sigma_eff) of one payload, for an example that the clip acts on."""
+    if not 0 < fpr < 1 or not 0 < effective_noise_multiplier < math.inf:
+        raise ValueError(f"expected 0 < {fpr=} < 1 and finite {effective_noise_multiplier=} > 0")
+    return float(ndtr(ndtri(fpr) + 1 / effective_noise_multiplier))
+
+
+def own_gradient(seen: Observation, inputs: Batch, target: Tensor) -> Float[Tensor, " kept"]:
+    """What a batch of this one example is without noise: projected, masked and clipped by the client's code."""
+    return replay(seen, inputs, target).detach()
+
+
+def score(seen: Observation, inputs: Batch, target: Tensor, *, rest: Float[Tensor, " kept"] | None = None) -> float:
+    """The matched filter of one example, (1, ...) and (1,), on one payload.
+
+    ``rest``: what the adversary knows of the sum without this example, zero where it knows nothing.
+    Raises ValueError for a payload without noise, or an example whose gradient is zero in this frame.
+    """
+    g = own_gradient(seen, inputs, target).double()
+    values = seen.values.double() - (0 if rest is None else rest.double())
+    return filtered(values, g, seen.noise_std)
+
+
+def filtered(values: Float[Tensor, " kept"], g: Float[Tensor, " kept"], noise_std: float) -> float:
+    """<values, g> / (noise_std |g|). Raises ValueError where the quotient is not defined."""
+    length = float(g.norm())
+    if not noise_std > 0 or length == 0:
+        raise ValueError(f"expected {noise_std=} > 0 and a gradient that is not zero: the score is not defined")
+    return float(values @ g) / (noise_std * length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """Rates measured on fresh payloads at the threshold Phi^-1(1 - FPR), beside the closed form of the TPR."""
+
+    fpr: Rate
+    tpr: Rate
+    predicted: float
+
+
+def measure(
+    gradients: list[Float[Tensor, "batch _"]],
+    mechanism: Mechanism,
+    noise: SecretStream,
+    *,
+    fpr: float = 0.01,
+    trials: int = 1000,
+    confidence: float = 0.95,
+) -> Membership:
+    """Play the game on the shipped clip and noise: row 0 of the blocks is the example, the rest the known company.
+
+    ``trials`` payloads with the example and as many without; the prediction is of the example's own clipped norm.
+    """
+    with_it, without = clipped_sum(gradients, mechanism), clipped_sum([block[1:] for block in gradients], mechanism)
+    g = clipped_sum([block[:1] for block in gradients], mechanism).double()
+    std = mechanism.noise_std
+    threshold = float(ndtri(1 - fpr))
+
+    def passed(total: Tensor) -> int:
+        payloads = (add_noise(total, mechanism, noise).double() - without.double() for _ in range(trials))
+        return int(np.sum([filtered(values, g, std) > threshold for values in payloads]))
+
+    return Membership(
+        fpr=clopper_pearson(passed(without), trials, confidence),
+        tpr=clopper_pearson(passed(with_it), trials, confidence),
+        predicted=closed_form_tpr(fpr, std / float(torch.linalg.vector_norm(g))),
+    )

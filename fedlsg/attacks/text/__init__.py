@@ -1,0 +1,1 @@
+"""Recover tokens from one payload."""

@@ -1,0 +1,289 @@
+"""Matching attacks on texts: find the tokens whose update is nearest to what was received.
+
+Tokens are no continuous values. From a start, the gradient of the objective with respect to the word embeddings e_t
+ranks the replacements of every token by their first-order change <grad_t, e(v) - e_t> (HotFlip, Ebrahimi et al. 2018);
+the best are tried one after the other by the client's own computation (replay.py), and kept if they lower it.
+Where no start is better than another, e_t are first moved freely by Adam, then each is replaced by the token that
+points the same way (embedding matching with projection: TAG, Deng et al. 2021; LAMP, Balunovic et al. 2022).
+With noise the objective is the likelihood, and a replaced token must be worth what it takes to name it: -log p(v).
+Differs from the sources: no language model ranks the texts; the candidates may come from the span test.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import get_args
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedlsg.attacks.guess import DoesNotApply, Guess
+from fedlsg.attacks.inversion.matching import Progress
+from fedlsg.attacks.inversion.minimize import Box, adam
+from fedlsg.attacks.inversion.objectives import Compare, Distance, objective
+from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.text.prior import TextPrior
+from fedlsg.attacks.text.tokens import Vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextMatching:
+    """A matching attack on texts.
+
+    proposals: replacements tried at each gradient, over all positions. rounds: gradients at most, a restart.
+    evaluations: steps of Adam on free embeddings before; the first restart, from the given start, has none of them.
+    step_size: of Adam, as a share of the embeddings' deviation. tolerance: an objective that is as good as zero.
+    """
+
+    distance: Distance = "cosine"
+    compare: Compare = "adaptive"
+    restarts: int = 2
+    evaluations: int = 60
+    step_size: float = 0.3
+    rounds: int = 50
+    proposals: int = 24
+    tolerance: float = 1e-9
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, options in (("distance", Distance), ("compare", Compare)):
+            if getattr(self, name) not in get_args(options):
+                raise ValueError(f"expected {name} in {get_args(options)}, got {getattr(self, name)!r}")
+        if min(self.restarts, self.evaluations, self.rounds, self.proposals) < 1:
+            raise ValueError(
+                f"expected restarts={self.restarts}, evaluations={self.evaluations}, rounds={self.rounds} and "
+                f"proposals={self.proposals} >= 1"
+            )
+        if not self.step_size > 0 or not self.tolerance >= 0 or not (self.seconds is None or self.seconds > 0):
+            raise ValueError(
+                f"expected step_size={self.step_size} > 0, tolerance={self.tolerance} >= 0, seconds={self.seconds} > 0"
+            )
+
+
+def match_text(
+    seen: Observation,
+    knowledge: Knowledge,
+    prior: TextPrior,
+    *,
+    attack: TextMatching,
+    generator: torch.Generator,
+    progress: Progress = lambda done, total, text: None,
+) -> Guess:
+    """The tokens (B, T) and labels of lowest objective over all restarts; padding lies outside the attention mask.
+
+    Where the number of examples is not granted, the declared expected batch stands for it. Guarantee: the same
+    arguments and generator state give the same guess unless ``seconds`` cuts it off; the model is left as it was.
+    Raises DoesNotApply where ``objective`` does, and for a vocabulary that names no word embedding.
+    """
+    if not isinstance(words := _words(seen.model, prior.vocabulary), nn.Embedding):
+        raise DoesNotApply(f"words={prior.vocabulary.words!r} is no table of word embeddings: tokens have no gradient")
+    examples = knowledge.examples or max(1, round(seen.local.expected_batch))
+    search = _Search(seen, prior, attack, words, progress)
+    best: tuple[float, Tensor, Tensor] | None = None
+    restart = 0
+    for restart in range(attack.restarts):
+        tokens, labels = _start(search, knowledge, examples, restart, generator)
+        found = search.improve(tokens, labels, free_labels=knowledge.labels is None)
+        best = found if best is None or found[0] < best[0] else best
+        if best[0] <= attack.tolerance or search.over:
+            break
+    assert best is not None
+    note = f"{attack.compare} {attack.distance}, {restart + 1} restart(s), {search.tried} replays"
+    return Guess(inputs=best[1], labels=best[2], objective=best[0], note=note)
+
+
+def _words(model: nn.Module, vocabulary: Vocabulary) -> nn.Module | None:
+    return model.get_submodule(vocabulary.words) if vocabulary.words else None
+
+
+def _start(
+    search: "_Search", knowledge: Knowledge, examples: int, restart: int, generator: torch.Generator
+) -> tuple[Int64[Tensor, "batch positions"], Int64[Tensor, " batch"]]:
+    """The prior's start or blind guess, then a continuous search from tokens that are drawn."""
+    prior, allowed = search.prior, search.allowed
+    labels = knowledge.labels if knowledge.labels is not None else torch.zeros(examples, dtype=torch.int64)
+    drawn = allowed[torch.randint(len(allowed), (examples, prior.vocabulary.length), generator=generator)]
+    blind = drawn if prior.blind is None else prior.blind.expand(examples, -1)
+    if restart == 0:
+        return (blind if prior.start is None else prior.start).clone(), labels
+    return search.free(torch.where(search.replaceable(blind), drawn, blind), labels), labels
+
+
+class _Search:
+    """One observation, its objective, and the time that is left."""
+
+    def __init__(
+        self, seen: Observation, prior: TextPrior, attack: TextMatching, words: nn.Embedding, progress: Progress
+    ) -> None:
+        self.seen, self.prior, self.attack, self.words, self.progress = seen, prior, attack, words, progress
+        self.distance = objective(seen, distance=attack.distance, compare=attack.compare)
+        self.deadline = math.inf if attack.seconds is None else time.monotonic() + attack.seconds
+        v = prior.vocabulary
+        common = torch.zeros(v.size) if prior.log_frequency is None else prior.log_frequency
+        barred = torch.zeros(v.size, dtype=torch.bool)
+        barred[[*v.special, v.pad]] = True
+        self.allowed = (~barred & (common > -math.inf)).nonzero().squeeze(1)
+        self.tried = 0
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self.deadline
+
+    def inputs(self, tokens: Int64[Tensor, "batch positions"]) -> dict[str, Tensor]:
+        return {"input_ids": tokens, "attention_mask": (tokens != self.prior.vocabulary.pad).long()}
+
+    def replaceable(self, tokens: Int64[Tensor, "batch positions"]) -> Bool[Tensor, "batch positions"]:
+        """Which positions hold a token that texts are made of."""
+        return torch.isin(tokens, self.allowed)
+
+    def value(self, tokens: Tensor, labels: Tensor) -> float:
+        """The objective, and with a likelihood the cost of naming what differs from the blind guess."""
+        self.tried += 1
+        value = float(self.distance(self.inputs(tokens), labels).detach())
+        known = torch.zeros_like(tokens, dtype=torch.bool) if self.prior.blind is None else tokens == self.prior.blind
+        return value + float(self._cost(tokens)[~known & self.replaceable(tokens)].sum())
+
+    def _cost(self, tokens: Tensor) -> Tensor:
+        if self.attack.distance != "likelihood":
+            return torch.zeros(tokens.shape)
+        if self.prior.log_frequency is None:
+            return torch.full(tokens.shape, math.log(self.prior.vocabulary.size))
+        return -self.prior.log_frequency[tokens].clamp_min(-1e6)
+
+    def gradient(self, tokens: Tensor, labels: Tensor) -> tuple[float, Float[Tensor, "batch positions n"]]:
+        """The objective and its gradient with respect to every word embedding."""
+        table = self.words.weight.detach()[tokens].requires_grad_()
+        value = self.energy(table, labels, tokens == self.prior.vocabulary.pad)
+        (gradient,) = torch.autograd.grad(value, table)
+        return float(value.detach()), gradient
+
+    def energy(self, table: Float[Tensor, "batch positions n"], labels: Tensor, padded: Tensor) -> Tensor:
+        """The objective of free word embeddings: placeholder numbers index the table, so that rows can be replayed."""
+        self.tried += 1
+        pad = self.prior.vocabulary.pad
+        places = torch.arange(table[..., 0].numel()).view(table.shape[:2]) + pad + 1
+        # Fused attention has no second derivative; the plain form of it has.
+        with standing_in(self.words, table.flatten(0, 1), pad), sdpa_kernel(SDPBackend.MATH):
+            return self.distance(self.inputs(places.masked_fill(padded, pad)), labels)
+
+    def free(self, tokens: Tensor, labels: Tensor) -> Int64[Tensor, "batch positions"]:
+        """Adam on free embeddings, then the token of each position that points the same way."""
+        table = self.words.weight.detach()
+        shape = torch.Size((*tokens.shape, table.shape[1]))
+        spread = table[self.allowed].std()
+        limit = torch.full((shape.numel(),), math.inf)
+        padded = tokens == self.prior.vocabulary.pad
+        total = self.attack.evaluations
+        energy = partial(self._flat_energy, shape, labels, padded)
+
+        def go_on(done: int, lowest: float) -> bool:
+            self.progress(done, total, f"free embeddings, objective {lowest:.3g}")
+            return not self.over
+
+        point, _ = adam(
+            energy, table[tokens].flatten(), Box(low=-limit, high=limit), evaluations=total,
+            step_size=self.attack.step_size * spread, signed=False, go_on=go_on,
+        )  # fmt: skip
+        likeness = F.normalize(point.view(shape), dim=-1) @ F.normalize(table, dim=-1).mT
+        return torch.where(self.replaceable(tokens), self._only_candidates(likeness).argmax(-1), tokens)
+
+    def _flat_energy(self, shape: torch.Size, labels: Tensor, padded: Tensor, point: Tensor) -> Tensor:
+        return self.energy(point.view(shape), labels, padded)
+
+    def _only_candidates(self, scores: Float[Tensor, "batch positions tokens"]) -> Tensor:
+        """-inf for tokens that are not tried at a position."""
+        if self.prior.candidates is None:
+            keep = torch.zeros(scores.shape[1:], dtype=torch.bool)
+            keep[:, self.allowed] = True
+        else:
+            keep = torch.zeros(scores.shape[1:], dtype=torch.bool).scatter_(1, self.prior.candidates.mT, True)
+        return scores.masked_fill(~keep, -math.inf)
+
+    def improve(self, tokens: Tensor, labels: Tensor, *, free_labels: bool) -> tuple[float, Tensor, Tensor]:
+        """(objective, tokens, labels): the best replacements one after the other while any lowers the objective."""
+        lowest = self.value(tokens, labels)
+        for number in range(self.attack.rounds):
+            self.progress(number, self.attack.rounds, f"objective {lowest:.3g}")
+            if lowest <= self.attack.tolerance or self.over:
+                break
+            before = lowest
+            for new_tokens, new_labels in self.moves(tokens, labels, free_labels):
+                value = self.value(new_tokens, new_labels)
+                if value < lowest:
+                    lowest, tokens, labels = value, new_tokens, new_labels
+                    break
+                if self.over:
+                    break
+            if not lowest < before:
+                break
+        return lowest, tokens, labels
+
+    def moves(self, tokens: Tensor, labels: Tensor, free_labels: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Other labels where nobody granted them, exchanges between texts, tokens by first-order change, then pairs of
+        tokens of a text in each other's place, which is where single replacements get stuck."""
+        if free_labels:
+            for row in range(len(labels)):
+                for label in range(self.classes):
+                    if label != labels[row]:
+                        yield tokens, labels.index_fill(0, torch.tensor([row]), label)
+        for one in range(len(tokens)):
+            for other in range(one + 1, len(tokens)):
+                for position in (tokens[one] != tokens[other]).nonzero().squeeze(1):
+                    exchanged = tokens.clone()
+                    exchanged[[one, other], position] = tokens[[other, one], position]
+                    yield exchanged, labels
+        _, gradient = self.gradient(tokens, labels)
+        table = self.words.weight.detach()
+        change = gradient @ table.mT - (gradient * table[tokens]).sum(-1, keepdim=True)
+        gain = self._only_candidates(-change)
+        gain = gain.scatter(2, tokens.unsqueeze(2), -math.inf)
+        gain = gain.masked_fill(~self.replaceable(tokens).unsqueeze(2), -math.inf)
+        top = gain.flatten().topk(min(self.attack.proposals, gain.numel()))
+        for score, place in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+            if score > -math.inf:
+                at, token = divmod(place, len(table))
+                replaced = tokens.clone()
+                replaced.view(-1)[at] = token
+                yield replaced, labels
+        for row, places in enumerate(self.replaceable(tokens)):
+            for one, other in itertools.combinations(places.nonzero().squeeze(1).tolist(), 2):
+                if tokens[row, one] != tokens[row, other]:
+                    turned = tokens.clone()
+                    turned[row, [one, other]] = tokens[row, [other, one]]
+                    yield turned, labels
+
+    @property
+    def classes(self) -> int:
+        """Outputs of the model, counted in a run of one text."""
+        ids = torch.full((1, self.prior.vocabulary.length), int(self.allowed[0]))
+        with torch.no_grad():
+            outputs: Tensor = self.seen.model(**self.inputs(ids))
+        return outputs.shape[1]
+
+
+@contextmanager
+def standing_in(words: nn.Embedding, table: Float[Tensor, "rows n"], pad: int) -> Iterator[None]:
+    """Within: token number ``pad + 1 + i`` has row i of ``table`` as its embedding; ``pad`` keeps its own."""
+    asked: list[Tensor] = []
+
+    def before(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        asked.append(args[0])
+        return (torch.full_like(args[0], pad),)
+
+    def after(module: nn.Module, args: object, output: Tensor) -> Tensor:
+        ids = asked.pop()
+        return torch.where((ids == pad).unsqueeze(-1), output, table[(ids - pad - 1).clamp_min(0)])
+
+    handles = [words.register_forward_pre_hook(before), words.register_forward_hook(after)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,163 @@
+"""Texts from the span test: one token a position and text, chosen so that together they span what was received.
+
+Symbols: Y (k, n) received rows, by singular directions    x_(t,v) (n,) embedding of token v at position t
+Every row of Y is a combination of the true x, B T of them. The most certain one is taken, projected out of rows and
+candidates, and the rest tested again: what remains of Y lies in the span of what remains of the texts, so that each
+right token makes the test of the others stronger (rank-aware order recursive matching pursuit, Davies and Eldar 2012).
+Then every choice is made again, given all others, while that explains more of Y. No gradient is computed.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from fedlsg.attacks.text.tokens import TokenScores, Vocabulary, embedded
+
+CANDIDATES = 64
+"""Tokens a position that are looked at again; the span test ranks all of them first."""
+SWEEPS = 4
+RESTARTS = 4
+EXACT = 1e-9
+"""Share of the received energy left over that is rounding of a payload of float32: the search is over."""
+GONE = 1e-8
+"""An embedding of which this share or less is left is explained by those taken before."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reading:
+    """tokens: (B, T), in position; which text of several a token is of is not known. ``pad``: nothing was left there.
+
+    unexplained: share of the received energy outside the span of the chosen embeddings; 0 to rounding for the truth.
+    unique: fewer tokens than in units that were received: only then does an ``unexplained`` of 0 say anything.
+    """
+
+    tokens: Int64[Tensor, "texts positions"]
+    unexplained: float
+    unique: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Choices:
+    """Y (k, n), candidates x (C, T, n) without the common direction, and their tokens (C, T)."""
+
+    Y: Float[Tensor, "k n"]
+    least: float
+    x: Float[Tensor, "c t n"]
+    tokens: Int64[Tensor, "c t"]
+
+
+def read_tokens(
+    model: nn.Module,
+    scores: TokenScores,
+    vocabulary: Vocabulary,
+    *,
+    texts: int,
+    generator: torch.Generator,
+    restarts: int = RESTARTS,
+    candidates: int = CANDIDATES,
+) -> Reading:
+    """The tokens of ``texts`` texts of at most ``vocabulary.length`` positions, of the restart that explains most.
+
+    The first restart takes the most certain token each time, the others one of the most certain ones, by ``generator``.
+    Raises ValueError for ``texts`` or ``restarts`` < 1.
+    """
+    if texts < 1 or restarts < 1:
+        raise ValueError(f"expected {texts=} and {restarts=} >= 1")
+    given = _choices(model, scores, vocabulary, candidates)
+    taken, lowest = [], math.inf
+    for restart in range(restarts):
+        tried = _again(given, _pursue(given, texts, generator if restart else None))
+        left = _unexplained(given, tried)
+        if left < lowest:
+            taken, lowest = tried, left
+        if lowest < EXACT:
+            break
+    tokens = torch.full((texts, vocabulary.length), vocabulary.pad)
+    places = [0] * vocabulary.length
+    for choice, position in sorted(taken):
+        tokens[places[position], position] = given.tokens[choice, position]
+        places[position] += 1
+    return Reading(
+        tokens=tokens,
+        unexplained=lowest,
+        unique=len(taken) < given.Y.shape[1] - 1,
+    )
+
+
+def _choices(model: nn.Module, scores: TokenScores, vocabulary: Vocabulary, count: int) -> _Choices:
+    span, direction = scores.span, scores.direction
+    tokens = scores.candidates(count)
+    x = torch.cat([part[..., span.columns].double() for _, part in embedded(model, vocabulary, tokens=tokens)])
+    Y = span.strength.unsqueeze(1) * span.basis
+    out = direction.unsqueeze(0)
+    x = _outside(x, out)
+    x = x / x.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    return _Choices(Y=_outside(Y, out), least=span.least, x=x, tokens=tokens.repeat(vocabulary.types, 1))
+
+
+def _outside(x: Float[Tensor, "*some n"], basis: Float[Tensor, "k n"]) -> Float[Tensor, "*some n"]:
+    """x without its part in the span of orthonormal rows."""
+    return x - (x @ basis.mT) @ basis
+
+
+def _unexplained(given: _Choices, taken: list[tuple[int, int]]) -> float:
+    return float(_outside(given.Y, _spanned(given, taken)).square().sum() / given.Y.square().sum())
+
+
+def _pursue(given: _Choices, texts: int, generator: torch.Generator | None) -> list[tuple[int, int]]:
+    """(candidate, position), the most certain first, until nothing of Y is left or every place is taken."""
+    Y, x = given.Y, given.x.clone()
+    open_places = torch.full((x.shape[1],), texts)
+    taken: list[tuple[int, int]] = []
+    for _ in range(texts * x.shape[1]):
+        _, values, right = torch.linalg.svd(Y, full_matrices=False)
+        basis = right[values > given.least]
+        if not len(basis):
+            break
+        energy = x.square().sum(-1)
+        share = (x @ basis.mT).square().sum(-1) / energy.clamp_min(GONE)
+        share = share.masked_fill((energy <= GONE) | (open_places == 0), -1.0)
+        if float(share.max()) < 0:
+            break
+        if generator is not None:
+            doubt = (1 - share).clamp_min(0.0)
+            share = share - doubt * torch.rand(share.shape, generator=generator, dtype=share.dtype)
+        best = int(share.argmax())
+        choice, position = divmod(best, x.shape[1])
+        taken.append((choice, position))
+        open_places[position] -= 1
+        step = (x[choice, position] / x[choice, position].norm()).unsqueeze(0)
+        Y, x = _outside(Y, step), _outside(x, step)
+    return taken
+
+
+def _again(given: _Choices, taken: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Each choice made again given all others, until none changes: the received energy left over never grows."""
+    taken = list(taken)
+    for _ in range(SWEEPS):
+        before = list(taken)
+        for number, (old, position) in enumerate(taken):
+            others = _spanned(given, taken[:number] + taken[number + 1 :])
+            Y, x = _outside(given.Y, others), _outside(given.x[:, position], others)
+            energy = x.square().sum(-1)
+            gain = (x @ Y.mT).square().sum(-1) / energy.clamp_min(GONE)
+            gain = gain.masked_fill(energy <= GONE, 0.0)
+            new = int(gain.argmax())
+            if gain[new] > gain[old] + given.least**2:
+                taken[number] = (new, position)
+        if taken == before:
+            break
+    return taken
+
+
+def _spanned(given: _Choices, taken: list[tuple[int, int]]) -> Float[Tensor, "k n"]:
+    """Orthonormal rows of the span of the chosen embeddings."""
+    if not taken:
+        return given.x.new_zeros(0, given.x.shape[-1])
+    rows = torch.stack([given.x[choice, position] for choice, position in taken])
+    _, values, right = torch.linalg.svd(rows, full_matrices=False)
+    basis: Tensor = right[values > GONE**0.5]
+    return basis

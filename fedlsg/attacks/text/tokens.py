@@ -1,0 +1,145 @@
+"""Which tokens were in a text: the span test on stacked dR (DAGER, Petrov et al. 2024, carried over to carriers).
+
+An embedding is a public function of token and position, so each (token, position) can be tested by itself: the share
+of its energy in the span of the received rows (token_span.py). With as many rows as tokens that share is 1 for those
+of the text; with fewer it is still far larger for them than for others, and token_reading.py goes on from there.
+Differs from the source: shares are ranked instead of compared with a threshold, so that noise, masks and fewer
+rows than tokens weaken the test and do not break it; the common direction of all embeddings is taken out first.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from fedlsg.attacks.observation import Observation
+from fedlsg.attacks.text.token_span import Span, readers, received_span
+
+NUMBERS_AT_ONCE = 2**19
+"""Embedded numbers of one chunk: small enough to stay in a processor's cache."""
+SAMPLE = 1024
+"""Tokens that the common direction is taken from, spread over the vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """What is public about the inputs of a text model.
+
+    embeddings: path of the module that turns input_ids (B, T) into x (B, T, n).
+    words: path of the nn.Embedding in it that holds one row a token; only matching reads it.
+    size: number of tokens; length: T, special tokens included; special: tokens that no text is made of.
+    pad: the token that fills texts up; its positions are outside the attention mask.
+    types: token types that the model tells apart (2 for pairs of texts); 1: all alike.
+    """
+
+    embeddings: str
+    size: int
+    length: int
+    words: str = ""
+    special: tuple[int, ...] = ()
+    pad: int = 0
+    types: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.length < 1 or self.types < 1:
+            raise ValueError(f"expected size={self.size}, length={self.length} and types={self.types} >= 1")
+        if not all(0 <= token < self.size for token in (*self.special, self.pad)):
+            raise ValueError(f"expected tokens in [0, {self.size}), got special={self.special} and pad={self.pad}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenScores:
+    """``share`` (V, T): energy of each token at each position inside the span, 0 to 1. ``span``: what was tested.
+
+    direction: (columns,) common to all embeddings, of length 1, that was taken out of both.
+    """
+
+    share: Float[Tensor, "tokens positions"]
+    span: Span
+    direction: Float[Tensor, " columns"]
+
+    @property
+    def best(self) -> Int64[Tensor, " positions"]:
+        """The token of largest share at each position."""
+        return self.share.argmax(0)
+
+    def candidates(self, count: int) -> Int64[Tensor, "count positions"]:
+        """The ``count`` tokens of largest share at each position, best first."""
+        return self.share.topk(min(count, len(self.share)), dim=0).indices
+
+    def likeliest(self, count: int) -> Int64[Tensor, " count"]:
+        """The ``count`` tokens of largest share at any position, best first."""
+        return self.share.amax(1).argsort(descending=True)[:count]
+
+
+def first_layers(model: nn.Module, vocabulary: Vocabulary) -> tuple[str, ...]:
+    """Weights of the trained layers that read the embeddings. Raises DoesNotApply where there is none."""
+    return readers(model, vocabulary.embeddings, vocabulary.length)
+
+
+def span_test(seen: Observation, vocabulary: Vocabulary) -> TokenScores:
+    """Score every token at every position; special ones get 0.
+
+    Raises DoesNotApply where no received layer reads the embeddings, or where noise hides every direction.
+    """
+    span = received_span(seen, first_layers(seen.model, vocabulary))
+    n = _width(seen.model, vocabulary)
+    direction = _common(seen.model, vocabulary)[span.columns].double()
+    direction = direction / direction.norm().clamp_min(torch.finfo(direction.dtype).tiny)
+    basis, _ = without(span, direction)
+    used = torch.zeros(n, 1).index_fill_(0, span.columns, 1.0)
+    into = torch.zeros(n, len(basis) + 1)
+    into[span.columns] = torch.cat([direction.unsqueeze(0), basis]).float().mT
+    table = torch.zeros(vocabulary.size, vocabulary.length)
+    for tokens, x in embedded(seen.model, vocabulary):
+        x = x.float()
+        parts = (x @ into).square()
+        whole = (x.square() @ used).squeeze(-1) - parts[..., 0]
+        share = parts[..., 1:].sum(-1) / whole.clamp_min(torch.finfo(x.dtype).tiny)
+        table[tokens] = torch.maximum(table[tokens], share.clamp(max=1.0))
+    table[list(vocabulary.special)] = 0.0
+    return TokenScores(share=table, span=span, direction=direction)
+
+
+def without(span: Span, direction: Float[Tensor, " columns"]) -> tuple[Float[Tensor, "k columns"], Tensor]:
+    """Orthonormal rows and strengths of the span after ``direction`` (of length 1) is taken out of it."""
+    rows = span.strength.unsqueeze(1) * span.basis
+    _, values, right = torch.linalg.svd(rows - (rows @ direction).unsqueeze(1) * direction, full_matrices=False)
+    above = values > span.least
+    return right[above], values[above]
+
+
+def embedded(
+    model: nn.Module, vocabulary: Vocabulary, *, tokens: Int64[Tensor, "some positions"] | None = None
+) -> Iterator[tuple[Int64[Tensor, " some"], Float[Tensor, "some positions n"]]]:
+    """Rows and embeddings (rows, T, n) of every token at every position, or of ``tokens`` where given, once a type.
+
+    A text of one token over and over has it at all positions.
+    """
+    embed = model.get_submodule(vocabulary.embeddings)
+    if tokens is None:
+        tokens = torch.arange(vocabulary.size).unsqueeze(1).expand(-1, vocabulary.length)
+    at_once = max(1, NUMBERS_AT_ONCE // (vocabulary.length * _width(model, vocabulary)))
+    with torch.no_grad():
+        for kind in range(vocabulary.types):
+            for rows in torch.arange(len(tokens)).split(at_once):
+                ids = tokens[rows]
+                types = {} if vocabulary.types == 1 else {"token_type_ids": torch.full_like(ids, kind)}
+                yield rows, embed(input_ids=ids, **types)
+
+
+def _width(model: nn.Module, vocabulary: Vocabulary) -> int:
+    with torch.no_grad():
+        x: Tensor = model.get_submodule(vocabulary.embeddings)(input_ids=torch.zeros(1, 1, dtype=torch.int64))
+    return x.shape[-1]
+
+
+def _common(model: nn.Module, vocabulary: Vocabulary) -> Float[Tensor, " n"]:
+    """The mean embedding of tokens that are spread over the vocabulary, at every position."""
+    tokens = torch.arange(0, vocabulary.size, max(1, vocabulary.size // SAMPLE))
+    total, count = torch.zeros(()), 0
+    for _, x in embedded(model, vocabulary, tokens=tokens.unsqueeze(1).expand(-1, vocabulary.length)):
+        total, count = total + x.double().sum((0, 1)), count + x.shape[0] * x.shape[1]
+    return total / count

@@ -1,0 +1,87 @@
+"""How each parameter of a model travels: carried, dense or frozen, and how many values it sends before the mask.
+
+The rule is that of ``carriers.carried_parameters``; this module only spells it out, for people and for tests.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import nn
+
+from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.carriers.lora import BASE, DOWN, UP, Adapted
+from fedlsg.lowrank import flatten_kernel
+
+Travel = Literal["carried", "dense", "frozen"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRow:
+    """One parameter, or ``count`` of them that differ in their layer's number only.
+
+    values: what one update sends for each of them, before a mask: r (m + n) where carried, all where dense, 0 where
+    frozen.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    travel: Travel
+    values: int
+    count: int = 1
+
+
+def layer_table(model: nn.Module, carrier: Carrier, classifier: str | None = None) -> list[LayerRow]:
+    """A row for every parameter, in model order. The model is one that ``adapters.prepare_model`` has prepared.
+
+    A weight that LoRA adapts is one carried row under its own name; its factors are the values. Works on the meta
+    device: only shapes are read. Raises what ``carried_parameters`` raises.
+    """
+    carried = set(carried_parameters(model, carrier, classifier=classifier))
+    adapted = {path: module for path, module in model.named_modules() if isinstance(module, Adapted)}
+    bases = {path + BASE: module for path, module in adapted.items()}
+    factors = {path + suffix for path in adapted for suffix in (DOWN, UP)}
+    rows = []
+    for name, p in model.named_parameters():
+        travel: Travel = "frozen"
+        values = 0
+        if name in factors:
+            continue  # counted with the weight that it adapts
+        if name in bases:
+            pair = (bases[name].down, bases[name].up)
+            travel, values = "carried", sum(f.get_parameter("weight").numel() for f in pair)
+        elif name in carried:
+            travel, values = "carried", carrier.rank * sum(flatten_kernel(p).shape)
+        elif p.requires_grad:
+            travel, values = "dense", p.numel()
+        path, base, attribute = name.rpartition(".base.")
+        own_name = f"{path}.{attribute}" if base and path in adapted else name
+        rows.append(LayerRow(name=own_name, shape=tuple(p.shape), travel=travel, values=values))
+    return rows
+
+
+def grouped(rows: Iterable[LayerRow]) -> list[LayerRow]:
+    """The rows with repeated layers put together: numbers in their names become ``*``, in order of first appearance.
+
+    ``encoder.layer.0.output.weight`` to ``encoder.layer.11.output.weight`` of one shape that travel alike are one row
+    with ``count=12``. The sum of ``count * values`` stays.
+    """
+    groups: dict[tuple[str, tuple[int, ...], Travel, int], LayerRow] = {}
+    for row in rows:
+        name = re.sub(r"(?<![^.])\d+(?![^.])", "*", row.name)
+        key = (name, row.shape, row.travel, row.values)
+        before = groups.get(key)
+        groups[key] = replace(row, name=name) if before is None else replace(before, count=before.count + row.count)
+    return list(groups.values())
+
+
+def totals(rows: Iterable[LayerRow]) -> dict[Travel, tuple[int, int, int]]:
+    """(tensors, their entries, values sent) of each way to travel; all three are there."""
+    found: dict[Travel, tuple[int, int, int]] = {"carried": (0, 0, 0), "dense": (0, 0, 0), "frozen": (0, 0, 0)}
+    for row in rows:
+        tensors, entries, values = found[row.travel]
+        size = math.prod(row.shape)
+        found[row.travel] = (tensors + row.count, entries + row.count * size, values + row.count * row.values)
+    return found

@@ -1,0 +1,169 @@
+"""Statistics of gradients that the papers show: stable rank, projection residual, clipping, energy of units.
+
+Symbols: dW (m, n) gradient of a weight W, L (m, r), R (r, n) carriers, P their projection (Eq. 3), C clip norm, p
+sparsity; a convolution kernel (m, c, kh, kw) is flattened, and its in units are the c channels.
+Not private: everything here is a function of un-noised gradients, for looking at a simulation, never for a release.
+A gradient that is zero everywhere has no such statistics: they are NaN.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+from fedlsg.frame import Block
+from fedlsg.lowrank import check_rank, flatten_kernel, project, reconstruct
+from fedlsg.privacy import Mechanism, clip_factors
+
+LEVELS = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+
+
+def stable_rank(dW: Float[Tensor, "m *rest"]) -> float:
+    """||dW||_F^2 / ||dW||_2^2 (001 Fig. 2), in float64: from 1 to rank(dW)."""
+    A = flatten_kernel(dW.detach()).double()
+    squares = A.square().sum()
+    return float(squares / torch.linalg.matrix_norm(A, 2).square()) if squares > 0 else math.nan
+
+
+def principal_carriers(A: Float[Tensor, "m *rest"], rank: int) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
+    """The first ``rank`` left and right singular vectors of A: the paper's r-SVD (001 sec. 4.2).
+
+    Raises ValueError for a rank outside 1..min(m, n).
+    """
+    A = flatten_kernel(A.detach())
+    check_rank(rank, A.shape)
+    U, _, Vt = torch.linalg.svd(A, full_matrices=False)
+    return U[:, :rank], Vt[:rank]
+
+
+def residual(dW: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]) -> float:
+    """||dW - P(dW)||_F / ||dW||_F, the share of dW's length that carriers lose (001 Eq. 5-6), in float64.
+
+    P is ``reconstruct(*project(dW, L, R), L, R)``, so that it is (I - L L^T) dW (I - R^T R) that is left over.
+    """
+    A, L, R = flatten_kernel(dW.detach()).double(), L.double(), R.double()
+    length = A.norm()
+    return float((A - reconstruct(*project(A, L, R), L, R)).norm() / length) if length > 0 else math.nan
+
+
+def random_residual(shape: tuple[int, int], rank: int) -> float:
+    """Root mean square of ``residual`` over uniformly random carriers, the same for every dW of the shape.
+
+    A random r-dimensional projection keeps r/m of any squared length, and L and R are independent:
+    sqrt((1 - r/m) (1 - r/n)).
+    """
+    check_rank(rank, shape)
+    m, n = shape
+    return math.sqrt((1 - rank / m) * (1 - rank / n))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy:
+    """Shares of ||dW||_F^2 in kept rows (out units), in kept columns (in units), and in entries of either.
+
+    An entry whose row and column are both frozen gets only what the third term of Eq. 3 mixes in.
+    """
+
+    rows: float
+    columns: float
+    either: float
+
+
+def kept_energy(dW: Float[Tensor, "m n *taps"], rows: Int[Tensor, " k"], columns: Int[Tensor, " l"]) -> Energy:
+    """Energy of dW in the given out units and in units."""
+    squares = unit_squares(dW)
+    total = squares.sum()
+    if total == 0:
+        return Energy(rows=math.nan, columns=math.nan, either=math.nan)
+    frozen = squares.clone()
+    frozen[rows] = 0
+    frozen[:, columns] = 0
+    return Energy(
+        rows=float(squares[rows].sum() / total),
+        columns=float(squares[:, columns].sum() / total),
+        either=float(1 - frozen.sum() / total),
+    )
+
+
+def random_energy(shape: tuple[int, ...], rows: int, columns: int) -> Energy:
+    """Mean of ``kept_energy`` over uniformly random units, as many of them: the same for every dW of ``shape``."""
+    out_share, in_share = rows / shape[0], columns / shape[1]
+    return Energy(rows=out_share, columns=in_share, either=1 - (1 - out_share) * (1 - in_share))
+
+
+def unit_squares(dW: Float[Tensor, "m n *taps"]) -> Float64[Tensor, "m n"]:
+    """dW_ij^2 by out unit i and in unit j, summed over a convolution's taps."""
+    return dW.detach().double().square().flatten(2).sum(2) if dW.ndim > 2 else dW.detach().double().square()
+
+
+def block_squares(gradients: Sequence[Float[Tensor, "batch _"]]) -> Float64[Tensor, "blocks batch"]:
+    """Squared length of every example's gradient, block by block, as ``privatize.clipped_sum`` takes it."""
+    norms = [torch.linalg.vector_norm(block, dim=1, dtype=torch.float64) for block in gradients]
+    return torch.stack(norms).square()
+
+
+def select_kept(
+    gradients: Sequence[Float[Tensor, "batch _"]], blocks: Sequence[Block]
+) -> list[Float[Tensor, "batch kept"]]:
+    """What ``blocks`` keep of the gradients of the same blocks without a mask.
+
+    Guarantee: equal to a pass in the masked frame itself, up to rounding, since a mask only leaves coordinates out.
+    """
+    return [
+        g if block.keep.index is None else g.index_select(1, block.keep.positions(block.shape).to(g.device))
+        for g, block in zip(gradients, blocks, strict=True)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Clipping:
+    """What one clip does to a batch of examples.
+
+    clipped: share of the factors below 1 (002 Listing 1 prints the factors), over the examples whose gradient is
+        finite; under a clip of each block, over examples and blocks.
+    mean_factor: their mean, how much of its length a gradient keeps.
+    norms: quantiles of the joint norm, by level.
+    dropped: examples with a gradient that is not finite, which the clip counts as zero.
+    lengths: the joint norms themselves, ascending; factors: one an example, in the order of the examples.
+    """
+
+    clipped: float
+    mean_factor: float
+    dropped: int
+    norms: Mapping[float, float]
+    lengths: tuple[float, ...] = field(repr=False)
+    factors: tuple[float, ...] = field(repr=False)
+
+
+def clipping(
+    squares: Float64[Tensor, "blocks batch"], mechanism: Mechanism, *, dtype: torch.dtype, coordinates: int
+) -> Clipping:
+    """The clip of examples whose squared lengths are ``squares``: the factors of ``privatize.clipped_sum``.
+
+    ``dtype`` and ``coordinates`` of the clipped gradients set the factors' margin for rounding. ``factors`` are one an
+    example, the smallest of its blocks' where each block is clipped. Raises ValueError without an example.
+    """
+    if not squares.shape[1]:
+        raise ValueError("expected one example at least, got none")
+    joint = squares.sum(0)
+    finite = joint.isfinite()
+    norms = (squares if mechanism.clip == "per-block" else joint.unsqueeze(0)).sqrt()[:, finite]
+    factors = (
+        clip_factors(norms, mechanism.clip_norm, dtype, coordinates).double()
+        if mechanism.clips
+        else torch.ones_like(norms)
+    )
+    lengths = joint[finite].sqrt()
+    levels = torch.tensor(LEVELS, dtype=torch.float64, device=lengths.device)
+    quantiles = torch.quantile(lengths, levels).tolist() if len(lengths) else [math.nan] * len(LEVELS)
+    return Clipping(
+        clipped=float((factors < 1).double().mean()),
+        mean_factor=float(factors.mean()),
+        dropped=int((~finite).sum()),
+        norms=dict(zip(LEVELS, quantiles, strict=True)),
+        lengths=tuple(lengths.sort().values.tolist()),
+        factors=tuple(factors.amin(0).tolist()) if len(factors) else (),
+    )

@@ -1,0 +1,160 @@
+"""Activations kept in bfloat16 between forward and backward: half the memory of what backward reads again.
+
+Forward computes in its own precision; what autograd saves of it, and the inputs that our own hooks remember, are
+rounded to bfloat16 once a storage and brought back when backward asks. A relu's result, the next layer's input and
+what that layer's blocks need of it are one tensor, and stay one. Parameters, buffers and the batch are left as they
+are, for someone else keeps them; so are statistics of norms, the logarithms of attention's sums (an error there is one
+of an exponent), and what no layer comes after, such as the loss. Which numbers are rounded depends on the graph alone,
+never on how many examples there are: else one example more could change the gradients of all others.
+
+In-place changes: a rounded copy holds what was there when it was taken, as autograd's own check has seen, and later
+changes do not reach it: they need no refusal. What is left as it is stays under autograd's check and that of the hooks.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, UntypedStorage, nn
+from torch.autograd.graph import Node
+
+from fedlsg.gradients.hooked_layers import Remembered
+from fedlsg.gradients.precision import Numbers
+from fedlsg.gradients.rematerialize import RESULT_HELD, made_again
+
+LEFT = {
+    "weight", "bias", "mean", "rstd", "result1", "result2", "result3", "logsumexp", "log_sumexp",
+    "running_mean", "running_var", "save_mean", "save_invstd",
+}  # fmt: skip
+"""What autograd's nodes call parameters and statistics."""
+EXPONENTS = {"LogSoftmaxBackward0", "LogsumexpBackward0"}
+"""Nodes that exponentiate what they saved."""
+
+_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+class ActivationStorage:
+    """The rounded copies of one pass. ``left``: tensors that are not to be copied, nor anything that shares memory."""
+
+    def __init__(self, left: Iterable[Tensor]) -> None:
+        self.left = {t.untyped_storage() for t in left}
+        self.copies: WeakKeyDictionary[UntypedStorage, dict[Any, ReferenceType[UntypedStorage]]] = WeakKeyDictionary()
+        self.seen: set[Node] = set()
+        self.later: list[Node] = []
+        self.restored: tuple[UntypedStorage | None, Tensor] = (None, torch.empty(0))
+
+    def visit(self, output: object) -> None:
+        """Round what the new nodes of the graph behind a layer's output have saved.
+
+        What an activation holds as its result waits for the next layer, which may make it again (rebuilt.py) in place
+        of either copy: a node takes no second hook.
+        """
+        for waiting in self.later:
+            self.take(waiting, "result")
+        self.later.clear()
+        nodes = [output.grad_fn] if isinstance(output, Tensor) else []
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in self.seen:
+                continue
+            self.seen.add(node)
+            if node.name() in RESULT_HELD:
+                self.later.append(node)
+            else:
+                for name in saved_by(node):
+                    self.take(node, name)
+            nodes += [behind for behind, _ in node.next_functions]
+
+    def take(self, node: Node, name: str) -> None:
+        """Round one thing that a node has saved, where it is an activation in float32 that nobody makes again."""
+        if name in made_again(node):
+            return
+        try:
+            value = getattr(node, f"_saved_{name}")  # raises if it was changed in place: backward will say so, too
+            if isinstance(value, Tensor) and self.takes(value):
+                getattr(node, f"_raw_saved_{name}").register_hooks(self.pack, self.unpack)
+        except RuntimeError:
+            return
+
+    def takes(self, t: Tensor) -> bool:
+        """Whether t is to be rounded."""
+        return t.dtype == torch.float32 and t.ndim > 1 and t.untyped_storage() not in self.left
+
+    def pack(self, t: Tensor) -> Tensor:
+        """t rounded: a view of the one copy of its storage, or a copy of its own where it is a small part of that."""
+        storage = t.untyped_storage()
+        part = 8 * t.numel() < storage.nbytes()
+        key = (t._version, t.storage_offset(), t.shape, t.stride()) if part else (t._version,)
+        known = self.copies.setdefault(storage, {})
+        copy = known[key]() if key in known else None
+        if copy is None:
+            copy = (t.detach().flatten() if part else flat(storage, t)).bfloat16().untyped_storage()
+            known[key] = ref(copy)
+        rounded = flat(copy, t.new_empty(0, dtype=torch.bfloat16))
+        return rounded.view(t.shape) if part else rounded.as_strided(t.shape, t.stride(), t.storage_offset())
+
+    def unpack(self, rounded: Tensor) -> Tensor:
+        """What ``pack`` gave, in float32 again. The last storage is remembered: mostly it is asked for in a row."""
+        storage, last = self.restored
+        if storage is not rounded.untyped_storage():
+            storage, self.restored = rounded.untyped_storage(), (None, last.new_empty(0))
+            last = flat(storage, rounded).float()
+            self.restored = (storage, last)
+        return last.as_strided(rounded.shape, rounded.stride(), rounded.storage_offset())
+
+    def rounded(self, g: Tensor) -> Tensor:
+        """A gradient at a layer's output that is held until the clip (held.py), which then is of the rounded one."""
+        return g.bfloat16() if g.dtype == torch.float32 else g
+
+    def pack_memory(self, memory: Remembered) -> None:
+        """The same for what a layer's blocks need of its input and output."""
+        if memory.x is not None and self.takes(memory.x):
+            memory.x = self.pack(memory.x)
+            memory.version = memory.x._version
+        if memory.note is not None and self.takes(memory.note.y):
+            memory.note.y = self.pack(memory.note.y)
+            memory.note.version = memory.note.y._version
+
+
+def storage_of(model: nn.Module, inputs: Tensor | Mapping[str, Tensor], numbers: Numbers) -> ActivationStorage | None:
+    """What a pass of the model on a batch rounds its activations with; None where it does not."""
+    if numbers.activation_storage == "float32":
+        return None
+    batch = [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
+    return ActivationStorage([*model.parameters(), *model.buffers(), *batch])
+
+
+@contextmanager
+def watched(storage: ActivationStorage | None, model: nn.Module) -> Iterator[None]:
+    """Round what autograd saves for the model's layers, each as soon as it was called."""
+    if storage is None:
+        yield
+        return
+    leaves = [m for m in model.modules() if next(m.children(), None) is None]
+    handles = [m.register_forward_hook(lambda _module, _args, output: storage.visit(output)) for m in leaves]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        storage.later.clear()
+        storage.seen.clear()  # a node keeps its hooks, and they the storage
+
+
+def flat(storage: UntypedStorage, like: Tensor) -> Float[Tensor, " size"]:
+    """All of a storage, in the type of a tensor."""
+    size = storage.nbytes() // like.itemsize
+    whole: Tensor = like.new_empty(0).set_(storage, 0, (size,), (1,))
+    return whole
+
+
+def saved_by(node: Node) -> tuple[str, ...]:
+    """Names under which a node keeps tensors that may be activations."""
+    kind = type(node)
+    if kind not in _FIELDS:
+        names = [name.removeprefix("_raw_saved_") for name in dir(node) if name.startswith("_raw_saved_")]
+        _FIELDS[kind] = () if node.name() in EXPONENTS else tuple(n for n in names if n not in LEFT)
+    return _FIELDS[kind]

@@ -1,0 +1,218 @@
+"""Whether a model treats examples independently: public probe inputs alone and in company, forward and backward.
+
+The clip bounds what one example adds to the sum only if its gradient depends on no other example. supported.py knows
+layers that mix examples by their type. Here the model is run: activations, losses and per-example gradients of a
+probe must be the same alone, in batches of ``BATCHES`` with other neighbours, and again after those batches. Batches
+of the model's own small sizes (tokens, channels) are tried as well: there a layer with another axis first looks right.
+
+How weak mixing is found: in float64 on a copy of the model, where rounding leaves differences of 1e-15; ``TOLERANCE``
+is 1e-9 of a row's length, of an example's whole gradient for gradients. Random draws are coupled by example
+(coupled.py). Trainable weights are moved a little, so that a branch behind a weight of zero counts; numbers of the
+inputs are made a little smaller, against ties. One neighbour is ``LARGE`` times as large, one is a duplicate.
+
+What it cannot find:
+    - mixing on a condition that no probe meets: batches larger than ``LARGEST``, other values, lengths or labels, other
+      weights, the hundredth call, another device, precision or mode than that of the check;
+    - mixing below ``TOLERANCE``; in a model that cannot run in float64, or computes in float32 inside, mixing below
+      ``COARSE``, and below ``KINK`` where only the gradient mixes;
+    - mixing by chance, in draws other than those of the check. A draw of one number for the whole batch (mixup now and
+      then) has one value here;
+    - what padding does: all probes are padded alike, alone and in company. Nor is it mixing here that batches of other
+      sizes are rounded otherwise in a coarser precision (precision.py);
+    - a model or a loss that recognises the check. It finds mistakes. Nothing here helps against the author of the
+      model's code: that code sees the private rows and can send them elsewhere.
+It refuses, though nothing is mixed: draws whose distribution depends on a tensor, draws from numpy by place in the
+batch, and a buffer of floating point that every call changes. It needs memory for a copy of the model in float64.
+Draws no noise and sees public inputs only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedlsg.gradients.independence.probe import FIX, Outcome, Subject, prepare
+from fedlsg.gradients.independence.trace import Key, Seen, Trace
+from fedlsg.gradients.per_example import Batch, LossFunction, batch_size
+from fedlsg.gradients.supported import UnsupportedLayerError, check_supported, unsupported
+
+BATCHES = (2, 7)
+LARGEST = 16
+"""The largest batch that is tried because the model has a dimension of that size."""
+WORK = 2**20
+"""Numbers that pass through the modules for one example, above which only the inputs' dimensions are tried."""
+TOLERANCE = 1e-9
+COARSE, KINK = 1e-4, 0.05
+"""In a model that computes in float32: of an activation or loss, and of a gradient. There a unit at the kink of a relu
+may flip by rounding, and moves a gradient of these networks by up to 0.008 of its length."""
+
+
+def check_independent(model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch) -> None:
+    """Raise UnsupportedLayerError, naming the layer, if the gradient of an example depends on other examples.
+
+    ``inputs`` and ``targets`` are two or more public examples (seven are better, the longest first) as they would be
+    trained on, batch first; never private ones: whether a model is refused may depend on them. ``loss_fn`` as in
+    ``per_example_gradients``. The model is checked in the modes (train, eval) that its modules are in, on a copy in
+    float64; it comes back untouched. Named is the layer where the difference begins in the order of computation:
+    forward, loss, backward. See the module's header for how it is done, and for what it cannot find.
+    Raises ValueError for a single example, or one whose loss is not finite.
+    """
+    check_supported(model)
+    count = batch_size(inputs, targets)
+    if count < 2:
+        raise ValueError(f"expected two probe examples or more, to compare them alone and in company, got {count}")
+    for dtype in (torch.float64, None):
+        subject = prepare(model, loss_fn, inputs, targets, dtype)
+        try:
+            first = subject.run([0])
+        except UnsupportedLayerError as error:
+            if dtype is None or error.__cause__ is None:
+                raise
+            continue  # some models cannot run in float64
+        return compare(subject, first)
+
+
+def sizes(subject: Subject, alone: Trace) -> list[int]:
+    """Batch sizes to try: ``BATCHES``, small dimensions of the inputs and, where that is cheap, of all activations."""
+    given = [x.shape[1:] for x in ([subject.inputs] if isinstance(subject.inputs, Tensor) else subject.inputs.values())]
+    shapes = [seen.shape for seen in alone.forward.values()]
+    if sum(shape.numel() for shape in shapes) <= WORK:
+        given += shapes
+    coinciding = {size for shape in given for size in shape if 2 < size <= LARGEST}
+    return sorted({*BATCHES, *coinciding})
+
+
+def compare(subject: Subject, first: Outcome) -> None:
+    """Raise UnsupportedLayerError at the first difference; ``first`` is probe 0 alone."""
+    if not first.losses.isfinite().all():
+        raise ValueError(
+            f"expected a finite loss of a public probe example, got {first.losses.tolist()}: check inputs and weights"
+        )
+    like = first.trace
+    buffers = {name: b.detach().clone() for name, b in subject.model.named_buffers()}
+    alone = {0: first, 1: subject.run([1])}
+    together = [subject.run_in_company(size, like) for size in sizes(subject, like)]
+    again = subject.run([0], like)
+    judge = Judge(subject=subject, alone=alone, buffers=buffers)
+    judge.state(again)
+    for outcome in together:
+        judge.rows(outcome)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Judge:
+    """The comparison of passes with the probes alone. ``buffers`` are the model's after its first pass."""
+
+    subject: Subject
+    alone: Mapping[int, Outcome]
+    buffers: Mapping[str, Tensor]
+
+    @property
+    def fine(self) -> bool:
+        """Whether the model computes in float64 all through."""
+        return self.subject.draws.coarsest < 1e-12
+
+    @property
+    def tolerance(self) -> float:
+        """Relative difference that rounding may leave."""
+        return TOLERANCE if self.fine else COARSE
+
+    @property
+    def floor(self) -> float:
+        """Length below which a row is nothing but rounding."""
+        return 1e-6 if self.fine else 1e-2
+
+    def state(self, again: Outcome) -> None:
+        """Probe 0 alone, after all other batches: nothing may remember them."""
+        self.refuse(again, f"depends on earlier batches: the same example alone gives another {{}} after them; {FIX}")
+        for name, now in self.subject.model.named_buffers():
+            if now.is_floating_point() and not torch.equal(now, self.buffers.get(name, now)):
+                path, _, own = name.rpartition(".")
+                self.fail(path, f"its forward pass changes the buffer {own}, a memory of earlier batches; {FIX}")
+
+    def rows(self, outcome: Outcome) -> None:
+        """Every row of probes 0 and 1 in a batch."""
+        size = len(outcome.members)
+        self.refuse(outcome, f"mixes examples: in a batch of {size} an example has another {{}} than alone; {FIX}")
+
+    def refuse(self, outcome: Outcome, message: str) -> None:
+        """Raise for the first tensor, loss or gradient that differs. Raises UnsupportedLayerError.
+
+        A tensor in which no examples are found is not refused by itself; it is named where a later one differs.
+        """
+        places = [place for place, member in enumerate(outcome.members) if member in self.alone]
+        first = None
+        for key, seen in outcome.trace.forward.items():
+            if self.differs("forward", key, seen, outcome, places):
+                first = first or key
+                if seen.by_example or len(outcome.members) == 1:
+                    self.fail_at(outcome.trace, first, message)
+        losses = self.losses_differ(outcome, places)
+        wrong = [name for name in outcome.gradients if self.gradient_differs(name, outcome, places)]
+        if first is not None and (losses or wrong):
+            self.fail_at(outcome.trace, first, message)
+        if losses:
+            output = outcome.trace.forward.get(("", "output", 1, 0))
+            self.fail("" if output is None or not output.rows else None, message.format("loss"))
+        if wrong:
+            self.fail(self.source(outcome, places, wrong), message.format("gradient (its backward pass mixes)"))
+
+    def differs(self, side: str, key: Key, seen: Seen, outcome: Outcome, places: Sequence[int]) -> bool:
+        """Whether a tensor's rows differ, however its examples are found."""
+        known = {m: getattr(o.trace, side).get(key) for m, o in self.alone.items()}
+        shape = None if known[0] is None else known[0].shape
+        alone = {m: k for m, k in known.items() if k is not None and k.shape == shape}
+        places = [p for p in places if outcome.members[p] in alone]
+        if not places:
+            return False  # examples of other shapes than probe 0, by which rows are found: what comes later decides
+        scale = max(float(k.rows[0][0, -1]) for k in alone.values())
+        verdicts = []
+        for rows in seen.rows:
+            pairs = [(rows[p if len(rows) > 1 else 0], alone[outcome.members[p]].rows[0][0]) for p in places]
+            gap = max(float((row - own).abs().max()) for row, own in pairs)
+            verdicts.append(gap > self.tolerance * max(scale, self.floor))
+        return bool(verdicts) and all(verdicts)
+
+    def losses_differ(self, outcome: Outcome, places: Sequence[int]) -> bool:
+        """Whether a loss differs from that of the example alone."""
+        scale = max(float(o.losses.abs().max()) for o in self.alone.values())
+        gaps = [abs(float(outcome.losses[p] - self.alone[outcome.members[p]].losses[0])) for p in places]
+        return not max(gaps) <= self.tolerance * max(scale, self.floor)
+
+    def gradient_differs(self, name: str, outcome: Outcome, places: Sequence[int]) -> bool:
+        """Whether a parameter's gradient differs, in units of the example's whole gradient."""
+        for p in places:
+            alone = self.alone[outcome.members[p]]
+            gap = float((outcome.gradients[name][p] - alone.gradients[name][0]).norm())
+            if not gap <= (self.tolerance if self.fine else KINK) * max(alone.length, self.floor):
+                return True
+        return False
+
+    def source(self, outcome: Outcome, places: Sequence[int], wrong: Sequence[str]) -> str | None:
+        """The module in whose backward pass the mixing begins; None for the loss function.
+
+        Where the gradient at a module's output differs, and those at the outputs that are computed from it agree, it
+        began between them.
+        """
+        trace = outcome.trace
+        bad = [k for k, seen in trace.backward.items() if self.differs("backward", k, seen, outcome, places)]
+        if not bad:
+            return wrong[-1].rpartition(".")[0]
+        for key in trace.backward:
+            if key not in bad and bad[0] in trace.sources.get(key, set()):
+                return key[0]
+        return None if bad[0] in trace.sources.get(("", "loss", 1, 0), set()) else bad[0][0]
+
+    def fail_at(self, trace: Trace, key: Key, message: str) -> None:
+        """Raise for a module's output, or for what the module around it computed before its input."""
+        path, side, _, _ = key
+        if side == "output":
+            self.fail(path, message.format("output"))
+        self.fail(trace.inside[key], message.format(f"input of its layer {path}"))
+
+    def fail(self, path: str | None, message: str) -> None:
+        """Raise for the module at a path, or for the loss function."""
+        if path is None:
+            raise UnsupportedLayerError(f"the loss function: {message}")
+        raise unsupported(path, self.subject.model.get_submodule(path), message)

@@ -1,0 +1,170 @@
+"""A copy of a model with public probe examples: one pass over a batch of them, as a client would make it.
+
+Gradients are those of per_example_gradients in random carriers of rank 1: a difference shows in any projection, and
+the gradient of a whole weight is not formed for every example. See independence.py.
+"""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from fedlsg.frame import Coordinates, Frame, make_blocks
+from fedlsg.gradients.independence.coupled_draws import Draws, coupled
+from fedlsg.gradients.independence.trace import Trace, traced
+from fedlsg.gradients.layers import CARRIED
+from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, per_example_gradients
+from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsupported
+
+LARGE = 30.0
+MOVED = 0.1
+FIX = (
+    "compute every example from itself alone, without a sum, mean, sort, softmax or recurrence over dimension 0, the "
+    "batch, and without a memory of earlier batches"
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """One pass: the trace, and losses and gradients by row. ``members`` are the probes in the batch."""
+
+    members: tuple[int, ...]
+    trace: Trace
+    losses: Float64[Tensor, " b"]
+    gradients: Mapping[str, Float64[Tensor, "b kept"]]
+
+    @cached_property
+    def length(self) -> float:
+        """Norm of the first row's whole gradient."""
+        return math.hypot(*(float(rows[0].norm()) for rows in self.gradients.values()))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """A copy of the model with probes: as they are, then as many that are ``LARGE`` times as large."""
+
+    model: nn.Module
+    loss_fn: LossFunction
+    inputs: Batch
+    targets: Batch
+    count: int
+    frame: Frame
+    draws: Draws = field(default_factory=Draws)
+
+    def run_in_company(self, size: int, like: Trace) -> Outcome:
+        """Probes 0 and 1 in a batch of a size; without the large neighbour where the model cannot take it."""
+        members = company(size, self.count)
+        try:
+            return self.run(members, like)
+        except UnsupportedLayerError as error:
+            if error.__cause__ is None or max(members) < self.count:
+                raise
+            return self.run([member % self.count for member in members], like)
+
+    def run(self, members: Sequence[int], like: Trace | None = None) -> Outcome:
+        """Forward and backward of a batch. An error inside the model names the layer that raised it."""
+        trace, kept = Trace(batch=len(members), like=like), []
+
+        def loss(outputs: Any, targets: Any) -> Tensor:
+            losses = self.loss_fn(outputs, targets)
+            kept.append(losses.detach().double().cpu())
+            if losses.grad_fn is not None:
+                trace.places[losses.grad_fn] = ("", "loss", 1, 0)
+            return losses
+
+        rows = torch.tensor(members)
+        chosen = pick(self.inputs, rows), pick(self.targets, rows)
+        device = next(self.model.parameters()).device
+        try:
+            with traced(self.model, trace), coupled(self.draws, device):
+                found = per_example_gradients(self.model, loss, *chosen, self.frame)
+        except UnsupportedLayerError:
+            raise
+        except Exception as error:
+            if not trace.running:
+                raise
+            path = trace.running[-1]
+            what = f"fails on a batch of {len(members)} ({type(error).__name__}: {error}); {FIX}"
+            raise unsupported(path, self.model.get_submodule(path), what) from error
+        gradients: dict[str, list[Tensor]] = {}
+        for block, value in zip(self.frame.blocks, found, strict=True):
+            gradients.setdefault(block.parameter, []).append(value.double().cpu())
+        joined = {name: torch.cat(parts, 1) for name, parts in gradients.items()}
+        return Outcome(members=tuple(members), trace=trace, losses=kept[0], gradients=joined)
+
+
+def prepare(
+    model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch, dtype: torch.dtype | None
+) -> Subject:
+    """The subject in a type, or in the model's own where it is None."""
+    copied = copy.deepcopy(model)
+    if dtype is not None:
+        copied = copied.to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    coordinates = []
+    for name, p in trainable(copied).items():
+        with torch.no_grad():
+            size = float(p.square().mean().sqrt()) * MOVED or 0.02
+            p.add_(torch.randn(p.shape, generator=generator).to(p) * size)
+        owner, _, attribute = name.rpartition(".")
+        carried = attribute == "weight" and type(copied.get_submodule(owner)) in CARRIED
+        pair = (unit(p.shape[0], 1, p, generator), unit(1, p[0].numel(), p, generator)) if carried else (None, None)
+        coordinates.append(Coordinates(name=name, shape=tuple(p.shape), L=pair[0], R=pair[1]))
+    count = batch_size(inputs, targets)
+    inputs, targets = (each(t, lambda x: x if dtype is None else floats(x, dtype)) for t in (inputs, targets))
+    inputs = each(inputs, lambda x: widen(x, generator))
+    targets = each(targets, lambda x: torch.cat([x, x]))
+    frame = Frame(coordinates=tuple(coordinates), blocks=make_blocks(coordinates))
+    return Subject(model=copied, loss_fn=loss_fn, inputs=inputs, targets=targets, count=count, frame=frame)
+
+
+def company(size: int, count: int) -> list[int]:
+    """The probes of a batch: 0 and 1, which are compared, first and last, and neighbours between them.
+
+    One neighbour is large, one is probe 0 again. A batch of two has the probes the other way round.
+    """
+    if size == 2:
+        return [1, 0]
+    others = [2 + k % (count - 2) if count > 2 else k % 2 for k in range(size)]
+    between = [count + others[0], others[1], 0, *others[2:]]
+    return [0, *between[: size - 2], 1]
+
+
+def unit(rows: int, columns: int, like: Tensor, generator: torch.Generator) -> Float[Tensor, "rows columns"]:
+    """A random matrix of Frobenius norm 1: what it projects a gradient on shows every difference."""
+    drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+    matrix: Tensor = drawn / drawn.norm()
+    return matrix.to(like)
+
+
+def each(value: Batch, change: Any) -> Any:
+    """A change to the tensor or to every tensor of a batch."""
+    return change(value) if isinstance(value, Tensor) else {name: change(t) for name, t in value.items()}
+
+
+def pick(value: Batch, rows: Tensor) -> Any:
+    """Rows of a batch."""
+    return each(value, lambda x: x[rows.to(x.device)])
+
+
+def floats(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Floating point in a type; anything else as it is."""
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def widen(x: Tensor, generator: torch.Generator) -> Tensor:
+    """The rows, each number made up to 0.1 % smaller against ties, then the same rows ``LARGE`` times as large.
+
+    Integers, and places where every row holds a whole number, are left: they may be masks, categories or lengths.
+    """
+    if not x.is_floating_point():
+        return torch.cat([x, x])
+    codes = (x == x.round()).all(0)
+    less = 1 - 1e-3 * torch.rand(x.shape, generator=generator, dtype=torch.float64).to(x)
+    return torch.cat([torch.where(codes, x, x * less), torch.where(codes, x, x * LARGE)])

@@ -1,0 +1,216 @@
+"""Which coordinates are kept: the rules of the papers, as public data.
+
+Symbols (000 Eq. 4-7; 003 Alg. 1; 004 Alg. 3):
+    O (m,) importance of the out units of W     p sparsity, the share that is frozen
+    I (n,) or (c,) importance of the in units   e epoch, E epochs; t round, T rounds
+Masks come from public values only (weights, carriers, round, epoch, public seed), never from un-noised gradients: no
+function here takes a gradient. The counting rules are in mask_rules.py, ranked sparsification in ranking.py.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fedlsg.frame import EVERYTHING, Block, Coordinates, Keep
+from fedlsg.masks.rules import (
+    Direction,
+    check_sparsity,
+    frozen_count,
+    gradual_cooling,
+    keep_units,
+    smallest,
+    uniform,
+    unit_importance,
+)
+from fedlsg.randomness import public_generator
+
+__all__ = [
+    "Direction", "Mask", "Moment", "Public", "frozen_count", "gradual_cooling", "keep_units", "masked", "not_pruned",
+    "split_kept", "uniform", "unit_importance",
+]  # fmt: skip
+
+MaskKind = Literal["all", "units", "uniform", "magnitude", "drop"]
+Importance = Literal["weights", "carriers", "random"]
+Redraw = Literal["epoch", "step"]
+Ranking = Literal["random", "gradients"]
+Drop = Literal["none", "random", "magnitude"]
+CHOICES = {
+    "kind": MaskKind,
+    "direction": Direction,
+    "importance": Importance,
+    "redraw": Redraw,
+    "ranking": Ranking,
+    "drop": Drop,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mask:
+    """Which coordinates a step keeps; ``sparsity`` is the share that it freezes.
+
+    ``all``: keeps every one. ``units``: rows of dL and columns of dR of important units, dense blocks whole (000
+    Alg. 1); ``importance`` is read from W, from the carriers' own weights, or is none: random units, as many of them,
+    drawn anew every epoch (000 sec. 4.4; drawn units, not entries, so that nothing but the choice differs).
+    ``uniform``: uniformly random over all coordinates, redrawn every epoch or every step; ``cooling`` ramps the rate
+    from 0 to ``sparsity`` over the epochs (003 Alg. 1); ``ranking="gradients"`` freezes what last epoch's noised
+    gradients rank lowest (003 App. I; ranking.py).
+    ``magnitude``: in every weight tensor the entries of smallest abs(W_0), or of smallest abs(W_t) with ``refresh``;
+    biases and norms whole (the baseline "Sparse DPSGD" of 000).
+    ``drop``: in every weight tensor, anew in every step, random entries or those of smallest abs(W_t) (004 Alg. 3).
+    ``sparsity_from``: before that share of the rounds nothing is frozen (000 sec. 4.3); a ramp is cut off there, not
+    shifted. "Step" here is a round: the local steps of a round share its mask, so that one payload can carry them.
+    """
+
+    kind: MaskKind = "all"
+    sparsity: float = 0.0
+    direction: Direction = "top"
+    importance: Importance = "weights"
+    cooling: bool = False
+    redraw: Redraw = "epoch"
+    ranking: Ranking = "random"
+    refresh: bool = False
+    drop: Drop = "none"
+    sparsity_from: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, options in CHOICES.items():
+            if getattr(self, name) not in get_args(options):
+                raise ValueError(f"expected mask {name} in {get_args(options)}, got {getattr(self, name)!r}")
+        check_sparsity(self.sparsity)
+        if not 0 <= self.sparsity_from < 1:
+            raise ValueError(f"expected 0 <= sparsity_from={self.sparsity_from} < 1: a share of the rounds")
+        if self.kind == "all" and self.sparsity:
+            raise ValueError(f"sparsity={self.sparsity} needs a mask: this method keeps every coordinate")
+        if (self.kind == "drop") != (self.drop != "none"):
+            raise ValueError(f"drop={self.drop!r} does not fit a mask of kind {self.kind!r}")
+        if self.ranking == "gradients" and (self.kind != "uniform" or self.redraw == "step"):
+            raise ValueError("ranking='gradients' ranks once an epoch: it needs a uniform mask and redraw='epoch'")
+
+    def rate(self, moment: "Moment") -> float:
+        """Share of the coordinates that is frozen in a round."""
+        if moment.round - 1 < self.sparsity_from * moment.rounds - 1e-9:
+            return 0.0
+        return gradual_cooling(self.sparsity, moment.epoch, moment.epochs) if self.cooling else self.sparsity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """When a mask is made: ``round`` (from 1) of ``rounds``, in ``epoch`` (from 0) of ``epochs``. All public."""
+
+    round: int = 1
+    rounds: int = 1
+    epoch: int = 0
+    epochs: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Public:
+    """What a mask may be made from, and all of it: ``weights`` W_t and ``initial`` W_0 by parameter, carriers, seed.
+
+    With ``pruned``, weights that pruning set to 0 are frozen as well, and shares count what is left.
+    """
+
+    weights: Mapping[str, Tensor]
+    initial: Mapping[str, Tensor] = field(default_factory=dict)
+    coordinates: Sequence[Coordinates] = ()
+    moment: Moment = Moment()
+    seed: int = 0
+    pruned: bool = False
+
+    def generator(self, *labels: str | int) -> torch.Generator:
+        """The public generator of one draw."""
+        return public_generator(self.seed, *labels)
+
+
+def masked(blocks: Sequence[Block], mask: Mask, public: Public) -> tuple[Block, ...]:
+    """The blocks with what ``mask`` keeps of each. Deterministic in its arguments.
+
+    Raises ValueError where W_0 is needed and absent.
+    """
+    rate = mask.rate(public.moment)
+    if mask.kind == "uniform":
+        when = (public.moment.epoch,) if mask.redraw == "epoch" else ("round", public.moment.round)
+        kept = uniform(sum(block.size for block in blocks), rate, generator=public.generator("mask", *when))
+        return split_kept(blocks, kept.to(next(iter(public.weights.values())).device))
+    if mask.kind == "units":
+        importance = cache(partial(_importance, mask, public))  # one look at W for both of its blocks
+        return tuple(replace(block, keep=_unit_keep(block, mask, rate, public, importance)) for block in blocks)
+    if mask.kind == "all" and not public.pruned:
+        return tuple(blocks)
+    return tuple(replace(block, keep=_entry_keep(block, mask, rate, public)) for block in blocks)
+
+
+def _unit_keep(
+    block: Block, mask: Mask, rate: float, public: Public, importance: Callable[[str], tuple[Tensor, Tensor]]
+) -> Keep:
+    axis = 0 if block.part == "L" else 1
+    if block.part == "dense" or not frozen_count(block.shape[axis], rate):
+        return EVERYTHING
+    if mask.importance == "random":
+        generator = public.generator("units", public.moment.epoch, block.parameter, block.part)
+        index = uniform(block.shape[axis], rate, generator=generator)
+        return Keep(axis=axis, index=index.to(public.weights[block.parameter].device))
+    return Keep(axis=axis, index=keep_units(importance(block.parameter)[axis], rate, mask.direction))
+
+
+def _importance(mask: Mask, public: Public, parameter: str) -> tuple[Tensor, Tensor]:
+    if mask.importance == "carriers":
+        return carrier_importance(next(c for c in public.coordinates if c.name == parameter))
+    return unit_importance(public.weights[parameter])
+
+
+def carrier_importance(c: Coordinates) -> tuple[Float[Tensor, " m"], Float[Tensor, " n_or_c"]]:
+    """Importance of out and in units by the carriers' own weights: row sums of abs(L), column sums of abs(R).
+
+    An in channel of a convolution sums over its taps. (000 sec. 4.4, "Sparsification based on low-rank matrices".)
+    """
+    assert c.L is not None
+    assert c.R is not None
+    units = c.shape[1]
+    return c.L.detach().abs().sum(1), c.R.detach().abs().reshape(c.R.shape[0], units, -1).sum((0, 2))
+
+
+def _entry_keep(block: Block, mask: Mask, rate: float, public: Public) -> Keep:
+    if block.part != "dense" or len(block.shape) < 2:
+        return EVERYTHING
+    W, W_0 = public.weights[block.parameter].detach(), public.initial.get(block.parameter)
+    from_start = mask.kind == "magnitude" and not mask.refresh
+    if W_0 is None and (public.pruned or from_start):
+        raise ValueError(f"the initial value of {block.parameter} is needed to say which of its entries are kept")
+    left = not_pruned(W, W_0).flatten().nonzero().squeeze(1) if public.pruned and W_0 is not None else None
+    count = W.numel() if left is None else len(left)
+    frozen = max(0, min(frozen_count(count, rate), count - 1))
+    if frozen == 0:
+        return EVERYTHING if count == W.numel() else Keep(index=left)
+    if mask.drop == "random":
+        generator = public.generator("drop", public.moment.round, block.parameter)
+        chosen = uniform(count, rate, generator=generator).to(W.device)
+    else:
+        source = W_0.to(W) if from_start and W_0 is not None else W
+        values = source.abs().flatten() if left is None else source.abs().flatten()[left]
+        chosen = (~smallest(values, frozen)).nonzero().squeeze(1)
+    return Keep(index=chosen if left is None else left[chosen])
+
+
+def not_pruned(W: Float[Tensor, "*shape"], W_0: Float[Tensor, "*shape"]) -> Tensor:
+    """True where a weight is trained: all but those that pruning set from a value other than 0 to exactly 0.
+
+    Weights that start at 0 are never pruned. One that training moves to exactly 0 would count as pruned from then on.
+    """
+    return (W != 0) | (W_0.to(W.device) == 0)
+
+
+def split_kept(blocks: Sequence[Block], kept: Int[Tensor, " k"]) -> tuple[Block, ...]:
+    """The blocks with kept positions of their flat vector, which ascend, handed to the block that each lies in."""
+    ends = torch.tensor([block.size for block in blocks]).cumsum(0)
+    cuts = torch.searchsorted(kept, torch.cat([torch.zeros(1, dtype=torch.int64), ends]).to(kept.device)).tolist()
+    out = []
+    for block, end, low, high in zip(blocks, ends.tolist(), cuts, cuts[1:], strict=False):
+        inside = kept[low:high] - (end - block.size)
+        out.append(replace(block, keep=EVERYTHING if high - low == block.size else Keep(index=inside)))
+    return tuple(out)

@@ -1,0 +1,110 @@
+"""Pruning before training: which weights are set to 0 for the whole run (004 sec. 3.1).
+
+    kept = keep_top(scores, prunable(weights), rate)     which weights stay, by any score
+    prune_in_place(parameters, kept)                     the public model before round 1
+
+Symbols: W_0 initial weight, p pruning rate. Pruned weights are 0 in the public model and their gradients are masked,
+so they stay 0 and no mask has to be sent: everyone reads it off W_0 and W_t (masks.not_pruned). Random and SynFlow
+scores are public; those of DP-SNIP (snip.py) are noised by the clients and entered in their ledgers.
+Under weight standardisation a stored 0 is not an absent connection: the kernel has the filter's mean taken off.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from fedlsg.masks.rules import check_sparsity, frozen_count, smallest
+from fedlsg.randomness import public_generator
+
+PruneKind = Literal["none", "random", "synflow", "dp-snip"]
+Weights = Mapping[str, Tensor]
+Masks = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prune:
+    """Pruning before training at ``rate``: none, random, SynFlow (synflow.py) or DP-SNIP (snip.py).
+
+    Only ``dp-snip`` reads data, in a round 0 of its own: examples' saliencies are clipped to ``clip_norm``, and the
+    noise is such that this round alone has ``epsilon_share`` of the epsilon. Training gets what composition leaves.
+    """
+
+    kind: PruneKind = "none"
+    rate: float = 0.0
+    epsilon_share: float = 0.1
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(PruneKind):
+            raise ValueError(f"expected prune in {get_args(PruneKind)}, got {self.kind!r}")
+        if not 0 <= self.rate < 1:
+            raise ValueError(f"expected 0 <= prune_rate={self.rate} < 1: it is the share of weights that is removed")
+        if self.kind == "none" and self.rate:
+            raise ValueError(f"prune_rate={self.rate} needs a kind of pruning: random, synflow or dp-snip")
+        if not 0 < self.epsilon_share < 1:
+            raise ValueError(f"expected 0 < prune_epsilon_share={self.epsilon_share} < 1: training needs the rest")
+        if not 0 < self.clip_norm < math.inf:
+            raise ValueError(f"expected 0 < prune_clip_norm={self.clip_norm} < inf")
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is pruned."""
+        return self.kind != "none"
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether clients take part, in a round 0 that their ledgers are charged for."""
+        return self.kind == "dp-snip"
+
+
+def prunable(weights: Weights) -> Masks:
+    """True at the weights that may be pruned, by parameter: entries of weight tensors (2-D or more) that are not 0.
+
+    Biases, norm scales and what starts at 0 are left out: they have no magnitude to prune by, and are always trained.
+    """
+    return {name: W.detach() != 0 for name, W in weights.items() if W.ndim >= 2 and bool((W != 0).any())}
+
+
+def keep_random(weights: Weights, rate: float, *, seed: int) -> Masks:
+    """Kept weights: in each tensor all but floor(p n) drawn uniformly, at least one (004 Alg. 2, "Random")."""
+    kept: Masks = {}
+    for name, mask in prunable(weights).items():
+        draw = torch.rand(mask.shape, generator=public_generator(seed, "prune", name), dtype=torch.float64)
+        kept |= keep_top({name: draw}, {name: mask}, rate)
+    return kept
+
+
+def keep_top(scores: Mapping[str, Float[Tensor, "*shape"]], may: Masks, rate: float) -> Masks:
+    """Kept weights: all but the floor(p n) of lowest score over all tensors together, at least one in each.
+
+    ``may`` marks the n prunable weights; the others are kept. Of equal scores the earlier weight goes first. Where a
+    tensor would lose every weight its best one stays, so that no layer is cut (the guard of SNIP's successors).
+    """
+    check_sparsity(rate)
+    flat = torch.cat([scores[name].detach().cpu().double()[mask.cpu()] for name, mask in may.items()])
+    if not bool(flat.isfinite().all()):
+        raise ValueError("pruning scores are not finite: the model's weights or the noise are out of range")
+    frozen = min(frozen_count(len(flat), rate), len(flat) - 1) if len(flat) else 0
+    drop = smallest(flat, frozen) if frozen else torch.zeros(len(flat), dtype=torch.bool)
+    kept: Masks = {}
+    for name, gone in zip(may, drop.split([int(mask.sum()) for mask in may.values()]), strict=True):
+        mask = may[name].cpu()
+        if bool(gone.all()):
+            gone = gone.clone()
+            gone[int(scores[name].detach().cpu().flatten()[mask.flatten()].argmax())] = False
+        keep = torch.ones(mask.shape, dtype=torch.bool)
+        keep[mask] = ~gone
+        kept[name] = keep
+    return kept
+
+
+def prune_in_place(parameters: Mapping[str, Tensor], kept: Mapping[str, Bool[Tensor, "*shape"]]) -> None:
+    """Set every weight that is not kept to exactly 0."""
+    with torch.no_grad():
+        for name, keep in kept.items():
+            parameters[name].masked_fill_(~keep.to(parameters[name].device), 0.0)

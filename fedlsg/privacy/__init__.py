@@ -1,0 +1,31 @@
+"""Clip and noise, Poisson sampling, and the ledger of what each client has spent."""
+
+from fedlsg.privacy.ledger import Ledger, ledger_path, merge, read_entries, verify_extends
+from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
+from fedlsg.privacy.ledger_file import Entry, LedgerError, locked
+from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum, norms_of
+from fedlsg.privacy.sampling import Coins, CoinsAhead, check_sample_rate, microbatches, poisson_batch
+
+__all__ = [
+    "Coins",
+    "CoinsAhead",
+    "Entry",
+    "Ledger",
+    "LedgerError",
+    "Mechanism",
+    "add_noise",
+    "check_sample_rate",
+    "clip_factors",
+    "clipped_sum",
+    "extend",
+    "head_of",
+    "ledger_path",
+    "lines_since",
+    "locked",
+    "merge",
+    "microbatches",
+    "norms_of",
+    "poisson_batch",
+    "read_entries",
+    "verify_extends",
+]

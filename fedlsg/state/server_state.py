@@ -1,0 +1,226 @@
+"""The server's public state: model, W_0, optimizer, round. It never sees an un-noised gradient.
+
+Everything in it may be checkpointed and published; client data and secret generators are elsewhere.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+
+from fedlsg.carriers import carried_parameters, find_classifier, frozen_bases, without_residual
+from fedlsg.frame import Frame
+from fedlsg.gradients import check_supported, trainable
+from fedlsg.masks import Memory, keep_public, keep_snip, noised_everywhere, prune_in_place, saliency_frame
+from fedlsg.method import Method, Schedule, aggregate, initial_needed, make_frame, server_step
+from fedlsg.randomness import public_generator
+from fedlsg.training import make_optimizer
+
+
+class ServerState:
+    """W_t, W_0, the server optimizer, and the counters ``round`` (last finished) and ``updates`` (applied).
+
+    The two differ where a round had no valid update. ``divisor`` is fixed for the run; ``probe``
+    is a batch of public inputs, of which pruning without data reads the shape. Raises ValueError for a
+    model with unsupported layers, or of which no layer can be carried at this rank.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        schedule: Schedule,
+        *,
+        divisor: float,
+        seed: int,
+        classifier: str | None,
+        probe: object = None,
+    ) -> None:
+        check_supported(model)
+        self.model, self.method, self.schedule = model, method, schedule
+        self.divisor, self.seed = divisor, seed
+        self.carried = carried_parameters(model, method.carrier, classifier=classifier)
+        needed = initial_needed(method, trainable(model), self.carried)
+        self.initial = {name: trainable(model)[name].detach().clone() for name in needed}
+        self.initial |= frozen_bases(model)
+        self.classifier = find_classifier(model, classifier)
+        self.optimizer, self.scheduler = make_optimizer(
+            trainable(model), method.after, updates=schedule.rounds, classifier=self.classifier
+        )
+        if method.prune.active and not method.prune.reads_data:
+            prune_in_place(trainable(model), keep_public(model, method.prune, probe, seed=seed))
+        self.average = self.weights if method.after.ema else None
+        self.round, self.updates = 0, 0
+        self.pruned = not method.prune.reads_data
+        self.memory = Memory() if method.mask.ranking == "gradients" else None
+
+    @property
+    def awaits_pruning(self) -> bool:
+        """Whether clients have to be asked which weights matter, before the first round."""
+        return not self.pruned
+
+    def saliency_frame(self) -> Frame:
+        """The frame of the pruning round."""
+        return saliency_frame(self._parameters())
+
+    def prune(self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, num_examples: int) -> None:
+        """Set the weights of smallest noised saliency to 0, by the clients' values, given in client order."""
+        kept = keep_snip(
+            aggregate(updates), frame, self._parameters(), self.method.prune.rate, num_examples=num_examples
+        )
+        prune_in_place(trainable(self.model), kept)
+        self.average = self.weights if self.method.after.ema else None
+        self.pruned = True
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return {name: p.detach() for name, p in trainable(self.model).items()}
+
+    def _kept(self) -> Tensor | None:
+        """Kept positions where they are the server's choice (ranking.py), of the round that comes next."""
+        moment = self.schedule.moment(self.round + 1)
+        return None if self.memory is None else self.memory.kept(self.method.mask.rate(moment), moment.epoch)
+
+    def frame(self) -> Frame:
+        """The frame of the round that comes next."""
+        return make_frame(
+            self.method,
+            self._parameters(),
+            self.initial,
+            carried=self.carried,
+            round=self.round + 1,
+            updates=self.updates,
+            schedule=self.schedule,
+            seed=self.seed,
+            classifier=self.classifier,
+            kept=self._kept(),
+        )
+
+    @property
+    def weights(self) -> Float[Tensor, " parameters"]:
+        """W_t: all trainable parameters in model order, one flat vector."""
+        return parameters_to_vector(trainable(self.model).values()).detach()
+
+    def finish_round(self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, noise_std: float = 0.0) -> None:
+        """Apply the clients' values, given in client order; with none, only the round counter moves.
+
+        ``noise_std``: deviation of the noise in their sum, which ranked sparsification gives to frozen coordinates.
+        """
+        if updates:
+            self.step(aggregate(updates), frame, noise_std=noise_std)
+        self.round += 1
+
+    def step(self, total: Float[Tensor, " kept"], frame: Frame, *, noise_std: float = 0.0) -> None:
+        """One server update by the clients' sum.
+
+        Guarantee: it depends on ``total`` through (total / divisor) in the weights' own type alone, so that a replica
+        that is sent these numbers (fedlsg/state/server_update.py) comes to the very same state.
+        """
+        dtype = next(iter(trainable(self.model).values())).dtype
+        total = (total / self.divisor).to(dtype).double() * self.divisor
+        self._remember(total, frame, noise_std)
+        server_step(
+            self.model,
+            self.optimizer,
+            self.scheduler,
+            total,
+            frame=frame,
+            divisor=self.divisor,
+            after=self.method.after,
+        )
+        self.updates += 1
+        self._average()
+        self.truncate()
+
+    def _remember(self, total: Float[Tensor, " kept"], frame: Frame, noise_std: float) -> None:
+        if self.memory is not None:
+            round = self.round + 1
+            generator = public_generator(self.seed, "memory", round)
+            gradient = noised_everywhere(total, frame, noise_std, generator=generator)
+            self.memory = self.memory.add(gradient.float(), self.schedule.epoch(round))
+
+    def _average(self) -> None:
+        if self.average is not None:
+            decay = min(self.method.after.ema, (1 + self.updates) / (10 + self.updates))
+            self.average = decay * self.average + (1 - decay) * self.weights
+
+    def truncate(self) -> None:
+        """Without the residual (001 App. C): W becomes its part in the spans of one power step, rank r at most."""
+        if self.method.carrier.residual:
+            return
+        for name in self.carried:
+            W = trainable(self.model)[name].detach()
+            generator = public_generator(self.seed, "truncate", self.updates, name)
+            W.copy_(without_residual(W, self.method.carrier, generator=generator))
+
+    @contextmanager
+    def evaluated(self) -> Iterator[nn.Module]:
+        """The model that is evaluated: with the average of the weights where After.ema asks for one."""
+        if self.average is None:
+            yield self.model
+            return
+        current = self.weights
+        load_weights(self.model, self.average)
+        try:
+            yield self.model
+        finally:
+            load_weights(self.model, current)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs of the server; the public generator is its seed and the round.
+
+        Frozen parameters are not in it: they are those of the initial model.
+        """
+        return {
+            "model": {name: p.detach() for name, p in trainable(self.model).items()},
+            "average": self.average,
+            "pruned": self.pruned,
+            "memory": None if self.memory is None else self.memory.state_dict(),
+            "initial": {name: W for name, W in self.initial.items() if name not in frozen_bases(self.model)},
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "round": self.round,
+            "updates": self.updates,
+            "public_seed": self.seed,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state_dict``. Raises ValueError if it was made with another public seed."""
+        if state["public_seed"] != self.seed:
+            raise ValueError(f"the checkpoint was made with seed {state['public_seed']}, this run has {self.seed}")
+        parameters = trainable(self.model)
+        if state["model"].keys() != parameters.keys():
+            raise ValueError("the checkpoint holds other parameters than this run trains: restore its settings")
+        with torch.no_grad():
+            for name, value in state["model"].items():
+                parameters[name].copy_(value)
+        self.average = None if state["average"] is None else state["average"].to(self.weights)
+        self.initial |= {name: W.to(next(self.model.parameters()).device) for name, W in state["initial"].items()}
+        self.pruned = state["pruned"]
+        self.memory = None if state["memory"] is None else Memory(**state["memory"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.round, self.updates = state["round"], state["updates"]
+
+
+def load_weights(model: nn.Module, weights: Float[Tensor, " parameters"]) -> None:
+    """Write a flat vector of ``ServerState.weights`` into the trainable parameters of a client's model."""
+    parameters = list(trainable(model).values())
+    expected = sum(p.numel() for p in parameters)
+    if weights.shape != (expected,):
+        raise ValueError(f"expected {expected} weights, got shape {tuple(weights.shape)}: the models differ")
+    # Into the memory that is there: views of one vector would lie at other addresses, and products round by alignment.
+    with torch.no_grad():
+        for p, part in zip(parameters, weights.split([p.numel() for p in parameters]), strict=True):
+            p.copy_(part.reshape(p.shape))
+
+
+def select_clients(clients: int, per_round: int, *, round: int, seed: int) -> list[int]:
+    """Partition ids asked in ``round``, ascending: a public draw without replacement, known before the run."""
+    if per_round == clients:
+        return list(range(clients))
+    draw = torch.randperm(clients, generator=public_generator(seed, "clients", round))
+    return sorted(draw[:per_round].tolist())

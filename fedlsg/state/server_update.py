@@ -1,0 +1,174 @@
+"""One server update as it is sent down: encoded once, then applied by the server and by every replica of it alike.
+
+    server   sum of a round -> encoded          step -> what its own message says -> ServerState.step
+    replica                                     step -> in the frame that it derives itself -> ServerState.step
+
+    offset  size  field
+    0       1     kind: 1 values of an update, 2 kept weights of the pruning round
+    1       4     round
+    5       8     deviation of the noise in the sum (float64): what the grid and ranked masks are made from
+    13      4     length of the payload
+    17      ...   values: sum / divisor in the layout of fedlsg.payload.pack; kept weights: a bit a prunable weight
+
+A step is made of the sum over a round's clients and of public constants alone: nothing of one client's payload goes
+down by itself. It says what the difference of two public models says, so that no epsilon changes.
+"""
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedlsg.frame import Frame
+from fedlsg.gradients import trainable
+from fedlsg.masks import Masks, prunable, prune_in_place
+from fedlsg.payload import DEFAULT_STEP, Codec, Dither, Expected, IndexMode, pack, unpack
+from fedlsg.payload.quantization import LEVELS
+from fedlsg.randomness import public_generator
+from fedlsg.state.server_state import ServerState
+
+HEADER = struct.Struct("<BIdI")
+VALUES, PRUNING = 1, 2
+
+
+class StepError(ValueError):
+    """A step that this state cannot take: damaged, of another round, or of a frame that is not derived here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One server update: its kind, round, the deviation of the noise in its sum, and the encoded values."""
+
+    kind: int
+    round: int
+    noise_std: float
+    payload: bytes
+
+    def to_bytes(self) -> bytes:
+        """As in the header of this file."""
+        return HEADER.pack(self.kind, self.round, self.noise_std, len(self.payload)) + self.payload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coding:
+    """How values go down. ``floor_step``: grid step of codec noise-floor in deviations of the sum's noise."""
+
+    codec: Codec = "float32"
+    floor_step: float = DEFAULT_STEP
+
+    def dither(self, state: ServerState, noise_std: float) -> "DownDither":
+        """The public dither of a step, whose values are the sum over the divisor, and so is their noise."""
+        return DownDither(seed=state.seed, client=-1, noise_std=noise_std / state.divisor, floor_step=self.floor_step)
+
+
+class DownDither(Dither):
+    """The dither of what goes down: never the numbers that a client's values were rounded with."""
+
+    def draw(self, round: int, count: int) -> np.ndarray:
+        """As ``Dither.draw``, for a purpose of its own."""
+        generator = public_generator(self.seed, "downlink-dither", round)
+        return torch.randint(LEVELS, (count,), generator=generator, dtype=torch.int64).numpy()
+
+
+def read_steps(data: bytes) -> list[Step]:
+    """Steps that were written one after the other. StepError for anything else."""
+    steps, place = [], 0
+    while place < len(data):
+        if place + HEADER.size > len(data):
+            raise StepError("steps: a header is cut short")
+        kind, round, noise_std, length = HEADER.unpack_from(data, place)
+        place += HEADER.size
+        if kind not in (VALUES, PRUNING) or length > len(data) - place:
+            raise StepError(f"steps: kind {kind} with {length} bytes of {len(data) - place}")
+        steps.append(Step(kind=kind, round=round, noise_std=noise_std, payload=data[place : place + length]))
+        place += length
+    return steps
+
+
+def index_mode(state: ServerState) -> IndexMode:
+    """Positions go down where clients choose their own; everywhere else both sides derive them."""
+    return "chosen" if state.method.compression.chooses else "derived"
+
+
+def encode_update(
+    state: ServerState, frame: Frame, total: Float[Tensor, " kept"], *, noise_std: float, coding: Coding
+) -> Step:
+    """The round's sum as a step. Raises PayloadError for values that the codec cannot hold (not finite)."""
+    values, positions, mode = (total / state.divisor).float(), frame.indices, index_mode(state)
+    if mode == "chosen":  # what no client chose is 0 in the sum
+        positions = values.nonzero().squeeze(1)
+        values = values[positions]
+    payload = pack(
+        values,
+        positions,
+        size=frame.size,
+        round=state.round + 1,
+        digest=frame.digest,
+        codec=coding.codec,
+        index_mode=mode,
+        blocks=frame.blocks,
+        dither=coding.dither(state, noise_std),
+    )
+    return Step(kind=VALUES, round=state.round + 1, noise_std=noise_std, payload=payload)
+
+
+def received(state: ServerState, frame: Frame, step: Step, coding: Coding) -> tuple[Tensor, float]:
+    """The sum that a step of values says, exactly, and the deviation of its noise. PayloadError for a misfit."""
+    dither = coding.dither(state, step.noise_std)
+    values = unpack(
+        step.payload,
+        Expected(
+            round=step.round,
+            codec=coding.codec,
+            index_mode=index_mode(state),
+            size=frame.size,
+            indices=frame.indices,
+            digest=frame.digest,
+            blocks=frame.blocks,
+            dither=dither,
+            most=frame.size if index_mode(state) == "chosen" else None,
+        ),
+    )
+    noise_std = dither.received_noise * state.divisor if coding.codec == "noise-floor" else step.noise_std
+    return values.double() * state.divisor, noise_std
+
+
+def encode_pruning(before: Masks, state: ServerState) -> Step:
+    """Which of the weights that were prunable ``before`` the state has kept."""
+    weights = trainable(state.model)
+    kept = [(weights[name].detach() != 0)[mask].cpu() for name, mask in before.items()]
+    return Step(kind=PRUNING, round=0, noise_std=0.0, payload=np.packbits(torch.cat(kept).numpy()).tobytes())
+
+
+def apply_pruning(state: ServerState, step: Step) -> None:
+    """Set to 0 what the server pruned."""
+    may = prunable(trainable(state.model))
+    sizes = [int(mask.sum()) for mask in may.values()]
+    if state.pruned or len(step.payload) != (sum(sizes) + 7) // 8:
+        raise StepError(f"pruning: {len(step.payload)} bytes for {sum(sizes)} weights")
+    bits = torch.from_numpy(np.unpackbits(np.frombuffer(step.payload, np.uint8), count=sum(sizes)).astype(bool))
+    kept: Masks = {}
+    for (name, mask), part in zip(may.items(), bits.split(sizes), strict=True):
+        kept[name] = torch.ones(mask.shape, dtype=torch.bool).masked_scatter_(mask.cpu(), part)
+    prune_in_place(trainable(state.model), kept)
+    state.pruned = True
+
+
+def replay(state: ServerState, step: Step, coding: Coding, frame: Frame | None = None) -> None:
+    """Take one step of the server on a replica; ``frame`` is that of its round where it was derived before.
+
+    Raises StepError or PayloadError for a step that does not follow on this state. The state is then good for nothing.
+    """
+    if step.kind == PRUNING:
+        apply_pruning(state, step)
+        return
+    if not state.pruned or step.round <= state.round:
+        raise StepError(f"a step of round {step.round} does not follow on round {state.round}")
+    state.round = step.round - 1  # rounds without a valid update leave no step
+    frame = state.frame() if frame is None else frame
+    total, noise_std = received(state, frame, step, coding)
+    state.step(total, frame, noise_std=noise_std)
+    state.round = step.round

@@ -1,0 +1,63 @@
+"""What a replica needs beside the weights to go on from them: the optimizer's memory, and that of ranked masks.
+
+Everything else of ``ServerState`` follows from settings, round and number of updates: W_0, schedules, pruned weights.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedlsg.gradients import trainable
+from fedlsg.masks import Memory
+from fedlsg.state.server_state import ServerState, load_weights
+
+STEP = "step"
+"""The one number that torch's Adam keeps of each parameter: it counts updates."""
+
+
+def beside_weights(state: ServerState) -> dict[str, Tensor]:
+    """Vectors by name: the optimizer's in model order, as long as the weights; the memory's sums and counters."""
+    kept = [state.optimizer.state[p] for p in trainable(state.model).values() if p in state.optimizer.state]
+    names = [] if not kept else [name for name, value in kept[0].items() if name != STEP and value is not None]
+    found = {name: torch.cat([each[name].flatten() for each in kept]) for name in names}
+    if state.memory is not None:
+        found["memory-counters"] = torch.tensor([state.memory.epoch, state.memory.updates])
+        sums = {"memory-current": state.memory.current, "memory-last": state.memory.last}
+        found |= {name: value for name, value in sums.items() if value is not None}
+    return found
+
+
+def restart(state: ServerState, weights: Tensor, beside: Mapping[str, Tensor], *, round: int, updates: int) -> None:
+    """Make a replica that of the server after ``round`` rounds and ``updates`` updates.
+
+    Raises ValueError for vectors that do not fit the model.
+    """
+    load_weights(state.model, weights)
+    parameters = list(trainable(state.model).values())
+    sizes = [p.numel() for p in parameters]
+    state.optimizer.state.clear()
+    for name in [name for name in beside if not name.startswith("memory-")]:
+        if beside[name].shape != (sum(sizes),):
+            raise ValueError(f"expected {sum(sizes)} numbers of {name}, got shape {tuple(beside[name].shape)}")
+        for p, part in zip(parameters, beside[name].to(parameters[0]).split(sizes), strict=True):
+            state.optimizer.state[p][name] = part.reshape(p.shape).clone()
+    if state.method.after.optimizer == "adam" and updates:
+        for p in parameters:
+            state.optimizer.state[p][STEP] = torch.tensor(float(updates))
+    if state.memory is not None:
+        epoch, counted = (int(number) for number in beside["memory-counters"])
+        sums = (beside.get("memory-current"), beside.get("memory-last"))
+        state.memory = Memory(epoch=epoch, updates=counted, current=sums[0], last=sums[1])
+    schedule(state, updates)
+    state.round, state.updates = round, updates
+    state.pruned = round >= 0 or not state.method.prune.reads_data  # -1: the pruning round is still to come
+
+
+def schedule(state: ServerState, updates: int) -> None:
+    """Set the learning rates to those after ``updates`` updates: the schedule is a closed form of it."""
+    scheduler = state.scheduler
+    scheduler.last_epoch, scheduler._step_count = updates, updates + 1
+    for group, base, factor in zip(state.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+        group["lr"] = base * factor(updates)
+    scheduler._last_lr = [group["lr"] for group in state.optimizer.param_groups]

@@ -1,0 +1,56 @@
+"""What a client does between two messages: how many steps, on which batches, with which numbers."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from jaxtyping import Int
+from torch import Tensor
+
+from fedlsg.gradients import FLOAT32, Numbers
+from fedlsg.gradients import Batch as Inputs
+from fedlsg.privacy import check_sample_rate
+
+Positions = Int[Tensor, " batch"]
+Batch = Callable[[Positions], tuple[Inputs, Tensor]]
+"""Positions in the client's own data -> (inputs, targets)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """A client's local optimizer. Only optimizers that are linear in the gradient are offered: SGD with momentum.
+
+    For those the accumulated carriers carry the local change of W exactly. ``learning_rate`` matters from the second
+    local step on; ``expected_batch`` = q N with the declared N divides the local steps, never a realised size.
+    A batch function gives ``multiplicity`` augmented copies of each example, one after the other, whose gradients are
+    averaged before the clip (De et al. 2022): the unit stays the example. ``numbers``: see precision.py.
+    ``one_shape``: every microbatch has one public number of rows, whatever the weights are (company.py).
+    """
+
+    steps: int = 1
+    sample_rate: float = 1.0
+    learning_rate: float = 0.1
+    momentum: float = 0.0
+    expected_batch: float = 1.0
+    microbatch_size: int = 256
+    multiplicity: int = 1
+    numbers: Numbers = FLOAT32
+    one_shape: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "microbatch_size", "multiplicity"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"expected {name}={getattr(self, name)} >= 1")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"expected 0 <= momentum={self.momentum} < 1")
+        if not 0 < self.learning_rate < math.inf or not 0 < self.expected_batch < math.inf:
+            raise ValueError(f"expected finite {self.learning_rate=} > 0 and {self.expected_batch=} > 0")
+        check_sample_rate(self.sample_rate)
+
+    def at_rate(self, sample_rate: float) -> "LocalTraining":
+        """The same at one client's own Poisson rate."""
+        return replace(self, sample_rate=sample_rate)
+
+    def single(self) -> "LocalTraining":
+        """One step of it, without momentum."""
+        return replace(self, steps=1, momentum=0.0)

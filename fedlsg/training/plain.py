@@ -1,0 +1,98 @@
+"""Local steps where nothing is clipped, noised or left out: no flat vector is formed before the last one."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fedlsg.frame import Frame
+from fedlsg.gradients import Checked, LossFunction, summable, summed_gradients
+from fedlsg.privacy import Coins, Mechanism, poisson_batch
+from fedlsg.training.local import Batch, LocalTraining, Positions
+from fedlsg.training.microbatches import Groups, runs_of, shape_of
+
+Gradients = list[Tensor]
+"""One tensor a parameter, in its shape."""
+
+
+def unprotected(mechanism: Mechanism, frame: Frame, parameters: Checked) -> bool:
+    """Whether what leaves is the plain sum of gradients of all parameters, which lie as they are sent."""
+    if mechanism.clips or mechanism.adds_noise or frame.kept != frame.size or not summable(frame):
+        return False
+    alike = all(a.dtype == b.dtype and a.device == b.device for a, b in pairwise(parameters.values()))
+    return alike and all(p.is_contiguous() for p in parameters.values())
+
+
+def plain_steps(
+    model: nn.Module,
+    batch: Batch,
+    loss_fn: LossFunction,
+    *,
+    frame: Frame,
+    local: LocalTraining,
+    num_examples: int,
+    coins: Coins,
+    groups: Groups,
+    parameters: Checked,
+) -> Float[Tensor, " kept"]:
+    """What ``client_step`` gives where ``unprotected``, bit for bit; it was charged. The model comes back unchanged."""
+    owned: list[Tensor] = list(parameters.values())
+
+    def gradients() -> Gradients:
+        positions = poisson_batch(num_examples, local.sample_rate, coins)
+        runs = runs_of(positions, groups, shape_of(local, parameters.values()))
+        return _batch_gradients(model, batch, loss_fn, frame, local, runs, parameters)
+
+    start = [p.detach().clone() for p in owned] if local.steps > 1 else []
+    try:
+        return _steps(owned, gradients, local)
+    finally:
+        if start:
+            with torch.no_grad():
+                torch._foreach_copy_(owned, start)
+
+
+def _steps(owned: list[Tensor], gradients: Callable[[], Gradients], local: LocalTraining) -> Float[Tensor, " kept"]:
+    """sum_k v_k, v_k = mu v_(k-1) + s_k; W moves by -lr / expected_batch times v_k after each step but the last."""
+    rate = -local.learning_rate / local.expected_batch
+    velocity = gradients()
+    with torch.no_grad():
+        accumulated = torch.cat([v.flatten() for v in velocity])
+        runs = accumulated.split([p.numel() for p in owned])
+        parts = [run.view(p.shape) for run, p in zip(runs, owned, strict=True)]
+        if local.momentum:  # changed in place below, and autograd may give one tensor to two parameters
+            velocity = [v.clone() for v in velocity]
+        for _ in range(local.steps - 1):
+            torch._foreach_add_(owned, velocity, alpha=rate)
+            found = gradients()
+            if local.momentum:
+                torch._foreach_mul_(velocity, local.momentum)
+                torch._foreach_add_(velocity, found)
+            else:
+                velocity = found
+            torch._foreach_add_(parts, velocity)
+    return accumulated
+
+
+def _batch_gradients(
+    model: nn.Module,
+    batch: Batch,
+    loss_fn: LossFunction,
+    frame: Frame,
+    local: LocalTraining,
+    runs: list[tuple[int, Positions]],
+    parameters: Checked,
+) -> Gradients:
+    """Sum over a Poisson batch, microbatch by microbatch; in float64 where there are several."""
+    total: Gradients | None = None
+    for _, micro in runs:
+        found = summed_gradients(model, loss_fn, *batch(micro), frame, checked=parameters, numbers=local.numbers)
+        if local.multiplicity > 1:
+            found = [g / local.multiplicity for g in found]
+        found = [g.double() for g in found] if len(runs) > 1 else found
+        total = found if total is None else [t.add_(g) for t, g in zip(total, found, strict=True)]
+    assert total is not None  # runs_of() gives at least one run, an empty one for an empty batch
+    types = [torch.promote_types(p.dtype, torch.float32) for p in parameters.values()]
+    return [g.to(dtype).contiguous() for g, dtype in zip(total, types, strict=True)]

@@ -1,0 +1,83 @@
+"""The server's part of a round: sum, divide by a constant, Eq. 3, optimizer."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from fedlsg.frame import Frame
+from fedlsg.gradients import trainable
+from fedlsg.masks import frozen_count
+from fedlsg.training.server_optimizer import After
+from fedlsg.training.update import move
+
+AT_ONCE = 2**16
+
+
+def aggregate(updates: Sequence[Float[Tensor, " kept"]]) -> Float[Tensor, " kept"]:
+    """Sum of the clients' values, in the order given (client order), in float64.
+
+    Raises ValueError for no update, or updates of different lengths.
+    """
+    lengths = {len(update) for update in updates}
+    if len(lengths) != 1:
+        raise ValueError(f"expected updates of one length, got {sorted(lengths)}")
+    total = updates[0].cpu().to(torch.float64, copy=True)
+    for update in updates[1:]:
+        for sum_, piece in zip(total.split(AT_ONCE), update.cpu().split(AT_ONCE), strict=True):
+            sum_ += piece.double()  # within the cache: twice as fast as a sum of two types
+    return total
+
+
+def sparsified(gradient: Tensor, W: Tensor, sparsity: float) -> Tensor:
+    """The gradient of a weight without its floor(p size) entries where abs(W) is smallest (000 sec. 4.4, "direct")."""
+    frozen = frozen_count(W.numel(), sparsity)
+    if W.ndim < 2 or not frozen:
+        return gradient
+    smallest = torch.argsort(W.detach().abs().flatten(), stable=True)[:frozen]
+    return gradient.flatten().index_fill(0, smallest, 0.0).reshape(gradient.shape)
+
+
+def server_step(
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    total: Float[Tensor, " kept"],
+    *,
+    frame: Frame,
+    divisor: float,
+    after: After,
+) -> None:
+    """One server update: divide by a configured constant, rebuild dW (000 Eq. 3), step the optimizer.
+
+    ``divisor`` is public and fixed before the run (clients a round times q times the declared mean N_k): it must not
+    depend on who answered or on a batch. Raises ValueError unless it is positive.
+    """
+    if not 0 < divisor < math.inf:
+        raise ValueError(f"expected 0 < {divisor=} < inf")
+    parameters = trainable(model)
+    example = next(iter(parameters.values()))
+    values = torch.empty(total.shape, dtype=example.dtype, device=example.device)
+    for own, part in zip(values.split(AT_ONCE), total.split(AT_ONCE), strict=True):
+        own.copy_(part / divisor)  # in runs: a second vector in float64 would be a step's largest tensor
+    averaged = after.estimator == "averaged"
+    if linear_in_the_gradient(optimizer) and not after.sparsify_update:
+        rates = {id(p): -float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+        move(parameters, frame, values, {name: rates[id(p)] for name, p in parameters.items()}, averaged=averaged)
+    else:
+        for name, gradient in frame.gradients(values, averaged=averaged).items():
+            parameters[name].grad = sparsified(gradient, parameters[name], after.sparsify_update)
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def linear_in_the_gradient(optimizer: Optimizer) -> bool:
+    """Whether a step is W -= lr dW and no more, so that dW need not be formed: SGD without memory or decay."""
+    return type(optimizer) is SGD and not any(
+        group["momentum"] or group["weight_decay"] or group["maximize"] for group in optimizer.param_groups
+    )

@@ -1,0 +1,107 @@
+"""What the server does after the sum: estimator, optimizer, learning-rate schedule."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from fedlsg.frame import Group, group_of
+
+Estimator = Literal["eq3", "averaged"]
+OptimizerName = Literal["sgd", "adam"]
+Schedule = Literal["constant", "linear", "cosine", "exponential", "step"]
+
+STEPS = (0.3, 0.6, 0.8)
+"""Where in a run the schedule "step" drops: RGP's code (001) divides by 5 at these shares of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class After:
+    """Server side of a method.
+
+    ``estimator="eq3"`` lifts carriers by Eq. 3; ``"averaged"`` first averages the two noised copies of the r x r
+    core (unbiased only without a mask). The learning rate goes from ``learning_rate`` in the first round to
+    ``final_learning_rate`` (0 where None) at the end of the run along the ``schedule`` ("step": in three equal drops,
+    at ``STEPS`` of the run); ``norms_learning_rate`` and ``classifier_learning_rate`` replace it for their groups
+    (groups.py) and follow the same schedule.
+    ``sparsify_update`` drops that share of each lifted weight gradient, where abs(W) is smallest (000 sec. 4.4,
+    "direct sparsification"). ``ema`` > 0 evaluates an exponential moving average of the weights with decay
+    min(ema, (1 + t) / (10 + t)) after t updates (De et al. 2022).
+    """
+
+    estimator: Estimator = "eq3"
+    optimizer: OptimizerName = "sgd"
+    learning_rate: float = 0.1
+    final_learning_rate: float | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: Schedule = "constant"
+    norms_learning_rate: float | None = None
+    classifier_learning_rate: float | None = None
+    sparsify_update: float = 0.0
+    ema: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, options in (("estimator", Estimator), ("optimizer", OptimizerName), ("schedule", Schedule)):
+            if getattr(self, name) not in get_args(options):
+                raise ValueError(f"expected {name} in {get_args(options)}, got {getattr(self, name)!r}")
+        for name in ("learning_rate", "final_learning_rate", "norms_learning_rate", "classifier_learning_rate"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 < rate < math.inf:
+                raise ValueError(f"expected 0 < {name}={rate} < inf")
+        if not 0 <= self.ema < 1 or not 0 <= self.sparsify_update < 1:
+            raise ValueError(f"expected 0 <= ema={self.ema} < 1 and 0 <= sparsify_update={self.sparsify_update} < 1")
+        if not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"expected 0 <= momentum={self.momentum} < 1 and weight_decay={self.weight_decay} >= 0")
+        if self.optimizer == "adam" and self.momentum:
+            raise ValueError(f"optimizer 'adam' has its own moments: it takes no momentum={self.momentum}")
+        if self.final_learning_rate is not None and self.schedule == "constant":
+            raise ValueError("final_learning_rate needs a schedule: linear, cosine, exponential or step")
+        if self.schedule in ("exponential", "step") and self.final_learning_rate is None:
+            raise ValueError(f"schedule {self.schedule!r} needs final_learning_rate > 0")
+
+    def rate_of(self, group: Group) -> float:
+        """First learning rate of a group of parameters."""
+        own = {"norms": self.norms_learning_rate, "classifier": self.classifier_learning_rate}.get(group)
+        return self.learning_rate if own is None else own
+
+    def factor(self, update: int, updates: int) -> float:
+        """Learning rate of server update ``update`` (from 0) of ``updates``, as a multiple of the first one."""
+        if self.schedule == "constant":
+            return 1.0
+        t = min(update / updates, 1.0)
+        last = 0.0 if self.final_learning_rate is None else self.final_learning_rate / self.learning_rate
+        if self.schedule == "linear":
+            return 1 + (last - 1) * t
+        if self.schedule == "cosine":
+            return last + (1 - last) * (1 + math.cos(math.pi * t)) / 2
+        if self.schedule == "step":
+            t = sum(t >= drop for drop in STEPS) / len(STEPS)
+        return float(last**t)
+
+
+def make_optimizer(
+    parameters: Mapping[str, nn.Parameter], after: After, *, updates: int, classifier: str = ""
+) -> tuple[Optimizer, LambdaLR]:
+    """The torch.optim optimizer and scheduler of a run of ``updates`` server updates, one group a learning rate.
+
+    ``parameters`` by name, in model order; ``classifier`` is the output layer's path.
+    """
+    by_rate: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        rate = after.rate_of(group_of(name, tuple(parameter.shape), classifier))
+        by_rate.setdefault(rate, []).append(parameter)
+    groups = [{"params": members, "lr": rate} for rate, members in by_rate.items()]
+    optimizer: Optimizer
+    if after.optimizer == "adam":
+        optimizer = torch.optim.Adam(groups, lr=after.learning_rate, weight_decay=after.weight_decay)
+    else:
+        optimizer = torch.optim.SGD(
+            groups, lr=after.learning_rate, momentum=after.momentum, weight_decay=after.weight_decay
+        )
+    return optimizer, LambdaLR(optimizer, lambda update: after.factor(update, updates))

@@ -1,0 +1,54 @@
+"""Step the weights by kept values without ever building a carried weight's gradient: Eq. 3 in place.
+
+Symbols as in lowrank.py. dL R + L dR - L L^T dL R = [dL, L] [R; dR - L^T dL R], one product of rank 2 r added to W.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fedlsg.frame import Frame
+from fedlsg.lowrank import average_core
+from fedlsg.tensors import matrix_in_memory_order, to_memory_order
+
+
+@torch.no_grad()
+def move(
+    parameters: Mapping[str, nn.Parameter],
+    frame: Frame,
+    values: Float[Tensor, " kept"],
+    scales: Mapping[str, float],
+    *,
+    averaged: bool = False,
+) -> None:
+    """Add scale times the gradient that ``frame.gradients(values)`` would give to every parameter of the frame."""
+    parts = dict(zip([(b.parameter, b.part) for b in frame.blocks], frame.unflatten(values), strict=True))
+    for c in frame.coordinates:
+        W, scale = parameters[c.name], scales[c.name]
+        if c.L is None or c.R is None:
+            W.add_(parts[c.name, "dense"], alpha=scale)
+            continue
+        dL, dR = parts[c.name, "L"], parts[c.name, "R"].flatten(1)
+        if averaged:
+            dL, dR = average_core(dL, dR, c.L, c.R)
+        add_reconstruction(W, dL, dR, c.L, c.R, scale)
+
+
+def add_reconstruction(
+    W: Float[Tensor, "m *rest"],
+    dL: Float[Tensor, "m r"],
+    dR: Float[Tensor, "r n"],
+    L: Float[Tensor, "m r"],
+    R: Float[Tensor, "r n"],
+    scale: float,
+) -> None:
+    """W += scale * reconstruct(dL, dR, L, R), in W's own memory where W is a matrix there."""
+    left = torch.cat([dL, L], 1)
+    right = torch.cat([R, dR - (L.mT @ dL) @ R])
+    matrix = matrix_in_memory_order(W)
+    if matrix.data_ptr() == W.data_ptr():
+        matrix.addmm_(left, to_memory_order(right, W), alpha=scale)
+    else:  # a kernel in a memory of its own (loaded as a permuted view, say): the matrix is a copy
+        W.add_((left @ right).view(W.shape), alpha=scale)

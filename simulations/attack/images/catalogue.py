@@ -1,0 +1,135 @@
+"""The attacks on images by name, and which of them suit an observation: closed forms first, then matching."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedlsg.attacks.guess import DoesNotApply, Guess
+from fedlsg.attacks.inversion.head import labels_of
+from fedlsg.attacks.inversion.linear_input import input_of_linear
+from fedlsg.attacks.inversion.linear_scale import settle_scale
+from fedlsg.attacks.inversion.matching import ATTACKS, Progress, match
+from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.inversion.relu_batch import relu_batch
+from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.choices import choose
+
+Run = Callable[[Observation, Knowledge, Prior, torch.Generator, float, Progress], Guess]
+NAIVE = "-naive"
+SMALL = 1024
+"""Numbers of an image up to which the presets of matching.py are meant: several short restarts."""
+LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "inverting-gradients": {"evaluations": 2400, "restarts": 1, "total_variation": 5e-2},
+        "dlg": {"evaluations": 1200, "restarts": 2},
+        "map": {"evaluations": 600, "restarts": 1},
+    }
+)
+"""What larger images need instead: one long search."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """An attack of ``fedlsg attack``: ``run(seen, knowledge, prior, generator, seconds, progress)`` gives a guess.
+
+    Raises DoesNotApply where there is nothing for it to work on.
+    """
+
+    name: str
+    run: Run
+    source: str
+
+
+def _linear(
+    seen: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, seconds: float, progress: Progress
+) -> Guess:
+    seen = seen.in_float64()
+    guess = input_of_linear(seen, prior)
+    if not guess.scale_open:
+        return guess
+    labels = with_labels(seen, prior, known).labels
+    try:
+        return guess if labels is None else settle_scale(seen, guess, int(labels[0]))
+    except DoesNotApply:
+        return guess
+
+
+def _relu(
+    seen: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, seconds: float, progress: Progress
+) -> Guess:
+    return relu_batch(seen.in_float64(), prior, known, generator)
+
+
+def _matching(name: str, *, naive: bool) -> Run:
+    def run(
+        seen: Observation,
+        known: Knowledge,
+        prior: Prior,
+        generator: torch.Generator,
+        seconds: float,
+        progress: Progress,
+    ) -> Guess:
+        attack = replace(ATTACKS[name], compare="naive" if naive else "adaptive", seconds=seconds)
+        if prior.size > SMALL:
+            attack = replace(attack, **LARGE.get(name, {}))
+        known = with_labels(seen, prior, known)
+        return match(seen, known, prior, attack=attack, generator=generator, progress=progress)
+
+    return run
+
+
+def with_labels(seen: Observation, prior: Prior, known: Knowledge) -> Knowledge:
+    """Labels read off the classifier's gradient where they are not granted (iDLG, for batches too); else as it is."""
+    if known.labels is not None or known.examples is None:
+        return known
+    try:
+        return Knowledge(labels=labels_of(seen, prior, known), examples=known.examples)
+    except DoesNotApply:
+        return known
+
+
+SOURCES = {
+    "dlg": "Zhu et al. 2019; Zhao et al. 2020",
+    "inverting-gradients": "Geiping et al. 2020",
+    "map": "the most probable batch: Gaussian likelihood with the clip simulated, and the prior",
+}
+IMAGE_ATTACKS: Mapping[str, Attack] = MappingProxyType(
+    {
+        "first-layer": Attack(name="first-layer", run=_linear, source="closed form of a first linear layer"),
+        "relu-batch": Attack(name="relu-batch", run=_relu, source="SPEAR (Dimitrov et al. 2024) on carriers"),
+        **{name: Attack(name=name, run=_matching(name, naive=False), source=SOURCES[name]) for name in ATTACKS},
+        **{
+            name + NAIVE: Attack(name=name + NAIVE, run=_matching(name, naive=True), source=SOURCES[name])
+            for name in ATTACKS
+            if name != "map"  # a likelihood has no naive form: the noise lies in the frame
+        },
+    }
+)
+
+
+def attacks_named(names: str) -> list[Attack]:
+    """Attacks from a list with commas. Raises ValueError naming the known ones."""
+    return [choose("attack", name.strip(), IMAGE_ATTACKS) for name in names.split(",")]
+
+
+def strongest(seen: Observation, known: Knowledge, *, naive: bool) -> list[Attack]:
+    """The attacks that may work on an observation: closed forms without noise, matching always.
+
+    ``naive`` adds the naive forms beside the adaptive ones, to show the difference.
+    """
+    found = []
+    if seen.noise_std == 0 and _starts_linear(seen.model):
+        found.append("first-layer" if known.examples == 1 else "relu-batch")
+    found.append("inverting-gradients")
+    found.append("map" if seen.noise_std else "dlg")
+    found += [name + NAIVE for name in found if naive and name + NAIVE in IMAGE_ATTACKS]
+    return [IMAGE_ATTACKS[name] for name in found]
+
+
+def _starts_linear(model: nn.Module) -> bool:
+    first: Sequence[nn.Module] = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    return bool(first) and isinstance(first[0], nn.Linear)

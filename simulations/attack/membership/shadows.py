@@ -1,0 +1,170 @@
+"""Models of a run's settings on random halves of the training set, for membership attacks (Carlini et al. 2022).
+
+Model 0 is the target: every example is in it by a fair coin. The others are shadows in pairs, a random half and what it
+leaves out, so that every example is in half of the shadows. Clients, wire, ledger and server are those of a run, in a
+folder that is deleted; what a model was trained with is public to the attacks except the coins of the target.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from fedlsg.attacks.membership.lira import scaled_confidence
+from fedlsg.randomness import public_generator
+from fedlsg.state import ServerState
+from simulations.client.train import serving
+from simulations.engines import local
+from simulations.plan.plan import Base, Plan
+from simulations.report.progress import Tick
+from simulations.rundir.files.scratch import scratch
+from simulations.rundir.rundir import RunDir
+from simulations.server.diverged import refuse_diverged
+from simulations.workloads import to_device
+from simulations.workloads.workload import Split
+
+FEWEST = 6
+"""Shadows: without a shadow that is the target in turn and without its pair, every example has two of each kind."""
+CANDIDATES = 10_000
+BATCH = 500
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trained:
+    """What the attacks read: phi = log(p / (1 - p)) of the true class, and who was trained with what.
+
+    rows: the candidates in the training split. confidence: phi of each candidate under each model, target first.
+    inside: whether the model was trained with it. accuracy: of each model on the test split, in 0..1.
+    """
+
+    rows: Int64[np.ndarray, " candidates"]
+    confidence: Float[np.ndarray, "models candidates"]
+    inside: Bool[np.ndarray, "models candidates"]
+    accuracy: tuple[float, ...]
+
+
+def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
+    """Train the target and its shadows, and ask each about every candidate (all examples, or 10,000 at random).
+
+    ``seed`` repeats coins, batches and noise. The initial weights, carriers and clients of all models are those of
+    ``plan``: they come from its public seed, which the attacker knows.
+    Raises ValueError for too few shadows, a client that is left without an example, or a model that diverged.
+    """
+    total = len(plan.workload.train)
+    inside = halves(shadows, total, seed)
+    draw = torch.randperm(total, generator=public_generator(seed, "membership", "candidates"))
+    rows = plan.workload.train.order(draw[:CANDIDATES].sort().values)
+    found, accuracy = [], []
+    for number, members in enumerate(inside):
+
+        def on_round(done: int, number: int = number) -> None:
+            share = (number + done / plan.schedule.rounds) / len(inside)
+            tick(share, f"model {number + 1} of {len(inside)}, round {done}")
+
+        with trained(on_half(plan, members), seed, number, on_round) as model:
+            found.append(confidences(model, plan.workload.train, rows, plan.settings.device))
+            accuracy.append(accuracy_of(model, plan.workload.test, plan.settings.device))
+        if not np.isfinite(found[-1]).all():
+            raise ValueError(f"model {number + 1} of {len(inside)} diverged: its outputs are not finite; train slower")
+    order = rows.numpy()
+    return Trained(
+        rows=order,
+        confidence=np.stack(found),
+        inside=inside[:, order].numpy(),
+        accuracy=tuple(accuracy),
+    )
+
+
+def halves(shadows: int, examples: int, seed: int) -> Bool[Tensor, "models examples"]:
+    """Who is in which model, the target first; the shadows 1 and 2, 3 and 4, ... leave out what the other has.
+
+    Guarantee: each model has each example by a fair coin, and the coins of a model say nothing about those of another
+    one but its pair. Raises ValueError for an odd number of shadows, or too few.
+    """
+    check_shadows(shadows)
+    generator = public_generator(seed, "membership", "coins")
+    coins = torch.rand(1 + shadows // 2, examples, generator=generator) < 0.5
+    pairs = torch.stack([coins[1:], ~coins[1:]], dim=1).flatten(0, 1)
+    return torch.cat([coins[:1], pairs])
+
+
+def check_shadows(shadows: int) -> None:
+    """Raise ValueError for an odd number of shadows, or too few."""
+    if shadows < FEWEST or shadows % 2:
+        raise ValueError(
+            f"expected --shadows {shadows} even and at least {FEWEST}: a Gaussian is fitted for each example to the "
+            "shadows with it and to those without"
+        )
+
+
+def pair_of(model: int) -> int | None:
+    """The shadow that has exactly what ``model`` leaves out; None for the target."""
+    return None if model == 0 else model + 1 if model % 2 else model - 1
+
+
+def on_half(plan: Plan, members: Bool[Tensor, " examples"]) -> Plan:
+    """The plan on the examples of one half: rate and noise as they are, the public divisor that of half the data."""
+    parts = [part[members[part]] for part in plan.parts]
+    if any(not len(part) for part in parts):
+        raise ValueError("a client is left without an example in half of the training set: take fewer clients")
+    terms = tuple(replace(t, num_examples=len(part)) for t, part in zip(plan.terms, parts, strict=True))
+    expected = replace(plan.local, expected_batch=plan.local.expected_batch / 2)
+    return replace(plan, parts=parts, terms=terms, local=expected)
+
+
+@contextmanager
+def trained(plan: Plan, seed: int, number: int, on_round: Callable[[int], None]) -> Iterator[nn.Module]:
+    """A model that was trained by the local engine, in its evaluated form."""
+    with scratch() as folder:
+        directory = RunDir(folder)
+        # On the public seed alone all models would draw the same noise.
+        own = ("membership", seed, number)
+        plan = replace(plan, settings=replace(plan.settings, run_dir=str(folder)), stream=own)
+        directory.write_config(plan.settings)
+        with serving(plan):
+            refuse_diverged(local.run(plan, directory, on_round=lambda row: on_round(row.round), page=False))
+        state = state_of(plan, plan.divisor)
+        state.load_state_dict(directory.load_checkpoint()["server"])
+    with state.evaluated() as model:
+        yield model
+
+
+def state_of(base: Base, divisor: float = 1.0) -> ServerState:
+    """The server's state before the first round."""
+    return ServerState(
+        base.build_model(),
+        base.method,
+        base.schedule,
+        divisor=divisor,
+        seed=base.settings.seed,
+        classifier=base.workload.classifier,
+        probe=base.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
+    )
+
+
+def confidences(model: nn.Module, split: Split, rows: Tensor, device: str) -> Float[np.ndarray, " rows"]:
+    """phi of each row's true class, one query each, without augmentation."""
+    return np.concatenate([scaled_confidence(z, y).numpy() for z, y in answers(model, split, rows, device)])
+
+
+def accuracy_of(model: nn.Module, split: Split, device: str) -> float:
+    """Share of a split that the model gets right."""
+    right = sum(int((z.argmax(1) == y).sum()) for z, y in answers(model, split, torch.arange(len(split)), device))
+    return right / len(split)
+
+
+@torch.no_grad()
+def answers(model: nn.Module, split: Split, rows: Tensor, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits in float64 and labels of rows, in evaluation mode, on the CPU."""
+    training = model.training
+    model.eval()
+    for some in rows.split(BATCH):
+        inputs, labels = split.batch(some)
+        inputs = to_device(inputs, device)
+        logits = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+        yield logits.double().cpu(), labels
+    model.train(training)

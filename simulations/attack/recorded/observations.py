@@ -1,0 +1,200 @@
+"""Observations from a recorded run: payloads as sent, and frames derived anew from the public weights of their round.
+
+Reads config.toml, rounds.csv, ledger/ and updates/ of a run directory, never updates-truth/ (see truth.py). A payload
+has a checksum and names the digest of its frame; weights and kept positions have checksums beside them.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedlsg.attacks.observation import Observation, ThreatModel
+from fedlsg.carriers import carried_parameters, find_classifier, frozen_bases
+from fedlsg.carriers.powersgd import decode
+from fedlsg.frame import Frame
+from fedlsg.gradients import trainable
+from fedlsg.method import aggregate, initial_needed, make_frame
+from fedlsg.payload import Expected, PayloadError, unpack
+from fedlsg.privacy import Entry, Ledger, Mechanism
+from fedlsg.state import keeps_memory, load_weights
+from simulations.plan.plan import Base, prepare
+from simulations.rundir import arrays
+from simulations.rundir.rundir import RunDir
+from simulations.settings.resolve import known
+from simulations.workloads import Progress, silent
+
+RECORD = "record one with: fedlsg run ... --record-updates"
+ROUND = re.compile(r"round-(\d{6})")
+CLIENT = re.compile(r"client-(\d{6})\.bin")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Record:
+    """What a run recorded, and the public state to read it with. ``payloads``: files by round and client."""
+
+    run: RunDir
+    base: Base
+    payloads: Mapping[int, Mapping[int, Path]]
+
+    def pick(self, round: int, threat: ThreatModel) -> list[Observation]:
+        """Observations of one round under the threat model: one a client, or one of the sum of all."""
+        each = [self.observation(round, client) for client in sorted(self.payloads[round])]
+        return each if threat.view == "client" else [summed(each)]
+
+    def observation(self, round: int, client: int) -> Observation:
+        """One client's payload. Raises ValueError naming the file for one that is damaged, or of another frame."""
+        model = self.model_of(round)
+        frame = self._frame(model, round)
+        mechanism = self._mechanism(round, client, len(frame.blocks))
+        local = self.base.local.at_rate(self._entry(round, client).sample_rate)
+        path, settings = self.payloads[round][client], self.base.settings
+        dither = self.base.dither(client, mechanism, local)
+        expected = Expected(
+            round=round,
+            codec=settings.codec,
+            index_mode=self.base.index_mode,
+            size=frame.wire.size,
+            indices=frame.wire.indices,
+            digest=frame.digest,
+            max_norm=math.inf,
+            blocks=frame.wire.blocks,
+            dither=dither,
+            most=self.base.method.compression.most(frame.wire.size),
+        )
+        try:
+            values = decode(unpack(path.read_bytes(), expected), frame)
+        except PayloadError as error:
+            raise ValueError(f"{path}: {error}; the record is damaged, or other weights or settings made it") from None
+        return Observation(
+            model=model,
+            loss_fn=cross_entropy,
+            frame=frame,
+            values=values,
+            mechanism=mechanism,
+            local=local,
+            noise_std=dither.received_noise if settings.codec == "noise-floor" else dither.noise_std,
+            round=round,
+            clients=(client,),
+        )
+
+    def model_of(self, round: int) -> nn.Module:
+        """The public model that the clients of ``round`` started from. Raises ValueError for a damaged file."""
+        path = self.run.path / "updates" / f"round-{round:06d}" / "weights.npy"
+        model = self.base.build_model()
+        try:
+            load_weights(model, torch.from_numpy(arrays.load(path)))
+        except (OSError, ValueError, EOFError, TypeError) as error:
+            raise ValueError(f"{path}: cannot read the weights of round {round}: {error}") from None
+        return model
+
+    @cached_property
+    def _initial(self) -> dict[str, Tensor]:
+        model = self.base.build_model()
+        needed = initial_needed(self.base.method, trainable(model), self._carried(model))
+        return {name: trainable(model)[name].detach().clone() for name in needed} | frozen_bases(model)
+
+    def _carried(self, model: nn.Module) -> tuple[str, ...]:
+        return carried_parameters(model, self.base.method.carrier, classifier=self.base.workload.classifier)
+
+    def _frame(self, model: nn.Module, round: int) -> Frame:
+        kept = self.run.path / "updates" / f"round-{round:06d}" / "kept.npy"
+        return make_frame(
+            self.base.method,
+            {name: p.detach() for name, p in trainable(model).items()},
+            self._initial,
+            carried=self._carried(model),
+            round=round,
+            updates=self._updates_before(round),
+            schedule=self.base.schedule,
+            seed=self.base.settings.seed,
+            classifier=find_classifier(model, self.base.workload.classifier),
+            kept=_positions(kept) if kept.exists() else None,
+        )
+
+    def _updates_before(self, round: int) -> int:
+        survivors = known(self.base.settings.min_survivors)
+        rows = [row for row in self.run.read_rounds() if int(row["round"]) < round]
+        return sum(len(row["answered"].split()) >= survivors for row in rows)
+
+    def _entry(self, round: int, client: int) -> Entry:
+        ledger = Ledger(self.run.ledger(client), client=client)
+        entries = [entry for entry in ledger.entries if entry.round == round]
+        if not entries:
+            raise ValueError(f"{ledger.path} holds no entry of round {round}: the record is not whole")
+        return entries[-1]
+
+    def _mechanism(self, round: int, client: int, blocks: int) -> Mechanism:
+        """The client's own mechanism: its ledger holds the effective sigma, noise over joint sensitivity."""
+        common = self.base.method.mechanism
+        if not common.private:
+            return common
+        effective = self._entry(round, client).noise_multiplier
+        return replace(common, noise_multiplier=effective * common.sensitivity(blocks) / common.clip_norm)
+
+
+def _positions(path: Path) -> Tensor:
+    """Kept positions that the server chose. Raises ValueError for a damaged file."""
+    try:
+        return torch.from_numpy(arrays.load(path))
+    except (OSError, ValueError, EOFError, TypeError) as error:
+        raise ValueError(f"{path}: cannot read the kept positions of a round: {error}") from None
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The clients' loss of each example; ``targets`` are classes, or soft labels that an attack optimises."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def summed(seen: list[Observation]) -> Observation:
+    """What is left behind a secure sum: the clients' values added up, and their noise."""
+    first = seen[0]
+    return replace(
+        first,
+        values=aggregate([one.values for one in seen]).to(first.values),
+        noise_std=math.hypot(*(one.noise_std for one in seen)),
+        clients=tuple(client for one in seen for client in one.clients),
+    )
+
+
+def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) -> Record:
+    """The record of a run directory.
+
+    Raises ValueError for a directory without recorded updates, one that the attacks cannot replay (augmentation,
+    error feedback), and a threat model that asks for what a run does not give away.
+    """
+    run = RunDir.open(path)
+    settings = run.read_config()
+    payloads = _payloads(run.path / "updates")
+    if not payloads:
+        raise ValueError(f"{path} holds no recorded updates; {RECORD}")
+    if settings.trust == "aggregate" and threat.view == "client":
+        raise ValueError(
+            "this run has trust=aggregate: nobody is assumed to see one client's payload, whose share of the noise is "
+            "too small alone; attack what is seen with --view aggregate"
+        )
+    base = prepare(replace(settings, device="cpu"), progress=progress)
+    if base.augment is not None:
+        raise ValueError("attacks replay a client without augmentation: record a run with -c augment=none")
+    if keeps_memory(base.method, settings.codec):
+        raise ValueError(
+            f"attacks replay a client without memory, and {base.method.name!r} with codec {settings.codec!r} sends "
+            "what earlier rounds left out: attack method sgd with another codec, which hides nothing either"
+        )
+    return Record(run=run, base=base, payloads=payloads)
+
+
+def _payloads(folder: Path) -> dict[int, dict[int, Path]]:
+    """Payload files by round (from 1) and client; the pruning round, whose values are saliencies, is left out."""
+    found: dict[int, dict[int, Path]] = {}
+    for path in sorted(folder.glob("round-*/client-*.bin")):
+        round, client = ROUND.fullmatch(path.parent.name), CLIENT.fullmatch(path.name)
+        if round and client and int(round.group(1)) > 0:
+            found.setdefault(int(round.group(1)), {})[int(client.group(1))] = path
+    return found

@@ -1,0 +1,1 @@
+"""Attacks on the recorded updates of a text workload."""

@@ -1,0 +1,124 @@
+"""Recovered texts beside the truth and the blind baseline: the one place where they meet."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from fedlsg.attacks.guess import Guess
+from fedlsg.attacks.inversion.metrics import Interval, best_matching, exact_match, mean_interval, token_recall
+
+Blind = Callable[[int], list[int]]
+"""The blind guess of so many tokens."""
+LEAK = 0.05
+"""Share of the tokens over the blind guess from which updates are said to leak texts."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScoredText:
+    """One attack on one update: its texts in the order of the true ones, which they are paired with.
+
+    tokens: (B, T). recall, blind: of the tokens of the whole batch; exact: texts that are the truth token by token.
+    """
+
+    attack: str
+    tokens: Int64[Tensor, "batch positions"]
+    recall: float
+    blind: float
+    exact: int
+    seconds: float
+    objective: float | None
+    note: str
+
+
+def scored(
+    name: str, guess: Guess, truth: Int64[Tensor, "batch positions"], blind: Blind, ignored: frozenset[int],
+    seconds: float,
+) -> ScoredText:  # fmt: skip
+    """Pair texts with the true ones by the tokens that they miss, count.
+
+    The blind guess may name as many tokens as the attack did, or as there are, whichever is more.
+    """
+    tokens = guess.inputs.long()
+    named = [sum(token not in ignored for token in ids.flatten().tolist()) for ids in (tokens, truth)]
+    cost = torch.tensor([[_missed(mine, true, ignored) for true in truth.tolist()] for mine in tokens.tolist()])
+    guesses, truths = best_matching(cost)
+    paired = torch.full_like(truth, -1)
+    paired[truths] = tokens[guesses]
+    pairs = zip(paired.tolist(), truth.tolist(), strict=True)
+    return ScoredText(
+        attack=name,
+        tokens=paired,
+        recall=token_recall(paired.flatten().tolist(), truth.flatten().tolist(), ignored=ignored),
+        blind=token_recall(blind(max(named)), truth.flatten().tolist(), ignored=ignored),
+        exact=sum(exact_match(mine, true, ignored=ignored) for mine, true in pairs),
+        seconds=seconds,
+        objective=guess.objective,
+        note=guess.note,
+    )
+
+
+def _missed(guess: Sequence[int], truth: Sequence[int], ignored: frozenset[int]) -> float:
+    """Tokens of a text that a guess lacks, and a little for those at another position."""
+    wanted = sum(token not in ignored for token in truth)
+    held = token_recall(guess, truth, ignored=ignored) * wanted if wanted else 0.0
+    return wanted - held + 1e-3 * sum(a != b for a, b in zip(guess, truth, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSummary:
+    """One attack over all updates of one batch size. gain: of the recall over the blind guess; None for one update."""
+
+    attack: str
+    batch: int
+    texts: int
+    recall: float
+    blind: float
+    exact: int
+    gain: Interval | None
+    seconds: float
+
+    @property
+    def mean_gain(self) -> float:
+        """Share of the tokens over the blind guess."""
+        return self.recall - self.blind
+
+
+def summarise(results: Sequence[ScoredText], batch: int) -> TextSummary:
+    """Means over the updates of one attack's results."""
+    gains: Float[Tensor, " n"] = torch.tensor([r.recall - r.blind for r in results], dtype=torch.float64)
+    return TextSummary(
+        attack=results[0].attack,
+        batch=batch,
+        texts=batch * len(results),
+        recall=statistics.fmean(r.recall for r in results),
+        blind=statistics.fmean(r.blind for r in results),
+        exact=sum(r.exact for r in results),
+        gain=mean_interval(gains) if len(gains) > 1 else None,
+        seconds=statistics.fmean(r.seconds for r in results),
+    )
+
+
+def verdict(rows: Sequence[TextSummary]) -> str:
+    """In words: whether the strongest attack gets more tokens than the blind guess that needs no payload."""
+    if not rows:
+        return "no attack applies to these updates, see below why: nothing was tried, which proves nothing"
+    best = max(rows, key=lambda row: (-math.inf if row.gain is None else row.gain.low, row.mean_gain))
+    told = (
+        f"the strongest attack ({best.attack}, batch of {best.batch}) recovers {100 * best.recall:.0f} % of the "
+        f"tokens, a blind guess {100 * best.blind:.0f} %; {best.exact} of {best.texts} texts word by word"
+    )
+    if best.gain is None:
+        return f"{told}; one update: too few for a verdict"
+    reach = f"{told}; 95 % interval of the gain {100 * best.gain.low:+.0f} to {100 * best.gain.high:+.0f} points"
+    if best.gain.low > LEAK:
+        return f"THESE UPDATES LEAK TEXTS: {reach}"
+    if best.gain.low > 0:
+        return f"a little more than nothing: {reach}"
+    if any(row.gain is None or row.gain.high > LEAK for row in rows):
+        return f"undecided, too few texts: {reach}"
+    return f"no tokens recovered beyond a blind guess: {reach}. Other attacks may do better"

@@ -1,0 +1,1 @@
+"""``fedlsg audit``: tries to prove the epsilon of a run or of settings wrong."""

@@ -1,0 +1,107 @@
+"""``fedlsg audit``: try to prove a claimed epsilon wrong. It can end in "falsified", and never in "verified"."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedlsg.attacks.audit.checks import unit_checks
+from fedlsg.attacks.audit.plants import PLANTS, planted
+from fedlsg.attacks.audit.unit_mode import record, ticks
+from fedlsg.attacks.audit.verdict import Verdict, as_dict, judge
+from simulations.audit.display import THREATS, announce, progress_bar, show
+from simulations.audit.examples import KINDS
+from simulations.audit.subject import Audited, audited_run, audited_settings
+from simulations.audit.training import audit_training
+from simulations.rundir.files.atomic import write_atomically
+
+MODES = ("unit", "training")
+UNIT_CANARIES = 5000
+FALSIFIED = 1
+
+
+def audit_command(
+    run: str | None,
+    given: Mapping[str, Any],
+    console: Console,
+    *,
+    mode: str = "unit",
+    canaries: int | None = None,
+    canary_kind: str | None = None,
+    plant: str | None = None,
+    seed: int | None = None,
+    out: str | None = None,
+) -> int:
+    """Audit and print; returns the exit status: 0 for "not falsified", 1 for "falsified".
+
+    Raises ValueError for settings beside a run, an unknown mode, plant or kind of canary, or a mechanism that claims
+    no epsilon.
+    """
+    if run is not None and given:
+        raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the run")
+    if mode not in MODES:
+        raise ValueError(f"expected --mode in {', '.join(MODES)}, got {mode!r}")
+    if plant is not None and plant not in PLANTS:
+        raise ValueError(f"expected --plant in {', '.join(PLANTS)}, got {plant!r}")
+    if canary_kind is not None and (mode != "training" or canary_kind not in KINDS):
+        raise ValueError(f"expected --canary-kind in {', '.join(KINDS)}, with --mode training, got {canary_kind!r}")
+    path = place(run, out)
+    began = time.monotonic()
+    with console.status("loading data") as status:
+        audited = audited_settings(given, progress=status.update) if run is None else audited_run(run)
+    announce(audited, mode, plant, console)
+    if mode == "training":
+        verdict, m, kind = audit_training(audited, console, canaries=canaries, kind=canary_kind, plant=plant, seed=seed)
+    else:
+        m, kind = UNIT_CANARIES if canaries is None else canaries, "gradients"
+        verdict = audit_unit(audited, console, canaries=m, plant=plant, seed=seed)
+    report = {
+        **as_dict(verdict),
+        "claimed_by": audited.source,
+        "reproducible": audited.reproducible,
+        "not_private": audited.not_private,
+        "mode": mode,
+        "canaries": m,
+        "canary_kind": kind,
+        "threat_model": THREATS[mode],
+        "method": audited.subject.base.settings.method,
+        "workload": audited.subject.base.settings.workload,
+        "seed": seed,
+        "plant": plant,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    write_atomically(path, (json.dumps(finite(report), indent=2) + "\n").encode())
+    show(verdict, m, mode, console, not_private=audited.not_private)
+    console.print(f"[bold]written[/bold]  {path}", highlight=False, soft_wrap=True)
+    return FALSIFIED if verdict.falsified else 0
+
+
+def place(run: str | None, out: str | None) -> Path:
+    """Where audit.json goes. Raises ValueError for a folder, or one that does not exist."""
+    path = Path(out or ("audit.json" if run is None else Path(run) / "audit.json")).expanduser().resolve()
+    if path.is_dir() or (out is not None and not path.parent.is_dir()):
+        raise ValueError(f"cannot write {path}: give --out as a file in a folder that exists, such as audit.json")
+    return path
+
+
+def audit_unit(audited: Audited, console: Console, *, canaries: int, plant: str | None, seed: int | None) -> Verdict:
+    """Canary gradients through the shipped client; the plant is in the mechanism only, the judge is not told."""
+    setting = audited.setting
+    with progress_bar(console, "rounds", ticks(setting, canaries)) as tick, planted(plant):
+        seen = record(setting, canaries, seed=seed, tick=tick)
+    with console.status("computing bounds"):
+        return judge(seen.scores, seen.coins, audited.claim, unit_checks(seen, setting))
+
+
+def finite(value: Any) -> Any:
+    """The same with infinite numbers as text, so that any JSON reader takes it."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not -float("inf") < value < float("inf"):
+        return str(value)
+    return value

@@ -1,0 +1,216 @@
+"""The command line: ``fedlsg run``, ``resume``, ``compare``, ``report``, ``calibrate``, ``partition``, ``presets``.
+
+``inspect``, ``audit`` and ``attack`` are in cli_examine.py.
+"""
+
+import atexit
+import gc
+import sys
+from typing import Annotated
+
+import click
+import typer
+import typer.core
+from rich.console import Console
+
+from simulations.cli.examine import attack, audit, inspect
+from simulations.cli.options import Choice, console, merge, option
+from simulations.engines.runtime.processes import sigterm_raises
+
+typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
+
+app = typer.Typer(
+    help="Federated learning whose updates are private, small and tested.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+errors = Console(stderr=True)
+INTERRUPTED = 130
+LINK = "Seconds of transfer on broadband, mobile, datacentre or UP/DOWN/LATENCY (Mbit/s, Mbit/s, ms)."
+
+
+@app.command()
+def run(
+    workload: Annotated[
+        str | None,
+        typer.Argument(help="digits (default), cifar10, glue-sst2, hf-image, ...; docs/methods.md lists all."),
+    ] = None,
+    method: Annotated[str | None, option(help="Recipe, default lsg; docs/methods.md lists all.")] = None,
+    preset: Annotated[str | None, option(help="A paper's row, see fedlsg presets; options override it.")] = None,
+    rank: Annotated[int | None, option(help="Rank r of the carriers.")] = None,
+    sparsity: Annotated[float | None, option(help="Share p of units or coordinates that is frozen.")] = None,
+    epsilon: Annotated[float | None, option(help="Privacy budget of each client; calibrates the noise.")] = None,
+    noise_multiplier: Annotated[float | None, option(help="Noise over clip norm, instead of a target.")] = None,
+    rounds: Annotated[int | None, option(help="Server rounds.")] = None,
+    clients: Annotated[int | None, option(help="Clients that the data is partitioned over.")] = None,
+    clients_per_round: Annotated[int | None, option(help="Clients asked each round; default all.")] = None,
+    local_steps: Annotated[int | None, option(help="Private steps a client takes each round.")] = None,
+    engine: Annotated[str, option(help="flower (Flower on Ray, default) or local (one process).")] = "flower",
+    device: Annotated[str, option(help="cpu (default) or cuda.")] = "cpu",
+    seed: Annotated[int, option(help="Public seed, default 0: initial weights, partition, carriers, masks.")] = 0,
+    reproducible: Annotated[bool, option("--reproducible", help="Seed the noise too: NOT PRIVATE.")] = False,
+    codec: Annotated[str, option(help="float32 (default), float16, bfloat16, int8, noise-floor, sign.")] = "float32",
+    downlink: Annotated[
+        str, option(help="full (default): weights; sparse: the updates that a client missed.")
+    ] = "full",
+    out: Annotated[str | None, option(help="Run directory; default runs/<time>-<workload>-<method>.")] = None,
+    data_dir: Annotated[str | None, option(help="Local mirror of the data; default FEDLSG_DATA, then the hub.")] = None,
+    record_updates: Annotated[bool, option("--record-updates", help="Keep every payload in updates/.")] = False,
+    config: Choice = None,
+) -> None:
+    """Train WORKLOAD across clients and leave a run directory.
+
+    WORKLOAD is digits (default), cifar10, glue-sst2, hf-image, ...; docs/methods.md lists all.
+    """
+    given = {key: value for key, value in locals().items() if key not in ("out", "config") and value is not None}
+    from simulations.engines import ahead
+    from simulations.settings.published import resolve
+    from simulations.settings.settings import from_mapping
+
+    given = merge(given, config or [])
+    settings = from_mapping(resolve(given))  # what is wrong by itself is said before anything is imported or started
+    with ahead(settings.engine):
+        from simulations.run import run_command
+
+        run_command(given, out, console)
+
+
+@app.command()
+def resume(directory: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")]) -> None:
+    """Continue an interrupted run from its last finished round."""
+    from simulations.engines import ahead, engine_of
+
+    with ahead(engine_of(directory)):
+        from simulations.run import resume_command
+
+        resume_command(directory, console)
+
+
+@app.command(short_help="A grid of runs: one table, plots and report.html.")
+def compare(
+    workload: Annotated[str | None, typer.Argument(help="As in fedlsg run; default digits.")] = None,
+    methods: Annotated[str | None, option(help="Recipes with commas, or all.")] = None,
+    epsilons: Annotated[str | None, option(help="Targets, as 1,3,8; default the workload's.")] = None,
+    seeds: Annotated[int | None, option(help="How many, from 0; default 1.")] = None,
+    ranks: Annotated[str | None, option(help="For the methods that have a rank.")] = None,
+    sparsities: Annotated[str | None, option(help="For the methods that have a sparsity.")] = None,
+    grid: Annotated[str | None, option(help="TOML file of a grid; options replace what it says.")] = None,
+    budget_minutes: Annotated[float | None, option(help="Start no run after this time.")] = None,
+    jobs: Annotated[int, option(help="Runs at a time; default 1.")] = 1,
+    engine: Annotated[str | None, option(help="local (default) or flower.")] = None,
+    axis: Annotated[str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")] = None,
+    link: Annotated[str | None, option(help=LINK)] = None,
+    out: Annotated[str | None, option(help="Folder; default runs/compare-WORKLOAD.")] = None,
+    data_dir: Annotated[str | None, option(help="Local mirror of the data.")] = None,
+    config: Annotated[
+        list[str] | None,
+        option("-c", metavar="KEY=VALUE", help="Setting of every method; METHOD.KEY=VALUE of one. Repeatable."),
+    ] = None,
+) -> int:
+    """Run or resume methods x epsilons x ranks x sparsities x seeds; leave one table, plots and report.html."""
+    axes = {name: value for name, value in locals().items() if name in ("methods", "epsilons", "ranks", "sparsities")}
+    places = {"engine": engine, "data_dir": data_dir}
+    from simulations.compare.command import compare_command, make_grid
+    from simulations.compare.view import make_view
+
+    view = make_view(axis, link)
+    pairs = merge({name: value for name, value in places.items() if value is not None}, config or [])
+    made = make_grid(workload, {**axes, "seeds": seeds}, pairs, grid)
+    return compare_command(made, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or folders of a comparison.")],
+    axis: Annotated[str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")] = None,
+    link: Annotated[str | None, option(help=LINK)] = None,
+    out: Annotated[str | None, option(help="Folder; default runs/<time>-report, or a single run's.")] = None,
+) -> None:
+    """Table, plots and report.html from existing runs.
+
+    RUN is a run directory, or the folder of a comparison, which stands for all of its runs.
+    """
+    from simulations.compare.command import report_command
+    from simulations.compare.view import make_view
+
+    report_command(runs, out, console, make_view(axis, link))
+
+
+@app.command(short_help="Noise multiplier for an epsilon, or the other way round.")
+def calibrate(
+    epsilon: Annotated[float | None, option(help="Target; gives the noise multiplier.")] = None,
+    noise_multiplier: Annotated[float | None, option(help="Given instead; gives epsilon.")] = None,
+    delta: Annotated[float, option(help="delta of (epsilon, delta); default 1e-5.")] = 1e-5,
+    sample_rate: Annotated[float, option(help="Poisson rate q; default 0.01.")] = 0.01,
+    steps: Annotated[int, option(help="Number of private steps; default 1000.")] = 1000,
+) -> None:
+    """Noise multiplier for a target epsilon, or epsilon of a noise multiplier, by both accountants."""
+    from simulations.run import calibrate_command
+
+    calibrate_command(epsilon, noise_multiplier, delta, sample_rate, steps, console)
+
+
+@app.command(short_help="Who would hold what: sizes and classes of the clients.")
+def partition(
+    workload: Annotated[str, typer.Argument(help="As in run; default digits.", show_default=False)] = "digits",
+    clients: Annotated[int | None, option(help="Clients that the data is partitioned over.")] = None,
+    seed: Annotated[int, option(help="Public seed of the partition; default 0.")] = 0,
+    data_dir: Annotated[str | None, option(help="Local mirror of the data; as in run.")] = None,
+    out: Annotated[str | None, option(help="Directory for partition.csv and partition.png.")] = None,
+    config: Choice = None,
+) -> None:
+    """Sizes and class balance of the clients that a run would have; trains nothing. Simulation only."""
+    given = {key: value for key, value in locals().items() if key not in ("out", "config") and value is not None}
+    from simulations.plan.partition_report import partition_command
+
+    partition_command(merge(given, config or []), out, console)
+
+
+@app.command(short_help="The papers' settings by name, beside their accuracy.")
+def presets(
+    words: Annotated[str | None, typer.Argument(metavar="[NAME|WORDS]", help="A preset, or words to list by.")] = None,
+    json: Annotated[bool, option("--json", help="Every setting, for programs.")] = False,
+    markdown: Annotated[bool, option("--markdown", help="The page docs/presets.md.")] = False,
+) -> None:
+    """The papers' settings by name, beside the papers' accuracy: what run --preset takes."""
+    from simulations.settings.published.show import presets_command
+
+    presets_command(words or "", json, markdown, console)
+
+
+app.command(short_help="Statistics of un-noised gradients: NOT PRIVATE.")(inspect)
+app.command(short_help="Try to prove a claimed epsilon wrong.")(audit)
+app.command(short_help="What recorded updates, or a released model, give away.")(attack)
+
+
+def main() -> None:
+    """Entry point: every expected failure is one line on stderr and an exit status that is not 0.
+
+    Ctrl-C, SIGTERM and SIGHUP end a command in the same way; the exit status is 128 and the signal's number.
+    """
+    atexit.register(gc.freeze)  # half a second at exit: what is about to be freed is not searched for cycles first
+    try:
+        with sigterm_raises():
+            status = app(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        errors.print(error.format_message(), markup=False, highlight=False)
+        sys.exit(2)
+    except click.ClickException as error:
+        fail(error.format_message(), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        fail("interrupted", INTERRUPTED)
+    except SystemExit as end:  # SIGTERM and SIGHUP
+        fail("interrupted", int(end.code or 0))
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        fail(str(error), 1)
+    if status == INTERRUPTED:  # typer's word for Ctrl-C
+        fail("interrupted", INTERRUPTED)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def fail(text: str, status: int) -> None:
+    """Print one line and leave."""
+    errors.print(f"fedlsg: error: {' '.join(text.split())}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(status)

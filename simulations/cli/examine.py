@@ -1,0 +1,122 @@
+"""The commands that look into what a run did or gives away: ``fedlsg inspect``, ``audit``, ``attack``."""
+
+from typing import Annotated
+
+import typer
+from click.core import ParameterSource
+
+from simulations.cli.options import Choice, console, merge, option
+
+
+def inspect(
+    directory: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Run directory; or --workload without a run.")
+    ] = None,
+    workload: Annotated[str | None, option(help="Instead of a run: this one at its initial weights.")] = None,
+    method: Annotated[str | None, option(help="With --workload: the recipe; default lsg.")] = None,
+    rank: Annotated[int | None, option(help="With --workload: rank r of the carriers.")] = None,
+    examples: Annotated[int, option(help="Rows of the training data that are read; default 512.")] = 512,
+    sparsities: Annotated[str | None, option(help="Shares p to compare; default 0,0.1,0.3,0.5,0.7,0.9.")] = None,
+    ranks: Annotated[str | None, option(help="Ranks of the residuals; default powers of two.")] = None,
+    layer: Annotated[list[str] | None, option(help="Layer with an intensity map; repeatable.")] = None,
+    out: Annotated[str | None, option(help="Directory; default inspection/ in the run.")] = None,
+    config: Choice = None,
+) -> None:
+    """Gradient statistics that the papers show: NOT PRIVATE, for simulations only."""
+    named = {"workload": workload, "method": method, "rank": rank}
+    given = merge({key: value for key, value in named.items() if value is not None}, config or [])
+    if directory is None and workload is None:
+        raise ValueError("expected a run directory, or --workload")
+    from simulations.inspection.command import inspect_command
+
+    inspect_command(
+        directory, given, console, out=out, examples=examples, sparsities=sparsities, ranks=ranks, layers=layer or []
+    )
+
+
+def audit(
+    directory: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Run directory; without one, the options below.")
+    ] = None,
+    workload: Annotated[str | None, option(help="Without a run: as in fedlsg run, default digits.")] = None,
+    method: Annotated[str | None, option(help="Without a run: the recipe; default lsg.")] = None,
+    epsilon: Annotated[float | None, option(help="Without a run: the claim; default the workload's.")] = None,
+    noise_multiplier: Annotated[float | None, option(help="Without a run: noise over clip norm, instead.")] = None,
+    mode: Annotated[str, option(help="unit (canary gradients; default) or training (canary examples).")] = "unit",
+    canaries: Annotated[int | None, option(help="How many; default 5000 in unit mode, 300 in training.")] = None,
+    canary_kind: Annotated[
+        str | None, option(help="In training mode: mislabelled, noise, two-tone or checkerboard.")
+    ] = None,
+    plant: Annotated[str | None, option(help="Plant a mistake, such as halved-noise or per-block-clip.")] = None,
+    seed: Annotated[int | None, option(help="Repeats the audit's coins and noise; default fresh ones.")] = None,
+    out: Annotated[str | None, option(help="File; default audit.json, in the run where there is one.")] = None,
+    config: Choice = None,
+) -> int:
+    """Try to falsify a claimed epsilon: status 0 and "not falsified", or status 1 and "falsified"."""
+    named = {"workload": workload, "method": method, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
+    given = merge({key: value for key, value in named.items() if value is not None}, config or [])
+    from simulations.audit.command import audit_command
+
+    return audit_command(
+        directory,
+        given,
+        console,
+        mode=mode,
+        canaries=canaries,
+        canary_kind=canary_kind,
+        plant=plant,
+        seed=seed,
+        out=out,
+    )
+
+
+def attack(
+    context: typer.Context,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs with recorded updates.")] = None,
+    compare: Annotated[str | None, option(help="Instead: record and attack these recipes at equal sigma.")] = None,
+    membership: Annotated[
+        bool, option("--membership", help="Instead: who was trained on? Trains shadows of a RUN, or of settings.")
+    ] = False,
+    shadows: Annotated[int | None, option(help="With --membership: shadow models, even, default 16.")] = None,
+    workload: Annotated[
+        str | None, option(help="With --compare, --membership: as in fedlsg run, default digits.")
+    ] = None,
+    method: Annotated[str | None, option(help="With --membership, without a run: the recipe; default lsg.")] = None,
+    epsilon: Annotated[float | None, option(help="As --method: default the workload's.")] = None,
+    noise_multiplier: Annotated[float | None, option(help="As --method: noise over clip norm, instead.")] = None,
+    view: Annotated[str, option(help="client (each payload, default) or aggregate (their sum).")] = "client",
+    labels: Annotated[str, option(help="known (default) or unknown to the adversary.")] = "known",
+    examples: Annotated[str, option(help="known (default) or unknown: how many are in the batch.")] = "known",
+    batch: Annotated[str, option(help="Batch sizes that are attacked, default 1.")] = "1",
+    images: Annotated[int, option(help="Images or texts of each batch size, default 8.")] = 8,
+    attacks: Annotated[
+        str | None, option(help="With commas, see docs/attacks.md; default the strongest that fit.")
+    ] = None,
+    naive: Annotated[bool, option("--naive", help="Also attacks that ignore projection, mask and clip.")] = False,
+    seconds: Annotated[float, option(help="Budget of one attack on one update, default 20.")] = 20.0,
+    seed: Annotated[int, option(help="Of the attacks' starting points, default 0.")] = 0,
+    out: Annotated[str | None, option(help="Folder; default the run, or attack/ for several.")] = None,
+    config: Choice = None,
+) -> None:
+    """What an adversary gets from the updates that runs recorded (fedlsg run --record-updates).
+
+    With --membership: from a trained model, by models trained with the same settings.
+    """
+    from fedlsg.attacks.observation import ThreatModel
+    from simulations.attack.command import attack_command
+
+    named = {"workload": workload, "method": method, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
+    given = merge({key: value for key, value in named.items() if value is not None}, config or [])
+    asked = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if membership:
+        from simulations.attack.membership.command import membership_command, only
+
+        run = only(runs or [], asked)
+        return membership_command(run, given, console, shadows=shadows, seed=seed, out=out)
+    if alone := sorted(asked & {"shadows", "method", "epsilon", "noise_multiplier"}):
+        raise ValueError(f"--{alone[0].replace('_', '-')} belongs to --membership: add that, or leave it out")
+    threat = ThreatModel(view=view, labels=labels, examples=examples)  # type: ignore[arg-type]
+    attack_command(
+        runs or [], console, compare=compare, given=given, threat=threat, batches=batch, images=images, attacks=attacks,
+        naive=naive, seconds=seconds, seed=seed, out=out,
+    )  # fmt: skip

@@ -1,0 +1,96 @@
+"""What a client charges its training to: its ledger, its budget, and the folder of the run.
+
+A simulated client's account is its ledger in the run's directory; a deployed client has ``node.account``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedlsg.privacy import Entry, Ledger
+from simulations.grids.refusals import OverBudgetError
+from simulations.rundir.rundir import RunDir
+from simulations.settings.settings import Settings
+
+
+class Account(Protocol):
+    """A client's ledger in a run. A refused entry raises before it is charged."""
+
+    @property
+    def client(self) -> int:
+        """The client's number."""
+
+    @property
+    def name(self) -> str:
+        """The run's name in the ledger, "" where the ledger is of one run."""
+
+    @property
+    def run(self) -> RunDir:
+        """Where the client keeps its payloads and its replica."""
+
+    @property
+    def path(self) -> Path:
+        """The ledger file."""
+
+    def of_round(self, round: int) -> tuple[Entry, ...]:
+        """The entries of a round of this run."""
+
+    def next_attempt(self, round: int) -> int:
+        """The attempt that the next entry of a round takes."""
+
+    def check(self, entry: Entry) -> None:
+        """Raise OverBudgetError if the entry would pass the budget: before anything is prepared for it."""
+
+    def charge(self, entry: Entry) -> None:
+        """Check the budget and charge the entry: when this returns, it is on disk."""
+
+    def keep_truth(self, round: int, drawn: Sequence[Tensor]) -> None:
+        """Record the rows of the batches, where a simulation keeps them for evaluating attacks."""
+
+
+@dataclass(frozen=True)
+class SimulatedAccount:
+    """A client's ledger in the directory of the run, under the run's own budget."""
+
+    run: RunDir
+    client: int
+    settings: Settings
+    name: str = ""
+
+    @property
+    def path(self) -> Path:
+        return self.run.ledger(self.client)
+
+    @cached_property
+    def _ledger(self) -> Ledger:
+        return Ledger(self.path, client=self.client)
+
+    def of_round(self, round: int) -> tuple[Entry, ...]:
+        return self._ledger.of_round(round)
+
+    def next_attempt(self, round: int) -> int:
+        return self._ledger.next_attempt(round)
+
+    def check(self, entry: Entry) -> None:
+        s = self.settings
+        if entry.mechanism != "dp" or s.epsilon is None or s.reproducible:
+            return
+        assert s.delta is not None
+        if self._ledger.would_exceed(entry, s.epsilon, s.delta):
+            why = f"round {entry.round} would pass the privacy budget epsilon={s.epsilon} of this client"
+            raise OverBudgetError(why)
+
+    def charge(self, entry: Entry) -> None:
+        # A reproducible attempt draws the same bits again: the same release, charged once.
+        again = (replace(known, attempt=entry.attempt) == entry for known in self._ledger.entries)
+        if not (self.settings.reproducible and any(again)):
+            self._ledger.charge(entry)
+
+    def keep_truth(self, round: int, drawn: Sequence[Tensor]) -> None:
+        if self.settings.record_updates:
+            self.run.save_truth(round, self.client, torch.cat(list(drawn)))

@@ -1,0 +1,123 @@
+"""The Flower ClientApp: two messages, ``query`` (who are you) and ``train`` (one round).
+
+A client always replies: a silent one would hold up the round. What leaves is its answer, a refusal (refusals.py: its
+text speaks of settings, terms, files and public data), or one constant text. Even the type of any other error may speak
+of private data: that memory ran out, of the size of a batch; an index error, of a label. The client's log has it all.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from logging import WARNING
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+
+from fedlsg.privacy import LedgerError
+from simulations.client.deployed import Deployed, is_deployed
+from simulations.client.replica import ReplicaDiffersError, ReplicaMissingError, is_shared
+from simulations.client.train import answer, process
+from simulations.grids import actors, import_path, prompt
+from simulations.grids.grouped import answer_groups
+from simulations.grids.refusals import (
+    FrameDiffersError,
+    OverBudgetError,
+    RefusalError,
+    SettingsError,
+    TermsError,
+    log_failure,
+)
+from simulations.settings.published import from_run_config
+from simulations.settings.settings import Settings
+from strategies.federation.code_identity import OtherCodeError, check_same_code
+from strategies.federation.wire import (
+    FAILED,
+    FRAME_DIFFERS,
+    NO_REASON,
+    OVER_BUDGET,
+    REFUSED_TERMS,
+    REPLICA_DIFFERS,
+    REPLICA_MISSING,
+    failure,
+    identity,
+    update,
+)
+
+REFUSALS: dict[type[Exception], int] = {
+    FrameDiffersError: FRAME_DIFFERS,
+    ReplicaMissingError: REPLICA_MISSING,
+    ReplicaDiffersError: REPLICA_DIFFERS,
+    OverBudgetError: OVER_BUDGET,
+    TermsError: REFUSED_TERMS,
+    RefusalError: FAILED,
+    OtherCodeError: FAILED,
+    LedgerError: FAILED,
+}
+"""Errors whose text may leave, and their codes; the first that fits."""
+
+app = ClientApp()
+answer_groups(app, forget=process.cache_clear)
+import_path.workers_import_as_driver()
+actors.restart_dead()
+prompt.hand_on_at_once()
+
+
+def read_context(context: Context) -> tuple[Settings, int]:
+    """Settings and partition of a simulated client; where no number of clients is set, every node is one."""
+    settings = run_settings(context)
+    if settings.clients is None:
+        settings = replace(settings, clients=int(context.node_config["num-partitions"]))
+    return settings, int(context.node_config["partition-id"])
+
+
+def run_settings(context: Context) -> Settings:
+    """The settings of the run config. Raises SettingsError for a config that has none."""
+    try:
+        return _settings(tuple(sorted(context.run_config.items())))
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+
+
+@lru_cache(maxsize=4)
+def _settings(config: tuple[tuple[str, str | int | float | bool | bytes], ...]) -> Settings:
+    return from_run_config(dict(config))
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """This client's partition and its declared number of examples. Refused where the server runs other code."""
+    return _replied(message, lambda: _identity(message, context))
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One round's payload."""
+    return _replied(message, lambda: _update(message, context))
+
+
+def _identity(message: Message, context: Context) -> RecordDict:
+    check_same_code(message.content, "the server", local=not is_deployed(context))
+    if is_deployed(context):
+        return Deployed.of(context.node_config, run_settings(context)).identity()
+    settings, partition = read_context(context)
+    parts = process(settings).base.parts
+    return identity(partition, len(parts[partition]) if partition < len(parts) else 0)
+
+
+def _update(message: Message, context: Context) -> RecordDict:
+    if is_deployed(context):
+        return Deployed.of(context.node_config, run_settings(context)).update(message.content)
+    settings, partition = read_context(context)
+    return update(answer(settings, partition, message.content, shared=is_shared(context)), partition)
+
+
+def _replied(message: Message, content: Callable[[], RecordDict]) -> Message:
+    try:
+        return Message(content(), reply_to=message)
+    except tuple(REFUSALS) as error:
+        log(WARNING, "refused: %s", error)
+        return failure(str(error), next(code for kind, code in REFUSALS.items() if isinstance(error, kind)), message)
+    except Exception:
+        log_failure()
+        return failure(NO_REASON, FAILED, message)

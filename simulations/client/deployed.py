@@ -1,0 +1,153 @@
+"""A deployed client's two answers: who it is, and the payload of a round.
+
+Its terms are checked in both, because each message brings its own run config. Every refusal comes before anything is
+spent.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from flwr.app import Context, RecordDict
+
+from fedlsg.privacy import Entry
+from simulations.client.model import Process, assemble, set_up
+from simulations.client.node.account import NodeAccount
+from simulations.client.node.conditions import check_base, usable
+from simulations.client.node.data import form_of, reader
+from simulations.client.node.folder import NodeFolder
+from simulations.client.node.terms import Terms, read_terms
+from simulations.client.replica import is_shared
+from simulations.client.train import answer_in
+from simulations.grids.refusals import OverBudgetError, RefusalError, SettingsError, TermsError
+from simulations.plan.parts import Own
+from simulations.plan.plan import count_blocks, prepare
+from simulations.settings.settings import Settings
+from simulations.workloads.digest import data_digest
+from strategies.federation.ledger_wire import RECORD, Held, news_record, read_held
+from strategies.federation.wire import identity, read_round, update
+
+
+def is_deployed(context: Context) -> bool:
+    """Whether this client is a SuperNode with a machine of its own, and not simulated next to others."""
+    return not is_shared(context)
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A client under the terms of its node config, asked with the settings of a run."""
+
+    terms: Terms
+    settings: Settings
+
+    @classmethod
+    def of(cls, node_config: Any, settings: Settings) -> "Deployed":
+        """Raises TermsError for a node config that says too little, or for settings that are weaker than it."""
+        terms = read_terms(node_config)
+        return cls(terms, usable(settings, terms))
+
+    def identity(self) -> RecordDict:
+        """Partition, N_k, and the whole ledger, which the server copies."""
+        folder, here = self._admitted(None)
+        self._refuse_hopeless(folder, here)
+        content = identity(self.terms.partition, here.num_examples, local=False)
+        content[RECORD] = news_record(folder.news())
+        return content
+
+    def update(self, content: RecordDict) -> RecordDict:
+        """The payload of a round, and the ledger's lines that the server lacks."""
+        held = _held(content)
+        folder, here = self._admitted(read_round(content).expected_batch)
+        folder.news(held.head)  # a server that holds what this ledger lacks is found before anything is spent
+        account = NodeAccount(folder, here.process.base.settings, held.run)
+        payload = answer_in(here.process, account, content)
+        reply = update(payload, self.terms.partition)
+        reply[RECORD] = news_record(folder.news(held.head))
+        return reply
+
+    def _admitted(self, expected_batch: float | None) -> tuple[NodeFolder, "NodeProcess"]:
+        folder = NodeFolder.open(self.terms)
+        here = node_process(self.settings, self.terms, expected_batch)
+        check_base(here.process.base, self.terms)
+        folder.admit(here.form, here.num_examples, here.digest)
+        return folder, here
+
+    def _refuse_hopeless(self, folder: NodeFolder, here: "NodeProcess") -> None:
+        """Raise OverBudgetError where one round at the given noise multiplier is more than the whole budget.
+
+        A budget that earlier rounds have spent is no reason here: the server still needs the ledger.
+        """
+        base, size = here.process.base, here.num_examples
+        if base.settings.noise_multiplier is None:
+            return
+        rate = base.local.sample_rate if base.settings.batch_size is None else min(base.settings.batch_size / size, 1.0)
+        entry = Entry(
+            client=self.terms.partition,
+            round=1,
+            attempt=0,
+            steps=base.local.steps,
+            sample_rate=rate,
+            noise_multiplier=base.method.mechanism.effective_noise_multiplier(here.blocks),
+            clip_norm=base.method.mechanism.clip_norm,
+            num_examples=size,
+            mechanism="dp",
+        )
+        if folder.ledger.would_exceed(entry, self.terms.epsilon_max, self.terms.delta_max, run=entry.run):
+            raise OverBudgetError(
+                f"a single round at sample_rate={rate:g} and noise_multiplier={base.settings.noise_multiplier:g} "
+                f"passes epsilon-max={self.terms.epsilon_max:g} at delta-max={self.terms.delta_max:g}, this client's "
+                "privacy budget over all runs"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class NodeProcess:
+    """What a deployed client's process keeps. ``blocks``: of every frame of the run."""
+
+    process: Process
+    blocks: int
+    _digests: dict[bytes, str] = field(default_factory=dict)
+
+    @property
+    def form(self) -> str:
+        """How the rows are read, as public settings say it."""
+        return form_of(self.process.base.settings, self.process.base.workload)
+
+    @property
+    def num_examples(self) -> int:
+        """N_k."""
+        return len(self.process.base.workload.train)
+
+    def digest(self, key: bytes) -> str:
+        """Keyed digest of all training rows, computed once: they stay in memory as they were read."""
+        if key not in self._digests:
+            self._digests[key] = data_digest(self.process.base.workload.train, key=key)
+        return self._digests[key]
+
+
+@lru_cache(maxsize=2)
+def node_process(settings: Settings, terms: Terms, expected_batch: float | None) -> NodeProcess:
+    """Own data, initial model and W_0, built once a process; the model was compared with and without company.
+
+    Raises OwnDataError for the client's data, SettingsError for anything else: settings, public files, the model.
+    """
+    set_up(settings)
+    own = Own(client=terms.partition, read=reader(terms, settings), expected_batch=expected_batch)
+    try:
+        base = prepare(settings, own=own)
+        blocks = count_blocks(base)  # the client's own look at the model: the server's plan may have left it out
+    except RefusalError:
+        raise
+    except (ValueError, OSError, ImportError) as error:
+        raise SettingsError(f"{type(error).__name__}: {error}") from None
+    return NodeProcess(assemble(base), blocks)
+
+
+def _held(content: RecordDict) -> Held:
+    held = read_held(content)
+    if held is None:
+        raise TermsError(
+            "the server names no run: it takes this client for a simulated one, or has another version of fedlsg; "
+            "a deployed client would be charged without being able to prove it"
+        )
+    return held

@@ -1,0 +1,261 @@
+"""The folder that a deployed client's node config names (ledger-dir): its one ledger, its secret, a record of its data.
+
+ledger.jsonl   the privacy ledger, never restarted: it goes on over runs and servers
+secret.key     32 random bytes that never leave this folder
+data.json      a hash of the training rows under that secret, their number, and how far the ledger had come
+runs/<run>/    stored payloads and the replica of one run
+cache/         decoded or tokenized rows of the client's own .parquet files: as private as the rows
+
+Only its owner can read it. One lock, on the folder, covers every check and the charge that follows from it.
+"""
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedlsg.privacy import Entry, Ledger, LedgerError, head_of, lines_since, locked
+from fedlsg.privacy.ledger_file import GENESIS, load
+from simulations.client.node.terms import Terms
+from simulations.grids.refusals import OverBudgetError, TermsError
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.rundir import RunDir
+from strategies.federation.ledger_wire import News
+
+SECRET_BYTES = 32
+RUN_NAME = re.compile(r"(?!\.)[\w.-]{1,64}", re.ASCII)
+DATA_FIELDS = {"client": int, "form": str, "num_examples": int, "digest": str, "entries": int, "head": str}
+
+Digest = Callable[[bytes], str]
+"""A digest of the training rows under a key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What the entries of a ledger may spend together; of one ``run``, where that is named."""
+
+    epsilon: float
+    delta: float
+    run: str | None = None
+
+
+@dataclass(frozen=True)
+class NodeFolder:
+    """The folder of a client's terms. Every method raises TermsError or LedgerError, naming the file."""
+
+    terms: Terms
+
+    @classmethod
+    def open(cls, terms: Terms) -> "NodeFolder":
+        """Make the folder where there is none, and check that its ledger is this client's, whole and writable."""
+        folder = cls(terms)
+        _make_private(terms.ledger_dir)
+        try:
+            _touch(folder.path)
+        except OSError as error:
+            raise TermsError(f"cannot write {folder.path} (ledger-dir): {error.strerror or error}") from None
+        with folder._locked():
+            folder._checked_ledger()
+        return folder
+
+    @property
+    def path(self) -> Path:
+        return self.terms.ledger_dir / "ledger.jsonl"
+
+    @property
+    def ledger(self) -> Ledger:
+        """The one ledger. Raises TermsError where it is that of another partition-id, LedgerError for damage."""
+        owner = load(self.path, None)[0]
+        if owner not in (-1, self.terms.partition):
+            raise TermsError(
+                f"{self.path} is the ledger of partition-id={owner}, and this client's node config says "
+                f"partition-id={self.terms.partition}: keep the number, for the ledger goes on over runs"
+            )
+        return Ledger(self.path, client=self.terms.partition)
+
+    def run(self, name: str) -> RunDir:
+        """The folder for one run's payloads and replica."""
+        if not RUN_NAME.fullmatch(name):
+            raise TermsError(f"the server names its run {name[:80]!r}: expected letters, digits, '.', '_' and '-'")
+        return RunDir(self.terms.ledger_dir / "runs" / name)
+
+    def news(self, head: str = GENESIS) -> News:
+        """The ledger's lines after the one that the server holds."""
+        with self._locked():
+            self._checked_ledger()
+            client = self.terms.partition
+            return News(lines=lines_since(self.path, client, head), head=head_of(self.path, client))
+
+    def admit(self, form: str, num_examples: int, digest: Digest) -> None:
+        """Check that the training rows are those that this ledger is for; the rows of the first charge are recorded.
+
+        ``form``: a public digest of how the rows are read. It is compared first, and alone where it differs: what is
+        said of the rows must not depend on what a server asks of them.
+        Raises TermsError for other rows, unless the terms accept them: the ledger then goes on at the spent epsilon.
+        """
+        with self._locked():
+            begun = bool(self._checked_ledger().entries)
+            accept = self.terms.accept_changed_data
+            record = self._record(required=begun and not accept)
+            key = self._secret(required=(begun or record is not None) and not accept)
+            if begun and record is not None and not accept and record["form"] != form:
+                raise TermsError(_other_form(self.terms.ledger_dir))
+            found = {"form": form, "num_examples": num_examples, "digest": digest(key)}
+            if begun and record is not None and not accept:
+                _compare(record, found, self.terms.ledger_dir)
+            elif record is None or any(record[name] != value for name, value in found.items()):
+                self._save_record(found)
+
+    def charge(self, entry: Entry, budgets: tuple[Budget, ...]) -> None:
+        """Charge an entry if every budget allows it: check and charge under one lock, so nothing is spent twice.
+
+        Only rows that were admitted can be charged for.
+        Raises OverBudgetError, naming the budget; nothing is charged then.
+        """
+        with self._locked():
+            ledger = self._checked_ledger()
+            self._record(required=True)
+            for budget in budgets:
+                if ledger.would_exceed(entry, budget.epsilon, budget.delta, run=budget.run):
+                    raise OverBudgetError(_over(entry, budget))
+            ledger.charge(entry)
+            self._save_record({})
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Nobody else reads or writes the folder meanwhile (POSIX)."""
+        if os.name != "posix":
+            yield
+            return
+        descriptor = os.open(self.terms.ledger_dir, os.O_RDONLY)
+        try:
+            with locked(descriptor):
+                yield
+        finally:
+            os.close(descriptor)
+
+    def _checked_ledger(self) -> Ledger:
+        """The ledger, if it still begins with all that was charged: its own chain cannot miss its last lines."""
+        ledger, record = self.ledger, self._record(required=False)
+        if record is None:
+            return ledger
+        heads = (GENESIS, *load(self.path, self.terms.partition)[1].heads[1:])
+        if len(heads) <= record["entries"] or heads[record["entries"]] != record["head"]:
+            raise LedgerError(
+                f"{self.path}: {len(heads) - 1} entries, not those that were charged ({record['entries']} at least): "
+                "restore the file from a copy; a server that this client trained for holds one"
+            )
+        return ledger
+
+    def _record(self, *, required: bool) -> dict[str, Any] | None:
+        path = self.terms.ledger_dir / "data.json"
+        try:
+            record = json.loads(path.read_bytes())
+            if not isinstance(record, dict) or {name: type(value) for name, value in record.items()} != DATA_FIELDS:
+                raise ValueError
+            if record["client"] != self.terms.partition or record["entries"] < 0:
+                raise ValueError
+        except FileNotFoundError:
+            if required:
+                raise TermsError(_missing(path)) from None
+            return None
+        except (ValueError, OSError):
+            raise TermsError(
+                f"{path} is damaged, or another partition-id's: restore it from a copy, or remove it and set "
+                "accept-changed-data=true to go on at the epsilon that is spent"
+            ) from None
+        return record
+
+    def _save_record(self, changes: dict[str, Any]) -> None:
+        record = self._record(required=False) or {}
+        entries, head = self.ledger.snapshot()
+        record |= {"client": self.terms.partition, "entries": entries, "head": head if entries else GENESIS, **changes}
+        _write(self.terms.ledger_dir / "data.json", (json.dumps(record, indent=1) + "\n").encode())
+
+    def _secret(self, *, required: bool) -> bytes:
+        """The key of this client's hash. Made once."""
+        path = self.terms.ledger_dir / "secret.key"
+        try:
+            key = path.read_bytes()
+        except FileNotFoundError:
+            if required:
+                raise TermsError(_missing(path)) from None
+            key = secrets.token_bytes(SECRET_BYTES)
+            _write(path, key)
+        except OSError as error:
+            raise TermsError(f"cannot read {path}: {error.strerror or error}") from None
+        if len(key) != SECRET_BYTES:
+            raise TermsError(f"{path} is damaged: expected {SECRET_BYTES} bytes; restore it from a copy")
+        return key
+
+
+def _make_private(folder: Path) -> None:
+    """A folder that its owner alone can read. Raises TermsError where it cannot be made, or is open to others."""
+    try:
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+        elif folder.is_dir() and not any(folder.iterdir()):
+            folder.chmod(0o700)
+        if not folder.is_dir():
+            raise TermsError(f"ledger-dir={folder} is not a folder: name a folder of this client's own")
+        mode = folder.stat().st_mode & 0o777
+    except OSError as error:
+        raise TermsError(f"cannot use ledger-dir={folder}: {error.strerror or error}") from None
+    if os.name == "posix" and mode & 0o077:
+        raise TermsError(f"ledger-dir={folder} is open to other users (mode {mode:o}): chmod 700 {folder}")
+
+
+def _touch(path: Path) -> None:
+    """A file that its owner alone can read, and that can be appended to."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        write_atomically(path, content)
+        path.chmod(0o600)
+    except OSError as error:
+        raise TermsError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _compare(record: dict[str, Any], found: dict[str, Any], folder: Path) -> None:
+    changed = None
+    if record["num_examples"] != found["num_examples"]:
+        changed = f"another number of training rows than the {record['num_examples']} that"
+    elif record["digest"] != found["digest"]:
+        changed = "other training rows than those that"
+    if changed is not None:
+        raise TermsError(
+            f"this client has {changed} the ledger in {folder} is for: restore them, take another ledger-dir for other "
+            "people's data, or set accept-changed-data=true to go on at the epsilon that is spent"
+        )
+
+
+def _other_form(folder: Path) -> str:
+    return (
+        f"the run reads this client's rows in another form (workload, columns or, for texts, model and max_length) "
+        f"than that of the ledger in {folder}: take that form, or set accept-changed-data=true to go on at the epsilon "
+        "that is spent"
+    )
+
+
+def _missing(path: Path) -> str:
+    return (
+        f"{path} is missing, so the data cannot be compared with those that were trained on: restore it from a copy, "
+        "or set accept-changed-data=true to go on at the epsilon that is spent"
+    )
+
+
+def _over(entry: Entry, budget: Budget) -> str:
+    if budget.run is None:
+        return (
+            f"round {entry.round} would pass epsilon-max={budget.epsilon:g} at delta-max={budget.delta:g}, this "
+            "client's privacy budget over all runs"
+        )
+    return f"round {entry.round} would pass the privacy budget epsilon={budget.epsilon:g} of this run"

@@ -1,0 +1,133 @@
+"""What a deployed client's own node config says: its number, its ledger, what it may spend in all, its data.
+
+    flower-supernode --node-config "partition-id=0 ledger-dir='/srv/ledger' epsilon-max=3.0 delta-max=1e-6
+                                    data='glue-sst2:/srv/rows.parquet'"
+
+Nothing of it comes from the server.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from simulations.grids.refusals import TermsError
+
+KEYS = (
+    "partition-id", "num-partitions", "ledger-dir", "epsilon-max", "delta-max", "data", "input-columns", "label-column",
+    "classes", "trust", "accept-changed-data",
+)  # fmt: skip
+TRUST = ("client", "aggregate")
+
+Config = Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a deployed client trains under, whatever the server's run config says.
+
+    partition: its number in the federation, from 0. num_partitions: None where only the server knows it.
+    ledger_dir: the folder of its one ledger. epsilon_max, delta_max: what it may spend on its data, over all runs.
+    data: its own rows, as ``WORKLOAD:PATH``; None takes its partition of the run's workload.
+    input_columns, label_column, classes: of its own rows, where the workload leaves them to the settings of a run.
+    trust: the weakest that it accepts. accept_changed_data: go on at the spent epsilon with other data than before.
+    """
+
+    partition: int
+    num_partitions: int | None = None
+    ledger_dir: Path
+    epsilon_max: float
+    delta_max: float
+    data: str | None = None
+    input_columns: str | None = None
+    label_column: str | None = None
+    classes: int | None = None
+    trust: str = "client"
+    accept_changed_data: bool = False
+
+
+def read_terms(config: Config) -> Terms:
+    """The terms of a node config. Raises TermsError, naming the key, for what is missing, misspelt or out of range."""
+    refuse_misspelt(config)
+    partitions = None if "num-partitions" not in config else _integer(config, "num-partitions", least=1)
+    partition = _integer(config, "partition-id", least=0)
+    if partitions is not None and partition >= partitions:
+        raise TermsError(f"node config: expected partition-id={partition} < num-partitions={partitions}")
+    trust = config.get("trust", "client")
+    if trust not in TRUST:
+        raise TermsError(f"node config: expected trust={trust!r} among {', '.join(TRUST)}")
+    accept = config.get("accept-changed-data", False)
+    if not isinstance(accept, bool):
+        raise TermsError(f"node config: expected accept-changed-data={accept!r} to be true or false")
+    return Terms(
+        partition=partition,
+        num_partitions=partitions,
+        ledger_dir=_folder(config, "ledger-dir"),
+        epsilon_max=_number(config, "epsilon-max", below=math.inf),
+        delta_max=_number(config, "delta-max", below=1.0),
+        data=_text(config, "data") if "data" in config else None,
+        input_columns=_text(config, "input-columns") if "input-columns" in config else None,
+        label_column=_text(config, "label-column") if "label-column" in config else None,
+        classes=_integer(config, "classes", least=2) if "classes" in config else None,
+        trust=str(trust),
+        accept_changed_data=accept,
+    )
+
+
+def refuse_misspelt(config: Config) -> None:
+    """Raise TermsError for a key that is nearly one of ours. Keys that are not near are Flower's own, or a user's."""
+    for key in config:
+        near = get_close_matches(key.lower().replace("_", "-"), KEYS, n=1)
+        if key not in KEYS and near:
+            raise TermsError(f"node config: unknown key {key!r}; did you mean {near[0]!r}?")
+
+
+def _required(config: Config, key: str) -> object:
+    if key not in config:
+        why = {
+            "ledger-dir": ", the folder of its privacy ledger: without one of its own a deployed client trains nothing",
+            "epsilon-max": ", the most epsilon that it may spend on its data, over all runs",
+            "delta-max": ", the delta of epsilon-max, below one over its number of examples",
+            "partition-id": ", the client's number in the federation, from 0",
+        }
+        raise TermsError(
+            f"node config: a deployed client needs {key}{why.get(key, '')} (flower-supernode --node-config)"
+        )
+    return config[key]
+
+
+def _text(config: Config, key: str) -> str:
+    value = _required(config, key)
+    if not isinstance(value, str) or not value.strip():
+        raise TermsError(f"node config: expected {key}={value!r} to be a text in quotes")
+    return value
+
+
+def _folder(config: Config, key: str) -> Path:
+    return absolute(_text(config, key), key)
+
+
+def absolute(text: str, key: str) -> Path:
+    """An absolute path. Raises TermsError for another one: Flower starts a client in any working directory."""
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise TermsError(f"node config: cannot resolve {key}={text!r}: {error}") from None
+    if not path.is_absolute():
+        raise TermsError(f"node config: expected {key}={text!r} to be an absolute path, or one that begins with ~")
+    return path
+
+
+def _integer(config: Config, key: str, *, least: int) -> int:
+    value = _required(config, key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise TermsError(f"node config: expected {key}={value!r} to be a whole number >= {least}")
+    return value
+
+
+def _number(config: Config, key: str, *, below: float) -> float:
+    value = _required(config, key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < below:
+        raise TermsError(f"node config: expected 0 < {key}={value!r} < {below:g}")
+    return float(value)

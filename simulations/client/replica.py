@@ -1,0 +1,224 @@
+"""A client's replica of the public state: it takes the server's own steps, and its weights prove it by their digest.
+
+    shared    one replica for all simulated clients of a process; steps that no message brought to this process it reads
+              from the run's folder of steps, from the initial model on (or its checkpoint, where that is far)
+    own       a client on a machine of its own: its replica lies in a file of its own, written before it trains
+
+The model of the replica is the one that clients train: whoever trains it puts its weights back.
+"""
+
+import hashlib
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from flwr.app import Context, RecordDict
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+
+from fedlsg.frame import Frame
+from fedlsg.gradients import trainable
+from fedlsg.state import ServerState, Step, load_weights, replay, restart
+from fedlsg.state.server_update import read_steps
+from simulations.grids.grouped import in_simulation
+from simulations.grids.virtual import SHARED
+from simulations.plan.plan import Base
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.rundir import RunDir
+from simulations.rundir.steps import CHECKSUM, StepFiles, coding
+from strategies.federation.replica_wire import NOWHERE, Reference, digest_of, read_beside, read_missed, read_reference
+from strategies.federation.wire import Announcement, read_weights
+
+FAR = 50
+"""Steps that a shared replica is behind from which on it reads the run's checkpoint instead: replaying takes longer."""
+
+
+class ReplicaMissingError(RuntimeError):
+    """No replica of the version that the message starts from. Nothing was trained or charged."""
+
+
+class ReplicaDiffersError(RuntimeError):
+    """The replica's weights are not those of the server. Nothing was trained or charged."""
+
+
+def is_shared(context: Context) -> bool:
+    """Whether this client is simulated beside others, by our engines or by Flower's own (a message each)."""
+    return SHARED in context.node_config or in_simulation()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """Which weights the replica has: their version and digest; and whose replica it is, None for everybody's."""
+
+    version: int
+    owner: int | None
+    digest: bytes = b""
+
+
+@dataclass(kw_only=True, eq=False)
+class Replica:
+    """The state of ``known``; where that is None the model holds something that no step leads on from."""
+
+    base: Base
+    model: nn.Module
+    initial: Mapping[str, Tensor]
+    state: ServerState = field(init=False)
+    known: Known | None = None
+    _at_start: bool = True
+    _frame: tuple[int, Frame] | None = None
+
+    def __post_init__(self) -> None:
+        self._begin()
+
+    def follow(self, content: RecordDict, announced: Announcement, run: RunDir, client: int, *, shared: bool) -> bytes:
+        """Bring the model to the announced weights; returns their digest.
+
+        Raises ReplicaMissingError or ReplicaDiffersError; the replica that was here is then forgotten.
+        """
+        reference = read_reference(content)
+        assert reference is not None
+        wanted = Known(version=reference.version, owner=None if shared else client, digest=reference.digest)
+        known, self.known = self.known, None
+        if known != wanted:
+            self._frame = None if known is None or known.owner != wanted.owner else self._frame
+            if "weights" in content.array_records:
+                goes_on = self._take(content, announced, reference, known, run, wanted)
+            else:
+                goes_on = True
+                self._catch_up(read_missed(content, reference), reference, known, run, wanted)
+            if digest_of(self.state.weights) != wanted.digest:
+                raise ReplicaDiffersError(f"other weights here than the announced ones of version {wanted.version}")
+            if not goes_on:
+                return wanted.digest
+        self.state.round = announced.round - 1
+        if known != wanted and wanted.owner is not None:
+            self._save(run.replica(wanted.owner), wanted)
+        self.known = wanted
+        return wanted.digest
+
+    def frame(self, round: int) -> Frame:
+        """The frame of a round that starts from this state; the step of that round is taken in it, too."""
+        if self._frame is None or self._frame[0] != round:
+            self._frame = round, self.state.frame()
+        return self._frame[1]
+
+    def _begin(self) -> None:
+        base, s = self.base, self.base.settings
+        self.state = ServerState(
+            self.model,
+            base.method,
+            base.schedule,
+            divisor=base.divisor,
+            seed=s.seed,
+            classifier=base.workload.classifier,
+            probe=base.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
+        )
+        self.state.initial, self.state.average = dict(self.initial), None
+
+    def _begin_again(self) -> None:
+        if not self._at_start:
+            load_weights(self.model, parameters_to_vector(trainable(self.base.build_model()).values()).detach())
+            self._begin()
+
+    def _take(
+        self,
+        content: RecordDict,
+        announced: Announcement,
+        reference: Reference,
+        known: Known | None,
+        run: RunDir,
+        wanted: Known,
+    ) -> bool:
+        """The whole model of a message; returns whether a replica goes on from it."""
+        if reference.base == reference.version:
+            self._at_start = False
+            beside = read_beside(content)
+            restart(self.state, read_weights(content), beside, round=announced.round - 1, updates=announced.updates)
+            return True
+        if wanted.owner is None:  # the message leaves this client without a replica; the process still has one
+            try:
+                self._catch_up([], reference, known, run, wanted)
+                if digest_of(self.state.weights) == wanted.digest:
+                    return True
+            except (ReplicaMissingError, ReplicaDiffersError):
+                pass
+        self._at_start = False
+        load_weights(self.model, read_weights(content))
+        return False
+
+    def _catch_up(
+        self, missed: list[Step], reference: Reference, known: Known | None, run: RunDir, wanted: Known
+    ) -> None:
+        """Steps to the announced version: those of the message, and in a shared process those before them."""
+        base = reference.version - len(missed)
+        version = self._recall(base, known, run, wanted)
+        self._at_start = self._at_start and wanted.version == 0
+        try:
+            before = [StepFiles(run.steps).load(v + 1) for v in range(version, base)]
+            steps = [step for data in before for step in read_steps(data)]
+        except (OSError, ValueError) as error:
+            raise ReplicaMissingError(f"a step before version {base} cannot be read: {error}") from None
+        for step in [*steps, *missed[max(version - base, 0) :]]:
+            derived = None if self._frame is None or self._frame[0] != step.round else self._frame[1]
+            self._frame = None
+            try:
+                replay(self.state, step, coding(self.base.settings), derived)
+            except ValueError as error:
+                raise ReplicaDiffersError(f"round {step.round}'s update does not fit what is here: {error}") from None
+
+    def _recall(self, base: int, known: Known | None, run: RunDir, wanted: Known) -> int:
+        """Version of the state that steps go on from: what is here, what the client's file holds, or the initial."""
+        least = 0 if wanted.owner is None else base
+        here = NOWHERE
+        if known is not None and known.owner == wanted.owner and least <= known.version <= wanted.version:
+            here = known.version
+        if wanted.owner is None and wanted.version - max(here, 0) > FAR:
+            version = self._checkpoint(run, wanted.version)
+            here = here if version is None else version
+        if here != NOWHERE:
+            return here
+        self._frame = None
+        if wanted.owner is not None:
+            version = self._load(run.replica(wanted.owner))
+            if version is not None and least <= version <= wanted.version:
+                return version
+        if least > 0:
+            raise ReplicaMissingError(f"no replica of version {base} here")
+        self._begin_again()
+        return 0
+
+    def _checkpoint(self, run: RunDir, newest: int) -> int | None:
+        """Version of the run's checkpoint, taken as the replica; None where it is of no use."""
+        try:
+            saved = run.load_checkpoint()
+        except ValueError:
+            return None
+        version = int(saved["downlink"]["version"])
+        if version > newest:
+            return None
+        self._at_start, self._frame = False, None
+        self.state.load_state_dict(saved["server"])
+        self.state.average = None
+        return version
+
+    def _save(self, path: Path, known: Known) -> None:
+        """Checked by its SHA-256, not synced: a lost file costs one whole model."""
+        body = io.BytesIO()
+        server = self.state.state_dict() | {"initial": {}}
+        torch.save({"version": known.version, "server": server}, body)
+        content = body.getbuffer()
+        write_atomically(path, hashlib.sha256(content).digest(), bytes(content), durable=False)
+
+    def _load(self, path: Path) -> int | None:
+        try:
+            content = path.read_bytes()
+            if hashlib.sha256(content[CHECKSUM:]).digest() != content[:CHECKSUM]:
+                return None
+            self._at_start = False
+            saved = torch.load(io.BytesIO(content[CHECKSUM:]), map_location="cpu", weights_only=True)
+            self.state.load_state_dict(saved["server"])
+        except (OSError, ValueError):
+            return None
+        return int(saved["version"])

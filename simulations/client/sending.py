@@ -1,0 +1,92 @@
+"""What leaves a client: its values as a payload, stored before it is sent where it carries noise; and what error
+feedback keeps behind.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fedlsg.carriers.powersgd import decode, encode
+from fedlsg.frame import Frame
+from fedlsg.payload import Dither, Expected, pack, unpack
+from fedlsg.state import keeps_memory
+from fedlsg.training import largest
+from simulations.plan.plan import Base
+from simulations.rundir.feedback_box import FeedbackBox
+from simulations.rundir.files.atomic import Outbox
+from simulations.rundir.rundir import RunDir
+from strategies.federation.wire import Announcement
+
+
+def open_box(base: Base, run: RunDir, partition: int) -> Outbox | FeedbackBox:
+    """Where the client's last payload lies: with its memory, where the run's method keeps one."""
+    if keeps_memory(base.method, base.settings.codec):
+        return FeedbackBox(run.own(partition), partition)
+    return Outbox(run.outbox(partition))
+
+
+def send(
+    values: Tensor,
+    frame: Frame,
+    base: Base,
+    announced: Announcement,
+    dither: Dither,
+    box: Outbox | FeedbackBox,
+    question: str,
+) -> bytes:
+    """The payload of a round's values; with noise or memory, once it is stored under the question that it answers."""
+    if isinstance(box, Outbox):
+        payload = packed(encode(values, frame), frame, base, announced, dither, box.last)
+        if base.method.mechanism.adds_noise or base.index_mode == "explicit":  # else sending anew costs nobody anything
+            box.store(question, payload)
+        return payload
+    if base.method.mechanism.kind != "none":  # refused when the plan was made; once more, where it would happen
+        raise ValueError(f"error feedback under mechanism {base.method.mechanism.kind!r} would leak: not sent")
+    due = values.detach().cpu().double() + box.memory(announced.round, frame.kept)
+    payload = packed(encode(due, frame), frame, base, announced, dither, box.last)
+    received = decode(unpack(payload, expected(frame, base, announced, dither)), frame)
+    return box.store(question, payload, due - received.double(), round=announced.round)
+
+
+def packed(
+    values: Tensor,
+    frame: Frame,
+    base: Base,
+    announced: Announcement,
+    dither: Dither,
+    last: Callable[[], bytes | None],
+) -> bytes:
+    """A payload of what is to be sent; where the client chooses, of its largest values alone."""
+    where = frame.wire
+    positions = where.indices
+    most = base.method.compression.most(where.size)
+    if most is not None:
+        positions = largest(values, most)
+        values = values[positions]
+    return pack(
+        values,
+        positions,
+        size=where.size,
+        round=announced.round,
+        digest=announced.frame_digest,
+        codec=base.settings.codec,
+        index_mode=base.index_mode,
+        blocks=where.blocks,
+        dither=dither,
+        earlier=last() if base.index_mode == "explicit" else None,
+    )
+
+
+def expected(frame: Frame, base: Base, announced: Announcement, dither: Dither) -> Expected:
+    """What the server expects of this client, but for the norm."""
+    return Expected(
+        round=announced.round,
+        codec=base.settings.codec,
+        index_mode=base.index_mode,
+        size=frame.wire.size,
+        indices=frame.wire.indices,
+        digest=announced.frame_digest,
+        blocks=frame.wire.blocks,
+        dither=dither,
+        most=base.method.compression.most(frame.wire.size),
+    )

@@ -1,0 +1,185 @@
+"""``fedlsg compare`` and ``fedlsg report``, apart from parsing their options."""
+
+import shlex
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from rich.console import Console
+
+import strategies
+from fedlsg.choices import choose
+from simulations import workloads
+from simulations.compare.collect import cell_result, read_runs
+from simulations.compare.grid import Cell, Grid, as_toml, from_toml, numbers, split_settings, words
+from simulations.compare.output import Output, write_page, write_tables
+from simulations.compare.progress import GridDisplay
+from simulations.compare.runner import Folder, check_same_settings, run_cells
+from simulations.compare.table import lines, notes, unfinished, variants
+from simulations.compare.terminal import print_panels, terminal_table
+from simulations.compare.view import PLAIN, View
+from simulations.compare.worker import Outcome
+from simulations.engines.runtime.processes import sigterm_raises
+from simulations.plan.continuity import exclusive
+from simulations.report.run_page import run_page
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.results import Result
+from simulations.rundir.rundir import RunDir
+
+
+def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str, Any], file: str | None) -> Grid:
+    """The grid of a file, of options, or of both, where an option replaces what the file says.
+
+    axes: ``methods``, ``epsilons``, ``ranks``, ``sparsities`` as texts, ``seeds`` as a number; None where not said.
+    pairs: ``-c`` settings, of one method where the name has a dot.
+    Raises ValueError naming the option, or the key of the file.
+    """
+    base = {} if file is None else _read(file)
+    listed, said = base.get("methods", {}), base.get("settings", {})
+    if (
+        not isinstance(said, dict)
+        or not isinstance(listed, dict)
+        or any(not isinstance(m, dict) for m in listed.values())
+    ):
+        raise ValueError(f"{file}: expected [settings] and [methods.NAME] as tables")
+    names = strategies.names() if axes["methods"] == "all" else tuple(words(axes["methods"])) or tuple(listed)
+    common, own = split_settings(pairs, names)
+    given: dict[str, Any] = {
+        name: list(numbers(f"--{name}", axes[name], kind))
+        for name, kind in {"epsilons": float, "ranks": int, "sparsities": float}.items()
+        if axes[name] is not None
+    }
+    given |= {name: value for name, value in (("seeds", axes["seeds"]), ("workload", workload)) if value is not None}
+    methods = {name: dict(listed.get(name, {})) | own[name] for name in names}
+    grid = from_toml(base | given | {"settings": dict(said) | common, "methods": methods})
+    choose("workload", grid.workload, dict.fromkeys(workloads.names()))
+    return grid
+
+
+def compare_command(
+    grid: Grid, out: str | None, *, jobs: int, budget_minutes: float | None, console: Console, view: View = PLAIN
+) -> int:
+    """Run or resume a grid; returns the exit status: 1 where a cell failed.
+
+    Raises ValueError before anything runs if a cell of the folder was run with other settings.
+    """
+    if jobs < 1:
+        raise ValueError(f"expected --jobs {jobs} >= 1")
+    if budget_minutes is not None and not budget_minutes > 0:
+        raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
+    path = Path(out or f"runs/compare-{grid.workload}").expanduser().resolve()
+    cells, folder = grid.cells(), Folder(path)
+    text = tomli_w.dumps(as_toml(_published(grid)))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        check_same_settings(folder, cells)
+        write_atomically(path / "grid.toml", text.encode())
+    except OSError as error:
+        raise ValueError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from None
+    with exclusive(RunDir(path)), sigterm_raises():
+        return _run(cells, folder, text, jobs, budget_minutes, console, view)
+
+
+def _run(
+    cells: Sequence[Cell], folder: Folder, text: str, jobs: int, budget_minutes: float | None, console: Console,
+    view: View,
+) -> int:  # fmt: skip
+    def results() -> list[Result]:
+        record = folder.record()
+        return [cell_result(folder, cell, record, view.link) for cell in cells]
+
+    done = sum(result.done for result in results())
+    console.print(f"{len(cells)} cells, {done} done before, folder {folder.path}", markup=False, soft_wrap=True)
+    title = f"{cells[0].given['workload']}: {len({cell.label for cell in cells})} methods compared"
+    output = Output(folder=folder.path, title=title, results=results, command=_command(), grid=text, view=view)
+    display = GridDisplay(console, folder, len(cells), done)
+
+    def ended(cell: Cell, outcome: Outcome, seconds: float) -> None:
+        display.ended(cell, outcome, seconds)
+        output.update()
+
+    try:
+        with display.progress:
+            run_cells(
+                cells, folder, jobs=jobs, budget_seconds=None if budget_minutes is None else 60 * budget_minutes,
+                started=display.started, running=display.running, ended=ended,
+            )  # fmt: skip
+    except (KeyboardInterrupt, SystemExit):
+        console.print("the same command continues this grid", markup=False)
+        raise
+    finally:
+        finished = output.finish()
+    show(finished, folder.path, console, view=view)
+    return int(any(result.status == "failed" for result in finished))
+
+
+CELLS_LEFT = "cells are left; the same command continues"
+RUNS_LEFT = "runs are not finished; fedlsg resume RUN, or the compare that began them, continues"
+
+
+def show(results: Sequence[Result], folder: Path, console: Console, more: str = CELLS_LEFT, view: View = PLAIN) -> None:
+    """The table on the terminal, what is not in it, how ``more`` comes about, and where the page lies."""
+    table = lines(results)
+    console.print(terminal_table(table, console.width))
+    for note in notes(table):
+        console.print(note, style="dim", markup=False, highlight=False)
+    if view.bytes:
+        print_panels(table, console)
+    for label, text in variants(table).items():
+        console.print(f"{label}: {text}", style="dim", markup=False, highlight=False)
+    for name, text in unfinished(table).items():
+        if text == "not run":
+            continue  # counted below; a large grid has hundreds
+        style = "red" if text.startswith("failed") else "yellow"
+        console.print(f"{name}: {text}", style=style, markup=False, highlight=False, soft_wrap=True)
+    left = sum(result.status in ("not run", "interrupted") for result in results)
+    if left:
+        console.print(f"{left} of {len(results)} {more}", style="yellow")
+    console.print(f"report  {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+
+
+def report_command(runs: Sequence[str], out: str | None, console: Console, view: View = PLAIN) -> None:
+    """Tables, plots and a page from existing runs; of a single run, its own page.
+
+    Raises ValueError for a folder that is neither a run nor a comparison, and where nothing can be written.
+    """
+    results = read_runs([Path(run) for run in runs], view.link)
+    single = len(results) == 1
+    place = out or (runs[0] if single else f"runs/{datetime.now():%Y%m%d-%H%M%S}-report")
+    folder = Path(place).expanduser().resolve()
+    try:
+        if single:
+            write_atomically(folder / "report.html", run_page(results[0]).encode())
+        else:
+            write_tables(folder, results, view)
+            write_page(folder, f"{len(results)} runs compared", results, command=_command(), view=view)
+    except OSError as error:
+        raise ValueError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from None
+    if single:
+        console.print(f"report  {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    else:
+        show(results, folder, console, RUNS_LEFT, view)
+
+
+def _command() -> str:
+    """This command, as it was typed."""
+    return shlex.join(["fedlsg", *sys.argv[1:]])
+
+
+def _published(grid: Grid) -> Grid:
+    """The grid without the folders of this machine."""
+    return replace(grid, settings={name: value for name, value in grid.settings.items() if name != "data_dir"})
+
+
+def _read(file: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(file).expanduser().read_text())
+    except OSError as error:
+        raise ValueError(f"cannot read the grid file {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is no TOML file: {error}") from None

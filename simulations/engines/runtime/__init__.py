@@ -1,0 +1,1 @@
+"""Flower's own simulation runtime as the processes of one run."""

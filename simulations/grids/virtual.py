@@ -1,0 +1,112 @@
+"""A Flower Grid whose nodes are the partitions of a simulation, and how one such client is called.
+
+Both engines share it: node ids are known before anything is started, and a client sees the same Message and Context
+wherever it runs.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+
+from simulations.grids.refusals import log_failure
+from strategies.federation.wire import FAILED, NO_REASON
+
+ClientFunction = Callable[[Message, Context], Message]
+
+
+# Flower draws ids of about 63 bits; ids as long as those keep the serialised sizes comparable.
+FIRST_NODE = RUN = TASK = 2**62
+
+
+SHARED = "shared-replica"
+"""In a node's config: all clients are simulated on one machine, and share what is the same for all of them."""
+
+
+class VirtualGrid(Grid):
+    """One node a partition. What is pushed is answered at once; the answers wait to be pulled."""
+
+    def __init__(self, num_partitions: int) -> None:
+        self.num_partitions = num_partitions
+        self._replies: dict[str, Message] = {}
+
+    @abstractmethod
+    def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
+        """The replies of the clients that answer, in any order."""
+
+    def set_run(self, run: Any) -> None:
+        """Nothing to set: there is one run."""
+
+    @property
+    def run(self) -> Any:
+        """No Run object exists without a SuperLink."""
+        raise RuntimeError("a simulated grid has no SuperLink run")
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """As flwr's: a message to one node."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes, connected from the start."""
+        return range(FIRST_NODE, FIRST_NODE + self.num_partitions)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Have the messages answered; the replies wait for ``pull_messages``."""
+        return self._push(list(messages), None)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies that have arrived, each once."""
+        return [self._replies.pop(name) for name in message_ids if name in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Push, then pull. A client that answers with nothing useful is simply missing among the replies."""
+        return self.pull_messages(self._push(list(messages), timeout))
+
+    def _push(self, messages: Sequence[Message], timeout: float | None) -> list[str]:
+        for message in messages:
+            named(message)
+        for reply in self.deliver(messages, timeout):
+            self._replies[reply.metadata.reply_to_message_id] = reply
+        return [message.metadata.message_id for message in messages]
+
+
+def named(message: Message) -> Message:
+    """The message with the id that a SuperLink would have given it."""
+    message.metadata.__dict__["_message_id"] = str(uuid4())
+    return message
+
+
+def called(
+    client: ClientFunction, message: Message, num_partitions: int, run_config: Mapping[str, Any]
+) -> Message | None:
+    """The reply of one client; None for an answer that is no message.
+
+    What it raises becomes an error reply that says nothing of it: the log has it.
+    """
+    context = Context(
+        run_id=message.metadata.run_id,
+        node_id=message.metadata.dst_node_id,
+        node_config={
+            "partition-id": message.metadata.dst_node_id - FIRST_NODE,
+            "num-partitions": num_partitions,
+            SHARED: True,
+        },
+        state=RecordDict(),
+        run_config=dict(run_config),
+    )
+    try:
+        reply = client(message, context)
+    except Exception:
+        log_failure()
+        reply = failed(message, NO_REASON)
+    return named(reply) if isinstance(reply, Message) else None
+
+
+def failed(message: Message, reason: str, code: int = FAILED) -> Message:
+    """An error reply."""
+    return Message(Error(code=code, reason=reason), reply_to=message)

@@ -1,0 +1,157 @@
+"""From settings to a base: data, partition, model, method, public schedule. Every process of a run makes it for itself.
+
+It is deterministic and asks no accountant. It refuses bad settings before anything is written.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean as mean
+
+from torch import Tensor, nn
+
+import strategies
+from fedlsg.carriers import prepare_model
+from fedlsg.gradients import Numbers, trainable
+from fedlsg.masks import accumulated_noise
+from fedlsg.method import LocalTraining, Method, Schedule
+from fedlsg.payload import DEFAULT_STEP, Dither, IndexMode
+from fedlsg.privacy import Mechanism
+from fedlsg.state import select_clients
+from simulations import workloads
+from simulations.plan.parts import Own, make_parts
+from simulations.settings.published import from_run_config
+from simulations.settings.resolve import build_method, check, check_fits, fill, known, resolved
+from simulations.settings.settings import Settings, as_config
+from simulations.workloads import Options, Progress, Workload, build_model, silent
+from simulations.workloads.workload import Augment
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Base:
+    """What every process derives for itself from the settings. ``settings`` have their gaps filled.
+
+    stream: labels that tell batches and noise of a reproducible run from those of another with the same public seed.
+    declared: N_k as the clients of a deployment declared them; the server has none of their rows, ``parts`` is empty.
+    """
+
+    settings: Settings
+    workload: Workload
+    parts: Sequence[Tensor]
+    method: Method
+    schedule: Schedule
+    local: LocalTraining
+    stream: tuple[int | str, ...] = ()
+    declared: tuple[int, ...] | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Declared number of examples N_k of every client."""
+        return [len(part) for part in self.parts] if self.declared is None else list(self.declared)
+
+    def build_model(self) -> nn.Module:
+        """The initial model as the method trains it: public, equal in every process, on the run's device."""
+        s = self.settings
+        model = build_model(self.workload, s.model, s.seed)
+        prepare_model(model, self.method.carrier, classifier=self.workload.classifier, seed=s.seed)
+        return model.to(s.device)
+
+    @property
+    def index_mode(self) -> IndexMode:
+        """How payloads say which coordinates they hold."""
+        return "chosen" if self.method.compression.chooses else self.settings.indices
+
+    @property
+    def divisor(self) -> float:
+        """Clients a round times the expected batch: public, fixed before the run."""
+        return known(self.settings.clients_per_round) * self.local.expected_batch
+
+    @property
+    def augment(self) -> Augment | None:
+        """How training inputs are changed at random, None where they are not."""
+        return None if self.settings.augment == "none" else self.workload.augment
+
+    def dither(self, client: int, mechanism: Mechanism, local: LocalTraining) -> Dither:
+        """How a client's values are quantised: public, so that server, client and readers of a record agree."""
+        return Dither(
+            seed=self.settings.seed,
+            client=client,
+            noise_std=accumulated_noise(mechanism.noise_std, local.steps, local.momentum),
+            floor_step=self.settings.noise_floor_step or DEFAULT_STEP,
+        )
+
+    @cached_property
+    def dense_parameters(self) -> int:
+        """Parameters that ``dpsgd`` would train on this model: what communication is compared with."""
+        model = build_model(self.workload, self.settings.model, self.settings.seed)
+        return sum(p.numel() for p in trainable(model).values())
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Local steps of every client in the public schedule: K times the rounds in which it is selected."""
+        clients, per_round, seed = len(self.sizes), known(self.settings.clients_per_round), self.settings.seed
+        asked: Counter[int] = Counter()
+        for round in range(1, self.schedule.rounds + 1):
+            asked.update(select_clients(clients, per_round, round=round, seed=seed))
+        return [asked[client] * self.local.steps for client in range(clients)]
+
+
+def prepare(
+    settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None, own: Own | None = None
+) -> Base:
+    """Load the data, fill the gaps of the settings, build the method. ``progress`` hears of slow steps.
+
+    In a deployment only what is public of the workload is loaded: the server gives N_k as its clients ``declared``
+    them, a client gives its ``own`` training rows.
+    Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
+    """
+    if settings.preset is not None:
+        settings = from_run_config(as_config(settings))
+    strategies.check_name(settings.method)
+    data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
+    options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
+    deployed = declared is not None or own is not None
+    workload = workloads.load(
+        settings.workload, data_dir=data_dir, options=options, progress=progress, public_only=deployed
+    )
+    if own is not None:
+        workload = replace(workload, train=own.read(workload))
+    settings = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
+    check(settings)
+    if settings.augment != "none" and workload.augment is None:
+        raise ValueError(f"workload {workload.name} has no augmentation {settings.augment!r}; leave augment out")
+    parts = make_parts(settings, workload, own) if declared is None else []
+    mean_size = mean(declared) if declared is not None else len(workload.train) / (len(parts) if own is None else 1)
+    batch = settings.batch_size
+    rate = known(settings.sample_rate) if batch is None else min(batch / mean_size, 1.0)
+    expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
+    schedule = Schedule(rounds=known(settings.rounds), local_steps=known(settings.local_steps), sample_rate=rate)
+    local = _local_training(settings, rate, expected_batch, deployed=own is not None)
+    method = build_method(settings)
+    check_fits(settings, method)
+    return Base(
+        settings=resolved(settings, method, local),
+        workload=workload,
+        parts=parts,
+        method=method,
+        schedule=schedule,
+        local=local,
+        declared=None if declared is None else tuple(declared),
+    )
+
+
+def _local_training(s: Settings, rate: float, expected_batch: float, *, deployed: bool) -> LocalTraining:
+    rates = (s.local_learning_rate, s.learning_rate)
+    return LocalTraining(
+        steps=known(s.local_steps),
+        sample_rate=rate,
+        learning_rate=next(value for value in rates if value is not None),
+        momentum=known(s.local_momentum),
+        expected_batch=expected_batch,
+        microbatch_size=known(s.microbatch_size),
+        multiplicity=known(s.multiplicity),
+        numbers=Numbers(precision=s.precision, activation_storage=s.activation_storage),
+        one_shape=deployed,  # the weights are the server's, which a deployed client does not trust
+    )

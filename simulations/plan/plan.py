@@ -1,0 +1,166 @@
+"""From a base to a plan: each client's Poisson rate and its calibrated noise. Made once, on the server's side.
+
+It refuses, before anything is written, what no noise can meet.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier, check_delta, compose, shared_rates
+from fedlsg.accounting.population import front
+from fedlsg.carriers import carried_parameters
+from fedlsg.gradients import check_supported, trainable
+from fedlsg.privacy import Mechanism
+from simulations.plan.base import Base, prepare
+from simulations.plan.probes import check_model
+from simulations.settings.resolve import known
+from simulations.settings.settings import Settings
+from simulations.workloads import Progress, silent
+from strategies.strategy import ClientTerms
+
+__all__ = ["Base", "Plan", "make_plan", "prepare"]
+
+SHARED = 32  # so many different Poisson rates get noise of their own: a calibration takes a second
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan(Base):
+    """A base with the terms of every client: its Poisson rate and its calibrated noise multiplier."""
+
+    terms: tuple[ClientTerms, ...]
+
+
+def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None) -> Plan:
+    """``prepare``, then check delta and calibrate each client's noise multiplier.
+
+    The multiplier targets the largest number of local steps of any client in the public schedule; no amplification
+    by client sampling is claimed. Raises ValueError for a delta or an epsilon that cannot be met.
+    """
+    base = prepare(settings, progress=progress, declared=declared)
+    terms = client_terms(base)
+    common = {t.noise_multiplier for t in terms}
+    if base.method.mechanism.adds_noise:
+        largest = max(common)
+        mechanism = replace(base.method.mechanism, noise_multiplier=largest)
+        resolved = replace(base.settings, noise_multiplier=largest if len(common) == 1 else None)
+        base = replace(base, settings=resolved, method=replace(base.method, mechanism=mechanism))
+    return Plan(**{f.name: getattr(base, f.name) for f in fields(Base)}, terms=terms)
+
+
+def client_terms(base: Base) -> tuple[ClientTerms, ...]:
+    """Rate and nominal noise multiplier of every client."""
+    s, mechanism = base.settings, base.method.mechanism
+    rates = [base.local.sample_rate if s.batch_size is None else min(s.batch_size / n, 1.0) for n in base.sizes]
+    if mechanism.private:
+        check_delta(known(s.delta), max(base.sizes))
+    blocks = count_blocks(base)
+    terms, most = [], max(base.steps)
+    # Noise that is enough for a larger rate is enough: beyond SHARED different rates, clients share it.
+    for size, rate, within in zip(base.sizes, rates, shared_rates(rates, limit=SHARED), strict=True):
+        sigma = s.noise_multiplier if mechanism.adds_noise else 0.0
+        if sigma is None:
+            sigma = calibrated(mechanism, blocks, s.epsilon, s.delta, within, most, pruning_round(base))
+        first = ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigma)
+        terms.append(replace(first, prune_noise_multiplier=pruning_noise(base, first, blocks)))
+    if s.trust == "aggregate":
+        # The sum carries everybody's share of noise: with unequal shares it would have less than the largest promises.
+        largest = max(t.noise_multiplier for t in terms)
+        pruning = max(t.prune_noise_multiplier for t in terms)
+        terms = [replace(t, noise_multiplier=largest, prune_noise_multiplier=pruning) for t in terms]
+    if mechanism.private:
+        for events in front([tuple(events_of(base, t, blocks)) for t in terms]):
+            check_certified(events, known(s.delta))
+            check_budget(events, base)
+    return tuple(terms)
+
+
+def events_of(base: Base, terms: ClientTerms, blocks: int) -> list[Event]:
+    """What the ledger of a client that always takes part will hold: its training steps, and the pruning round."""
+    mechanism = terms.mechanism(base.method.mechanism)
+    effective = mechanism.effective_noise_multiplier(blocks) if mechanism.private else mechanism.noise_multiplier
+    events = [Event(sample_rate=terms.sample_rate, noise_multiplier=effective, steps=max(base.steps))]
+    if terms.prune_noise_multiplier:
+        events.append(Event(sample_rate=1.0, noise_multiplier=terms.prune_noise_multiplier, steps=1))
+    return events
+
+
+def pruning_round(base: Base) -> tuple[Event, ...]:
+    """The pruning round's event where the budget is given: on its own it has its share of the epsilon."""
+    s, prune = base.settings, base.method.prune
+    if not (prune.reads_data and base.method.mechanism.adds_noise) or s.epsilon is None:
+        return ()
+    target = prune.epsilon_share * s.epsilon
+    sigma = calibrate_noise_multiplier(epsilon=target, delta=known(s.delta), sample_rate=1.0, steps=1)
+    return (Event(sample_rate=1.0, noise_multiplier=sigma, steps=1),)
+
+
+def pruning_noise(base: Base, terms: ClientTerms, blocks: int) -> float:
+    """Noise multiplier of the pruning round, 0 where there is none.
+
+    Where the noise multiplier of training was given instead of an epsilon, the share is of training's own epsilon.
+    """
+    prune, mechanism = base.method.prune, base.method.mechanism
+    if not (prune.reads_data and mechanism.adds_noise):
+        return 0.0
+    known_round = pruning_round(base)
+    if known_round:
+        return known_round[0].noise_multiplier
+    delta = known(base.settings.delta)
+    target = prune.epsilon_share * compose(events_of(base, terms, blocks), delta=delta).upper
+    return calibrate_noise_multiplier(epsilon=target, delta=delta, sample_rate=1.0, steps=1)
+
+
+def check_budget(events: Sequence[Event], base: Base) -> None:
+    """Raise ValueError where a given noise multiplier spends a given epsilon before a single round is done."""
+    s = base.settings
+    if s.epsilon is None or s.noise_multiplier is None:
+        return
+    first, *besides = events
+    once = [replace(first, steps=base.local.steps), *besides]
+    try:
+        spent = compose(once, delta=known(s.delta), accountants=("pld",)).upper
+    except AccountingError:  # the cheap accountant cannot tell; every client asks both before it trains
+        return
+    if spent > s.epsilon:
+        raise ValueError(
+            f"at noise_multiplier={s.noise_multiplier:g} one round costs epsilon {spent:.3g}, more than the budget "
+            f"epsilon={s.epsilon:g}: no client would train; give one of the two, or more noise"
+        )
+
+
+def check_certified(events: Sequence[Event], delta: float) -> None:
+    """Raise AccountingError, a ValueError, unless an accountant certifies a finite epsilon; the cheaper goes first."""
+    try:
+        compose(events, delta=delta, accountants=("pld",))
+    except AccountingError:
+        compose(events, delta=delta)
+
+
+def calibrated(
+    mechanism: Mechanism,
+    blocks: int,
+    epsilon: float | None,
+    delta: float | None,
+    rate: float,
+    steps: int,
+    besides: tuple[Event, ...] = (),
+) -> float:
+    """Nominal noise multiplier whose effective one reaches ``epsilon``: sigma = sigma_eff * sensitivity / C.
+
+    ``besides`` are events on the same examples, such as a pruning round, that the same epsilon has to cover.
+    """
+    if epsilon is None or delta is None:
+        raise ValueError("expected either epsilon and delta, or noise_multiplier")
+    effective = calibrate_noise_multiplier(epsilon=epsilon, delta=delta, sample_rate=rate, steps=steps, besides=besides)
+    clips = mechanism.clips
+    return effective * (mechanism.sensitivity(blocks) / mechanism.clip_norm if clips else 1.0)
+
+
+def count_blocks(base: Base) -> int:
+    """Blocks of every frame of the run: two a carried weight, one any other trainable parameter."""
+    model = base.build_model()
+    check_supported(model)
+    if base.method.mechanism.clips:
+        check_model(model, base.workload.test, device=base.settings.device)
+    carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
+    return len(trainable(model)) + (len(carried) if base.method.carrier.splits else 0)

@@ -1,0 +1,1 @@
+"""What a user sees of runs: terminal, figures, HTML pages."""

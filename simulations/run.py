@@ -1,0 +1,133 @@
+"""What the commands do, apart from parsing their options."""
+
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedlsg.accounting import calibrate_noise_multiplier
+from fedlsg.accounting import epsilon as epsilon_of
+from fedlsg.carriers import layer_table
+from simulations.engines import engine
+from simulations.plan.continuity import check_unchanged, exclusive
+from simulations.plan.plan import Plan, make_plan
+from simulations.report.terminal import layers_shown, showing, summary_table
+from simulations.rundir.row import Row
+from simulations.rundir.rundir import RunDir, create
+from simulations.server.diverged import refuse_diverged
+from simulations.server.restore import restore
+from simulations.settings.published import resolve
+from simulations.settings.settings import from_mapping
+
+
+def run_command(given: dict[str, Any], out: str | None, console: Console) -> None:
+    """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind."""
+    if given.get("run_dir") is not None:
+        raise ValueError(f"run_dir={given['run_dir']} is written by a run itself: give the folder as --out")
+    settings = from_mapping(resolve(given))
+    with console.status("loading data, calibrating noise") as status:
+        plan = make_plan(settings, progress=status.update)
+    directory = create(out, plan.settings)
+    plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
+    directory.write_config(plan.settings)
+    announce(plan, console)
+    execute(plan, directory, console)
+
+
+def resume_command(path: str, console: Console) -> None:
+    """``fedlsg resume``: the settings and the ledger of the directory, nothing else."""
+    directory = RunDir.open(path)
+    settings = replace(directory.read_config(), run_dir=str(directory.path))
+    saved = None
+    if directory.has_checkpoint:
+        with exclusive(directory):
+            restored = restore(directory)
+        saved = restored.state["plan"]
+        for note in restored.notes:
+            console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    elif directory.ledgers.exists():
+        raise ValueError(f"{path} has ledgers and no checkpoint: restore checkpoint/latest.pt, or start a new run")
+    with console.status("loading data") as status:
+        plan = make_plan(settings, progress=status.update)
+    changed = [] if saved is None else check_unchanged(saved, plan, directory)
+    if changed:
+        text = f"changed since the last run: {', '.join(changed)}"
+        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    execute(plan, directory, console)
+
+
+def execute(plan: Plan, directory: RunDir, console: Console) -> None:
+    """Run or continue a plan with the live display, then print the summary.
+
+    Raises RuntimeError for one that diverged: its report goes to the last round before that.
+    """
+    with exclusive(directory):
+        pass  # the serving process takes it again; this one only asks early, before Ray is started
+    try:
+        done = directory.last_round()
+        with showing(console, plan.schedule.rounds, done) as display:
+            for row in directory.read_rounds()[:done]:
+                display.count(Row.parse(row))
+            summary = engine(plan.settings.engine)(plan, directory, on_round=display.on_round)
+    except (KeyboardInterrupt, SystemExit):
+        if directory.config.exists():
+            text = f"continue with: fedlsg resume {directory.path}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+        raise
+    if summary["diverged"]:
+        text = f"the rounds before it are in {directory.path / 'report.html'}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    refuse_diverged(summary)
+    if summary["stopped"]:
+        console.print(f"stopped early: {summary['stopped']}", style="yellow", markup=False, highlight=False)
+    console.print(summary_table(summary))
+    console.print(f"[bold]run directory[/bold]  {escape(str(directory.path))}", highlight=False, soft_wrap=True)
+
+
+def announce(plan: Plan, console: Console) -> None:
+    """Say what is about to run, and that it is not private where it is not."""
+    s, mechanism = plan.settings, plan.method.mechanism
+    sizes = plan.sizes
+    console.print(
+        f"{s.workload}: {len(sizes)} clients with {min(sizes)} to {max(sizes)} examples, {plan.schedule.rounds} rounds "
+        f"at q = {plan.local.sample_rate:.4g}, method {s.method}, engine {s.engine}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if not mechanism.private or s.reproducible:
+        why = "the noise is seeded" if mechanism.private else f"mechanism {mechanism.kind!r} claims no epsilon"
+        console.print(f"NOT PRIVATE: {why}", style="bold red")
+    if s.holdout is not None:
+        why = "accuracies are of held-out training rows: computed without noise, what they tell is in no epsilon"
+        console.print(f"NOT PRIVATE: {why}", style="bold red", soft_wrap=True)
+    layers = layer_table(plan.build_model(), plan.method.carrier, plan.workload.classifier)
+    if any(row.travel != "dense" for row in layers):
+        console.print(layers_shown(layers))
+
+
+def calibrate_command(
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    delta: float,
+    sample_rate: float,
+    steps: int,
+    console: Console,
+) -> None:
+    """``fedlsg calibrate``."""
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError("give either --epsilon (to get a noise multiplier) or --noise-multiplier (to get epsilon)")
+    sigma = noise_multiplier
+    if sigma is None:
+        assert epsilon is not None
+        sigma = calibrate_noise_multiplier(epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps)
+    bound = epsilon_of(sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, delta=delta)
+    console.print(f"noise multiplier {sigma:.5g}: epsilon {bound.upper:.4f} at delta {delta:g}", highlight=False)
+    table = Table("accountant", "lower", "estimate", "upper", title=f"q = {sample_rate:g}, {steps} steps, add/remove")
+    for name, interval in bound.intervals.items():
+        mark = " (reported)" if name == bound.accountant else ""
+        table.add_row(name + mark, *(f"{value:.4f}" for value in (interval.lower, interval.estimate, interval.upper)))
+    for name, failure in bound.failures.items():
+        table.add_row(name, "--", "--", failure)
+    console.print(table)

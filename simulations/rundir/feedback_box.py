@@ -1,0 +1,175 @@
+"""A client's memory of error feedback, in one file with the payload that it belongs to: both change, or neither.
+
+    clients/client-000003/feedback-000012.bin      JSON header, newline, payload of round 12, memory after it (float64)
+
+What is in it is SECRET: sums of the client's gradients without noise. It is in the client's own folder, which only its
+owner can read. Only this module reads it, and only the payload part is ever handed out to be sent.
+
+A crash before the file is in place leaves round 11: the client trains again, from the memory of round 11. A crash after
+it leaves the payload: asked again, the client sends it again and the memory stays. There is no moment in between, which
+two files would have. The file of the round before is kept, for a server that asks the same round anew in other words
+(carriers of another processor): the new payload then starts from the memory that the old one started from.
+
+Two processes may answer for one client: a late one to which an earlier round had been given, or a second one to which
+the same message was. What is stored first stays: a memory of a later round is never replaced, nor is the answer to the
+same question. The folder is locked from that check to the end of the store (POSIX).
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedlsg.privacy import locked
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files.private_files import make_folder
+
+KEPT = 2
+KEYS = {"client", "round", "question", "payload", "first", "sha256"}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One file: the payload of ``round``, and the memory after it. ``first``: there was no memory before."""
+
+    round: int
+    question: str
+    first: bool
+    payload: bytes
+    memory: Float[Tensor, " size"]
+
+
+@dataclass(frozen=True)
+class FeedbackBox:
+    """The folder of one client. Raises ValueError, naming the file, where what is looked for is damaged."""
+
+    folder: Path
+    client: int
+
+    def find(self, question: str) -> bytes | None:
+        """The stored payload that answers exactly this question."""
+        for round, path in self._files():
+            with path.open("rb") as file:
+                if json.dumps(question).encode() not in file.readline():
+                    continue
+            stored = self._read(round, path)
+            if stored.question == question:
+                return stored.payload
+        return None
+
+    def last(self) -> bytes | None:
+        """The last stored payload, whatever it answers."""
+        return next((self._read(*file).payload for file in self._files()), None)
+
+    def memory(self, round: int, size: int) -> Float[Tensor, " size"]:
+        """The memory that the payload of ``round`` starts from: float64, zeros for a client that has sent nothing.
+
+        Raises ValueError where a later round is remembered, or only rounds from this one on, or the model has other
+        coordinates.
+        """
+        files = self._files()
+        self._refuse_older(round, files)
+        earlier = [file for file in files if file[0] < round]
+        if not earlier:
+            if files and not self._read(*files[-1]).first:
+                raise ValueError(self._went_back(round, files[-1][0]))
+            return torch.zeros(size, dtype=torch.float64)
+        before = self._read(*earlier[0])
+        if len(before.memory) != size:
+            raise ValueError(f"{self._path(before.round)} remembers {len(before.memory)} values, expected {size}")
+        return before.memory
+
+    def store(self, question: str, payload: bytes, memory: Float[Tensor, " size"], *, round: int) -> bytes:
+        """Write payload and memory as one, atomically and durably; drop what is older than the round before.
+
+        Returns the payload to send: this one, or the one that another process has stored for the same question.
+        Raises ValueError for a memory that is not finite, or where that of a later round is there by now.
+        """
+        if not bool(memory.isfinite().all()):
+            raise ValueError("error feedback: the memory would not be finite; choose a smaller learning rate")
+        with self._held():
+            files = self._files()
+            self._refuse_older(round, files)
+            if (stored := self.find(question)) is not None:
+                return stored
+            first = not any(number < round for number, _ in files)
+            body = payload + memory.detach().cpu().numpy().astype("<f8").tobytes()
+            head = {
+                "client": self.client, "round": round, "question": question, "payload": len(payload), "first": first,
+            }  # fmt: skip
+            head["sha256"] = _digest(head, body)
+            write_atomically(self._path(round), json.dumps(head).encode() + b"\n", body, private=True)
+            for _, path in self._files()[KEPT:]:
+                path.unlink()
+        return payload
+
+    def check(self) -> None:
+        """Raise ValueError where a file is damaged."""
+        for file in self._files():
+            self._read(*file)
+
+    def forget_after(self, round: int) -> None:
+        """Delete the answers to later rounds, and the memories that belong to them: the server went back."""
+        for _, path in [file for file in self._files() if file[0] > round]:
+            path.unlink()
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Nobody else stores meanwhile."""
+        make_folder(self.folder)
+        if os.name != "posix":
+            yield
+            return
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            with locked(descriptor):
+                yield
+        finally:
+            os.close(descriptor)
+
+    def _refuse_older(self, round: int, files: list[tuple[int, Path]]) -> None:
+        if files and files[0][0] > round:
+            raise ValueError(self._went_back(round, files[0][0]))
+
+    def _went_back(self, round: int, remembered: int) -> str:
+        return (
+            f"{self.folder} remembers round {remembered}, and round {round} is asked: this answer comes too late, or "
+            "the server went back; in that case restore the folder to that round, or remove it to begin without memory"
+        )
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"feedback-{round:06d}.bin"
+
+    def _files(self) -> list[tuple[int, Path]]:
+        """Rounds and files, the last first."""
+        found = [(int(path.stem.rpartition("-")[2]), path) for path in self.folder.glob("feedback-*.bin")]
+        return sorted(found, reverse=True)
+
+    def _read(self, round: int, path: Path) -> Stored:
+        try:
+            line, body = path.read_bytes().split(b"\n", 1)
+            head = json.loads(line)
+            if head.keys() != KEYS or (head["client"], head["round"]) != (self.client, round):
+                raise ValueError
+            if head["sha256"] != _digest({key: head[key] for key in head if key != "sha256"}, body):
+                raise ValueError
+            cut = head["payload"]
+            memory = torch.from_numpy(np.frombuffer(body[cut:], "<f8").astype(np.float64))
+        except (ValueError, AttributeError, TypeError):
+            raise ValueError(
+                f"{path} is damaged, or another client's: restore it, or remove it to begin without its memory"
+            ) from None
+        return Stored(head["round"], head["question"], head["first"], body[:cut], memory)
+
+
+def _digest(head: dict[str, Any], body: bytes) -> str:
+    return hashlib.sha256(json.dumps(head, sort_keys=True).encode() + b"\n" + body).hexdigest()

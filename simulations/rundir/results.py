@@ -1,0 +1,177 @@
+"""What a run directory says, as one row of ``results.csv``; finished, half-finished or failed."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import strategies
+from simulations.rundir.links import Link, transfer_seconds
+from simulations.rundir.messages import read
+from simulations.rundir.row import Row
+from simulations.rundir.rundir import RunDir
+from simulations.settings.settings import as_config
+from simulations.workloads.chance import Chance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One run.
+
+    name: of its directory. label: its method, or the name that a grid gives a variant of one.
+    status: "done", "interrupted", "failed" or "not run"; only what is done enters a mean.
+    settings: by field name; resolved where the run began, else what was asked for.
+    summary: summary.json; empty until the run is done. rows: finished rounds.
+    group: equal for runs that differ in their seed only. detail: what its label stands for, where it says too little.
+    transfer: seconds that its messages would take on the link ``link``, where one was asked for and it counted them.
+    """
+
+    name: str
+    label: str
+    status: str
+    reason: str = ""
+    settings: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    rows: tuple[Row, ...] = ()
+    group: tuple[Any, ...] = ()
+    detail: str = ""
+    link: str = ""
+    transfer: float | None = None
+
+    @property
+    def method(self) -> str:
+        return str(self.settings.get("method", "lsg"))
+
+    @property
+    def done(self) -> bool:
+        return self.status == "done"
+
+    @property
+    def private(self) -> bool:
+        """Whether the run itself says so; what is not done claims nothing."""
+        return bool(self.summary.get("private", False))
+
+    @property
+    def held_out(self) -> bool:
+        """Whether its accuracies are of training rows that were held out, and no public test split's."""
+        return self.settings.get("holdout") is not None
+
+    @property
+    def noised(self) -> bool:
+        """Whether the run was to add noise, so that its epsilon target means something."""
+        default = strategies.default_mechanism(self.method) if self.method in strategies.names() else "dp"
+        return self.settings.get("mechanism", default) in ("dp", "noise-only")
+
+    @property
+    def epsilon_target(self) -> float | None:
+        return self.settings.get("epsilon") if self.noised else None
+
+    @property
+    def epsilon_max(self) -> float | None:
+        """Of the ledgers; inf where nothing is claimed."""
+        if self.summary:
+            return float(self.summary["epsilon_max"])
+        return self.rows[-1].epsilon_max if self.rows else None
+
+    @property
+    def accuracy(self) -> float | None:
+        """On the public test split: the final one, or the last one of a run that is not done."""
+        if self.summary:
+            return float(self.summary["accuracy"])
+        return next((row.accuracy for row in reversed(self.rows) if row.accuracy is not None), None)
+
+    @property
+    def chance(self) -> Chance | None:
+        """None for runs of a version that did not record it."""
+        found = self.summary.get("chance")
+        return None if found is None else Chance(**found)
+
+    @property
+    def messages(self) -> int:
+        """Payloads that arrived: client-rounds."""
+        return sum(row.uplink_messages for row in self.rows)
+
+    @property
+    def saved(self) -> float | None:
+        """Bytes that a dense update would have taken over those that were sent."""
+        up = self.summary.get("uplink_bytes", 0)
+        return self.summary["uplink_bytes_dense"] / up if up else None
+
+    def as_row(self) -> dict[str, Any]:
+        """The run's line of results.csv; None where there is nothing to say."""
+        summary, settings = self.summary, self.settings
+        copied = (
+            "delta", "noise_multiplier", "loss", "uplink_bytes", "downlink_bytes", "uplink_bytes_dense",
+            "downlink_bytes_dense", "wall_seconds",
+        )  # fmt: skip
+        own = {name: settings.get(name) for name in ("workload", "model", "rank", "sparsity", "seed")}
+        return {
+            "name": self.name,
+            "label": self.label,
+            "method": self.method,
+            **own,
+            "epsilon_target": self.epsilon_target,
+            "epsilon_max": self.epsilon_max,
+            "private": self.private if self.done else None,
+            "rounds": len(self.rows),
+            "accuracy": self.accuracy,
+            **{name: summary.get(name) for name in copied},
+            "uplink_messages": self.messages,
+            "saved_ratio": self.saved,
+            "transfer_seconds": self.transfer,
+            "status": self.status,
+            "reason": self.reason,
+        }
+
+
+def read_run(
+    path: Path, *, label: str | None = None, status: str | None = None, reason: str = "", link: Link | None = None
+) -> Result:
+    """A run directory as it lies there; without a summary it is "interrupted" unless ``status`` knows better.
+
+    One that diverged is "failed".
+
+    Raises ValueError, naming the path, for a folder that is no run directory or holds a damaged file.
+    """
+    run = RunDir.open(str(path))
+    settings = {name.replace("-", "_"): value for name, value in as_config(run.read_config()).items()}
+    try:
+        rows = tuple(Row.parse(row) for row in run.read_rounds())
+    except (KeyError, ValueError, TypeError):
+        raise ValueError(f"{run.rounds} is damaged, or of another version: restore it from a copy") from None
+    summary = _read_summary(run)
+    ended = "failed" if summary.get("diverged") else "done"
+    return Result(
+        name=path.name,
+        label=label or str(settings["method"]),
+        status=ended if summary else status or "interrupted",
+        reason=str(summary.get("stopped") or "") if summary else reason,
+        settings=settings,
+        summary=summary,
+        rows=rows,
+        link="" if link is None else str(link),
+        transfer=None if link is None or not run.messages.exists() else transfer_seconds(read(run.messages), link),
+    )
+
+
+def _read_summary(run: RunDir) -> dict[str, Any]:
+    try:
+        summary = run.read_summary(strict=False)
+    except FileNotFoundError:
+        return {}
+    missing = {"accuracy", "epsilon_max", "uplink_bytes", "uplink_bytes_dense", "private"} - summary.keys()
+    if missing:
+        raise ValueError(f"{run.summary} lacks {', '.join(sorted(missing))}: it is of another version, or damaged")
+    return summary
+
+
+def results_csv(results: Iterable[Result]) -> str:
+    """One line a run under a header; empty cells where there is nothing to say."""
+    rows = [result.as_row() for result in results]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]) if rows else ["name"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

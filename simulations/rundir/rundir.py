@@ -1,0 +1,270 @@
+"""The run directory: everything that a run leaves behind.
+
+config.toml      resolved settings                     ledger/          one ledger a client: the authority
+rounds.csv       one row a round                       ledger.jsonl     merged copy of the ledgers
+bytes.csv        one line a message (messages.py)
+summary.json     results, written last                 checkpoint/      latest.pt, previous.pt; outbox/: last payloads;
+                                                                        sent.json: bytes sent down in this round
+updates/         payloads (with record_updates)        updates-truth/   SECRET batches, for evaluating attacks
+clients/         SECRET digest of the training rows; memories of error feedback, where a method without privacy keeps
+                 them, in a folder for each client
+run.log          SECRET what Flower, Ray and we log     report.html      plots and settings, written at the end
+downlink/        updates as they were sent (sparse)     replicas/        the public state as a deployed client last had
+events.out.tfevents.fedlsg   numbers for TensorBoard                    it (in the client's own folder)
+.lock            the process that uses the directory
+
+restore.py lists which of them ``fedlsg resume`` reads; each of those has a digest. What is SECRET
+can be read by its owner alone, whatever the umask is (private_files.py). run.log is, because the traceback of a client
+that failed may quote its data.
+"""
+
+import csv
+import os
+import tomllib
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from torch import Tensor
+
+from fedlsg.privacy import ledger_path
+from simulations.rundir import arrays, checkpoint
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files.private_files import make_folder
+from simulations.rundir.files.sealed import DamagedError, seal, unseal
+from simulations.settings.settings import Settings, as_config, from_mapping
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths and writers of one run directory."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: str) -> "RunDir":
+        """An existing run directory. Raises ValueError for anything else."""
+        folder = Path(path).expanduser().resolve()
+        if not folder.is_dir():
+            why = "it is a file" if folder.exists() else "it does not exist"
+            raise ValueError(f"{path} is no run directory: {why}")
+        return cls(folder)
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def rounds(self) -> Path:
+        return self.path / "rounds.csv"
+
+    @property
+    def messages(self) -> Path:
+        return self.path / "bytes.csv"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "run.log"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint" / "latest.pt"
+
+    @property
+    def previous(self) -> Path:
+        """The checkpoint before the last one: what is left where that is damaged."""
+        return self.path / "checkpoint" / "previous.pt"
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a round, or a beginning, to continue from."""
+        return self.checkpoint.exists() or self.previous.exists()
+
+    @property
+    def sent(self) -> Path:
+        """What went down in the round that is going on."""
+        return self.path / "checkpoint" / "sent.json"
+
+    @property
+    def ledgers(self) -> Path:
+        return self.path / "ledger"
+
+    def ledger(self, client: int) -> Path:
+        """The client's own ledger file."""
+        return ledger_path(self.ledgers, client)
+
+    def outbox(self, client: int) -> Path:
+        """The client's last payload."""
+        return self.path / "checkpoint" / "outbox" / f"client-{client:06d}.bin"
+
+    @property
+    def data_digest(self) -> Path:
+        """SECRET: the digest of all training rows (workloads/digest.py says why)."""
+        return self.path / "clients" / "training-data.json"
+
+    def own(self, client: int) -> Path:
+        """The folder for what a client keeps to itself."""
+        return self.path / "clients" / f"client-{client:06d}"
+
+    @property
+    def steps(self) -> Path:
+        """Server updates as they went down."""
+        return self.path / "downlink"
+
+    def replica(self, client: int) -> Path:
+        """The public state as a client on a machine of its own last had it."""
+        return self.path / "replicas" / f"client-{client:06d}.bin"
+
+    def save_update(self, round: int, client: int, payload: bytes) -> None:
+        """Record a payload as it was sent."""
+        write_atomically(self.path / "updates" / f"round-{round:06d}" / f"client-{client:06d}.bin", payload)
+
+    def save_weights(self, round: int, weights: Tensor) -> None:
+        """Record the public weights that a round started from, flat float32."""
+        arrays.save(self.path / "updates" / f"round-{round:06d}" / "weights.npy", weights.cpu().numpy())
+
+    def save_kept(self, round: int, positions: Tensor) -> None:
+        """Record the kept positions of a round where the server chose them: they are no function of its weights."""
+        arrays.save(self.path / "updates" / f"round-{round:06d}" / "kept.npy", positions.cpu().numpy())
+
+    def save_truth(self, round: int, client: int, rows: Tensor) -> None:
+        """Record the rows of the training split in a client's batches: a secret, kept apart from what was sent."""
+        folder = self.path / "updates-truth"
+        make_folder(folder)
+        arrays.save(folder / f"round-{round:06d}" / f"client-{client:06d}.npy", rows.cpu().numpy(), private=True)
+
+    def write_config(self, settings: Settings) -> None:
+        """Write the resolved settings."""
+        write_atomically(self.config, tomli_w.dumps(as_config(settings)).encode())
+
+    def read_config(self) -> Settings:
+        """The resolved settings. Raises ValueError for a directory that holds none, or an unknown setting."""
+        try:
+            return from_mapping(tomllib.loads(self.config.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise ValueError(f"{self.path} is no run directory: it holds no config.toml") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{self.config} is damaged: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{self.config}: {error}") from None
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write summary.json; infinite numbers become the string "inf", so that any JSON reader takes it."""
+        clean = {k: str(v) if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}
+        write_atomically(self.summary, seal(clean, indent=2))
+
+    def read_summary(self, *, strict: bool = True) -> dict[str, Any]:
+        """What ``write_summary`` wrote, without its digest. ``strict=False`` takes one without a digest, too.
+
+        Raises FileNotFoundError; DamagedError.
+        """
+        return unseal(self.summary, otherwise="restore it from a copy", strict=strict)
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        """Replace the checkpoint, atomically and durably; keep the one before."""
+        checkpoint.save(self.checkpoint, self.previous, state)
+
+    def load_checkpoint(self) -> dict[str, Any]:
+        """The last checkpoint. Raises ValueError where there is none or it is damaged."""
+        try:
+            return checkpoint.load(self.checkpoint)
+        except FileNotFoundError:
+            raise ValueError(f"{self.path} holds no checkpoint: it cannot be continued, start a new run") from None
+
+    def resume_point(self) -> tuple[dict[str, Any], str | None]:
+        """What a resumed run continues from, and a sentence about why where that is not the last checkpoint.
+
+        Raises ValueError where both are missing or damaged, or of an older version.
+        """
+        try:
+            return checkpoint.load(self.checkpoint), None
+        except FileNotFoundError:
+            why = f"{self.checkpoint} is missing"
+        except DamagedError:
+            why = f"{self.checkpoint} is damaged"
+        try:
+            before = checkpoint.load(self.previous)
+        except (FileNotFoundError, DamagedError):
+            raise ValueError(
+                f"{why}, and there is no whole {self.previous.name} either: restore one of them from a copy, or start "
+                "a new run"
+            ) from None
+        return before, f"{why}: continuing from {self.previous.name}, after round {before['server']['round']}"
+
+    def read_rounds(self) -> list[dict[str, str]]:
+        """Whole rows of rounds.csv as text; a last line that a crash tore is left out.
+
+        Raises ValueError for a file that is none of ours.
+        """
+        if not self.rounds.exists():
+            return []
+        rows = list(csv.DictReader(self.rounds.read_text().rpartition("\n")[0].splitlines()))
+        if any(not (row.get("round") or "").isdigit() for row in rows):
+            raise ValueError(f"{self.rounds} is damaged: restore it from a copy, or start a new run")
+        return rows
+
+    def last_round(self) -> int:
+        """The last finished round, 0 for a new run."""
+        return int(self.resume_point()[0]["server"]["round"]) if self.has_checkpoint else 0
+
+
+def own_directory(settings: Settings, announced: str) -> RunDir:
+    """Where a simulated client keeps its ledger: its own setting, else the first place that was ``announced``.
+
+    A server that names another place later would hand out a fresh budget: ValueError.
+    """
+    own = _DIRECTORIES.setdefault(settings, settings.run_dir or announced)
+    path = _resolved(own, os.getcwd())
+    if path != _resolved(announced, os.getcwd()):
+        raise ValueError(f"the server names the run directory {announced}, this client's ledger is in {own}")
+    return RunDir(path)
+
+
+@lru_cache(maxsize=16)
+def _resolved(path: str, working_directory: str) -> Path:
+    """Asked for every client of every round, it would be a hundredth of a small round."""
+    return Path(working_directory, path).resolve()
+
+
+_DIRECTORIES: dict[Settings, str] = {}
+
+
+def create(out: str | None, settings: Settings) -> RunDir:
+    """A new, empty run directory: ``out``, or ``runs/<time>-<workload>-<method>`` under the working directory.
+
+    Raises ValueError if it exists and is not empty (nothing is overwritten), or cannot be written.
+    """
+    try:
+        if out is not None:
+            path = Path(out).expanduser().resolve()
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise ValueError(f"{out} is not empty; choose another --out, or continue it with fedlsg resume {out}")
+            probe = path / ".writable"
+            probe.touch()
+            probe.unlink()
+            return RunDir(path)
+        return RunDir(_fresh(f"{datetime.now():%Y%m%d-%H%M%S}-{settings.workload}-{settings.method}"))
+    except OSError as error:
+        where = out or "runs/ in the working directory"
+        raise ValueError(f"cannot write to {where}: {error.strerror or error}; choose another --out") from None
+
+
+def _fresh(name: str) -> Path:
+    parent = Path.cwd() / "runs"
+    for suffix in ["", *(f"-{i}" for i in range(2, 1000))]:
+        path = parent / f"{name}{suffix}"
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            continue
+    raise ValueError(f"cannot find a free name for {parent / name}")

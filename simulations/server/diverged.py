@@ -1,0 +1,23 @@
+"""Messages about a run whose weights or loss are not finite."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from simulations.settings.settings import Settings
+
+RATES = ("learning_rate", "classifier_learning_rate", "norms_learning_rate", "local_learning_rate")
+
+
+def explain(error: Exception, s: Settings) -> str:
+    """One line: the round, what is not finite, and the learning rate that is the likely cause: the largest."""
+    rates = {name: getattr(s, name) for name in RATES if getattr(s, name) is not None}
+    if s.local_steps == 1:
+        rates.pop("local_learning_rate", None)  # it scales nothing then
+    likely = max(rates, key=lambda name: rates[name])
+    return f"{error}: {likely}={rates[likely]:g} is likely too large, start a new run with a smaller one"
+
+
+def refuse_diverged(summary: Mapping[str, Any]) -> None:
+    """Raise RuntimeError for a run that diverged: its weights are those of an earlier round."""
+    if summary["diverged"]:
+        raise RuntimeError(str(summary["stopped"]))

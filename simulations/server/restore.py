@@ -1,0 +1,127 @@
+"""Before a run goes on: check every file that it will read, and put its directory back to the checkpoint.
+
+A damaged file is refused by name, or made again; a damaged checkpoint is replaced by the one before. A note says so.
+A file that is not in ``READ`` is never opened for reading: run.log, TensorBoard's events, report.html, ledger.jsonl,
+updates/ and updates-truth/.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fedlsg.privacy import read_entries, verify_extends
+from simulations.rundir.feedback_box import FeedbackBox
+from simulations.rundir.files.atomic import Outbox, write_atomically
+from simulations.rundir.files.private_files import make_file
+from simulations.rundir.files.sealed import DamagedError
+from simulations.rundir.journal import Journal, verified
+from simulations.rundir.noted_downlink import read_note
+from simulations.rundir.rundir import RunDir
+from simulations.rundir.steps import StepFiles
+
+READ = (
+    "config.toml",  # compared with the settings in the checkpoint (continuity.py)
+    "checkpoint/latest.pt",
+    "checkpoint/previous.pt",
+    "checkpoint/sent.json",
+    "checkpoint/outbox/client-*.bin",
+    "ledger/client-*.jsonl",
+    "rounds.csv",  # the checkpoint holds the digest of both tables
+    "bytes.csv",
+    "downlink/step-*.bin",
+    "replicas/client-*.bin",
+    "clients/training-data.json",
+    "clients/client-*/feedback-*.bin",
+    "summary.json",
+    ".lock",  # the id of the process that holds the directory; no run depends on it
+)
+"""What ``fedlsg resume`` opens for reading, of the files that were there before. Each holds its own digest, or the
+checkpoint does; except ``config.toml`` and ``.lock``, see there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """The checkpoint to continue from, and what had to be done to get there, a sentence each."""
+
+    state: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def restore(run: RunDir) -> Restored:
+    """Check the files of a run, then cut or replace what does not belong to the checkpoint; notes go to run.log, too.
+
+    Raises ValueError, naming the file, where one is damaged that nothing replaces; nothing is changed then.
+    """
+    state, note = run.resume_point()
+    notes = [] if note is None else [note]
+    verify_extends(state["ledgers"], run.ledgers)
+    for path in sorted(run.ledgers.glob("client-*.jsonl")):
+        read_entries(path)  # also those that began after the checkpoint
+    tables = ((run.rounds, state["rounds"]), (run.messages, state["messages"]))
+    for path, mark in tables:
+        verified(path, mark)
+    read_note(run.sent)
+    boxes = _boxes(run)
+    for box in boxes:
+        box.check()
+    notes += _damaged(run)
+    if note is not None:
+        _go_back(run, boxes, int(state["server"]["round"]))
+    for path, mark in tables:  # before an engine starts, which shows new rows as they appear
+        Journal(path, "").cut(mark)
+    if _summary_damaged(run):
+        run.summary.unlink()
+    for text in notes:
+        _log(run, text)
+    return Restored(state=state, notes=tuple(notes))
+
+
+def _damaged(run: RunDir) -> list[str]:
+    """A note for each damaged file that the run can continue without."""
+    outbox = [path for path in sorted(run.outbox(0).parent.glob("client-*.bin")) if Outbox(path).damaged]
+    notes = [f"{path} is damaged: its payload is made again, as another attempt" for path in outbox]
+    steps = [path for path in sorted(run.steps.glob("step-*.bin")) if not _is_whole(path)]
+    notes += [f"{path} is damaged: clients that need it are sent the whole model" for path in steps]
+    return [*notes, f"{run.summary} is damaged: it is written again"] if _summary_damaged(run) else notes
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        StepFiles(path.parent).load(int(path.stem.rpartition("-")[2]))
+    except ValueError:
+        return False
+    return True
+
+
+def _summary_damaged(run: RunDir) -> bool:
+    try:
+        run.read_summary()
+    except FileNotFoundError:
+        return False
+    except DamagedError:
+        return True
+    return False
+
+
+def _boxes(run: RunDir) -> list[FeedbackBox]:
+    folders = sorted(run.own(0).parent.glob("client-*"))
+    return [FeedbackBox(folder, int(folder.name.rpartition("-")[2])) for folder in folders]
+
+
+def _go_back(run: RunDir, boxes: list[FeedbackBox], round: int) -> None:
+    """The checkpoint before takes the place of the last one, which stays as damaged.pt; clients forget later rounds.
+
+    Payloads of the round after it are answered again for free, where clients have stored no later ones since.
+    """
+    if run.checkpoint.exists():
+        run.checkpoint.replace(run.checkpoint.with_name("damaged.pt"))
+    write_atomically(run.checkpoint, run.previous.read_bytes())
+    for box in boxes:
+        box.forget_after(round + 1)
+
+
+def _log(run: RunDir, text: str) -> None:
+    make_file(run.log)
+    with run.log.open("a") as file:
+        file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S},000 WARNING {text}\n")

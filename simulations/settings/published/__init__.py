@@ -1,0 +1,12 @@
+"""The papers' table rows as named presets: one file a paper, ``preset.py`` for what a preset is.
+
+    settings = from_mapping(resolve({"preset": "lsg-cifar10-eps3.3", "seed": 1}))
+
+A preset is a mapping of settings that lies under whatever a user gives. Importing this package imports no torch.
+"""
+
+from simulations.settings.published.catalogue import find, matching, presets
+from simulations.settings.published.preset import Published
+from simulations.settings.published.resolve import from_run_config, resolve
+
+__all__ = ["Published", "find", "from_run_config", "matching", "presets", "resolve"]

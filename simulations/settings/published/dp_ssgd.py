@@ -1,0 +1,138 @@
+"""Adamczewski et al. 2023, "Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification"."""
+
+from collections.abc import Iterator, Mapping
+
+from simulations.settings.published.preset import SIGMA, Published, Value, central, name_of
+
+PAPER = "DP-SSGD (Adamczewski et al. 2023)"
+
+DE_ET_AL = (
+    "Batch 4,096, learning rate 2, C = 1, 16 flipped and cropped copies an example, EMA 0.999, {} updates: De et al. "
+    "2022, whom the paper implements its tools on; it prints none of them."
+)
+FINE_TUNED = (
+    "Batch 16,384, learning rate 1, C = 1, 16 copies an example, EMA 0.9, 250 updates: De et al.'s published "
+    "fine-tuning of CIFAR-100 at epsilon 1; the paper prints none of them."
+)
+ONE_RUN = (
+    "One run of the paper also gave the results of the smaller epsilons, which may be why its own row of De et al. "
+    "stays below theirs."
+)
+PRETRAINED = "Needs weights pre-trained on ImageNet at 32 x 32: -c pretrained=FILE."
+RATES = "Pre-pruning 0.3 and dropping 0.5 at random give this number in Appendix F (57.45 ± 0.09)."
+RATES_ELSEWHERE = "Rates are given for epsilon 1 only (Appendix F): those of its best cell."
+PRUNE_RATE = "The rate is the best of Appendix F at epsilon 1, where it gives 57.06 ± 0.49, not 57.36."
+DROP_RATE = "The rate is the best of Appendix F at epsilon 1 (57.20 ± 0.73)."
+SYNFLOW = "SynFlow, the best at high rates in Figure 1; the table does not say which criterion it used."
+BASELINE = "Appendix F has 56.00 ± 0.55 for the same run without either tool."
+COMBINED = "Appendix G does not combine the tools: the rates, 0.2 and 0.2, are the best of each alone."
+CONFLICT = {
+    "pre-pruning": "Table 1 prints 68.64 for it, and Table 5, from which this number is, 67.64.",
+    "dropping": "Table 1 prints 65.68 for it, and Table 5, from which this number is, 65.85.",
+}
+
+TABLE_1: Mapping[str, tuple[tuple[float, float], ...]] = {
+    "dp-ssgd": ((57.45, 0.23), (64.03, 0.19), (68.89, 0.27)),
+    "pre-pruning": ((57.36, 0.49), (63.67, 0.17), (68.62, 0.25)),
+    "dropping": ((57.20, 0.34), (63.43, 0.15), (68.70, 0.31)),
+    "baseline": ((56.80, 0.21), (63.49, 0.11), (68.58, 0.22)),
+}
+"""CIFAR-10, WRN-16-4 from scratch at epsilon 1, 2, 4: mean and standard deviation of 5 runs (Table 2)."""
+
+UPDATES = {1: 875, 2: 1125, 4: 1687}
+"""De et al. 2022, Appendix C: with their noise multipliers 10, 6 and 4, RDP gives 0.99, 2.00 and 4.00."""
+
+TABLE_5: Mapping[str, Mapping[float, tuple[tuple[float, float], tuple[float, float]]]] = {
+    "baseline": {0.0: ((94.65, 0.18), (67.40, 0.31))},
+    "pre-pruning": {
+        0.2: ((94.75, 0.14), (67.64, 0.28)),
+        0.4: ((94.60, 0.13), (67.15, 0.40)),
+        0.6: ((94.69, 0.12), (67.03, 0.47)),
+        0.8: ((94.35, 0.20), (66.48, 0.37)),
+    },
+    "dropping": {
+        0.2: ((94.69, 0.04), (65.85, 0.64)),
+        0.4: ((94.30, 0.08), (62.84, 0.10)),
+        0.6: ((94.05, 0.10), (58.08, 0.60)),
+        0.8: ((92.81, 0.24), (47.56, 1.50)),
+    },
+}
+"""WRN-28-10 pre-trained on ImageNet at epsilon 1, by rate: CIFAR-10 and CIFAR-100."""
+
+TABLE_4 = ((94.84, 0.16), (67.74, 0.31))
+"""The same with both tools, their rates not given."""
+
+
+def presets() -> Iterator[Published]:
+    """CIFAR-10 from scratch (Table 1) and, pre-trained, CIFAR-10 and CIFAR-100 (Tables 1, 4 and 5)."""
+    for row, cells in TABLE_1.items():
+        prune, drop = {"dp-ssgd": (0.3, 0.5), "pre-pruning": (0.9, 0.0), "dropping": (0.0, 0.8)}.get(row, (0.0, 0.0))
+        for epsilon, cell in zip(UPDATES, cells, strict=True):
+            yield _scratch(epsilon, prune, drop, cell)
+    for row, rates in TABLE_5.items():
+        for rate, pair in rates.items():
+            for workload, cell in zip(("cifar10", "cifar100"), pair, strict=True):
+                prune, drop = (rate, 0.0) if row == "pre-pruning" else (0.0, rate)
+                conflict = (CONFLICT[row],) if (rate, workload) == (0.2, "cifar100") else ()
+                yield _pretrained(workload, prune, drop, "Table 5", cell, conflict)
+    for workload, cell in zip(("cifar10", "cifar100"), TABLE_4, strict=True):
+        yield _pretrained(workload, 0.2, 0.2, "Table 4", cell, (COMBINED,))
+
+
+def _scratch(epsilon: int, prune: float, drop: float, cell: tuple[float, float]) -> Published:
+    method, choices, suffix = _tools(prune, drop)
+    settings = central(
+        "cifar10", method, batch=4096, rounds=UPDATES[epsilon], epsilon=epsilon, delta=1e-5, model="wrn-16-4-ws",
+        optimizer="sgd", momentum=0.0, learning_rate=2.0, clip_norm=1.0,
+        more=choices | {"augment": "flip-crop", "multiplicity": 16, "ema": 0.999},
+    )  # fmt: skip
+    if prune and drop:
+        own: tuple[str, ...] = (RATES if epsilon == 1 else RATES_ELSEWHERE, SYNFLOW)
+    elif prune:
+        own = (PRUNE_RATE, SYNFLOW)
+    else:
+        own = (DROP_RATE,) if drop else (BASELINE,) if epsilon == 1 else ()
+    more = (ONE_RUN,) if epsilon > 1 else ()
+    return Published(
+        name=name_of(settings, suffix=suffix),
+        aliases=(f"dp-ssgd-cifar10-eps{epsilon}",) if prune and drop else (),
+        settings=settings,
+        paper=PAPER,
+        where="Table 1",
+        accuracy=cell[0],
+        spread=cell[1],
+        notes=(*own, DE_ET_AL.format(f"{UPDATES[epsilon]:,}"), *more, SIGMA),
+    )
+
+
+def _pretrained(
+    workload: str, prune: float, drop: float, where: str, cell: tuple[float, float], own: tuple[str, ...]
+) -> Published:
+    method, choices, suffix = _tools(prune, drop)
+    settings = central(
+        workload, method, batch=16384, rounds=250, epsilon=1, delta=1e-5, model="wrn-28-10-ws", optimizer="sgd",
+        momentum=0.0, learning_rate=1.0, clip_norm=1.0,
+        more=choices | {"augment": "flip-crop", "multiplicity": 16, "ema": 0.9},
+    )  # fmt: skip
+    return Published(
+        name=name_of(settings, suffix=suffix),
+        aliases=("dp-ssgd-cifar100-eps1",) if where == "Table 4" and workload == "cifar100" else (),
+        settings=settings,
+        paper=PAPER,
+        where=where,
+        accuracy=cell[0],
+        spread=cell[1],
+        notes=(*own, PRETRAINED, FINE_TUNED, SIGMA),
+    )
+
+
+def _tools(prune: float, drop: float) -> tuple[str, dict[str, Value], str]:
+    """Recipe, its settings, and what marks a name: the tool's rate, nothing where both or none are used."""
+    if not prune and not drop:
+        return "dpsgd", {}, ""
+    choices: dict[str, Value] = {"prune": "none", "drop": "none"}
+    if prune:
+        choices |= {"prune": "synflow", "prune_rate": prune}
+    if drop:
+        choices |= {"drop": "random", "drop_rate": drop}
+    return "dp-ssgd", choices, "" if prune and drop else f"-prune{prune:g}" if prune else f"-drop{drop:g}"

@@ -1,0 +1,181 @@
+"""Ito et al. 2023, "Scaling Private Deep Learning with Low-Rank and Sparse Gradients" (LSG): sections 4.1 to 4.3."""
+
+from collections.abc import Iterator, Mapping
+
+from simulations.settings.published.preset import POISSON, QNLI, QNLI_DELTA, SIGMA, Published, Value, central, name_of
+
+PAPER = "LSG (Ito et al. 2023)"
+
+JOINT = "One joint clip to C over all blocks: the paper clips each dL and dR to C, which its epsilon does not cover."
+P0 = "The paper's RGP baseline: carriers of W, no mask (p = 0)."
+CHOSEN = "The paper does not say which rank and sparsity this number belongs to: r and p are our choice."
+STEPS = (
+    "Learning rate 0.5 to 4e-3: the paper only says that it jumps at epoch 160. 4e-3 is 0.5 / 5^3, three drops by 5 at "
+    "30, 60 and 80 % of the run as in RGP's code, whose last one is epoch 160 of 200."
+)
+DECAY = "Momentum is 0.9 and weight decay 1e-4 (dense: 0) as in RGP's code; the paper gives neither."
+SIZE = "The paper gives WRN-28-4 1.5 M parameters; it has 5.8 M."
+SLIP = "The paper gives RoBERTa-base 1.25 M parameters; it has 125 M."
+CONSTANT = "The learning rate is constant: the paper names no schedule."
+FROZEN = "Weights frozen by their pre-trained magnitude for the whole run; the paper does not say whether it refreshes."
+REFRESHED = "The mask follows the current weights: initial random ones say nothing; the paper does not say."
+FIGURE_4 = "Figure 4 prints no numbers; r and p are the best of Table 1 for this or the like task."
+
+RANKS = (2, 4, 8)
+TABLE_1: Mapping[str, tuple[float, Mapping[float, tuple[float | None, ...]]]] = {
+    "glue-sst2": (3.3, {
+        0.0: (85.4, 87.9, 88.3, 81.0),
+        0.1: (87.3, 88.6, 89.0, 80.9),
+        0.3: (88.3, 89.6, 89.9, 80.5),
+        0.5: (89.4, 90.4, None, 80.3),
+    }),
+    "glue-qqp": (3.4, {
+        0.0: (82.8, 82.8, 83.1, 71.1),
+        0.1: (83.3, 83.3, 83.3, 71.2),
+        0.3: (83.9, 83.7, 83.8, 71.7),
+        0.5: (83.8, 83.6, 83.6, 71.5),
+    }),
+}  # fmt: skip
+"""Accuracy at an epsilon by sparsity, at ranks 2, 4, 8 and full. The cell of SST-2 at r = 8, p = 0.5 is unreadable."""
+
+UNREADABLE = "This cell cannot be read in the copy of the paper at hand."
+SMALL, LARGE = (1.2, 1.6, 3.3, 6.5), (0.9, 1.7, 3.4, 6.7)
+EPSILONS = {"glue-sst2": SMALL, "glue-qnli": SMALL, "glue-qqp": LARGE, "glue-mnli": LARGE}
+DELTAS = {"glue-sst2": 1e-5, "glue-qnli": QNLI_DELTA, "glue-qqp": 1e-6, "glue-mnli": 1e-6}
+BEST = {"glue-sst2": (4, 0.5), "glue-qnli": (4, 0.5), "glue-qqp": (2, 0.3), "glue-mnli": (2, 0.3)}
+
+TABLE_2: Mapping[str, tuple[float, ...]] = {
+    "lsg": (42.2, 50.9, 58.1, 62.5),
+    "rgp": (41.5, 50.4, 57.2, 61.9),
+    "sparse-dpsgd": (23.4, 35.2, 48.4, 60.2),
+    "dpsgd": (23.2, 35.1, 48.4, 59.9),
+}
+VISION_EPSILONS = (0.8, 1.7, 3.3, 6.8)
+VISION_RANK, VISION_SPARSITY = 16, 0.3
+
+
+def presets() -> Iterator[Published]:
+    """Table 1 (a grid for two tasks), Figure 4 (its other epsilons and tasks), Table 2, and Figure 5's grid."""
+    for workload, (epsilon, rows) in TABLE_1.items():
+        where = "Table 1" + {"glue-sst2": "a", "glue-qqp": "b"}[workload]
+        for sparsity, accuracies in rows.items():
+            for rank, accuracy in zip((*RANKS, None), accuracies, strict=True):
+                yield _text(workload, epsilon, rank, sparsity, where, accuracy)
+    for workload, epsilons in EPSILONS.items():
+        for epsilon in epsilons:
+            if workload in TABLE_1 and epsilon == TABLE_1[workload][0]:
+                continue
+            rank, sparsity = BEST[workload]
+            for r, p in ((rank, sparsity), (rank, 0.0), (None, sparsity), (None, 0.0)):
+                yield _text(workload, epsilon, r, p, "Figure 4", None)
+    for method, accuracies in TABLE_2.items():
+        for epsilon, accuracy in zip(VISION_EPSILONS, accuracies, strict=True):
+            yield _table_2(method, epsilon, accuracy)
+    for rank in (2, 4, 8, 16):
+        for sparsity in (0.0, 0.1, 0.3, 0.5):
+            if (rank, sparsity) not in ((VISION_RANK, VISION_SPARSITY), (VISION_RANK, 0.0)):
+                yield _low_rank_vision(3.3, rank, sparsity, "Figure 5", None, ("Figure 5 prints no numbers.",))
+    yield _non_private()
+
+
+def _text(
+    workload: str, epsilon: float, rank: int | None, sparsity: float, where: str, accuracy: float | None
+) -> Published:
+    """RoBERTa-base on a GLUE task; ``rank=None`` is the column "full"."""
+    choices: dict[str, Value] = {}
+    method = "lsg" if rank is not None else "sparse-dpsgd" if sparsity else "dpsgd"
+    notes = [SLIP, CONSTANT, POISSON, SIGMA]
+    if rank is not None:
+        choices = {"rank": rank, "sparsity": sparsity, "power_steps": 1, "direction": "top"}
+        notes = [JOINT, *([] if sparsity else [P0]), *notes]
+    elif sparsity:
+        choices = {"sparsity": sparsity, "refresh": False}
+        notes = [FROZEN, *notes]
+    if workload == "glue-qnli":
+        notes.append(QNLI)
+    if accuracy is None:
+        notes.insert(0, FIGURE_4 if where == "Figure 4" else UNREADABLE)
+    settings = central(
+        workload, method, batch=2000, epochs=20, epsilon=epsilon, delta=DELTAS[workload], model="roberta-base",
+        optimizer="adam", learning_rate=1e-3, clip_norm=10.0, more=choices,
+    )  # fmt: skip
+    return Published(
+        name=name_of(settings),
+        aliases=_aliases(method, workload, epsilon, rank, sparsity),
+        settings=settings,
+        paper=PAPER,
+        where=where,
+        accuracy=accuracy,
+        notes=tuple(notes),
+    )
+
+
+def _aliases(method: str, workload: str, epsilon: float, rank: int | None, sparsity: float) -> tuple[str, ...]:
+    """Short names of the best row of a task and epsilon: of LSG, of its RGP (p = 0), of Sparse DP-SGD."""
+    tail = f"{workload.removeprefix('glue-')}-eps{epsilon:g}"
+    if (rank, sparsity) == BEST[workload]:
+        return (f"lsg-{tail}",)
+    in_table = workload in TABLE_1 and epsilon == TABLE_1[workload][0]
+    if method == "sparse-dpsgd":
+        best = {"glue-sst2": 0.1, "glue-qqp": 0.3}[workload] if in_table else BEST[workload][1]
+        return (f"{method}-{tail}",) if sparsity == best else ()
+    best_rgp = 8 if in_table else BEST[workload][0]
+    return (f"rgp-{tail}",) if rank == best_rgp and sparsity == 0 else ()
+
+
+def _table_2(method: str, epsilon: float, accuracy: float) -> Published:
+    if method in ("lsg", "rgp"):
+        sparsity = VISION_SPARSITY if method == "lsg" else 0.0
+        return _low_rank_vision(epsilon, VISION_RANK, sparsity, "Table 2", accuracy, (CHOSEN,), (f"{method}-cifar10",))
+    sparse: dict[str, Value] = {"sparsity": VISION_SPARSITY, "refresh": True} if method == "sparse-dpsgd" else {}
+    settings = central(
+        "cifar10", method, batch=350, epochs=100, epsilon=epsilon, delta=1e-5, model="wrn-28-4", optimizer="sgd",
+        momentum=0.9, learning_rate=0.5, schedule="step", final_learning_rate=4e-3, clip_norm=5.0, more=sparse,
+    )  # fmt: skip
+    return Published(
+        name=name_of(settings),
+        aliases=(f"sparse-dpsgd-cifar10-eps{epsilon:g}",) if sparse else (),
+        settings=settings,
+        paper=PAPER,
+        where="Table 2",
+        accuracy=accuracy,
+        notes=(*((CHOSEN, REFRESHED) if sparse else ()), SIZE, STEPS, DECAY, POISSON, SIGMA),
+    )
+
+
+def _low_rank_vision(
+    epsilon: float, rank: int, sparsity: float, where: str, accuracy: float | None, notes: tuple[str, ...],
+    short: tuple[str, ...] = (),
+) -> Published:  # fmt: skip
+    """WRN-28-4 on CIFAR-10 from scratch, LSG or, at p = 0, the paper's RGP."""
+    settings = central(
+        "cifar10", "lsg", batch=1000, epochs=200, epsilon=epsilon, delta=1e-5, model="wrn-28-4", optimizer="sgd",
+        momentum=0.9, weight_decay=1e-4, learning_rate=0.5, schedule="step", final_learning_rate=4e-3,
+        clip_norm=1.0, rank=rank, sparsity=sparsity, power_steps=1, direction="top",
+    )  # fmt: skip
+    return Published(
+        name=name_of(settings),
+        aliases=tuple(f"{name}-eps{epsilon:g}" for name in short),
+        settings=settings,
+        paper=PAPER,
+        where=where,
+        accuracy=accuracy,
+        notes=(*notes, JOINT, *(() if sparsity else (P0,)), SIZE, STEPS, DECAY, POISSON, SIGMA),
+    )
+
+
+def _non_private() -> Published:
+    """The row N.P. of Table 2, quoted there from RGP's paper, is that paper's preset."""
+    settings = central(
+        "cifar10", "lsg", batch=1000, epochs=200, epsilon=None, model="wrn-28-4", optimizer="sgd", momentum=0.9,
+        weight_decay=1e-4, learning_rate=0.5, schedule="step", final_learning_rate=4e-3,
+        rank=VISION_RANK, sparsity=VISION_SPARSITY, power_steps=1, direction="top",
+    )  # fmt: skip
+    return Published(
+        name=name_of(settings),
+        aliases=("lsg-cifar10-nonprivate",),
+        settings=settings,
+        paper=PAPER,
+        where="no table",
+        notes=("Not in the paper: LSG without clip and noise, the bound of its Table 2.", STEPS, DECAY),
+    )

@@ -1,0 +1,134 @@
+"""One row of a paper's table as settings: what a preset is, how it is named, and what all of them share.
+
+The papers train on one machine: one client that takes one step a round. With N examples, batch B and E epochs that is
+``sample_rate`` = B / N and ``rounds`` = round(E N / B). What the server does is written out in full, so that no
+workload's own defaults leak into a paper's row.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+Value = str | int | float | bool
+
+EXAMPLES: Mapping[str, int] = MappingProxyType(
+    {
+        "cifar10": 50_000,
+        "cifar100": 50_000,
+        "svhn": 73_257,
+        "fashion-mnist": 60_000,
+        "glue-sst2": 67_349,
+        "glue-qnli": 104_743,
+        "glue-qqp": 363_846,
+        "glue-mnli": 392_702,
+    }
+)
+"""Training examples N of each workload, as the Hugging Face data sets hold them."""
+
+UNSAID_MODELS = frozenset({"wrn-28-4", "roberta-base"})
+"""Models that a name leaves out: those of most rows."""
+
+GROUP_RATES = ("norms_learning_rate", "classifier_learning_rate")
+NOTHING: Mapping[str, Value] = MappingProxyType({})
+
+QNLI_DELTA = 9e-6
+QNLI = "The papers' delta 1e-5 is above 1/N = 9.55e-6 for QNLI, where it promises nothing: 9e-6 instead."
+POISSON = "Batches are Poisson-sampled, as the accountant assumes; the paper's code shuffles."
+SIGMA = "The noise is calibrated anew for this epsilon (PRV and PLD, add/remove); the paper's accountant may differ."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A named row.
+
+    settings: by setting name, ready for ``simulations.settings.settings``; read-only.
+    paper, where: which paper, and its table or figure.
+    accuracy, spread: percent on the test split and its standard deviation, as printed; None where the paper has none.
+    notes: what the paper leaves open or gets wrong, and what we chose.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    settings: Mapping[str, Value]
+    paper: str
+    where: str
+    accuracy: float | None = None
+    spread: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
+
+    @property
+    def examples(self) -> int:
+        """N of the workload."""
+        return EXAMPLES[str(self.settings["workload"])]
+
+    @property
+    def batch(self) -> int:
+        """Expected batch B."""
+        return round(float(self.settings["sample_rate"]) * self.examples)
+
+    @property
+    def epochs(self) -> float:
+        """Expected passes over the data."""
+        return float(self.settings["sample_rate"]) * int(self.settings["rounds"])
+
+    @property
+    def source(self) -> str:
+        """Paper and place in it."""
+        return f"{self.paper}, {self.where}"
+
+
+def central(
+    workload: str,
+    method: str,
+    *,
+    batch: int,
+    epochs: float | None = None,
+    rounds: int | None = None,
+    epsilon: float | None,
+    more: Mapping[str, Value] = NOTHING,
+    **settings: Value,
+) -> dict[str, Value]:
+    """Settings of a centralised run; give ``epochs`` or ``rounds``. ``epsilon=None`` is a run without noise.
+
+    ``settings`` and, last, ``more`` stand over what all presets share.
+    """
+    n = EXAMPLES[workload]
+    if rounds is None:
+        assert epochs is not None
+        rounds = round(epochs * n / batch)
+    shared: dict[str, Value] = {
+        "workload": workload,
+        "method": method,
+        "clients": 1,
+        "clients_per_round": 1,
+        "local_steps": 1,
+        "rounds": rounds,
+        "sample_rate": batch / n,
+        "evaluate_every": max(1, round(n / batch)),  # once an epoch
+        "partition": "iid",
+        "augment": "none",
+        "multiplicity": 1,
+        "estimator": "eq3",
+        "schedule": "constant",
+        "weight_decay": 0.0,
+        "ema": 0.0,
+    }
+    if epsilon is not None:
+        shared |= {"clip": "joint", "epsilon": epsilon}
+    elif method != "sgd":
+        shared["mechanism"] = "none"
+    merged = {**shared, **settings, **more}
+    return {**merged, **dict.fromkeys(GROUP_RATES, merged["learning_rate"])}  # no paper has more than one
+
+
+def name_of(settings: Mapping[str, Value], *, suffix: str = "") -> str:
+    """``method-workload[-model]-eps3.3[-r4][-p0.5]``; the model only where it is not in ``UNSAID_MODELS``."""
+    parts = [str(settings["method"]), str(settings["workload"]).removeprefix("glue-")]
+    if settings["model"] not in UNSAID_MODELS:
+        parts.append(str(settings["model"]).removesuffix("-base").removesuffix("-ws"))
+    parts.append(f"eps{settings['epsilon']:g}" if "epsilon" in settings else "nonprivate")
+    parts += [f"{mark}{settings[key]:g}" for mark, key in (("r", "rank"), ("p", "sparsity")) if key in settings]
+    return "-".join(parts) + suffix

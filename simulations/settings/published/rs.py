@@ -1,0 +1,90 @@
+"""Zhu and Blaschko 2023, "Improving Differentially Private SGD via Randomly Sparsified Gradients" (RS): Table 2."""
+
+from collections.abc import Iterator, Mapping
+
+from simulations.settings.published.preset import SIGMA, Published, Value, central, name_of
+
+PAPER = "RS (Zhu and Blaschko 2023)"
+
+SHUFFLED = "Table 2 shuffles its batches; fedlsg samples them, as its Table 3 does with much the same accuracy."
+SUM = "The number of the baseline plus the printed difference."
+SEARCHED = "The paper searches C, epochs and final rate and prints no winner."
+DP_CNN = "Learning rate 1, batch 1,000, C = 1, no momentum, 48 epochs to a rate of 0.9 (without RS 40): its code's."
+DP_CNN_SVHN = "Its code has no command for SVHN: the settings are those of CIFAR-10."
+DP_CNN_FMNIST = "Learning rate 4, batch 2,048, C = 0.1, momentum 0.9, 40 epochs: Tramer and Boneh's, whom it follows."
+H_CNN = "Learning rate 4, batch 8,192, C = 0.1, momentum 0.9, 60 epochs: Tramer and Boneh's, whom it follows."
+H_CNN_SVHN = "Tramer and Boneh have no SVHN: the settings are those of CIFAR-10."
+NORM = "Features are normalised per example in groups, which is free; Tramer and Boneh's best uses a private BN."
+RATE = "The final rate 0.9 is that of its code's command for DP-CNN on CIFAR-10."
+
+TABLE_2: Mapping[tuple[str, str, int], tuple[float, float, float]] = {
+    ("cifar10", "h-cnn", 3): (70.0, 0.11, 0.3),
+    ("cifar10", "h-cnn", 1): (63.2, 0.10, 0.8),
+    ("cifar10", "dp-cnn", 3): (64.3, 0.17, 1.5),
+    ("cifar10", "dp-cnn", 1): (55.1, 0.11, 2.6),
+    ("svhn", "h-cnn", 3): (86.8, 0.13, 0.9),
+    ("svhn", "h-cnn", 1): (82.2, 0.19, 1.5),
+    ("svhn", "dp-cnn", 3): (84.5, 0.14, 1.1),
+    ("svhn", "dp-cnn", 1): (79.1, 0.13, 3.1),
+    ("fashion-mnist", "h-cnn", 3): (89.2, 0.07, 0.3),
+    ("fashion-mnist", "h-cnn", 1): (87.0, 0.08, 1.2),
+    ("fashion-mnist", "dp-cnn", 3): (87.4, 0.10, 0.8),
+    ("fashion-mnist", "dp-cnn", 1): (84.5, 0.16, 1.3),
+}
+"""By workload, model and epsilon: the baseline, its standard deviation over 5 seeds, what RS adds."""
+
+POISSON_TABLE: Mapping[int, tuple[float, float, float]] = {3: (64.6, 0.25, 1.8), 1: (55.2, 0.25, 2.4)}
+"""Table 3: DP-CNN on CIFAR-10 with Poisson batches."""
+
+MASK: Mapping[str, Value] = {"sparsity": 0.9, "cooling": True, "redraw": "epoch", "carrier": "dense"}
+
+
+def presets() -> Iterator[Published]:
+    """Every row of Table 2, with RS and without it."""
+    for (workload, model, epsilon), (baseline, spread, more) in TABLE_2.items():
+        yield _preset("dpsgd", workload, model, epsilon, baseline, spread)
+        yield _preset("rs", workload, model, epsilon, round(baseline + more, 1), None)
+
+
+def _preset(method: str, workload: str, model: str, epsilon: int, accuracy: float, spread: float | None) -> Published:
+    batch, epochs, more = _training(method, workload, model)
+    settings = central(
+        workload, method, batch=batch, epochs=epochs, epsilon=epsilon, delta=1e-5, model=model, optimizer="sgd",
+        more=more,
+    )  # fmt: skip
+    notes = [SUM, SEARCHED, RATE] if method == "rs" else [SEARCHED]
+    if model == "h-cnn":
+        notes += [H_CNN_SVHN] if workload == "svhn" else []
+        notes += [DP_CNN_FMNIST if workload == "fashion-mnist" else H_CNN, NORM]
+    elif workload == "fashion-mnist":
+        notes += [DP_CNN_FMNIST]
+    else:
+        notes += [DP_CNN_SVHN, DP_CNN] if workload == "svhn" else [DP_CNN]
+    if (workload, model) == ("cifar10", "dp-cnn"):
+        poisson, deviation, gain = POISSON_TABLE[epsilon]
+        sampled = f"{poisson + gain:.1f}" if method == "rs" else f"{poisson} ± {deviation}"
+        notes += [f"With Poisson batches (Table 3): {sampled}."]
+    name = name_of(settings)
+    short = name_of({key: value for key, value in settings.items() if key != "sparsity"})
+    aliases = [short] if short != name else []
+    if (method, workload, model) == ("rs", "cifar10", "dp-cnn"):
+        aliases.append(f"rs-cifar10-eps{epsilon}")
+    return Published(
+        name=name,
+        aliases=tuple(aliases),
+        settings=settings,
+        paper=PAPER,
+        where="Table 2",
+        accuracy=accuracy,
+        spread=spread,
+        notes=(*notes, SHUFFLED, SIGMA),
+    )
+
+
+def _training(method: str, workload: str, model: str) -> tuple[int, int, dict[str, Value]]:
+    """Batch, epochs, and learning rate, momentum and C; with RS the mask too."""
+    mask = dict(MASK) if method == "rs" else {}
+    if workload == "fashion-mnist" or model == "h-cnn":
+        batch, epochs = (2048, 40) if workload == "fashion-mnist" else (8192, 60)
+        return batch, epochs, {"learning_rate": 4.0, "momentum": 0.9, "clip_norm": 0.1, **mask}
+    return 1000, 48 if method == "rs" else 40, {"learning_rate": 1.0, "momentum": 0.0, "clip_norm": 1.0, **mask}

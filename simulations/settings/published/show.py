@@ -1,0 +1,170 @@
+"""Presets as a table for the terminal, one of them whole, as JSON and as Markdown."""
+
+import json
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from simulations.settings.published.catalogue import by_name, find, matching
+from simulations.settings.published.preset import Published
+
+WIDE = 140
+"""Terminal columns from which the table has every column; below, the ones that the name does not tell."""
+
+COLUMNS: Sequence[tuple[str, str]] = (
+    ("preset", ""),
+    ("source", ""),
+    ("model", "wide"),
+    ("method", "wide"),
+    ("eps", "wide right"),
+    ("delta", "wide right"),
+    ("batch", "wide right"),
+    ("epochs", "right"),
+    ("C", "right"),
+    ("r", "wide right"),
+    ("p", "wide right"),
+    ("%", "right"),
+    ("notes", "wide right"),
+)
+"""Title, whether only a wide table has it, alignment."""
+
+FEW = 20
+"""Up to so many presets, the notes' texts follow the table."""
+
+
+def presets_command(words: str, json: bool, markdown: bool, console: Console) -> None:
+    """``fedlsg presets``. Raises ValueError where nothing matches, with the nearest name."""
+    one = by_name().get(words)
+    listed = (one,) if one else matching(words) or (find(words),)
+    if json or markdown:
+        print(as_json(listed) if json else as_markdown(listed), end="\n" if json else "")
+    else:
+        console.print(whole(one) if one else overview(listed, console.width), highlight=False)
+
+
+def overview(listed: Sequence[Published], width: int) -> Group:
+    """The table, a line on how to read it, and a short list's notes (a long one's are only counted)."""
+    wide = width >= WIDE
+    numbers = numbered(listed)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0) if wide else (0, 1))
+    for title, style in COLUMNS:
+        if wide or "wide" not in style:
+            table.add_column(title, justify="right" if "right" in style else "left", no_wrap=True)
+    for preset in listed:
+        cells = dict(zip((title for title, _ in COLUMNS), row(preset, numbers), strict=True))
+        cells["preset"] += "".join(f"\n  = {alias}" for alias in preset.aliases)
+        if not wide:
+            cells["%"] = cells["%"].split(" ")[0]
+        cells["%"] = cells["%"].replace(" ", "")
+        cells["source"] = cells["source"].replace("Figure", "Fig.").replace("Table", "Tab.")
+        if len(listed) > FEW:
+            cells["notes"] = str(len(preset.notes))
+        table.add_row(*(Text(cells[title]) for title, style in COLUMNS if wide or "wide" not in style))
+    lines: list[Table | Text] = [table, Text(f"{len(listed)} presets; % is the paper's accuracy. {HOW}")]
+    if len(listed) <= FEW:
+        lines += [Text(f"{number:>2}  {note}") for note, number in numbers.items()] if wide else []
+    return Group(*lines)
+
+
+HOW = "fedlsg presets NAME shows one whole, fedlsg run --preset NAME runs it."
+
+
+def row(preset: Published, numbers: dict[str, int]) -> tuple[str, ...]:
+    """One cell a column of ``COLUMNS``."""
+    s = preset.settings
+    return (
+        preset.name,
+        f"{preset.paper.split(' (')[0]}, {preset.where}",
+        str(s["model"]),
+        str(s["method"]),
+        number(s.get("epsilon"), none="inf"),
+        number(s.get("delta")),
+        f"{preset.batch:,}",
+        f"{round(preset.epochs, 1):g}",
+        number(s.get("clip_norm")),
+        number(s.get("rank")),
+        "+".join(number(s[key]) for key in ("sparsity", "prune_rate", "drop_rate") if key in s) or "-",
+        accuracy(preset),
+        ",".join(str(numbers[note]) for note in preset.notes),
+    )
+
+
+def accuracy(preset: Published) -> str:
+    """As printed, with its standard deviation where there is one; "-" where the paper prints none."""
+    if preset.accuracy is None:
+        return "-"
+    if preset.spread is not None:
+        return f"{preset.accuracy:.2f} ± {preset.spread:.2f}"
+    return f"{preset.accuracy:.1f}" if round(preset.accuracy, 1) == preset.accuracy else f"{preset.accuracy:.2f}"
+
+
+def number(value: object, none: str = "-") -> str:
+    return none if value is None else f"{value:g}".replace("e-0", "e-")
+
+
+def numbered(listed: Iterable[Published]) -> dict[str, int]:
+    """Every note once, numbered as they first occur."""
+    notes = dict.fromkeys(note for preset in listed for note in preset.notes)
+    return {note: index for index, note in enumerate(notes, start=1)}
+
+
+def whole(preset: Published) -> Group:
+    """Everything about one preset: paper, number, settings, notes, the command."""
+    settings = Table(box=None, show_header=False, pad_edge=False)
+    for key, value in preset.settings.items():
+        settings.add_row(key, number(value) if isinstance(value, float) and key != "sample_rate" else str(value))
+    lines: list[Text | Table] = [Text(preset.name, style="bold")]
+    if preset.aliases:
+        lines.append(Text("also " + ", ".join(preset.aliases)))
+    paper = f"{accuracy(preset)} %" if preset.accuracy is not None else "none printed"
+    lines.append(Text(f"{preset.source}: test accuracy {paper}"))
+    lines.append(Text(f"{preset.batch:,} of {preset.examples:,} examples a step, {round(preset.epochs, 1):g} epochs\n"))
+    lines.append(settings)
+    lines += [Text("\nnotes"), *(Text(f"- {note}") for note in preset.notes)]
+    lines.append(Text(f"\n{command(preset)}", style="bold"))
+    return Group(*lines)
+
+
+def command(preset: Published) -> str:
+    """What runs it, in one process."""
+    name = min((preset.name, *preset.aliases), key=len)
+    return f"fedlsg run --preset {name} --engine local"
+
+
+def as_json(listed: Iterable[Published]) -> str:
+    """One object a preset; ``accuracy`` and ``spread`` in percent, null where the paper prints none."""
+    keys = ("name", "aliases", "paper", "where", "accuracy", "spread", "notes")
+    found = [
+        {key: getattr(preset, key) for key in keys}
+        | {"batch": preset.batch, "epochs": preset.epochs, "settings": dict(preset.settings)}
+        for preset in listed
+    ]
+    return json.dumps(found, indent=2, ensure_ascii=False)
+
+
+HEAD = """# Presets: the papers' rows by name
+
+Made by `fedlsg presets --markdown`; do not edit. `fedlsg run --preset NAME` runs one, any option beside it overrides
+it, and `fedlsg presets NAME` shows all of its settings. Each is the paper's own setting: one client that holds all
+data. The numbers (%) are the papers', not ours, and a preset costs what the paper's run cost: most need a GPU.
+Names: `method-workload[-model]-eps[-r][-p]`; the models WRN-28-4 and RoBERTa-base are left out. Under p stands the
+share that is frozen, for DP-SSGD pre-pruned + dropped.""".splitlines()
+
+
+def as_markdown(listed: Sequence[Published]) -> str:
+    """The page docs/presets.md: a table a paper, the notes numbered below."""
+    numbers = numbered(listed)
+    lines = [*HEAD]
+    titles = [title for title, _ in COLUMNS]
+    for paper in dict.fromkeys(preset.paper for preset in listed):
+        lines += ["", f"## {paper}", "", f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+        for preset in listed:
+            if preset.paper == paper:
+                cells = list(row(preset, numbers))
+                cells[0] = "<br>".join(f"`{name}`" for name in (preset.name, *preset.aliases))
+                cells[1] = preset.where
+                lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "## Notes", "", *(f"{index}. {note}" for note, index in numbers.items()), ""]
+    return "\n".join(lines)

@@ -1,0 +1,164 @@
+"""Partition a data set over clients: IID, label-Dirichlet, shards.
+
+A partition stands for data that the clients have held all along. It is drawn once from a public seed and is
+fixed from then on: adding or removing one example adds or removes it in one client's part, and nothing is dealt
+again. It belongs to the privacy contract, because epsilon composes in parallel over clients only while no example
+lies with two of them; ``check_disjoint`` is that guard.
+
+Our own few lines rather than flwr-datasets: a partition must not depend on what happens to be installed, and that
+library takes seconds to import. On the shuffled data and for equal seeds, the schemes equal its IidPartitioner,
+DirichletPartitioner(self_balancing=False) and, where N divides evenly, ShardPartitioner; a test compares them where
+it is installed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from fedlsg.choices import choose
+
+# Enough that a feasible setting is found, few enough that an infeasible one is told at once.
+_MAX_DRAWS = 1000
+
+
+def partition(
+    labels: Int64[Tensor, " n"],
+    *,
+    num_clients: int,
+    scheme: str = "iid",
+    seed: int,
+    alpha: float = 0.5,
+    shards_per_client: int = 2,
+    min_size: int = 1,
+) -> list[Int64[Tensor, " n_k"]]:
+    """Indices of each client's examples, sorted.
+
+    scheme:
+        ``iid``: a random permutation cut into equal parts (McMahan et al. 2017, sec. 3).
+        ``dirichlet``: each class is spread over the clients in proportions drawn from Dir(alpha, ..., alpha)
+            (Yurochkin et al. 2019), redrawn until every client has ``min_size`` examples. Differs from Hsu et al.
+            2019, who draw each client's class mix and give all clients equally many examples.
+        ``shards``: sorted by label, cut into ``num_clients * shards_per_client`` equal shards, dealt at random
+            (McMahan et al. 2017, sec. 3).
+    ``alpha`` is read by ``dirichlet`` only, ``shards_per_client`` by ``shards`` only.
+
+    Guarantees: every example belongs to exactly one client and no client has fewer than ``min_size``. Where N does
+    not divide evenly, ``iid`` gives the first clients, and ``shards`` the first shards, one example more. The
+    result depends on the arguments only, and no global random state is read or moved.
+
+    Raises ValueError: labels that are not int64 of shape (n,), num_clients outside 1..N, an unknown scheme, a
+    setting out of range, or settings that leave a client with fewer than ``min_size`` examples.
+    """
+    _check(labels, num_clients, seed, min_size)
+    deal = choose("partition scheme", scheme, _SCHEMES)
+    # Shuffled first, from a stream of its own: the order in which a data set is stored (digits come writer by
+    # writer) must not decide who gets which example of a class.
+    order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(labels))
+    dealt = deal(
+        labels.cpu().numpy()[order],
+        num_clients,
+        np.random.Generator(np.random.PCG64(seed)),
+        alpha=alpha,
+        shards_per_client=shards_per_client,
+        min_size=min_size,
+    )
+    parts = [torch.from_numpy(np.sort(order[indices])) for indices in dealt]
+    check_disjoint(parts, len(labels))
+    sizes = [len(part) for part in parts]
+    if sum(sizes) != len(labels):
+        raise RuntimeError(f"the {scheme} scheme dealt {sum(sizes)} of {len(labels)} examples")
+    if min(sizes) < min_size:
+        raise ValueError(f"{scheme} leaves a client {min(sizes)} examples, expected {min_size=}: lower {num_clients=}")
+    return parts
+
+
+def check_disjoint(parts: Sequence[Int64[Tensor, " n_k"]], num_examples: int) -> None:
+    """Refuse a partition in which one example stands in more than one place.
+
+    Raises ValueError, naming the clients and the example, where it lies with two clients or twice with one (either
+    would make the claimed epsilon false), and where an index is outside [0, num_examples) or is not int64.
+    """
+    owner = torch.full((num_examples,), -1, dtype=torch.int64)
+    for client, part in enumerate(parts):
+        if part.dtype != torch.int64 or part.ndim != 1:
+            raise ValueError(f"expected int64 indices (n_k,) of client {client}, got {part.dtype} {tuple(part.shape)}")
+        if not len(part):
+            continue
+        low, high = int(part.min()), int(part.max())
+        if not 0 <= low <= high < num_examples:
+            raise ValueError(f"client {client} holds indices {low}..{high}, expected 0..{num_examples - 1}")
+        values, counts = part.cpu().unique(return_counts=True)
+        if len(values) < len(part):
+            raise ValueError(f"client {client} holds example {int(values[counts > 1][0])} more than once")
+        shared = values[owner[values] >= 0]
+        if len(shared):
+            raise ValueError(
+                f"partitions overlap: clients {int(owner[shared[0]])} and {client} both hold example "
+                f"{int(shared[0])} (client {client} shares {len(shared)} with earlier clients)"
+            )
+        owner[values] = client
+
+
+def _check(labels: Tensor, num_clients: int, seed: int, min_size: int) -> None:
+    if labels.dtype != torch.int64 or labels.ndim != 1:
+        raise ValueError(f"expected int64 labels of shape (n,), got {labels.dtype} {tuple(labels.shape)}")
+    if not 1 <= num_clients <= len(labels):
+        raise ValueError(f"expected num_clients in 1..{len(labels)}, the number of examples, got {num_clients=}")
+    if seed < 0:
+        raise ValueError(f"expected {seed=} >= 0")
+    if min_size < 1:
+        raise ValueError(f"expected {min_size=} >= 1: a client without examples cannot train")
+    if num_clients * min_size > len(labels):
+        raise ValueError(f"{num_clients=} with {min_size=} each need more than the {len(labels)} examples")
+
+
+def _iid(labels: np.ndarray, num_clients: int, rng: np.random.Generator, **_: float) -> list[np.ndarray]:
+    # The labels come shuffled.
+    return np.array_split(np.arange(len(labels)), num_clients)
+
+
+def _shards(
+    labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, shards_per_client: int, **_: float
+) -> list[np.ndarray]:
+    num_shards = num_clients * shards_per_client
+    if not num_clients <= num_shards <= len(labels):
+        raise ValueError(
+            f"expected {shards_per_client=} >= 1 with num_clients * shards_per_client <= {len(labels)}, the number "
+            f"of examples, got {num_shards}"
+        )
+    shards = np.array_split(np.argsort(labels, kind="stable"), num_shards)
+    dealt = rng.permutation(num_shards).reshape(num_clients, shards_per_client)
+    return [np.concatenate([shards[shard] for shard in hand]) for hand in dealt]
+
+
+def _dirichlet(
+    labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, alpha: float, min_size: int, **_: float
+) -> list[np.ndarray]:
+    if not 0 < alpha < float("inf"):
+        raise ValueError(f"expected a finite {alpha=} > 0")
+    by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    sizes = np.array([[len(members)] for members in by_class])
+    for _draw in range(_MAX_DRAWS):
+        shares = rng.dirichlet(np.full(num_clients, alpha), size=len(sizes))
+        if not np.isfinite(shares).all():
+            raise ValueError(f"{alpha=} is too extreme to draw from: take one nearer to 1")
+        # (classes, num_clients - 1): where each class is cut.
+        cuts = (np.cumsum(shares, axis=1) * sizes).astype(np.int64)[:, :-1]
+        counts = np.diff(cuts, axis=1, prepend=0, append=sizes)
+        if counts.sum(axis=0).min() >= min_size:
+            pieces = [np.split(members, cut) for members, cut in zip(by_class, cuts, strict=True)]
+            return [np.concatenate(hand) for hand in zip(*pieces, strict=True)]
+    raise ValueError(
+        f"no draw of {_MAX_DRAWS} left each of {num_clients=} at least {min_size=} examples at {alpha=}: raise alpha "
+        f"or lower num_clients"
+    )
+
+
+_SCHEMES: Mapping[str, Callable[..., list[np.ndarray]]] = MappingProxyType(
+    {"iid": _iid, "dirichlet": _dirichlet, "shards": _shards}
+)
+SCHEMES = tuple(_SCHEMES)

@@ -1,0 +1,194 @@
+"""Which Flower node is which client: node ids are random, partitions are what a run knows. Nodes come and go.
+
+A node is asked once who it is (a query), and again when it comes back. In a simulation all nodes are there from the
+start; a deployed node may stop and return under its own id (with a fixed key) or under another.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from strategies.federation.code_identity import RECORD as CODE
+from strategies.federation.code_identity import check_same_code, code_record
+from strategies.federation.ledger_wire import News, read_news
+from strategies.federation.wire import read_identity
+
+CONNECT_SECONDS = 120.0
+ASK_AGAIN_SECONDS = 2.0
+ATTEMPTS = 3
+"""How often a simulated client that gave an error is asked who it is: all of them run the same code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a node says of itself: which client it is, its declared N_k, and, where it is deployed, its ledger."""
+
+    node: int
+    partition: int
+    num_examples: int
+    news: News | None
+
+
+class Roster:
+    """The nodes of a run by the client that they are.
+
+    ``declared``: N_k of every client where the server knows them before it asks, as in a simulation; else they are
+    what the nodes say first, and do not change afterwards. ``accept`` may refuse a node by raising ValueError.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        *,
+        declared: Sequence[int] | None = None,
+        accept: Callable[[Identity], None] = lambda identity: None,
+    ) -> None:
+        self.accept = accept
+        self.sizes: dict[int, int] = {} if declared is None else dict(enumerate(declared))
+        self.refused: dict[int, str] = {}
+        self._deployed = declared is None
+        self._clients = 0
+        self._patience = max(timeout, CONNECT_SECONDS)  # the first message also starts the clients
+        self._node_of: dict[int, int] = {}
+        self._asked = set[int]()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every client was found once; a client that has left since still counts."""
+        return bool(self._clients)
+
+    def node(self, partition: int) -> int | None:
+        """The client's node, None while it is away."""
+        return self._node_of.get(partition)
+
+    def gather(self, grid: Grid, clients: int) -> list[int]:
+        """Find every client's node, before anything is trained; returns N_k of each.
+
+        A node that gives an error is asked again: in a deployment for two minutes, so that its operator can change its
+        settings. Nodes beyond the run's clients stay idle.
+        Raises RuntimeError, with each node's reason, if a client is missing then or declares another N_k than before.
+        """
+        deadline = time.monotonic() + (CONNECT_SECONDS if self._deployed else 0.0)
+        nodes = wait_for_nodes(grid, clients)
+        attempts = 0
+        while True:
+            self._ask(grid, [node for node in nodes if node not in self._asked], clients, self._patience)
+            missing = sorted(set(range(clients)) - self._node_of.keys())
+            attempts += 1
+            if not missing or (attempts >= ATTEMPTS and time.monotonic() > deadline):
+                break
+            if not self.refused and not self._deployed:
+                break
+            time.sleep(ASK_AGAIN_SECONDS if self._deployed else 0.0)
+            nodes = list(grid.get_node_ids())
+        if missing:
+            raise RuntimeError(self._missing(missing, clients))
+        self._clients = clients
+        return [self.sizes[partition] for partition in range(clients)]
+
+    def refresh(self, grid: Grid) -> None:
+        """Let go of nodes that have left, and ask those that are new, or back, who they are."""
+        nodes = set(grid.get_node_ids())
+        for partition, node in list(self._node_of.items()):
+            if node not in nodes:
+                self.forget(partition)
+        self._asked &= nodes
+        self._ask(grid, sorted(nodes - self._asked), self._clients, CONNECT_SECONDS)
+
+    def wait(self, grid: Grid, clients: Sequence[int]) -> None:
+        """Refresh until one of the clients has a node, for two minutes at most."""
+        deadline = time.monotonic() + CONNECT_SECONDS
+        self.refresh(grid)
+        while all(self.node(client) is None for client in clients) and time.monotonic() < deadline:
+            time.sleep(ASK_AGAIN_SECONDS)
+            self.refresh(grid)
+
+    def forget(self, partition: int) -> None:
+        """The client's node has left, or may have started anew: it is asked again once it is there."""
+        node = self._node_of.pop(partition, None)
+        if node is not None:
+            self._asked.discard(node)
+
+    def ask_again(self, grid: Grid) -> Collection[int]:
+        """Ask every known node once more, for the end of its ledger; returns the clients that did not answer."""
+        for partition in list(self._node_of):
+            self.forget(partition)
+        self.refresh(grid)
+        return self.sizes.keys() - self._node_of.keys()
+
+    def _ask(self, grid: Grid, nodes: Sequence[int], clients: int, patience: float) -> None:
+        if not nodes:
+            return
+        questions = [
+            Message(RecordDict({CODE: code_record(local=not self._deployed)}), node, MessageType.QUERY)
+            for node in nodes
+        ]
+        replies = list(grid.send_and_receive(questions, timeout=patience))
+        asked = {question.metadata.message_id: question.metadata.dst_node_id for question in questions}
+        for reply in replies:
+            node = asked.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                continue
+            self.refused.pop(node, None)
+            try:
+                self._enter(node, reply, clients)
+            except Exception as error:  # whatever a node says must not end the run
+                self.refused[node] = str(error)
+                log(WARNING, "node %s cannot take part: %s", node, error)
+
+    def _enter(self, node: int, reply: Message, clients: int) -> None:
+        if reply.has_error():
+            raise RuntimeError(reply.error.reason)
+        partition, num_examples = read_identity(reply.content)
+        self._asked.add(node)
+        if not 0 <= partition < clients:
+            return
+        try:
+            check_same_code(reply.content, f"client {partition}")
+            self._check(node, partition, num_examples)
+            self.accept(
+                Identity(node=node, partition=partition, num_examples=num_examples, news=read_news(reply.content))
+            )
+        except Exception:
+            self._asked.discard(node)
+            raise
+        self.sizes.setdefault(partition, num_examples)
+        self._node_of[partition] = node
+
+    def _check(self, node: int, partition: int, num_examples: int) -> None:
+        other = self._node_of.get(partition)
+        if other is not None and other != node:
+            raise RuntimeError(f"nodes {other} and {node} both say that they are client {partition}")
+        if num_examples < 1:
+            raise RuntimeError(f"client {partition} holds no examples")
+        known = self.sizes.get(partition)
+        if known is not None and known != num_examples:
+            raise RuntimeError(
+                f"client {partition} holds {num_examples} examples, the run declares {known}: data, partition settings "
+                "or seed differ"
+            )
+
+    def _missing(self, missing: Iterable[int], clients: int) -> str:
+        why = "".join(f"; node {node}: {reason}" for node, reason in sorted(self.refused.items()))
+        return (
+            f"no client that answered is one of {list(missing)}: give the federation {clients} nodes with the "
+            f"partition-ids 0 to {clients - 1}, or more time{why}"
+        )
+
+
+def wait_for_nodes(grid: Grid, count: int) -> list[int]:
+    """Node ids, once at least ``count`` are there; they are unknown at first. Raises RuntimeError after two minutes."""
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while len(nodes := list(grid.get_node_ids())) < count:
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                f"the run has {count} clients, the federation only {len(nodes)} nodes; "
+                f'for a simulation give flwr run --federation-config "num-supernodes={count}"'
+            )
+        time.sleep(0.1)
+    return nodes

@@ -1,0 +1,87 @@
+"""What a client that keeps a replica of the public state is sent instead of the weights, as Flower records.
+
+replica  version that the announcement is about, version that the message starts from, SHA-256 of the weights
+steps    the updates from one to the other (server_update.py); none where they are equal
+weights  the whole model, where that is smaller or the replica was lost
+state    with it: what a replica goes on from (snapshot.py); without it the client has no replica afterwards
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from fedlsg.state import Step, StepError
+from fedlsg.state.server_update import read_steps
+from strategies.federation.wire import raw_array, read_array
+
+NOWHERE = -1
+"""The base of a message whose weights no replica goes on from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """``version`` counts the steps since the initial model; ``base`` is the version that the message starts from."""
+
+    version: int
+    base: int
+    digest: bytes
+
+
+Records = dict[str, ArrayRecord | ConfigRecord]
+
+
+def digest_of(weights: Tensor) -> bytes:
+    """SHA-256 of flat float32 weights as they would be sent."""
+    return hashlib.sha256(weights.detach().cpu().numpy().tobytes()).digest()
+
+
+def catch_up(reference: Reference, steps: Sequence[bytes]) -> Records:
+    """Records for a replica at ``reference.base``."""
+    records: Records = {"replica": ConfigRecord(asdict(reference))}
+    if steps:
+        joined = np.frombuffer(b"".join(steps), np.uint8)
+        records["steps"] = ArrayRecord({"updates": raw_array(joined)})
+    return records
+
+
+def whole(reference: Reference, weights: ArrayRecord, beside: Mapping[str, Tensor]) -> Records:
+    """Records of the whole model; with ``reference.base`` its version, a replica goes on from it."""
+    records: Records = {"replica": ConfigRecord(asdict(reference)), "weights": weights}
+    if beside:
+        records["state"] = ArrayRecord({name: raw_array(v.detach().cpu().numpy()) for name, v in beside.items()})
+    return records
+
+
+def read_reference(content: RecordDict) -> Reference | None:
+    """Which weights the message is about; None where it is one of full weights and nothing else.
+
+    Raises KeyError or ValueError for a record that is not one.
+    """
+    if "replica" not in content.config_records:
+        return None
+    config = content.config_records["replica"]
+    version, base, digest = (config[f.name] for f in fields(Reference))
+    if not (isinstance(version, int) and isinstance(base, int) and isinstance(digest, bytes)):
+        raise ValueError("the announced version of the model is none")
+    return Reference(version=version, base=base, digest=digest)
+
+
+def read_missed(content: RecordDict, reference: Reference) -> list[Step]:
+    """The steps of a message that starts from ``reference.base``. Raises StepError for anything else."""
+    steps = []
+    if "steps" in content.array_records:
+        steps = read_steps(content.array_records["steps"]["updates"].data)
+    if len(steps) != reference.version - reference.base:
+        raise StepError(f"{len(steps)} steps from version {reference.base} to {reference.version}")
+    return steps
+
+
+def read_beside(content: RecordDict) -> dict[str, Tensor]:
+    """The vectors of a ``state`` record, none where there is none."""
+    record = content.array_records.get("state")
+    return {} if record is None else {name: torch.from_numpy(read_array(record[name])) for name in record}

@@ -1,0 +1,97 @@
+"""What happened in one round, and why a reply was rejected."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from flwr.app import Message
+
+from fedlsg.payload import value_bytes
+from strategies.federation.sent import Direction, Sent, announced_values
+from strategies.federation.serial import wire_size
+from strategies.federation.wire import LOST, OVER_BUDGET, payload_size
+
+REASON_LENGTH = 300
+NO_REPLY = "no reply before the round's timeout"
+AWAY = "no node of the federation is this client at the moment"
+
+
+@dataclass(kw_only=True)
+class RoundReport:
+    """What happened in one round. ``rejected`` maps a partition to the reason; bytes are sums over messages.
+
+    ``sent`` has every message that is in the sums, in the order in which it was counted.
+    """
+
+    round: int
+    asked: Sequence[int]
+    answered: list[int] = field(default_factory=list)
+    rejected: dict[int, str] = field(default_factory=dict)
+    payloads: dict[int, bytes] = field(default_factory=dict)
+    uplink_messages: int = 0
+    downlink_messages: int = 0
+    uplink_bytes: int = 0
+    uplink_bytes_wire: int = 0
+    downlink_bytes: int = 0
+    downlink_bytes_wire: int = 0
+    sent: list[Sent] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def so_far(self, direction: Direction) -> tuple[int, int]:
+        """Payload and wire bytes counted until now."""
+        if direction == "down":
+            return self.downlink_bytes, self.downlink_bytes_wire
+        return self.uplink_bytes, self.uplink_bytes_wire
+
+    def list_message(self, client: int, direction: Direction, before: tuple[int, int], values: int) -> None:
+        """Enter a message into ``sent``: what the sums grew by since ``before``, and the bytes of its values."""
+        payload, wire = self.so_far(direction)
+        self.sent.append(Sent(client, direction, values, payload - before[0], wire - before[1]))
+
+    def list_reply(self, client: int, before: tuple[int, int]) -> None:
+        """The same of a reply that is accepted or rejected by now."""
+        accepted = client in self.payloads and client not in self.rejected
+        self.list_message(client, "up", before, value_bytes(self.payloads[client]) if accepted else 0)
+
+    def count_down(self, client: int, message: Message) -> None:
+        """Count and list what was sent to a client."""
+        before = self.so_far("down")
+        self.downlink_messages += 1
+        self.downlink_bytes += payload_size(message.content)
+        self.downlink_bytes_wire += wire_size(message)
+        self.list_message(client, "down", before, announced_values(message.content))
+
+    @property
+    def reasons(self) -> str:
+        """Why clients were rejected, equal reasons together: "0 2: no reply ...; 1: payload checksum ..."."""
+        clients: dict[str, list[int]] = {}
+        for partition, why in sorted(self.rejected.items()):
+            clients.setdefault(why, []).append(partition)
+        return "; ".join(f"{' '.join(map(str, who))}: {why}" for why, who in clients.items())
+
+    def refused(self, *codes: int) -> set[int]:
+        """Clients that answered with one of our error codes."""
+        starts = tuple(f"[{code}]" for code in codes)
+        return {client for client, why in self.rejected.items() if why.startswith(starts)}
+
+    @property
+    def lost(self) -> set[int]:
+        """Clients whose answer is unknown: the worker died, the node is away, or nothing came before the timeout."""
+        return {client for client, why in self.rejected.items() if why in (NO_REPLY, AWAY)} | self.refused(*LOST)
+
+    @property
+    def budget_spent(self) -> bool:
+        """Whether every client that was asked refused because its privacy budget would be passed."""
+        refusals = [why for why in self.rejected.values() if why.startswith(f"[{OVER_BUDGET}]")]
+        return len(refusals) == len(self.asked)
+
+
+def reason_of(error: Exception) -> str:
+    """Why a reply was rejected, as one printable line of bounded length: its text may be the client's own.
+
+    A long text loses its middle: Ray's begin with the kind of error and end with what was raised.
+    """
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error) or type(error).__name__).split())
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    half = REASON_LENGTH // 2
+    return text if len(text) <= REASON_LENGTH else f"{text[:half]} ... {text[-half:]}"

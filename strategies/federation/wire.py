@@ -1,0 +1,213 @@
+"""What travels between server and clients, as Flower messages. The only file that knows their records.
+
+    server -> client   announcement: weights (one flat float32 array), round, versions, frame digest, sigma, q
+                       [or, to replicas, the updates that lead to these weights, and their digest: replica_wire.py]
+                       [and kept positions as a bitmap where the mask ranks the server's memory]
+                       [and L, R and kept positions where a client could not derive the same frame]
+    client -> server   update: one payload (see fedlsg/payload/message.py) and the partition that it comes from
+    client -> server   identity, once: partition and its declared number of examples N_k
+
+A reply holds nothing computed from a client's data except the noisy payload.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from torch import Tensor
+
+from fedlsg.frame import Coordinates, Frame, Keep
+from strategies.federation.code_identity import RECORD, code_record
+
+FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(1001, 1007)
+"""Error codes of our clients; Flower's own lie below 1000."""
+
+NO_REASON = "a client failed, and only its own log says why"
+"""The reason of every failure near private data: the same text whatever it was."""
+
+REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
+
+WORKER_DIED = 1007
+LOST = (
+    WORKER_DIED, ErrorCode.UNKNOWN, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED,
+)  # fmt: skip
+"""Errors that are no client's answer: our engine's, and Flower's (UNKNOWN: an actor of Ray's died)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Announcement:
+    """What is announced to a client about a round, in addition to the weights. ``updates``: server updates so far."""
+
+    round: int
+    updates: int
+    frame_digest: bytes
+    sample_rate: float
+    noise_multiplier: float
+    expected_batch: float
+    run_dir: str
+
+
+def announcement(
+    weights: Tensor, announced: Announcement, frame: Frame | None = None, ranked: Frame | None = None
+) -> RecordDict:
+    """Content of a train message. ``frame`` is sent whole only to clients that could not derive it.
+
+    Of a ``ranked`` frame, whose mask the server's memory made, the kept positions go to everyone: a bit a coordinate.
+    """
+    return announced_to(common_records(weights, frame, ranked), announced)
+
+
+def announced_to(common: Mapping[str, ArrayRecord | ConfigRecord], announced: Announcement) -> RecordDict:
+    """One client's message: records that all clients share, none of them copied, and its own terms."""
+    content = RecordDict({"round": ConfigRecord(asdict(announced))})
+    for name in common:
+        content[name] = common[name]
+    return content
+
+
+def common_records(weights: Tensor, frame: Frame | None = None, ranked: Frame | None = None) -> dict[str, ArrayRecord]:
+    """What the announcements of a round have in common, see ``announcement``."""
+    common = {"weights": flat_record(weights)}
+    if frame is not None:
+        common["frame"] = frame_record(frame)
+    if ranked is not None:
+        common["kept"] = kept_record(ranked)
+    return common
+
+
+def frame_record(frame: Frame) -> ArrayRecord:
+    """Kept positions, L and R of a frame."""
+    return ArrayRecord(
+        {"indices": raw_array(frame.wire.indices.numpy().astype("<u4"))}
+        | {f"carrier-{i:04d}": raw_array(t.cpu().numpy()) for i, t in enumerate(frame.wire.carriers)}
+    )
+
+
+def kept_record(ranked: Frame) -> ArrayRecord:
+    """Kept positions of a frame, a bit a coordinate."""
+    kept = np.zeros(ranked.size, dtype=np.uint8)
+    kept[ranked.indices.numpy()] = 1
+    return ArrayRecord({"bitmap": raw_array(np.packbits(kept))})
+
+
+def read_kept(content: RecordDict, size: int) -> Tensor | None:
+    """Kept positions, ascending, that came as a bitmap over ``size`` coordinates, or None. ValueError for a misfit."""
+    if "kept" not in content.array_records:
+        return None
+    packed = read_array(content.array_records["kept"]["bitmap"])
+    if packed.dtype != np.uint8 or packed.shape != ((size + 7) // 8,):
+        raise ValueError(f"expected a bitmap of {size} coordinates, got {packed.dtype} {packed.shape}")
+    return torch.from_numpy(np.unpackbits(packed, count=size).nonzero()[0])
+
+
+def read_round(content: RecordDict) -> Announcement:
+    """What a train message announces in addition to the weights; KeyError for anything else."""
+    config = content.config_records["round"]
+    return Announcement(**{f.name: config[f.name] for f in fields(Announcement)})  # type: ignore[arg-type]
+
+
+def flat_bytes(content: RecordDict) -> bytes:
+    """The weights of a train message as they came; KeyError where there are none."""
+    return content.array_records["weights"]["flat"].data
+
+
+def read_weights(content: RecordDict) -> Tensor:
+    """The weights of a train message; KeyError or ValueError for anything else."""
+    return read_flat(content.array_records["weights"])
+
+
+def read_frame(content: RecordDict, derived: Frame) -> Frame | None:
+    """The frame that came with a train message, or None; ``derived`` gives names and shapes, which are public."""
+    if "frame" not in content.array_records:
+        return None
+    record = content.array_records["frame"]
+    carriers = [record[name] for name in sorted(record) if name.startswith("carrier-")]
+    tensors = iter([torch.from_numpy(read_array(array)) for array in carriers])
+    if derived.sent is not None:
+        coordinates = tuple(_received(c, tensors) if c.carried else c for c in derived.sent.coordinates)
+        return replace(derived, sent=replace(derived.sent, coordinates=coordinates))
+    coordinates = tuple(_received(c, tensors) if c.carried else c for c in derived.coordinates)
+    positions = read_array(record["indices"])
+    if positions.dtype != np.uint32 or positions.ndim != 1:
+        raise ValueError(f"expected kept positions, got {positions.dtype} {positions.shape}")
+    kept = torch.from_numpy(positions.astype(np.int64))
+    blocks, start = [], 0
+    for block in derived.blocks:
+        inside = kept[(kept >= start) & (kept < start + block.size)] - start
+        blocks.append(replace(block, keep=Keep(index=inside)))
+        start += block.size
+    return Frame(coordinates=coordinates, blocks=tuple(blocks))
+
+
+def _received(c: Coordinates, tensors: Iterator[Tensor]) -> Coordinates:
+    return replace(c, L=next(tensors).to(c.L), R=next(tensors).to(c.R))
+
+
+def update(payload: bytes, partition: int) -> RecordDict:
+    """Content of a reply: the payload in one raw array, and whose it is."""
+    array = Array(dtype="uint8", shape=(len(payload),), stype="raw", data=payload)
+    return RecordDict({"update": ArrayRecord({"payload": array}), "from": ConfigRecord({"partition": partition})})
+
+
+def read_update(content: RecordDict) -> bytes:
+    """The payload bytes of a reply; ValueError where there are none."""
+    if "update" not in content.array_records or "payload" not in content.array_records["update"]:
+        raise ValueError("the reply holds no payload")
+    return content.array_records["update"]["payload"].data
+
+
+def identity(partition: int, num_examples: int, *, local: bool = True) -> RecordDict:
+    """Content of a reply to the one query: partition, declared N_k, and the code that this client runs."""
+    known = ConfigRecord({"partition": partition, "num-examples": num_examples})
+    return RecordDict({"identity": known, RECORD: code_record(local=local)})
+
+
+def read_identity(content: RecordDict) -> tuple[int, int]:
+    """Partition and declared N_k."""
+    record = content.config_records["identity"]
+    return int(record["partition"]), int(record["num-examples"])  # type: ignore[arg-type]
+
+
+def failure(reason: str, code: int, message: Message) -> Message:
+    """A reply that names what went wrong. A client that stays silent would hold up the round until its timeout.
+
+    ``reason`` leaves the client: it must not quote an exception that was raised near private data.
+    """
+    return Message(Error(code=code, reason=reason), reply_to=message)
+
+
+def flat_record(weights: Tensor) -> ArrayRecord:
+    """One flat float32 array: 200 small arrays would cost several times their payload in headers."""
+    return ArrayRecord({"flat": raw_array(weights.detach().cpu().numpy())})
+
+
+def read_flat(record: ArrayRecord) -> Tensor:
+    """The flat float32 vector of ``flat_record``."""
+    return torch.from_numpy(read_array(record["flat"]))
+
+
+def raw_array(values: np.ndarray) -> Array:
+    """An Array without the 128-byte .npy header."""
+    return Array(dtype=values.dtype.str, shape=tuple(values.shape), stype="raw", data=values.tobytes())
+
+
+def read_array(array: Array) -> np.ndarray:
+    """A writable copy of what ``raw_array`` packed; ValueError for another encoding or a length that does not fit."""
+    if array.stype != "raw":
+        raise ValueError(f"expected an array of stype 'raw', got {array.stype!r}")
+    try:
+        dtype = np.dtype(array.dtype)
+    except (TypeError, SyntaxError):
+        dtype = np.dtype(object)
+    if dtype.kind not in "fiu" or dtype.itemsize > 8:
+        raise ValueError(f"expected an array of numbers, got dtype {array.dtype!r}")
+    return np.frombuffer(bytearray(array.data), dtype=dtype).reshape(array.shape)
+
+
+def payload_size(content: RecordDict) -> int:
+    """Bytes of the arrays in a message: the content that was asked for, without records and metadata."""
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())

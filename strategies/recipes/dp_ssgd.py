@@ -1,0 +1,41 @@
+"""DP-SSGD: pruning before training, and gradients dropped in every step (Adamczewski et al. 2023, Algorithm 1).
+
+Differs from the paper: DP-SNIP clips each example's saliency, not a sum, and is entered in the ledger;
+with it the whole run keeps within epsilon, rather than epsilon_pp + epsilon_gd by simple addition.
+"""
+
+from fedlsg.masks import Drop, Mask, Prune, PruneKind
+from fedlsg.method import Method
+from fedlsg.privacy import Mechanism
+from fedlsg.training import After
+
+
+def recipe(
+    *,
+    prune: PruneKind = "synflow",
+    prune_rate: float = 0.3,
+    prune_epsilon_share: float = 0.1,
+    prune_clip_norm: float = 1.0,
+    drop: Drop = "random",
+    drop_rate: float = 0.5,
+    mechanism: Mechanism,
+    after: After,
+) -> Method:
+    """A share ``prune_rate`` of the weights is 0 for good, ``drop_rate`` of each tensor's others rests in a step.
+
+    ``prune="none"`` or ``drop="none"`` switches one of the two off, whatever its rate.
+    """
+    if not 0 <= drop_rate < 1:
+        raise ValueError(f"expected 0 <= drop_rate={drop_rate} < 1: the share of the gradients that rests in a step")
+    return Method(
+        name="dp-ssgd",
+        mask=Mask() if drop == "none" else Mask(kind="drop", drop=drop, sparsity=drop_rate),
+        prune=Prune(
+            kind=prune,
+            rate=0.0 if prune == "none" else prune_rate,
+            epsilon_share=prune_epsilon_share,
+            clip_norm=prune_clip_norm,
+        ),
+        mechanism=mechanism,
+        after=after,
+    )

@@ -1,0 +1,14 @@
+"""The private linear probe: DP-SGD on the classifier alone (001, "Linear").
+
+A private method that does not beat it has not earned its noise.
+"""
+
+from fedlsg.carriers import Carrier
+from fedlsg.method import Method
+from fedlsg.privacy import Mechanism
+from fedlsg.training import After
+
+
+def recipe(*, mechanism: Mechanism, after: After) -> Method:
+    """Everything frozen but the classifier, which is dense."""
+    return Method(name="linear-probe", carrier=Carrier(train="classifier"), mechanism=mechanism, after=after)

@@ -1,0 +1,17 @@
+"""LoRA under DP-SGD: the factors of a low-rank update are trained, W is frozen (Hu et al. 2022; Yu et al. 2022)."""
+
+from fedlsg.carriers import Carrier
+from fedlsg.method import Method
+from fedlsg.privacy import Mechanism
+from fedlsg.training import After
+
+
+def recipe(*, rank: int = 8, lora_alpha: float | None = None, mechanism: Mechanism, after: After) -> Method:
+    """Two factors beside every weight that carriers of this rank would carry; the server averages and steps them.
+
+    ``lora_alpha``: the product is scaled by alpha / rank, by 1 where it is None. Classifier, biases and norm scales
+    stay dense, as for every carrier method. Averaged are the factors: after several local steps of a round the server's
+    product is not the average of the clients' products (``ffa-lora``'s is).
+    """
+    carrier = Carrier(kind="lora", rank=rank, alpha=lora_alpha)
+    return Method(name="lora", carrier=carrier, mechanism=mechanism, after=after)

@@ -1,0 +1,39 @@
+"""LSG: low-rank carriers of W, sparse by unit importance (Ito et al. 2023, Algorithm 1).
+
+Differs from the paper: one joint clip over all blocks (``clip="per-block"`` reproduces the paper's and is accounted
+truthfully); the least important units are frozen, as the paper's text says and its lines 8-9 do not.
+"""
+
+from fedlsg.carriers import Carrier
+from fedlsg.masks import Direction, Importance, Mask
+from fedlsg.method import Method
+from fedlsg.privacy import Mechanism
+from fedlsg.training import After
+
+
+def recipe(
+    *,
+    rank: int = 4,
+    sparsity: float = 0.3,
+    power_steps: int = 1,
+    residual: bool = True,
+    direction: Direction = "top",
+    importance: Importance = "weights",
+    sparsity_from: float = 0.0,
+    mechanism: Mechanism,
+    after: After,
+) -> Method:
+    """Carriers of W, unit importance p on the carriers; ``sparsity=0`` is what the paper calls RGP."""
+    return Method(
+        name="lsg",
+        carrier=Carrier(kind="low-rank", rank=rank, power_steps=power_steps, residual=residual),
+        mask=Mask(
+            kind="units",
+            sparsity=sparsity,
+            direction=direction,
+            importance=importance,
+            sparsity_from=sparsity_from,
+        ),
+        mechanism=mechanism,
+        after=after,
+    )

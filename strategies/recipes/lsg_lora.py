@@ -1,0 +1,29 @@
+"""LSG on LoRA: sparse private updates of LoRA's factors (Ito et al. 2024, "Ours (LoRA)").
+
+Differs from the paper: one joint clip over all blocks, as for ``lsg``; classifier, biases and norm scales stay dense.
+"""
+
+from fedlsg.carriers import Carrier
+from fedlsg.masks import Direction, Mask
+from fedlsg.method import Method
+from fedlsg.privacy import Mechanism
+from fedlsg.training import After
+
+
+def recipe(
+    *,
+    rank: int = 8,
+    sparsity: float = 0.3,
+    lora_alpha: float | None = None,
+    direction: Direction = "top",
+    mechanism: Mechanism,
+    after: After,
+) -> Method:
+    """Rows of dB and columns of dA whose unit of W_0 + s B A is important; ``sparsity=0`` is ``lora``."""
+    return Method(
+        name="lsg-lora",
+        carrier=Carrier(kind="lora", rank=rank, alpha=lora_alpha),
+        mask=Mask(kind="units", sparsity=sparsity, direction=direction),
+        mechanism=mechanism,
+        after=after,
+    )

@@ -1,0 +1,43 @@
+"""RS: random-sparsified DP-SGD (Zhu and Blaschko 2023, Algorithm 1).
+
+``mechanism="noise-only"`` and ``"clip-only"`` are the paper's ablations, Algorithms 2 and 3 (its Appendix E);
+``ranking="gradients"`` is its ranked sparsification, Algorithm 4.
+"""
+
+from fedlsg.carriers import Carrier, CarrierKind
+from fedlsg.masks import Mask, Ranking, Redraw
+from fedlsg.method import Method
+from fedlsg.privacy import Mechanism
+from fedlsg.training import After
+
+
+def recipe(
+    *,
+    sparsity: float = 0.5,
+    cooling: bool = True,
+    redraw: Redraw = "epoch",
+    ranking: Ranking = "random",
+    sparsity_from: float = 0.0,
+    carrier: CarrierKind = "dense",
+    rank: int = 4,
+    mechanism: Mechanism,
+    after: After,
+) -> Method:
+    """A uniformly random mask over all coordinates; with ``cooling`` its rate ramps from 0 to ``sparsity``.
+
+    On dense gradients, or on those of low-rank carriers of ``rank`` (which dense gradients do not look at).
+    """
+    return Method(
+        name="rs",
+        carrier=Carrier(kind=carrier, rank=0 if carrier == "dense" else rank),
+        mask=Mask(
+            kind="uniform",
+            sparsity=sparsity,
+            cooling=cooling,
+            redraw=redraw,
+            ranking=ranking,
+            sparsity_from=sparsity_from,
+        ),
+        mechanism=mechanism,
+        after=after,
+    )

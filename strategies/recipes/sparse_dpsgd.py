@@ -1,0 +1,26 @@
+"""Sparse DP-SGD: dense gradients without those of the smallest weights, as SNF does (a baseline of Ito et al. 2023).
+
+Differs from the source: scales and biases stay dense, and the rate is per weight tensor, as in ``lsg``.
+"""
+
+from fedlsg.masks import Mask
+from fedlsg.method import Method
+from fedlsg.privacy import Mechanism
+from fedlsg.training import After
+
+
+def recipe(
+    *,
+    sparsity: float = 0.5,
+    refresh: bool = False,
+    sparsity_from: float = 0.0,
+    mechanism: Mechanism,
+    after: After,
+) -> Method:
+    """The floor(p n) weights of smallest magnitude of each tensor are frozen: of W_0, or of W_t with ``refresh``."""
+    return Method(
+        name="sparse-dpsgd",
+        mask=Mask(kind="magnitude", sparsity=sparsity, refresh=refresh, sparsity_from=sparsity_from),
+        mechanism=mechanism,
+        after=after,
+    )

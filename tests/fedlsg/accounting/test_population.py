@@ -1,0 +1,147 @@
+"""Epsilon of many clients: never below anyone's own, exact where it is said to be, and from few questions."""
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedlsg.accounting import population
+from fedlsg.accounting.bounds import compose
+from fedlsg.accounting.events import Event, canonical
+from fedlsg.accounting.population import displayed, front, grid_down, grid_up, moved, shared_rates, spread, upper
+from fedlsg.privacy.ledger import Entry, Ledger
+
+DELTA = 1e-5
+positive = st.floats(1e-6, 1e6)
+levels = st.sampled_from(population.LEVELS)
+
+
+def client(q, sigma, steps, *besides):
+    return canonical([Event(sample_rate=q, noise_multiplier=sigma, steps=steps), *besides])
+
+
+def unequal(count, *, own_noise=False):
+    """Clients whose rates, step counts and, where asked, noise all differ, without any two alike."""
+    qs = [0.01 * 1.11**i for i in range(count)]
+    return [client(q, 2 * (q / 0.02) ** 0.8 if own_noise else 1.5, 10 + 7 * i % 40) for i, q in enumerate(qs)]
+
+
+@given(value=positive, level=levels)
+def test_the_grid_moves_by_less_than_one_point_and_never_the_wrong_way(value, level):
+    assert value <= grid_up(value, level) < value * 2 ** (1 / level) * (1 + 1e-12)
+    assert value >= grid_down(value, level) > value / 2 ** (1 / level) * (1 - 1e-12)
+
+
+@given(q=st.floats(1e-4, 1), sigma=st.floats(0.3, 20), steps=st.integers(1, 10**4), level=levels)
+@settings(max_examples=50, deadline=None)
+def test_moved_events_lose_at_least_as_much(q, sigma, steps, level):
+    (event,) = moved(client(q, sigma, steps), level) if q < 1 else [Event(sample_rate=1, noise_multiplier=1, steps=1)]
+    if q < 1:
+        assert event.sample_rate >= q
+        assert event.sample_rate == 1 or (event.noise_multiplier <= sigma and event.steps >= steps)
+
+
+def test_an_answer_on_the_grid_is_an_upper_bound_and_rounding_down_would_not_be():
+    own = client(0.0213, 1.07, 331)
+    exact = compose(own, delta=DELTA).upper
+    assert compose(moved(own, 8), delta=DELTA).upper > exact
+    (event,) = own
+    low = client(grid_down(event.sample_rate, 8), grid_up(event.noise_multiplier, 8), event.steps)
+    assert compose(low, delta=DELTA).upper < exact, "negative control: the other way round the number is too low"
+
+
+def test_a_few_clients_are_exact():
+    clients = [client(0.02, 1.5, steps) for steps in (3, 50, 50, 7)] + [()]
+    each = [compose(events, delta=DELTA).upper for events in clients]
+    found = spread(clients, delta=DELTA)
+    assert (found.largest, found.median, found.worst) == (max(each), statistics.median(each), 1)
+    assert each[-1] == 0.0
+
+
+@pytest.mark.parametrize("own_noise", [False, True])
+def test_many_clients_are_bounded_closely_from_above(own_noise):
+    clients = unequal(40, own_noise=own_noise)
+    cheap = [upper(events, DELTA, ("pld",)) for events in clients]
+    found = spread(clients, delta=DELTA, accountants=("pld",))
+    assert found.largest == pytest.approx(max(cheap), rel=1e-9)
+    assert cheap[found.worst] == max(cheap)
+    assert statistics.median_high(cheap) <= found.median <= 1.25 * statistics.median_high(cheap)
+    both = spread(clients, delta=DELTA)
+    assert both.largest >= compose(clients[both.worst], delta=DELTA).upper
+
+
+def test_rounding_down_is_caught(monkeypatch):
+    """Negative control: with the grid turned round, the bound of a crowded front falls below the truth."""
+    clients = [client(q, 2 * (q / 0.02) ** 0.5, 30) for q in (0.01 * 1.05**i for i in range(40))]
+    largest = max(upper(events, DELTA, ("pld",)) for events in clients)
+    monkeypatch.setattr(population, "QUESTIONS", 1)  # a cell's bound is taken as it is
+    assert spread(clients, delta=DELTA, accountants=("pld",)).largest >= largest
+    up, down = grid_up, grid_down
+    monkeypatch.setattr(population, "grid_up", down)
+    monkeypatch.setattr(population, "grid_down", up)
+    members = front(clients)
+    assert max(upper(moved(e, 2), DELTA, ("pld",)) for e in members) < largest
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=30))
+def test_the_front_covers_everyone_and_holds_no_one_in_vain(numbers):
+    clients = [client(q / 10, float(sigma), steps) for q, sigma, steps in numbers]
+    members = front(clients)
+
+    def covers(a, b):
+        return all(
+            x.sample_rate >= y.sample_rate and x.noise_multiplier <= y.noise_multiplier and x.steps >= y.steps
+            for x, y in zip(a, b, strict=True)
+        )
+
+    assert set(members) <= set(clients)
+    assert all(any(covers(member, events) for member in members) for events in clients)
+    assert not any(covers(a, b) for a in members for b in members if a != b)
+
+
+def test_few_questions_are_asked_of_a_thousand_clients(monkeypatch):
+    asked = []
+
+    def counting(events, delta, accountants=population.ACCOUNTANTS):
+        asked.append(tuple(accountants))
+        return math.sqrt(population._spent(events))
+
+    monkeypatch.setattr(population, "upper", counting)
+    spread(unequal(40) * 25 + [client(0.3 / i, 1.5, 5 + i % 30) for i in range(4, 500)], delta=DELTA)
+    assert len(asked) < 2 * population.QUESTIONS
+    assert sum(accountants == ("prv", "pld") for accountants in asked) == 2
+
+
+def test_the_display_is_an_upper_bound_too():
+    clients = unequal(30)
+    found, exact = displayed(clients, delta=DELTA), spread(clients, delta=DELTA, accountants=("pld",))
+    assert exact.largest <= found.largest <= 1.25 * exact.largest
+    assert displayed(clients[:5], delta=DELTA) == spread(clients[:5], delta=DELTA, accountants=("pld",))
+
+
+def test_what_nobody_certifies_is_infinite():
+    clients = [*unequal(20), client(0.5, 0.01, 10**6)]
+    assert spread(clients, delta=DELTA).largest == math.inf
+
+
+@given(st.lists(st.floats(1e-3, 1), min_size=1, max_size=60), st.integers(1, 20))
+def test_shared_rates_are_few_and_none_is_lower(rates, limit):
+    raised = shared_rates(rates, limit=limit)
+    assert all(q <= up <= min(1, q * math.sqrt(2) * (1 + 1e-12)) for q, up in zip(rates, raised, strict=True))
+    if len(set(rates)) <= limit:
+        assert raised == rates
+    assert len(set(raised)) <= max(limit, 21)  # ten octaves, two points each
+
+
+def test_a_budget_holds_to_the_step_whether_settings_are_few_or_many(tmp_path, monkeypatch):
+    entry = {"client": 0, "attempt": 0, "clip_norm": 1.0, "num_examples": 50, "mechanism": "dp"}
+    entry |= {"sample_rate": 0.021, "noise_multiplier": 1.07}
+    allowed = []
+    for exact in (16, 0):
+        monkeypatch.setattr(population, "EXACT", exact)
+        ledger = Ledger(tmp_path / f"{exact}.jsonl", client=0)
+        fits = [n for n in range(150, 400, 10) if not ledger.would_exceed(Entry(round=1, steps=n, **entry), 2.0, DELTA)]
+        allowed.append(max(fits))
+    assert allowed[0] == allowed[1]

@@ -1,0 +1,72 @@
+"""The closed bound against a hand calculation, dp-accounting's own Renyi accountant, and both reported accountants."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedlsg.accounting import renyi as accountant_renyi
+from fedlsg.accounting.bounds import compose
+from fedlsg.accounting.events import Event
+from fedlsg.accounting.renyi import ORDERS, surely_within, upper_bound
+
+DELTA = 1e-5
+rates = st.sampled_from([0.001, 0.02, 0.3, 0.5, 0.9, 1.0])
+noises = st.sampled_from([0.5, 0.7, 1.0, 2.0, 5.0, 40.0])
+steps = st.sampled_from([1, 3, 50, 1000])
+
+
+def event(q: float, sigma: float, steps: int) -> Event:
+    return Event(sample_rate=q, noise_multiplier=sigma, steps=steps)
+
+
+def by_library(events: list[Event]) -> float:
+    accountant = RdpAccountant(orders=list(ORDERS))
+    for e in events:
+        gaussian = dp_accounting.GaussianDpEvent(e.noise_multiplier)
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(e.sample_rate, gaussian), e.steps)
+    return float(accountant.get_epsilon(DELTA))
+
+
+def test_order_two_by_hand():
+    """A(2) = (1 - q)^2 + 2 q (1 - q) + q^2 exp(1 / sigma^2)."""
+    q, sigma = 0.3, 2.0
+    by_hand = math.log((1 - q) ** 2 + 2 * q * (1 - q) + q * q * math.exp(1 / sigma**2))
+    assert accountant_renyi._log_moments(q, sigma)[0] == pytest.approx(by_hand, rel=1e-12)
+
+
+@given(rates, noises, steps, steps)
+@settings(deadline=None, max_examples=40)
+def test_it_is_dp_accountings(q, sigma, some, more):
+    events = [event(q, sigma, some), event(1.0, 5.0, more)]
+    assert upper_bound(events, DELTA) == pytest.approx(by_library(events), rel=1e-9, abs=1e-9)
+
+
+@given(rates, noises, steps, st.floats(0.05, 30.0))
+@settings(deadline=None, max_examples=25)
+def test_who_is_surely_within_is_within_by_what_is_reported(q, sigma, steps, budget):
+    events = [event(q, sigma, steps)]
+    closest = upper_bound(events, DELTA) * 1.01 + 0.002  # the smallest budget that it lets pass
+    for epsilon in (budget, closest):
+        if surely_within(events, epsilon=epsilon, delta=DELTA) and epsilon < 50:
+            assert compose(events, delta=DELTA).upper <= epsilon
+
+
+def test_sixty_per_cent_of_the_noise_is_noticed(monkeypatch):
+    """Negative control: moments of too much noise let pass what the accountants refuse."""
+    events = [event(0.5, 3.0, 100)]
+    budget = compose(events, delta=DELTA).upper * 0.8
+    assert not surely_within(events, epsilon=budget, delta=DELTA)
+    right = accountant_renyi._log_moments
+    monkeypatch.setattr(accountant_renyi, "_log_moments", lambda q, sigma: right(q, sigma / 0.6))
+    assert surely_within(events, epsilon=budget, delta=DELTA)
+
+
+def test_nothing_spent_and_extreme_noise():
+    assert upper_bound([], DELTA) < 0.05
+    assert np.isfinite(upper_bound([event(0.5, 0.05, 10**6)], DELTA))
+    assert not surely_within([event(0.5, 0.05, 1)], epsilon=100.0, delta=DELTA)

@@ -1,0 +1,176 @@
+"""Canary examples seen through real payloads: what they add, and what the payloads' noise gives away."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+from torch.testing import assert_close
+
+from fedlsg.attacks.audit.training_mode import (
+    clipped_rows,
+    enough,
+    look,
+    nearest,
+    payload_checks,
+    scored,
+    sensitivity,
+    unlike,
+)
+from fedlsg.training.client import LocalTraining
+from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+
+IMAGES, LABELS = digits(6)
+IN, OUT, NONE = torch.tensor([True]), torch.tensor([False]), torch.zeros(0, dtype=torch.bool)
+
+
+def seen(name="lsg", rows=slice(0, 6)):
+    """A noise-free payload in which every one of these examples took part, as if noise of deviation 1e-3 was added."""
+    made = observe(method(name), mlp(), IMAGES[rows], LABELS[rows])
+    return replace(made, noise_std=1e-3)
+
+
+@pytest.mark.parametrize("name", ["lsg", "rgp", "rs", "dpsgd"])
+def test_rows_add_up_to_the_payload(name):
+    made = seen(name)
+    assert_close(clipped_rows(made, IMAGES, LABELS).sum(0), made.values, rtol=1e-6, atol=1e-9)
+
+
+def test_a_canary_that_is_in_stands_one_above_one_that_is_out():
+    """At q = 1 by hand: what is left of the payload is half of the canary's gradient, or minus half of it."""
+    canaries, rest = (IMAGES[:1], LABELS[:1]), (IMAGES[1:], LABELS[1:])
+    present, absent = look(seen(), canaries, rest, IN), look(seen(rows=slice(1, 6)), canaries, rest, OUT)
+    assert present.components.item() == pytest.approx(1.0, abs=1e-6)
+    assert absent.components.item() == pytest.approx(0.0, abs=1e-6)
+    assert present.lengths.item() == pytest.approx(0.1, rel=1e-6)
+    assert present.residual.norm().item() == pytest.approx(0.05 / 1e-3, rel=1e-5)
+    assert scored([present], 1e-3, 1.0).item() > 0 > scored([absent], 1e-3, 1.0).item()
+    for one in (present, absent):  # either way the payload lies half a canary from the middle: (0.05 / 1e-3)^2
+        assert one.moved == pytest.approx(one.expected, rel=1e-5)
+        assert one.expected == pytest.approx(2500, rel=1e-5)
+        assert one.variance == pytest.approx(one.expected)  # all took part for certain: only noise is left
+
+
+def test_coins_are_in_no_score():
+    canaries, rest = (IMAGES[:1], LABELS[:1]), (IMAGES[1:], LABELS[1:])
+    right, wrong = look(seen(), canaries, rest, IN), look(seen(), canaries, rest, OUT)
+    assert_close(right.components, wrong.components)
+    assert_close(right.residual, wrong.residual)
+    assert wrong.moved == pytest.approx(-right.moved)
+
+
+def test_a_company_that_is_not_known_moves_the_canary():
+    """Negative control: without the others' expected sum the component is far from 1."""
+    nobody = (IMAGES[:0], LABELS[:0])
+    assert abs(look(seen(), (IMAGES[:1], LABELS[:1]), nobody, IN).components.item() - 1) > 0.1
+
+
+def residuals(count=20, scale=1.0):
+    return list(np.random.default_rng(0).normal(scale=scale, size=(count, 400)))
+
+
+def test_checks_of_payloads():
+    assert enough(residuals()).passed
+    assert enough([one + 3.0 for one in residuals()]).passed
+    assert not enough(residuals(scale=0.9)).passed
+    assert unlike(residuals()).passed
+    assert not unlike([*residuals(), residuals()[4] + 0.1]).passed
+    assert not unlike([*residuals(), 0.1 - residuals()[4]]).passed
+    assert unlike([np.ones(3), np.ones(4)]).passed
+
+
+def batches(count=40, length=100.0):
+    """Residuals of fresh noise and batches that fluctuate along one gradient, far above it: correlated by chance."""
+    rng = np.random.default_rng(1)
+    common = rng.normal(size=400)
+    return [rng.normal(size=400) + rng.normal() * length * common / np.linalg.norm(common) for _ in range(count)]
+
+
+def test_batches_above_the_noise_are_not_noise_used_twice():
+    rows = np.stack(batches())
+    assert np.abs(np.corrcoef(rows)[np.triu_indices(len(rows), 1)]).max() > 0.95  # what looked like noise used twice
+    found = unlike(batches())
+    assert found.passed
+    assert "no power here" in found.says
+    assert "no power" not in unlike(residuals()).says
+
+
+def test_noise_used_twice_under_batches_shorter_than_it():
+    """Negative control, at half of the noise's mean square; and where ``says`` tells that there is no power."""
+    rng = np.random.default_rng(2)
+    reused = rng.normal(size=400)
+    short = [*residuals(), *(reused + np.sqrt(0.2) * rng.normal(size=400) for _ in range(2))]
+    long = [*residuals(), *(reused + np.sqrt(1.5) * rng.normal(size=400) for _ in range(2))]
+    assert not unlike(short).passed
+    assert unlike(long).passed
+
+
+@pytest.mark.parametrize("signal", [0.0, 0.7, 30.0])
+def test_the_nearest_pair_is_as_rare_as_it_says(signal):
+    """P(nearest^2 < x) is at most 2 pairs chi2(x), whatever the signal: 3000 draws of 4 payloads of 12 values."""
+    rng = np.random.default_rng(3)
+    draws = rng.normal(size=(3000, 4, 12)) + signal * rng.normal(size=(3000, 4, 1)) * rng.normal(size=12)
+    p = 2 * 6 * chi2.cdf([nearest(rows) for rows in draws], 12)
+    for level in (0.01, 0.05, 0.2):
+        assert (p < level).mean() <= level + 3 * np.sqrt(level / 3000)
+
+
+def test_halved_noise_is_too_close_and_too_short():
+    halved = residuals(scale=0.5)
+    assert not enough(halved).passed
+    assert not unlike(halved).passed
+
+
+def test_a_batch_of_no_canaries_is_empty():
+    assert clipped_rows(seen(), IMAGES[:0], LABELS[:0]).shape == (0, seen().frame.kept)
+    nothing = look(seen(), (IMAGES[:0], LABELS[:0]), (IMAGES, LABELS), NONE)
+    assert torch.isfinite(nothing.residual).all()
+    assert payload_checks([nothing, nothing])[0].says == "no payload with canaries to tell"
+
+
+def test_the_variance_is_that_of_batches_and_noise():
+    """Payloads of q = 1/2 with drawn batches and noise, against the variance that the audit states for them."""
+    made, q, std = replace(seen(), local=LocalTraining(sample_rate=0.5, expected_batch=3.0)), 0.5, 0.05
+    rows, rng = clipped_rows(made, IMAGES, LABELS).double(), torch.Generator().manual_seed(0)
+    coins = torch.tensor([True, False])
+    present = torch.tensor([True, False, True, True, True, True])
+    errors = []
+    for _ in range(300):
+        batch = present & (torch.rand(6, generator=rng) < q)
+        values = rows[batch].sum(0) + std * torch.randn(rows.shape[1], generator=rng, dtype=torch.float64)
+        one = look(
+            replace(made, values=values, noise_std=std), (IMAGES[:2], LABELS[:2]), (IMAGES[2:], LABELS[2:]), coins
+        )
+        errors.append((one.moved - one.expected) / one.variance**0.5)
+    assert one.variance > 1.5 * one.expected
+    assert np.mean(errors) == pytest.approx(0, abs=0.2)
+    assert np.std(errors) == pytest.approx(1, abs=0.13)
+
+
+def test_sensitivity_by_hand():
+    """Slope (3 + 1) / (2 + 2), standard error sqrt(2 + 7) / 4: 1.5 such errors above 1 at (7 + 2.5) / 4 = 2.125."""
+    assert "1.000 of what is claimed (standard error 0.750)" in by_hand(3.0, 1.0).says
+    assert by_hand(3.0, 1.0).passed
+    assert by_hand(7.0, 1.5).passed
+    assert not by_hand(12.0, 5.0).passed
+    assert by_hand(-12.0, -5.0).passed
+    assert "no payload" in sensitivity(np.ones(2), np.zeros(2), np.zeros(2)).says
+
+
+def by_hand(*moved):
+    return sensitivity(np.array(moved), np.array([2.0, 2.0]), np.array([2.0, 7.0]))
+
+
+def test_sensitivity_accuses_true_claims_as_rarely_as_it_says_though_one_payload_decides():
+    """Payloads whose weights differ a thousandfold: their own spread would be a standard error of one number."""
+    rng = np.random.default_rng(0)
+    expected = np.geomspace(1.0, 1000.0, 8)
+    variance = expected * rng.uniform(1.0, 5.0, size=8)
+    z = []
+    for _ in range(2000):
+        said = sensitivity(expected + rng.normal(size=8) * np.sqrt(variance), expected, variance).says
+        words = said.replace(")", "").split()
+        z.append((float(words[5]) - 1) / float(words[-1]))
+    assert np.mean(np.array(z) > 2.326) == pytest.approx(0.01, abs=0.007)
+    assert np.std(z) == pytest.approx(1, abs=0.05)

@@ -1,0 +1,117 @@
+"""The unit-mode audit as a whole: it accuses no correct code, and finds every plant."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fedlsg.training.client
+from fedlsg.attacks.audit.plants import PLANTS, planted
+from fedlsg.attacks.audit.unit_mode import record, ticks
+from fedlsg.attacks.audit.verdict import Claim, as_dict, estimate, judge
+from fedlsg.attacks.membership.tradeoff import gaussian_epsilon
+from tests.fedlsg.attacks.audit_setting import aggregated, audit, claim_of, same, setting, verdict
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_correct_code_is_not_accused(seed):
+    found = audit(setting(), seed=seed)
+    assert found.words == "not falsified", found.reasons
+
+
+@pytest.mark.parametrize("name", ["rgp", "rs", "dpsgd"])
+def test_correct_code_of_other_methods_is_not_accused(name):
+    found = audit(setting(name, rounds=4))
+    assert found.words == "not falsified", found.reasons
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        setting(clip="per-block", noise_multiplier=2.5),
+        setting(classifier_clip_weight=3.0),
+        setting(steps=3, rounds=4),
+        setting(sample_rate=1.0, rounds=2),
+        aggregated(setting(rounds=4), 4),
+    ],
+    ids=["per-block, accounted truthfully", "weighted groups", "local steps", "full batches", "aggregate"],
+)
+def test_correct_code_of_other_mechanisms_is_not_accused(made):
+    found = audit(made)
+    assert found.words == "not falsified", found.reasons
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_every_plant_is_found(plant):
+    found = audit(setting(), plant=plant)
+    assert found.words == "falsified"
+
+
+def test_a_bound_alone_finds_a_wrong_clip():
+    """Without the checks: what no canary's gradient is cut to is far outside of the claim."""
+    made = setting(rounds=1, sample_rate=1.0, noise_multiplier=4.0)
+    with planted("no-clip"):
+        seen = record(made, 2000, seed=0)
+    found = judge(seen.scores, seen.coins, claim_of(made))
+    assert "f-DP one-run bound" in found.reasons
+    assert found.f_dp.epsilon >= found.claim.epsilon
+    assert found.one_run.refutes
+
+
+def test_the_estimate_is_the_claim_of_a_gaussian_mechanism():
+    """One full-batch round is 1/sigma-GDP: mu within its interval."""
+    made = setting(rounds=1, sample_rate=1.0)
+    found = audit(made, canaries=2000)
+    assert found.estimate.mu.low <= 1.0 <= found.estimate.mu.high
+    assert found.estimate.epsilon.value == pytest.approx(gaussian_epsilon(found.estimate.mu.value, 1e-5))
+    assert found.f_dp.epsilon <= found.claim.epsilon
+    assert found.one_run.epsilon <= found.claim.epsilon
+
+
+def test_a_seed_repeats_and_none_does_not():
+    made = setting(rounds=2)
+    assert same(record(made, 40, seed=3), record(made, 40, seed=3))
+    assert not same(record(made, 40, seed=3), record(made, 40, seed=4))
+    assert not same(record(made, 40, seed=None), record(made, 40, seed=None))
+
+
+def test_the_auditor_sees_no_coin():
+    """Scores turned over with the coins are noise: they come from the outputs alone."""
+    made = setting(rounds=4)
+    seen = record(made, 400, seed=0)
+    shuffled = np.random.default_rng(0).permutation(seen.coins)
+    assert judge(seen.scores, shuffled, claim_of(made)).one_run.epsilon < 0.2
+    assert verdict(made, seen).one_run.epsilon > 0.4
+
+
+def test_progress_is_counted():
+    made, counted = setting(rounds=3), []
+    record(made, 50, seed=0, tick=lambda: counted.append(1))
+    assert len(counted) == ticks(made, 50)
+
+
+def test_plants_leave_the_client_as_it_was():
+    before = dict(vars(fedlsg.training.client))
+    for name in PLANTS:
+        with planted(name):
+            assert dict(vars(fedlsg.training.client)) != before
+    assert dict(vars(fedlsg.training.client)) == before
+    with pytest.raises(ValueError, match="halved-noise"), planted("nothing-known"):
+        pass
+
+
+def test_the_verdict_is_plain_json():
+    text = json.dumps(as_dict(audit(setting(rounds=2), canaries=50)))
+    assert '"not falsified"' in text
+    assert "verified" not in text
+
+
+def test_refuses():
+    with pytest.raises(ValueError, match="no claim"):
+        Claim(epsilon=float("inf"), delta=1e-5, sample_rate=1.0, noise_multiplier=1.0, steps=1)
+    with pytest.raises(ValueError, match="sample_rate"):
+        Claim(epsilon=1.0, delta=1e-5, sample_rate=0.0, noise_multiplier=1.0, steps=1)
+    with pytest.raises(ValueError, match="both kinds"):
+        estimate(np.zeros(0), np.zeros(3), 1e-5)
+    with pytest.raises(ValueError, match="canaries"):
+        record(setting(), 5, seed=0)

@@ -1,0 +1,166 @@
+"""The input of a linear layer from one gradient: exact by hand, exact for every method, and what breaks it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedlsg.attacks.guess import DoesNotApply, Guess
+from fedlsg.attacks.inversion.linear_input import direction, fit_range, input_of_linear, ratio
+from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.inversion.received_layer import Received, received_layer
+from fedlsg.attacks.observation import Observation
+from fedlsg.training.client import LocalTraining
+from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+
+PRIOR = Prior(shape=(1, 8, 8))
+METHODS = ("dpsgd", "dp-powersgd", "rgp", "rgp-random", "lora", "rs", "lsg", "lsg-lora")
+
+
+def relative_error(guess: Tensor, truth: Tensor) -> float:
+    """Over the known entries."""
+    known = guess.isfinite()
+    return float((guess - truth)[known].norm() / truth[known].norm())
+
+
+def seen_all(values: Tensor) -> Received:
+    return Received(values=values, kept=torch.ones_like(values, dtype=torch.bool), noise_std=0.0)
+
+
+def numbers(*rows: object) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def test_by_hand():
+    # v = (1, 2), x = (3, 4): right = v x^T, and the second column of the second row was not sent.
+    right = replace(seen_all(numbers([3, 4], [6, 0])), kept=torch.tensor([[True, True], [True, False]]))
+    found = ratio(right, numbers(1, 2))
+    assert found.x.tolist() == [3, 4]
+    assert found.energy.tolist() == [5, 1]
+    assert found.residual == 0
+    # Two examples, by hand: the mean of the two ratios weighted by v^2, and a residual that says so.
+    mixed = ratio(seen_all(numbers([1.0], [6.0])), numbers(1, 2))
+    assert mixed.x.tolist() == pytest.approx([13 / 5])
+    assert mixed.residual > 0.1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_exact_under_every_method(name: str):
+    x, y = digits(1)
+    for dtype, tolerance in ((torch.float64, 1e-6), (torch.float32, 1e-4)):
+        guess = input_of_linear(observe(name, mlp(), x, y, dtype=dtype), PRIOR)
+        assert relative_error(guess.inputs, x) < tolerance
+        assert guess.objective is not None
+        assert guess.objective < tolerance
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 1000), sparsity=st.sampled_from([0.0, 0.3, 0.5]), steps=st.integers(1, 3))
+def test_exactly_the_kept_columns_whatever_clip_and_local_steps(seed: int, sparsity: float, steps: int):
+    x, y = digits(1, seed)
+    how = method("lsg", sparsity=sparsity, clip_norm=10.0 ** (seed % 5 - 3), norms_clip_weight=1 + seed % 3)
+    local = LocalTraining(steps=steps, momentum=0.5 * (seed % 2), learning_rate=0.3)
+    seen = observe(how, mlp(seed=seed), x, y, local=local)
+    guess = input_of_linear(seen, PRIOR)
+    kept = seen.kept["hidden.weight", "R"].any(0)
+    assert guess.inputs.flatten().isfinite().equal(kept)
+    assert int(kept.sum()) == 64 - int(64 * sparsity)
+    assert relative_error(guess.inputs, x) < 1e-6
+
+
+def test_few_frozen_columns_are_solved_from_the_other_carrier():
+    x, y = digits(1)
+    seen = observe(method("lsg", sparsity=0.1), mlp(), x, y)
+    assert int(seen.kept["hidden.weight", "R"].any(0).sum()) == 58
+    assert relative_error(input_of_linear(seen, PRIOR).inputs, x) < 1e-6
+    assert input_of_linear(seen, PRIOR).inputs.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "rgp", "rs"])
+def test_without_a_bias_the_direction_is_exact_and_the_range_gives_the_scale(name: str):
+    x, y = digits(1)
+    x = x / x.max()  # an image that fills its range
+    guess = input_of_linear(observe(name, mlp(bias=False), x, y), PRIOR)
+    assert relative_error(guess.inputs, x) < 1e-9
+    dark = input_of_linear(observe(name, mlp(bias=False), 0.5 * x, y), PRIOR)
+    assert torch.cosine_similarity(dark.inputs.flatten(), x.flatten(), dim=0) > 1 - 1e-12
+    assert relative_error(dark.inputs, 0.5 * x) == pytest.approx(1.0)  # what cannot be known is not claimed
+    assert "scale from the prior" in dark.note
+
+
+def test_direction_fits_single_missing_entries():
+    generator = torch.Generator().manual_seed(0)
+    v, x = (torch.randn(k, generator=generator, dtype=torch.float64) for k in (12, 20))
+    kept = torch.rand(12, 20, generator=generator) < 0.5
+    found, residual = direction(Received(values=torch.outer(v, x) * kept, kept=kept, noise_std=0.0))
+    assert abs(float(found @ x) / float(x.norm())) == pytest.approx(1.0, abs=1e-9)
+    assert residual < 1e-6
+
+
+def test_range_takes_the_sign_that_fits():
+    prior = Prior(shape=(3,), low=-0.5, high=2.0)
+    assert fit_range(numbers(-1, 0.25, -4), prior).tolist() == [0.5, -0.125, 2.0]
+
+
+def test_per_block_clipping_leaves_the_scale_unknown():
+    x, y = digits(1)
+    seen = observe(method("rgp", clip="per-block"), mlp(), x, y)
+    assert not received_layer(seen).scaled_alike
+    assert "scale from the prior" in input_of_linear(seen, PRIOR).note
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "rgp", "lsg"])
+def test_predicted_error_is_the_measured_one(name: str):
+    x, y = digits(1, 5)
+    how = method(name, mechanism="dp", noise_multiplier=0.002)
+    wide = Prior(shape=(1, 8, 8), low=-1e6, high=1e6)  # no clamp
+    guesses = [input_of_linear(observe(how, mlp(), x, y, seed=seed), wide) for seed in range(40)]
+    errors = torch.tensor([float((g.inputs - x).nan_to_num(0.0).square().sum()) for g in guesses])
+    predicted = torch.tensor([g.squared_error for g in guesses])
+    assert abs(errors.mean() - predicted.mean()) < 4 * errors.std() / 40**0.5
+
+
+def test_noise_is_clamped_to_the_range():
+    x, y = digits(1)
+    guess = input_of_linear(observe(method("rgp", mechanism="dp", noise_multiplier=1.0), mlp(), x, y), PRIOR)
+    assert float(guess.inputs.min()) >= 0
+    assert float(guess.inputs.max()) <= 1
+    assert guess.squared_error is not None
+
+
+def test_several_examples_show_in_the_objective():
+    x, y = digits(3)
+    guess = input_of_linear(observe("rgp", mlp(), x, y), PRIOR)
+    assert guess.objective is not None
+    assert guess.objective > 1e-3
+
+
+def test_what_it_does_not_apply_to():
+    x, y = digits(1)
+    convolution = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Flatten(), nn.Linear(288, 10)).double()
+    convolution.add_module("classifier", nn.Linear(10, 10).double())
+    for how, model, why in (
+        ("dpsgd", convolution, "Conv2d"),
+        ("linear-probe", mlp(), "nothing was sent"),
+    ):
+        with pytest.raises(DoesNotApply, match=why):
+            input_of_linear(observe(how, model, x, y), PRIOR)
+    with pytest.raises(DoesNotApply, match="an input has 32"):
+        input_of_linear(observe("rgp", mlp(), x, y), Prior(shape=(32,)))
+    with pytest.raises(ValueError, match="expected 1 labels"):
+        Guess(inputs=x, labels=torch.tensor([1, 2]))
+
+
+def test_negative_control_a_wrong_carrier_is_noticed():
+    """An attack on another round's L gives another x, and its residual says so: the exactness above is not vacuous."""
+    x, y = digits(1)
+    seen = observe("rgp-random", mlp(), x, y)
+    other = observe("rgp-random", mlp(), x, y, seed=1)
+    mixed = Observation(**{**vars(seen), "frame": other.frame})
+    guess = input_of_linear(mixed, PRIOR)
+    assert relative_error(guess.inputs, x) > 0.1
+    assert guess.objective is not None
+    assert guess.objective > 0.1

@@ -1,0 +1,109 @@
+"""Whole ReLU batches: sparse columns by hand, exact images from every whole payload, and honest refusals."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from fedlsg.attacks.guess import DoesNotApply
+from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.inversion.relu_batch import relu_batch
+from fedlsg.attacks.inversion.sparse_columns import Search, sparse_columns
+from fedlsg.attacks.observation import Knowledge
+from fedlsg.frame import EVERYTHING
+from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+
+PRIOR = Prior(shape=(1, 8, 8))
+NOTHING = Knowledge()
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def worst_psnr(guess: Tensor, truth: Tensor) -> float:
+    """Of the worst image in the best matching, over known entries, range 1."""
+    guess, truth = guess.flatten(1), truth.flatten(1)
+    known = guess.isfinite().all(0)
+    errors = (guess[:, None, known] - truth[None][:, :, known]).square().mean(2)
+    rows, columns = linear_sum_assignment(errors.numpy())
+    return float(-10 * errors[rows, columns].max().log10())
+
+
+def test_sparse_columns_by_hand():
+    # G has columns (1, 2, 7, 0, 0, 0, 3) and (0, 0, 0, 4, 5, 6, 1); P mixes them by an invertible matrix.
+    G = torch.tensor([[1.0, 0], [2, 0], [7, 0], [0, 4], [0, 5], [0, 6], [3, 1]], dtype=torch.float64)
+    P = torch.linalg.qr(G @ torch.tensor([[1.0, 2], [3, -1]], dtype=torch.float64))[0]
+    columns = P @ sparse_columns(P, generator(), Search().at(P.dtype))
+    unit = columns / columns[6]  # scale is not determined; the last row is 3 and 1 in G
+    first, second = sorted(unit.mT.tolist(), key=lambda column: column[3], reverse=True)
+    assert [first, second] == [pytest.approx([0, 0, 0, 4, 5, 6, 1]), pytest.approx([1 / 3, 2 / 3, 7 / 3, 0, 0, 0, 1])]
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "rgp"])
+@pytest.mark.parametrize("batch", [2, 4, 6])
+def test_whole_batches_are_exact(name: str, batch: int):
+    x, y = digits(batch, 10)
+    guess = relu_batch(observe(name, mlp(nn.ReLU), x, y), PRIOR, NOTHING, generator())
+    assert worst_psnr(guess.inputs, x) >= 100
+    assert guess.objective is not None
+    assert guess.objective < 1e-9
+
+
+def test_float32_payloads_of_four():
+    x, y = digits(4, 10)
+    for name in ("rgp", "lora"):
+        seen = observe(name, mlp(nn.ReLU), x, y, dtype=torch.float32)
+        assert worst_psnr(relu_batch(seen, PRIOR, NOTHING, generator()).inputs, x) > 80
+
+
+def test_frozen_rows_alone_or_frozen_columns_alone_do_not_protect():
+    x, y = digits(3, 10)
+    whole, half = (observe(method("lsg", sparsity=p), mlp(nn.ReLU), x, y) for p in (0.0, 0.5))
+    for part in ("L", "R"):
+        blocks = tuple(b if b.part == part else replace(b, keep=EVERYTHING) for b in half.frame.blocks)
+        frame = replace(whole.frame, blocks=blocks)
+        seen = replace(whole, frame=frame, values=whole.values[frame.indices])  # ratios that no clip changes
+        guess = relu_batch(seen, PRIOR, NOTHING, generator())
+        assert worst_psnr(guess.inputs, x) > 100
+        assert int(guess.inputs[0].isnan().sum()) == (32 if part == "R" else 0)
+
+
+def test_refusals_say_why():
+    x, y = digits(9, 10)
+    relu = mlp(nn.ReLU)
+    cases = [
+        (observe("rgp", relu, x, y), "rank 9, and at most 8"),
+        (observe("lsg", relu, x[:2], y[:2]), "frozen rows of dL"),
+        (observe("rs", relu, x[:2], y[:2]), "whole db"),
+        (observe(method("rgp", clip="per-block"), relu, x[:2], y[:2]), "same factor"),
+        (observe(method("rgp", mechanism="dp"), relu, x[:2], y[:2]), "noise"),
+        (observe("rgp", mlp(nn.ReLU, bias=False), x[:2], y[:2]), "whole db"),
+    ]
+    for seen, why in cases:
+        with pytest.raises(DoesNotApply, match=why):
+            relu_batch(seen, PRIOR, NOTHING, generator())
+    two = observe("rgp", relu, x[:2], y[:2])
+    with pytest.raises(DoesNotApply, match="not 3 as the batch"):
+        relu_batch(two, PRIOR, Knowledge(examples=3), generator())
+
+
+def test_negative_control_tanh_has_no_zeros():
+    x, y = digits(4, 10)
+    with pytest.raises(DoesNotApply, match="another activation than ReLU"):
+        relu_batch(observe("rgp", mlp(nn.Tanh), x, y), PRIOR, NOTHING, generator(), search=Search(draws=8192))
+
+
+def test_negative_control_too_few_draws_show_in_the_objective_or_refuse():
+    """A few thousand subsets are not enough for 8 examples in 64 neurons: nothing may be claimed."""
+    x, y = digits(8, 10)
+    seen = observe("rgp", mlp(nn.ReLU), x, y)
+    try:
+        guess = relu_batch(seen, PRIOR, NOTHING, generator(), search=Search(draws=4096))
+    except DoesNotApply:
+        return
+    assert guess.objective is not None
+    assert guess.objective > 1e-3
+    assert "contradict" in guess.note

@@ -1,0 +1,52 @@
+import math
+
+import torch
+
+from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.inversion.unknowns import START_SPREAD, Unknowns
+from fedlsg.attacks.observation import Knowledge
+from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+
+MEANS = torch.arange(10, dtype=torch.float64).div(10).reshape(10, 1, 1, 1).expand(10, 1, 8, 8)
+PRIOR = Prior(shape=(1, 8, 8), low=0.0, high=1.0, mean=MEANS)
+
+
+def unknowns(known: Knowledge, examples: int = 2) -> Unknowns:
+    x, y = digits(2)
+    return Unknowns(observe(method("rgp"), mlp(), x, y), known, PRIOR, examples)
+
+
+def test_granted_labels_are_no_unknowns():
+    sought = unknowns(Knowledge(labels=torch.tensor([3, 8]), examples=2))
+    point = sought.start(1, torch.Generator().manual_seed(0))
+    inputs, targets = sought.split(point)
+    assert point.shape == sought.box.low.shape == (128,)
+    assert targets.tolist() == [3, 8]
+    assert (inputs - torch.tensor([0.3, 0.8]).reshape(2, 1, 1, 1)).abs().max() <= START_SPREAD / 2 + 1e-7
+
+
+def test_other_labels_are_probabilities_and_set_what_is_expected():
+    sought = unknowns(Knowledge(examples=2))
+    point = sought.start(1, torch.Generator().manual_seed(0))
+    _, targets = sought.split(point)
+    assert point.shape == (2 * 64 + 2 * 10,)
+    assert torch.allclose(targets.sum(1), torch.ones(2, dtype=torch.float64))
+    assert sought.box.low[128:].tolist() == [-math.inf] * 20
+    sure = torch.eye(10, dtype=torch.float64)[[3, 8]]
+    assert torch.equal(sought.expected_under(sure), MEANS[[3, 8]])
+    assert torch.allclose(sought.expected_under((sure + sure.flip(0)) / 2), torch.full((2, 1, 8, 8), 0.55).double())
+
+
+def test_examples_of_one_class_start_apart():
+    """Equal starts would have equal gradients, and stay equal for good."""
+    sought = unknowns(Knowledge(labels=torch.tensor([3, 3]), examples=2))
+    for restart in (1, 2):
+        inputs, _ = sought.split(sought.start(restart, torch.Generator().manual_seed(0)))
+        assert (inputs[0] - inputs[1]).abs().max() > START_SPREAD / 2
+
+
+def test_later_starts_fill_the_range():
+    sought = unknowns(Knowledge(examples=2))
+    inputs, _ = sought.split(sought.start(2, torch.Generator().manual_seed(0)))
+    assert inputs.min() < 0.05
+    assert inputs.max() > 0.95

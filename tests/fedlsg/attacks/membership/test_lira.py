@@ -1,0 +1,73 @@
+"""LiRA: by hand, against the exact likelihood ratio, and against a loss threshold on examples of unequal difficulty."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+
+from fedlsg.attacks.membership.lira import offline, online, scaled_confidence
+from fedlsg.attacks.membership.roc import tpr_at_fpr
+
+
+def world(models=200, examples=400, seed=0):
+    """Each example has its own difficulty; training on it adds 1.5 deviations."""
+    rng = np.random.default_rng(seed)
+    difficulty = rng.normal(scale=5, size=examples)
+    inside = rng.random((models + 1, examples)) < 0.5
+    confidences = difficulty + 1.5 * inside + rng.normal(size=inside.shape)
+    return confidences[0], inside[0], confidences[1:], inside[1:], difficulty
+
+
+def test_confidence_by_hand():
+    logits = torch.tensor([[0.0, np.log(3.0)], [100.0, -100.0]], dtype=torch.float64)
+    phi = scaled_confidence(logits, torch.tensor([1, 0]))
+    assert phi.tolist() == pytest.approx([np.log(3.0), 200.0])
+
+
+def test_confidence_is_the_logit_of_softmax():
+    logits = torch.randn(50, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(50) % 7
+    p = logits.softmax(-1)[torch.arange(50), labels]
+    torch.testing.assert_close(scaled_confidence(logits, labels), (p / (1 - p)).log())
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_online_approaches_the_exact_ratio(fixed):
+    target, _, shadows, inside, difficulty = world(models=4000, examples=50)
+    exact = norm.logpdf(target, difficulty + 1.5) - norm.logpdf(target, difficulty)
+    assert np.abs(online(target, shadows, inside, fixed_variance=fixed) - exact).max() < 0.5
+
+
+def test_finds_more_members_at_low_rates_than_one_threshold():
+    """The negative control of a global threshold: difficulty hides who was trained on."""
+    target, members, shadows, inside, _ = world(examples=4000)
+    plain = tpr_at_fpr(target[members], target[~members], 0.01)
+    for scores in (online(target, shadows, inside), offline(target, shadows, inside)):
+        best = tpr_at_fpr(scores[members], scores[~members], 0.01)
+        assert best.low > plain.high
+        assert best.value == pytest.approx(norm.sf(norm.isf(0.01) - 1.5), abs=0.06)
+
+
+def test_offline_uses_no_shadow_with_the_example():
+    target, _, shadows, inside, _ = world()
+    changed = np.where(inside, shadows + 100, shadows)
+    np.testing.assert_allclose(offline(target, changed, inside), offline(target, shadows, inside))
+    assert not np.allclose(offline(target, changed), offline(target, shadows))
+
+
+def test_members_labels_exchanged_are_noticed():
+    """Negative control: shadows whose membership is shuffled tell nothing."""
+    target, members, shadows, inside, _ = world(examples=4000)
+    shuffled = np.random.default_rng(1).permuted(inside, axis=0)
+    scores = online(target, shadows, shuffled)
+    assert tpr_at_fpr(scores[members], scores[~members], 0.01).value < 0.08
+
+
+def test_refuses():
+    target, _, shadows, inside, _ = world(models=10, examples=5)
+    with pytest.raises(ValueError, match="train more shadows"):
+        online(target, shadows, np.ones_like(inside))
+    with pytest.raises(ValueError, match="expected target"):
+        online(target[:-1], shadows, inside)
+    with pytest.raises(ValueError, match="finite"):
+        online(np.full_like(target, np.inf), shadows, inside)

@@ -1,0 +1,90 @@
+"""The matched filter on shipped clip and noise, against its closed form."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from fedlsg.attacks.membership.matched_filter import closed_form_tpr, filtered, measure, own_gradient, score
+from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.privacy.mechanism import Mechanism, add_noise, clipped_sum
+from fedlsg.randomness import reproducible_stream
+from fedlsg.training.client import per_unit
+from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+
+
+def blocks(name, count=4, **settings):
+    """Per-example gradients of digits in a method's frame, as the clip gets them, and what was seen."""
+    images, labels = digits(count)
+    seen = observe(method(name, **settings), mlp(), images, labels)
+    return per_unit(per_example_gradients(seen.model, seen.loss_fn, images, labels, seen.frame), seen.frame, 1), seen
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("name", ["lsg", "rgp", "rs", "dpsgd"])
+def test_the_measured_rates_lie_in_the_intervals_of_the_closed_form(name, sigma):
+    gradients, _ = blocks(name)
+    mechanism = Mechanism(clip_norm=0.1, noise_multiplier=sigma)
+    found = measure(gradients, mechanism, reproducible_stream(5, name, str(sigma)), trials=500, confidence=0.999)
+    assert found.predicted == pytest.approx(closed_form_tpr(0.01, sigma), rel=1e-6)
+    assert found.tpr.low <= found.predicted <= found.tpr.high
+    assert found.fpr.low <= 0.01 <= found.fpr.high
+
+
+def test_closed_form_by_hand():
+    """sigma = 1 at 1 %: Phi(-2.3263 + 1) = 9.24 %."""
+    assert closed_form_tpr(0.01, 1.0) == pytest.approx(0.0924, abs=1e-4)
+
+
+@given(fpr=st.floats(1e-6, 0.999), sigma=st.floats(0.05, 50.0))
+def test_closed_form_beats_guessing_and_falls_with_noise(fpr, sigma):
+    assert fpr <= closed_form_tpr(fpr, sigma) + 1e-12
+    assert closed_form_tpr(fpr, 2 * sigma) <= closed_form_tpr(fpr, sigma) + 1e-12
+
+
+def test_an_example_that_is_not_clipped_is_harder_to_find():
+    gradients, _ = blocks("lsg")
+    found = measure(gradients, Mechanism(clip_norm=1e3, noise_multiplier=1e-2), reproducible_stream(1), trials=10)
+    assert found.predicted < closed_form_tpr(0.01, 1e-2)
+
+
+@pytest.mark.parametrize("name", ["lsg", "rgp", "rs", "dpsgd"])
+def test_own_gradient_is_what_the_client_sends_for_it(name):
+    _, seen = blocks(name, count=1)
+    images, labels = digits(1)
+    torch.testing.assert_close(own_gradient(seen, images, labels), seen.values, rtol=1e-6, atol=1e-9)
+
+
+def test_the_score_is_a_unit_normal_plus_the_signal():
+    """By hand: values g + n, so the score is |g| / std plus <n, g> / (std |g|)."""
+    noisy = {"mechanism": "dp", "noise_multiplier": 2.0}
+    images, labels = digits(3)
+    seen = observe(method("lsg", **noisy), mlp(), images, labels)
+    others = observe(method("lsg"), mlp(), images[1:], labels[1:])
+    g = own_gradient(seen, images[:1], labels[:1])
+    n = seen.values - g - others.values
+    expected = g.norm() / seen.noise_std + n @ g / (seen.noise_std * g.norm())
+    assert score(seen, images[:1], labels[:1], rest=others.values) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_half_the_noise_is_outside_of_the_interval():
+    """Negative control: scored by the claimed deviation, payloads with half of it are found far too often."""
+    gradients, _ = blocks("lsg")
+    mechanism, noise = Mechanism(clip_norm=0.1, noise_multiplier=1.0), reproducible_stream(2)
+    less = Mechanism(clip_norm=0.1, noise_multiplier=0.5)
+    g = clipped_sum([block[:1] for block in gradients], mechanism).double()
+    scores = [filtered(add_noise(g, less, noise), g, less.noise_std) for _ in range(500)]
+    share = sum(value > norm.isf(0.01) for value in scores) / 500
+    assert share > closed_form_tpr(0.01, 1.0) + 5 * math.sqrt(0.1 / 500)
+
+
+def test_refuses():
+    with pytest.raises(ValueError, match="fpr"):
+        closed_form_tpr(0.0, 1.0)
+    with pytest.raises(ValueError, match="noise_std"):
+        filtered(torch.ones(2), torch.ones(2), 0.0)
+    with pytest.raises(ValueError, match="not zero"):
+        filtered(torch.ones(2), torch.zeros(2), 1.0)

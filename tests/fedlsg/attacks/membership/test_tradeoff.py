@@ -1,0 +1,93 @@
+"""Trade-off curves against the mechanisms that they describe."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from fedlsg.accounting.bounds import epsilon as epsilon_of
+from fedlsg.attacks.membership.tradeoff import from_curve, gaussian, gaussian_delta, gaussian_epsilon, subsampled
+
+shares = st.floats(0.0, 1.0)
+
+
+def test_randomized_response_by_hand():
+    """epsilon = ln 3: a right answer has probability 3/4, the same answer 1/4 on the neighbour."""
+    least = from_curve(np.array([math.log(3)]), np.array([0.0]))
+    assert least(0.75) == pytest.approx(0.25)
+    assert least(0.25) == pytest.approx(0.25 / 3)
+    assert least(1.0) == pytest.approx(1.0)
+    assert least(0.0) == 0.0
+
+
+def test_a_revealed_event_costs_delta():
+    least = from_curve(np.array([0.0]), np.array([0.01]))
+    assert least(0.01) == 0.0
+    assert least(0.5) == pytest.approx(0.49)
+
+
+@given(x=shares, y=shares, mu=st.floats(0.0, 5.0))
+def test_curves_are_increasing_and_never_above_the_event(x, y, mu):
+    low, high = sorted((x, y))
+    for least in (gaussian(mu), from_curve(np.linspace(0, 5, 9), gaussian_deltas(mu))):
+        assert 0 <= least(low) <= least(high) + 1e-12
+        assert least(x) <= x + 1e-12
+
+
+def gaussian_deltas(mu):
+    return np.array([gaussian_delta(mu, e) for e in np.linspace(0, 5, 9)])
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+def test_the_dual_of_the_gaussian_is_the_gaussian(mu):
+    epsilons = np.linspace(0, 30, 2000)
+    dual = from_curve(epsilons, np.array([gaussian_delta(mu, e) for e in epsilons]))
+    for x in (0.001, 0.1, 0.5, 0.9, 0.999):
+        exact = gaussian(mu)(x)
+        assert exact * 0.99 - 1e-9 <= dual(x) <= exact + 1e-9
+
+
+@pytest.mark.parametrize(("q", "sigma"), [(0.5, 1.0), (0.1, 0.7)])
+def test_a_subsampled_step_is_never_above_its_own_events(q, sigma):
+    """Threshold events on the output, exact: the claimed g lies below the neighbour's probability, and touches it."""
+    least, _ = subsampled(sample_rate=q, noise_multiplier=sigma, steps=1, delta=1e-5)
+    t = np.linspace(-4, 6, 200)
+    out, inside = norm.sf(t / sigma), (1 - q) * norm.sf(t / sigma) + q * norm.sf((t - 1) / sigma)
+    pairs = [(inside, out), (1 - out, 1 - inside), (1 - inside, 1 - out), (out, inside)]
+    for first, second in pairs:
+        assert all(least(x) <= y + 1e-9 for x, y in zip(first, second, strict=True))
+    ratios = [least(x) / y for x, y in zip(inside, out, strict=True) if 1e-3 < y < 0.999]
+    assert max(ratios) > 0.98
+
+
+@pytest.mark.parametrize(("q", "sigma", "steps"), [(1.0, 2.0, 4), (0.5, 3.1, 100), (0.02, 0.8, 500)])
+def test_epsilon_agrees_with_the_accountant(q, sigma, steps):
+    _, epsilon = subsampled(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=1e-5)
+    bound = epsilon_of(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=1e-5, accountants=("pld",))
+    assert epsilon == pytest.approx(bound.upper, rel=3e-3)
+
+
+def test_published_gaussian_epsilon():
+    """mu = 1 at delta = 1e-5 is 4.377 (Balle and Wang 2018, and both accountants)."""
+    assert gaussian_epsilon(1.0, 1e-5) == pytest.approx(4.377, abs=1e-3)
+    assert gaussian_epsilon(0.0, 1e-5) == 0.0
+    assert gaussian_epsilon(math.inf, 1e-5) == math.inf
+
+
+def test_a_curve_that_claims_too_much_is_seen():
+    """Negative control: half the noise has events below the claimed curve."""
+    least = gaussian(1.0)
+    assert least(norm.sf(0.0)) > gaussian(2.0)(norm.sf(0.0))
+
+
+@pytest.mark.parametrize("mu", [-1.0, math.inf, math.nan])
+def test_refuses(mu):
+    with pytest.raises(ValueError, match="mu"):
+        gaussian(mu)
+    with pytest.raises(ValueError, match="deltas"):
+        from_curve(np.zeros(2), np.zeros(3))
+    with pytest.raises(ValueError, match="delta"):
+        gaussian_epsilon(1.0, 0.0)

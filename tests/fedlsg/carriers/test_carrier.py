@@ -1,0 +1,207 @@
+"""Where carriers come from: of W, of W - W_0, of nothing; which layers get them; equal inputs, equal bits."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedlsg.carriers.carrier import Carrier, carried_parameters, coordinates, pays
+from fedlsg.frame import Frame, make_blocks
+from fedlsg.lowrank import decompose
+from fedlsg.randomness import public_generator
+
+KINDS = ["low-rank", "low-rank-change", "random"]
+NAMES = ("0.weight",)
+
+
+def weights(seed: int = 0, rank: int | None = None) -> dict[str, Tensor]:
+    """A weight (of ``rank`` where given), its bias, and a kernel."""
+    generator = torch.Generator().manual_seed(seed)
+    W = torch.randn(12, 10, generator=generator, dtype=torch.float64)
+    if rank is not None:
+        W = W[:, :rank] @ torch.randn(rank, 10, generator=generator, dtype=torch.float64)
+    return {"0.weight": W, "0.bias": torch.zeros(12), "1.weight": torch.randn(6, 4, 3, 3, generator=generator)}
+
+
+def frame(
+    carrier: Carrier, *, now=None, start=None, round: int = 1, updates: int = 0, seed: int = 0, carried=NAMES
+) -> Frame:
+    now = weights() if now is None else now
+    where = coordinates(now, start or {}, carrier=carrier, carried=carried, round=round, updates=updates, seed=seed)
+    return Frame(coordinates=where, blocks=make_blocks(where))
+
+
+def captured(W: Tensor, L: Tensor, R: Tensor) -> float:
+    """Share of W's energy inside the carriers' two subspaces."""
+    return float((L @ L.T @ W @ R.T @ R).norm() / W.norm())
+
+
+def net() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 12, 3), nn.GroupNorm(2, 12), nn.Flatten(), nn.Linear(48, 32), nn.Linear(32, 30), nn.Linear(30, 10)
+    )
+
+
+@given(m=st.integers(1, 60), n=st.integers(1, 60), r=st.integers(1, 60))
+def test_a_layer_is_carried_where_it_pays(m, n, r):
+    """10 r (m + n) < 8 m n, in integers."""
+    assert pays(torch.zeros(m, n), r) == (10 * r * (m + n) < 8 * m * n and r <= min(m, n))
+
+
+def test_goldens_of_the_rule():
+    """64 x 64: 128 r < 3276.8, so 25 pays, 26 does not. A 64 x (4 * 9) kernel: 100 r < 1843.2. 10 x 10: 20 r < 80."""
+    assert pays(torch.zeros(64, 64), 25)
+    assert not pays(torch.zeros(64, 64), 26)
+    assert pays(torch.zeros(64, 4, 3, 3), 18)
+    assert not pays(torch.zeros(64, 4, 3, 3), 19)
+    assert pays(torch.zeros(10, 10), 3)
+    assert not pays(torch.zeros(10, 10), 4)  # 80 is not below 80
+
+
+def test_what_is_carried():
+    """12 x 9: 21 r < 86.4 pays at r = 4; the classifier, biases and norms never."""
+    carrier = Carrier(kind="low-rank", rank=4)
+    assert carried_parameters(net(), carrier) == ("0.weight", "3.weight", "4.weight")
+    assert carried_parameters(net(), Carrier(kind="low-rank", rank=5)) == ("3.weight", "4.weight")
+    assert carried_parameters(net(), carrier, classifier="4") == ("0.weight", "3.weight", "5.weight")
+    assert carried_parameters(net(), Carrier()) == ()
+
+
+def test_the_classifier_may_be_a_module_of_modules():
+    model = nn.ModuleDict({"body": nn.Linear(30, 30), "head": nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 30))})
+    carrier = Carrier(kind="low-rank", rank=2)
+    assert carried_parameters(model, carrier, classifier="head") == ("body.weight",)
+    assert carried_parameters(model, carrier) == ("body.weight", "head.0.weight")
+
+
+def test_frozen_and_other_layers_are_not_carried():
+    model = nn.Sequential(
+        nn.Embedding(50, 30), nn.Linear(30, 30).requires_grad_(False), nn.Linear(30, 30), nn.Linear(30, 2)
+    )
+    assert carried_parameters(model, Carrier(kind="low-rank", rank=2)) == ("2.weight",)
+
+
+def test_a_rank_that_carries_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"rank=24 carries no layer of Sequential.*smaller rank"):
+        carried_parameters(net(), Carrier(kind="low-rank", rank=24))
+    with pytest.raises(ValueError, match="carries no layer of Linear"):
+        carried_parameters(nn.Linear(50, 50), Carrier(kind="random", rank=1))  # its only layer is the classifier
+
+
+def test_an_unknown_classifier_is_refused():
+    with pytest.raises(ValueError, match="classifier='head' is no module of Sequential"):
+        carried_parameters(net(), Carrier(kind="low-rank", rank=2), classifier="head")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_inputs_give_equal_bits(kind):
+    carrier = Carrier(kind=kind, rank=3)
+    assert frame(carrier).digest == frame(carrier).digest
+    assert len({frame(carrier, seed=seed).digest for seed in range(5)}) == 5
+
+
+def test_every_round_draws_other_random_carriers():
+    carrier = Carrier(kind="random", rank=3)
+    assert len({frame(carrier, round=round).digest for round in range(1, 6)}) == 5
+
+
+def test_random_carriers_do_not_look_at_the_weight():
+    carrier = Carrier(kind="random", rank=3)
+    assert frame(carrier, now=weights(0)).digest == frame(carrier, now=weights(1)).digest
+    assert frame(carrier, updates=9).digest == frame(carrier, updates=0).digest
+
+
+def test_layers_draw_from_streams_of_their_own():
+    """Two layers of one shape have different carriers, and a layer's do not depend on what else is carried."""
+    now = {"a.weight": weights()["0.weight"], "b.weight": weights()["0.weight"]}
+    carrier = Carrier(kind="random", rank=3)
+    a, b = frame(carrier, now=now, carried=("a.weight", "b.weight")).coordinates
+    alone = frame(carrier, now=now, carried=("b.weight",)).coordinates[1]
+    assert not torch.equal(a.L, b.L)
+    assert torch.equal(alone.L, b.L)
+
+
+def test_low_rank_is_the_decomposition_of_the_weight():
+    now = weights()
+    got = frame(Carrier(kind="low-rank", rank=3, power_steps=2), now=now, round=4, seed=9).coordinates[0]
+    generator = public_generator(9, "carriers", 4, "0.weight")
+    L, R = decompose(now["0.weight"], 3, generator=generator, power_steps=2)
+    assert torch.equal(got.L, L)
+    assert torch.equal(got.R, R)
+
+
+@given(warmup=st.integers(1, 4), updates=st.integers(0, 6))
+def test_the_change_is_decomposed_after_the_warm_up(warmup, updates):
+    """W - W_0 has rank 2 and W full rank: two carriers hold all of the one and not of the other."""
+    start = weights(1)
+    change = weights(2, rank=2)["0.weight"]
+    now = {**start, "0.weight": start["0.weight"] + change}
+    carrier = Carrier(kind="low-rank-change", rank=2, warmup=warmup)
+    c = frame(carrier, now=now, start=start, updates=updates).coordinates[0]
+    assert (captured(change, c.L, c.R) > 1 - 1e-9) == (updates >= warmup)
+    plain = frame(Carrier(kind="low-rank", rank=2), now=now).coordinates[0]
+    assert torch.equal(plain.L, c.L) == (updates < warmup)
+
+
+def test_without_its_start_the_change_is_refused():
+    carrier = Carrier(kind="low-rank-change", rank=2)
+    assert frame(carrier, updates=0).kept  # not needed yet
+    with pytest.raises(ValueError, match=r"initial value of 0\.weight"):
+        frame(carrier, updates=1)
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    rank=st.integers(1, 4),
+    seed=st.integers(0, 2**40),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_carriers_are_orthonormal_and_shaped_like_the_flat_weight(kind, rank, seed, dtype):
+    now = {name: W.to(dtype) for name, W in weights().items()}
+    f = frame(
+        Carrier(kind=kind, rank=rank), now=now, start=weights(1), updates=1, seed=seed, carried=("0.weight", "1.weight")
+    )
+    for c, (m, n) in ((f.coordinates[0], (12, 10)), (f.coordinates[2], (6, 36))):
+        assert (c.L.shape, c.R.shape, c.L.dtype) == ((m, rank), (rank, n), dtype)
+        eye = torch.eye(rank, dtype=dtype)
+        torch.testing.assert_close(c.L.T @ c.L, eye, rtol=0, atol=1e-5)
+        torch.testing.assert_close(c.R @ c.R.T, eye, rtol=0, atol=1e-5)
+        assert not c.L.requires_grad
+    assert not f.coordinates[1].carried
+    assert [b.part for b in f.blocks] == ["L", "R", "dense", "L", "R"]
+
+
+def test_weights_that_require_gradients_leave_no_graph():
+    now = {"0.weight": nn.Parameter(weights()["0.weight"])}
+    c = frame(Carrier(kind="low-rank-change", rank=2), now=now, start=weights(1), updates=1).coordinates[0]
+    assert not c.L.requires_grad
+    assert not c.R.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [
+        ({"kind": "svd"}, "carrier kind in .*'svd'"),
+        *[({"kind": kind, "rank": 0}, "rank >= 1") for kind in KINDS],
+        ({"kind": "low-rank", "rank": -3}, "rank >= 1"),
+        ({"kind": "low-rank", "rank": 2, "power_steps": 0}, "power_steps >= 1"),
+        ({"kind": "low-rank-change", "rank": 2, "warmup": 0}, "warmup >= 1"),
+    ],
+)
+def test_wrong_settings_are_refused(setting, part):
+    with pytest.raises(ValueError, match=part):
+        Carrier(**setting)
+
+
+def test_a_digest_that_ignores_the_carriers_is_caught():
+    """What the digest must tell apart: one bit of L, with all shapes and positions the same."""
+
+    def tells_apart(digest) -> bool:
+        f = frame(Carrier(kind="low-rank", rank=2))
+        before = digest(f)
+        f.coordinates[0].L.view(torch.int64)[0, 0] ^= 1
+        return before != digest(Frame(coordinates=f.coordinates, blocks=f.blocks))
+
+    assert tells_apart(lambda f: f.digest)
+    assert not tells_apart(lambda f: str([(b.shape, b.keep) for b in f.blocks]))

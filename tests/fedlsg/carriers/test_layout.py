@@ -1,0 +1,89 @@
+"""The table of what is carried, dense and frozen, against the frame that a step really uses."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.carriers.layout import LayerRow, grouped, layer_table, totals
+from fedlsg.carriers.lora import prepare_model
+from fedlsg.gradients.supported import trainable
+from fedlsg.method import Method, Schedule, make_frame
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential()
+    model.add_module("embed", nn.Conv2d(3, 8, 3))
+    model.add_module(
+        "layers", nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 3), nn.GroupNorm(1, 8)) for _ in range(3)))
+    )
+    model.add_module("hidden", nn.Linear(32, 24))
+    model.add_module("classifier", nn.Linear(24, 20))
+    model.embed.requires_grad_(False)
+    return model
+
+
+def test_the_table_by_hand():
+    rows = {row.name: row for row in layer_table(make_model(), Carrier(kind="low-rank", rank=2), "classifier")}
+    assert rows["embed.weight"] == LayerRow(name="embed.weight", shape=(8, 3, 3, 3), travel="frozen", values=0)
+    assert rows["layers.0.0.weight"].values == 2 * (8 + 72)
+    assert rows["hidden.weight"] == LayerRow(name="hidden.weight", shape=(24, 32), travel="carried", values=2 * 56)
+    assert (rows["hidden.bias"].travel, rows["hidden.bias"].values) == ("dense", 24)
+    assert (rows["classifier.weight"].travel, rows["classifier.weight"].values) == ("dense", 480)
+    assert len(rows) == len(list(make_model().parameters()))
+
+
+@given(rank=st.integers(1, 4), kind=st.sampled_from(["dense", "low-rank", "low-rank-change", "random", "lora"]))
+def test_the_values_are_those_of_the_frame(rank, kind):
+    carrier = Carrier(kind=kind, rank=0 if kind == "dense" else rank)
+    model = prepare_model(make_model(), carrier, classifier="classifier", seed=0)
+    rows = layer_table(model, carrier, "classifier")
+    carried = carried_parameters(model, carrier, classifier="classifier")
+    weights = {name: p.detach() for name, p in trainable(model).items()}
+    initial = {name: weights[name] for name in carried}
+    frame = make_frame(
+        Method(name="made", carrier=carrier), weights, initial, carried=carried, round=1, updates=0,
+        schedule=Schedule(rounds=1), seed=0,
+    )  # fmt: skip
+    assert sum(row.count * row.values for row in rows) == frame.size
+    assert sum(entries for _, entries, _ in totals(rows).values()) == sum(p.numel() for p in make_model().parameters())
+    assert [row.name for row in rows] == [name for name, _ in make_model().named_parameters()]
+
+
+def test_loras_factors_are_the_values_of_the_weight_that_they_adapt():
+    carrier = Carrier(kind="lora", rank=2)
+    rows = layer_table(prepare_model(make_model(), carrier, classifier="classifier", seed=0), carrier, "classifier")
+    low_rank = layer_table(make_model(), Carrier(kind="low-rank", rank=2), "classifier")
+    assert rows == low_rank  # a 3x3 kernel's factors are as large as its carriers
+
+
+def test_the_probe_sends_its_classifier_alone():
+    carrier = Carrier(train="classifier")
+    model = prepare_model(make_model(), carrier, classifier="classifier", seed=0)
+    assert totals(layer_table(model, carrier, "classifier"))["dense"] == (2, 500, 500)
+
+
+def test_repeated_layers_are_one_row():
+    rows = layer_table(make_model(), Carrier(kind="low-rank", rank=2), "classifier")
+    groups = grouped(rows)
+    assert totals(groups) == totals(rows)
+    assert [g.count for g in groups if g.name.startswith("layers.*.*.weight")] == [3, 3]  # kernels, and norms
+    other = [*rows, LayerRow(name="layers.3.0.weight", shape=(8, 8, 3, 3), travel="frozen", values=0)]
+    assert [g.count for g in grouped(other) if g.shape == (8, 8, 3, 3)] == [3, 1]  # negative control: not alike
+    named = LayerRow(name="conv1.weight", shape=(1,), travel="dense", values=1)
+    assert grouped([named]) == [named]  # a number inside a word is no layer's number
+
+
+def test_it_works_without_weights():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(10_000, 10_000), nn.Linear(10_000, 2))
+    rows = layer_table(model, Carrier(kind="low-rank", rank=8))
+    assert totals(rows)["carried"] == (1, 10**8, 8 * 20_000)
+
+
+def test_a_classifier_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="is no module of Sequential"):
+        layer_table(make_model(), Carrier(kind="low-rank", rank=2), "head")

@@ -1,0 +1,145 @@
+"""LoRA: the factors are trained, W is not; masks follow the effective weight; gradients are the product rule's."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.carriers.lora import BASE, Adapted, effective_weight, frozen_bases, prepare_model
+from fedlsg.frame import Frame
+from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.gradients.supported import check_supported, trainable
+from fedlsg.masks.mask import Mask, keep_units, unit_importance
+from fedlsg.method import Method, Schedule, make_frame
+from tests.fedlsg.gradient_oracle import cross_entropy
+
+LORA = Carrier(kind="lora", rank=2, alpha=6.0)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 3)).double()
+
+
+def cnn() -> nn.Module:
+    layers = [nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.GroupNorm(2, 8), nn.Tanh(), nn.Conv2d(8, 8, 3, bias=False)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 4, 3)).double()
+
+
+MODELS = {"mlp": (mlp, (16,)), "cnn": (cnn, (3, 7, 7))}
+
+
+def adapted(kind: str, *, moved: bool = True) -> tuple[nn.Module, nn.Module]:
+    """(the model before, the same with adapters); ``moved`` gives B other values than zero."""
+    torch.manual_seed(0)
+    before = MODELS[kind][0]()
+    model = prepare_model(copy.deepcopy(before), LORA, seed=1)
+    if moved:
+        for module in model.modules():
+            if isinstance(module, Adapted):
+                nn.init.normal_(module.up.get_parameter("weight"))
+    return before, model
+
+
+def frame_of(model: nn.Module, mask: Mask) -> Frame:
+    method = Method(name="lora", carrier=LORA, mask=mask)
+    weights = {name: p.detach() for name, p in trainable(model).items()}
+    return make_frame(
+        method, weights, frozen_bases(model), carried=(), round=1, updates=0, schedule=Schedule(rounds=1), seed=0
+    )
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_start_changes_nothing_and_later_it_is_the_effective_weight(kind):
+    before, model = adapted(kind, moved=False)
+    x = torch.randn(4, *MODELS[kind][1], dtype=torch.float64)
+    torch.testing.assert_close(model(x), before(x))
+    before, model = adapted(kind)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    for path, module in model.named_modules():
+        if isinstance(module, Adapted):
+            W = effective_weight(path, weights, frozen_bases(model), LORA.scale)
+            before.get_submodule(path).get_parameter("weight").data.copy_(W)
+    torch.testing.assert_close(model(x), before(x))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_factors_and_what_is_dense_are_trained_and_nothing_else(kind):
+    before, model = adapted(kind)
+    check_supported(model)
+    carried = carried_parameters(before, Carrier(kind="low-rank", rank=2))
+    assert carried
+    dense = {name for name in trainable(before) if name not in carried}
+    paths = [name.removesuffix(".weight") for name in carried]
+    dense = {f"{p}.base.bias" if (p := name.removesuffix(".bias")) in paths else name for name in dense}
+    assert set(trainable(model)) == dense | {f"{p}.{factor}.weight" for p in paths for factor in ("up", "down")}
+    assert set(frozen_bases(model)) == {p + BASE for p in paths}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("sparsity", [0.0, 0.5])
+def test_per_example_gradients_are_autograd_s_at_the_kept_coordinates(kind, sparsity):
+    _, model = adapted(kind)
+    frame = frame_of(model, Mask(kind="units", sparsity=sparsity))
+    x, y = torch.randn(4, *MODELS[kind][1], dtype=torch.float64), torch.tensor([0, 1, 2, 1])
+    got = torch.cat(per_example_gradients(model, cross_entropy, x, y, frame), 1)
+    for i in range(4):
+        loss = cross_entropy(model(x[i : i + 1]), y[i : i + 1]).sum()
+        dense = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(trainable(model).values()))])
+        torch.testing.assert_close(got[i], dense[frame.indices])
+    assert (frame.kept < frame.size) == (sparsity > 0)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_rows_of_up_and_columns_of_down_follow_the_importance_of_the_effective_weight(kind):
+    _, model = adapted(kind)
+    frame = frame_of(model, Mask(kind="units", sparsity=0.5))
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    seen = 0
+    for block in frame.blocks:
+        for suffix, axis in ((".up.weight", 0), (".down.weight", 1)):
+            if block.parameter.endswith(suffix):
+                path = block.parameter.removesuffix(suffix)
+                W = effective_weight(path, weights, frozen_bases(model), LORA.scale)
+                expected = keep_units(unit_importance(W)[axis], 0.5)
+                assert (block.keep.axis, block.keep.index.tolist()) == (axis, expected.tolist())
+                # Negative control: the importance of W_0 alone is another mask here.
+                seen += keep_units(unit_importance(weights[path + BASE])[axis], 0.5).tolist() != expected.tolist()
+            elif not block.parameter.endswith((".up.weight", ".down.weight")):
+                assert block.kept == block.size
+    assert seen
+
+
+def test_adapters_are_the_same_in_every_process_and_differ_between_seeds():
+    models = [prepare_model(copy.deepcopy(adapted("mlp")[0]), LORA, seed=s) for s in (1, 1, 2)]
+    first, second, other = (m.get_parameter("0.down.weight") for m in models)
+    assert first.equal(second)
+    assert not first.equal(other)
+
+
+def test_a_probe_trains_the_classifier_alone():
+    model = prepare_model(mlp(), Carrier(train="classifier"), seed=0)
+    assert list(trainable(model)) == ["2.weight", "2.bias"]
+    model = prepare_model(cnn(), Carrier(train="classifier"), classifier="5", seed=0)
+    assert list(trainable(model)) == ["5.weight", "5.bias"]
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="no Linear layer to train"):
+        prepare_model(nn.Conv2d(3, 3, 3), Carrier(train="classifier"), seed=0)
+    with pytest.raises(ValueError, match="rank=30 carries no layer"):
+        prepare_model(mlp(), Carrier(kind="lora", rank=30), seed=0)
+    for alpha in (0.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="lora_alpha"):
+            Carrier(kind="lora", rank=2, alpha=alpha)
+    with pytest.raises(ValueError, match="needs low-rank carriers"):
+        Carrier(kind="lora", rank=2, residual=False)
+
+
+def test_the_scale_is_alpha_over_rank():
+    x: Tensor = torch.randn(2, 16, dtype=torch.float64)
+    _, model = adapted("mlp")
+    layer = model.get_submodule("0")
+    assert isinstance(layer, Adapted)
+    torch.testing.assert_close(layer(x), layer.base(x) + 3.0 * layer.up(layer.down(x)))

@@ -1,0 +1,120 @@
+"""Factors of a noised update: exact for rank r, the best in the spans of one power step otherwise, post-processing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.carriers.powersgd import decode, encode
+from fedlsg.frame import Frame
+from fedlsg.gradients.supported import trainable
+from fedlsg.method import LocalTraining, Method, Schedule, make_frame, norm_bound
+from fedlsg.privacy.mechanism import Mechanism
+
+RANK = 2
+
+
+def frame(rank: int = RANK, updates: int = 0, mechanism: Mechanism | None = None) -> Frame:
+    torch.manual_seed(0)
+    conv = [nn.Conv2d(3, 10, 3), nn.GroupNorm(1, 10), nn.Tanh(), nn.Flatten()]
+    model = nn.Sequential(*conv, nn.Linear(90, 20), nn.Tanh(), nn.Linear(20, 4)).double()
+    carrier = Carrier(kind="factors", rank=rank)
+    weights = {name: p.detach() for name, p in trainable(model).items()}
+    carried = carried_parameters(model, carrier)
+    assert carried == ("0.weight", "4.weight")
+    initial = {name: torch.randn_like(weights[name]) for name in carried}
+    method = Method(name="dp-powersgd", carrier=carrier, mechanism=mechanism or Mechanism())
+    return make_frame(
+        method, weights, initial, carried=carried, round=1, updates=updates, schedule=Schedule(rounds=9), seed=3
+    )
+
+
+def low_rank_values(f: Frame, rank: int) -> Tensor:
+    pieces = []
+    for c in f.coordinates:
+        m, n = c.shape[0], torch.Size(c.shape).numel() // c.shape[0]
+        G = torch.randn(m, rank, dtype=torch.float64) @ torch.randn(rank, n, dtype=torch.float64)
+        pieces.append(G.flatten())
+    return torch.cat(pieces)
+
+
+def test_the_step_is_dense_and_what_is_sent_is_small():
+    f = frame()
+    assert [b.part for b in f.blocks] == ["dense"] * len(f.blocks)
+    assert f.kept == f.dense_size
+    assert f.wire.size == 10 * RANK + RANK * 27 + 20 * RANK + RANK * 90 + 10 + 10 + 10 + 20 + 4 * 20 + 4
+    assert len(encode(torch.randn(f.kept).double(), f)) == f.wire.size
+
+
+def test_rank_r_updates_come_back_exactly_and_others_as_their_projection():
+    f = frame()
+    values = low_rank_values(f, RANK)
+    torch.testing.assert_close(decode(encode(values, f), f), values)
+    values = torch.randn(f.kept).double()
+    once = decode(encode(values, f), f)
+    assert not torch.allclose(once, values)
+    for block, G, back in zip(f.blocks, f.split(values), f.split(once), strict=True):
+        if block.parameter not in ("0.weight", "4.weight"):
+            assert back.equal(G)
+            continue
+        assert back.norm() <= G.norm()
+        assert torch.linalg.matrix_rank(back.flatten(1)) == RANK
+        torch.testing.assert_close((G - back).flatten() @ back.flatten(), torch.tensor(0.0).double(), atol=1e-9, rtol=0)
+
+
+def test_one_power_step_by_hand():
+    """G = [[3, 0], [4, 0]] from any start with a first component: P = (.6, .8), Q = (5, 0)."""
+    f = frame(rank=1)
+    G = torch.tensor([[3.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
+    c = next(c for c in f.sent.coordinates if c.carried)
+    from fedlsg.frame import Coordinates, make_blocks
+
+    start = Coordinates(
+        name=c.name, shape=(2, 2), L=torch.eye(2).double()[:, :1], R=torch.tensor([[0.8, 0.6]]).double()
+    )
+    sent = Frame(coordinates=(start,), blocks=make_blocks((start,)))
+    dense = (replace(start, L=None, R=None),)
+    tiny = Frame(coordinates=dense, blocks=make_blocks(dense), sent=sent)
+    torch.testing.assert_close(encode(G.flatten(), tiny), torch.tensor([0.6, 0.8, 5.0, 0.0]).double())
+
+
+def test_every_client_derives_the_same_start_and_it_moves_with_the_history():
+    assert frame().digest == frame().digest
+    assert frame().digest != frame(updates=1).digest
+
+
+def test_a_sum_of_factors_is_not_the_factors_of_a_sum():
+    """Negative control: adding payloads before lifting them, as for carriers, would be wrong."""
+    f = frame()
+    a, b = (low_rank_values(f, RANK) for _ in range(2))
+    wrong = decode(encode(a, f) + encode(b, f), f)
+    assert not torch.allclose(wrong, a + b)
+    torch.testing.assert_close(decode(encode(a, f), f) + decode(encode(b, f), f), a + b)
+
+
+def test_factors_are_refused_where_only_the_sum_would_be_private():
+    """They are no linear function of the noised values: the server reads each client's, with a share of the noise."""
+    carrier = Carrier(kind="factors", rank=RANK)
+    Method(name="dp-powersgd", carrier=carrier, mechanism=Mechanism(noise_share=1.0))
+    with pytest.raises(ValueError, match=r"factors do not add up.*trust='client'"):
+        Method(name="dp-powersgd", carrier=carrier, mechanism=Mechanism(noise_share=0.5))
+
+
+def test_the_norm_bound_admits_honest_payloads():
+    mechanism = Mechanism(clip_norm=0.1, noise_multiplier=0.5)
+    f = frame(mechanism=mechanism)
+    local = LocalTraining()
+    for seed in range(20):
+        noise = torch.randn(f.kept, generator=torch.Generator().manual_seed(seed)).double() * mechanism.noise_std
+        assert encode(noise, f).norm() <= norm_bound(mechanism, f, num_examples=10, local=local)
+
+
+@pytest.mark.parametrize("method", ["lsg", "dpsgd"])
+def test_other_methods_send_their_values_as_they_are(method):
+    del method
+    values = torch.randn(frame().dense_size)
+    plain = replace(frame(), sent=None)
+    assert encode(values, plain) is values
+    assert decode(values, plain) is values

@@ -1,0 +1,256 @@
+"""Planted mixers are found and named; models that treat examples independently pass."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlsg.gradients.independence import check as independence
+from fedlsg.gradients.independence.check import check_independent
+from fedlsg.gradients.supported import UnsupportedLayerError, check_supported
+from tests.fedlsg import mixers
+from tests.fedlsg.gradient_oracle import cross_entropy
+from tests.fedlsg.mixers import CLASSES, TOKENS, WIDTH, Apply, MeanMixer, tokens_model
+
+
+def probes(count: int = 7) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(count, TOKENS, WIDTH, generator=generator)
+    return x, torch.randint(CLASSES, (count,), generator=generator)
+
+
+def check(model: nn.Module, loss_fn=cross_entropy) -> None:
+    check_independent(model, loss_fn, *probes())
+
+
+def made(make) -> nn.Module:
+    torch.manual_seed(2)
+    return make()
+
+
+MIXERS = {
+    "first": (lambda: nn.Sequential(MeanMixer(), *tokens_model()), r"^0 \(MeanMixer\)"),
+    "middle": (lambda: tokens_model(MeanMixer()), r"^2 \(MeanMixer\)"),
+    "last": (lambda: nn.Sequential(*tokens_model(), MeanMixer()), r"^5 \(MeanMixer\)"),
+    "softmax": (lambda: tokens_model(nn.Softmax(dim=0)), r"^2 \(Softmax\).*another output.*dimension 0"),
+    "residual": (
+        lambda: tokens_model(mixers.Residual(nn.Linear(WIDTH, WIDTH), MeanMixer(), nn.Tanh())),
+        r"^2.branch.1 \(MeanMixer\)",
+    ),
+    "own attention": (lambda: tokens_model(mixers.OwnAttention(mixed=True)), r"^2.weights \(Softmax\)"),
+    "sequence-first attention": (
+        lambda: tokens_model(mixers.Attention(batch_first=False)),
+        r"^2.attention \(MultiheadAttention\)",
+    ),
+    "sequence-first GRU": (lambda: tokens_model(mixers.Recurrent(batch_first=False)), r"^2.gru \(GRU\)"),
+    "batch norm in a forward": (
+        lambda: tokens_model(mixers.FunctionalBatchNorm()),
+        r"^2 \(FunctionalBatchNorm\).*input of its layer 2.second",
+    ),
+    "behind zero weights": (lambda: tokens_model(mixers.GatedBranch()), r"^2.mixer \(Apply\)"),
+    "frozen part": (
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH).requires_grad_(False), MeanMixer(), *tokens_model()),
+        r"^1 \(MeanMixer\)",
+    ),
+    "strength 1e-3": (lambda: tokens_model(MeanMixer(1e-3)), r"^2 \(MeanMixer\)"),
+    "strength 1e-6": (lambda: tokens_model(MeanMixer(1e-6)), r"^2 \(MeanMixer\)"),
+    "only in training": (lambda: tokens_model(MeanMixer(when=lambda m, x: m.training)), r"^2 \(MeanMixer\)"),
+    "only above 4 examples": (lambda: tokens_model(MeanMixer(when=lambda m, x: len(x) > 4)), "batch of 7"),
+    "only as many examples as units": (lambda: tokens_model(MeanMixer(when=lambda m, x: len(x) == WIDTH)), "of 8"),
+    "only next to large values": (
+        lambda: nn.Sequential(MeanMixer(when=lambda m, x: bool(x.abs().max() > 20)), *tokens_model()),
+        r"^0 \(MeanMixer\)",
+    ),
+    "next neighbour": (lambda: tokens_model(Apply(lambda x: x + 0.1 * x.roll(1, 0))), r"^2 \(Apply\)"),
+    "earlier examples": (lambda: tokens_model(Apply(lambda x: x.cumsum(0))), r"^2 \(Apply\)"),
+    "order by size": (lambda: tokens_model(Apply(lambda x: x.sort(0).values)), r"^2 \(Apply\)"),
+    "shuffled partners": (
+        lambda: tokens_model(Apply(lambda x: 0.7 * x + 0.3 * x[torch.randperm(len(x))])),
+        r"^2 \(Apply\)",
+    ),
+    "duplicates": (
+        lambda: tokens_model(Apply(lambda x: x * (x.unsqueeze(1) == x).all(-1).all(-1).sum(1).view(-1, 1, 1))),
+        r"^2 \(Apply\)",
+    ),
+    "backward alone": (lambda: tokens_model(mixers.BackwardMixer()), r"^2 \(BackwardMixer\).*gradient"),
+    "backward in a branch": (
+        lambda: tokens_model(mixers.Residual(nn.Linear(WIDTH, WIDTH), mixers.BackwardMixer(), nn.Tanh())),
+        r"^2.branch.1 \(BackwardMixer\).*gradient",
+    ),
+    "buffer": (lambda: tokens_model(mixers.Memory()), r"^2 \(Memory\).*depends on earlier batches"),
+    "buffer for later": (lambda: tokens_model(mixers.UnusedMemory()), r"^2 \(UnusedMemory\).*the buffer seen"),
+    "attribute": (lambda: tokens_model(mixers.HiddenMemory()), r"^2 \(HiddenMemory\).*depends on earlier batches"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MIXERS)
+def test_a_model_that_mixes_examples_is_refused_by_the_layer(case):
+    make, message = MIXERS[case]
+    model = made(make)
+    check_supported(model)  # which knows layers by their type: it lets all of these pass
+    with pytest.raises(UnsupportedLayerError, match=message):
+        check(model)
+
+
+HONEST = {
+    "linear": tokens_model,
+    "dropout": lambda: tokens_model(nn.Dropout(0.5)),
+    "attention": lambda: tokens_model(mixers.Attention(batch_first=True)),
+    "turned attention": lambda: tokens_model(mixers.Attention(batch_first=False, turned=True)),
+    "own attention": lambda: tokens_model(mixers.OwnAttention(mixed=False)),
+    "GRU": lambda: tokens_model(mixers.Recurrent(batch_first=True)),
+    "stochastic depth": lambda: tokens_model(mixers.StochasticDepth()),
+    "frozen rows in a row": lambda: nn.Sequential(
+        Apply(lambda x: x.flatten(0, 1)), nn.Linear(WIDTH, WIDTH).requires_grad_(False),
+        Apply(lambda x: x.unflatten(0, (-1, TOKENS))), *tokens_model(),
+    ),
+    "tokens first in frozen rows": lambda: nn.Sequential(
+        Apply(lambda x: x.transpose(0, 1).flatten(0, 1)), nn.Linear(WIDTH, WIDTH).requires_grad_(False),
+        Apply(lambda x: x.unflatten(0, (TOKENS, -1)).transpose(0, 1)), *tokens_model(),
+    ),
+    "table of positions": lambda: tokens_model(mixers.Cached()),
+    "experts": lambda: tokens_model(mixers.Experts()),
+    "dropout of channels": lambda: tokens_model(nn.Dropout1d(0.5), nn.AlphaDropout(0.3)),
+    "draws of a function": lambda: tokens_model(Apply(lambda x: x * F.gumbel_softmax(torch.zeros_like(x), dim=-1))),
+    "in place": lambda: tokens_model(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.LayerNorm(WIDTH)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HONEST)
+def test_a_model_that_treats_examples_independently_passes(case):
+    check(made(HONEST[case]))
+
+
+@pytest.mark.parametrize("model", [mixers.Words, mixers.Trimmed])
+def test_an_honest_text_model_with_padding_passes(model):
+    lengths = torch.tensor([3, 9, 1, 5, 2, 9, 4])
+    mask = (torch.arange(9) < lengths.unsqueeze(1)).long()
+    inputs = {"input_ids": torch.randint(1, 11, (7, 9)) * mask, "attention_mask": mask}
+    check_independent(made(model), cross_entropy, inputs, torch.randint(WIDTH, (7,)))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([9, 3, 1, 5, 2, 9, 4], r"^words.1 \(MeanMixer\): mixes"),
+        ([3, 9, 1, 5, 2, 9, 4], r"^gru \(GRU\): mixes"),  # the first place where the rows of the short one are found
+    ],
+)
+def test_a_mixer_in_a_model_whose_shapes_depend_on_the_company_is_found(lengths, message):
+    mask = (torch.arange(9) < torch.tensor(lengths).unsqueeze(1)).long()
+    model = made(mixers.Trimmed)
+    model.words = nn.Sequential(model.words, MeanMixer(1e-6))
+    with pytest.raises(UnsupportedLayerError, match=message):
+        check_independent(model, cross_entropy, {"input_ids": mask, "attention_mask": mask}, torch.randint(WIDTH, (7,)))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_an_honest_model_of_images_in_any_layout_passes(memory_format):
+    model = made(mixers.ChannelsLast).to(memory_format=memory_format)
+    check_independent(model, cross_entropy, torch.rand(7, 9, 9, 3), torch.randint(CLASSES, (7,)))
+
+
+def test_categories_among_the_inputs_are_left_and_a_model_need_not_take_large_values():
+    x = torch.cat([torch.tensor([0.0, 1, 2, 3, 1, 2, 0]).unsqueeze(1), torch.rand(7, 2)], 1)
+    targets = torch.randint(CLASSES, (7,))
+    check_independent(made(mixers.Table), cross_entropy, x, targets)
+    with pytest.raises(UnsupportedLayerError, match=r"^1 \(MeanMixer\)"):
+        check_independent(nn.Sequential(made(mixers.Table), MeanMixer(1e-6)), cross_entropy, x, targets)
+
+
+def test_draws_that_depend_on_data_are_refused():
+    """They cannot be repeated by example, so that nobody can say who moved them."""
+    model = tokens_model(Apply(lambda x: x * torch.bernoulli(x.sigmoid().detach())))
+    with pytest.raises(UnsupportedLayerError, match=r"^2 \(Apply\).*draws random numbers that depend on a tensor"):
+        check(model)
+
+
+def test_a_compiled_part_is_looked_into():
+    check(made(lambda: tokens_model(torch.compile(nn.Tanh()))))
+    with pytest.raises(UnsupportedLayerError, match="MeanMixer"):
+        check(made(lambda: tokens_model(torch.compile(MeanMixer()))))
+
+
+def test_a_loss_that_mixes_is_named():
+    def centred(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = cross_entropy(outputs, targets)
+        return losses / losses.sum()
+
+    def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs @ outputs.mT, torch.arange(len(outputs)), reduction="none")
+
+    class _Centred(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, losses):
+            return losses.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * torch.arange(len(g), device=g.device).add(1).to(g)
+
+    def backward_only(outputs: Tensor, targets: Tensor) -> Tensor:
+        return _Centred.apply(cross_entropy(outputs, targets))
+
+    for loss_fn in (centred, contrastive, backward_only):
+        with pytest.raises(UnsupportedLayerError, match=r"^the loss function: mixes"):
+            check(made(tokens_model), loss_fn)
+
+
+def test_a_model_that_takes_no_single_example_is_refused_with_the_layer():
+    model = tokens_model(Apply(lambda x: x - x[1]))
+    with pytest.raises(UnsupportedLayerError, match=r"^2 \(Apply\): fails on a batch of 1 \(IndexError"):
+        check(made(lambda: model))
+
+
+class Halves(nn.Module):
+    """Computes in float32 whatever it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.float(), torch.eye(WIDTH)).to(x.dtype)
+
+
+class Fixed(nn.Module):
+    """Cannot take float64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.eye(WIDTH)
+
+
+@pytest.mark.parametrize("kind", [Halves, Fixed])
+def test_a_model_that_computes_in_float32_is_compared_with_room_for_rounding(kind):
+    check(made(lambda: tokens_model(kind())))
+    with pytest.raises(UnsupportedLayerError, match="MeanMixer"):
+        check(made(lambda: tokens_model(kind(), MeanMixer(1e-3))))
+
+
+def test_nothing_is_left_behind():
+    model = made(lambda: tokens_model(nn.Dropout(0.5), mixers.StochasticDepth()))
+    before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    check(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [m.training for m in model.modules()] == modes
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.array_equal(np.random.get_state()[1], states[2])
+
+
+def test_one_probe_is_too_few():
+    with pytest.raises(ValueError, match="two probe examples or more"):
+        check_independent(made(tokens_model), cross_entropy, *probes(1))
+
+
+def test_the_mixers_are_accepted_without_the_comparison(monkeypatch):
+    """Negative control: what finds them is the comparison of passes, nothing before it."""
+    monkeypatch.setattr(independence, "compare", lambda subject, first: None)
+    accepted = 0
+    for make, _ in MIXERS.values():
+        check(made(make))
+        accepted += 1
+    assert accepted == len(MIXERS)

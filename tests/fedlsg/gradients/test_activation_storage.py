@@ -1,0 +1,200 @@
+"""What is rounded between forward and backward, what is not, and what becomes of in-place changes."""
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedlsg.gradients.activation_storage as activation_storage
+import fedlsg.gradients.per_example as persample
+import fedlsg.gradients.rematerialize as rebuilt
+from fedlsg.frame import Frame
+from fedlsg.gradients.activation_storage import ActivationStorage
+from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.gradients.precision import Numbers
+from fedlsg.gradients.supported import UnsupportedLayerError
+from tests.fedlsg.gradient_oracle import cross_entropy, make_frame, squared_error
+from tests.fedlsg.gradients.test_per_example_pass import Custom, failing_loss, in_place_after_the_call, state
+from tests.fedlsg.gradients.test_precision import ROUNDED, STORED, distances, standardised
+from tests.fedlsg.problems import make, mlp
+
+VIEWS = {
+    "as it is": lambda t: t,
+    "transposed": lambda t: t.mT,
+    "rows": lambda t: t[1:],
+    "flat": lambda t: t.flatten(1),
+    "a small part": lambda t: t[:, :1, 2:5],
+    "every other": lambda t: t[..., ::2],
+    "repeated": lambda t: t[:, :, :1].expand(-1, -1, 9),
+    "channels last": lambda t: t.unsqueeze(1).contiguous(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_comes_back_is_what_was_stored_rounded(view):
+    t = VIEWS[view](torch.randn(4, 6, 8))
+    storage = ActivationStorage([])
+    rounded = storage.pack(t)
+    assert rounded.dtype == torch.bfloat16
+    assert torch.equal(storage.unpack(rounded), t.bfloat16().float())
+    assert torch.equal(storage.unpack(rounded), t.bfloat16().float())  # from memory
+
+
+def test_one_tensor_is_never_held_twice():
+    t, storage = torch.randn(4, 6, 8), ActivationStorage([])
+    kept = [storage.pack(v) for v in (t, t.mT, t.flatten(1), t.detach(), t[1:])]
+    assert len({id(k.untyped_storage()) for k in kept}) == 1
+    assert kept[0].untyped_storage().nbytes() == 2 * t.numel()
+
+
+def test_a_copy_goes_with_the_last_that_needs_it_and_no_address_is_taken_for_another():
+    storage = ActivationStorage([])
+    for value in range(50):
+        t = torch.full((64, 64), float(value))
+        rounded = storage.pack(t)
+        del t
+        assert (storage.unpack(rounded) == value).all()
+        copy = weakref.ref(rounded.untyped_storage())
+        del rounded
+        storage.restored = (None, torch.empty(0))
+        assert copy() is None
+    assert len(storage.copies) == 0
+
+
+def test_what_was_changed_in_place_is_another_tensor():
+    t, storage = torch.ones(3, 3), ActivationStorage([])
+    before = storage.pack(t)
+    t.mul_(2)
+    after = storage.pack(t)
+    assert (storage.unpack(before) == 1).all()
+    assert (storage.unpack(after) == 2).all()
+
+
+def stored_by(build: Callable[..., object], monkeypatch: pytest.MonkeyPatch, copies: int = 1) -> list[torch.Size]:
+    """Shapes of what one pass rounds, of one example; its batch ``copies`` times over."""
+    model, loss_fn, x, y = make(build, torch.float32)
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    shapes: list[torch.Size] = []
+    honest = ActivationStorage.pack
+    with monkeypatch.context() as patch:
+        patch.setattr(ActivationStorage, "pack", lambda self, t: (shapes.append(t.shape[1:]), honest(self, t))[1])
+        per_example_gradients(
+            model, loss_fn, x.repeat(copies, *[1] * (x.ndim - 1)), y.repeat(copies), frame, numbers=STORED
+        )
+    return shapes
+
+
+def test_activations_are_rounded_but_no_weight_no_statistic_and_no_batch(monkeypatch):
+    shapes = stored_by(standardised, monkeypatch)
+    assert set(shapes) == {(6, 8, 8), (5, 3, 3), (45,)}  # outputs of convolutions and what becomes of them
+
+
+def test_negative_control_rounded_statistics_are_seen(monkeypatch):
+    monkeypatch.setattr(activation_storage, "LEFT", set())
+    monkeypatch.setattr(activation_storage, "_FIELDS", {})
+    shapes = stored_by(standardised, monkeypatch)
+    assert {(2,), (1,), (6, 3, 3)} <= set(shapes)  # of the norms, and the standardised kernel
+
+
+def test_what_is_rounded_depends_on_no_one_elses_presence(monkeypatch):
+    """Batches as large as a kernel's first dimension, or as a statistic's, are treated as all others."""
+    alone = stored_by(standardised, monkeypatch)
+    assert all(stored_by(standardised, monkeypatch, copies) == alone for copies in (2, 3, 5, 100))
+
+
+def test_a_scale_far_from_zero_keeps_its_gradient():
+    """x - mean cancels where the mean is large: a mean in bfloat16 would leave nothing of the gradient."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 3))
+    with torch.no_grad():
+        model[0].bias.fill_(8.0)
+    x, y, frame = torch.randn(4, 64), torch.randint(3, (4,)), make_frame(model, rank=2, sparsity=0.0)
+    exact = per_example_gradients(model, cross_entropy, x, y, frame)
+    got = per_example_gradients(model, cross_entropy, x, y, frame, numbers=STORED)
+    assert distances(got, exact).max() < 8 * ROUNDED
+
+
+def custom(forward: Callable[[nn.Module, Tensor], Tensor]) -> tuple[nn.Module, Tensor, Tensor, Frame]:
+    torch.manual_seed(2)
+    model = Custom(forward)
+    return model, torch.rand(3, 4), torch.randn(3), make_frame(model, rank=2, sparsity=0.0)
+
+
+def changed_between(m: nn.Module, x: Tensor) -> Tensor:
+    y = m.first(x).exp()
+    z = m.second(y)
+    y.mul_(2)
+    return z + y
+
+
+def out_of_place(m: nn.Module, x: Tensor) -> Tensor:
+    y = m.first(x).exp()
+    return m.second(y) + 2 * y
+
+
+def test_later_changes_do_not_reach_a_copy():
+    model, x, targets, frame = custom(changed_between)
+    with pytest.raises(UnsupportedLayerError, match="its input was changed in place"):
+        per_example_gradients(model, squared_error, x, targets, frame)
+    got = per_example_gradients(model, squared_error, x, targets, frame, numbers=STORED)
+    model.route = out_of_place
+    assert distances(got, per_example_gradients(model, squared_error, x, targets, frame)).max() < ROUNDED
+
+
+def changed_before_a_copy(m: nn.Module, x: Tensor) -> Tensor:
+    y = m.first(x).exp()
+    y.add_(1)
+    return m.second(y)
+
+
+@pytest.mark.parametrize("numbers", [Numbers(), STORED])
+def test_what_autograd_refuses_stays_refused(numbers):
+    model, x, targets, frame = custom(changed_before_a_copy)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        per_example_gradients(model, squared_error, x, targets, frame, numbers=numbers)
+
+
+def test_what_is_left_as_it_is_stays_under_the_version_check():
+    model, x, targets, frame = custom(in_place_after_the_call)
+    double, double_targets = x.double(), targets.double()
+    frame = make_frame(model.double(), rank=2, sparsity=0.0)
+    with pytest.raises(UnsupportedLayerError, match="its input was changed in place"):
+        per_example_gradients(model, squared_error, double, double_targets, frame, numbers=STORED)
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, failing_loss])
+def test_a_pass_leaves_nothing_behind(loss, monkeypatch):
+    model, _, inputs, targets = make(mlp, torch.float32)
+    frame, before = make_frame(model, rank=2, sparsity=0.0), state(model)
+    seen: list[weakref.ref[object]] = []
+    honest = persample.storage_of
+    monkeypatch.setattr(persample, "storage_of", lambda *given: (s := honest(*given), seen.append(weakref.ref(s)))[0])
+    model[2].register_forward_hook(lambda module, args, output: seen.append(weakref.ref(args[0])))
+    hooks = [len(m._forward_hooks) for m in model.modules()]
+    try:
+        per_example_gradients(model, loss, inputs, targets, frame, numbers=STORED)
+    except RuntimeError:
+        assert loss is failing_loss
+    gc.collect()
+    assert [ref() for ref in seen] == [None, None]
+    assert [len(m._forward_hooks) for m in model.modules()] == hooks
+    assert state(model)[1:] == before[1:]
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU(inplace=True), nn.Tanh()])
+def test_an_example_has_the_same_gradient_in_any_company_where_inputs_are_made_again(activation, monkeypatch):
+    """64 numbers of an example are made again, and 63 are not, however many examples there are."""
+    monkeypatch.setattr(rebuilt, "REBUILT_FROM", 64)
+    torch.manual_seed(0)
+    for units in (64, 63):
+        layers = [nn.Linear(9, units), nn.LayerNorm(units), activation, nn.Linear(units, 3), nn.Flatten()]
+        model, x, y = nn.Sequential(*layers), torch.randn(128, 9), torch.randint(3, (128,))
+        frame = make_frame(model, rank=2, sparsity=0.0)
+        together = per_example_gradients(model, cross_entropy, x, y, frame, numbers=STORED)
+        alone = per_example_gradients(model, cross_entropy, x[:1], y[:1], frame, numbers=STORED)
+        held = per_example_gradients(model, cross_entropy, x, y, frame)
+        for a, b, exact in zip(alone, together, held, strict=True):
+            assert (a[0] - b[0]).norm() <= 1e-5 * b[0].norm()
+            assert (b - exact).norm() <= 2**-5 * exact.norm()  # a ReLU made again may have a sign of its own near 0

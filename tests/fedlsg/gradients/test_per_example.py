@@ -1,0 +1,167 @@
+"""Blocks of whole models against the naive reference; one row, one example; no dense gradient of a carried weight."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fedlsg.gradients.per_example as persample
+from fedlsg.frame import Frame
+from fedlsg.gradients.layers import LinearGradients
+from fedlsg.gradients.per_example import per_example_gradients
+from tests.fedlsg.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
+from tests.fedlsg.problems import cnn, make, mlp, transformer
+
+problems = pytest.mark.parametrize("problem", [mlp, cnn, transformer])
+
+
+@problems
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.5])
+@pytest.mark.parametrize("kind", [{}, {"flat": True}, {"carry": False}, {"carry": False, "flat": True}])
+def test_blocks_equal_projected_autograd_gradients(problem, sparsity, kind):
+    model, loss_fn, inputs, targets = make(problem)
+    frame = make_frame(model, rank=2, sparsity=sparsity, **kind)
+    got = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    assert error(got, naive(model, loss_fn, inputs, targets, frame)) < TOLERANCE
+    assert sum(t.shape[1] for t in got) == frame.kept
+
+
+@given(batch=st.integers(0, 5), positions=st.integers(1, 4), rank=st.integers(1, 5), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_sequences_of_any_length(batch, positions, rank, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 7), nn.ReLU(inplace=True)).double()
+    x, targets = torch.randn(batch, positions, 6, dtype=torch.float64), torch.randn(batch, dtype=torch.float64)
+    frame = make_frame(model, rank=rank, sparsity=0.3)
+    got = per_example_gradients(model, squared_error, x, targets, frame)
+    if batch:
+        assert error(got, naive(model, squared_error, x, targets, frame)) < TOLERANCE
+    else:
+        assert [t.shape for t in got] == [(0, block.kept) for block in frame.blocks]
+
+
+# Privacy: one row, one example
+
+
+@problems
+def test_a_row_depends_on_its_own_example_alone(problem):
+    model, loss_fn, inputs, targets = make(problem, torch.float32)
+    frame = make_frame(model, rank=2, sparsity=0.3)
+    before = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    other = inputs if isinstance(inputs, Tensor) else inputs["mask"]
+    with torch.no_grad():
+        other[1] = 1 - other[1] if other.is_floating_point() else ~other[1]
+    after = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    rest = [i for i in range(len(targets)) if i != 1]
+    assert all(torch.equal(a[rest], b[rest]) for a, b in zip(after, before, strict=True))
+    assert not all(torch.equal(a[1], b[1]) for a, b in zip(after, before, strict=True))
+
+
+def test_a_gradient_mixed_with_another_examples_is_caught(monkeypatch):
+    """Negative control of the oracle."""
+    honest = LinearGradients.left
+    monkeypatch.setattr(LinearGradients, "left", lambda self, g, u: honest(self, g, u + 0.01 * u.roll(1, 0)))
+    model, loss_fn, inputs, targets = make(mlp)
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    got = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    assert error(got, naive(model, loss_fn, inputs, targets, frame)) > 1e-6
+
+
+def test_a_mean_loss_is_refused_and_its_plant_is_caught():
+    model, loss_fn, inputs, targets = make(mlp)
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    with pytest.raises(ValueError, match=r"one loss an example, shape \(5,\), got shape \(\): use reduction='none'"):
+        per_example_gradients(model, F.cross_entropy, inputs, targets, frame)
+
+    def planted(outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, labels, reduction="none") / len(labels)
+
+    got = per_example_gradients(model, planted, inputs, targets, frame)
+    assert error(got, naive(model, loss_fn, inputs, targets, frame)) > 1e-2
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_stays_in_its_row(value):
+    model, loss_fn, inputs, targets = make(cnn)
+    frame = make_frame(model, rank=2, sparsity=0.3)
+    before = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    assert isinstance(inputs, Tensor)
+    inputs[2] = value
+    after = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    assert error([t[[0, 1, 3]] for t in after], [t[[0, 1, 3]] for t in before]) < TOLERANCE
+    assert not all(t[2].isfinite().all() for t in after)
+
+
+# The dense gradient of a carried weight
+
+
+class ForbidShapes(TorchDispatchMode):
+    """Fails on any tensor that an operation makes in the shape of a carried weight, batched or not, flat or turned.
+
+    Views of the weights themselves are no gradients.
+    """
+
+    def __init__(self, model: nn.Module, frame: Frame, batch: int) -> None:
+        super().__init__()
+        self.weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self.made = 0
+        self.forbidden: set[tuple[int, ...]] = set()
+        for c in frame.coordinates:
+            if c.carried:
+                m, n, taps = c.shape[0], math.prod(c.shape[1:]), c.shape[2:]
+                forms = {c.shape, (m, n), (n, m), (m * n,), (c.shape[1], m, *taps), (c.shape[1], *taps, m)}
+                self.forbidden |= forms | {(batch, *form) for form in forms}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        for t in results if isinstance(results, tuple | list) else [results]:
+            if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in self.weights:
+                self.made += 1
+                assert tuple(t.shape) not in self.forbidden, f"{func} made a tensor of shape {tuple(t.shape)}"
+        return results
+
+
+def carried_problem() -> tuple[nn.Module, Tensor, Tensor, Frame]:
+    """Sizes that no activation shares with a weight, its transpose or its flattened form."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(5, 7, 3, padding=1, bias=False), nn.Tanh(), nn.Conv2d(7, 11, 3, stride=2), nn.Flatten(2),
+        nn.Linear(25, 17), nn.Tanh(), nn.Linear(17, 19),
+    )  # fmt: skip
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    assert sum(c.carried for c in frame.coordinates) == 4
+    return model, torch.randn(13, 5, 11, 12), torch.randn(13), frame
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.5])
+def test_no_weight_shaped_gradient_is_ever_formed(sparsity):
+    model, x, targets, _ = carried_problem()
+    frame = make_frame(model, rank=2, sparsity=sparsity)
+    with ForbidShapes(model, frame, len(x)) as watch:
+        per_example_gradients(model, squared_error, x, targets, frame)
+    assert watch.made > 30
+
+
+def test_a_weight_shaped_gradient_would_be_seen(monkeypatch):
+    """Negative controls: plain backward, and a projection of the dense per-example gradient."""
+    model, x, targets, frame = carried_problem()
+    with pytest.raises(AssertionError, match="made a tensor of shape"), ForbidShapes(model, frame, len(x)):
+        squared_error(model(x), targets).sum().backward()
+    honest = persample.block_gradient
+
+    def planted(layer, slot, memory, g):
+        if isinstance(layer.module, nn.Linear):
+            g.flatten(0, -2).mT @ memory_input(layer, g)
+        return honest(layer, slot, memory, g)
+
+    def memory_input(layer, g):
+        return torch.ones(g.flatten(0, -2).shape[0], layer.module.in_features)
+
+    monkeypatch.setattr(persample, "block_gradient", planted)
+    with pytest.raises(AssertionError, match="made a tensor of shape"), ForbidShapes(model, frame, len(x)):
+        per_example_gradients(model, squared_error, x, targets, frame)

@@ -1,0 +1,287 @@
+"""What a pass leaves behind, and forward passes of unusual form: right, or refused by name."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import fedlsg.gradients.per_example as persample
+from fedlsg.frame import EVERYTHING, Frame, Keep
+from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.gradients.supported import UnsupportedLayerError
+from tests.fedlsg.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive, squared_error
+from tests.fedlsg.problems import cnn, make, mlp, transformer
+
+problems = pytest.mark.parametrize("problem", [mlp, cnn, transformer])
+
+
+# What a pass leaves behind
+
+
+def state(model: nn.Module) -> list[object]:
+    hooks = [len(m._forward_hooks) for m in model.modules()]
+    return [hooks, [(p.requires_grad, p.grad, p._version) for p in model.parameters()], model.training]
+
+
+def failing_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    raise RuntimeError("planted")
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, failing_loss, F.cross_entropy])
+def test_a_pass_leaves_nothing_behind(loss):
+    model, _, inputs, targets = make(cnn)
+    assert isinstance(inputs, Tensor)
+    inputs.requires_grad_()
+    before = state(model)
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    if loss is cross_entropy:
+        per_example_gradients(model, loss, inputs, targets, frame)
+    else:
+        with pytest.raises((RuntimeError, ValueError)):
+            per_example_gradients(model, loss, inputs, targets, frame)
+    assert state(model) == before
+    assert inputs.grad is None
+
+
+def test_a_pass_frees_what_it_remembered():
+    model, loss_fn, inputs, targets = make(mlp)
+    seen: list[weakref.ref[Tensor]] = []
+    model[2].register_forward_hook(lambda module, args, output: seen.append(weakref.ref(args[0])))
+    per_example_gradients(model, loss_fn, inputs, targets, make_frame(model, rank=2, sparsity=0.0))
+    gc.collect()
+    assert [ref() for ref in seen] == [None]
+
+
+def test_only_kept_units_of_the_input_are_remembered():
+    model, _, inputs, targets = make(mlp)
+    frame = make_frame(model, rank=2, sparsity=0.5)
+    kept = {}
+    honest = persample.remember
+
+    def spy(layer, x, again):
+        memory = honest(layer, x, again)
+        kept[layer.path] = None if memory.x is None else tuple(memory.x.shape)
+        return memory
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(persample, "remember", spy)
+        per_example_gradients(model, cross_entropy, inputs, targets, frame)
+    assert kept == {"0": (5, 5), "2": (5, 4), "3": (5, 7), "4": (5, 4)}
+
+
+def test_works_inside_no_grad():
+    model, loss_fn, inputs, targets = make(mlp)
+    frame = make_frame(model, rank=2, sparsity=0.3)
+    with torch.no_grad():
+        got = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    assert error(got, naive(model, loss_fn, inputs, targets, frame)) < TOLERANCE
+
+
+def test_bfloat16_autocast_gives_blocks_of_the_parameters_type():
+    model, loss_fn, inputs, targets = make(cnn, torch.float32)
+    frame = make_frame(model, rank=2, sparsity=0.3)
+    exact = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    assert {t.dtype for t in got} == {torch.float32}
+    assert 1e-6 < error(got, exact) < 0.1
+
+
+@pytest.mark.gpu
+@problems
+def test_blocks_on_cuda_equal_those_on_the_cpu(problem):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    model, loss_fn, inputs, targets = make(problem)
+    if problem is transformer:
+        pytest.skip("its positions are made on the CPU")
+    assert isinstance(inputs, Tensor)
+    frame = make_frame(model, rank=2, sparsity=0.3)
+    wanted = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    moved = [
+        replace(c, L=c.L.cuda(), R=c.R.cuda()) if c.L is not None and c.R is not None else c for c in frame.coordinates
+    ]
+    on_device = Frame(coordinates=tuple(moved), blocks=frame.blocks)
+    got = per_example_gradients(model.cuda(), loss_fn, inputs.cuda(), targets.cuda(), on_device)
+    assert all(t.is_cuda for t in got)
+    assert error([t.cpu() for t in got], wanted) < TOLERANCE
+
+
+# Forward passes of unusual form
+
+
+class Custom(nn.Module):
+    """Two linear layers under a forward pass that the test gives."""
+
+    def __init__(self, forward: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.route = nn.Linear(4, 4), nn.Linear(4, 4), forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.route(self, x)
+
+
+def custom(forward: Callable[[nn.Module, Tensor], Tensor]) -> tuple[nn.Module, Tensor, Tensor, Frame]:
+    torch.manual_seed(2)
+    model = Custom(forward).double()
+    x, targets = torch.rand(3, 4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    return model, x, targets, make_frame(model, rank=2, sparsity=0.0)
+
+
+def without_gradient(layer: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return layer(x)
+
+
+SOUND = {
+    "a layer is not reached": lambda m, x: m.first(x),
+    "no layer is reached": lambda m, x: 2 * x,
+    "two first layers": lambda m, x: m.first(x) + m.second(x),
+    "the gradient is cut": lambda m, x: m.second(m.first(x).detach()),
+    "the first layer runs without gradient": lambda m, x: m.second(without_gradient(m.first, x)),
+    "an output is dropped": lambda m, x: (m.first(x), m.second(x).tanh())[1],
+    "the output changes in place": lambda m, x: m.second(m.first(x).relu_()).mul_(3),
+    "the network input changes in place before": lambda m, x: m.first(x.clone().mul_(2)),
+    "an extra call without gradient": lambda m, x: m.first(x) + without_gradient(m.first, 2 * x),
+    "the result is a view": lambda m, x: m.first(x)[:, 1:].t().contiguous().t(),
+    "an input with positions": lambda m, x: m.second(
+        m.first(x.unsqueeze(1).expand(-1, 2, -1)).relu_().flatten(1)[:, :4]
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_sound_forward_passes(case):
+    model, x, targets, frame = custom(SOUND[case])
+    got = per_example_gradients(model, squared_error, x, targets, frame)
+    if case == "no layer is reached":
+        assert error(got, [torch.zeros(3, b.kept, dtype=torch.float64) for b in frame.blocks]) == 0
+    else:
+        assert error(got, naive(model, squared_error, x, targets, frame)) < TOLERANCE
+
+
+def in_place_after_the_call(m: nn.Module, x: Tensor) -> Tensor:
+    y = x + 1
+    z = m.first(y)
+    y.zero_()
+    return m.second(z)
+
+
+def hidden_gradient(m: nn.Module, x: Tensor) -> Tensor:
+    return m.first(x + torch.zeros(4, dtype=x.dtype, requires_grad=True))
+
+
+UNSOUND = {
+    "a second call": (lambda m, x: m.first(m.first(x)), r"first \(Linear\): called twice.*its own module"),
+    "checkpointing": (
+        lambda m, x: checkpoint(lambda y: m.second(m.first(y)).tanh().exp(), x, use_reentrant=False),
+        "checkpointing",
+    ),
+    "batch dimension 1": (lambda m, x: m.first(x[:1]) + m.second(x), r"batch of 3, got shape \(1, 4\)"),
+    "positions in the batch": (lambda m, x: m.first(x.repeat(2, 1)).view(3, -1), r"batch of 3, got shape \(6, 4\)"),
+    "no batch dimension": (lambda m, x: torch.stack([m.first(x[:, 0].repeat(2)[:4])] * 3), "first dimension"),
+    "an input changed in place": (in_place_after_the_call, r"first \(Linear\): its input was changed in place"),
+    "a hidden gradient": (hidden_gradient, r"requires a gradient that no parameter asked for"),
+}
+
+
+def assert_refused(forward: Callable[..., Tensor], message: str) -> None:
+    """By name, and the model is left as it was."""
+    model, x, targets, frame = custom(forward)
+    before = state(model)
+    with pytest.raises(UnsupportedLayerError, match=message):
+        per_example_gradients(model, squared_error, x, targets, frame)
+    assert state(model) == before
+
+
+@pytest.mark.parametrize("case", UNSOUND)
+def test_unsound_forward_passes_are_refused(case):
+    assert_refused(*UNSOUND[case])
+
+
+def test_a_users_hook_on_a_layer_sees_no_difference():
+    """Ours comes first: the layer's own output is what its gradient belongs to."""
+    model, x, targets, frame = custom(lambda m, x: m.second(m.first(x)))
+    model.first.register_forward_hook(lambda module, args, output: 3 * output)
+    model.first.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    got = per_example_gradients(model, squared_error, x, targets, frame)
+    assert error(got, naive(model, squared_error, x, targets, frame)) < TOLERANCE
+
+
+def test_blocks_of_which_nothing_is_kept():
+    """A uniform mask may empty a small block."""
+    model, loss_fn, inputs, targets = make(cnn)
+    whole = make_frame(model, rank=2, sparsity=0.0)
+    nothing = Keep(index=torch.arange(0))
+    blocks = [replace(b, keep=nothing) if i % 2 else b for i, b in enumerate(whole.blocks)]
+    frame = Frame(coordinates=whole.coordinates, blocks=tuple(blocks))
+    got = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    assert error(got, naive(model, loss_fn, inputs, targets, frame)) < TOLERANCE
+
+
+def test_biases_alone():
+    model, loss_fn, inputs, targets = make(cnn)
+    for name, p in model.named_parameters():
+        p.requires_grad_(p.requires_grad and name.endswith("bias"))
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    assert {block.keep for block in frame.blocks} == {EVERYTHING}
+    got = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    assert error(got, naive(model, loss_fn, inputs, targets, frame)) < TOLERANCE
+
+
+def test_dropout_draws_one_mask_an_example():
+    model = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5), nn.Linear(50, 1))
+    frame = make_frame(model, rank=1, sparsity=0.0)
+    got = per_example_gradients(model, squared_error, torch.ones(2, 4), torch.zeros(2), frame)
+    assert not torch.equal(got[2][0] == 0, got[2][1] == 0)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets"),
+    [
+        (torch.ones(3, 4), torch.ones(2)),
+        (torch.ones(()), torch.ones(())),
+        ({}, {}),
+        ({"x": torch.ones(3, 4)}, torch.ones(1)),
+    ],
+)
+def test_inputs_and_targets_need_one_batch(inputs, targets):
+    model, _, _, frame = custom(lambda m, x: m.first(x))
+    with pytest.raises(ValueError, match="share their first dimension"):
+        per_example_gradients(model, squared_error, inputs, targets, frame)
+
+
+def test_an_empty_batch_does_not_call_the_model():
+    model, _, _, frame = custom(lambda m, x: pytest.fail("called"))
+    got = per_example_gradients(model, squared_error, torch.ones(0, 4), torch.ones(0), frame)
+    assert [t.shape for t in got] == [(0, block.kept) for block in frame.blocks]
+    assert {t.dtype for t in got} == {torch.float64}
+
+
+@pytest.mark.parametrize("how", ["in place", "a layer", "wrapped", "a function"])
+def test_a_compiled_model_gives_the_same_gradients_before_and_after_it_has_run(how):
+    model, loss_fn, inputs, targets = make(cnn)
+    frame = make_frame(model, rank=2, sparsity=0.5)
+    expected = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    assert isinstance(inputs, Tensor)
+    if how == "in place":
+        model.compile(backend="aot_eager")
+    elif how == "a layer":
+        model[0].compile(backend="aot_eager")
+    elif how == "a function":
+        model.forward = torch.compile(model.forward, backend="aot_eager")
+    else:
+        model = torch.compile(model, backend="aot_eager")
+        frame = make_frame(model, rank=2, sparsity=0.5)
+    for _ in range(2):
+        found = per_example_gradients(model, loss_fn, inputs, targets, frame)
+        for value, value_expected in zip(found, expected, strict=True):
+            torch.testing.assert_close(value, value_expected, rtol=0, atol=0)
+        loss_fn(model(inputs), targets).sum().backward()  # as compiled, without hooks
+        model.zero_grad()

@@ -1,0 +1,231 @@
+"""Blocks in fewer bits against float64 autograd, and the privacy of a step that uses them, with planted mistakes.
+
+Tolerances: bfloat16 rounds to within 2^-9. Stored activations are rounded once each, and the errors of a gradient's
+factors add up to less than 2^-8 here; mixed precision also rounds weights, products and the gradients on their way.
+"""
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedlsg.privacy.mechanism
+import fedlsg.training.client
+from fedlsg.frame import Frame
+from fedlsg.gradients.ghost import Held
+from fedlsg.gradients.per_example import held_gradients, per_example_gradients
+from fedlsg.gradients.plain_sum import summable, summed_gradient
+from fedlsg.gradients.precision import FLOAT32, Numbers
+from fedlsg.gradients.standardized import StandardizedConv2d
+from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
+from fedlsg.training.client import LocalTraining
+from tests.fedlsg.gradient_oracle import cross_entropy, make_frame, naive
+from tests.fedlsg.problems import Problem, cnn, make, mlp, transformer
+from tests.fedlsg.step_oracle import EMPTY, NOISY, problem
+
+ROUNDED = 2**-8
+STORED = Numbers(activation_storage="bfloat16")
+MIXED = Numbers(precision="bfloat16")
+BOTH = Numbers(precision="bfloat16", activation_storage="bfloat16")
+TOLERANCE = {STORED: ROUNDED, MIXED: 4 * ROUNDED, BOTH: 4 * ROUNDED}
+CLIP = Mechanism(kind="clip-only", clip_norm=0.01)
+
+fewer_bits = pytest.mark.parametrize("numbers", list(TOLERANCE), ids=["stored", "mixed", "both"])
+
+
+def standardised() -> Problem:
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(), StandardizedConv2d(6, 5, 3, stride=2),
+        nn.GroupNorm(1, 5), nn.Tanh(), nn.Flatten(), nn.Linear(45, 3),
+    )  # fmt: skip
+    return model, cross_entropy, torch.randn(4, 3, 8, 8), torch.randint(3, (4,))
+
+
+def wide() -> Problem:
+    """A convolution and a linear layer that are worth holding, and small ones that are not."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 48, 3, padding=1), nn.GroupNorm(4, 48), nn.Tanh(), nn.Conv2d(48, 64, 3, padding=1), nn.Tanh(),
+        nn.Flatten(), nn.Linear(64 * 16, 32), nn.Tanh(), nn.Linear(32, 3),
+    )  # fmt: skip
+    return model, cross_entropy, torch.randn(5, 3, 4, 4), torch.randint(3, (5,))
+
+
+PROBLEMS = [mlp, cnn, transformer, standardised, wide]
+problems = pytest.mark.parametrize("build", PROBLEMS)
+carrying = pytest.mark.parametrize("carry", [True, False], ids=["carried", "dense"])
+
+
+def made(build: Callable[[], Problem], carry: bool) -> tuple[Problem, Frame]:
+    task = make(build, torch.float32)
+    return task, make_frame(task[0], rank=2, sparsity=0.3 if carry else 0.0, carry=carry)
+
+
+def one(batch: Tensor | dict[str, Tensor], i: int) -> Tensor | dict[str, Tensor]:
+    """Example i as a batch of one."""
+    return batch[i : i + 1] if isinstance(batch, Tensor) else {name: t[i : i + 1] for name, t in batch.items()}
+
+
+def distances(got: list[Tensor], wanted: list[Tensor]) -> Tensor:
+    """Of each example's whole gradient, relative."""
+    difference = torch.cat(got, 1).double() - torch.cat(wanted, 1).double()
+    return difference.norm(dim=1) / torch.cat(wanted, 1).double().norm(dim=1)
+
+
+@fewer_bits
+@carrying
+@problems
+def test_blocks_are_those_of_float64_autograd(build, carry, numbers):
+    (model, loss_fn, inputs, targets), frame = made(build, carry)
+    doubled = inputs.double() if isinstance(inputs, Tensor) else inputs
+    exact_frame = Frame(
+        coordinates=tuple(
+            c if c.L is None or c.R is None else replace(c, L=c.L.double(), R=c.R.double()) for c in frame.coordinates
+        ),
+        blocks=frame.blocks,
+    )
+    wanted = naive(copy.deepcopy(model).double(), loss_fn, doubled, targets, exact_frame)
+    got = per_example_gradients(model, loss_fn, inputs, targets, frame, numbers=numbers)
+    assert {t.dtype for t in got} == {torch.float32}
+    assert 1e-5 < distances(got, wanted).max() < TOLERANCE[numbers]
+
+
+@fewer_bits
+@problems
+def test_the_sum_is_that_of_the_examples(build, numbers):
+    (model, loss_fn, inputs, targets), frame = made(build, carry=False)
+    assert summable(frame)
+    wanted = torch.cat([t.sum(0) for t in per_example_gradients(model, loss_fn, inputs, targets, frame)])
+    got = summed_gradient(model, loss_fn, inputs, targets, frame, numbers=numbers)
+    assert got.dtype == torch.float32
+    assert 1e-6 < (got - wanted).norm() / wanted.norm() < TOLERANCE[numbers]
+
+
+@fewer_bits
+@problems
+def test_an_example_counts_the_same_alone(build, numbers):
+    (model, loss_fn, inputs, targets), frame = made(build, carry=True)
+    together = per_example_gradients(model, loss_fn, inputs, targets, frame, numbers=numbers)
+    for i in range(len(targets)):
+        own = per_example_gradients(model, loss_fn, one(inputs, i), targets[i : i + 1], frame, numbers=numbers)
+        assert distances(own, [t[i : i + 1] for t in together]).max() < ROUNDED / 4
+
+
+def contributions(build: Callable[[], Problem], carry: bool, numbers: Numbers) -> list[float]:
+    """Length of each example's clipped contribution, in float64, over C; it is held back where that pays."""
+    (model, loss_fn, inputs, targets), frame = made(build, carry)
+    lengths = []
+    for i in range(len(targets)):
+        blocks = held_gradients(model, loss_fn, one(inputs, i), targets[i : i + 1], frame, numbers=numbers)
+        assert any(isinstance(block, Held) for block in blocks) == (build is wide and not carry)
+        lengths.append(float(clipped_sum(blocks, CLIP).double().norm()) / CLIP.clip_norm)
+    return lengths
+
+
+@pytest.mark.parametrize("numbers", [FLOAT32, *TOLERANCE], ids=["float32", "stored", "mixed", "both"])
+@carrying
+@problems
+def test_no_contribution_is_longer_than_the_clip_norm(build, carry, numbers):
+    lengths = contributions(build, carry, numbers)
+    assert all(length <= 1 for length in lengths)
+    assert max(lengths) > 0.99
+
+
+@fewer_bits
+@carrying
+@pytest.mark.parametrize("build", [mlp, wide])
+def test_factors_of_other_numbers_than_are_summed_are_caught(build, carry, numbers, monkeypatch):
+    """Planted: norms of the float32 gradients, while those in fewer bits are summed."""
+    (model, loss_fn, inputs, targets), frame = made(build, carry)
+    broken = []
+    for i in range(len(targets)):
+        batch = (model, loss_fn, one(inputs, i), targets[i : i + 1], frame)
+        exact = iter([fedlsg.privacy.mechanism.norms_of(t) for t in per_example_gradients(*batch)])
+        blocks = held_gradients(*batch, numbers=numbers)
+        with monkeypatch.context() as patch:
+            patch.setattr(fedlsg.privacy.mechanism, "norms_of", lambda block, exact=exact: next(exact))
+            broken.append(float(clipped_sum(blocks, CLIP).double().norm()) / CLIP.clip_norm)
+    assert not all(length <= 1 for length in broken)
+
+
+def longest_under_autocast() -> float:
+    rows = torch.randn(200, 1, 40, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return max(float(clipped_sum([row], CLIP).double().norm()) for row in rows) / CLIP.clip_norm
+
+
+def test_a_callers_autocast_has_no_hold_of_the_clip(monkeypatch):
+    assert longest_under_autocast() <= 1
+    monkeypatch.setattr(fedlsg.privacy.mechanism, "exactly", lambda device: nullcontext())
+    assert longest_under_autocast() > 1
+
+
+def deviation_and_rounding(numbers: Numbers) -> tuple[float, float]:
+    """Of the noise of empty batches: its deviation over sigma C, and the share of values that bfloat16 could hold."""
+    p = problem(dtype=torch.float32)
+    sent = torch.cat([p.step(NOISY, replace(EMPTY, numbers=numbers), seed) for seed in range(200)])
+    assert sent.dtype == torch.float32
+    return float(sent.double().std()) / NOISY.noise_std, float((sent == sent.bfloat16().float()).double().mean())
+
+
+@fewer_bits
+def test_noise_has_its_deviation_and_all_its_bits(numbers, monkeypatch):
+    deviation, coarse = deviation_and_rounding(numbers)
+    assert abs(deviation - 1) < 0.02
+    assert coarse < 0.01
+    monkeypatch.setattr(fedlsg.training.client, "add_noise", lambda *given: add_noise(*given).bfloat16().float())
+    assert deviation_and_rounding(numbers)[1] == 1
+
+
+@fewer_bits
+@pytest.mark.parametrize("kind", ["dp", "none"])
+def test_a_step_of_fewer_bits_is_near_the_exact_one(kind, numbers):
+    p, mechanism = problem(dtype=torch.float32), replace(NOISY, kind=kind)
+    local = LocalTraining(steps=3, momentum=0.5, learning_rate=0.01)
+    exact = p.step(mechanism, local)
+    got = p.step(mechanism, replace(local, numbers=numbers))
+    assert 0 < (got - exact).norm() < 4 * ROUNDED * exact.norm()
+
+
+def test_factors_are_of_the_parameters_type():
+    model, loss_fn, inputs, targets = make(wide, torch.float32)
+    frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
+    blocks = held_gradients(model, loss_fn, inputs, targets, frame, numbers=BOTH)
+    assert {block.dtype for block in blocks} == {torch.float32}
+    kept = [t.dtype for block in blocks if isinstance(block, Held) for t in (block.x, block.g)]
+    assert kept == [torch.bfloat16] * 4
+    assert clip_factors(torch.ones(1), 0.5, blocks[0].dtype, 9).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["precision", "activation_storage"])
+def test_other_numbers_are_refused_by_name(name):
+    with pytest.raises(ValueError, match=rf"expected {name} in \('float32', 'bfloat16'\), got 'float16'"):
+        Numbers(**{name: "float16"})
+
+
+@fewer_bits
+def test_float64_models_stay_exact(numbers):
+    model, loss_fn, inputs, targets = make(cnn)
+    frame = make_frame(model, rank=2, sparsity=0.3)
+    exact = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    got = per_example_gradients(model, loss_fn, inputs, targets, frame, numbers=numbers)
+    assert all(torch.equal(a, b) for a, b in zip(got, exact, strict=True))
+
+
+@pytest.mark.gpu
+@fewer_bits
+@pytest.mark.parametrize("build", [mlp, cnn, standardised, wide])
+def test_blocks_on_cuda_are_near_those_of_the_cpu(build, numbers):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    (model, loss_fn, inputs, targets), frame = made(build, carry=False)
+    assert isinstance(inputs, Tensor)
+    exact = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    batch = (model.cuda(), loss_fn, inputs.cuda(), targets.cuda(), frame)
+    got = per_example_gradients(*batch, numbers=numbers)
+    assert {(t.dtype, t.device.type) for t in got} == {(torch.float32, "cuda")}
+    assert distances([t.cpu() for t in got], exact).max() < TOLERANCE[numbers]
+    assert clipped_sum([t[:1] for t in got], CLIP).double().norm() <= CLIP.clip_norm

@@ -1,0 +1,169 @@
+"""Everything that is refused is refused by name and with its fix; what looks alike but is sound is accepted."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fedlsg.frame import Frame, make_blocks
+from fedlsg.gradients.supported import UnsupportedLayerError, check_frame, check_supported, trainable
+from tests.fedlsg.gradient_oracle import make_frame
+
+
+class Bare(nn.Module):
+    """A custom module with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+
+def shared_module() -> nn.Module:
+    linear = nn.Linear(3, 3)
+    return nn.ModuleDict({"first": linear, "second": linear})
+
+
+def tied_parameter() -> nn.Module:
+    model = nn.ModuleDict({"first": nn.Linear(3, 3), "second": nn.Linear(3, 3)})
+    model["second"].weight = model["first"].weight
+    return model
+
+
+def normed(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 1), norm)
+
+
+REFUSED = {
+    "batch norm": (lambda: normed(nn.BatchNorm2d(4)), r"^1 \(BatchNorm2d\): .*replace BatchNorm by GroupNorm"),
+    "batch norm without affine": (lambda: normed(nn.BatchNorm2d(4, affine=False)), "GroupNorm"),
+    "batch norm without statistics": (
+        lambda: normed(nn.BatchNorm2d(4, affine=False, track_running_stats=False)).eval(),
+        "GroupNorm",
+    ),
+    "trained batch norm in eval mode": (lambda: normed(nn.BatchNorm2d(4)).eval(), "weight, bias.*GroupNorm"),
+    "synchronised batch norm": (lambda: normed(nn.SyncBatchNorm(4)), r"\(SyncBatchNorm\).*GroupNorm"),
+    "instance norm with statistics": (
+        lambda: normed(nn.InstanceNorm2d(4, track_running_stats=True)),
+        "track_running_stats=False",
+    ),
+    "trained instance norm": (lambda: normed(nn.InstanceNorm2d(4, affine=True)), "GroupNorm"),
+    "attention": (lambda: nn.MultiheadAttention(4, 2), "scaled_dot_product_attention"),
+    "transformer layer": (lambda: nn.TransformerEncoderLayer(4, 2), "scaled_dot_product_attention"),
+    "recurrent": (lambda: nn.ModuleDict({"rnn": nn.LSTM(4, 2)}), r"^rnn \(LSTM\): .*freeze it"),
+    "recurrent cell": (lambda: nn.GRUCell(4, 2), "freeze it"),
+    "embedding": (
+        lambda: nn.ModuleDict({"words": nn.Embedding(4, 2)}),
+        r"^words \(Embedding\): .*requires_grad_\(False\)",
+    ),
+    "transposed convolution": (lambda: nn.ConvTranspose2d(4, 2, 3), "ConvTranspose2d.*freeze"),
+    "1-d convolution": (lambda: nn.Conv1d(4, 2, 3), "Conv1d.*use Linear, Conv2d, GroupNorm, LayerNorm"),
+    "3-d convolution": (lambda: nn.Conv3d(4, 2, 3), "Conv3d.*freeze"),
+    "bilinear": (lambda: nn.Bilinear(4, 2, 3), "Bilinear.*freeze"),
+    "prelu": (lambda: nn.PReLU(), "PReLU.*freeze"),
+    "bare parameter": (lambda: nn.ModuleDict({"head": Bare()}), r"^head \(Bare\): .*for scale"),
+    "grouped convolution": (lambda: nn.Conv2d(4, 4, 3, groups=2), "set groups=1"),
+    "reflecting convolution": (
+        lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
+        "padding_mode='reflect'.*F.pad",
+    ),
+    "subclass": (lambda: type("Scaled", (nn.Linear,), {})(3, 3), "Scaled.*freeze"),
+    "reparametrised": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), "freeze"),
+    "complex": (lambda: nn.Linear(3, 3, dtype=torch.complex64), "complex"),
+    "shared module": (shared_module, "first.weight and second.weight are one shared parameter.*its own"),
+    "tied parameter": (tied_parameter, "first.weight and second.weight are one shared parameter"),
+    "nothing trainable": (lambda: nn.Linear(3, 3).requires_grad_(False), "nothing to train"),
+    "no parameters": (lambda: nn.Tanh(), "nothing to train"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_by_name_with_the_fix(case):
+    make, message = REFUSED[case]
+    with pytest.raises(UnsupportedLayerError, match=message):
+        check_supported(make())
+
+
+def frozen(module: nn.Module) -> nn.Module:
+    return module.requires_grad_(False)
+
+
+ACCEPTED = {
+    "frozen batch norm in eval mode": lambda: normed(frozen(nn.BatchNorm2d(4)).eval()),
+    "instance norm": lambda: normed(nn.InstanceNorm2d(4)),
+    "frozen embedding": lambda: nn.Sequential(frozen(nn.Embedding(4, 3)), nn.Linear(3, 3)),
+    "frozen attention": lambda: nn.ModuleList([frozen(nn.MultiheadAttention(4, 2)), nn.Linear(3, 3)]),
+    "frozen grouped convolution": lambda: nn.Sequential(frozen(nn.Conv2d(4, 4, 1, groups=2)), nn.GroupNorm(1, 4)),
+    "frozen tied weights": lambda: nn.ModuleList([frozen(tied_parameter()), nn.Linear(3, 3)]),
+    "activation used twice": lambda: nn.Sequential(nn.Linear(3, 3), relu := nn.ReLU(), nn.Linear(3, 3), relu),
+    "dropout": lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.LayerNorm(3)),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_accepted(case):
+    check_supported(ACCEPTED[case]())
+
+
+def test_trainable_lists_parameters_in_model_order():
+    model = nn.Sequential(nn.Linear(2, 2), frozen(nn.Linear(2, 2)), nn.GroupNorm(1, 2))
+    assert list(trainable(model)) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def make_model() -> tuple[nn.Module, Frame]:
+    model = nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4))
+    return model, make_frame(model, rank=1, sparsity=0.0)
+
+
+def test_a_parameter_outside_the_frame_is_refused():
+    model, frame = make_model()
+    with pytest.raises(UnsupportedLayerError, match=r"without per-example gradients: 1.bias"):
+        check_frame(model, Frame(coordinates=frame.coordinates[:-1], blocks=frame.blocks[:-1]))
+
+
+def test_a_framed_parameter_that_is_frozen_is_refused():
+    model, frame = make_model()
+    frozen(model[1])
+    with pytest.raises(UnsupportedLayerError, match=r"1.weight is in the frame but is no trainable parameter"):
+        check_frame(model, frame)
+
+
+def test_a_frame_of_another_shape_is_refused():
+    _, frame = make_model()
+    other = nn.Sequential(nn.Linear(3, 6), nn.GroupNorm(2, 6))
+    with pytest.raises(UnsupportedLayerError, match=r"expected 0.weight of shape \(6, 3\), the frame has \(4, 3\)"):
+        check_frame(other, frame)
+
+
+def test_carriers_of_anything_but_a_linear_or_convolution_weight_are_refused():
+    model = nn.Sequential(nn.LayerNorm([3, 4]), nn.Linear(4, 4))
+    frame = make_frame(model, rank=1, sparsity=0.0)
+    with pytest.raises(UnsupportedLayerError, match=r"0.weight cannot be carried"):
+        check_frame(model, frame)
+
+
+def test_blocks_that_do_not_match_the_coordinates_are_refused():
+    """A block that is missing would be a parameter outside the clip."""
+    model, frame = make_model()
+    with pytest.raises(UnsupportedLayerError, match="blocks"):
+        check_frame(model, replace(frame, blocks=frame.blocks[:-1]))
+
+
+@pytest.mark.parametrize("change", [lambda c: c[::-1], lambda c: (*c, c[0])])
+def test_a_frame_in_another_order_or_with_repeats_is_refused(change):
+    """Sums that form no blocks come in model order, and values would land on other weights without an error."""
+    model, frame = make_model()
+    coordinates = tuple(replace(c, L=None, R=None) for c in change(frame.coordinates))
+    with pytest.raises(UnsupportedLayerError, match="another order"):
+        check_frame(model, Frame(coordinates=coordinates, blocks=make_blocks(coordinates)))
+
+
+def test_trainable_is_what_torch_names():
+    """Oracle: ``named_parameters``, with a shared module, a shared weight, a missing bias and a frozen layer."""
+    shared = nn.Linear(3, 3)
+    model = nn.Sequential(shared, nn.Sequential(nn.Linear(3, 3, bias=False), shared), nn.GroupNorm(1, 3))
+    model[1][0].weight = shared.weight
+    model[2].requires_grad_(False)
+    expected = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert list(trainable(model)) == list(expected) == ["0.weight", "0.bias"]
+    assert all(trainable(model)[name] is p for name, p in expected.items())

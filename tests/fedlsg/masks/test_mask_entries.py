@@ -1,0 +1,259 @@
+"""Masks of single weights (magnitude, drop, pruned) against naive loops, and in a step."""
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedlsg.carriers.carrier import Carrier
+from fedlsg.frame import Block, Frame
+from fedlsg.masks.mask import Mask, Moment, Public, masked, not_pruned, split_kept
+from fedlsg.masks.pruning import Prune
+from fedlsg.masks.rules import smallest
+from fedlsg.method import Method, initial_needed
+from fedlsg.privacy.mechanism import Mechanism
+from tests.fedlsg.mask_oracle import blocks_of, kept_by, naive, weights
+from tests.fedlsg.step_oracle import CLIP_ONLY, DENSE, EMPTY, EXACT, NOISY, naive_step, problem
+from tests.fedlsg.step_oracle import reproducible_stream as stream
+
+seeds = st.integers(0, 2**32)
+rates = st.floats(0, 0.99)
+
+
+# Smallest values
+
+
+@given(values=st.lists(st.integers(0, 4), min_size=1, max_size=20), data=st.data())
+def test_the_smallest_values_equal_a_sort(values, data):
+    count = data.draw(st.integers(1, len(values)))
+    chosen = smallest(torch.tensor(values, dtype=torch.float32), count).nonzero().squeeze(1).tolist()
+    assert chosen == sorted(sorted(range(len(values)), key=lambda i: (values[i], i))[:count])
+
+
+# Magnitude
+
+
+@given(sparsity=rates, seed=seeds, refresh=st.booleans())
+def test_magnitude_equals_a_sort_of_every_weight_tensor(sparsity, seed, refresh):
+    now, start = weights(seed), weights(seed + 1)
+    kept = kept_by(Mask(kind="magnitude", sparsity=sparsity, refresh=refresh), now, initial=start)
+    source = now if refresh else start
+    for name, W in source.items():
+        everything = list(range(W.numel()))
+        small = W.abs().flatten().tolist()
+        assert kept[name] == (naive(small, everything, sparsity) if W.ndim >= 2 else everything), name
+
+
+def magnitude_golden(mask: Mask) -> bool:
+    """abs(W) = (3, 1, 2, 1): at p = .5 the two ones are frozen; at p = .25 the first of them."""
+    now = {"w": torch.tensor([[-3.0, 1.0], [2.0, -1.0]])}
+    half, quarter = (kept_by(replace(mask, sparsity=p), now, initial=now)["w"] for p in (0.5, 0.25))
+    return half == [0, 2] and quarter == [0, 2, 3]
+
+
+def test_magnitude_golden_and_a_planted_inversion():
+    """Negative control: freezing the largest instead, by handing over 1 / W."""
+    mask = Mask(kind="magnitude", sparsity=0.5)
+    assert magnitude_golden(mask)
+    now = {"w": 1 / torch.tensor([[-3.0, 1.0], [2.0, -1.0]])}
+    assert kept_by(mask, now, initial=now)["w"] == [1, 3]
+
+
+def test_the_mask_of_the_start_does_not_move_and_the_refreshed_one_does():
+    start = weights(0)
+    fixed, fresh = (Mask(kind="magnitude", sparsity=0.5, refresh=refresh) for refresh in (False, True))
+    frozen = [kept_by(fixed, weights(seed), initial=start) for seed in range(4)]
+    assert all(kept == frozen[0] for kept in frozen)
+    moved = [kept_by(fresh, weights(seed)) for seed in range(4)]
+    assert all(kept != moved[0] for kept in moved[1:])
+
+
+def test_a_mask_of_the_start_needs_the_start():
+    for name in ("magnitude", "pruned"):
+        mask = Mask(kind="magnitude", sparsity=0.5) if name == "magnitude" else Mask()
+        with pytest.raises(ValueError, match=r"the initial value of 0\.weight is needed"):
+            masked(blocks_of(weights()), mask, Public(weights=weights(), pruned=name == "pruned"))
+
+
+@pytest.mark.parametrize(
+    ("mask", "prune", "needed"),
+    [
+        (Mask(), Prune(), {"0.bias"}),
+        (Mask(kind="magnitude", sparsity=0.5), Prune(), {"0.weight", "1.weight", "2.weight", "0.bias"}),
+        (Mask(kind="magnitude", sparsity=0.5, refresh=True), Prune(), {"0.bias"}),
+        (Mask(kind="drop", drop="random"), Prune(), {"0.bias"}),
+        (Mask(), Prune(kind="random", rate=0.5), {"0.weight", "1.weight", "2.weight", "0.bias"}),
+    ],
+)
+def test_which_start_is_needed(mask, prune, needed):
+    method = Method(name="test", mask=mask, prune=prune)
+    assert set(initial_needed(method, weights(), ("0.bias",))) == needed
+
+
+# Drop, and what pruning left
+
+
+@given(sparsity=rates, seed=seeds, drop=st.sampled_from(["random", "magnitude"]), round=st.integers(1, 5))
+def test_drop_takes_its_share_of_what_pruning_left(sparsity, seed, drop, round):
+    start, now = weights(seed), weights(seed + 1)
+    gone = {n: torch.rand(W.shape, generator=torch.Generator().manual_seed(1)) < 0.4 for n, W in now.items()}
+    now = {name: W if W.ndim < 2 else W.masked_fill(gone[name], 0.0) for name, W in now.items()}
+    mask, moment = Mask(kind="drop", drop=drop, sparsity=sparsity), Moment(round=round, rounds=5)
+    kept = kept_by(mask, now, initial=start, pruned=True, moment=moment, seed=seed)
+    for name, W in now.items():
+        left = W.flatten().nonzero().squeeze(1).tolist()
+        if W.ndim < 2:
+            assert kept[name] == list(range(W.numel()))
+        elif drop == "magnitude":
+            assert kept[name] == naive(W.abs().flatten().tolist(), left, sparsity)
+        else:
+            assert set(kept[name]) <= set(left)
+            assert len(kept[name]) == len(left) - min(math.floor(sparsity * len(left) + 1e-9), len(left) - 1)
+
+
+def test_random_dropping_is_redrawn_in_every_round_and_fair():
+    mask, now, rounds = Mask(kind="drop", drop="random", sparsity=0.75), weights(), 1500
+    counts = torch.zeros(now["0.weight"].numel())
+    seen = set()
+    for round in range(1, rounds + 1):
+        kept = kept_by(mask, {"0.weight": now["0.weight"]}, moment=Moment(round=round, rounds=rounds))["0.weight"]
+        counts[kept] += 1
+        seen.add(tuple(kept))
+    assert len(seen) == rounds
+    assert float((counts / rounds - 0.25).abs().max()) < 5 * math.sqrt(0.25 * 0.75 / rounds)
+
+
+def test_pruned_golden():
+    """A weight that is 0 now and was not at the start is pruned; one that started at 0 is trained, all alone too."""
+    start = {"w": torch.tensor([[1.0, 0.0, 3.0, 4.0]]), "z": torch.zeros(2, 2), "b": torch.ones(2)}
+    now = {"w": torch.tensor([[0.0, 0.0, 0.0, 9.0]]), "z": torch.tensor([[0.0, 5], [0, 0]]), "b": torch.zeros(2)}
+    kept = kept_by(Mask(), now, initial=start, pruned=True)
+    assert kept == {"w": [1, 3], "z": [0, 1, 2, 3], "b": [0, 1]}
+    assert not_pruned(now["w"], start["w"]).tolist() == [[False, True, False, True]]
+    assert kept_by(Mask(), now, initial=start)["w"] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("drop", ["random", "magnitude"])
+def test_dropping_never_takes_a_whole_tensor(drop):
+    now = {"w": torch.ones(1, 3), "v": torch.ones(1, 1)}
+    kept = kept_by(Mask(kind="drop", drop=drop, sparsity=0.99), now)
+    assert [len(kept["w"]), len(kept["v"])] == [1, 1]
+
+
+# A mask in a step
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        Mask(kind="magnitude", sparsity=0.6),
+        Mask(kind="drop", drop="random", sparsity=0.6),
+        Mask(kind="drop", drop="magnitude", sparsity=0.6),
+        Mask(kind="uniform", sparsity=0.6, redraw="step"),
+    ],
+    ids=["magnitude", "drop-random", "drop-magnitude", "uniform-step"],
+)
+@pytest.mark.parametrize("mechanism", [CLIP_ONLY, NOISY], ids=["clip-only", "dp"])
+def test_a_step_equals_the_naive_dense_loop(mask, mechanism):
+    p = problem(mask, DENSE)
+    assert p.frame.kept < 0.6 * p.frame.size
+    got = p.step(mechanism)
+    streams = {"sampler": stream(0, "sampler"), "noise": stream(0, "noise")}
+    local = replace(EMPTY, sample_rate=1.0)
+    torch.testing.assert_close(got, naive_step(p, mechanism, local, **streams)[0], **EXACT)
+
+
+def noise_lies_where_kept(redrawn: bool) -> bool:
+    """Of the weight that the server rebuilds; ``redrawn`` plants another round's mask between gradient and noise."""
+    mask = Mask(kind="drop", drop="random", sparsity=0.5)
+    p = problem(mask, DENSE)
+    values = p.step(NOISY, EMPTY)
+    now = dict(p.model.named_parameters())
+    moment = Moment(round=2 if redrawn else 1, rounds=3)
+    lifted = Frame(
+        coordinates=p.frame.coordinates, blocks=masked(p.frame.blocks, mask, Public(weights=now, moment=moment))
+    )
+    full = torch.cat([piece.flatten() for piece in lifted.unflatten(values)])
+    return full.nonzero().squeeze(1).tolist() == p.frame.indices.tolist() and lifted.digest == p.frame.digest
+
+
+def test_a_mask_redrawn_between_gradient_and_noise_is_caught():
+    assert noise_lies_where_kept(redrawn=False)
+    assert not noise_lies_where_kept(redrawn=True)
+
+
+def noise_is_on_kept_entries_only(leak: bool) -> bool:
+    """The planted leak noises the dense gradient after the mask: frozen weights then move."""
+    p = problem(Mask(kind="magnitude", sparsity=0.5), DENSE)
+    gradients = p.frame.gradients(p.step(NOISY, EMPTY))
+    if leak:
+        gradients = {
+            n: g + torch.randn(g.shape, generator=torch.Generator().manual_seed(0)) for n, g in gradients.items()
+        }
+    flat = torch.cat([gradients[b.parameter].flatten() for b in p.frame.blocks])
+    frozen = torch.ones(len(flat), dtype=torch.bool).index_fill(0, p.frame.indices, False)
+    return bool((flat[frozen] == 0).all() and (flat[~frozen] != 0).all())
+
+
+def test_noise_off_the_kept_entries_is_caught():
+    assert noise_is_on_kept_entries_only(leak=False)
+    assert not noise_is_on_kept_entries_only(leak=True)
+
+
+# What a mask may be made from, and what is refused
+
+
+def test_a_mask_sees_public_values_only():
+    """By construction: all that it may read is here, and none of it is a gradient or an example."""
+    names = {f.name for f in fields(Public)}
+    assert names == {"weights", "initial", "coordinates", "moment", "seed", "pruned"}
+    assert set(masked.__annotations__) == {"blocks", "mask", "public", "return"}
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6), data=st.data())
+def test_split_positions_come_back_as_they_were(sizes, data):
+    blocks = [Block(parameter=str(i), part="dense", shape=(size,)) for i, size in enumerate(sizes)]
+    kept = sorted(data.draw(st.sets(st.integers(0, sum(sizes) - 1))))
+    out = split_kept(blocks, torch.tensor(kept, dtype=torch.int64))
+    assert Frame(coordinates=(), blocks=out).indices.tolist() == kept
+
+
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [
+        ({"kind": "units", "importance": "gradients"}, "mask importance in .*'gradients'"),
+        ({"kind": "uniform", "redraw": "batch"}, "mask redraw in"),
+        ({"kind": "uniform", "ranking": "weights"}, "mask ranking in"),
+        ({"kind": "drop", "drop": "largest"}, "mask drop in"),
+        ({"kind": "drop"}, "drop='none' does not fit a mask of kind 'drop'"),
+        ({"kind": "uniform", "drop": "random"}, "drop='random' does not fit a mask of kind 'uniform'"),
+        ({"kind": "magnitude", "ranking": "gradients"}, "needs a uniform mask"),
+        ({"kind": "uniform", "ranking": "gradients", "redraw": "step"}, "redraw='epoch'"),
+        *[({"kind": "uniform", "sparsity_from": p}, "sparsity_from") for p in (-0.1, 1.0, math.nan)],
+    ],
+)
+def test_wrong_settings_are_refused(setting, part):
+    with pytest.raises(ValueError, match=part):
+        Mask(**setting)
+
+
+@pytest.mark.parametrize(
+    ("choices", "part"),
+    [
+        ({"mask": Mask(kind="magnitude", sparsity=0.5), "carrier": Carrier(kind="random", rank=2)}, "dense gradients"),
+        ({"mask": Mask(kind="drop", drop="random"), "carrier": Carrier(kind="lora", rank=2)}, "dense gradients"),
+        ({"prune": Prune(kind="random", rate=0.5), "carrier": Carrier(kind="random", rank=2)}, "dense gradients"),
+        ({"prune": Prune(kind="random", rate=0.5), "mask": Mask(kind="uniform")}, "does not combine"),
+        ({"mask": Mask(kind="uniform", ranking="gradients"), "mechanism": Mechanism(kind="clip-only")}, "and noise"),
+        (
+            {"mask": Mask(kind="uniform", ranking="gradients"), "carrier": Carrier(kind="low-rank", rank=2)},
+            "dense gradients",
+        ),
+    ],
+)
+def test_choices_that_do_not_fit_are_refused(choices, part):
+    with pytest.raises(ValueError, match=part):
+        Method(name="test", **choices)

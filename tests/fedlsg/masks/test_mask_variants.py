@@ -1,0 +1,111 @@
+"""When a mask is redrawn and from when it freezes anything; units by other importances than the weight's."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, make_blocks
+from fedlsg.lowrank import decompose
+from fedlsg.masks.mask import Mask, Moment, Public, carrier_importance, masked
+from tests.fedlsg.mask_oracle import kept_by, naive, weights
+
+seeds = st.integers(0, 2**32)
+rates = st.floats(0, 0.99)
+
+# When
+
+
+def test_per_step_masks_are_redrawn_in_every_round_at_the_rate_of_the_epoch():
+    now = weights()
+    mask = Mask(kind="uniform", sparsity=0.5, redraw="step", cooling=True)
+    total = sum(W.numel() for W in now.values())
+    seen = []
+    for round in range(1, 9):  # four epochs of two rounds
+        moment = Moment(round=round, rounds=8, epoch=(round - 1) // 2, epochs=4)
+        kept = kept_by(mask, now, moment=moment)
+        assert total - sum(map(len, kept.values())) == math.floor(0.5 * moment.epoch / 3 * total + 1e-9)
+        seen.append(kept)
+    assert seen[2] != seen[3]
+    assert seen[6] != seen[7]
+    by_epoch = [kept_by(replace(mask, redraw="epoch"), now, moment=Moment(round=r, rounds=8)) for r in (1, 2)]
+    assert by_epoch[0] == by_epoch[1]
+
+
+@pytest.mark.parametrize("kind", ["units", "uniform", "magnitude", "drop"])
+def test_sparsity_from_freezes_nothing_before_its_share_of_the_rounds(kind):
+    mask = Mask(kind=kind, sparsity=0.4, sparsity_from=0.5, drop="random" if kind == "drop" else "none")
+    assert [mask.rate(Moment(round=round, rounds=7)) for round in range(1, 8)] == [0, 0, 0, 0, 0.4, 0.4, 0.4]
+    assert mask.rate(Moment(round=1, rounds=1)) == 0
+    late = replace(mask, sparsity_from=0.3)
+    assert [late.rate(Moment(round=round, rounds=10)) for round in (3, 4)] == [0, 0.4]  # 0.3 * 10 = 3.0000000000000004
+    now, dense = weights(), kind in ("magnitude", "drop")
+    c = [
+        Coordinates(name=n, shape=tuple(W.shape))
+        if dense or W.ndim < 2
+        else Coordinates(name=n, shape=tuple(W.shape), L=torch.eye(len(W), 2), R=torch.eye(2, W[0].numel()))
+        for n, W in now.items()
+    ]
+    for round, frozen in ((3, False), (5, True)):
+        public = Public(weights=now, initial=now, coordinates=c, moment=Moment(round=round, rounds=7))
+        f = Frame(coordinates=tuple(c), blocks=masked(make_blocks(c), mask, public))
+        assert (f.kept < f.size) == frozen
+
+
+def test_a_ramp_is_cut_off_and_not_shifted():
+    mask = Mask(kind="uniform", sparsity=0.8, cooling=True, sparsity_from=0.5)
+    rate = [mask.rate(Moment(round=e + 1, rounds=5, epoch=e, epochs=5)) for e in range(5)]
+    assert rate == pytest.approx([0, 0, 0, 0.6, 0.8])
+
+
+# Units by other importances
+
+
+def carried(now: dict[str, Tensor], rank: int = 2) -> list[Coordinates]:
+    out = []
+    for name in ("0.weight", "1.weight"):
+        L, R = decompose(now[name], rank, generator=torch.Generator().manual_seed(1))
+        out.append(Coordinates(name=name, shape=tuple(now[name].shape), L=L, R=R))
+    return out
+
+
+@given(seed=seeds, sparsity=rates)
+def test_importance_of_the_carriers_sums_their_own_magnitudes(seed, sparsity):
+    now = weights(seed)
+    where = carried(now)
+    mask = Mask(kind="units", sparsity=sparsity, importance="carriers")
+    blocks = masked(make_blocks(where), mask, Public(weights=now, coordinates=where))
+    for c, left, right in zip(where, blocks[::2], blocks[1::2], strict=True):
+        by_out = [sum(abs(x) for x in row) for row in c.L.tolist()]
+        taps = c.R.shape[1] // c.shape[1]
+        R = c.R.tolist()
+        by_in = [sum(abs(row[j * taps + t]) for row in R for t in range(taps)) for j in range(c.shape[1])]
+        assert carrier_importance(c)[0].tolist() == pytest.approx(by_out, rel=1e-5)
+        assert carrier_importance(c)[1].tolist() == pytest.approx(by_in, rel=1e-5)
+        for block, axis, importance in ((left, 0, carrier_importance(c)[0]), (right, 1, carrier_importance(c)[1])):
+            everything = list(range(len(importance)))
+            assert block.keep.axis == axis or block.keep is EVERYTHING
+            kept = everything if block.keep.index is None else block.keep.index.tolist()
+            assert kept == naive(importance.tolist(), everything, sparsity)
+
+
+def test_random_units_are_as_many_redrawn_every_epoch_and_blind():
+    def draw(now: dict[str, Tensor], epoch: int, importance: str = "random") -> tuple[Block, ...]:
+        where = carried(now)
+        mask = Mask(kind="units", sparsity=0.5, importance=importance)
+        moment = Moment(epoch=epoch, epochs=9)
+        return masked(make_blocks(where), mask, Public(weights=now, coordinates=where, moment=moment))
+
+    def index(blocks: tuple[Block, ...]) -> list[list[int]]:
+        return [block.keep.index.tolist() for block in blocks]
+
+    important = draw(weights(), 0, "weights")
+    assert [b.kept for b in draw(weights(), 0)] == [b.kept for b in important]
+    assert [b.keep.axis for b in draw(weights(), 0)] == [0, 1, 0, 1]
+    assert index(draw(weights(0), 3)) == index(draw(weights(9), 3))
+    assert len({str(index(draw(weights(), epoch))) for epoch in range(9)}) == 9
+    assert index(draw(weights(), 0)) != index(important)

@@ -1,0 +1,230 @@
+"""The mask of a whole frame: which units and coordinates stay, how often it is redrawn, and what it does to dW."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
+from fedlsg.lowrank import decompose
+from fedlsg.masks.mask import Mask, Moment, Public, gradual_cooling, masked
+from fedlsg.randomness import public_generator
+
+seeds = st.integers(0, 2**32)
+rates = st.floats(0, 0.99)
+
+
+def weights(seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"0.weight": (8, 6), "0.bias": (8,), "1.weight": (5, 4, 3, 3), "2.weight": (3, 5)}
+    return {name: torch.randn(*shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+
+
+def coordinates(now: dict[str, Tensor], rank: int = 2) -> list[Coordinates]:
+    """The first weight and the kernel carried, the rest dense."""
+    carriers = {
+        name: decompose(now[name], rank, generator=torch.Generator().manual_seed(1))
+        for name in ("0.weight", "1.weight")
+    }
+    return [
+        Coordinates(name=name, shape=tuple(W.shape), L=carriers[name][0], R=carriers[name][1])
+        if name in carriers
+        else Coordinates(name=name, shape=tuple(W.shape))
+        for name, W in now.items()
+    ]
+
+
+def mask_frame(mask: Mask, *, now=None, epoch: int = 0, epochs: int = 1, seed: int = 0) -> Frame:
+    now = weights() if now is None else now
+    where = coordinates(now)
+    public = Public(weights=now, coordinates=where, moment=Moment(epoch=epoch, epochs=epochs), seed=seed)
+    blocks = masked(make_blocks(where), mask, public)
+    return Frame(coordinates=tuple(where), blocks=blocks)
+
+
+def kept_grid(block: Block) -> Tensor:
+    """The block with 1 where kept, built without Keep's own arithmetic for whole units."""
+    grid = torch.zeros(block.shape)
+    if block.keep.index is None:
+        return grid + 1
+    if block.keep.axis is None:
+        grid.view(-1)[block.keep.index] = 1
+        return grid
+    for unit in block.keep.index.tolist():
+        grid.select(block.keep.axis, unit).fill_(1)
+    return grid
+
+
+def naive_units(block: Block, W: Tensor, sparsity: float, top: bool = True) -> Tensor:
+    """Unit after unit: sums of absolute values, the floor(p * units) smallest set to zero, ties to the lower index."""
+    axis = 0 if block.part == "L" else 1
+    units = W.shape[axis]
+    importance = [float(W.select(axis, unit).abs().sum()) for unit in range(units)]
+    order = sorted(range(units), key=lambda unit: (importance[unit] if top else -importance[unit], unit))
+    grid = torch.ones(block.shape)
+    for unit in order[: min(math.floor(sparsity * units + 1e-9), units - 1)]:
+        grid.select(axis, unit).fill_(0)
+    return grid
+
+
+def test_all_keeps_everything():
+    f = mask_frame(Mask())
+    assert f.kept == f.size == 8 * 2 + 2 * 6 + 8 + 5 * 2 + 2 * 36 + 15
+    assert f.indices.tolist() == list(range(f.size))
+
+
+@given(sparsity=rates, seed=seeds, direction=st.sampled_from(["top", "bottom"]))
+def test_units_equal_the_naive_loop(sparsity, seed, direction):
+    now = weights(seed)
+    f = mask_frame(Mask(kind="units", sparsity=sparsity, direction=direction), now=now)
+    for block in f.blocks:
+        if block.part == "dense":
+            assert block.kept == block.size
+        else:
+            wanted = naive_units(block, now[block.parameter], sparsity, top=direction == "top")
+            assert torch.equal(kept_grid(block), wanted)
+            assert block.kept == int(wanted.sum())
+    grids = torch.cat([kept_grid(block).flatten() for block in f.blocks])
+    assert torch.equal(f.indices, grids.nonzero().squeeze(1))
+
+
+def test_units_golden():
+    """W = [[1, 5], [2, 2], [9, 0]]: O = (6, 4, 9), I = (12, 7). At p = .5 row 1 of dL and column 1 of dR are frozen."""
+    now = {"w": torch.tensor([[1.0, 5.0], [2.0, 2.0], [9.0, 0.0]])}
+    where = [Coordinates(name="w", shape=(3, 2), L=torch.eye(3, 1), R=torch.eye(1, 2))]
+    left, right = masked(make_blocks(where), Mask(kind="units", sparsity=0.5), Public(weights=now))
+    assert (left.keep.axis, left.keep.index.tolist()) == (0, [0, 2])
+    assert (right.keep.axis, right.keep.index.tolist()) == (1, [0])
+    assert Frame(coordinates=tuple(where), blocks=(left, right)).indices.tolist() == [0, 2, 3]
+
+
+def test_a_kernels_channels_stay_whole():
+    """At p = .5 two of four channels are frozen, each with its nine columns of dR."""
+    block = next(b for b in mask_frame(Mask(kind="units", sparsity=0.5)).blocks if b.shape == (2, 4, 9))
+    grid = kept_grid(block)
+    assert block.kept == 2 * 2 * 9
+    assert {float(grid[:, channel].sum()) for channel in range(4)} == {0.0, 18.0}
+
+
+def keeps_important_units(rule) -> bool:
+    """Whether a rule on a square weight keeps rows of dL by O, and columns of dR by I."""
+    now = {"w": torch.tensor([[1.0, 5.0], [2.0, 0.5]])}  # O = (6, 2.5), I = (3, 5.5)
+    where = [Coordinates(name="w", shape=(2, 2), L=torch.eye(2, 1), R=torch.eye(1, 2))]
+    left, right = rule(make_blocks(where), now)
+    return kept_grid(left).tolist() == [[1], [0]] and kept_grid(right).tolist() == [[0, 1]]
+
+
+def test_planted_rules_are_caught():
+    def shipped(blocks, now, direction="top"):
+        return masked(blocks, Mask(kind="units", sparsity=0.5, direction=direction), Public(weights=now))
+
+    def transposed(blocks, now):
+        return shipped(blocks, {name: W.T for name, W in now.items()})
+
+    assert keeps_important_units(shipped)
+    assert not keeps_important_units(transposed)
+    assert not keeps_important_units(lambda blocks, now: shipped(blocks, now, "bottom"))
+    assert not keeps_important_units(lambda blocks, now: blocks)
+
+
+@given(sparsity=rates, epoch=st.integers(0, 5), seed=seeds)
+def test_uniform_freezes_exactly_its_share_of_all_coordinates(sparsity, epoch, seed):
+    f = mask_frame(Mask(kind="uniform", sparsity=sparsity), epoch=epoch, epochs=6, seed=seed)
+    assert f.size - f.kept == math.floor(sparsity * f.size + 1e-9)
+    order = torch.randperm(f.size, generator=public_generator(seed, "mask", epoch))
+    assert f.indices.tolist() == sorted(order[f.size - f.kept :].tolist())
+    grids = torch.cat([kept_grid(block).flatten() for block in f.blocks])
+    assert torch.equal(f.indices, grids.nonzero().squeeze(1))
+
+
+def test_uniform_is_redrawn_every_epoch_and_only_then():
+    mask = Mask(kind="uniform", sparsity=0.5)
+    assert len({mask_frame(mask, epoch=epoch, epochs=8).digest for epoch in range(8)}) == 8
+    assert len({mask_frame(mask, seed=seed).digest for seed in range(8)}) == 8
+    assert mask_frame(mask, epoch=3, epochs=8).digest == mask_frame(mask, epoch=3, epochs=9).digest
+
+
+def test_uniform_does_not_look_at_the_weights():
+    mask = Mask(kind="uniform", sparsity=0.5)
+    assert torch.equal(mask_frame(mask).indices, mask_frame(mask, now=weights(7)).indices)
+
+
+def test_uniform_is_uniform():
+    """Over 2,000 epochs every coordinate is kept at the rate 1 - p, in every block alike."""
+    blocks, now, draws = make_blocks(coordinates(weights())), weights(), 2000
+    counts = torch.zeros(sum(block.size for block in blocks))
+    for epoch in range(draws):
+        public = Public(weights=now, moment=Moment(epoch=epoch, epochs=draws))
+        kept = masked(blocks, Mask(kind="uniform", sparsity=0.7), public)
+        counts[Frame(coordinates=(), blocks=kept).indices] += 1
+    share = (len(counts) - math.floor(0.7 * len(counts))) / len(counts)
+    assert float((counts / draws - share).abs().max()) < 5 * math.sqrt(0.7 * 0.3 / draws)
+
+
+@given(sparsity=rates, epochs=st.integers(1, 12))
+def test_cooling_ramps_from_nothing_to_the_sparsity(sparsity, epochs):
+    frozen = []
+    for epoch in range(epochs):
+        f = mask_frame(Mask(kind="uniform", sparsity=sparsity, cooling=True), epoch=epoch, epochs=epochs)
+        assert f.size - f.kept == math.floor(gradual_cooling(sparsity, epoch, epochs) * f.size + 1e-9)
+        frozen.append(f.size - f.kept)
+    assert frozen == sorted(frozen)
+    assert frozen[-1] == math.floor(sparsity * f.size + 1e-9)
+    assert epochs == 1 or frozen[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["units", "uniform"])
+def test_equal_inputs_give_equal_masks(kind):
+    mask = Mask(kind=kind, sparsity=0.4)
+    assert mask_frame(mask).digest == mask_frame(mask).digest
+    assert mask_frame(mask).digest != mask_frame(replace(mask, sparsity=0.6)).digest
+    assert (mask_frame(mask).digest == mask_frame(mask, seed=1).digest) == (kind == "units")
+
+
+def test_frozen_values_are_zero_in_every_block():
+    f = mask_frame(Mask(kind="uniform", sparsity=0.6))
+    for block, full in zip(f.blocks, f.unflatten(torch.ones(f.kept)), strict=True):
+        assert torch.equal(full, kept_grid(block))
+
+
+def test_a_frozen_row_and_column_still_move():
+    """The paper's "dW_ij = 0 iff row i and column j are frozen" is false: L L^T dL in Eq. 3 mixes rows.
+
+    By hand: L = (1, 1) / sqrt 2, R = (1, 0), dL = (2, 0) with row 1 frozen, dR = (0, 0) with column 0 frozen. Then
+    dL R = [[2, 0], [0, 0]], L L^T dL R = [[1, 0], [1, 0]] and dW = [[1, 0], [-1, 0]]: dW_10 is not 0.
+    """
+    L, R = torch.tensor([[0.5], [0.5]]).sqrt().double(), torch.tensor([[1.0, 0.0]]).double()
+    where = Coordinates(name="w", shape=(2, 2), L=L, R=R)
+    left, right = make_blocks([where])
+    left = replace(left, keep=Keep(axis=0, index=torch.tensor([0])))
+    right = replace(right, keep=Keep(axis=1, index=torch.tensor([1])))
+    f = Frame(coordinates=(where,), blocks=(left, right))
+    dW = f.gradients(torch.tensor([2.0, 0.0]).double())["w"]
+    torch.testing.assert_close(dW, torch.tensor([[1.0, 0.0], [-1.0, 0.0]]).double())
+
+
+def test_with_unit_masks_every_entry_of_dw_moves():
+    """The same in general position: rows and columns frozen, and yet no entry of dW is zero."""
+    f = mask_frame(Mask(kind="units", sparsity=0.5))
+    assert f.blocks[0].kept == 4 * 2
+    assert f.blocks[1].kept == 2 * 3
+    values = torch.randn(f.kept, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert float(f.gradients(values)["0.weight"].abs().min()) > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [
+        ({"kind": "smallest"}, "mask kind in .*'smallest'"),
+        ({"kind": "units", "direction": "up"}, "direction in .*'up'"),
+        *[({"kind": "uniform", "sparsity": p}, "sparsity") for p in (-0.1, 1, 1.5, math.nan)],
+        ({"sparsity": 0.5}, "needs a mask"),
+    ],
+)
+def test_wrong_settings_are_refused(setting, part):
+    with pytest.raises(ValueError, match=part):
+        Mask(**setting)

@@ -1,0 +1,191 @@
+"""A receiver that trusts no byte: whatever is not exactly what it expects is refused, and by name."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedlsg.payload.message import DTYPES, Expected, PayloadError, payload_bytes, unpack
+from tests.fedlsg.payload_oracle import (
+    CODECS,
+    MODES,
+    codecs,
+    decode_by_hand,
+    finite,
+    message,
+    modes,
+    resealed,
+    with_field,
+)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("magic", b"FLSH"),
+        ("version", 2),
+        ("codec", 2),
+        ("codec", 0),
+        ("codec", 255),
+        ("index mode", 2),
+        ("reserved byte", 1),
+        ("round", 8),
+        ("round", 2**64 - 1),
+        ("size", 0),
+        ("size", 2**64 - 1),
+        ("count", 0),
+        ("count", 4),
+        ("count", 2**64 - 1),
+        ("frame digest", bytes(32)),
+    ],
+)
+def test_every_wrong_field_is_named(mode, field, value):
+    packed, expected = message([1.0, 2.0, 3.0], mode=mode)
+    with pytest.raises(PayloadError, match=f"payload {field}: expected"):
+        unpack(with_field(packed, field, value), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"round": 8}, "round"),
+        ({"size": 10}, "size"),
+        ({"digest": bytes(32)}, "frame digest"),
+        ({"codec": "float16"}, "length"),
+        ({"index_mode": "explicit"}, "version"),
+        ({"codec": "noise-floor"}, "version"),
+        ({"indices": torch.arange(2)}, "length"),
+        ({"max_norm": 3.7}, "norm 3.742 exceeds the bound 3.7"),
+    ],
+)
+def test_every_other_expectation_is_named(change, field):
+    packed, expected = message([1.0, 2.0, 3.0])
+    assert unpack(packed, expected).tolist() == [1, 2, 3]
+    with pytest.raises(PayloadError, match=field):
+        unpack(packed, replace(expected, **change))
+
+
+def test_a_codec_of_equal_width_is_not_misread():
+    """float16 and bfloat16 payloads have the same length: only the field tells them apart."""
+    packed, expected = message([1.0, 2.0], "float16")
+    expected = replace(expected, codec="bfloat16")
+    with pytest.raises(PayloadError, match="payload codec: expected 3, got 2"):
+        unpack(packed, expected)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_non_finite_values_are_refused_on_both_sides(codec, bad):
+    with pytest.raises(PayloadError, match=f"not finite as {codec}"):
+        message([1.0, bad, 3.0], codec)
+    packed, expected = message([1.0, 2.0, 3.0], codec)
+    width = DTYPES[codec].itemsize
+    encoded = torch.tensor([bad]).to(DTYPES[codec]).view(torch.uint8).numpy().tobytes()
+    forged = packed[: 64 + width] + encoded + packed[64 + 2 * width : -16]
+    with pytest.raises(PayloadError, match="values: not finite"):
+        unpack(resealed(forged), expected)
+
+
+def test_values_beyond_float16_are_refused_not_sent_as_infinity():
+    with pytest.raises(PayloadError, match="not finite as float16; float32 and bfloat16"):
+        message([70000.0], "float16")
+    message([70000.0], "bfloat16")
+
+
+@given(values=st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=8), slack=st.floats(0.5, 2))
+def test_norm_bound(values, slack):
+    packed, expected = message(values)
+    norm = math.sqrt(math.fsum(v * v for v in unpack(packed, expected).tolist()))
+    bounded = replace(expected, max_norm=norm * slack)
+    if slack < 0.999 and norm > 0:
+        with pytest.raises(PayloadError, match="norm"):
+            unpack(packed, bounded)
+    elif slack > 1.001:
+        assert len(unpack(packed, bounded)) == len(values)
+
+
+@given(data=st.data(), codec=codecs, mode=modes)
+@settings(max_examples=300)
+def test_damage_at_any_byte_is_a_payload_error(data, codec, mode):
+    """Truncated, extended, or one bit flipped anywhere: refused, and never by another exception."""
+    packed, expected = message(data.draw(finite), codec, mode)
+    kind = data.draw(st.sampled_from(["truncate", "extend", "flip", "cut out"]))
+    place = data.draw(st.integers(0, len(packed) - 1))
+    if kind == "truncate":
+        damaged = packed[:place]
+    elif kind == "extend":
+        damaged = packed + data.draw(st.binary(min_size=1, max_size=40))
+    elif kind == "cut out":
+        damaged = packed[:place] + packed[place + 1 :]
+    else:
+        flipped = packed[place] ^ (1 << data.draw(st.integers(0, 7)))
+        damaged = packed[:place] + bytes([flipped]) + packed[place + 1 :]
+    with pytest.raises(PayloadError):
+        unpack(damaged, expected)
+
+
+def test_every_bit_of_a_payload_is_guarded():
+    packed, expected = message([1.0, -2.0], "float16")
+    for bit in range(8 * len(packed)):
+        damaged = bytearray(packed)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(PayloadError):
+            unpack(bytes(damaged), expected)
+
+
+@given(noise=st.binary(max_size=300), codec=codecs, mode=modes, count=st.integers(0, 30))
+def test_arbitrary_bytes_are_a_payload_error(noise, codec, mode, count):
+    _, expected = message(torch.zeros(count), codec, mode)
+    for hostile in (noise, noise.ljust(payload_bytes(count, codec, mode), b"\0")):
+        with pytest.raises(PayloadError):
+            unpack(hostile, expected)
+
+
+@given(body=st.binary(max_size=200), codec=codecs, mode=modes)
+def test_sealed_bytes_give_their_own_values_or_a_payload_error(body, codec, mode):
+    """A lying client controls every byte behind the header: whatever is accepted is finite and read as it stands."""
+    count = len(body) // (payload_bytes(1, codec, mode) - payload_bytes(0, codec, mode))
+    packed, expected = message(torch.zeros(count), codec, mode)
+    width = DTYPES[codec].itemsize
+    forged = resealed(packed[: len(packed) - 16 - width * count] + body[: width * count])
+    by_hand = decode_by_hand(forged, codec, mode)
+    if all(map(math.isfinite, by_hand)):
+        assert unpack(forged, expected).tolist() == by_hand
+    else:
+        with pytest.raises(PayloadError, match="not finite"):
+            unpack(forged, expected)
+
+
+def test_a_hostile_count_allocates_nothing():
+    """The receiver goes by what it expects: a header that announces 2^61 values is refused by its length."""
+    packed, expected = message([1.0])
+    with pytest.raises(PayloadError, match="count"):
+        unpack(with_field(packed, "count", 2**61), expected)
+    with pytest.raises(PayloadError, match="length: expected 84 bytes, got 80"):
+        unpack(resealed(with_field(packed, "count", 2**61)[:64]), expected)
+
+
+def unchecked_unpack(packed: bytes, expected: Expected) -> Tensor:
+    """A planted receiver: reads the values of the right length and asks nothing."""
+    count = len(expected.indices)
+    start = len(packed) - 16 - count * DTYPES[expected.codec].itemsize
+    return torch.frombuffer(bytearray(packed[start:-16]), dtype=DTYPES[expected.codec]).float()
+
+
+def catches_the_wrong_round(receive) -> bool:
+    packed, expected = message([1.0, 2.0], round=8)
+    try:
+        receive(packed, expected)
+    except PayloadError:
+        return True
+    return False
+
+
+def test_a_receiver_without_checks_is_caught():
+    assert catches_the_wrong_round(unpack)
+    assert not catches_the_wrong_round(unchecked_unpack)

@@ -1,0 +1,133 @@
+"""A copy of a ledger takes lines that continue its chain, and nothing else."""
+
+import pytest
+
+from fedlsg.privacy.ledger import Entry, Ledger, LedgerError, read_entries
+from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
+from fedlsg.privacy.ledger_file import GENESIS
+
+
+def entry(round: int, *, run: str = "a", attempt: int = 0, client: int = 3) -> Entry:
+    return Entry(
+        client=client, round=round, attempt=attempt, steps=1, sample_rate=0.5, noise_multiplier=1.0, clip_norm=1.0,
+        num_examples=10, mechanism="dp", run=run,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    made = Ledger(tmp_path / "node" / "ledger.jsonl", client=3)
+    for round in (1, 2):
+        made.charge(entry(round))
+    return made
+
+
+@pytest.fixture
+def copy(tmp_path):
+    return tmp_path / "server" / "client-000003.jsonl"
+
+
+def send(ledger: Ledger, copy) -> None:
+    lines = lines_since(ledger.path, 3, head_of(copy, 3))
+    extend(copy, 3, lines, head_of(ledger.path, 3))
+
+
+def test_a_copy_is_the_ledger_byte_for_byte(ledger, copy):
+    send(ledger, copy)
+    assert copy.read_bytes() == ledger.path.read_bytes()
+    ledger.charge(entry(1, run="b"))
+    ledger.charge(entry(1, run="b", attempt=1))
+    assert lines_since(ledger.path, 3, head_of(copy, 3)).count(b"\n") == 2
+    send(ledger, copy)
+    assert copy.read_bytes() == ledger.path.read_bytes()
+    assert read_entries(copy) == ledger.entries
+    assert lines_since(ledger.path, 3, head_of(copy, 3)) == b""
+    send(ledger, copy)
+
+
+def test_the_whole_ledger_is_taken_by_a_copy_that_has_a_part_of_it(ledger, copy):
+    send(ledger, copy)
+    ledger.charge(entry(3))
+    extend(copy, 3, lines_since(ledger.path, 3), head_of(ledger.path, 3))
+    assert copy.read_bytes() == ledger.path.read_bytes()
+
+
+def test_a_ledger_that_was_never_charged_has_nothing_to_send(tmp_path, copy):
+    assert lines_since(tmp_path / "none.jsonl", 3) == b""
+    extend(copy, 3, b"", GENESIS)
+    assert not copy.exists()
+
+
+def test_a_torn_line_stays_on_its_own_side(ledger, copy):
+    send(ledger, copy)
+    for path in (ledger.path, copy):
+        with path.open("ab") as file:
+            file.write(b'{"client": 3, "rou')
+    ledger.charge(entry(3))
+    send(ledger, copy)
+    assert read_entries(copy) == ledger.entries
+    assert head_of(copy, 3) == head_of(ledger.path, 3)
+
+
+def changed(lines: bytes) -> bytes:
+    assert b'"noise_multiplier": 1.0' in lines
+    return lines.replace(b'"noise_multiplier": 1.0', b'"noise_multiplier": 9.0', 1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (changed, "does not continue|does not end"),
+        (lambda lines: lines.split(b"\n", 1)[1], "does not continue"),
+        (lambda lines: lines.rpartition(b"\n{")[0] + b"\n", "does not end"),
+        (lambda lines: b"", "does not end"),
+        (lambda lines: b"\xff}\n" + lines, "does not continue"),
+        (lambda lines: lines + lines, "does not continue"),
+    ],
+)
+def test_what_does_not_continue_the_copy_is_refused_whole(ledger, copy, spoil, why):
+    send(ledger, copy)
+    before = copy.read_bytes()
+    head = head_of(copy, 3)
+    ledger.charge(entry(3))
+    ledger.charge(entry(4))
+    lines = spoil(lines_since(ledger.path, 3, head))
+    with pytest.raises(LedgerError, match=why):
+        extend(copy, 3, lines, head_of(ledger.path, 3))
+    assert copy.read_bytes() == before
+
+
+def test_a_ledger_that_lost_entries_is_refused_on_both_sides(ledger, copy, tmp_path):
+    """A node that restored an old backup, or began a new ledger, cannot go on as if nothing had been spent."""
+    send(ledger, copy)
+    fresh = Ledger(tmp_path / "fresh.jsonl", client=3)
+    fresh.charge(entry(1))
+    with pytest.raises(LedgerError, match="this ledger lacks"):
+        lines_since(fresh.path, 3, head_of(copy, 3))
+    with pytest.raises(LedgerError, match="client 3"):
+        extend(copy, 3, lines_since(fresh.path, 3), head_of(fresh.path, 3))
+
+
+def test_another_clients_ledger_is_refused(tmp_path, copy):
+    other = Ledger(tmp_path / "other.jsonl", client=4)
+    other.charge(entry(1, client=4))
+    with pytest.raises(LedgerError, match="client 3"):
+        extend(copy, 3, lines_since(other.path, 4), head_of(other.path, 4))
+    assert not copy.exists()
+
+
+def test_runs_have_rounds_of_their_own(ledger):
+    ledger.charge(entry(1, run="b"))
+    assert ledger.next_attempt(1, "a") == 1
+    assert ledger.next_attempt(1, "b") == 1
+    assert ledger.next_attempt(1, "c") == 0
+    with pytest.raises(LedgerError, match="charged already"):
+        ledger.charge(entry(1, run="b"))
+
+
+def test_a_simulations_entry_has_no_run(tmp_path):
+    made = Ledger(tmp_path / "ledger.jsonl", client=3)
+    made.charge(entry(1, run=""))
+    assert b"run" not in made.path.read_bytes()
+    with pytest.raises(ValueError, match="64 characters at most"):
+        entry(1, run="a" * 65)

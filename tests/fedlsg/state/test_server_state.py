@@ -1,0 +1,260 @@
+"""The server's state: what a round does to it, and that a checkpoint holds all of it."""
+
+import copy
+import io
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedlsg.carriers.lora import prepare_model
+from fedlsg.lowrank import project, reconstruct
+from fedlsg.method import Schedule, aggregate
+from fedlsg.state.server_state import ServerState, load_weights, select_clients
+from strategies import recipe
+from tests.strategies.small_federation import model, server_state, values_for
+
+
+def advance(state, rounds: int) -> None:
+    for _ in range(rounds):
+        frame = state.frame()
+        state.finish_round(frame, [values_for(frame, client, state.round + 1) for client in range(3)])
+
+
+def through_a_file(state: dict) -> dict:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_a_round_by_hand():
+    """Sum, divide by the constant, Eq. 3, momentum: two rounds of heavy-ball SGD."""
+    state = server_state(divisor=4.0)
+    weights = {name: p.detach().clone() for name, p in state.model.named_parameters()}
+    velocity = {name: torch.zeros_like(p) for name, p in weights.items()}
+    for round in (1, 2):
+        frame = state.frame()
+        updates = [values_for(frame, client, round) for client in range(3)]
+        gradients = frame.gradients((updates[0] + updates[1] + updates[2]) / 4.0)
+        state.finish_round(frame, updates)
+        for name, p in state.model.named_parameters():
+            velocity[name] = 0.9 * velocity[name] + gradients[name]
+            weights[name] = weights[name] - 0.5 * velocity[name]
+            torch.testing.assert_close(p.detach(), weights[name])
+    assert (state.round, state.updates) == (2, 2)
+
+
+def test_a_round_without_updates_moves_only_the_counter():
+    state = server_state()
+    advance(state, 1)
+    before = copy.deepcopy(state.state_dict())
+    state.finish_round(state.frame(), [])
+    assert (state.round, state.updates) == (2, 1)
+    assert state.weights.equal(torch.cat([w.flatten() for w in before["model"].values()]))
+    assert state.state_dict()["scheduler"] == before["scheduler"]
+
+
+def test_the_divisor_does_not_know_how_many_answered():
+    all_, some = server_state("dpsgd", learning_rate=1.0), server_state("dpsgd", learning_rate=1.0)
+    frame = all_.frame()
+    one = values_for(frame, 0, 1)
+    start = all_.weights
+    all_.finish_round(frame, [one, one, one])
+    some.finish_round(frame, [one])
+    torch.testing.assert_close(all_.weights - start, 3 * (some.weights - start), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "choices"),
+    [
+        ("lsg", {}),
+        ("lsg", {"optimizer": "adam", "momentum": 0.0, "schedule": "linear"}),
+        ("rgp", {"rank": 2, "warmup": 2, "momentum": 0.5}),
+        ("rgp-random", {"rank": 2}),
+        ("rs", {"sparsity": 0.5}),
+        ("sgd", {"schedule": "exponential", "learning_rate": 0.1, "final_learning_rate": 0.01}),
+    ],
+)
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_checkpoint_holds_everything(method, choices, at):
+    unbroken, first, second = (server_state(method, **choices) for _ in range(3))
+    advance(unbroken, 5)
+    advance(first, at)
+    second.load_state_dict(through_a_file(first.state_dict()))
+    assert second.frame().digest == first.frame().digest
+    advance(second, 5 - at)
+    assert second.weights.equal(unbroken.weights)
+    assert (second.round, second.updates) == (unbroken.round, unbroken.updates)
+
+
+@pytest.mark.parametrize("lost", ["optimizer", "initial", "updates", "round"])
+def test_a_checkpoint_that_loses_a_part_is_caught(lost):
+    """Negative control: momentum, W_0 and both counters matter."""
+    unbroken, first, fresh = (server_state("rgp", rank=2, warmup=2, momentum=0.5) for _ in range(3))
+    advance(unbroken, 5)
+    advance(first, 3)
+    state = through_a_file(first.state_dict())
+    state[lost] = state["model"] if lost == "initial" else fresh.state_dict()[lost]
+    if lost == "initial":
+        state[lost] = {name: state["model"][name] for name in fresh.initial}
+    second = server_state("rgp", rank=2, warmup=2, momentum=0.5)
+    second.load_state_dict(state)
+    advance(second, 2)
+    assert not second.weights.equal(unbroken.weights)
+
+
+def test_the_initial_weights_are_kept():
+    state = server_state("rgp", rank=2)
+    start = {name: W.clone() for name, W in state.initial.items()}
+    assert set(start) == {"0.weight"}
+    advance(state, 3)
+    assert all(state.initial[name].equal(W) for name, W in start.items())
+    assert not dict(state.model.named_parameters())["0.weight"].equal(start["0.weight"])
+
+
+def test_another_seed_is_refused():
+    saved = server_state(seed=1).state_dict()
+    with pytest.raises(ValueError, match="made with seed 1, this run has 0"):
+        server_state().load_state_dict(saved)
+
+
+def test_weights_are_a_copy_in_model_order():
+    state = server_state()
+    weights = state.weights
+    expected = torch.cat([p.detach().flatten() for p in model().parameters()])
+    assert weights.equal(expected)
+    weights.zero_()
+    assert state.weights.equal(expected)
+
+
+def test_weights_reach_a_client():
+    state, client = server_state(), model()
+    advance(state, 1)
+    load_weights(client, state.weights)
+    for p, q in zip(client.parameters(), state.model.parameters(), strict=True):
+        assert p.equal(q)
+        assert p.requires_grad
+
+
+@pytest.mark.parametrize("count", [0, 162, 164])
+def test_weights_of_another_model_are_refused(count):
+    with pytest.raises(ValueError, match=r"expected 163 weights, got shape .*the models differ"):
+        load_weights(model(), torch.zeros(count))
+
+
+def test_models_that_cannot_be_private_are_refused():
+    mixing = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match="BatchNorm1d"):
+        ServerState(mixing, recipe("dpsgd"), Schedule(rounds=1), divisor=1.0, seed=0, classifier=None)
+    with pytest.raises(ValueError, match="rank=9 carries no layer"):
+        server_state(rank=9)
+
+
+def test_a_divisor_that_is_no_positive_number_is_refused():
+    for divisor in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="divisor"):
+            advance(server_state(divisor=divisor), 1)
+
+
+# --- who is asked
+
+
+@given(st.integers(1, 50), st.data(), st.integers(1, 1000), st.integers(0, 99))
+def test_selection_is_public_and_without_replacement(clients, data, round, seed):
+    per_round = data.draw(st.integers(1, clients))
+    torch.manual_seed(data.draw(st.integers(0, 9)))  # no global state is read
+    asked = select_clients(clients, per_round, round=round, seed=seed)
+    assert asked == sorted(set(asked))
+    assert len(asked) == per_round
+    assert 0 <= asked[0] <= asked[-1] < clients
+    assert asked == select_clients(clients, per_round, round=round, seed=seed)
+
+
+def test_selection_is_fair_and_changes():
+    draws = [tuple(select_clients(10, 3, round=round, seed=0)) for round in range(1, 1001)]
+    counts = torch.bincount(torch.tensor(draws).flatten(), minlength=10).double()
+    assert len(set(draws)) > 100, "120 subsets"
+    assert float((counts - 300).abs().max()) < 5 * (300 * 0.7) ** 0.5
+    assert draws != [tuple(select_clients(10, 3, round=round, seed=1)) for round in range(1, 1001)]
+
+
+def test_the_sum_does_not_depend_on_a_lucky_order():
+    """aggregate() is in float64: another order changes nothing in float32."""
+    frame = server_state().frame()
+    updates = [values_for(frame, client, 1) for client in range(5)]
+    torch.testing.assert_close(aggregate(updates), aggregate(updates[::-1]), rtol=1e-14, atol=1e-14)
+
+
+def test_the_average_of_the_weights_by_hand_and_through_a_checkpoint():
+    """decay = min(ema, (1 + t) / (10 + t)): De et al. 2022's warm-up of the moving average."""
+    state = server_state(ema=0.25)
+    average = state.weights.clone()
+    for update in (1, 2, 3):
+        advance(state, 1)
+        decay = min(0.25, (1 + update) / (10 + update))
+        average = decay * average + (1 - decay) * state.weights
+    current = state.weights.clone()
+    with state.evaluated() as evaluated:
+        torch.testing.assert_close(torch.cat([p.detach().flatten() for p in evaluated.parameters()]), average)
+    assert state.weights.equal(current)
+    other = server_state(ema=0.25)
+    other.load_state_dict(through_a_file(state.state_dict()))
+    assert other.average.equal(state.average)
+    assert server_state().average is None
+
+
+def test_the_average_is_put_away_whatever_happens_in_between():
+    state = server_state(ema=0.9)
+    advance(state, 2)
+    current = state.weights.clone()
+    with pytest.raises(KeyboardInterrupt), state.evaluated():
+        raise KeyboardInterrupt
+    assert state.weights.equal(current)
+
+
+def no_residual(*, prepared: bool) -> ServerState:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 5)).double()
+    method = recipe("rgp", rank=3, residual=False, learning_rate=0.1)
+    if prepared:
+        prepare_model(net, method.carrier, classifier="2", seed=0)
+    return ServerState(net, method, Schedule(rounds=4), divisor=10.0, seed=0, classifier="2")
+
+
+def test_without_the_residual_carried_weights_have_the_rank_of_their_carriers():
+    """001 App. C. Negative control: as the model comes, they have full rank until the first update."""
+    for prepared in (True, False):
+        state = no_residual(prepared=prepared)
+        for round in range(3):
+            W = state.model.get_parameter("0.weight").detach()
+            assert (int(torch.linalg.matrix_rank(W, rtol=1e-8)) == 3) == (prepared or round > 0)
+            advance(state, 1)
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_without_the_residual_the_history_of_updates_begins_after_the_cut(prepared):
+    """Negative control: cut later, W - W_0 is what was cut off, far longer than an update, and carriers follow that."""
+    state = no_residual(prepared=prepared)
+    frame = state.frame()
+    values = values_for(frame, 0, 1).double()
+    update = frame.gradients(values)["0.weight"]
+    state.finish_round(frame, [values])
+    c = next(c for c in state.frame().coordinates if c.carried)
+    carried = reconstruct(*project(update, c.L, c.R), c.L, c.R).norm() / update.norm()
+    assert (carried > 0.6) == prepared
+
+
+def test_direct_sparsification_leaves_the_smallest_weights_alone():
+    state = server_state("lsg", rank=2, sparsity=0.0, sparsify_update=0.5, momentum=0.0)
+    before = {name: p.detach().clone() for name, p in state.model.named_parameters()}
+    advance(state, 1)
+    for name, p in state.model.named_parameters():
+        if p.ndim < 2:
+            continue
+        frozen = before[name].abs().flatten().argsort(stable=True)[: p.numel() // 2]
+        still = (p.detach() == before[name]).flatten()
+        assert still[frozen].all()
+        assert not still.all()

@@ -1,0 +1,276 @@
+"""A client's step: the naive dense loop, the order of ledger and noise, and a model that comes back unchanged."""
+
+import math
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedlsg.masks.mask import Mask
+from fedlsg.method import LocalTraining, Method, Schedule, make_frame
+from fedlsg.privacy.mechanism import Mechanism
+from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
+from tests.fedlsg.step_oracle import (
+    CLIP_ONLY,
+    DENSE,
+    EMPTY,
+    EXACT,
+    EXAMPLES,
+    FRAMES,
+    NOISY,
+    NONE,
+    assert_untouched,
+    cnn,
+    dense_gradients,
+    mlp,
+    naive_step,
+    problem,
+    project_and_keep,
+    snapshot,
+)
+
+
+class Recorded(SecretStream):
+    """A stream that writes down what is asked of it."""
+
+    def __init__(self, events: list[str], name: str) -> None:
+        super().__init__(bytes(32))
+        self.events, self.name = events, name
+
+    def normal(self, count: int) -> Tensor:
+        self.events.append(f"{self.name} {count}")
+        return super().normal(count)
+
+    def bernoulli(self, count: int, probability: float) -> Tensor:
+        self.events.append(f"{self.name} {count}")
+        return super().bernoulli(count, probability)
+
+
+@pytest.mark.parametrize("make", [mlp, cnn])
+@pytest.mark.parametrize("name", FRAMES)
+def test_the_problem_has_examples_on_both_sides_of_the_clip(make, name):
+    p = problem(*FRAMES[name], make=make)
+    norms = [float(project_and_keep(dense_gradients(p, p.model, i), p.frame).norm()) for i in range(EXAMPLES)]
+    assert min(norms) < CLIP_ONLY.clip_norm / 1.5
+    assert max(norms) > CLIP_ONLY.clip_norm * 1.5
+
+
+@pytest.mark.parametrize("make", [mlp, cnn])
+@pytest.mark.parametrize("name", FRAMES)
+@pytest.mark.parametrize(
+    "mechanism", [CLIP_ONLY, NONE, replace(CLIP_ONLY, clip="per-block")], ids=["joint", "none", "block"]
+)
+def test_a_noiseless_step_equals_the_naive_dense_loop(make, name, mechanism):
+    p = problem(*FRAMES[name], make=make)
+    local = LocalTraining(sample_rate=0.7)
+    wanted, _ = naive_step(p, mechanism, local, sampler=reproducible_stream(0, "sampler"), noise=secret_stream())
+    torch.testing.assert_close(p.step(mechanism, local), wanted, **EXACT)
+
+
+def test_the_step_of_one_linear_layer_by_hand():
+    """Loss y. f(x) with gradient x: two examples (3, 4) and (0, .5), C = 1: (.6, .8) + (0, .5)."""
+    p = problem(Mask(), DENSE)
+    p.model = nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    weights = dict(p.model.named_parameters())
+    p.frame = make_frame(
+        Method(name="dpsgd"), weights, weights, carried=(), round=1, updates=0, schedule=Schedule(rounds=1), seed=0
+    )
+    p.inputs, p.targets = torch.tensor([[3.0, 4.0], [0.0, 0.5]]).double(), torch.ones(2)
+    p.loss_fn = lambda outputs, targets: outputs.squeeze(1) * targets
+    torch.testing.assert_close(p.step(Mechanism(kind="clip-only")), torch.tensor([0.6, 1.3]).double())
+    assert p.step(NONE).tolist() == [3.0, 4.5]
+
+
+@pytest.mark.parametrize("mechanism", [CLIP_ONLY, NONE, NOISY], ids=["clip-only", "none", "dp"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("name", ["lsg", "rgp", "rs"])
+def test_local_steps_equal_the_naive_loop(mechanism, momentum, name):
+    """K = 4 steps that move the local weights; and the result carries their whole change: -lr Eq3 / expected batch."""
+    p = problem(*FRAMES[name])
+    local = LocalTraining(steps=4, sample_rate=0.5, learning_rate=0.7, momentum=momentum, expected_batch=5.5)
+    got = p.step(mechanism, local)
+    wanted, change = naive_step(
+        p, mechanism, local, sampler=reproducible_stream(0, "sampler"), noise=reproducible_stream(0, "noise")
+    )
+    torch.testing.assert_close(got, wanted, **EXACT)
+    for parameter, gradient in p.frame.gradients(got).items():
+        torch.testing.assert_close(-0.7 / 5.5 * gradient, change[parameter], **EXACT)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_the_result_is_the_local_change_that_really_happened(momentum):
+    """Read off the model itself, as the batch of step K + 1 finds it."""
+    p = problem()
+    local = LocalTraining(steps=3, sample_rate=0.6, learning_rate=0.7, momentum=momentum, expected_batch=5.5)
+    before, seen, batch = dict(snapshot(p.model)), [], p.batch
+
+    def spy(positions: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append({name: w.detach().clone() for name, w in p.model.named_parameters()})
+        return batch(positions)
+
+    got = p.step(NOISY, local)
+    p.batch = spy
+    p.step(NOISY, replace(local, steps=4))
+    for name, gradient in p.frame.gradients(got).items():
+        torch.testing.assert_close(seen[3][name], before[name][0] - 0.7 / 5.5 * gradient, **EXACT)
+        assert not torch.equal(seen[1][name], seen[2][name])
+
+
+@given(size=st.integers(1, 12), rate=st.floats(0.1, 1), seed=st.integers(0, 99))
+@settings(max_examples=25)
+def test_micro_batches_do_not_change_the_result(size, rate, seed):
+    p = problem()
+    whole = p.step(CLIP_ONLY, LocalTraining(sample_rate=rate), seed)
+    cut = p.step(CLIP_ONLY, LocalTraining(sample_rate=rate, microbatch_size=size), seed)
+    torch.testing.assert_close(cut, whole, **EXACT)
+
+
+def test_float32_agrees_with_float64():
+    wanted = problem().step(NOISY)
+    p = problem()
+    p.model, p.inputs = p.model.float(), p.inputs.float()
+    carriers = [
+        replace(c, L=None if c.L is None else c.L.float(), R=None if c.R is None else c.R.float())
+        for c in p.frame.coordinates
+    ]
+    p.frame = replace(p.frame, coordinates=tuple(carriers))
+    got = p.step(NOISY)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_charged_once_before_any_batch_and_any_noise(steps):
+    p, events = problem(), []
+    p.step(
+        NOISY,
+        LocalTraining(steps=steps),
+        sampler=Recorded(events, "sampler"),
+        noise=Recorded(events, "noise"),
+        charge=lambda: events.append("charge"),
+    )
+    assert events.count("charge") == 1
+    assert events[0] == "charge"
+    assert [e for e in events if e.startswith("noise")] == [f"noise {p.frame.kept}"] * steps
+    assert [e for e in events if e.startswith("sampler")] == [f"sampler {steps * EXAMPLES}"]  # own coins for each step
+
+
+@pytest.mark.parametrize("kind", ["clip-only", "none"])
+def test_without_noise_the_ledger_is_charged_all_the_same(kind):
+    charges: list[int] = []
+    problem().step(Mechanism(kind=kind), LocalTraining(steps=2), charge=lambda: charges.append(1))
+    assert charges == [1]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_refused_charge_releases_nothing(steps):
+    p, events = problem(), []
+    before = snapshot(p.model)
+
+    def refuse() -> None:
+        raise PermissionError("budget spent")
+
+    streams = {name: Recorded(events, name) for name in ("sampler", "noise")}
+    with pytest.raises(PermissionError, match="budget spent"):
+        p.step(NOISY, LocalTraining(steps=steps), **streams, charge=refuse)
+    assert events == []
+    assert_untouched(p.model, before)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_the_model_comes_back_unchanged(steps):
+    p = problem()
+    next(p.model.parameters()).grad = torch.ones_like(next(p.model.parameters()))
+    before = snapshot(p.model)
+    p.step(NOISY, LocalTraining(steps=steps, momentum=0.5))
+    assert_untouched(p.model, before)
+
+
+@pytest.mark.parametrize("fails_in", ["loss", "batch", "noise", "interrupt"])
+def test_the_model_comes_back_unchanged_when_the_third_step_fails(fails_in):
+    p, calls = problem(), []
+    before, batch, loss_fn = snapshot(p.model), p.batch, p.loss_fn
+
+    def count(place: str) -> None:
+        calls.append(place)
+        if calls.count(place) == 3 and place == fails_in.replace("interrupt", "loss"):
+            raise KeyboardInterrupt if fails_in == "interrupt" else OSError(place)
+
+    class Noise(SecretStream):
+        def normal(self, n: int) -> Tensor:
+            count("noise")
+            return super().normal(n)
+
+    p.batch = lambda positions: (count("batch"), batch(positions))[1]
+    p.loss_fn = lambda outputs, targets: (count("loss"), loss_fn(outputs, targets))[1]
+    with pytest.raises(KeyboardInterrupt if fails_in == "interrupt" else OSError):
+        p.step(NOISY, LocalTraining(steps=4, learning_rate=1.0), noise=Noise(bytes(32)))
+    assert len(calls) >= 7
+    assert_untouched(p.model, before)
+
+
+def test_an_empty_batch_yields_the_noise_and_nothing_but_the_noise():
+    p = problem()
+    wanted = NOISY.noise_std * reproducible_stream(0, "noise").normal(p.frame.kept)
+    assert torch.equal(p.step(NOISY, EMPTY), wanted)
+    assert torch.equal(p.step(CLIP_ONLY, EMPTY), torch.zeros(p.frame.kept, dtype=torch.float64))
+    p.inputs, p.targets = p.inputs[:0], p.targets[:0]
+    assert torch.equal(p.step(NOISY, LocalTraining()), wanted)  # a client that holds no example
+
+
+def test_noise_is_added_to_the_clipped_sum():
+    p = problem()
+    noise = NOISY.noise_std * reproducible_stream(3, "noise").normal(p.frame.kept)
+    torch.testing.assert_close(p.step(NOISY, seed=3), p.step(CLIP_ONLY, seed=3) + noise, **EXACT)
+
+
+@pytest.mark.parametrize("name", ["lsg", "rs", "rs on carriers"])
+def test_noise_lies_on_the_kept_coordinates_of_every_block_and_nowhere_else(name):
+    """Standard deviation sigma C in each block; exactly zero where the mask freezes."""
+    p = problem(*FRAMES[name])
+    noise = torch.stack([p.step(NOISY, EMPTY, noise=secret_stream()) for _ in range(3000)]) / NOISY.noise_std
+    start = 0
+    for block in p.frame.blocks:
+        part = noise[:, start : start + block.kept]
+        assert abs(float(part.square().mean()) - 1) < 7 * math.sqrt(2 / part.numel())
+        start += block.kept
+    assert float(noise.std()) == pytest.approx(1, rel=0.02)  # 9 standard errors: 100,000 numbers
+    full = torch.cat([block.flatten() for block in p.frame.unflatten(noise[0])])
+    frozen = torch.ones(p.frame.size, dtype=torch.bool).index_fill(0, p.frame.indices, False)
+    assert frozen.any()
+    assert (full[frozen] == 0).all()
+    assert (full[~frozen] != 0).all()
+
+
+def test_noise_is_independent_across_steps_layers_and_clients():
+    """Correlations between all coordinates of two clients and two steps, on secret streams, below 7 sigma."""
+    p, draws = problem(), 1500
+    tape: list[Tensor] = []
+
+    class Tape(SecretStream):
+        def normal(self, count: int) -> Tensor:
+            tape.append(super().normal(count))
+            return tape[-1]
+
+    rows = []
+    for _ in range(draws):
+        for _client in range(2):
+            p.step(NOISY, replace(EMPTY, steps=2), noise=Tape(os.urandom(32)))
+        rows.append(torch.cat(tape))
+        tape.clear()
+    z = torch.stack(rows)
+    assert z.shape[1] == 4 * p.frame.kept
+    correlations = z.T @ z / draws
+    assert float(correlations.fill_diagonal_(0).abs().max()) < 7.5 / math.sqrt(draws)
+
+
+def test_two_runs_never_share_their_noise():
+    p = problem()
+    assert not set(p.step(NOISY, EMPTY, noise=secret_stream()).tolist()) & set(
+        p.step(NOISY, EMPTY, noise=secret_stream()).tolist()
+    )
+    assert torch.equal(p.step(NOISY, EMPTY, seed=1), p.step(NOISY, EMPTY, seed=1))

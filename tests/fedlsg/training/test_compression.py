@@ -1,0 +1,101 @@
+"""Top-k and the rules of error feedback: the right positions, nothing lost, and nothing where anything is promised."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedlsg.state.error_feedback import check_sign, keeps_memory
+from fedlsg.training.compression import Compression, largest
+from strategies import recipe
+
+EXACT = st.integers(-(2**20), 2**20).map(lambda n: n / 64)
+"""Numbers whose sums float64 holds exactly."""
+
+
+def test_by_hand():
+    values = torch.tensor([0.5, -3.0, 0.0, 2.0, -2.0, 1.0])
+    assert largest(values, 1).tolist() == [1]
+    assert largest(values, 2).tolist() == [1, 4]  # of equal ones that of higher position
+    assert largest(values, 3).tolist() == [1, 3, 4]
+    assert largest(values, 6).tolist() == largest(values, 99).tolist() == [0, 1, 3, 4, 5]  # 0 is not sent
+
+
+@given(values=st.lists(EXACT, min_size=1, max_size=30), most=st.integers(1, 30))
+@settings(max_examples=200)
+def test_the_largest_by_brute_force(values, most):
+    got = largest(torch.tensor(values, dtype=torch.float64), most).tolist()
+    order = sorted(range(len(values)), key=lambda i: (abs(values[i]), i), reverse=True)
+    assert got == sorted(i for i in order[:most] if values[i])
+
+
+@given(rounds=st.lists(st.lists(EXACT, min_size=6, max_size=6), min_size=1, max_size=9), most=st.integers(1, 6))
+@settings(max_examples=100)
+def test_what_was_sent_and_the_memory_are_the_gradients(rounds, most):
+    """Exactly; and after as many rounds without gradients as there are positions nothing is left."""
+    memory, sent = torch.zeros(6).double(), torch.zeros(6).double()
+    for gradient in [*rounds, *[[0.0] * 6] * 6]:
+        due = memory + torch.tensor(gradient, dtype=torch.float64)
+        positions = largest(due, most)
+        out = torch.zeros(6).double().index_copy(0, positions, due[positions])
+        memory, sent = due - out, sent + out
+        assert len(positions) <= most
+    assert torch.equal(memory + sent, torch.tensor(rounds, dtype=torch.float64).sum(0))
+    assert not memory.any()
+
+
+def test_how_many():
+    assert [Compression(topk_rate=r, error_feedback=True).most(1000) for r in (0.01, 0.29, 1e-9)] == [10, 290, 1]
+    assert Compression(error_feedback=True).most(1000) is None
+    assert recipe("topk").compression == Compression(topk_rate=0.01, error_feedback=True)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, 1.1, float("nan")])
+def test_a_rate_that_is_none_is_named(rate):
+    with pytest.raises(ValueError, match="topk_rate"):
+        recipe("topk", topk_rate=rate)
+
+
+def test_topk_alone_forgets():
+    with pytest.raises(ValueError, match="never sends what is small"):
+        Compression(topk_rate=0.1)
+
+
+@pytest.mark.parametrize(("name", "kind"), itertools.product(["topk", "powersgd"], ["dp", "noise-only", "clip-only"]))
+def test_memory_is_refused_where_anything_is_promised(name, kind):
+    with pytest.raises(ValueError, match=r"error feedback keeps un-noised gradients of the client: .*" + kind):
+        recipe(name, mechanism=kind)
+
+
+def test_who_keeps_a_memory():
+    assert keeps_memory(recipe("topk"), "float32")
+    assert keeps_memory(recipe("powersgd"), "int8")
+    assert keeps_memory(recipe("sgd"), "sign")
+    assert not keeps_memory(recipe("sgd"), "int8")
+    for private in (recipe("dpsgd"), recipe("dp-powersgd"), recipe("lsg"), recipe("sgd", mechanism="clip-only")):
+        assert not any(keeps_memory(private, codec) for codec in ("sign", "int8", "float32", "noise-floor"))
+
+
+@pytest.mark.parametrize(
+    ("name", "choices", "why"),
+    [
+        ("lsg", {"mechanism": "none"}, "carrier 'low-rank' and mask 'units' of 'lsg' a coordinate is not the same"),
+        ("rs", {"mechanism": "none"}, "mask 'uniform'"),
+        ("rgp-random", {"mechanism": "none"}, "carrier 'random'"),
+        ("dp-ssgd", {"mechanism": "none", "drop": "none"}, "prune='synflow'"),
+        ("dp-powersgd", {}, "sends factors"),
+        ("powersgd", {}, "sends factors"),
+        ("rs", {"ranking": "gradients"}, "ranks by them"),
+        ("dp-ssgd", {"prune": "dp-snip"}, "ranks by them"),
+    ],
+)
+def test_one_bit_is_refused_by_name(name, choices, why):
+    with pytest.raises(ValueError, match=why):
+        check_sign(recipe(name, **choices))
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "lsg", "lora", "bitfit", "ffa-lora", "sgd", "topk", "linear-probe"])
+def test_one_bit_is_taken(name):
+    check_sign(recipe(name))

@@ -1,0 +1,132 @@
+"""Steps without clip and noise give the very bits that the general steps give, and coins drawn at once are the same."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
+from fedlsg.privacy.mechanism import Mechanism
+from fedlsg.privacy.sampling import CoinsAhead, poisson_batch
+from fedlsg.randomness import reproducible_stream, secret_stream
+from fedlsg.training import client
+from fedlsg.training import plain as unprotected
+from fedlsg.training.client import LocalTraining
+
+N = 23
+
+
+def subject(layout=torch.contiguous_format):
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 5, 3), nn.GroupNorm(1, 5), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 16, 7), nn.ReLU()]
+    model = nn.Sequential(*body, nn.Linear(7, 4)).to(memory_format=layout)
+    where = tuple(Coordinates(name=n, shape=tuple(p.shape)) for n, p in model.named_parameters())
+    inputs, targets = torch.randn(N, 3, 6, 6), torch.randint(4, (N,))
+    return model, Frame(coordinates=where, blocks=make_blocks(where)), inputs, targets
+
+
+def result(step, model, frame, inputs, targets, local, kind, charge=lambda: None):
+    def batch(rows):
+        rows = rows.repeat_interleave(local.multiplicity)
+        return inputs[rows], targets[rows]
+
+    return step(
+        model, batch, lambda outputs, t: F.cross_entropy(outputs, t, reduction="none"), frame=frame,
+        mechanism=Mechanism(kind=kind), local=local, num_examples=N, sampler=reproducible_stream(1, "sampler"),
+        noise=reproducible_stream(1, "noise"), charge=charge,
+    )  # fmt: skip
+
+
+def general_steps(*arguments, **settings):
+    """``client_step`` without the short way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "unprotected", lambda *_: False)
+        return client.client_step(*arguments, **settings)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("kind", ["none", "noise-only", "clip-only", "dp"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, {"steps": 1}, {"momentum": 0.9}, {"microbatch_size": 3}, {"multiplicity": 2, "microbatch_size": 7},
+        {"sample_rate": 0.02, "momentum": 0.5},
+    ],
+)  # fmt: skip
+def test_every_bit_is_that_of_the_general_steps(layout, kind, changes):
+    local = LocalTraining(**{"steps": 5, "sample_rate": 0.4, "expected_batch": 9.0, **changes})
+    model, frame, inputs, targets = subject(layout)
+    before = [p.detach().clone() for p in model.parameters()]
+    found, wanted = (
+        result(step, model, frame, inputs, targets, local, kind) for step in (client.client_step, general_steps)
+    )
+    assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True)), "the model comes back"
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_short_way_is_taken_where_nothing_is_protected_and_nowhere_else(monkeypatch):
+    model, frame, inputs, targets = subject()
+    taken = []
+    real = client.plain_steps
+    monkeypatch.setattr(client, "plain_steps", lambda *a, **k: (taken.append(True), real(*a, **k))[1])
+    for kind in ("noise-only", "clip-only", "dp"):
+        result(client.client_step, model, frame, inputs, targets, LocalTraining(), kind)
+    assert not taken
+    result(client.client_step, model, frame, inputs, targets, LocalTraining(), "none")
+    assert taken
+    parameters = dict(model.named_parameters())
+    masked = Block(parameter="0.bias", part="dense", shape=(5,), keep=Keep(axis=0, index=torch.tensor([1])))
+    some = Frame(coordinates=frame.coordinates, blocks=(frame.blocks[0], masked, *frame.blocks[2:]))
+    assert unprotected.unprotected(Mechanism(kind="none"), frame, parameters)
+    assert not unprotected.unprotected(Mechanism(kind="none"), some, parameters)
+
+
+def test_a_refused_charge_leaves_the_model_as_it_was_and_nothing_to_send():
+    model, frame, inputs, targets = subject()
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def refuse():
+        raise RuntimeError("spent")
+
+    with pytest.raises(RuntimeError, match="spent"):
+        result(client.client_step, model, frame, inputs, targets, LocalTraining(steps=3), "none", refuse)
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_negative_control_steps_in_another_order_are_told_apart(monkeypatch):
+    """Were the velocity added before it is multiplied by momentum, the comparison above would fail."""
+    local = LocalTraining(steps=3, sample_rate=0.4, momentum=0.9)
+    model, frame, inputs, targets = subject()
+    wanted = result(general_steps, model, frame, inputs, targets, local, "none")
+    monkeypatch.setattr(torch, "_foreach_mul_", lambda velocity, momentum: None)
+    found = result(client.client_step, model, frame, inputs, targets, local, "none")
+    assert not torch.equal(found, wanted)
+
+
+@given(seed=st.integers(0, 99), count=st.integers(1, 300), rate=st.floats(0.01, 1.0), batches=st.integers(1, 6))
+def test_coins_drawn_ahead_are_those_drawn_one_batch_at_a_time(seed, count, rate, batches):
+    ahead = CoinsAhead(reproducible_stream(seed), batches=batches)
+    stream = reproducible_stream(seed)
+    for _ in range(batches):
+        assert torch.equal(poisson_batch(count, rate, ahead), poisson_batch(count, rate, stream))
+    with pytest.raises(ValueError, match="expected 0 more batches"):
+        ahead.bernoulli(count, rate)
+
+
+def test_many_coins_are_drawn_in_parts_and_other_batches_are_refused(monkeypatch):
+    monkeypatch.setattr("fedlsg.privacy.sampling.AT_ONCE", 25)
+    ahead, stream = CoinsAhead(reproducible_stream(0), batches=7), reproducible_stream(0)
+    for _ in range(6):
+        assert torch.equal(ahead.bernoulli(10, 0.5), stream.bernoulli(10, 0.5))
+    with pytest.raises(ValueError, match="expected 1 more"):
+        ahead.bernoulli(11, 0.5)
+    with pytest.raises(ValueError, match="expected 1 more"):
+        ahead.bernoulli(10, 0.4)
+
+
+def test_no_coin_is_used_twice():
+    ahead = CoinsAhead(secret_stream(), batches=2)
+    assert not torch.equal(ahead.bernoulli(256, 0.5), ahead.bernoulli(256, 0.5))

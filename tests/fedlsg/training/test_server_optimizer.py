@@ -1,0 +1,142 @@
+"""What follows the sum: schedules, and optimizers that are torch's own."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedlsg.training.server_optimizer import After, make_optimizer
+
+KINDS = ["constant", "linear", "cosine", "exponential", "step"]
+
+
+def after(schedule: str, first: float = 1.0, last: float | None = 0.1, **settings) -> After:
+    return After(
+        schedule=schedule, learning_rate=first, final_learning_rate=None if schedule == "constant" else last, **settings
+    )
+
+
+def rates(a: After, updates: int) -> list[float]:
+    """The learning rates that the optimizer really used."""
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer, scheduler = make_optimizer({"weight": weight}, a, updates=updates)
+    used = []
+    for _ in range(updates):
+        used.append(optimizer.param_groups[0]["lr"])
+        weight.grad = torch.ones(1)
+        optimizer.step()
+        scheduler.step()
+    return used
+
+
+@pytest.mark.parametrize(
+    ("schedule", "last", "wanted"),
+    [
+        ("constant", None, [2, 2, 2, 2]),
+        ("linear", 0.4, [2, 1.6, 1.2, 0.8]),
+        ("linear", None, [2, 1.5, 1, 0.5]),
+        ("cosine", None, [2, 1 + math.sqrt(0.5), 1, 1 - math.sqrt(0.5)]),
+        ("cosine", 1, [2, 1.5 + math.sqrt(0.125), 1.5, 1.5 - math.sqrt(0.125)]),
+        ("exponential", 0.125, [2, 1, 0.5, 0.25]),
+        ("step", 0.25, [2, 2, 1, 0.5]),
+    ],
+)
+def test_rates_by_hand(schedule, last, wanted):
+    """Four updates from 2."""
+    assert rates(after(schedule, 2.0, last), 4) == pytest.approx(wanted)
+
+
+def test_the_step_schedule_is_that_of_rgps_code():
+    """Learning rate 0.5, divided by 5 at 30, 60 and 80 % of 200 epochs."""
+    used = rates(after("step", 0.5, 4e-3), 200)
+    changes = [(epoch, rate) for epoch, rate in enumerate(used) if epoch == 0 or rate != used[epoch - 1]]
+    assert [epoch for epoch, _ in changes] == [0, 60, 120, 160]
+    assert [rate for _, rate in changes] == pytest.approx([0.5, 0.1, 0.02, 0.004])
+
+
+@given(schedule=st.sampled_from(KINDS), first=st.floats(1e-4, 10), last=st.floats(1e-6, 10), updates=st.integers(1, 50))
+def test_a_schedule_goes_from_first_to_last_without_turning(schedule, first, last, updates):
+    a = after(schedule, first, last)
+    factors = [a.factor(update, updates) for update in range(updates + 1)]
+    assert factors[0] == pytest.approx(1)
+    assert factors[-1] == pytest.approx(1 if schedule == "constant" else last / first, rel=1e-6, abs=1e-9)
+    steps = [later - earlier for earlier, later in itertools.pairwise(factors)]
+    assert all(step >= -1e-12 for step in steps) or all(step <= 1e-12 for step in steps)
+    assert a.factor(updates + 7, updates) == pytest.approx(factors[-1])  # a resumed, longer run stays at the end
+
+
+def by_hand_sgd(gradients: list[float], lr: float, momentum: float, decay: float) -> float:
+    """torch's convention: v <- mu v + g, w <- w - lr v; the decay is part of g."""
+    w = v = 0.0
+    for g in gradients:
+        v = momentum * v + g + decay * w
+        w -= lr * v
+    return w
+
+
+def by_hand_adam(gradients: list[float], lr: float) -> float:
+    w = m = s = 0.0
+    for t, g in enumerate(gradients, start=1):
+        m, s = 0.9 * m + 0.1 * g, 0.999 * s + 0.001 * g * g
+        w -= lr * (m / (1 - 0.9**t)) / (math.sqrt(s / (1 - 0.999**t)) + 1e-8)
+    return w
+
+
+def trained(a: After, gradients: list[float]) -> float:
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer, scheduler = make_optimizer({"weight": weight}, a, updates=len(gradients))
+    for g in gradients:
+        weight.grad = torch.tensor([g], dtype=torch.float64)
+        optimizer.step()
+        scheduler.step()
+    return weight.item()
+
+
+@given(
+    gradients=st.lists(st.floats(-5, 5), min_size=1, max_size=8),
+    lr=st.floats(0.01, 1),
+    momentum=st.floats(0, 0.99),
+    decay=st.floats(0, 0.1),
+)
+def test_optimizers_equal_their_formulas(gradients, lr, momentum, decay):
+    sgd = After(learning_rate=lr, momentum=momentum, weight_decay=decay)
+    assert trained(sgd, gradients) == pytest.approx(by_hand_sgd(gradients, lr, momentum, decay), rel=1e-9, abs=1e-12)
+    adam = After(optimizer="adam", learning_rate=lr)
+    assert trained(adam, gradients) == pytest.approx(by_hand_adam(gradients, lr), rel=1e-6, abs=1e-9)
+
+
+def test_nesterovs_momentum_is_told_apart():
+    """Negative control of the oracle: another convention of momentum does not pass for torch's."""
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, nesterov=True)
+    for g in (1.0, 2.0):
+        weight.grad = torch.tensor([g], dtype=torch.float64)
+        optimizer.step()
+    assert weight.item() != pytest.approx(by_hand_sgd([1.0, 2.0], 0.1, 0.9, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [
+        ({"estimator": "eq4"}, "estimator in .*'eq4'"),
+        ({"optimizer": "lamb"}, "optimizer in .*'lamb'"),
+        ({"schedule": "triangle"}, "schedule in .*'triangle'"),
+        *[({"learning_rate": v}, "learning_rate=") for v in (0, -1, math.nan, math.inf)],
+        *[
+            ({"schedule": "linear", "final_learning_rate": v}, "final_learning_rate=")
+            for v in (0, -1, math.nan, math.inf)
+        ],
+        *[({"momentum": v}, "momentum=") for v in (-0.1, 1, math.nan)],
+        *[({"weight_decay": v}, "weight_decay=") for v in (-0.1, math.nan, math.inf)],
+        ({"final_learning_rate": 0.1}, "needs a schedule"),
+        ({"schedule": "exponential"}, "needs final_learning_rate"),
+        ({"schedule": "step"}, "needs final_learning_rate"),
+    ],
+)
+def test_wrong_settings_are_refused(setting, part):
+    with pytest.raises(ValueError, match=part):
+        After(**setting)

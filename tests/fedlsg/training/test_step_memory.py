@@ -1,0 +1,157 @@
+"""Bytes that live at the peak of a step and behind it, counted tensor by tensor: no clock, no allocator."""
+
+import gc
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import fedlsg.gradients.activation_storage
+import fedlsg.gradients.per_example
+import fedlsg.gradients.rematerialize
+import fedlsg.training.server
+from benchmarks.arms import plain, private
+from benchmarks.subjects import Encoder, Subject
+from fedlsg.carriers.carrier import Carrier, coordinates
+from fedlsg.frame import Frame, make_blocks
+from fedlsg.gradients.precision import FLOAT32, Numbers
+from fedlsg.gradients.rematerialize import Rebuilding
+from fedlsg.gradients.supported import trainable
+from fedlsg.privacy.mechanism import Mechanism, clipped_sum
+from fedlsg.training.server import server_step
+from fedlsg.training.server_optimizer import After, make_optimizer
+from simulations.models.wide_resnet import wide_resnet
+from tests.fedlsg.live_bytes import live_bytes
+
+MEGABYTE = 2**20
+
+
+@pytest.fixture(autouse=True)
+def everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tensors are made again, too; seeded."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(fedlsg.gradients.rematerialize, "REBUILT_FROM", 1)
+
+
+def small_wrn() -> Subject:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return wide_resnet(10, 1, channels=3, num_classes=10, form="standard")
+
+    return Subject(build=build, inputs=torch.randn(16, 3, 16, 16), targets=torch.arange(16) % 10)
+
+
+def small_encoder() -> Subject:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return Encoder(layers=2, width=32, heads=4, length=32)
+
+    return Subject(build=build, inputs=torch.randint(1000, (16, 32)), targets=torch.arange(16) % 2)
+
+
+def over_plain(subject: Subject, sparsity: float, numbers: Numbers = FLOAT32) -> float:
+    """Peak of a private step's live tensors over that of the plain step."""
+    steps = [plain(subject), private(subject, "lsg", rank=1, sparsity=sparsity, numbers=numbers)]
+    peaks = []
+    for step in steps:
+        step()
+        gc.collect()
+        peaks.append(live_bytes(step).peak)
+    return peaks[1] / peaks[0]
+
+
+LIMITS = {small_wrn: 0.92, small_encoder: 1.0}
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.5])
+@pytest.mark.parametrize("subject", LIMITS)
+def test_peak_memory_stays_below_the_plain_steps(subject, sparsity):
+    assert over_plain(subject(), sparsity) < LIMITS[subject]
+
+
+@pytest.mark.parametrize("subject", LIMITS)
+def test_held_inputs_are_seen_in_the_peak(subject, monkeypatch):
+    """Negative control: a planted hold on what was let go."""
+    held = []
+    shipped = fedlsg.gradients.per_example.remember
+
+    def greedy(layer, x, again):
+        held.append(x)
+        return shipped(layer, x, again)
+
+    monkeypatch.setattr(fedlsg.gradients.per_example, "remember", greedy)
+    assert over_plain(subject(), 0.0) > LIMITS[subject]
+
+
+STORED = Numbers(activation_storage="bfloat16")
+
+
+def deep_wrn() -> Subject:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return wide_resnet(28, 1, channels=3, num_classes=10, form="standard")
+
+    return replace(small_wrn(), build=build)
+
+
+def test_what_is_made_again_is_made_of_rounded_activations():
+    """Both savings at once."""
+    assert over_plain(deep_wrn(), 0.0, STORED) < 0.8 * over_plain(deep_wrn(), 0.0)
+
+
+def test_to_ask_a_node_for_what_it_let_go_of_is_seen(monkeypatch):
+    """Negative control: who rounds what is made again has made it, and it stays."""
+    monkeypatch.setattr(fedlsg.gradients.activation_storage, "made_again", lambda node: set())
+    assert over_plain(deep_wrn(), 0.0, STORED) > 0.8 * over_plain(deep_wrn(), 0.0)
+
+
+def left_after_a_step(numbers: Numbers = FLOAT32) -> int:
+    """Bytes that no reference counter frees behind a step."""
+    step = private(small_wrn(), "lsg", numbers=numbers)
+    step()
+    gc.collect()
+    gc.disable()
+    try:
+        return live_bytes(step).now
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("numbers", [FLOAT32, STORED])
+def test_a_step_leaves_nothing_to_the_collector(numbers):
+    assert left_after_a_step(numbers) == 0
+
+
+def test_a_circle_through_the_graph_is_seen(monkeypatch):
+    """Negative control: without ``forget`` the nodes' own hooks keep the pass, and no collector finds that."""
+    monkeypatch.setattr(Rebuilding, "forget", lambda self: None)
+    assert left_after_a_step() > 0
+
+
+def server_peak() -> int:
+    """Peak of the server's step for 2^18 dense float32 weights, 1 MiB."""
+    model = nn.Linear(512, 512, bias=False)
+    weights = {name: p.detach() for name, p in trainable(model).items()}
+    where = coordinates(weights, {}, carrier=Carrier(kind="dense"), carried=(), round=1, updates=0, seed=0)
+    frame, after = Frame(coordinates=where, blocks=make_blocks(where)), After(momentum=0.0)
+    optimizer, scheduler = make_optimizer(trainable(model), after, updates=10, classifier="")
+    total = torch.ones(2**18, dtype=torch.float64)
+    return live_bytes(
+        lambda: server_step(model, optimizer, scheduler, total, frame=frame, divisor=2.0, after=after)
+    ).peak
+
+
+def test_the_server_makes_no_second_vector_in_float64(monkeypatch):
+    assert server_peak() < 1.6 * MEGABYTE
+    monkeypatch.setattr(fedlsg.training.server, "AT_ONCE", 2**30)  # negative control: one run is the whole vector
+    assert server_peak() > 2.5 * MEGABYTE
+
+
+def test_a_clipped_sum_is_written_once():
+    """One block's sum beside the whole; joined from all of them it would take twice the whole."""
+    blocks = [torch.randn(2, 2**16) for _ in range(8)]
+    whole = 8 * 4 * 2**16
+    assert live_bytes(lambda: clipped_sum(blocks, Mechanism())).peak < 1.4 * whole
+    pieces = live_bytes(lambda: torch.cat([block.sum(0) for block in blocks])).peak  # negative control
+    assert pieces > 1.9 * whole

@@ -1,0 +1,379 @@
+"""``fedlsg attack`` on recorded runs of digits: what it gets, what it grants, what it refuses."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedlsg.attacks.guess import Guess
+from fedlsg.attacks.inversion.linear_input import input_of_linear
+from fedlsg.attacks.inversion.metrics import Interval
+from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.observation import Knowledge, ThreatModel
+from simulations.attack.images.attack import attack_images, membership_of
+from simulations.attack.images.catalogue import IMAGE_ATTACKS, attacks_named, strongest
+from simulations.attack.images.page import summaries
+from simulations.attack.images.prior import image_prior
+from simulations.attack.images.score import EXACT_DB, scored, summarise, verdict
+from simulations.attack.recorded.observations import open_record
+from simulations.attack.recorded.report import privacy_facts
+from simulations.attack.recorded.truth import batch_sizes, truth_of
+from simulations.rundir import arrays
+from tests.fedlsg.attacks.observed import digits, mlp, observe
+from tests.simulations.runs import run_local
+
+CLIENT, SUM = ThreatModel(), ThreatModel(view="aggregate")
+RECORDING = {"clients": 3, "rounds": 2, "sample_rate": None, "batch_size": 2, "record_updates": True}
+CASES = {
+    "dpsgd": {"method": "dpsgd", "mechanism": "clip-only", "noise_multiplier": None},
+    "rgp": {"method": "rgp", "rank": 8, "mechanism": "clip-only", "noise_multiplier": None},
+    "noisy lsg": {"method": "lsg", "noise_multiplier": 2.0},
+    "ranked rs": {"method": "rs", "ranking": "gradients", "noise_multiplier": 2.0},
+    "two steps": {"method": "dp-powersgd", "local_steps": 2, "noise_multiplier": 2.0},
+    "sum": {"method": "lora", "trust": "aggregate", "noise_multiplier": 2.0},
+}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Paths of recorded runs by case, each made once."""
+    folder, made = tmp_path_factory.mktemp("recorded"), {}
+
+    def of(case: str) -> str:
+        if case not in made:
+            made[case] = str(run_local(folder / case.replace(" ", "-"), **{**RECORDING, **CASES[case]}).path)
+        return made[case]
+
+    return of
+
+
+@pytest.fixture
+def copied(recorded, tmp_path):
+    """A copy of a recorded run that a test may damage."""
+    return lambda case: shutil.copytree(recorded(case), tmp_path / "run")
+
+
+def nowhere(share: float, text: str) -> None:
+    """A progress that nobody watches."""
+
+
+def attacked(path: str, threat: ThreatModel = CLIENT, **options):
+    chosen = {"batches": (1,), "images": 2, "attacks": None, "naive": False, "seconds": 2.0, "seed": 0}
+    return attack_images(open_record(path, threat), threat, **{**chosen, **options}, tick=nowhere)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_frames_are_derived_anew_for_every_round(case, recorded):
+    """Every payload names its frame's digest, so that reading them all says that all frames are right."""
+    threat = SUM if case == "sum" else CLIENT
+    record = open_record(recorded(case), threat)
+    assert sorted(record.payloads) == [1, 2]
+    for round in record.payloads:
+        seen = record.pick(round, threat)
+        assert len(seen) == (1 if threat.view == "aggregate" else 3)
+        assert all(bool(one.values.isfinite().all()) for one in seen)
+
+
+def test_the_sum_has_the_noise_of_all(recorded):
+    record = open_record(recorded("noisy lsg"), CLIENT)
+    each, whole = record.pick(1, CLIENT), record.pick(1, SUM)[0]
+    torch.testing.assert_close(whole.values, sum(one.values.double() for one in each).float())
+    assert whole.noise_std == pytest.approx(math.sqrt(3) * each[0].noise_std)
+    assert each[0].noise_std == pytest.approx(2.0 * record.base.method.mechanism.clip_norm)
+    assert whole.clients == (0, 1, 2)
+
+
+@pytest.mark.parametrize("case", ["dpsgd", "rgp"])
+def test_a_first_layer_without_noise_gives_its_input_back(case, recorded):
+    """From the recorded float32 payload, with batch of one; labels and truth are not looked at."""
+    found = attacked(recorded(case), attacks=attacks_named("first-layer"), batches=(1, 2, 3))
+    single = [results[0] for t, results in zip(found.targets, found.results, strict=True) if len(t.truth.rows) == 1]
+    assert single
+    assert min(value for result in single for value in result.psnr) > 100
+
+
+def test_the_attack_needs_no_truth(copied):
+    """The truth is deleted: every attack still runs, and only scoring says what it misses."""
+    path = copied("dpsgd")
+    shutil.rmtree(path / "updates-truth")
+    record = open_record(str(path), CLIENT)
+    prior = image_prior(record.base.workload)
+    for seen in record.pick(1, CLIENT):
+        if seen.values.norm() > 0:
+            assert input_of_linear(seen, prior).inputs.shape[1:] == prior.shape
+            for attack in strongest(seen, Knowledge(), naive=True):
+                if attack.name != "relu-batch":
+                    guess = attack.run(seen, Knowledge(), prior, torch.Generator().manual_seed(0), 0.5, lambda *a: None)
+                    assert guess.inputs.shape[1:] == prior.shape
+    with pytest.raises(ValueError, match=r"updates-truth.*is missing: without the batches"):
+        attacked(str(path))
+
+
+def test_what_is_granted_has_no_order(recorded):
+    record = open_record(recorded("noisy lsg"), SUM)
+    seen = record.pick(1, SUM)[0]
+    truth = truth_of(record, seen)
+    granted = truth.grant(ThreatModel(view="aggregate"))
+    assert granted.labels.tolist() == sorted(truth.labels.tolist())
+    assert truth.grant(ThreatModel(labels="unknown")).labels is None
+    unknown = truth.grant(ThreatModel(labels="unknown", examples="unknown"))
+    assert (unknown.labels, unknown.examples) == (None, None)
+    assert sum(batch_sizes(record)[1].values()) == len(truth.rows)
+
+
+def test_noise_leaves_the_blind_guess(recorded):
+    """The most probable batch under this much noise is about the prior's own; nothing is claimed over it."""
+    found = attacked(recorded("noisy lsg"), batches=(1, 2, 3), images=3)
+    rows = {row.attack: row for row in summaries(found)}
+    assert abs(rows["map"].mean_gain) < 3
+    assert 0.01 < found.membership < 0.1
+    assert "first-layer" not in rows
+    words = verdict([row for row in summaries(found) if row.attack == "map"])
+    assert "LEAK" not in words
+
+
+def test_membership_of_a_sum_is_weaker(recorded):
+    record = open_record(recorded("noisy lsg"), CLIENT)
+    assert membership_of(record.pick(1, SUM)[0]) < membership_of(record.pick(1, CLIENT)[0])
+    assert membership_of(open_record(recorded("two steps"), CLIENT).pick(1, CLIENT)[0]) is None
+
+
+PLAIN = Prior(shape=(1, 8, 8), low=0.0, high=1.0)
+BLIND = torch.full((2, 1, 8, 8), 0.5, dtype=torch.float64)
+
+
+def test_scores_by_hand():
+    truth = torch.zeros(2, 1, 8, 8)
+    truth[1] = 1.0
+    blind = torch.full_like(truth, 0.5)
+    swapped = Guess(inputs=truth.flip(0).clone())
+    result = scored("x", swapped, truth, blind, PLAIN, 1.0)
+    assert result.psnr == (EXACT_DB, EXACT_DB)  # a batch has no order
+    assert result.blind == pytest.approx((10 * math.log10(4),) * 2)
+    assert torch.equal(result.images, truth.double())
+    unknown = truth.clone()
+    unknown[:, :, :, :4] = math.nan
+    half = scored("x", Guess(inputs=unknown), truth, blind, PLAIN, 1.0)
+    assert half.psnr == pytest.approx((10 * math.log10(8),) * 2)  # half of the pixels are the blind guess
+    assert bool(half.images[..., :4].isnan().all())
+    one = scored("x", Guess(inputs=truth[:1]), truth, blind, PLAIN, 1.0)
+    assert one.psnr == pytest.approx((EXACT_DB, 10 * math.log10(4)))  # what is not guessed is the blind image
+    assert summarise([half, result], 2).psnr == pytest.approx((EXACT_DB + 10 * math.log10(8)) / 2)
+
+
+def test_the_blind_guess_is_paired_as_the_others_are():
+    """Negative control: with labels in another order than the truth, an unpaired baseline would look worse."""
+    truth = torch.stack([torch.zeros(1, 8, 8), torch.ones(1, 8, 8)])
+    result = scored("x", Guess(inputs=truth), truth, truth.flip(0).double(), PLAIN, 1.0)
+    assert result.blind == (EXACT_DB, EXACT_DB)
+
+
+def test_verdicts():
+    truth = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    blind = torch.full_like(truth, 0.5).double()
+    exact, nothing = (
+        scored(name, Guess(inputs=x), truth, blind, PLAIN, 1.0) for name, x in (("a", truth), ("b", blind))
+    )
+    assert verdict([summarise([exact], 4)]).startswith("THESE UPDATES LEAK IMAGES")
+    assert verdict([summarise([nothing], 4)]).startswith("no image recovered better")
+    assert verdict([]).startswith("no attack applies")
+    assert "too few" in verdict([replace(summarise([exact], 1), gain=None)])
+
+
+def test_the_verdict_goes_by_what_is_sure():
+    """A wide interval is neither a leak nor safety, and the row of the largest mean is not always the surest one."""
+    row = summarise([scored("a", Guess(inputs=torch.rand(2, 1, 8, 8)), torch.rand(2, 1, 8, 8), BLIND, PLAIN, 1.0)], 2)
+
+    def of(attack: str, psnr: float, low: float, high: float):
+        return replace(
+            row, attack=attack, psnr=psnr, gain=Interval(mean=psnr, low=low, high=high, confidence=0.95, count=2)
+        )
+
+    assert "LEAK IMAGES: the strongest attack (dlg" in verdict([of("map", 5, -1, 11), of("dlg", 4, 3, 5)])
+    assert "LEAK" in verdict([of("map", 40, 30, 50), replace(of("dlg", 100, 0, 0), gain=None)])
+    assert verdict([of("map", 13, -8, 36)]).startswith("undecided, too few images")
+    assert verdict([of("map", -1, -2, 0.5)]).startswith("no image recovered")
+
+
+def test_more_guesses_than_examples_are_not_chosen_by_the_truth():
+    """Negative control: with the nearest of ten random guesses, chance alone would look like a gain."""
+    generator = torch.Generator().manual_seed(0)
+    gains = []
+    for _ in range(200):
+        images = torch.rand(11, 1, 8, 8, generator=generator)
+        blind = torch.rand(1, 1, 8, 8, generator=generator).double()
+        gains += scored("x", Guess(inputs=images[1:]), images[:1], blind, PLAIN, 1.0).gains
+    assert abs(sum(gains) / len(gains)) < 0.15
+
+
+def test_unknown_pixels_are_those_of_the_guess_own_class():
+    prior = Prior(shape=(1, 8, 8), mean=torch.stack([torch.zeros(1, 8, 8), torch.ones(1, 8, 8)]))
+    nothing = torch.full((2, 1, 8, 8), math.nan)
+    truth = prior.expected(2, torch.tensor([0, 1])).float()
+    found = scored("x", Guess(inputs=nothing, labels=torch.tensor([1, 0])), truth, truth.double(), prior, 1.0)
+    assert found.psnr == (EXACT_DB, EXACT_DB)
+
+
+def test_batches_of_other_data_are_noticed(copied):
+    path = copied("dpsgd")
+    file = next((path / "updates-truth").rglob("client-000001.npy"))
+    other = open_record(str(path), CLIENT).base.parts[0][:2].numpy()
+    for rows in (other, other.astype(float), np.array([-1]), np.array([10**6])):
+        arrays.save(file, rows)
+        with pytest.raises(ValueError, match="names rows that client 1 does not hold"):
+            attacked(str(path), attacks=attacks_named("first-layer"))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--compare", "lsg,nope"], "nope"),
+        (["--compare", "lsg,lsg"], "names a method twice"),
+        (["--compare", "lsg", "-c", "epsilon=8"], "equal sigma: give noise_multiplier"),
+        (["--compare", "dpsgd,sgd"], "sgd adds no noise: leave it out, or compare all without any"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_is_recorded(fedlsg, options, why, tmp_path):
+    status, _, error = fedlsg("attack", *options, "--out", str(tmp_path / "out"))
+    assert status == 1
+    assert why in " ".join(error.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_reproducible_runs_are_not_called_private(tmp_path):
+    path = run_local(tmp_path, **{**RECORDING, "noise_multiplier": 2.0, "reproducible": True}).path
+    record = open_record(str(path), CLIENT)
+    seen = record.observation(1, 0)
+    assert "NOT PRIVATE: its noise can be drawn again" in " ".join(privacy_facts(record, seen, None))
+    (path / "summary.json").write_text("[1]")
+    assert "unknown (the run has no summary" in " ".join(privacy_facts(record, seen, None))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda p: (p / "updates/round-000002/client-000001.bin").write_bytes(b"junk"), r"client-000001\.bin: "),
+        (lambda p: _cut(p / "updates/round-000002/client-000001.bin"), r"client-000001\.bin: .*record is damaged"),
+        (lambda p: _shift(p / "updates/round-000002/weights.npy"), r"record is damaged, or other weights"),
+        (lambda p: (p / "updates/round-000002/weights.npy").write_bytes(b"x"), r"cannot read the weights of round 2"),
+        (lambda p: _flip(p / "updates/round-000002/weights.npy"), r"it is not what weights\.npy\.sha256 says"),
+        (
+            lambda p: (p / "updates/round-000002/weights.npy.sha256").unlink(),
+            r"it is not what weights\.npy\.sha256 says",
+        ),
+        (lambda p: (p / "updates/round-000002/weights.npy").unlink(), r"cannot read the weights of round 2"),
+        (lambda p: (p / "ledger/client-000001.jsonl").unlink(), r"holds no entry of round 2"),
+    ],
+)
+def test_a_damaged_record_is_noticed(damage, message, copied):
+    path = copied("noisy lsg")
+    damage(path)
+    record = open_record(str(path), CLIENT)
+    with pytest.raises(ValueError, match=message):
+        record.pick(2, CLIENT)
+
+
+def _flip(path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 64
+    path.write_bytes(content)
+
+
+def _cut(path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def _shift(path) -> None:
+    """Other weights, rightly stored: the payload's own digest tells."""
+    arrays.save(path, np.load(path) * 1.5)
+
+
+def test_what_cannot_be_attacked_is_said(recorded, tmp_path, copied):
+    plain = run_local(tmp_path / "plain").path
+    with pytest.raises(ValueError, match=r"holds no recorded updates; record one with"):
+        open_record(str(plain), CLIENT)
+    with pytest.raises(ValueError, match=r"trust=aggregate: nobody is assumed to see one client"):
+        open_record(recorded("sum"), CLIENT)
+    with pytest.raises(ValueError, match=r"no recorded update holds 500 examples, there are updates of"):
+        attacked(recorded("noisy lsg"), batches=(500,))
+    with pytest.raises(ValueError, match=r"choose examples='known'"):
+        ThreatModel(labels="known", examples="unknown")
+    with pytest.raises(ValueError, match=r"unknown attack 'dgl'.*did you mean 'dlg'"):
+        attacks_named("map,dgl")
+    assert set(IMAGE_ATTACKS) >= {"first-layer", "relu-batch", "dlg", "inverting-gradients", "map", "dlg-naive"}
+
+
+def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):
+    out = tmp_path / "out"
+    options = ("--batch", "1,2", "--images", "2", "--seconds", "1", "--naive", "--out", str(out))
+    status, said, _ = fedlsg("attack", recorded("dpsgd"), recorded("noisy lsg"), *options)
+    assert status == 0, said
+    assert "over the blind guess" in said
+    numbers = json.loads((out / "attack.json").read_text())
+    assert [run["label"] for run in numbers["runs"]] == ["dpsgd", "lsg"]
+    assert max(row["psnr"] for row in numbers["runs"][0]["summary"]) > 100
+    assert numbers["threat_model"] == {"view": "client", "labels": "known", "examples": "known"}
+    page = (out / "attack.html").read_text()
+    assert page.count("data:image/png;base64,") == 2
+    assert "http://" not in page
+    assert "https://" not in page
+    for words in ("What the adversary is granted", "blind", "epsilon", "An attack that fails proves nothing"):
+        assert words in page
+
+
+def test_compare_records_and_attacks(fedlsg, tmp_path):
+    out = tmp_path / "out"
+    options = ("--compare", "dpsgd,rgp", "-c", "rounds=2", "-c", "clients=6", "--attacks", "map", "--seconds", "1")
+    status, said, error = fedlsg("attack", *options, "--batch", "1,2,3", "--images", "1", "--out", str(out))
+    assert status == 0, said + error
+    runs = json.loads((out / "attack.json").read_text())["runs"]
+    assert [run["label"] for run in runs] == ["dpsgd", "rgp"]
+    assert all("sigma 1 per payload" in run["facts"] for run in runs)
+    assert (out / "rgp" / "updates").is_dir()
+
+
+def test_wrong_options_are_one_line(fedlsg, recorded):
+    for options, part in (
+        ((), "give either run directories, or --compare"),
+        ((recorded("dpsgd"), "--compare", "rs"), "give either run directories, or --compare"),
+        ((recorded("dpsgd"), "-c", "rank=3"), "a run has its settings; leave out rank"),
+        ((recorded("dpsgd"), "--view", "both"), "expected view in"),
+        ((recorded("dpsgd"), "--batch", "x"), "expected --batch as numbers"),
+        ((recorded("dpsgd"), "--images", "0"), "--images 0 >= 1"),
+    ):
+        status, _, error = fedlsg("attack", *options)
+        assert status == 1
+        assert part in error
+        assert "Traceback" not in error
+
+
+def test_damaged_kept_positions_are_noticed(copied):
+    path = copied("ranked rs")
+    (path / "updates/round-000002/kept.npy").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"kept\.npy: cannot read the kept positions"):
+        open_record(str(path), CLIENT).pick(2, CLIENT)
+
+
+def test_the_classifier_gives_labels_and_features_away(recorded):
+    """Without noise all of them; sigma 2 leaves the features at chance."""
+    leak = attacked(recorded("rgp"), images=4).leak
+    assert leak is not None
+    assert leak.labels == leak.examples > 0
+    assert leak.features == pytest.approx(1.0, abs=1e-5)
+    assert leak.cosine_of_expected < 0.99
+    noisy = attacked(recorded("noisy lsg"), images=4).leak
+    assert noisy is not None
+    assert noisy.features < 0.9
+
+
+def test_a_first_layer_without_a_bias_is_scaled_by_the_rest_of_the_model():
+    inputs, labels = digits(1)
+    seen = observe("rgp", mlp(bias=False), 0.3 * inputs, labels)
+    guess = IMAGE_ATTACKS["first-layer"].run(
+        seen, Knowledge(examples=1), Prior(shape=(1, 8, 8)), torch.Generator(), 1.0, lambda *_: None
+    )
+    torch.testing.assert_close(guess.inputs, 0.3 * inputs, rtol=1e-6, atol=1e-7)

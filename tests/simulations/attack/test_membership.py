@@ -1,0 +1,330 @@
+"""``fedlsg attack --membership``: halves, scores, bounds, one round, what is written, and what it refuses."""
+
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedlsg.attacks.membership.matched_filter import closed_form_tpr
+from fedlsg.attacks.membership.roc import Rate, roc
+from simulations.attack.membership.command import as_shadow, membership_command
+from simulations.attack.membership.findings import Report, verdict
+from simulations.attack.membership.measure import (
+    ATTACKS,
+    GRID,
+    Limit,
+    attack,
+    by_epsilon,
+    claimed,
+    curve,
+    over_the_claim,
+    pooled,
+    scored,
+)
+from simulations.attack.membership.per_round import per_round
+from simulations.attack.membership.shadows import Trained, halves, on_half, pair_of, train_all, trained
+from simulations.cli.app import app
+from simulations.plan.plan import make_plan
+from simulations.settings.settings import from_mapping
+from tests.simulations.runs import SMALL
+
+SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"}
+LEAKY = SETTINGS | {
+    "method": "sgd", "noise_multiplier": None, "train_rows": 120, "clients": 1, "rounds": 15, "sample_rate": 1.0,
+}  # fmt: skip
+
+
+def plan_of(**changes):
+    return make_plan(as_shadow(from_mapping(SETTINGS | changes)))
+
+
+def made(*, shift: float, shadows: int = 16, examples: int = 1000, seed: int = 0) -> Trained:
+    """Confidences of examples that differ in how hard they are; being in the model adds ``shift`` deviations."""
+    generator = np.random.default_rng(seed)
+    inside = halves(shadows, examples, seed).numpy()
+    hardness = 4 * generator.standard_normal(examples)
+    confidence = hardness + shift * inside + generator.standard_normal(inside.shape)
+    return Trained(rows=np.arange(examples), confidence=confidence, inside=inside, accuracy=tuple([0.9] * len(inside)))
+
+
+@given(st.integers(3, 12), st.integers(1, 60), st.integers(0, 1000))
+def test_shadows_come_in_pairs_and_leave_every_example_enough(pairs, examples, seed):
+    inside = halves(2 * pairs, examples, seed)
+    assert inside.shape == (2 * pairs + 1, examples)
+    assert torch.equal(inside[1::2], ~inside[2::2])
+    for target in range(len(inside)):
+        others = [m for m in range(1, len(inside)) if m not in (target, pair_of(target))]
+        with_it = inside[others].sum(0)
+        assert torch.equal(with_it, torch.full((examples,), len(others) // 2))
+        assert len(others) // 2 >= 2
+
+
+def test_coins_are_fair_and_of_one_model_say_nothing_of_another():
+    signs = 2.0 * halves(8, 20_000, 3).double() - 1
+    assert signs.mean(1).abs().max() < 5 / math.sqrt(20_000)
+    inner = signs @ signs.T / 20_000
+    for one in range(9):
+        for other in range(one):
+            expected = -1.0 if pair_of(other) == one else 0.0
+            assert abs(float(inner[one, other]) - expected) < 5 / math.sqrt(20_000)
+
+
+@pytest.mark.parametrize("shadows", [0, 4, 7])
+def test_too_few_shadows_are_refused(shadows):
+    with pytest.raises(ValueError, match=f"expected --shadows {shadows} even and at least 6"):
+        halves(shadows, 10, 0)
+
+
+def test_half_of_the_data_keeps_rate_and_noise():
+    plan = plan_of()
+    members = halves(6, len(plan.workload.train), 0)[1]
+    half = on_half(plan, members)
+    assert half.divisor == plan.divisor / 2
+    assert torch.equal(torch.cat(half.parts).sort().values, members.nonzero().squeeze(1))
+    assert [t.num_examples for t in half.terms] == [len(part) for part in half.parts]
+    kept = [(t.sample_rate, t.noise_multiplier) for t in half.terms]
+    assert kept == [(t.sample_rate, t.noise_multiplier) for t in plan.terms]
+    with pytest.raises(ValueError, match="without an example"):
+        on_half(plan, torch.zeros_like(members))
+
+
+def test_lira_finds_what_one_threshold_does_not():
+    """A shift of two deviations, hidden by examples that differ by four."""
+    found = {one.attack: one for one in attack(made(shift=2.0), seed=0)}
+    online, plain = found["LiRA online"], found["loss threshold"]
+    assert online.in_turn.tpr[0.01].low > 0.2 > plain.in_turn.tpr[0.01].high
+    assert online.target.tpr[0.01].low > 0.1 > plain.target.tpr[0.01].value
+    # 16 shadows know each mean to 1 / sqrt(8): a little less than the exact Phi(2 / sqrt(2)).
+    assert 0.88 < online.in_turn.auc.value < 0.922
+    assert online.success.low > 0.7
+
+
+def test_shuffled_membership_is_guessing():
+    """Negative control: the same scores beside membership bits that belong to nobody."""
+    models = made(shift=2.0)
+    models = replace(models, inside=models.inside[:, np.random.default_rng(1).permutation(1000)])
+    for one in attack(models, seed=0):
+        assert one.target.auc.low < 0.5 < one.target.auc.high, one.attack
+        assert one.success.low < 0.5 < one.success.high, one.attack
+        assert one.in_turn.auc.low - 0.01 < 0.5 < one.in_turn.auc.high + 0.01, one.attack
+        assert one.in_turn.tpr[0.01].low - 0.002 < 0.01 < one.in_turn.tpr[0.01].high + 0.002, one.attack
+
+
+def test_intervals_hold_guessing_as_often_as_they_say():
+    """Confidences without membership: 40 targets, of whose 95 % intervals about two may miss."""
+    for name in ATTACKS:
+        missed = 0
+        for seed in range(40):
+            models = made(shift=0.0, shadows=6, examples=400, seed=seed)
+            scores, members = scored(name, models, 0), models.inside[0]
+            found = roc(scores[members], scores[~members])
+            missed += not found.auc.low < 0.5 < found.auc.high
+        assert missed <= 6, name  # 1 in 300 by chance
+
+
+@pytest.mark.parametrize("name", ["loss threshold", "LiRA offline", "LiRA online"])
+@pytest.mark.parametrize("target", [0, 3])
+def test_no_attack_reads_the_coins_of_its_target(name, target):
+    models = made(shift=2.0, shadows=8, examples=50)
+    lied = models.inside.copy()
+    for model in (target, pair_of(target)):
+        if model is not None:
+            lied[model] = ~lied[model]
+    assert np.array_equal(scored(name, models, target), scored(name, replace(models, inside=lied), target))
+
+
+def test_pooled_rates_are_those_of_roc():
+    models = made(shift=1.0, shadows=6, examples=80)
+    scores = np.round(models.confidence, 1)  # with ties
+    found = pooled(scores, models.inside, seed=0, confidence=0.95)
+    oracle = roc(scores[models.inside], scores[~models.inside])
+    assert found.auc.value == pytest.approx(oracle.auc.value)
+    for rate, tpr in found.tpr.items():
+        assert tpr.value == pytest.approx(oracle.tpr[rate].value)
+        assert tpr.low <= tpr.value <= tpr.high
+
+
+def test_curve_by_hand():
+    found = curve(np.array([3.0, 1.0, 0.5, -1.0]), np.array([2.0, 0.0, -2.0, -3.0]))
+    rates = {round(float(rate), 6): tpr for rate, tpr in zip(GRID, found, strict=True)}
+    assert math.isnan(rates[0.1])  # fewer than ten others cannot tell
+    at = lambda rate: found[np.searchsorted(GRID, rate)]  # noqa: E731
+    assert (at(0.26), at(0.51), rates[1.0]) == (0.75, 1.0, 1.0)
+
+
+def test_bounds_by_hand():
+    assert by_epsilon(0.1, 0.0, 0.0) == pytest.approx(0.1)
+    assert by_epsilon(0.1, math.log(4), 0.0) == pytest.approx(0.4)
+    assert by_epsilon(0.9, math.log(4), 0.0) == pytest.approx(0.975)
+    assert by_epsilon(0.0, 8.0, 1e-5) == pytest.approx(1e-5)
+    assert Limit(name="", bound=lambda rate: rate).auc == pytest.approx(0.5, abs=1e-3)
+    assert Limit(name="", bound=lambda rate: rate).auc >= 0.5
+
+
+def test_the_claim_bounds_the_rates():
+    """One step at q = 1 is the matched filter itself; many steps at q < 1 lie below their (epsilon, delta)."""
+    found = claimed(plan_of(rounds=1, sample_rate=1.0))
+    assert found is not None
+    claim, (whole, pair) = found
+    assert claim.noise_multiplier == 2.0
+    for rate in (1e-3, 0.01, 0.5):
+        assert whole.bound(rate) == pytest.approx(closed_form_tpr(rate, 2.0))
+        assert whole.bound(rate) <= pair.bound(rate) + 1e-9
+    assert whole.auc == pytest.approx(0.5 * (1 + math.erf(0.25)), abs=2e-3)  # Phi(mu / sqrt(2)), mu = 1 / 2
+    assert claimed(plan_of(method="sgd", noise_multiplier=None)) is None
+
+
+def said(**changes) -> str:
+    """The verdict of an attack without a claim."""
+    models = made(shift=2.0, examples=200)
+    found = [replace(one, in_turn=replace(one.in_turn, **changes)) for one in attack(models, seed=0)]
+    parts = {"settings": from_mapping(SETTINGS), "models": models, "claim": None, "rounds": [], "own": None}
+    return verdict(Report(**parts, found=found, limits=(), seed=0, seconds=0.0))
+
+
+def test_the_verdict_says_what_was_found():
+    guessed, even = Rate(value=0.012, low=0.008, high=0.02), Rate(value=0.51, low=0.49, high=0.53)
+    assert said().startswith(("LiRA online names", "LiRA offline names"))
+    assert "better than guessing, AUC 0.9" in said(tpr={0.01: guessed})
+    assert "none of these attacks does at 1 % false alarms (guessing: 1 %)" in said(tpr={0.01: guessed})
+    assert said(tpr={0.01: guessed}, auc=even).startswith("None of these attacks is told from guessing")
+
+
+def test_a_claim_that_a_leaky_model_breaks_is_named():
+    found = attack(made(shift=3.0, examples=2000), seed=0)
+    tight = Limit(name="bound: epsilon 0.1", bound=lambda rate: by_epsilon(rate, 0.1, 1e-5))
+    wide = Limit(name="bound: epsilon 8", bound=lambda rate: by_epsilon(rate, 8.0, 1e-5))
+    assert set(over_the_claim(found, [tight])) == {"LiRA offline", "LiRA online"}
+    assert not over_the_claim(found, [wide])
+
+
+def test_one_round_has_the_closed_form(monkeypatch):
+    monkeypatch.setattr("simulations.attack.membership.per_round.TRIALS", 500)
+    for one in per_round(plan_of(clip_norm=0.05), seed=0):
+        assert one.sigma == 2.0
+        assert one.clipped
+        assert one.closed_form == closed_form_tpr(one.fpr, 2.0)
+        assert one.played is not None
+        assert one.played.predicted == pytest.approx(one.closed_form, rel=1e-3)
+        assert one.played.tpr.low < one.closed_form < one.played.tpr.high
+        assert one.played.fpr.low < one.fpr < one.played.fpr.high
+    assert not per_round(plan_of(method="sgd", noise_multiplier=None), seed=0)
+
+
+def nobody(share: float, text: str) -> None:
+    """A bar that nobody watches."""
+
+
+def test_a_leaky_model_is_found():
+    """60 examples, no noise, everything learnt by heart."""
+    models = train_all(plan_of(**LEAKY), shadows=6, seed=0, tick=nobody)
+    found = {one.attack: one for one in attack(models, seed=0)}
+    assert found["LiRA online"].in_turn.auc.low > 0.55
+    assert found["LiRA online"].in_turn.tpr[0.01].value > 0.01
+
+
+def test_seeds_repeat_everything_and_models_have_noise_of_their_own():
+    plan = plan_of(rounds=1)
+    half = on_half(plan, halves(6, len(plan.workload.train), 0)[1])
+
+    def weights(seed: int, number: int) -> torch.Tensor:
+        with trained(half, seed, number, lambda done: None) as model:
+            return torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+    assert torch.equal(weights(0, 1), weights(0, 1))
+    assert not torch.equal(weights(0, 1), weights(0, 2))
+    assert not torch.equal(weights(0, 1), weights(1, 1))
+
+
+def command(tmp_path: Path, run: str | None = None, **given) -> tuple[dict, str, str]:
+    """membership.json, membership.html, and what was printed."""
+    console = Console(record=True, width=120, file=io.StringIO())
+    out = tmp_path / "out"
+    membership_command(run, {} if run else SETTINGS | given, console, shadows=6, seed=0, out=str(out))
+    return (
+        json.loads((out / "membership.json").read_text()),
+        (out / "membership.html").read_text(),
+        console.export_text(),
+    )
+
+
+def test_a_run_is_attacked_with_its_settings(tmp_path, small):
+    before = {path: path.read_bytes() for path in small.path.rglob("*") if path.is_file()}
+    found, page, text = command(tmp_path, str(small.path))
+    assert {path: path.read_bytes() for path in small.path.rglob("*") if path.is_file()} == before
+    assert (found["method"], found["shadows"], found["candidates"]) == ("lsg", 6, 1437)
+    assert found["claim"]["noise_multiplier"] == 2.0
+    assert set(found["attacks"]) == {"loss threshold", "LiRA offline", "LiRA online"}
+    assert found["own_model_loss_threshold"]["examples"] == 720
+    assert len(found["bounds"]) == 2
+    assert len(found["one_round"]) == 2
+    for part in (page, text):
+        for word in ("guessing", "trade-off curve", "closed form", "candidates", "who is whose client"):
+            assert word in part
+        assert "private" not in part.lower()
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert found["verdict"] in text.replace("\n", " ")
+
+
+def test_without_a_claim_nothing_is_bounded(tmp_path):
+    found, page, text = command(tmp_path, method="sgd", noise_multiplier=None)
+    assert (found["claim"], found["bounds"], found["one_round"]) == (None, {}, [])
+    assert found["own_model_loss_threshold"] is None
+    assert "no claim" in page
+    assert "nothing bounds a stronger attacker" in text
+
+
+def test_texts_are_attacked_too(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="text models need the text extra")
+    from tests.simulations.made_texts import make_bert, sentences, write_split
+
+    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDLSG_DATA", raising=False)
+    for number, (split, count) in enumerate((("train", 60), ("validation", 30))):
+        columns = {"sentence": sentences(count, number), "label": [i % 2 for i in range(count)], "idx": range(count)}
+        write_split(tmp_path / "data" / "glue" / "sst2", split, {name: list(c) for name, c in columns.items()})
+    bert = make_bert(tmp_path / "bert", layers=1)
+    found, _, _ = command(
+        tmp_path, workload="glue-sst2", model=str(bert), data_dir=str(tmp_path / "data"), max_length=16, rounds=1,
+        method="rgp", rank=3,
+    )  # fmt: skip
+    assert found["candidates"] == 60
+
+
+def test_an_interrupted_attack_leaves_nothing(tmp_path):
+    def stop(share: float, text: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_all(plan_of(), shadows=6, seed=0, tick=stop)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--membership", "--shadows", "5"], "expected --shadows 5 even and at least 6"),
+        (["--membership", "--images", "8", "--naive"], "leave out --images, --naive"),
+        (["--membership", "one", "two"], "attacks one run at a time, got 2"),
+        (["--membership", "one", "--method", "lsg"], "a run has its settings; leave out method, or the run"),
+        (["--membership", "-c", "clients=2000"], "expected num_clients in 1..1437"),
+        (["--membership", "none"], "none is no run directory: it does not exist"),
+        (["--shadows", "8"], "--shadows belongs to --membership"),
+        (["run", "--noise-multiplier", "1"], "--noise-multiplier belongs to --membership"),
+    ],
+)
+def test_refuses(options, why, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["attack", *options], standalone_mode=False)
+    assert isinstance(result.exception, ValueError), result.output
+    assert why in str(result.exception)
+    assert not list(tmp_path.iterdir())

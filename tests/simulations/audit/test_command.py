@@ -1,0 +1,212 @@
+"""``fedlsg audit``: its verdicts and exit status, audit.json, both modes, and what it refuses."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedlsg.attacks.audit.plants import PLANTS
+from fedlsg.attacks.audit.training_mode import payload_checks
+from simulations.audit import training as audit_training
+from simulations.audit.command import audit_command
+from simulations.audit.subject import audited_run, audited_settings
+from simulations.cli.app import app
+from tests.simulations.runs import SMALL, Run, reconfigured, run_local
+
+SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"} | {"rounds": 6, "sample_rate": 0.5}
+
+
+def audit(tmp_path: Path, run: str | None = None, given=SETTINGS, **options) -> tuple[int, dict, str]:
+    """Exit status, audit.json and what was printed."""
+    out = tmp_path / "audit.json"
+    console = Console(record=True, width=200, file=io.StringIO())
+    options = {"canaries": 200, "seed": 0} | options
+    status = audit_command(run, given if run is None else {}, console, out=str(out), **options)
+    return status, json.loads(out.read_text()), console.export_text()
+
+
+def test_correct_code(tmp_path):
+    status, found, text = audit(tmp_path)
+    assert status == 0
+    assert found["verdict"] == "not falsified"
+    assert text.rstrip().splitlines()[-2] == "not falsified"
+    assert "verified" not in text + json.dumps(found)
+    assert found["canaries"] == 200
+    assert found["significance_of_each_bound"] == 0.001
+    assert all(check["significance"] <= 1e-5 for check in found["checks"])
+    assert found["gdp_estimate"]["kind"] == "estimate, no bound"
+    assert found["f_dp_one_run_bound"]["epsilon"] <= found["claimed"]["epsilon"]
+    assert "secret" in found["threat_model"]
+
+
+@pytest.mark.parametrize("plant", ["halved-noise", "per-block-clip"])
+def test_a_plant_is_falsified(tmp_path, plant):
+    status, found, text = audit(tmp_path, plant=plant)
+    assert status == 1
+    assert found["verdict"] == "falsified"
+    assert found["falsified_by"]
+    assert f"falsified by: {', '.join(found['falsified_by'])}" in text
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Run:
+    """A run of six rounds."""
+    return run_local(tmp_path_factory.mktemp("audit") / "run", **SETTINGS)
+
+
+def test_a_run_is_held_to_what_it_reported(tmp_path, finished):
+    status, found, _ = audit(tmp_path, run=str(finished.path))
+    assert status == 0
+    assert finished.summary is not None
+    assert found["claimed"]["epsilon"] == pytest.approx(finished.summary["epsilon_max"])
+    assert found["claimed"]["steps"] == 6
+    assert found["claimed_by"] == "summary.json of the run"
+
+
+def test_a_reproducible_claim_is_not_private(tmp_path):
+    """Not falsified, and void: of settings, of a run, and of one whose ledger alone says so."""
+    words = "NOT PRIVATE: its noise can be drawn again (reproducible)"
+    run = run_local(tmp_path / "run", **(SETTINGS | {"reproducible": True}))
+    for how in ({"given": SETTINGS | {"reproducible": True}}, {"run": str(run.path)}):
+        status, found, text = audit(tmp_path, canaries=60, **how)
+        assert status == 0
+        assert (found["reproducible"], found["not_private"]) == (True, words)
+        assert text.splitlines()[1] == words
+        assert any(line.startswith("claimed") and words in line for line in text.splitlines())
+    reconfigured(run, reproducible=False)
+    assert audited_run(str(run.path)).not_private == words
+
+
+@pytest.mark.parametrize("mode", ["unit", "training"])
+def test_a_seeded_audit_of_a_private_claim_is_of_a_private_claim(tmp_path, mode):
+    """Negative control: the audit's own seed repeats its canaries' run, not the one that is claimed."""
+    _, found, text = audit(tmp_path, canaries=60, mode=mode, seed=1)
+    assert (found["reproducible"], found["not_private"]) == (False, None)
+    assert "NOT PRIVATE" not in text
+
+
+def test_a_run_that_was_configured_otherwise_than_its_ledger_says(tmp_path, finished):
+    """The ledger's claim stands: code that would run with half of its noise is falsified."""
+    copy = run_local(tmp_path / "run", **SETTINGS)
+    reconfigured(copy, **{"noise-multiplier": 1.0})
+    status, found, _ = audit(tmp_path, run=str(copy.path))
+    assert found["claimed"]["noise_multiplier"] == 2.0
+    assert status == 1
+
+
+def test_nothing_is_written_into_a_run_but_the_audit(tmp_path, finished):
+    before = {path: path.read_bytes() for path in finished.path.rglob("*") if path.is_file()}
+    audit(tmp_path, run=str(finished.path))
+    assert {path: path.read_bytes() for path in finished.path.rglob("*") if path.is_file()} == before
+
+
+def test_training_mode(tmp_path):
+    status, found, text = audit(tmp_path, mode="training", canaries=100)
+    assert status == 0, text
+    assert found["mode"] == "training"
+    assert found["canary_kind"] == "two-tone"
+    assert found["gdp_estimate"]["mu"]["high"] > 0
+
+
+@pytest.mark.parametrize("plant", ["halved-noise", "noise-reused"])
+def test_training_mode_finds_less_noise(tmp_path, plant):
+    status, found, _ = audit(tmp_path, mode="training", canaries=100, plant=plant)
+    assert status == 1
+    assert {"noise deviation", "fresh noise"} & set(found["falsified_by"])
+
+
+@pytest.mark.parametrize("kind", ["mislabelled", "noise", "checkerboard"])
+def test_training_mode_with_canaries_of_another_kind(tmp_path, kind):
+    status, found, text = audit(tmp_path, mode="training", canaries=100, canary_kind=kind)
+    assert status == 0, text
+    assert found["canary_kind"] == kind
+
+
+def test_batches_far_above_the_noise_are_not_accused(monkeypatch):
+    """Training at sigma 0.05: residuals of two payloads correlate above 1/2 by chance, with fresh noise."""
+    seen = []
+    monkeypatch.setattr(audit_training, "payload_checks", lambda rounds: seen.extend(rounds) or payload_checks(rounds))
+    given = SETTINGS | {"method": "linear-probe", "noise_multiplier": 0.05, "rounds": 3, "clients": 4}
+    found = found_in(given, seed=2)
+    assert np.abs(np.corrcoef([one.residual for one in seen])[np.triu_indices(12, 1)]).max() > 0.5
+    assert all(check.passed for check in found.checks)
+    assert "no power here" in found.checks[-1].says
+
+
+def test_noise_used_again_at_sigma_1_is_found():
+    """Negative control of the test above."""
+    found = found_in(SETTINGS | {"noise_multiplier": 1.0, "rounds": 10}, plant="noise-reused")
+    assert [check.name for check in found.checks if not check.passed] == ["fresh noise"]
+
+
+def found_in(given, *, plant=None, seed=1):
+    """What a run with 100 canaries gives to judge."""
+    console = Console(file=io.StringIO())
+    return audit_training.find(audited_settings(given), console, canaries=100, kind=None, plant=plant, seed=seed)
+
+
+def test_training_mode_finds_full_batches(tmp_path):
+    given = SETTINGS | {"rounds": 10, "noise_multiplier": 1.0}
+    options = {"mode": "training", "canaries": 300}
+    assert audit(tmp_path, given=given, **options)[0] == 0
+    status, found, _ = audit(tmp_path, given=given, plant="full-batches", **options)
+    assert status == 1
+    assert "sensitivity" in found["falsified_by"]
+
+
+def test_a_mask_that_cools_down_is_audited_at_its_sparsest():
+    frame = audited_settings(SETTINGS | {"method": "rs", "sparsity": 0.5}).setting.frame
+    assert frame.kept == 4810 // 2
+
+
+def test_every_plant_is_offered():
+    assert {"halved-noise", "per-block-clip", "mask-unlike-noise", "noise-reused"} <= set(PLANTS)
+
+
+def test_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["--noise-multiplier", "2", "--canaries", "60", "--seed", "1", "-c", "rounds=2", "-c", "clients=2"]
+    result = CliRunner().invoke(app, ["audit", *options], standalone_mode=False)
+    assert result.return_value == 0, result.output
+    assert json.loads((tmp_path / "audit.json").read_text())["method"] == "lsg"
+    result = CliRunner().invoke(app, ["audit", *options, "--plant", "noise-reused"], standalone_mode=False)
+    assert result.return_value == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "other"}, "expected --mode"),
+        ({"plant": "other"}, "expected --plant"),
+        ({"canary_kind": "other", "mode": "training"}, "expected --canary-kind in mislabelled, noise"),
+        ({"canary_kind": "noise"}, "with --mode training"),
+        ({"canaries": 3}, "canaries=3"),
+        ({"given": {"method": "sgd"}}, "claims no epsilon"),
+        ({"given": SETTINGS | {"local_steps": 2}, "mode": "training"}, "local_steps=1"),
+        ({"given": SETTINGS | {"trust": "aggregate"}, "mode": "training"}, "trust=client"),
+        ({"mode": "training", "canaries": 1400}, "half of"),
+    ],
+)
+def test_refuses(tmp_path, options, words):
+    with pytest.raises(ValueError, match=words):
+        audit(tmp_path, **options)
+
+
+def test_refuses_settings_beside_a_run_and_a_run_without_releases(tmp_path, finished):
+    with pytest.raises(ValueError, match="leave out method"):
+        audit_command(str(finished.path), {"method": "rgp"}, Console())
+    with pytest.raises(ValueError, match="no run directory"):
+        audit_command(str(tmp_path / "absent"), {}, Console())
+    with pytest.raises(ValueError, match="cannot write"):
+        audit_command(None, SETTINGS, Console(), out=str(tmp_path / "absent" / "audit.json"))
+
+
+def test_a_damaged_summary_is_named(tmp_path):
+    run = run_local(tmp_path / "run", **SETTINGS)
+    run.directory.summary.write_text("{")
+    with pytest.raises(ValueError, match="damaged"):
+        audited_run(str(run.path))

@@ -1,0 +1,102 @@
+"""Canary examples: nothing but the canaries changes, and their images are what their kind says."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from simulations.audit.examples import DRAWN, KINDS, checkerboard, choose_canaries, replaced, strongest, with_canaries
+from simulations.audit.subject import audited_settings
+from simulations.audit.training import settings_of
+from simulations.plan.plan import Plan, make_plan
+from simulations.workloads.workload import Split
+from tests.simulations.runs import SMALL
+
+SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"}
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """A run on digits that was never started."""
+    return make_plan(settings_of(audited_settings(SETTINGS).subject.base.settings, 0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everybody_else_stays_where_they_are(plan, kind):
+    inserted = choose_canaries(plan, 100, 0)
+    made = with_canaries(plan, inserted, kind)
+    everything = torch.arange(len(plan.workload.train))
+    before, after = (one.workload.train.batch(everything) for one in (plan, made))
+    others = ~torch.isin(everything, inserted.rows)
+    assert_close(after[0][others], before[0][others], rtol=0, atol=0)
+    assert_close(after[1][others], before[1][others])
+    gone = torch.cat(plan.parts)[~torch.isin(torch.cat(plan.parts), torch.cat(made.parts))]
+    assert torch.equal(gone.sort().values, inserted.rows[~inserted.coins])
+    assert made.divisor == plan.divisor
+    assert all(torch.isin(row, plan.parts[client]) for row, client in zip(inserted.rows, inserted.clients, strict=True))
+    if kind == "mislabelled":
+        assert_close(after[0], before[0], rtol=0, atol=0)
+        assert bool((after[1] != before[1])[inserted.rows].all())
+    else:
+        assert bool((after[0] != before[0])[inserted.rows].flatten(1).any(1).all())
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_images_are_distinct_in_the_range_of_the_data_and_repeat(kind):
+    images = torch.randn(50, 3, 8, 8, generator=torch.Generator().manual_seed(0)) - 0.3
+    first, again, other = (DRAWN[kind](images, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert first.shape == images.shape
+    assert_close(first, again, rtol=0, atol=0)
+    assert bool((first != other).any())
+    assert images.min() <= first.min() < first.max() <= images.max()
+    assert len(first.unique(dim=0)) > 30
+
+
+def test_two_tone_and_checkerboards_hold_two_values_and_noise_many():
+    images = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    values = {kind: len(draw(images, torch.Generator().manual_seed(1)).unique()) for kind, draw in DRAWN.items()}
+    assert values["two-tone"] == values["checkerboard"] == 2
+    assert values["noise"] > 1000
+
+
+def test_the_fields_of_a_board():
+    """Opposite corners of any rectangle multiply to the same sign: what tells a board from other two-tone images."""
+    board = checkerboard(torch.tensor([-1.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 1, 6, 4), torch.Generator())[0, 0]
+    assert_close(board, torch.outer(board[:, 0], board[0]) * board[0, 0])
+
+
+def numbers() -> Split:
+    """Six examples that are their own row."""
+    stored = np.arange(6, dtype=np.float32).reshape(6, 1, 1, 1)
+    return Split(inputs=stored, labels=torch.zeros(6, dtype=torch.int64), prepare=lambda rows: torch.from_numpy(rows))
+
+
+def test_replaced_by_hand():
+    made = replaced(numbers(), torch.tensor([1, 4]), torch.tensor([10.0, 40.0]).reshape(2, 1, 1, 1))
+    assert made.batch(torch.tensor([4, 0, 1, 5]))[0].flatten().tolist() == [40, 0, 10, 5]
+    assert made.pick(torch.tensor([3, 4])).batch(torch.tensor([1, 0]))[0].flatten().tolist() == [40, 3]
+    assert made.batch(torch.zeros(0, dtype=torch.int64))[0].shape == (0, 1, 1, 1)
+
+
+def test_what_was_read_is_the_readers_own():
+    made = replaced(numbers(), torch.tensor([1]), torch.ones(1, 1, 1, 1))
+    made.batch(torch.tensor([1]))[0].zero_()
+    assert made.batch(torch.tensor([1]))[0].item() == 1
+
+
+def test_refuses(plan):
+    inserted = choose_canaries(plan, 100, 0)
+    with pytest.raises(ValueError, match="did you mean 'two-tone'"):
+        with_canaries(plan, inserted, "twotone")
+
+
+def test_texts_take_wrong_labels(plan):
+    """Inputs that are no images: one number an example."""
+    train = replace(plan.workload.train, prepare=lambda stored: torch.zeros(len(stored), 3))
+    texts = replace(plan, workload=replace(plan.workload, train=train))
+    assert strongest(plan.workload.train) == "two-tone"
+    assert strongest(train) == "mislabelled"
+    with pytest.raises(ValueError, match="take mislabelled for digits"):
+        with_canaries(texts, choose_canaries(plan, 100, 0), "noise")

@@ -1,0 +1,308 @@
+"""The command line: what it accepts, and that every wrong input is one line, a status that is not 0, and no trace."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedlsg.accounting.bounds import epsilon
+from simulations.cli import app as cli
+from simulations.report.terminal import empty_line
+from tests.places import REPOSITORY
+from tests.simulations.runs import Run
+
+SHORT = ("--engine", "local", "--clients", "2", "--rounds", "2", "-c", "sample_rate=0.05")
+SMALL = (*SHORT, "--noise-multiplier", "2")
+Command = Callable[..., tuple[int, str, str]]
+
+
+def test_a_run_says_what_it_did(fedlsg, tmp_path):
+    status, out, err = fedlsg("run", *SMALL, "--seed", "3", "--out", "here", "--method", "rgp", "--rank", "2")
+    assert (status, err) == (0, "")
+    run = Run(tmp_path / "here")
+    words = " ".join(out.split())
+    for part in (
+        "digits: 2 clients with 718 to 719 examples, 2 rounds at q = 0.05, method rgp, engine local",
+        "round 1/2 accuracy", "round 2/2 accuracy", "test accuracy", "epsilon 0.22",
+        f"run directory {run.path}",
+    ):  # fmt: skip
+        assert part in words, (part, words)
+    assert "NOT PRIVATE" not in out
+    assert (run.config["rank"], run.config["seed"], run.config["method"]) == (2, 3, "rgp")
+    assert json.loads(run.directory.summary.read_text())["private"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--reproducible",), "NOT PRIVATE: the noise is seeded"),
+        (("--method", "sgd"), "NOT PRIVATE: mechanism 'none' claims no epsilon"),
+        (("-c", "mechanism=clip-only"), "NOT PRIVATE: mechanism 'clip-only' claims no epsilon"),
+    ],
+)
+def test_what_is_not_private_says_so_first_and_last(options, line, fedlsg):
+    status, out, _ = fedlsg("run", *(SMALL if options == ("--reproducible",) else SHORT), *options)
+    assert status == 0
+    lines = out.splitlines()
+    assert line in lines[:2]
+    assert any(text.startswith("privacy") and "NOT PRIVATE (" in text for text in lines)
+
+
+def test_a_second_run_does_not_overwrite_the_first(fedlsg, tmp_path):
+    assert fedlsg("run", *SMALL)[0] == 0
+    (first,) = (tmp_path / "runs").iterdir()
+    before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    assert fedlsg("run", *SMALL)[0] == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    status, _, err = fedlsg("run", *SMALL, "--out", str(first))
+    assert status == 1
+    assert "is not empty; choose another --out, or continue it with fedlsg resume" in err
+    assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
+
+
+# --- wrong inputs
+
+WRONG: dict[str, tuple[tuple[str, ...], str]] = {
+    "unknown workload": (("run", "digitz", *SMALL), "unknown workload 'digitz'.*did you mean 'digits'"),
+    "unknown method": (("run", "--method", "lsgg", *SMALL), "unknown method 'lsgg'.*did you mean 'lsg'"),
+    "misspelt option": (("run", "--sparcity", "0.3", *SMALL), "(?i)no such option.*--sparcity.*--sparsity"),
+    "misspelt setting": (("run", "-c", "sparcity=0.3", *SMALL), "unknown setting 'sparcity'; did you mean 'sparsity'"),
+    "no value": (("run", "-c", "sparsity", *SMALL), "expected -c KEY=VALUE, got 'sparsity'"),
+    "unknown engine": (("run", *SMALL, "--engine", "spark"), "expected engine in"),
+    "unknown command": (("train",), "(?i)no such command 'train'"),
+    "missing data directory": (("run", "cifar10", "--data-dir", "no/data", *SMALL), "no/data"),
+    "rank 0": (("run", "--rank", "0", *SMALL), "rank >= 1"),
+    "no number": (("run", "--rank", "four", *SMALL), "(?i)rank.*four.*not a valid int"),
+    "sparsity 1": (("run", "--sparsity", "1", *SMALL), "sparsity=1.0 < 1"),
+    "delta too large": (("run", "-c", "delta=0.01", *SMALL), "delta"),
+    "delta 0": (("run", "-c", "delta=0", *SMALL), "delta"),
+    "sigma 0": (("run", *SMALL, "--noise-multiplier", "0"), "noise_multiplier=0.0 < inf"),
+    "sigma negative": (("run", *SMALL, "--noise-multiplier", "-1"), "noise_multiplier=-1.0"),
+    "sigma nan": (("run", *SMALL, "--noise-multiplier", "nan"), "noise_multiplier=nan"),
+    "sigma inf": (("run", *SMALL, "--noise-multiplier", "inf"), "noise_multiplier=inf"),
+    "sigma too small to certify": (("run", *SMALL, "--noise-multiplier", "0.001"), "no accountant certifies"),
+    "epsilon out of reach": (("run", *SMALL[:-4], "--epsilon", "1e-9", "-c", "sample_rate=1"), "epsilon=1e-09"),
+    "q 0": (("run", *SMALL, "-c", "sample_rate=0"), "sample_rate=0.0"),
+    "q above 1": (("run", *SMALL, "-c", "sample_rate=1.5"), "sample_rate=1.5"),
+    "C 0": (("run", *SMALL, "-c", "clip_norm=0"), "clip_norm=0.0"),
+    "C inf": (("run", *SMALL, "-c", "clip_norm=inf"), "clip_norm=inf"),
+    "too many asked": (("run", *SMALL, "--clients-per-round", "3"), "clients_per_round=3 <= clients=2"),
+    "aggregate with local steps": (("run", *SMALL, "-c", "trust=aggregate", "--local-steps", "2"), "local_steps=1"),
+    "no threads": (("run", *SMALL, "-c", "threads=0"), "threads=0"),
+    "unwritable output": (("run", *SMALL, "--out", "/dev/null/run"), "cannot write to /dev/null/run.*another --out"),
+    "output is a file": (("run", *SMALL, "--out", "/dev/null"), "cannot write to /dev/null"),
+    "resume nothing": (("resume", "nowhere"), "nowhere is no run directory: it does not exist"),
+    "resume no run": (("resume", "."), "is no run directory: it holds no config.toml"),
+    "calibrate nothing": (("calibrate",), "give either --epsilon .* or --noise-multiplier"),
+    "calibrate both": (("calibrate", "--epsilon", "1", "--noise-multiplier", "1"), "give either"),
+    "calibrate q": (("calibrate", "--epsilon", "1", "--sample-rate", "2"), "sample_rate"),
+    "calibrate sigma": (("calibrate", "--noise-multiplier", "nan"), "noise_multiplier"),
+    "calibrate steps": (("calibrate", "--epsilon", "1", "--steps", "0"), "steps"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_input_is_one_line_and_leaves_nothing(kind, fedlsg, tmp_path):
+    arguments, message = WRONG[kind]
+    status, out, err = fedlsg(*arguments)
+    assert status != 0
+    assert re.search(message, err), err
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("fedlsg: error: ")
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_right_input_leaves_something(fedlsg, tmp_path):
+    """Negative control for "leaves nothing"."""
+    assert fedlsg("run", *SMALL)[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_no_command_is_help(fedlsg):
+    status, out, err = fedlsg()
+    assert status == 2
+    assert "Usage" in out + err
+    assert fedlsg("--help")[0] == 0
+
+
+def test_the_list_of_commands_cuts_no_sentence(fedlsg):
+    commands = fedlsg("--help")[1].split("Commands:")[1]
+    assert "compare" in commands
+    assert "..." not in commands
+
+
+def test_an_interruption_is_one_line(fedlsg, monkeypatch):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simulations.run.make_plan", interrupt)
+    status, out, err = fedlsg("run", *SMALL)
+    assert (status, out.strip(), err.strip()) == (130, "", "fedlsg: error: interrupted")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_says_the_same(number, fedlsg, monkeypatch):
+    monkeypatch.setattr("simulations.run.make_plan", lambda *_, **__: os.kill(os.getpid(), number))
+    before = signal.signal(number, signal.SIG_DFL)  # nohup starts its programs with SIGHUP ignored
+    try:
+        status, out, err = fedlsg("run", *SMALL)
+        assert (status, out.strip(), err.strip()) == (128 + number, "", "fedlsg: error: interrupted")
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_missing_package_is_one_line(fedlsg, monkeypatch):
+    def missing(*_: object, **__: object) -> None:
+        raise ImportError("expected pyarrow; pip install 'fedlsg[hub]'")
+
+    monkeypatch.setattr("simulations.run.make_plan", missing)
+    assert fedlsg("run", *SMALL)[::2] == (1, "fedlsg: error: expected pyarrow; pip install 'fedlsg[hub]'\n")
+
+
+# --- resume
+
+RESUME_DAMAGE: dict[str, tuple[Callable[[Run], object], str]] = {
+    "no ledger": (lambda run: shutil.rmtree(run.directory.ledgers), "the ledger is missing"),
+    "edited ledger": (
+        lambda run: run.directory.ledger(0).write_text(run.directory.ledger(0).read_text().replace("2.0", "9.0")),
+        "client-000000.jsonl",
+    ),
+    "damaged checkpoints": (
+        lambda run: [path.write_bytes(b"x") for path in (run.directory.checkpoint, run.directory.previous)],
+        "latest.pt is damaged, and there is no whole previous.pt either: restore one",
+    ),
+    "no checkpoints": (
+        lambda run: [path.unlink() for path in (run.directory.checkpoint, run.directory.previous)],
+        "has ledgers and no checkpoint: restore",
+    ),
+    "damaged config": (lambda run: run.directory.config.write_text("= ="), "config.toml is damaged"),
+}
+
+
+@pytest.mark.parametrize("engine", ["local", "flower"])
+@pytest.mark.parametrize("kind", RESUME_DAMAGE)
+def test_a_damaged_run_is_refused_at_once(kind, engine, fedlsg, small, tmp_path):
+    """Before any engine starts: the flower engine would take half a minute to say the same."""
+    shutil.copytree(small.path, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    text = run.directory.config.read_text()
+    run.directory.config.write_text(text.replace('engine = "local"', f'engine = "{engine}"'))
+    damage, message = RESUME_DAMAGE[kind]
+    damage(run)
+    status, out, err = fedlsg("resume", "run")
+    assert (status, out) == (1, "")
+    assert re.search(message, err), err
+    assert len(err.splitlines()) == 1
+
+
+def test_settings_that_may_change_are_named(fedlsg, small, tmp_path):
+    """A flipped bit in config.toml looks like an edit."""
+    shutil.copytree(small.path, tmp_path / "run")
+    text = (tmp_path / "run" / "config.toml").read_text()
+    (tmp_path / "run" / "config.toml").write_text(text.replace("evaluate-every = 1", "evaluate-every = 3"))
+    status, out, _ = fedlsg("resume", "run")
+    assert (status, out.splitlines()[0]) == (0, "changed since the last run: evaluate-every = 3 (was 1)")
+
+
+def test_rounds_without_an_update_are_in_the_table():
+    summary = {"empty_rounds": 2, "rounds": 7}
+    assert "2 of 7 brought no update" in empty_line(summary)
+    assert empty_line({"rounds": 7}) == empty_line({"empty_rounds": 0, "rounds": 7}) == ""
+
+
+def test_resuming_a_finished_run_prints_its_summary(fedlsg, small, tmp_path):
+    shutil.copytree(small.path, tmp_path / "run")
+    status, out, err = fedlsg("resume", "run")
+    assert (status, err) == (0, "")
+    assert "NOT PRIVATE (the noise is reproducible)" in " ".join(out.split())
+    assert Run(tmp_path / "run").rows == small.rows
+
+
+# --- calibrate
+
+
+def test_calibrate_by_both_accountants(fedlsg):
+    status, out, _ = fedlsg("calibrate", "--noise-multiplier", "1", "--sample-rate", "0.01", "--steps", "1000")
+    assert status == 0
+    bound = epsilon(sample_rate=0.01, noise_multiplier=1.0, steps=1000, delta=1e-5)
+    assert f"noise multiplier 1: epsilon {bound.upper:.4f} at delta 1e-05" in out
+    assert "1.828" in out, "published: q=.01, sigma=1, T=1000"
+    assert f"{bound.accountant} (reported)" in out
+    assert all(f"{interval.upper:.4f}" in out for interval in bound.intervals.values())
+
+
+def test_calibrate_finds_the_noise(fedlsg):
+    status, out, _ = fedlsg("calibrate", "--epsilon", "3", "--sample-rate", "0.05", "--steps", "10")
+    found = re.search(r"noise multiplier ([0-9.]+): epsilon ([0-9.]+) at delta 1e-05", out)
+    assert status == 0
+    assert found is not None
+    assert 2.99 < float(found[2]) <= 3
+
+
+# --- small parts
+
+
+@given(st.dictionaries(st.text(st.characters(codec="ascii", categories=["L"]), min_size=1), st.text(min_size=1)))
+def test_pairs_override_options(pairs):
+    pairs = {key: value.strip() for key, value in pairs.items()}
+    merged = cli.merge({"rank": 4}, [f"{key}={value}" for key, value in pairs.items()])
+    assert merged == {"rank": 4} | pairs
+
+
+def test_pairs_by_hand():
+    pairs = ["local-steps = 3", "data_dir=a=b"]
+    assert cli.merge({"local_steps": 1}, pairs) == {"local_steps": "3", "data_dir": "a=b"}
+
+
+def test_options_reach_the_settings(fedlsg, tmp_path):
+    options = {
+        "--codec": "float16", "--local-steps": "2", "--clients-per-round": "1", "--sparsity": "0.2", "--device": "cpu",
+    }  # fmt: skip
+    flat = [word for pair in options.items() for word in pair]
+    assert fedlsg("run", *SMALL, *flat, "--record-updates", "-c", "indices=explicit", "--out", "x")[0] == 0
+    config = Run(tmp_path / "x").config
+    assert {name: str(config[name[2:]]) for name in options} == options
+    assert config["record-updates"] is True
+    assert config["indices"] == "explicit"
+
+
+def test_the_installed_command():
+    """As the entry point of the package and as a module; nothing heavy is imported before an error is known."""
+    script = Path(sys.executable).with_name("fedlsg")
+    if not script.exists():
+        pytest.skip(f"the package is not installed beside {sys.executable}")
+    for command in ([str(script)], [sys.executable, "-m", "simulations"]):
+        done = subprocess.run([*command, "run", "--rnak", "4"], capture_output=True, text=True, cwd=REPOSITORY)
+        assert done.returncode == 2
+        assert re.match("fedlsg: error: No such option.*--rnak", done.stderr)
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_run_folder_is_given_as_out(fedlsg, tmp_path):
+    status, out, err = fedlsg("run", *SMALL, "-c", "run_dir=there")
+    assert (status, out) == (1, "")
+    assert "give the folder as --out" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_held_out_accuracies_are_announced(fedlsg):
+    assert "computed without noise" in " ".join(fedlsg("run", *SMALL, "-c", "holdout=0.1")[1].split())
+    assert "computed without noise" not in " ".join(fedlsg("run", *SMALL)[1].split())
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "calibrate", "partition", "inspect", "report", "presets"])
+def test_help_shows_no_escapes(command, fedlsg):
+    status, out, err = fedlsg(command, "--help")
+    assert (status, err) == (0, "")
+    assert "\\" not in out

@@ -1,0 +1,340 @@
+"""Other data than before, and a folder that was damaged: refused by name, or accepted at the epsilon that is spent."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedlsg.privacy.ledger import LedgerError
+from fedlsg.training import microbatches as company
+from simulations import workloads
+from simulations.client.node import conditions
+from simulations.client.node.folder import NodeFolder
+from simulations.client.node.terms import read_terms
+from simulations.grids.refusals import TermsError
+from simulations.workloads import own_rows
+from simulations.workloads.digest import data_digest
+from tests.simulations.client.node.test_budget import BUDGET, STEPS
+from tests.simulations.deployed import Server, digits_file, entries, examples, new_process, payload, refusal, terms
+from tests.simulations.made_texts import make_bert, sentences, write_split
+
+Change = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def first_pixel(inputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    changed = inputs.copy()
+    changed[17, 0, 3, 3] ^= 1
+    return changed, labels
+
+
+def other_label(inputs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    changed = labels.copy()
+    changed[17] = (changed[17] + 1) % 10
+    return inputs, changed
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "one pixel": (first_pixel, "has other training rows"),
+    "one label": (other_label, "has other training rows"),
+    "another order": (lambda x, y: (x[::-1], y[::-1]), "has other training rows"),
+    "one row removed": (lambda x, y: (x[:-1], y[:-1]), "another number of training rows than the 200"),
+    "one row added": (lambda x, y: (x[[*range(200), 0]], y[[*range(200), 0]]), "another number of training rows"),
+}
+
+
+def change(path: Path, how: Change) -> None:
+    with np.load(path) as file:
+        inputs, labels = how(file["inputs"], file["labels"])
+    np.savez(path, inputs=inputs, labels=labels)
+
+
+@pytest.fixture
+def spent(tmp_path: Path) -> Server:
+    """A client with a file of its own that has spent its budget but for one round."""
+    rows = digits_file(tmp_path / "rows.npz")
+    server = Server.start(terms(tmp_path / "node", epsilon_max=BUDGET, data=str(rows)), tmp_path / "copy")
+    assert examples(server.query()) == 200
+    assert server.rounds(STEPS - 1) == STEPS - 1
+    new_process()
+    return server
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_other_data_than_before_are_refused_by_name(what, spent, tmp_path):
+    how, text = CHANGES[what]
+    change(tmp_path / "rows.npz", how)
+    for reply in (spent.query(), spent.train(STEPS)):
+        assert "[1006] this client" in refusal(reply)
+        assert text in refusal(reply)
+        assert "set accept-changed-data=true" in refusal(reply)
+    assert len(entries(tmp_path / "node")) == STEPS - 1
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_accepted_data_go_on_at_the_epsilon_that_is_spent(what, spent, tmp_path):
+    change(tmp_path / "rows.npz", CHANGES[what][0])
+    again = Server.start(spent.node | {"accept-changed-data": True}, spent.copy, run="run-2")
+    size = examples(again.query())
+    assert again.rounds(10) == 1
+    assert [e.num_examples for e in entries(tmp_path / "node")] == [200] * (STEPS - 1) + [size]
+    assert "would pass epsilon-max" in refusal(again.train(2))
+    new_process()
+    same = Server.start(
+        spent.node | {"epsilon-max": 3.0}, spent.copy, run="run-2"
+    )  # accepted once, they are the client's data from then on
+    assert examples(same.query()) == size
+
+
+def test_the_same_data_are_answered_again(spent, tmp_path):
+    """Control: nothing but the change is refused. A file that was written anew holds the same rows."""
+    change(tmp_path / "rows.npz", lambda inputs, labels: (inputs, labels.astype(np.int32)))
+    assert examples(spent.query()) == 200
+    payload(spent.train(STEPS))
+
+
+def test_n_k_is_fixed_within_a_run(spent, tmp_path):
+    change(tmp_path / "rows.npz", CHANGES["one row removed"][0])
+    again = Server.start(spent.node | {"accept-changed-data": True}, spent.copy)
+    assert "had another number of training rows earlier in the run run-1" in refusal(again.train(STEPS))
+    assert len(entries(tmp_path / "node")) == STEPS - 1
+
+
+def test_a_digest_that_does_not_see_the_rows_lets_them_change(spent, tmp_path, monkeypatch):
+    """Negative control."""
+    monkeypatch.setattr("simulations.client.deployed.data_digest", lambda split, key: "0" * 64)
+    record = json.loads((tmp_path / "node/data.json").read_text()) | {"digest": "0" * 64}
+    (tmp_path / "node/data.json").write_text(json.dumps(record))
+    change(tmp_path / "rows.npz", first_pixel)
+    assert examples(spent.query()) == 200
+
+
+def test_another_partition_is_refused_by_its_number(tmp_path):
+    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
+    payload(server.train(1))
+    other = Server.start(terms(tmp_path / "node", partition_id=1), tmp_path / "copy-1", run="run-2")
+    for reply in (other.query(), other.train(1)):
+        assert "is the ledger of partition-id=0, and this client's node config says partition-id=1" in refusal(reply)
+    assert len(entries(tmp_path / "node")) == 1
+
+
+def test_another_partition_of_the_same_run_is_other_data(tmp_path):
+    """Without data of its own a client takes its part; another seed gives it other rows."""
+    payload(Server.start(terms(tmp_path / "node"), tmp_path / "copy").train(1))
+    assert "other training rows" in refusal(Server.start(terms(tmp_path / "node"), tmp_path / "copy", seed=3).query())
+
+
+# --- the folder
+
+
+@pytest.mark.parametrize("name", ["secret.key", "data.json"])
+def test_what_data_are_compared_with_is_missed(name, spent, tmp_path):
+    (tmp_path / "node" / name).unlink()
+    for reply in (spent.query(), spent.train(STEPS)):
+        assert f"{name} is missing" in refusal(reply)
+    again = Server.start(spent.node | {"accept-changed-data": True}, spent.copy)
+    assert examples(again.query()) == 200
+    assert again.train(STEPS).has_error() is False
+    assert again.train(STEPS + 1).has_error() is True
+
+
+@pytest.mark.parametrize("name", ["secret.key", "data.json", "ledger.jsonl"])
+def test_a_damaged_file_is_refused_by_its_name(name, spent, tmp_path):
+    path = tmp_path / "node" / name
+    content = bytearray(path.read_bytes())
+    path.write_bytes(content[:-1] if name == "secret.key" else bytes([content[0] ^ 1]) + bytes(content[1:]))
+    for reply in (spent.query(), spent.train(STEPS)):
+        assert name in refusal(reply)
+        assert "restore" in refusal(reply)
+
+
+@pytest.mark.parametrize("name", ["secret.key", "data.json", "ledger.jsonl"])
+def test_no_flipped_bit_is_silent(name, spent, tmp_path):
+    """Refused, or in what JSON leaves out; then the ledger and the record say the same."""
+    node, path = read_terms(spent.node), tmp_path / "node" / name
+    content, key = path.read_bytes(), (tmp_path / "node" / "secret.key").read_bytes()
+    known = json.loads((tmp_path / "node" / "data.json").read_text())
+    rows = own_rows.read(tmp_path / "rows.npz", workloads.load("digits", public_only=True), tmp_path)
+    assert known["digest"] == data_digest(rows, key=key)
+
+    def digest(key: bytes) -> str:
+        return data_digest(rows, key=key)
+
+    form = known["form"]
+    silent = 0
+    for bit in np.random.default_rng(0).integers(0, 8 * len(content), 200):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(damaged)
+        try:
+            NodeFolder.open(node).admit(form, 200, digest)
+        except (TermsError, LedgerError):
+            continue
+        silent += 1
+        assert name == "data.json"
+        assert json.loads(path.read_text()) == known
+        assert len(entries(tmp_path / "node")) == STEPS - 1
+    assert silent < 20
+    path.write_bytes(content)
+    NodeFolder.open(node).admit(form, 200, digest)
+
+
+@pytest.mark.parametrize("lines", [0, 1, STEPS - 1])
+@pytest.mark.parametrize("accept", [False, True])
+def test_a_ledger_that_lost_its_last_lines_is_no_new_ledger(lines, accept, spent, tmp_path):
+    """Cut off at the end of a line, or gone: the chain alone cannot see it."""
+    path = tmp_path / "node" / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
+    again = Server.start(spent.node | {"accept-changed-data": accept}, tmp_path / "no-copy")
+    for reply in (again.query(), again.train(STEPS)):
+        assert "not those that were charged (2 at least): restore the file from a copy" in refusal(reply)
+    path.unlink()
+    assert "not those that were charged" in refusal(again.query())
+
+
+def test_a_folder_that_is_open_to_others_is_refused(tmp_path):
+    node = tmp_path / "node"
+    node.mkdir(mode=0o755)
+    (node / "file").touch()
+    server = Server.start(terms(node), tmp_path / "copy")
+    assert f"is open to other users (mode 755): chmod 700 {node}" in refusal(server.query())
+    (node / "file").unlink()
+    assert examples(server.query()) == 719  # an empty one is made private
+    assert [p.stat().st_mode & 0o077 for p in (node, *node.iterdir())] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "node"])
+def test_a_folder_that_cannot_be_written_is_refused_in_the_query(place, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    if place == "node":  # as root any folder can be written
+        (tmp_path / "node").mkdir(mode=0o700)
+        (tmp_path / "node" / "ledger.jsonl").mkdir()
+    server = Server.start(terms(tmp_path / place), tmp_path / "copy")
+    for reply in (server.query(), server.train(1)):
+        assert reply.error.code == 1006
+        assert "ledger-dir" in refusal(reply)
+
+
+def test_an_interrupted_beginning_is_a_beginning(tmp_path):
+    """The key was written and the process killed before it was used."""
+    node = tmp_path / "node"
+    node.mkdir(mode=0o700)
+    (node / "secret.key").write_bytes(bytes(32))
+    (node / "secret.key").chmod(0o600)
+    assert examples(Server.start(terms(node), tmp_path / "copy").query()) == 719
+    assert (node / "secret.key").read_bytes() == bytes(32)
+
+
+def test_two_clients_have_two_secrets_and_two_hashes_of_the_same_rows(tmp_path):
+    rows = digits_file(tmp_path / "rows.npz")
+    for name in "ab":
+        Server.start(terms(tmp_path / name, data=str(rows)), tmp_path / f"copy-{name}").query()
+    records = [json.loads((tmp_path / name / "data.json").read_text()) for name in "ab"]
+    assert records[0]["digest"] != records[1]["digest"]
+    assert (tmp_path / "a/secret.key").read_bytes() != (tmp_path / "b/secret.key").read_bytes()
+
+
+# --- files of a client's own
+
+
+def saved(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+IMAGES, LABELS = np.zeros((4, 1, 8, 8), np.uint8), np.arange(4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels", "text"),
+    [
+        (IMAGES.astype(np.float32), LABELS, "expected inputs of uint8"),
+        (IMAGES[:, :, :4], LABELS, "expected inputs of uint8"),
+        (IMAGES, LABELS[:3], "expected 4 integer labels"),
+        (IMAGES, LABELS.astype(float), "expected 4 integer labels"),
+        (IMAGES[:0], LABELS[:0], "one at least"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(inputs, labels, text, tmp_path):
+    path = saved(tmp_path / "rows.npz", inputs=inputs, labels=labels)
+    with pytest.raises(ValueError, match=text):
+        own_rows.read(path, workloads.load("digits", public_only=True), tmp_path)
+
+
+def test_a_file_holds_the_rows_that_were_written(tmp_path):
+    digits = workloads.load("digits")
+    rows = own_rows.read(digits_file(tmp_path / "rows.npz"), workloads.load("digits", public_only=True), tmp_path)
+    for found, wanted in zip(rows.batch(torch.arange(200)), digits.train.batch(torch.arange(200)), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_texts_of_a_clients_own(tmp_path, monkeypatch):
+    """A parquet file; of the workload's mirror the client needs the public test split alone."""
+    pytest.importorskip("transformers")
+
+    for place, split, count in (("mirror", "train", 40), ("mirror", "validation", 8), ("own", "train", 30)):
+        columns = {"sentence": sentences(count, count), "label": [row % 2 for row in range(count)]}
+        write_split(tmp_path / place / "glue" / "sst2", split, columns)
+    monkeypatch.setenv("FEDLSG_DATA", str(tmp_path / "mirror"))
+    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(conditions, "_refuse_paths", lambda settings: None)  # the small encoder is a folder
+    run = {"workload": "glue-sst2", "method": "bitfit", "model": str(make_bert(tmp_path / "bert")), "max_length": 16}
+    own = tmp_path / "own" / "glue" / "sst2" / "train-00000-of-00001.parquet"
+    server = Server.start(terms(tmp_path / "node", data=f"glue-sst2:{own}"), tmp_path / "copy", **run)
+    for shard in (tmp_path / "mirror").rglob("train-*"):
+        shard.unlink()
+    assert examples(server.query()) == 30
+    payload(server.train(1))
+    assert [path.name for path in (tmp_path / "node" / "cache").iterdir()], "as private as the rows"
+    new_process()
+    server.config["max-length"] = 6
+    assert "in another form (workload, columns or, for texts, model and max_length)" in refusal(server.query())
+    server.config["workload"] = "glue-qqp"
+    assert "the run trains on workload 'glue-qqp', and this client's data are for 'glue-sst2'" in refusal(
+        server.query()
+    )
+
+
+def test_microbatches_of_a_deployed_client_have_one_shape_whatever_its_servers_weights_are(tmp_path, monkeypatch):
+    rows = digits_file(tmp_path / "rows.npz")
+    server = Server.start(terms(tmp_path / "node", data=str(rows)), tmp_path / "copy", sample_rate=0.5)
+    seen: set[int] = set()
+    passes = company.filled
+    monkeypatch.setattr("fedlsg.training.client.filled", lambda batch, n: seen.add(n) or passes(batch, n))
+    for round in (1, 2, 3):
+        payload(server.train(round))
+    assert len(seen) == 1
+
+
+def test_a_server_learns_nothing_of_a_column_that_it_names(tmp_path, monkeypatch):
+    """Before, two class counts told by their refusals whether the largest value of any column lay between them."""
+    columns = {"text": sentences(20, 1), "age": list(range(20, 40)), "sick": [row % 2 for row in range(20)]}
+    write_split(tmp_path / "own", "train", columns)
+    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(conditions, "_refuse_paths", lambda settings: None)
+    bert = str(make_bert(tmp_path / "bert"))
+    public = {}
+    for classes in (2, 30, 50):
+        names = [f"class {number}" for number in range(classes)]
+        rows = {"text": sentences(4, 2), "age": [0, 1, 0, 1], "label": [0, 1, 0, 1], "sick": [0, 1, 0, 1]}
+        public[classes] = tmp_path / f"public-{classes}"
+        for split in ("train", "test"):
+            write_split(public[classes] / "set", split, rows, class_names=names)
+    own = f"hf-text:{tmp_path / 'own'}"
+    node = {"data": own, "input_columns": "text", "label_column": "sick", "classes": 2}
+
+    def asked(label: str | None, count: int, **changes: object) -> str:
+        monkeypatch.setenv("FEDLSG_DATA", str(public[count]))
+        new_process()
+        run = {"workload": "hf-text", "dataset": "set", "method": "bitfit", "model": bert, "max_length": 16}
+        run |= {} if label is None else {"label_column": label}
+        reply = Server.start(terms(tmp_path / "node", **{**node, **changes}), tmp_path / "copy", **run).query()
+        return reply.error.reason if reply.has_error() else "accepted"
+
+    assert asked("age", 30) == asked("age", 50)
+    assert "the run reads label_column='age', and this client's node config says 'sick'" in asked("age", 30)
+    assert asked("sick", 30).replace("30 classes", "") == asked("sick", 50).replace("50 classes", "")
+    assert "node config: own data for workload 'hf-text' need classes" in asked("sick", 2, classes=None)

@@ -1,0 +1,99 @@
+"""Two deployed clients with data of their own and a server, in one process: the real server over real messages."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedlsg.accounting.bounds import epsilon
+from fedlsg.privacy.ledger import Ledger
+from simulations.engines.local import task_identity
+from simulations.plan.parts import Own
+from simulations.rundir.rundir import RunDir
+from simulations.server.app import run_rounds
+from simulations.settings.settings import as_config, from_mapping
+from tests.simulations.deployed import RUN, DeployedGrid, digits_file, entries, terms
+
+ROWS = (slice(0, 300), slice(300, 800))
+"""Two hospitals of different sizes."""
+
+
+def run(tmp_path: Path, name: str, nodes: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+    """A run of two clients; returns its summary."""
+    clients = []
+    for client, rows in enumerate(ROWS):
+        data = digits_file(tmp_path / f"rows-{client}.npz", rows)
+        node = terms(tmp_path / f"node-{client}", data=f"digits:{data}", partition_id=client, num_partitions=None)
+        clients.append(node | (nodes or {}))
+    given = RUN | {"clients": None, "run_dir": str(tmp_path / name)} | settings
+    config = dict(as_config(from_mapping({key: value for key, value in given.items() if value is not None})))
+    (tmp_path / name).mkdir()
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+    with task_identity():
+        run_rounds(DeployedGrid(clients, config), context)
+    summary: dict[str, Any] = json.loads((tmp_path / name / "summary.json").read_text())
+    return summary
+
+
+def check_copies(tmp_path: Path, name: str) -> None:
+    for client in range(2):
+        copy = RunDir(tmp_path / name).ledger(client).read_bytes()
+        assert copy == (tmp_path / f"node-{client}" / "ledger.jsonl").read_bytes()
+
+
+def test_two_hospitals_and_a_server_agree_on_epsilon(tmp_path):
+    summary = run(tmp_path, "run")
+    check_copies(tmp_path, "run")
+    ledgers = [Ledger(tmp_path / f"node-{client}" / "ledger.jsonl", client) for client in range(2)]
+    assert [[e.num_examples for e in ledger.entries] for ledger in ledgers] == [[300] * 3, [500] * 3]
+    assert summary["epsilon_max"] == max(ledger.epsilon(1e-5).upper for ledger in ledgers)
+    assert (summary["private"], summary["rounds"], summary["clients"]) == (True, 3, 2)
+
+
+def test_a_second_run_goes_on_and_stops_at_the_clients_budget(tmp_path):
+    budget = 1.0001 * epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=5, delta=1e-5).upper
+    first = run(tmp_path, "first", {"epsilon-max": budget})
+    second = run(tmp_path, "second", {"epsilon-max": budget}, seed=1)
+    check_copies(tmp_path, "second")
+    assert [len(entries(tmp_path / f"node-{client}")) for client in range(2)] == [5, 5]
+    assert first["epsilon_max"] < second["epsilon_max"] <= budget
+    assert "budget" in json.dumps(second)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "a rate for each size": {"batch_size": 20, "sample_rate": None},
+    "replicas": {"downlink": "sparse", "momentum": 0.9},
+    "replicas of a client that knows no number of clients": {"downlink": "sparse", "clients_per_round": 1, "rounds": 5},
+    "local steps": {"local_steps": 3, "local_momentum": 0.5},
+    "masks of an epoch": {"method": "rs", "redraw": "epoch", "sparsity": 0.5},
+    "pruning that reads the data": {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.3},
+    "a coarse codec": {"codec": "noise-floor"},
+    "an epsilon": {"noise_multiplier": None, "epsilon": 2.0},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_round_is_answered_by_all_who_are_asked(name, tmp_path):
+    """Frames, replicas, divisors and rates are what the server expects, though no client knows the other's size."""
+    settings = SETTINGS[name]
+    nodes = {"num-partitions": 2} if name == "replicas" else {}
+    summary = run(tmp_path, "run", nodes, **settings)
+    check_copies(tmp_path, "run")
+    rows = RunDir(tmp_path / "run").read_rounds()
+    assert [row["rejected"] for row in rows] == [""] * len(rows), [row["reasons"] for row in rows]
+    assert summary["private"]
+
+
+def test_clients_with_replicas_hold_the_servers_weights(tmp_path):
+    """No model is sent again: the divisor that a client computes from what is announced is the server's."""
+    summary = run(tmp_path, "run", {"num-partitions": 2}, downlink="sparse", codec="noise-floor", rounds=4)
+    assert summary["downlink"]["repairs"] == 0
+
+
+def test_a_divisor_of_the_clients_own_size_is_repaired_again_and_again(tmp_path, monkeypatch):
+    """Negative control: a client that takes its own expected batch for the federation's."""
+    monkeypatch.setattr("simulations.client.deployed.Own", lambda expected_batch, **known: Own(**known))
+    summary = run(tmp_path, "run", {"num-partitions": 2}, downlink="sparse", codec="noise-floor", rounds=4)
+    assert summary["downlink"]["repairs"] > 0

@@ -1,0 +1,133 @@
+"""Announced terms that are weaker than the client's own: refused by name in the query already, and in a round again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strategies.federation.ledger_wire import Held
+from tests.simulations.deployed import Server, digits_file, entries, examples, payload, refusal, terms
+
+WEAKER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "reproducible": ({"reproducible": True}, {}, "reproducible=true"),
+    "no mechanism": ({"mechanism": "none", "noise_multiplier": None}, {}, "mechanism='none'"),
+    "a method without": ({"method": "sgd", "noise_multiplier": None}, {}, r"mechanism='none' \(method 'sgd'\)"),
+    "clip alone": ({"mechanism": "clip-only", "noise_multiplier": None}, {}, "mechanism='clip-only'"),
+    "noise alone": ({"mechanism": "noise-only"}, {}, "mechanism='noise-only'"),
+    "a share of the noise": ({"trust": "aggregate"}, {}, "trust=aggregate"),
+    "a share among many": (
+        {"trust": "aggregate", "clients": 1000, "clients_per_round": 1000, "min_survivors": 1000},
+        {"trust": "aggregate"}, "trust=aggregate with clients=1000: .* num-partitions=2",
+    ),
+    "a share among nobody knows how many": (
+        {"trust": "aggregate"}, {"trust": "aggregate", "num_partitions": None}, "trust=aggregate with clients=2",
+    ),
+    "a larger delta": ({"delta": 2e-5}, {}, "delta=2e-05 is weaker than this client's delta-max=1e-05"),
+    "the preset's delta": ({"delta": None}, {"delta_max": 1e-6}, "delta=1e-05 is weaker"),
+    "a larger epsilon": ({"epsilon": 3.5}, {}, "epsilon=3.5 is more than this client's epsilon-max=3"),
+    "the preset's epsilon": ({"noise_multiplier": None}, {}, "epsilon=8 is more than this client's epsilon-max=3"),
+    "delta above 1/N": ({"delta": 1e-5}, {"delta_max": 0.01}, r"delta-max=0.01 is not below 1/N_k = 0.00139"),
+    "no such client": ({"clients": 2}, {"partition_id": 2, "num_partitions": 3}, "clients=2, .* partition-id=2"),
+    "clients nowhere": ({"clients": None}, {"num_partitions": None}, "num-partitions in the node config"),
+    "no ledger": ({}, {"ledger_dir": None}, "needs ledger-dir, the folder of its privacy ledger"),
+    "no epsilon": ({}, {"epsilon_max": None}, "needs epsilon-max"),
+    "no delta": ({}, {"delta_max": None}, "needs delta-max"),
+    "no number": ({}, {"partition_id": None}, "needs partition-id"),
+    "misspelt": ({}, {"acept_changed_data": True}, "did you mean 'accept-changed-data'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("weaker", WEAKER)
+def test_weaker_terms_are_refused_by_name_and_nothing_is_spent(weaker, tmp_path):
+    settings, node, text = WEAKER[weaker]
+    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
+    server.node = terms(tmp_path / "node", **node)
+    for name, value in settings.items():
+        server.config.pop(name.replace("_", "-"), None)
+        if value is not None:
+            server.config[name.replace("_", "-")] = value
+    for reply in (server.query(), server.train(1)):
+        with pytest.raises(AssertionError, match=text):
+            raise AssertionError(refusal(reply))
+        assert reply.error.code == 1006
+    assert not (tmp_path / "node" / "ledger.jsonl").exists() or entries(tmp_path / "node") == ()
+
+
+def test_the_usual_terms_are_answered(tmp_path):
+    """Control: it is the change that is refused above."""
+    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
+    assert examples(server.query()) == 719
+    payload(server.train(1))
+
+
+def test_a_client_may_accept_a_share_of_the_noise(tmp_path):
+    server = Server.start(terms(tmp_path / "node", trust="aggregate"), tmp_path / "copy", trust="aggregate")
+    assert examples(server.query()) == 719
+    payload(server.train(1))
+
+
+def test_a_server_without_a_name_for_its_run_is_refused_before_anything_is_spent(tmp_path):
+    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
+    assert "[1006] the server names no run" in refusal(server.train(1, held=None))
+    assert entries(tmp_path / "node") == ()
+
+
+@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "../../etc", "a\\b", "a b", "ä", "x" * 65])
+def test_the_name_of_a_run_is_no_path(name, tmp_path):
+    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
+    assert "[1006] the server names its run" in refusal(server.train(1, held=Held(run=name, head="0" * 64)))
+    assert entries(tmp_path / "node") == ()
+    assert not (tmp_path / "node" / "runs").exists()
+
+
+def test_a_server_that_holds_what_the_ledger_lacks_is_refused_before_anything_is_spent(tmp_path):
+    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
+    assert "the server holds an entry that this ledger lacks" in refusal(
+        server.train(1, held=Held(run="run-1", head="1" * 64))
+    )
+    assert entries(tmp_path / "node") == ()
+
+
+# --- data of its own
+
+
+def test_a_client_with_data_of_its_own_needs_no_number_of_clients(tmp_path):
+    rows = digits_file(tmp_path / "rows.npz", slice(100, 350))
+    node = terms(tmp_path / "node", data=f"digits:{rows}", partition_id=7, num_partitions=None)
+    server = Server.start(node, tmp_path / "copy")
+    server.config.pop("clients")
+    assert examples(server.query()) == 250
+    payload(server.train(1))
+    (entry,) = entries(tmp_path / "node")
+    assert (entry.client, entry.num_examples) == (7, 250)
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "text"),
+    [
+        ("cifar10:{}", {}, "[1006] the run trains on workload 'digits', and this client's data are for 'cifar10'"),
+        (
+            "rows.npz",
+            {},
+            "[1006] node config: expected data='rows.npz' as WORKLOAD:PATH, where WORKLOAD is one of digits",
+        ),
+        ("digits:rows.npz", {}, "[1006] node config: expected data='rows.npz' to be an absolute path"),
+        ("digits:{}", {"model": "/etc/passwd"}, "[1006] model='/etc/passwd' is a path"),
+        ("{}", {"train-rows": 100}, "[1006] train_rows chooses among training rows"),
+        ("{}", {"holdout": 0.1}, "[1006] holdout chooses among training rows"),
+    ],
+)
+def test_what_does_not_fit_the_clients_data_is_refused_by_name(data, settings, text, tmp_path):
+    rows = digits_file(tmp_path / "rows.npz")
+    server = Server.start(terms(tmp_path / "node", data=data.format(rows)), tmp_path / "copy")
+    server.config |= settings
+    assert text in refusal(server.query())
+    assert text in refusal(server.train(1))
+
+
+def test_a_run_cannot_send_a_client_to_another_folder_of_data(tmp_path):
+    """``data-dir`` of the run config is the server's: a client with data of its own does not look there."""
+    rows = digits_file(tmp_path / "rows.npz")
+    server = Server.start(terms(tmp_path / "node", data=str(rows)), tmp_path / "copy")
+    server.config["data-dir"] = str(Path("/nowhere"))
+    assert examples(server.query()) == 200

@@ -1,0 +1,190 @@
+"""What leaves a client that fails: one text, whatever failed; and what it has spent stays spent."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message
+
+import fedlsg.training.client
+import simulations.client.sending
+import simulations.client.train
+from fedlsg.privacy.ledger import LedgerError
+from simulations.client.app import app
+from simulations.engines import local
+from simulations.grids.refusals import OwnDataError
+from strategies.federation.serial import over_the_wire
+from strategies.federation.wire import NO_REASON
+from tests.simulations.deployed import Server, digits_file, entries, examples, new_process, payload, refusal, terms
+from tests.simulations.runs import Run, ignore, plan_at
+
+FAILURES: dict[str, BaseException] = {
+    "memory": MemoryError("cannot allocate 123 rows"),
+    "CUDA memory": torch.OutOfMemoryError("batch of 123"),
+    "label": IndexError("Target 7 is out of bounds"),
+    "value": ValueError("row 17 holds 0.25"),
+    "file": OSError("cannot read row 17"),
+    "assertion": AssertionError(),
+    "nothing to say": RuntimeError(),
+}
+
+
+def fail(error: BaseException) -> Callable[..., Any]:
+    def raises(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return raises
+
+
+PLACES = {
+    "the clip": (fedlsg.training.client, "clipped_sum"),
+    "the batch": (simulations.client.train, "batches"),
+    "packing": (simulations.client.sending, "pack"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("failure", FAILURES)
+def test_whatever_fails_near_private_data_leaves_one_text(failure, place, tmp_path, monkeypatch, caplog):
+    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
+    assert examples(server.query()) == 719
+    monkeypatch.setattr(*PLACES[place], fail(FAILURES[failure]))
+    assert refusal(server.train(1)) == f"[1001] {NO_REASON}"
+    assert type(FAILURES[failure]).__name__ in caplog.text, "the client's own log has it"
+    assert str(FAILURES[failure]) in caplog.text
+
+
+@pytest.mark.parametrize("place", ["the clip", "packing"])
+def test_a_client_whose_training_fails_after_the_charge_stays_charged(place, tmp_path, monkeypatch):
+    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
+    server.query()
+    with monkeypatch.context() as patch:
+        patch.setattr(*PLACES[place], fail(MemoryError()))
+        for _ in range(2):
+            refusal(server.train(1))
+    assert [(e.round, e.attempt) for e in entries(tmp_path / "node")] == [(1, 0), (1, 1)]
+    payload(server.train(1))
+    assert [(e.round, e.attempt) for e in entries(tmp_path / "node")] == [(1, 0), (1, 1), (1, 2)]
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "node/ledger.jsonl").read_bytes(), "the server hears of all"
+
+
+def test_a_simulated_client_stays_charged_too_and_its_user_finds_out_why(tmp_path, monkeypatch):
+    plan, directory = plan_at(tmp_path / "run", reproducible=False)
+    pack, failed = simulations.client.sending.pack, []
+
+    def once(*args: Any, **kwargs: Any) -> bytes:
+        if not failed:
+            failed.append(True)
+            raise MemoryError("batch of 123")
+        return pack(*args, **kwargs)
+
+    monkeypatch.setattr(simulations.client.sending, "pack", once)
+    run = Run(directory.path, plan, local.run(plan, directory, on_round=ignore))
+    assert run.rows[0].reasons == f"0: [1001] {NO_REASON}"
+    assert "MemoryError: batch of 123" in run.log
+    assert [e.round for e in run.entries(0)] == [1, 2]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_what_a_client_app_raises_leaves_an_engine_without_its_text(failure, tmp_path):
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 0:
+            raise FAILURES[failure]
+        return app(message, context)
+
+    plan, directory = plan_at(tmp_path / "run", rounds=1)
+    run = Run(directory.path, plan, local.run(plan, directory, on_round=ignore, client=client))
+    assert run.rows[0].reasons == f"0: [1001] {NO_REASON}"
+    assert type(FAILURES[failure]).__name__ in run.log
+
+
+def test_the_ledgers_errors_name_the_file(tmp_path, monkeypatch):
+    """They are raised before a batch is drawn, and speak of a file that the server has a copy of."""
+    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
+    server.query()
+    monkeypatch.setattr(
+        "fedlsg.privacy.ledger.Ledger.charge", fail(LedgerError("/ledger.jsonl: cannot write (disk full)"))
+    )
+    assert refusal(server.train(1)) == "[1001] /ledger.jsonl: cannot write (disk full)"
+
+
+# --- the client's own data
+
+BROKEN: dict[str, Callable[[Path], None]] = {
+    "missing": lambda path: path.unlink(),
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-200]),
+    "no such form": lambda path: path.write_bytes(b"1,2,3"),
+    "a pickle": lambda path: np.savez(path, inputs=np.array([{"row": 17}], dtype=object), labels=np.array([7])),
+    "another key": lambda path: np.savez(path, rows=np.zeros((4, 1, 8, 8), np.uint8)),
+    "a label out of range": lambda path: np.savez(path, inputs=np.zeros((4, 1, 8, 8), np.uint8), labels=[1, 2, 3, 10]),
+    "a negative label": lambda path: np.savez(path, inputs=np.zeros((4, 1, 8, 8), np.uint8), labels=[1, 2, 3, -1]),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_data_that_cannot_be_loaded_leave_one_text(how, tmp_path, caplog):
+    rows = digits_file(tmp_path / "rows.npz")
+    BROKEN[how](rows)
+    server = Server.start(terms(tmp_path / "node", data=str(rows)), tmp_path / "copy")
+    for reply in (server.query(), server.train(1)):
+        assert refusal(reply) == f"[1001] {OwnDataError()}"
+    assert "Traceback" in caplog.text
+    assert entries(tmp_path / "node") == ()
+
+
+def test_a_folder_of_rows_that_is_none_leaves_one_text(tmp_path):
+    (tmp_path / "rows").mkdir()
+    for place in ("rows", "nowhere"):
+        server = Server.start(terms(tmp_path / "node", data=f"digits:{tmp_path / place}"), tmp_path / "copy")
+        assert refusal(server.query()) == f"[1001] {OwnDataError()}", "and never the public digits"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("method", "no-such-method", "no-such-method"), ("rank", "no number", "expected a number (int) for rank"),
+        ("workload", "no-such-data", "no-such-data"), ("no-such-setting", 1, "unknown setting 'no-such-setting'"),
+        ("sample-rate", 1.5, "sample_rate=1.5"), ("codec", "no-such-codec", "no-such-codec"),
+        ("model", "no-such-model", "no-such-model"),
+    ],
+)  # fmt: skip
+def test_errors_of_settings_keep_their_text(name, value, text, tmp_path):
+    rows = digits_file(tmp_path / "rows.npz")
+    server = Server.start(terms(tmp_path / "node", data=str(rows)), tmp_path / "copy")
+    server.config[name] = value
+    assert text in refusal(server.query())
+
+
+# --- what leaves
+
+
+def test_the_secret_is_in_no_reply(tmp_path):
+    """Nor is the hash of the data: with both, one could test guesses of a row."""
+    replies: list[Message] = []
+
+    class Watched(Server):
+        def _noted(self, reply: Message) -> Message:
+            replies.append(reply)
+            return super()._noted(reply)
+
+    node = terms(tmp_path / "node", data=str(digits_file(tmp_path / "rows.npz")))
+    server = Watched.start(node, tmp_path / "copy")
+    server.query()
+    server.train(1)
+    server.train(1, sample_rate=1.0, noise_multiplier=1e-3)
+    digits_file(tmp_path / "rows.npz", slice(1, 201))
+    new_process()
+    server.query()
+    assert [r.has_error() for r in replies] == [False, False, False, True]
+    key = (tmp_path / "node" / "secret.key").read_bytes()
+    record = (tmp_path / "node" / "data.json").read_text()
+    digest = record.split('"digest": "')[1][:64]
+    for reply in replies:
+        sent = pickle.dumps(over_the_wire(reply)) + str(reply).encode()
+        for secret in (key, key.hex().encode(), digest.encode(), bytes.fromhex(digest)):
+            assert secret not in sent
+    assert (tmp_path / "node" / "ledger.jsonl").read_bytes().splitlines()[-1] in pickle.dumps(replies[1]), "control"

@@ -1,0 +1,66 @@
+"""The terms of a node config: what is missing, misspelt or out of range is refused by name."""
+
+from pathlib import Path
+
+import pytest
+
+from simulations.client.node.terms import Terms, read_terms
+from simulations.grids.refusals import TermsError
+
+LEAST = {"partition-id": 1, "ledger-dir": "/srv/ledger", "epsilon-max": 3, "delta-max": 1e-6}
+
+
+def test_the_least_that_a_client_states():
+    assert read_terms(LEAST) == Terms(partition=1, ledger_dir=Path("/srv/ledger"), epsilon_max=3.0, delta_max=1e-6)
+
+
+def test_all_that_a_client_can_state():
+    more = {"num-partitions": 4, "data": "digits:/srv/rows.npz", "trust": "aggregate", "accept-changed-data": True}
+    assert read_terms(LEAST | more) == Terms(
+        partition=1, num_partitions=4, ledger_dir=Path("/srv/ledger"), epsilon_max=3.0, delta_max=1e-6,
+        data="digits:/srv/rows.npz", trust="aggregate", accept_changed_data=True,
+    )  # fmt: skip
+
+
+def test_the_home_folder_is_meant_by_a_tilde(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/hospital")
+    assert read_terms(LEAST | {"ledger-dir": "~/ledger"}).ledger_dir == Path("/home/hospital/ledger")
+
+
+@pytest.mark.parametrize("key", LEAST)
+def test_a_missing_key_is_named(key):
+    with pytest.raises(TermsError, match=f"a deployed client needs {key}"):
+        read_terms({name: value for name, value in LEAST.items() if name != key})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("ledger_dir", "ledger-dir"), ("ledgerdir", "ledger-dir"), ("epsilon", "epsilon-max"),
+        ("Epsilon-Max", "epsilon-max"), ("delta-mx", "delta-max"), ("dta", "data"), ("trsut", "trust"),
+        ("accept-changed-dat", "accept-changed-data"), ("partition_id", "partition-id"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_key_is_named_with_the_one_that_was_meant(key, meant):
+    with pytest.raises(TermsError, match=f"unknown key '{key}'; did you mean '{meant}'"):
+        read_terms(LEAST | {key: 1})
+
+
+def test_keys_that_are_not_ours_are_left_alone():
+    assert read_terms(LEAST | {"site": "north", "gpu": 0}) == read_terms(LEAST)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("partition-id", -1), ("partition-id", 1.0), ("partition-id", True), ("partition-id", "1"),
+        ("num-partitions", 0), ("num-partitions", 1), ("ledger-dir", "ledger"), ("ledger-dir", ""), ("ledger-dir", 3),
+        ("epsilon-max", 0), ("epsilon-max", -1), ("epsilon-max", float("inf")), ("epsilon-max", float("nan")),
+        ("epsilon-max", "3"), ("epsilon-max", True), ("delta-max", 0.0), ("delta-max", 1.0), ("delta-max", "1e-5"),
+        ("trust", "server"), ("trust", True), ("accept-changed-data", "yes"), ("accept-changed-data", 1),
+        ("data", ""), ("data", 5),
+    ],
+)  # fmt: skip
+def test_a_value_out_of_range_is_refused_by_its_key(key, value):
+    with pytest.raises(TermsError, match=key):
+        read_terms(LEAST | {key: value})

@@ -1,0 +1,232 @@
+"""DP-SNIP in a whole run: its round is in the ledger, in the epsilon, in the bytes, and is run once."""
+
+import pytest
+from flwr.app import Context, Message
+
+import simulations.client.sending
+from fedlsg.accounting.bounds import Event, compose, epsilon
+from fedlsg.privacy.ledger import Entry, Ledger
+from simulations.client.app import app
+from simulations.client.train import process
+from simulations.engines import local
+from simulations.plan.plan import make_plan
+from simulations.settings.settings import from_mapping
+from strategies.federation.wire import read_update
+from tests.simulations.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
+
+SNIP = {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.4, "drop_rate": 0.5}
+DELTA = 1e-5
+
+
+@pytest.fixture(scope="module")
+def pruned(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two clients, round 0, two rounds, on the local engine. Do not write to it."""
+    return run_local(tmp_path_factory.mktemp("runs") / "snip", record_updates=True, **SNIP)
+
+
+def test_every_client_is_charged_one_full_batch_event_and_then_its_steps(pruned):
+    assert pruned.plan is not None
+    sigma = pruned.plan.terms[0].prune_noise_multiplier
+    assert sigma > 2.0
+    for client in range(2):
+        first, *rest = pruned.entries(client)
+        assert (first.round, first.attempt, first.steps, first.sample_rate) == (0, 0, 1, 1.0)
+        assert first.noise_multiplier == pytest.approx(sigma)
+        assert (first.clip_norm, first.mechanism) == (1.0, "dp")
+        assert [(e.round, e.sample_rate, e.noise_multiplier, e.clip_norm) for e in rest] == [
+            (1, 0.05, 2.0, 0.5), (2, 0.05, 2.0, 0.5)
+        ]  # fmt: skip
+
+
+def test_the_reported_epsilon_is_that_of_the_composition(pruned):
+    events = [Event(sample_rate=e.sample_rate, noise_multiplier=e.noise_multiplier, steps=1) for e in pruned.entries(0)]
+    assert pruned.summary["epsilon_max"] == compose(events, delta=DELTA).upper
+    assert pruned.rows[0].epsilon_max > epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=1, delta=DELTA).upper
+
+
+def test_where_sigma_is_given_pruning_by_data_raises_epsilon_and_nothing_else_does(pruned, tmp_path):
+    """Random pruning, dropping and RS leave the ledger, and with it epsilon, exactly as DP-SGD's."""
+    plain = run_local(tmp_path / "dpsgd", method="dpsgd").summary["epsilon_max"]
+    free = [{"method": "dp-ssgd", "prune": "random"}, {"method": "rs", "cooling": False}, {"method": "sparse-dpsgd"}]
+    for i, choices in enumerate(free):
+        assert run_local(tmp_path / str(i), **choices).summary["epsilon_max"] == plain
+    share = pruned.plan.method.prune.epsilon_share
+    assert plain < pruned.summary["epsilon_max"] < (1 + share) * plain
+
+
+def sigmas(**choices: object) -> tuple[float, float]:
+    """Noise multipliers of training and of round 0 that a budget of epsilon = 3 gives."""
+    settings = {k: v for k, v in SMALL.items() if k != "noise_multiplier"} | {"epsilon": 3.0, "rounds": 20} | choices
+    terms = make_plan(from_mapping(settings)).terms[0]
+    return terms.noise_multiplier, terms.prune_noise_multiplier
+
+
+def test_where_epsilon_is_given_pruning_by_data_raises_sigma():
+    plain, none = sigmas(method="dp-ssgd", prune="random")
+    assert none == 0.0
+    assert (plain, 0.0) == sigmas(method="dpsgd") == sigmas(method="rs")
+    small, large = sigmas(**SNIP), sigmas(**SNIP, prune_epsilon_share=0.5)
+    assert plain < small[0] < large[0]
+    assert small[1] > large[1]
+    for (sigma, first), share in ((small, 0.1), (large, 0.5)):
+        alone = epsilon(sample_rate=1.0, noise_multiplier=first, steps=1, delta=DELTA).upper
+        assert alone == pytest.approx(share * 3.0, rel=1e-3)
+        events = [
+            Event(sample_rate=0.05, noise_multiplier=sigma, steps=20),
+            Event(sample_rate=1.0, noise_multiplier=first, steps=1),
+        ]
+        assert 2.99 < compose(events, delta=DELTA).upper <= 3.0
+
+
+def test_a_calibrated_run_goes_to_its_end_within_the_budget(tmp_path):
+    run = run_local(
+        tmp_path / "run", **SNIP, noise_multiplier=None, epsilon=2.0, clients=1, rounds=3, reproducible=False
+    )
+    assert run.summary["rounds"] == 3
+    assert run.summary["private"]
+    assert 1.99 < run.summary["epsilon_max"] <= 2.0
+    assert all(row.rejected == "" for row in run.rows)
+
+
+def test_the_bytes_of_round_0_are_in_the_totals_and_the_summary(pruned):
+    rows, first = pruned.rows, pruned.summary["pruning"]
+    weights, everything = 64 * 64 + 64 * 10, 4810
+    assert first["uplink_bytes"] == 2 * (4 * weights + 80)
+    assert first["downlink_bytes"] == 2 * 4 * everything
+    for name in ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire"):
+        assert pruned.summary[name] == sum(getattr(row, name) for row in rows) + first[name]
+    assert pruned.summary["uplink_bytes_dense"] == 2 * 2 * 4 * everything
+    assert [row.round for row in rows] == [1, 2]
+    assert (first["kind"], first["zero_weights"], first["answered"]) == ("dp-snip", int(0.4 * weights), [0, 1])
+    assert {name.split("/")[0] for name in pruned.payloads} == {"round-000000", "round-000001", "round-000002"}
+    assert len(pruned.payloads["round-000000/client-000000.bin"]) == 4 * weights + 80
+
+
+def test_pruning_without_data_says_what_it_did_and_other_methods_say_nothing(tmp_path, small):
+    run = run_local(tmp_path / "run", method="dp-ssgd", prune="synflow", prune_rate=0.25)
+    assert run.summary["pruning"] == {"kind": "synflow", "rate": 0.25, "zero_weights": (64 * 64 + 64 * 10) // 4}
+    assert small.summary["pruning"] is None
+
+
+# Once, and charged for every attempt
+
+
+class Tape:
+    """A ClientApp that counts what it is asked and is interrupted at one (round, client)."""
+
+    def __init__(self, interrupt: tuple[int, int] | None = None) -> None:
+        self.interrupt = interrupt
+        self.sent: dict[tuple[int, int], bytes] = {}
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "query":
+            return app(message, context)
+        key = int(message.content["round"]["round"]), int(context.node_config["partition-id"])
+        if key == self.interrupt:
+            raise KeyboardInterrupt
+        reply = app(message, context)
+        self.sent[key] = read_update(reply.content)
+        return reply
+
+
+def test_a_run_that_is_resumed_after_round_0_does_not_repeat_it(tmp_path, pruned):
+    with pytest.raises(KeyboardInterrupt):
+        run_local(tmp_path / "run", client=Tape((1, 0)), **SNIP)
+    second = Tape()
+    run = resume_local(tmp_path / "run", client=second)
+    assert {round for round, _ in second.sent} == {1, 2}
+    assert run.weights.equal(pruned.weights)
+    assert run.ledgers == pruned.ledgers
+    for name in ("uplink_bytes", "downlink_bytes", "epsilon_max"):
+        assert run.summary[name] == pruned.summary[name], name
+    for name in ("uplink_bytes", "downlink_bytes", "answered", "zero_weights"):
+        assert run.summary["pruning"][name] == pruned.summary["pruning"][name], name
+
+
+def test_an_answer_of_round_0_that_was_stored_is_sent_again_for_free(tmp_path):
+    first, second = Tape((0, 1)), Tape()
+    with pytest.raises(KeyboardInterrupt):
+        run_local(tmp_path / "run", client=first, **SNIP, reproducible=False)
+    run = resume_local(tmp_path / "run", client=second)
+    assert second.sent[0, 0] == first.sent[0, 0]
+    assert [[(e.round, e.attempt) for e in run.entries(c)] for c in range(2)] == [[(0, 0), (1, 0), (2, 0)]] * 2
+
+
+def test_a_second_attempt_of_round_0_is_charged_again(tmp_path, monkeypatch):
+    """Interrupted between the charge and the store: its noise was drawn."""
+    pack = simulations.client.sending.pack
+
+    def interrupted(*args: object, **kwargs: object) -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulations.client.sending, "pack", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_local(tmp_path / "run", **SNIP, reproducible=False)
+    monkeypatch.setattr(simulations.client.sending, "pack", pack)
+    run = resume_local(tmp_path / "run")
+    assert [(e.round, e.attempt) for e in run.entries(0)] == [(0, 0), (0, 1), (1, 0), (2, 0)]
+    assert [(e.round, e.attempt) for e in run.entries(1)] == [(0, 0), (1, 0), (2, 0)]
+    assert run.summary["epsilon_max"] > run.summary["epsilon_median"]
+
+
+# What must be caught or refused
+
+
+def test_a_round_0_that_is_not_in_the_ledger_is_caught(tmp_path, monkeypatch):
+    """Negative control: a client that noises and sends, and does not charge."""
+    charge = Ledger.charge
+
+    def forgetful(self: Ledger, entry: Entry) -> None:
+        if entry.round:
+            charge(self, entry)
+
+    monkeypatch.setattr(Ledger, "charge", forgetful)
+    with pytest.raises(RuntimeError, match="client 0 answered round 0, and its ledger"):
+        run_local(tmp_path / "run", **SNIP)
+
+
+def test_a_client_without_the_budget_for_round_0_is_named_and_not_charged(tmp_path):
+    """Its ledger is full from an earlier run: it sits out round 0 and every other."""
+    settings = {"sample_rate": 0.3, "noise_multiplier": 1.0, "epsilon": 8.0}
+    plan, directory = plan_at(tmp_path / "run", **SNIP, **settings, reproducible=False)
+    spent = Entry(
+        client=1, round=0, attempt=0, steps=1, sample_rate=1.0, noise_multiplier=0.3, clip_norm=0.5,
+        num_examples=718, mechanism="dp",
+    )  # fmt: skip
+    Ledger(directory.ledger(1), client=1).charge(spent)
+    run = Run(directory.path, plan, local.run(plan, directory, on_round=ignore))
+    assert run.summary["pruning"]["answered"] == [0]
+    assert "round 0 would pass the privacy budget" in run.summary["pruning"]["rejected"]["1"]
+    assert [e.round for e in run.entries(1)] == [0]
+    assert [e.round for e in run.entries(0)] == [0, 1, 2]
+
+
+def test_a_server_that_asks_for_a_round_0_that_was_not_agreed_gets_nothing(tmp_path):
+    """The client's own settings say whether data may be read for pruning."""
+
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train":
+            context.run_config["prune"] = "random"
+        return app(message, context)
+
+    with pytest.raises(
+        RuntimeError, match=r"0 answered round 0: client 0 1: \[1001\] a client failed, and only its own log"
+    ):
+        run_local(tmp_path / "run", client=client, **SNIP)
+    assert not list((tmp_path / "run" / "ledger").glob("*"))
+
+
+def test_the_settings_of_a_run_say_how_it_prunes(pruned):
+    names = ("prune", "prune-rate", "prune-epsilon-share", "prune-clip-norm", "drop", "drop-rate")
+    assert [pruned.config[name] for name in names] == ["dp-snip", 0.4, 0.1, 1.0, "random", 0.5]
+
+
+def test_without_noise_there_is_no_epsilon_and_no_noise_in_round_0(tmp_path):
+    run = run_local(tmp_path / "run", **SNIP, mechanism="none", noise_multiplier=None)
+    assert not run.summary["private"]
+    assert run.plan.terms[0].prune_noise_multiplier == 0.0
+    assert [e.mechanism for e in run.entries(0)] == ["none"] * 3
+
+
+def test_clients_build_what_round_0_needs(pruned):
+    assert set(process(pruned.plan.settings).initial) == {"hidden.weight", "classifier.weight"}

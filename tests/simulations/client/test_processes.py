@@ -1,0 +1,227 @@
+"""Processes: a client that shares nothing with the server but message bytes; runs that are interrupted and killed."""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from flwr.app import Message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+
+from fedlsg.state.server_state import ServerState
+from simulations.engines.local import LocalGrid, task_identity
+from simulations.grids.virtual import named
+from simulations.plan.plan import Plan, known
+from simulations.settings.settings import as_config
+from strategies.federation.report import RoundReport
+from strategies.federation.serial import over_the_wire
+from strategies.federation.wire import flat_record
+from strategies.strategy import FederationSettings, FedLSG
+from tests.places import REPOSITORY
+from tests.simulations.runs import Run, plan_at, run_local
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+
+
+class PipeGrid(LocalGrid):
+    """A grid whose nodes live in another process, reached by bytes alone."""
+
+    def __init__(self, process: subprocess.Popen[bytes], num_partitions: int) -> None:
+        super().__init__(lambda *_: None, num_partitions, {})
+        self.process = process
+        self.sent = self.received = 0
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return [self.exchange(message) for message in messages]
+
+    def exchange(self, message: Message) -> Message:
+        data = message_to_proto(named(message)).SerializeToString()
+        self.process.stdin.write(struct.pack("<I", len(data)) + data)
+        self.process.stdin.flush()
+        reply = self.process.stdout.read(*struct.unpack("<I", self.process.stdout.read(4)))
+        if message.metadata.message_type == "train":
+            self.sent, self.received = self.sent + len(data), self.received + len(reply)
+        return message_from_proto(ProtoMessage.FromString(reply))
+
+
+def federation(plan: Plan, run_dir: Path, on_round: Callable[[RoundReport], None]) -> FedLSG:
+    """The strategy with a fresh state, without a recorder: nothing is read from the clients' directory."""
+    state = ServerState(
+        plan.build_model(), plan.method, plan.schedule,
+        divisor=plan.divisor, seed=plan.settings.seed, classifier=plan.workload.classifier,
+    )  # fmt: skip
+    settings = FederationSettings(
+        terms=plan.terms,
+        clients_per_round=known(plan.settings.clients_per_round),
+        local=plan.local,
+        run_dir=str(run_dir),
+    )
+    return FedLSG(state, settings, on_round)
+
+
+def test_client_and_server_share_nothing_but_message_bytes(tmp_path, small):
+    """The client's process has its own directory, and another working directory."""
+    plan, _ = plan_at(tmp_path / "server")
+    (tmp_path / "client").mkdir()
+    config = {name: value for name, value in as_config(plan.settings).items() if name != "run-dir"}
+    command = [sys.executable, str(REPOSITORY / "tests" / "simulations" / "client_process.py"), json.dumps(config), "2"]
+    reports: list[RoundReport] = []
+    process = subprocess.Popen(
+        command, cwd=tmp_path / "client", env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process, task_identity():
+        grid = PipeGrid(process, 2)
+        strategy = federation(plan, tmp_path / "client" / "run", reports.append)
+        strategy.start(grid, flat_record(strategy.state.weights), num_rounds=plan.schedule.rounds)
+        process.stdin.close()
+    assert strategy.state.weights.equal(small.weights)
+    payloads = {f"round-{r.round:06d}/client-{c:06d}.bin": p for r in reports for c, p in r.payloads.items()}
+    assert payloads == small.payloads
+    assert grid.sent == sum(report.downlink_bytes_wire for report in reports)
+    assert grid.received == sum(report.uplink_bytes_wire for report in reports)
+    ledgers = {path.name: path.read_bytes() for path in (tmp_path / "client" / "run" / "ledger").iterdir()}
+    assert ledgers == small.ledgers
+    assert [path.name for path in (tmp_path / "server").iterdir()] == ["config.toml"]
+
+
+def test_over_the_wire_returns_an_equal_message_that_shares_nothing(small, monkeypatch):
+    with task_identity():
+        message = Message(flat_content(), 5, "train", group_id="1")
+    copy = over_the_wire(message)
+    assert copy.content == message.content
+    assert copy.metadata == message.metadata
+    copy.content["weights"]["flat"].data = b"other"
+    assert copy.content != message.content
+
+
+def flat_content():
+    import torch
+    from flwr.app import RecordDict
+
+    return RecordDict({"weights": flat_record(torch.arange(3.0))})
+
+
+# --- interrupted and killed
+
+LONG = {"rounds": 25, "clients": 2, "sample_rate": 0.05, "noise_multiplier": 2.0, "reproducible": True}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_local(tmp_path_factory.mktemp("unbroken") / "run", **LONG, evaluate_every=25)
+
+
+def command_line(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "simulations", *arguments]
+
+
+def interrupt(
+    command: list[str], run: Run, number: signal.Signals, *, after_round: int, env: dict[str, str] = ENVIRONMENT
+) -> tuple[int, str]:
+    """Start a command, send it the signal once a round is finished; (exit status, what it printed)."""
+    process = subprocess.Popen(
+        command, env=env, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    deadline = time.monotonic() + 300
+    try:
+        while finished_rounds(run) < after_round:
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline, "no round was finished"
+            time.sleep(0.005)
+        os.kill(process.pid, number)
+        printed = process.communicate(timeout=120)[0]
+    finally:
+        process.kill()
+    return process.returncode, printed
+
+
+def finished_rounds(run: Run) -> int:
+    return run.directory.rounds.read_text().count("\n") - 1 if run.directory.rounds.exists() else 0
+
+
+def options(engine: str, out: Path) -> list[str]:
+    given = [item for name, value in LONG.items() if name != "reproducible" for item in ("-c", f"{name}={value}")]
+    return ["run", "--engine", engine, "--out", str(out), "--reproducible", "-c", "evaluate_every=25", *given]
+
+
+def check_continued(run: Run, unbroken: Run) -> None:
+    """As if nothing had happened."""
+    assert run.weights.equal(unbroken.weights)
+    assert [row.round for row in run.rows] == list(range(1, 26))
+    assert {row.rejected for row in run.rows} == {""}
+    assert run.ledgers == unbroken.ledgers
+    summary = json.loads(run.directory.summary.read_text())
+    assert not summary["private"]
+    for name in ("accuracy", "loss", "epsilon_max", "uplink_bytes", "downlink_bytes", "rounds"):
+        assert summary[name] == unbroken.summary[name], name
+
+
+def test_interrupted_and_killed_and_continued_to_the_same_weights(tmp_path, unbroken):
+    run = Run(tmp_path / "run")
+    resume = command_line("resume", str(run.path))
+    status, printed = interrupt(command_line(*options("local", run.path)), run, signal.SIGINT, after_round=3)
+    assert status == 130
+    assert "fedlsg: error: interrupted" in printed
+    assert f"continue with: fedlsg resume {run.path}" in printed
+    assert "Traceback" not in printed
+    at_interrupt = finished_rounds(run)
+    assert 3 <= at_interrupt < 25
+    status, terminated = interrupt(resume, run, signal.SIGTERM, after_round=at_interrupt + 2)
+    assert status == 128 + signal.SIGTERM
+    assert terminated.splitlines()[-2:] == printed.splitlines()[-2:]  # SIGTERM says the same as Ctrl-C
+    at_interrupt = finished_rounds(run)
+    status, _ = interrupt(resume, run, signal.SIGKILL, after_round=at_interrupt + 5)
+    assert status == -signal.SIGKILL
+    assert at_interrupt + 5 <= finished_rounds(run) < 25
+    done = subprocess.run(resume, env=ENVIRONMENT, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert "NOT PRIVATE" in done.stdout
+    check_continued(run, unbroken)
+
+
+def left_in(temporary: Path) -> list[str]:
+    """What runs have left there. torch makes an empty cache folder for each user wherever an optimizer is made."""
+    return [path.name for path in sorted(temporary.iterdir()) if not path.name.startswith("torchinductor_")]
+
+
+@pytest.mark.ray
+def test_terminated_and_killed_flower_leaves_no_folder_and_is_continued(tmp_path, unbroken):
+    """SIGTERM ends a run as Ctrl-C does; after SIGKILL the processes that are left clean up."""
+    run = Run(tmp_path / "run")
+    with tempfile.TemporaryDirectory(prefix="t") as short:  # Ray's sockets need a short path
+        temporary, env = Path(short), {**ENVIRONMENT, "TMPDIR": short}
+        start, resume = command_line(*options("flower", run.path)), command_line("resume", str(run.path))
+        status, printed = interrupt(start, run, signal.SIGTERM, after_round=3, env=env)
+        assert status == 128 + signal.SIGTERM
+        assert printed.splitlines()[-2:] == [f"continue with: fedlsg resume {run.path}", "fedlsg: error: interrupted"]
+        assert left_in(temporary) == []
+        status, _ = interrupt(resume, run, signal.SIGKILL, after_round=finished_rounds(run) + 3, env=env)
+        assert status == -signal.SIGKILL
+        deadline = time.monotonic() + 60
+        while left_in(temporary):
+            assert time.monotonic() < deadline, left_in(temporary)
+            time.sleep(0.05)
+        done = subprocess.run(resume, env=env, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert left_in(temporary) == []
+    check_continued(run, unbroken)
+
+
+@pytest.mark.ray
+def test_interrupted_flower_is_continued_to_the_same_weights(tmp_path, unbroken):
+    run = Run(tmp_path / "run")
+    status, printed = interrupt(command_line(*options("flower", run.path)), run, signal.SIGINT, after_round=3)
+    assert status == 130
+    assert f"continue with: fedlsg resume {run.path}" in printed
+    assert 3 <= finished_rounds(run) < 25
+    subprocess.run(
+        command_line("resume", str(run.path)), env=ENVIRONMENT, cwd=REPOSITORY, capture_output=True, check=True
+    )
+    check_continued(run, unbroken)

@@ -1,0 +1,331 @@
+"""Replicas in whole runs: the same weights and the bytes of the messages, whoever joins late, diverges or resumes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message
+
+from fedlsg.state.server_update import HEADER
+from simulations.client import app as client_app
+from simulations.client import replica as replicas
+from simulations.client.app import app, read_context
+from simulations.client.train import process
+from simulations.engines import local
+from simulations.plan.plan import make_plan
+from simulations.rundir import messages
+from simulations.rundir.noted_downlink import NOTHING
+from simulations.rundir.row import Row
+from simulations.settings.settings import from_mapping
+from strategies.federation.wire import REPLICA_DIFFERS, REPLICA_MISSING, payload_size
+from tests.simulations.runs import Run, plan_at, resume_local, run_local, stopped_after
+
+CASES: dict[str, dict[str, Any]] = {
+    "lsg": {"momentum": 0.9},
+    "adam": {"optimizer": "adam", "learning_rate": 0.01, "schedule": "cosine", "ema": 0.9},
+    "evaluated by an average": {"ema": 0.9, "momentum": 0.0, "rank": 5},
+    "rgp": {"method": "rgp"},
+    "rs, masks of an epoch": {"method": "rs", "redraw": "epoch", "sparsity": 0.5},
+    "rs, ranked": {"method": "rs", "ranking": "gradients", "sparsity": 0.5, "cooling": False, "sample_rate": 0.5},
+    "dpsgd": {"method": "dpsgd", "momentum": 0.5},
+    "lora": {"method": "lora"},
+    "local steps": {"local_steps": 3, "local_momentum": 0.5},
+    "dp-snip": {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.3},
+    "top-k": {"method": "topk", "topk_rate": 0.05, "noise_multiplier": None},
+    "some clients": {"clients": 4, "clients_per_round": 2, "rounds": 5},
+}
+UPDATE = HEADER.size + 80 + 4 * 1074
+"""Bytes of an update of lsg on digits: 1,074 values, a payload's header and checksum, a step's header."""
+
+
+def sparse_and_full(out: Path, **settings: Any) -> tuple[Run, Run]:
+    settings = {"rounds": 3, "evaluate_every": 9} | settings
+    return run_local(out / "sparse", downlink="sparse", **settings), run_local(out / "full", **settings)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sparse_in_float32_is_full_bit_for_bit(name, tmp_path):
+    sparse, full = sparse_and_full(tmp_path, **CASES[name])
+    assert sparse.weights.equal(full.weights)
+    assert [row.answered for row in sparse.rows] == [row.answered for row in full.rows]
+    assert [row.downlink_messages for row in sparse.rows] == [row.downlink_messages for row in full.rows]
+    assert sum(row.downlink_bytes for row in sparse.rows) < sum(row.downlink_bytes for row in full.rows)
+    for run in (sparse, full):
+        lines = [line for line in messages.read(run.path / "bytes.csv") if line.direction == "down" and line.round]
+        assert all(line.payload_bytes >= line.values_bytes for line in lines)
+        assert sum(line.payload_bytes for line in lines) == sum(row.downlink_bytes for row in run.rows)
+    assert sparse.summary["downlink_bytes_dense"] == full.summary["downlink_bytes_dense"]
+
+
+def test_bytes_by_hand(tmp_path):
+    """Who was last asked in round r holds the model before it, and misses an update for every round since then."""
+    run = run_local(
+        tmp_path / "run", downlink="sparse", clients=5, clients_per_round=2, rounds=9, momentum=0.0, evaluate_every=9
+    )
+    held = dict.fromkeys(range(5), 0)
+    seen = set()
+    for row in run.rows:
+        expected = 0
+        for client in map(int, row.asked.split()):
+            missed = UPDATE * (row.round - 1 - held[client])
+            expected += min(missed, 4 * 4810)
+            seen.add(missed > 4 * 4810)
+            held[client] = row.round - 1
+        assert row.downlink_bytes == expected
+    assert seen == {False, True}
+
+
+def test_wire_bytes_are_those_of_the_serialised_messages(tmp_path, monkeypatch):
+    from flwr.common.serde import message_to_proto
+
+    sizes: dict[str, list[tuple[int, int]]] = {}
+    pass_on = local.over_the_wire
+
+    def over_the_wire(message: Message) -> Message:
+        if message.metadata.message_type == "train" and not message.metadata.reply_to_message_id:
+            size = len(message_to_proto(message).SerializeToString()), payload_size(message.content)
+            sizes.setdefault(message.metadata.group_id, []).append(size)
+        return pass_on(message)
+
+    monkeypatch.setattr(local, "over_the_wire", over_the_wire)
+    run = run_local(tmp_path / "run", downlink="sparse", rounds=3)
+    for row in run.rows:
+        assert [sum(size) for size in zip(*sizes[str(row.round)], strict=True)] == [
+            row.downlink_bytes_wire, row.downlink_bytes,
+        ]  # fmt: skip
+
+
+def test_noise_floor_below_and_above(tmp_path):
+    """A second rounding: other weights than with full downlink, a ninth of float32's bytes, the same ledger."""
+    sparse, full = sparse_and_full(tmp_path, codec="noise-floor")
+    assert not sparse.weights.equal(full.weights)
+    assert sparse.ledgers == full.ledgers
+    assert sparse.summary["epsilon_max"] == full.summary["epsilon_max"]
+    assert sparse.summary["downlink"] == {
+        "name": "sparse", "codec": "noise-floor", "repairs": 0, "step": 0.5, "added_variance": 0.25 / 12,
+        "interrupted": NOTHING,
+    }  # fmt: skip
+    assert full.summary["downlink"] == {"name": "full", "interrupted": NOTHING}
+    last = [run.rows[-1].downlink_bytes for run in (sparse, full)]
+    assert last[1] == 2 * 4 * 4810
+    assert last[0] * 30 < last[1]
+
+
+# --- clients that are not there, or hold something else
+
+
+def late(silent: int) -> Callable[[Message, Context], Any]:
+    """Client 1 stays silent until a round."""
+
+    def client(message: Message, context: Context) -> Any:
+        train = message.metadata.message_type == "train"
+        if train and context.node_config["partition-id"] == 1 and message.content["round"]["round"] < silent:
+            return None
+        return app(message, context)
+
+    return client
+
+
+def test_who_joins_late_gets_what_it_missed(tmp_path):
+    settings = {"rounds": 5, "client": late(4), "momentum": 0.0}
+    sparse, full = sparse_and_full(tmp_path, **settings)
+    assert sparse.weights.equal(full.weights)
+    assert [row.downlink_bytes for row in sparse.rows] == [UPDATE * n for n in (0, 1 + 1, 1 + 2, 1 + 3, 1 + 1)]
+
+
+def flip(settings: Any) -> None:
+    """One bit of one weight of this process's replica."""
+    here = process(settings)
+    weight = next(iter(here.weights.values())).view(torch.int32)
+    weight.view(-1)[5] ^= 1 << 20
+
+
+def is_for(message: Message, context: Context, round: int, partition: int) -> bool:
+    train = message.metadata.message_type == "train"
+    return train and (message.content["round"]["round"], context.node_config["partition-id"]) == (round, partition)
+
+
+def diverging(round: int, partition: int = 0) -> Callable[[Message, Context], Any]:
+    done = []
+
+    def client(message: Message, context: Context) -> Any:
+        if not done and is_for(message, context, round, partition):
+            done.append(True)
+            flip(read_context(context)[0])
+        return app(message, context)
+
+    return client
+
+
+@pytest.mark.parametrize("method", ["lsg", "rs"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_replica_that_diverged_is_noticed_and_repaired_in_the_same_round(method, momentum, tmp_path):
+    """lsg: the update does not fit the frame that is derived from other weights; rs: the digest of the weights."""
+    settings = {"method": method, "momentum": momentum, "sparsity": 0.8, "rounds": 9, "evaluate_every": 9}
+    honest = run_local(tmp_path / "honest", downlink="sparse", **settings)
+    run = run_local(tmp_path / "run", downlink="sparse", client=diverging(4), **settings)
+    assert run.weights.equal(honest.weights)
+    assert run.ledgers == honest.ledgers
+    assert "clients [] derive another frame, [0] hold another model" in run.log
+    whole = 4 * 4810 * (2 if momentum else 1)
+    extra = [r.downlink_bytes - h.downlink_bytes for r, h in zip(run.rows, honest.rows, strict=True)]
+    assert extra == [0, 0, 0, whole] + [0] * 5
+    assert [row.downlink_messages for row in run.rows] == [2, 2, 2, 3] + [2] * 5
+    assert [row.answered for row in run.rows] == ["0 1"] * 9
+
+
+def test_without_the_digest_a_replica_that_diverged_goes_unnoticed(tmp_path, monkeypatch):
+    """Negative control: what the digest is for."""
+    settings = {"method": "rs", "sparsity": 0.8, "rounds": 4, "evaluate_every": 9}
+    honest = run_local(tmp_path / "honest", downlink="sparse", **settings)
+    reference: list[bytes] = []
+    read = replicas.read_reference
+    monkeypatch.setattr(replicas, "read_reference", lambda c: (reference.append(read(c).digest), read(c))[1])
+    monkeypatch.setattr(replicas, "digest_of", lambda weights: reference[-1])
+    run = run_local(tmp_path / "run", downlink="sparse", client=diverging(3), **settings)
+    assert [row.downlink_messages for row in run.rows] == [2] * 4
+    assert not run.weights.equal(honest.weights)
+
+
+# --- machines of their own
+
+
+def alone(message: Message, context: Context) -> Any:
+    """A client whose process begins with the message, and that shares its replica with nobody."""
+    process.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_app, "is_shared", lambda context: False)
+        return app(message, context)
+
+
+def test_clients_on_machines_of_their_own_keep_replicas_in_files(tmp_path):
+    settings = {"clients": 3, "clients_per_round": 2, "rounds": 5, "optimizer": "adam", "learning_rate": 0.01}
+    shared = run_local(tmp_path / "shared", downlink="sparse", **settings)
+    run = run_local(tmp_path / "run", downlink="sparse", client=alone, **settings)
+    assert run.weights.equal(shared.weights)
+    assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in shared.rows]
+    assert [row.downlink_messages for row in run.rows] == [2] * 5
+    assert sorted(p.name for p in (run.path / "replicas").iterdir()) == [f"client-{c:06d}.bin" for c in range(3)]
+    assert not (shared.path / "replicas").exists()
+
+
+@pytest.mark.parametrize("damage", [lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-9] + bytes(9))])
+def test_a_damaged_replica_costs_one_whole_model(damage, tmp_path):
+    def client(message: Message, context: Context) -> Any:
+        if not seen and is_for(message, context, 3, 0):
+            seen.append(True)
+            damage(tmp_path / "run" / "replicas" / "client-000000.bin")
+        return alone(message, context)
+
+    seen: list[bool] = []
+    settings = {"rounds": 4, "momentum": 0.0, "evaluate_every": 9}
+    run = run_local(tmp_path / "run", downlink="sparse", client=client, **settings)
+    full = run_local(tmp_path / "full", **settings)
+    assert run.weights.equal(full.weights)
+    assert [row.downlink_bytes for row in run.rows] == [0, 2 * UPDATE, 2 * UPDATE + 4 * 4810, 2 * UPDATE]
+    assert [row.downlink_messages for row in run.rows] == [2, 2, 3, 2]
+
+
+def forgetting(rounds: set[int], replica: Path) -> Callable[[Message, Context], Any]:
+    """Client 0, on a machine of its own, has lost its replica in some rounds."""
+
+    def client(message: Message, context: Context) -> Any:
+        if any(is_for(message, context, round, 0) for round in rounds) and "steps" in message.content:
+            replica.unlink(missing_ok=True)
+        return alone(message, context)
+
+    return client
+
+
+def test_repairs_are_counted_over_a_resume_and_stop_after_the_second(tmp_path):
+    """The third time it gets weights alone, and goes on getting them."""
+    settings = {"downlink": "sparse", "rounds": 9, "momentum": 0.0, "evaluate_every": 9}
+    client = forgetting({3, 5, 7}, tmp_path / "run" / "replicas" / "client-000000.bin")
+    plan, directory = plan_at(tmp_path / "run", **settings)
+
+    def stop(row: Row) -> None:
+        if row.round == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        local.run(plan, directory, on_round=stop, client=client)
+    run = resume_local(directory.path, client=client)
+    assert [row.downlink_messages for row in run.rows] == [2, 2, 3, 2, 3, 2, 3, 2, 2]
+    assert run.summary["downlink"]["repairs"] == 3
+    assert run.checkpoint["downlink"]["repairs"] == {0: 3}
+    assert 0 not in run.checkpoint["downlink"]["held"]
+
+
+def test_codes_are_ours():
+    assert (REPLICA_MISSING, REPLICA_DIFFERS) == (1004, 1005)
+
+
+# --- resumed
+
+LONG = {"rounds": 6, "clients": 3, "clients_per_round": 2, "momentum": 0.9, "evaluate_every": 9}
+
+
+def test_a_resumed_run_sends_what_an_unbroken_one_sends(tmp_path):
+    whole = run_local(tmp_path / "whole", downlink="sparse", **LONG)
+    stopped_after(3, tmp_path / "run", downlink="sparse", **LONG)
+    process.cache_clear()
+    run = resume_local(tmp_path / "run")
+    assert run.weights.equal(whole.weights)
+    assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in whole.rows]
+
+
+def test_damaged_steps_cost_whole_models_and_nothing_else(tmp_path):
+    whole = run_local(tmp_path / "whole", downlink="sparse", **LONG)
+    stopped = stopped_after(3, tmp_path / "run", downlink="sparse", **LONG)
+    path = stopped.directory.steps / "step-000002.bin"
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    process.cache_clear()
+    run = resume_local(tmp_path / "run")
+    assert run.weights.equal(whole.weights)
+    assert sum(row.downlink_bytes for row in run.rows) > sum(row.downlink_bytes for row in whole.rows)
+    assert [row.answered for row in run.rows] == [row.answered for row in whole.rows]
+
+
+def test_who_is_far_behind_reads_the_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(replicas, "FAR", 2)
+    whole = run_local(tmp_path / "whole", downlink="sparse", **LONG)
+    stopped = stopped_after(3, tmp_path / "run", downlink="sparse", **LONG)
+    (stopped.directory.steps / "step-000001.bin").unlink()
+    process.cache_clear()
+    run = resume_local(tmp_path / "run")
+    assert run.weights.equal(whole.weights)
+    assert [row.downlink_messages for row in run.rows] == [2] * 6
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(("given", "why"), [
+    ({"downlink_codec": "int8"}, "give downlink=sparse"),
+    ({"downlink": "sparse", "downlink_codec": "noise-floor", "method": "sgd", "noise_multiplier": None}, "adds none"),
+    ({"downlink": "sparse", "downlink_codec": "noise-floor", "method": "dp-powersgd"}, "factors"),
+    ({"downlink": "sparse", "downlink_codec": "noise-floor", "codec": "sign"}, "'sign' leaves one of no known.*int8"),
+    ({"downlink": "dense"}, "expected downlink in"),
+])  # fmt: skip
+def test_downlinks_that_there_are_not(given, why):
+    with pytest.raises(ValueError, match=why):
+        make_plan(from_mapping({"noise_multiplier": 2.0} | given))
+
+
+def test_the_codec_down_is_as_fine_as_the_codec_up(tmp_path):
+    for codec, down in (
+        ("float32", "float32"),
+        ("int8", "float32"),
+        ("sign", "float32"),
+        ("noise-floor", "noise-floor"),
+    ):
+        plan = make_plan(from_mapping({"noise_multiplier": 2.0, "codec": codec, "downlink": "sparse"}))
+        assert plan.settings.downlink_codec == down
+    assert make_plan(from_mapping({"noise_multiplier": 2.0})).settings.downlink_codec is None
+
+
+def test_summed_noise_makes_the_grid_where_only_the_sum_is_private(tmp_path):
+    run = run_local(tmp_path / "run", trust="aggregate", downlink="sparse", downlink_codec="noise-floor")
+    assert run.rows[-1].downlink_bytes < 2 * 1000

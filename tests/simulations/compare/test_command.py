@@ -1,0 +1,278 @@
+"""The grid as it runs: skipped, resumed, refused, failed, out of time, interrupted; then the real processes."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulations.compare.collect import cell_result
+from simulations.compare.grid import Cell
+from simulations.compare.runner import Folder, check_same_settings, run_cells
+from simulations.compare.worker import Job, Outcome, Worker, run_cell
+from simulations.rundir.rundir import RunDir
+from tests.simulations.compare_cases import fake, grid
+from tests.simulations.runs import SMALL, Run
+
+TINY = {"clients": 2, "rounds": 2, "sample_rate": 0.05, "noise_multiplier": 2.0}
+OPTIONS = [word for name, value in TINY.items() for word in ("-c", f"{name}={value}")]
+
+
+class Heard:
+    """The callbacks, written down."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+
+    def started(self, cell: Cell) -> None: ...
+
+    def running(self, cells: Any) -> None: ...
+
+    def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
+        self.ends.append(f"{cell.name} {outcome.status}")
+
+
+def run(folder: Folder, cells: list[Cell], outcomes: Any, **options: Any) -> tuple[list[str], list[str]]:
+    """(how cells ended, what the workers were asked)."""
+    heard, (new_worker, log) = Heard(), fake(outcomes)
+    run_cells(
+        cells, folder, started=heard.started, running=heard.running, ended=heard.ended, new_worker=new_worker, **options
+    )
+    return heard.ends, log
+
+
+def finish(job: Job) -> Outcome:
+    """A cell that leaves a summary."""
+    Path(job.path).mkdir(parents=True, exist_ok=True)
+    (Path(job.path) / "config.toml").write_text('workload = "digits"\n')
+    (Path(job.path) / "summary.json").write_text("{}")
+    return Outcome(status="done")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "grid")
+
+
+def test_a_failure_is_recorded_and_the_grid_goes_on(folder):
+    cells = grid(seeds=2).cells()
+
+    def outcomes(job: Job) -> Outcome:
+        return Outcome(status="failed", reason="rank too big") if "lsg" in job.path else finish(job)
+
+    ends, log = run(folder, cells, outcomes)
+    assert ends == ["lsg-seed0 failed", "sgd-seed0 done", "lsg-seed1 failed", "sgd-seed1 done"]
+    assert log.count("close") == 3  # a fresh process after each failure, and the last one
+    left = [cell_result(folder, cell, folder.record()) for cell in cells if cell.label == "lsg"]
+    assert [(r.status, r.reason) for r in left] == [("failed", "rank too big")] * 2
+    again, _ = run(folder, cells, finish)
+    assert again == ["lsg-seed0 done", "lsg-seed1 done"]  # finished cells are not run again
+
+
+def test_out_of_time_no_cell_is_started_and_a_long_one_is_interrupted(folder):
+    cells = grid(seeds=2).cells()
+    ends, log = run(folder, cells, lambda job: None, budget_seconds=0.05)
+    assert ends == ["lsg-seed0 interrupted"]
+    assert log == ["start lsg-seed0", "interrupt", "close"]
+    assert [folder.status(cell, folder.record()).status for cell in cells] == ["not run"] * 4
+
+
+def test_within_the_budget_everything_runs(folder):
+    """Negative control."""
+    assert len(run(folder, grid(seeds=2).cells(), finish, budget_seconds=60)[0]) == 4
+
+
+def test_two_jobs_run_at_a_time(folder):
+    cells = grid(seeds=2).cells()
+    _, log = run(folder, cells, finish, jobs=2)
+    assert log[:2] == ["start lsg-seed0", "start sgd-seed0"]
+    assert log.count("close") == 2
+
+
+def test_an_interruption_leaves_no_worker_and_a_resumable_record(folder):
+    cells = grid(seeds=1).cells()
+
+    def interrupt(job: Job) -> Outcome:
+        raise KeyboardInterrupt
+
+    new_worker, log = fake(interrupt)
+    heard = Heard()
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(cells, folder, started=heard.started, running=heard.running, ended=heard.ended, new_worker=new_worker)
+    assert log == ["start lsg-seed0", "interrupt", "close"]
+    assert folder.record()["lsg-seed0"].status == "interrupted"
+
+
+def asked(settings: dict[str, Any], **keys: Any) -> list[Cell]:
+    return grid(settings=settings, methods={"lsg": keys}).cells()
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_other_settings_are_refused_by_name(record, folder):
+    (cell,) = asked({"learning_rate": 0.5}, rank=4)
+    run(folder, [cell], finish)
+    (folder.run(cell).path / "config.toml").write_text(
+        'workload = "digits"\nmethod = "lsg"\nlearning-rate = 0.5\nrank = 4\n'
+    )
+    if not record:
+        (folder.path / "cells.json").unlink()
+    check_same_settings(folder, asked({"learning_rate": 0.5, "threads": 2}, rank=4))  # moves no result
+    with pytest.raises(ValueError, match=r"lsg-seed0 was run with learning_rate = 0.5 \(now 0.25\); .*another --out"):
+        check_same_settings(folder, asked({"learning_rate": 0.25}, rank=4))
+    with pytest.raises(ValueError, match=r"rank = 4 \(now 8\)"):
+        check_same_settings(folder, asked({"learning_rate": 0.5}, rank=8))
+    if record:  # a setting that is no longer given shows only in the record
+        with pytest.raises(ValueError, match=r"learning_rate = 0.5 \(now unset\)"):
+            check_same_settings(folder, asked({}, rank=4))
+
+
+def test_a_damaged_record_names_its_file(folder):
+    folder.path.mkdir(parents=True)
+    (folder.path / "cells.json").write_text("[")
+    with pytest.raises(ValueError, match=r"cells.json is damaged"):
+        folder.record()
+
+
+# --- one cell, in this process
+
+GIVEN = {**SMALL, "workload": "digits", "method": "lsg", "seed": 0, "reproducible": True}
+
+
+def job(path: Path, **changes: Any) -> Job:
+    return Job(path=str(path), log=str(path.parent / "log"), given=GIVEN | changes)
+
+
+def test_a_cell_is_an_ordinary_run(tmp_path, small):
+    assert run_cell(job(tmp_path / "cell")) == Outcome(status="done")
+    assert Run(tmp_path / "cell").weights.equal(small.weights)
+    assert "test accuracy" in (tmp_path / "log").read_text()
+
+
+def test_an_interrupted_cell_is_resumed(stopped, small):
+    assert run_cell(job(stopped.path, threads=1)).status == "done"
+    assert stopped.weights.equal(small.weights)
+    assert [len(stopped.entries(client)) for client in (0, 1)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rank": 0}, "rank"),
+        ({"workload": "digitz"}, "unknown workload 'digitz'"),
+        ({"rank": "x"}, "expected a number"),
+    ],
+)
+def test_a_bad_cell_is_a_reason_and_no_crash(changes, reason, tmp_path):
+    outcome = run_cell(job(tmp_path / "cell", **changes))
+    assert outcome.status == "failed"
+    assert reason in outcome.reason
+    assert "Traceback" in (tmp_path / "log").read_text()
+    assert not (tmp_path / "cell").exists()
+
+
+# --- real processes
+
+
+def test_compare_end_to_end(fedlsg, tmp_path):
+    """Runs, skips what is done, extends, marks failures in the exit status, and refuses other settings."""
+    command = ["compare", "digits", "--methods", "lsg,sgd", *OPTIONS, "--out", "here"]
+    status, out, err = fedlsg(*command)
+    assert (status, err) == (0, ""), out
+    assert "[2/2] sgd-seed0: done" in out
+    here = tmp_path / "here"
+    assert {p.name for p in here.iterdir()} >= {
+        "grid.toml", "cells.json", "results.csv", "table.csv", "table.md", "report.html", "cells", "logs", "plots",
+    }  # fmt: skip
+    before = {p: p.read_bytes() for p in (here / "cells").rglob("*") if p.is_file()}
+    status, out, _ = fedlsg("compare", "--grid", "here/grid.toml", "--methods", "lsg,sgd,rgp", "-c", "rgp.rank=0",
+                            "--out", "here")  # fmt: skip
+    assert status == 1
+    assert "3 cells, 2 done before" in out
+    assert "rgp-seed0: FAILED" in out
+    assert {p: p.read_bytes() for p in (here / "cells").rglob("*") if p.is_file()} == before
+    with (here / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["method"], r["status"]) for r in rows] == [("lsg", "done"), ("sgd", "done"), ("rgp", "failed")]
+    assert "rank" in rows[2]["reason"]
+    status, out, err = fedlsg(*command, "-c", "learning_rate=0.25")
+    assert status == 1
+    assert "learning_rate = unset (now 0.25)" in err
+    assert {p: p.read_bytes() for p in (here / "cells").rglob("*") if p.is_file()} == before
+
+
+WRONG = {
+    "no methods": ((), "at least one method"),
+    "unknown workload": (("digitz", "--methods", "lsg"), "unknown workload 'digitz'"),
+    "unknown method": (("--methods", "lsgg"), "unknown method 'lsgg'"),
+    "misspelt setting": (("--methods", "lsg", "-c", "sparcity=1"), "unknown setting 'sparcity'"),
+    "stranger's setting": (("--methods", "lsg", "-c", "rgp.rank=1"), "unknown method of this grid 'rgp'"),
+    "no number": (("--methods", "lsg", "--epsilons", "1,x"), "expected --epsilons as numbers"),
+    "no jobs": (("--methods", "lsg", "--jobs", "0"), "--jobs 0 >= 1"),
+    "no time": (("--methods", "lsg", "--budget-minutes", "0"), "--budget-minutes 0"),
+    "no grid file": (("--grid", "nowhere.toml"), "cannot read the grid file nowhere.toml"),
+    "unwritable": (("--methods", "lsg", "--out", "/dev/null/grid"), "cannot write to /dev/null/grid"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_grid_is_one_line_and_leaves_nothing(kind, fedlsg, tmp_path):
+    arguments, message = WRONG[kind]
+    status, out, err = fedlsg("compare", *arguments)
+    assert status != 0
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_is_killed_is_a_failed_cell(tmp_path):
+    worker = Worker()
+    try:
+        assert worker.process.pid is not None
+        os.kill(worker.process.pid, signal.SIGKILL)
+        worker.submit(job(tmp_path / "cell"))
+        assert worker.outcome() == Outcome(
+            status="failed", reason="its process ended with signal SIGKILL; out of memory?"
+        )
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+def test_ended_in_the_middle_no_process_is_left_and_the_cell_is_resumable(number, tmp_path):
+    """SIGINT to the parent, as Ctrl-C; and SIGKILL, after which the worker must notice by itself."""
+    command = [sys.executable, "-m", "simulations", "compare", "digits", "--methods", "sgd", "--out", str(tmp_path)]
+    command += ["-c", "rounds=5000", "-c", "evaluate_every=5000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    cell = RunDir(tmp_path / "cells" / "sgd-seed0")
+    wait_until(lambda: cell.rounds.exists() and cell.rounds.read_text().count("\n") > 3)
+    holder = int((cell.path / ".lock").read_text())
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    assert number == signal.SIGKILL or err.strip() == "fedlsg: error: interrupted"
+    wait_until(lambda: not alive(holder))
+    assert not cell.summary.exists()
+    assert 2 <= cell.last_round() < 5000  # the third row may lie there before its checkpoint does
+    assert json.loads((tmp_path / "cells.json").read_text())["sgd-seed0"]["status"] == "interrupted"
+
+
+def wait_until(condition: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False

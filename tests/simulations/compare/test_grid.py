@@ -1,0 +1,145 @@
+"""Which cells a grid has, in which order, with which settings; and what it refuses."""
+
+import tomllib
+
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+import strategies
+from simulations.compare.command import make_grid
+from simulations.compare.grid import as_toml, from_toml, split_settings
+from tests.simulations.compare_cases import grid
+
+SAID = {"methods": None, "epsilons": None, "seeds": None, "ranks": None, "sparsities": None}
+
+
+def test_the_cells_of_a_small_grid_by_hand():
+    cells = grid(seeds=2, epsilons=[1.0, 3.0], ranks=[4, 8]).cells()
+    assert [cell.name for cell in cells] == [
+        f"{name}-seed{seed}"
+        for seed in (0, 1)
+        for name in ("lsg-epsilon1-rank4", "lsg-epsilon1-rank8", "sgd", "lsg-epsilon3-rank4", "lsg-epsilon3-rank8")
+    ]
+    assert cells[1].given == {
+        "workload": "digits", "method": "lsg", "seed": 0, "engine": "local", "epsilon": 1.0, "rank": 8,
+    }  # fmt: skip
+    assert cells[2].given == {"workload": "digits", "method": "sgd", "seed": 0, "engine": "local"}
+
+
+def test_a_partial_grid_is_balanced():
+    """However many cells were run, no method is more than one seed ahead of another."""
+    cells = grid(seeds=3, epsilons=[3.0], methods={name: {} for name in strategies.names()}).cells()
+    for count in range(1, len(cells)):
+        runs = [sum(cell.method == name for cell in cells[:count]) for name in strategies.names()]
+        assert max(runs) - min(runs) <= 1
+
+
+def test_settings_go_where_they_belong():
+    made = make_grid(
+        "digits",
+        SAID | {"methods": "lsg,rs,dpsgd,sgd", "ranks": "2", "sparsities": "0.1"},
+        {"learning_rate": "0.5", "lsg.rank": "8", "sgd.momentum": "0", "clip_norm": "2"},
+        None,
+    )
+    given = {cell.method: cell.given for cell in made.cells()}
+    assert {name: own["learning_rate"] for name, own in given.items()} == dict.fromkeys(given, 0.5)
+    assert (given["lsg"]["rank"], given["lsg"]["sparsity"]) == (8, 0.1)  # fixed for it alone: no axis
+    assert "rank" not in given["rs"]
+    assert given["rs"]["sparsity"] == 0.1
+    assert not {"rank", "sparsity"} & given["dpsgd"].keys()
+    assert (given["sgd"]["momentum"], "momentum" in given["lsg"]) == (0.0, False)
+
+
+def test_an_axis_that_a_recipe_does_not_look_at_makes_no_cells():
+    """rs has a rank, and dense gradients do not: the same run twice would look like two results."""
+    assert len(grid(ranks=[2, 4], methods={"rs": {}}).cells()) == 1
+    assert len(grid(ranks=[2, 4], methods={"rs": {"carrier": "low-rank"}}).cells()) == 2
+
+
+def test_a_setting_of_some_recipes_given_for_all_goes_to_those():
+    made = grid(settings={"rank": 2, "noise_multiplier": 2.0}, methods={"lsg": {}, "dpsgd": {}, "sgd": {}})
+    given = {cell.method: cell.given for cell in made.cells()}
+    assert [given[name].get("rank") for name in ("lsg", "dpsgd", "sgd")] == [2, None, None]
+    assert [given[name].get("noise_multiplier") for name in ("lsg", "dpsgd", "sgd")] == [2.0, 2.0, None]
+
+
+def test_all_is_every_recipe():
+    made = make_grid(None, SAID | {"methods": "all"}, {}, None)
+    assert tuple(entry.method for entry in made.entries) == strategies.names()
+
+
+def test_dashes_and_underscores_name_the_same():
+    common, own = split_settings({"lsg_lora.rank": "2", "learning-rate": "0.5"}, ["lsg-lora", "lsg"])
+    assert (common, own) == ({"learning_rate": 0.5}, {"lsg-lora": {"rank": 2}, "lsg": {}})
+
+
+@given(
+    seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True),
+    epsilons=st.lists(st.floats(0.1, 50), max_size=3, unique=True),
+    ranks=st.lists(st.integers(1, 64), max_size=3, unique=True),
+    sparsities=st.lists(st.floats(0, 0.9), max_size=3, unique=True),
+)
+def test_a_grid_file_is_the_grid(seeds, epsilons, ranks, sparsities):
+    made = grid(
+        seeds=seeds, epsilons=epsilons, ranks=ranks, sparsities=sparsities, settings={"rounds": 3},
+        methods={"lsg": {"power_steps": 2}, "bottom": {"method": "lsg", "direction": "bottom"}, "sgd": {}},
+    )  # fmt: skip
+    again = from_toml(tomllib.loads(tomli_w.dumps(as_toml(made))))
+    assert again == made
+    names = [cell.name for cell in made.cells()]
+    assert (
+        len(names)
+        == len(set(names))
+        == len(seeds) * (2 * max(1, len(epsilons)) * max(1, len(ranks)) * max(1, len(sparsities)) + 1)
+    )
+
+
+def test_options_replace_what_a_file_says(tmp_path):
+    file = tmp_path / "grid.toml"
+    file.write_text("seeds = 3\nepsilons = [1.0]\n[settings]\nrounds = 9\n[methods.lsg]\nrank = 2\n")
+    read = make_grid(None, SAID, {}, str(file))
+    assert (read.seeds, read.epsilons, read.entries[0].settings) == ((0, 1, 2), (1.0,), {"rank": 2})
+    made = make_grid(None, SAID | {"epsilons": "3,8", "seeds": 1}, {"rounds": "2", "lsg.rank": "4"}, str(file))
+    assert (made.seeds, made.epsilons) == ((0,), (3.0, 8.0))
+    assert (made.settings, made.entries[0].settings) == ({"rounds": 2}, {"rank": 4})
+
+
+REFUSED = {
+    "no method": ({"methods": {}}, "at least one method: give --methods"),
+    "unknown method": ({"methods": {"lsgg": {}}}, "unknown method 'lsgg'.*did you mean 'lsg'"),
+    "unknown key": ({"epsilon": [1.0]}, "unknown key of a grid file 'epsilon'.*did you mean 'epsilons'"),
+    "unknown setting": ({"settings": {"sparcity": 1}}, "unknown setting 'sparcity'"),
+    "hostile label": ({"methods": {"../../lsg": {"method": "lsg"}}}, "expected a method label"),
+    "seed as a setting": ({"settings": {"seed": 3}}, "seed is an axis of the grid: give it as --seeds"),
+    "epsilon as a setting": ({"methods": {"lsg": {"epsilon": 3}}}, "epsilon is an axis of the grid"),
+    "a preset in a grid": ({"methods": {"lsg": {"preset": "x"}}}, "a preset is the setting of one run"),
+    "twice": ({"epsilons": [1.0, 1.0]}, "epsilons without repetitions"),
+    "noise and epsilon": ({"epsilons": [1.0], "settings": {"noise_multiplier": 2}}, "either --epsilons or"),
+    "nobody has it": ({"settings": {"drop_rate": 0.5}}, "none of the methods lsg, sgd has a setting drop_rate"),
+    "no number": ({"ranks": ["four"]}, "expected ranks as a list of numbers"),
+    "half a rank": ({"ranks": [1.5]}, "expected ranks as a list of numbers"),
+    "epsilon below 0": ({"epsilons": [-1.0]}, "expected epsilons > 0 and finite, got -1"),
+    "no rank": ({"ranks": [0, 4]}, "expected ranks >= 1, got 0, 4"),
+    "all frozen": ({"sparsities": [1.0]}, r"expected sparsities in \[0, 1\), got 1"),
+    "an axis that nobody has": (
+        {"methods": {"dpsgd": {}}, "ranks": [4]},
+        "none of the methods dpsgd has a rank: leave",
+    ),
+    "no seed": ({"seeds": 0}, "one seed at least"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_a_grid_refuses(kind):
+    keys, message = REFUSED[kind]
+    with pytest.raises(ValueError, match=message):
+        grid(**keys)
+
+
+def test_a_method_of_a_grid_file_that_is_no_table_is_refused(tmp_path):
+    file = tmp_path / "grid.toml"
+    file.write_text("[methods]\nlsg = 3\n")
+    with pytest.raises(ValueError, match=r"expected \[settings\] and \[methods.NAME\] as tables"):
+        make_grid(None, SAID, {}, str(file))

@@ -1,0 +1,150 @@
+"""The deployment engine on loopback moves the payloads of the simulation, to the byte, in a framing that is documented.
+
+One run of a SuperLink and two SuperNodes; what the nodes' sockets carried is counted by a proxy before each of them.
+Both runs are reproducible, which a deployed client refuses: a ClientApp of this test lifts that refusal alone.
+"""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.deployment import Deployed, deploy
+from benchmarks.socket_proxy import split_http
+from benchmarks.socket_traffic import Message, Moved, moved
+from simulations.engines.runtime.processes import carrying
+from simulations.rundir.messages import Line, read
+from tests.places import REPOSITORY
+from tests.simulations.runs import Run, plan_at, run_local
+
+HERE = REPOSITORY / "tests" / "simulations"
+SETTINGS = {"codec": "noise-floor", "record_updates": True, "rounds": 1}
+
+FRAMING = {"up": (800, 1250), "down": (150, 400)}
+"""Bytes over our wire count a request, least and most: docs/communication.md, "What the socket carries"."""
+
+LONGER_IDS = 100
+"""Bytes by which the deployment's serialised messages are longer: names that are hashes, and random ids."""
+
+LEDGER_RECORD = 250
+"""Bytes of the record that brings a ledger's lines, or asks for them, next to the lines: names and hashes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Both:
+    """The same settings simulated and deployed."""
+
+    simulated: Run
+    deployed: Run
+    flower: Deployed
+    seen: tuple[Moved, ...]
+
+    @property
+    def lines(self) -> list[Line]:
+        return list(read(self.deployed.directory.messages))
+
+    def news(self, line: Line) -> int:
+        """Bytes of the ledger lines that an update brings: all of them, in the first round."""
+        return self.deployed.directory.ledger(line.client).stat().st_size if line.direction == "up" else 0
+
+    def on_socket(self, line: Line) -> Message:
+        return self.seen[line.client].messages[str(line.round), line.direction]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    folder: Path = tmp_path_factory.mktemp("deployment")
+    simulated = run_local(folder / "simulated", **SETTINGS)
+    plan, directory = plan_at(folder / "deployed", engine="flower", **SETTINGS)
+    monkeypatch = pytest.MonkeyPatch()
+    with monkeypatch.context() as patch:  # for the SuperNodes' processes
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(REPOSITORY)]))
+        flower = deploy(plan, folder / "flower", nodes=2, client_app="reproducible_clients:app")
+    assert flower.status == "finished:completed", flower.log[-3000:]
+    seen = tuple(moved(proxy.exchanges()) for proxy in flower.proxies)
+    return Both(simulated=simulated, deployed=Run(directory.path, plan), flower=flower, seen=seen)
+
+
+@pytest.mark.ray
+def test_payloads_are_those_of_the_simulation_to_the_byte(both):
+    assert len(both.deployed.payloads) == 2
+    assert both.deployed.payloads == both.simulated.payloads
+    assert both.deployed.weights.equal(both.simulated.weights)
+    key = {(line.round, line.client, line.direction): line for line in read(both.simulated.directory.messages)}
+    assert len(both.lines) == len(key) == 4
+    for line in both.lines:
+        same = key[line.round, line.client, line.direction]
+        assert (line.values_bytes, line.payload_bytes) == (same.values_bytes, same.payload_bytes)
+        assert 0 <= line.wire_bytes - same.wire_bytes - both.news(line) <= LONGER_IDS + LEDGER_RECORD
+
+
+@pytest.mark.ray
+def test_the_socket_carries_each_payload_once_and_verbatim(both):
+    """The payloads of updates/ go up; the weights that the round began with come down."""
+    for line in both.lines:
+        objects = both.on_socket(line).contents
+        if line.direction == "up":
+            wanted = both.simulated.payloads[f"round-{line.round:06d}/client-{line.client:06d}.bin"]
+        else:
+            folder = both.simulated.path / "updates" / f"round-{line.round:06d}"
+            wanted = np.load(folder / "weights.npy").tobytes()
+        assert len(wanted) == line.payload_bytes
+        assert [wanted in content for content in objects].count(True) == 1
+        assert max(len(content) for content in objects) <= max(len(wanted) + 64, 600 + both.news(line))
+        assert not any(bytes([wanted[0] ^ 1]) + wanted[1:] in content for content in objects), "negative control"
+
+
+def framed(line: Line, message: Message) -> bool:
+    """Whether the socket carried the message's wire bytes and, for each request, what the document says."""
+    least, most = FRAMING[line.direction]
+    return least * message.requests <= message.socket - line.wire_bytes <= most * message.requests
+
+
+@pytest.mark.ray
+def test_wire_bytes_lie_within_the_documented_framing(both):
+    for line in both.lines:
+        message = both.on_socket(line)
+        assert message.requests == len(message.contents) + {"up": 1, "down": 2}[line.direction]
+        assert framed(line, message), (line, message)
+
+
+@pytest.mark.ray
+def test_a_wire_count_without_the_payload_is_caught(both):
+    """Negative control: the weights left out, or a payload counted as often as there are requests."""
+    for line in both.lines:
+        wrong = line.payload_bytes * (-1 if line.direction == "down" else both.on_socket(line).requests)
+        if abs(wrong) > 3000:
+            assert not framed(replace(line, wire_bytes=line.wire_bytes + wrong), both.on_socket(line))
+
+
+@pytest.mark.ray
+def test_every_byte_on_the_socket_is_accounted_for(both):
+    """Messages, the two queries, and what there is besides: registration, heartbeats, idle asking, the app itself."""
+    for proxy, seen in zip(both.flower.proxies, both.seen, strict=True):
+        assert set(seen.messages) == {(group, way) for group in ("", "1") for way in ("up", "down")}
+        up = sum(m.socket if way == "up" else m.back for (_, way), m in seen.messages.items())
+        down = sum(m.socket if way == "down" else m.back for (_, way), m in seen.messages.items())
+        besides = seen.besides.values()
+        assert (up + sum(b[1] for b in besides), down + sum(b[2] for b in besides)) == proxy.total
+        assert {path.rpartition("/")[2] for path in seen.besides} <= {
+            "register-node", "activate-node", "deactivate-node", "unregister-node", "send-node-heartbeat",
+            "pull-messages", "get-run", "get-fab",
+        }  # fmt: skip
+
+
+@pytest.mark.ray
+def test_nothing_is_left(both):
+    assert carrying(both.flower.home) == set()
+    assert not both.flower.home.exists()
+
+
+def test_http_by_hand():
+    stream = b"POST /a HTTP/1.1\r\nContent-Length: 3\r\n\r\nabcPOST /b HTTP/1.1\r\n\r\n"
+    stream += b"POST /c HTTP/1.1\r\ncontent-length: 9\r\n\r\nab"
+    assert [(first.split()[1], body, size) for first, body, size in split_http(stream)] == [
+        (b"/a", b"abc", 42), (b"/b", b"", 20),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="fixed length"):
+        list(split_http(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"))

@@ -1,0 +1,261 @@
+"""The engines: they agree bit for bit, survive every bad client, and count the bytes that are really sent."""
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.common.serde import message_to_proto
+from flwr.supercore.task_identity import TaskIdentity
+
+import strategies.strategy
+from fedlsg.payload.message import payload_bytes
+from simulations.cli.app import app as cli
+from simulations.client.app import app
+from simulations.engines import flower, local
+from simulations.grids.virtual import ClientFunction
+from simulations.rundir.row import Row
+from strategies.federation.wire import NO_REASON, payload_size, read_update
+from tests.places import REPOSITORY
+from tests.simulations import bad_clients
+from tests.simulations.bad_clients import HONEST, KINDS
+from tests.simulations.runs import Run, ignore, plan_at, run_local
+
+VARYING = ("seconds", "uplink_bytes_wire", "downlink_bytes_wire")  # Flower's ids are random, and so their lengths
+BAD_SETTINGS = {"clients": len(KINDS) + HONEST, "rounds": 2, "evaluate_every": 2}
+
+
+@pytest.fixture(scope="module")
+def bad_local(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_local(tmp_path_factory.mktemp("bad") / "run", client=bad_clients.app, **BAD_SETTINGS)
+
+
+def check_bad_client(run: Run, kind: str) -> None:
+    """The client is named with the reason in rounds.csv and in the log, and charged if and only if it trained."""
+    bad, client = KINDS[kind], list(KINDS).index(kind)
+    for row in run.rows[int(bad.honest_first) :]:
+        assert str(client) in row.rejected.split()
+        assert str(client) not in row.answered.split()
+        assert re.search(rf"(^|; )([\d ]* )?{client}( [\d ]*)?: [^;]*{bad.reason}", row.reasons), row.reasons
+        assert re.search(rf"round {row.round}: client {client}: .*{bad.reason.split(',')[0]}", run.log)
+    assert len(run.directory.ledger(client).read_bytes().splitlines() if bad.trained else []) == 3 * bad.trained
+    assert run.directory.ledger(client).exists() == bad.trained
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_client_is_named_and_charged_and_the_round_goes_on(bad_local, kind):
+    check_bad_client(bad_local, kind)
+    honest = [str(len(KINDS) + i) for i in range(HONEST)]
+    assert [row.answered.split()[-HONEST:] for row in bad_local.rows] == [honest, honest]
+
+
+def test_the_others_train_on_as_if_the_bad_clients_had_been_silent(bad_local, tmp_path):
+    def silent(message: Message, context: Context) -> Message | None:
+        partition, query = int(context.node_config["partition-id"]), message.metadata.message_type == "query"
+        round_1 = not query and message.content["round"]["round"] == 1
+        kinds = list(KINDS.values())
+        heard = query or partition >= len(kinds) or (kinds[partition].honest_first and round_1)
+        return app(message, context) if heard else None
+
+    alone = run_local(tmp_path / "run", client=silent, **BAD_SETTINGS)
+    assert alone.weights.equal(bad_local.weights)
+
+
+def test_the_kinds_of_bad_clients_are_bad(small, bad_local):
+    """Negative control: an honest run has no rejections, so the checks above cannot pass on one."""
+    assert [row.rejected for row in small.rows] == ["", ""]
+
+
+def test_text_that_no_message_can_carry_ends_no_round(tmp_path):
+    def client(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == 0 and message.metadata.message_type == "train":
+            raise OSError("cannot open \udcff\x1b[31m.png")
+        return app(message, context)
+
+    run = run_local(tmp_path / "run", client=client, rounds=1)
+    assert run.rows[0].reasons.endswith(NO_REASON)
+    assert "OSError: cannot open \\udcff" in run.log
+    assert run.rows[0].answered == "1"
+
+
+class Wire:
+    """Serialises every message of a local run, both ways, and keeps the bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.messages: list[tuple[Message, bytes]] = []
+        self.pass_on = local.over_the_wire
+        monkeypatch.setattr(local, "over_the_wire", self)
+
+    def __call__(self, message: Message) -> Message:
+        if message.metadata.message_type == "train":
+            self.messages.append((message, message_to_proto(message).SerializeToString()))
+        return self.pass_on(message)
+
+    def bytes(self, round: int, *, up: bool) -> list[bytes]:
+        return [
+            data
+            for message, data in self.messages
+            if message.metadata.group_id == str(round) and (message.metadata.reply_to_message_id != "") == up
+        ]
+
+    @property
+    def replies(self) -> list[Message]:
+        return [message for message, _ in self.messages if message.metadata.reply_to_message_id != ""]
+
+
+def wire_bytes_match(wire: Wire, rows: list[Row]) -> bool:
+    return all(
+        row.uplink_bytes_wire == sum(map(len, wire.bytes(row.round, up=True)))
+        and row.downlink_bytes_wire == sum(map(len, wire.bytes(row.round, up=False)))
+        and row.uplink_messages == row.downlink_messages == len(wire.bytes(row.round, up=True)) > 0
+        for row in rows
+    )
+
+
+def test_wire_bytes_are_those_of_the_serialised_messages(tmp_path, monkeypatch):
+    wire = Wire(monkeypatch)
+    run = run_local(tmp_path / "run", clients=3, record_updates=True)
+    assert wire_bytes_match(wire, run.rows)
+    for name in ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire"):
+        assert run.summary[name] == sum(getattr(row, name) for row in run.rows)
+    assert run.summary["uplink_bytes"] == sum(map(len, run.payloads.values()))
+    assert [read_update(reply.content) for reply in wire.replies] == list(run.payloads.values())
+    assert run.summary["downlink_bytes"] == 4 * 4810 * 6
+    assert run.summary["uplink_bytes"] < run.summary["uplink_bytes_wire"] < run.summary["uplink_bytes"] + 600 * 6
+
+
+def test_wire_bytes_that_ignore_records_and_metadata_are_caught(tmp_path, monkeypatch):
+    """Negative control: the arrays' bytes alone do not pass for the message."""
+    wire = Wire(monkeypatch)
+    monkeypatch.setattr(strategies.strategy, "wire_size", lambda m: payload_size(m.content))
+    assert not wire_bytes_match(wire, run_local(tmp_path / "run").rows)
+
+
+def test_rejected_and_failed_replies_count_as_sent(tmp_path, monkeypatch):
+    wire = Wire(monkeypatch)
+    run = run_local(tmp_path / "run", client=bad_clients.app, **{**BAD_SETTINGS, "rounds": 1})
+    (row,) = run.rows
+    assert row.uplink_bytes_wire == sum(map(len, wire.bytes(1, up=True)))
+    without = {"raises before training", "raises after training", "answers None", "empty record"}
+    assert row.uplink_messages == BAD_SETTINGS["clients"] - len(without | {"record without payload"})
+
+
+def test_lsg_sends_what_its_shapes_predict(tmp_path):
+    """64 x 64 at r = 4, p = .5: 32 rows of dL, 32 columns of dR; bias and classifier dense."""
+    lsg = run_local(tmp_path / "lsg", method="lsg", rank=4, sparsity=0.5, rounds=1)
+    dense = run_local(tmp_path / "dpsgd", method="dpsgd", rounds=1)
+    kept, parameters, frame = 32 * 4 + 4 * 32 + 64 + 650, 64 * 65 + 65 * 10, 64 + 16
+    assert lsg.summary["uplink_bytes"] == 2 * (frame + 4 * kept)
+    assert dense.summary["uplink_bytes"] == 2 * (frame + 4 * parameters)
+    assert lsg.summary["uplink_bytes_dense"] == dense.summary["uplink_bytes_dense"] == 2 * 4 * parameters
+    saved = dense.summary["uplink_bytes_wire"] - lsg.summary["uplink_bytes_wire"]
+    assert abs(saved - 2 * 4 * (parameters - kept)) <= 2 * 16  # protobuf writes longer lengths in more bytes
+
+
+@pytest.mark.parametrize(("codec", "tolerance"), [("float32", 0.0), ("float16", 1e-3), ("bfloat16", 1e-2)])
+def test_codecs_end_to_end(codec, tolerance, small, tmp_path):
+    run = run_local(tmp_path / "run", codec=codec)
+    kept = (small.summary["uplink_bytes"] // 4 - 80) // 4
+    assert run.summary["uplink_bytes"] == 4 * payload_bytes(kept, codec)
+    moved = (run.weights - small.weights).norm() / small.weights.norm()
+    assert (moved > 0) == (codec != "float32")
+    assert moved <= tolerance
+
+
+def reply_fields(reply: Message) -> dict[str, object]:
+    """Everything in a reply except ids, times and the payload's values, by place."""
+    content = reply.content
+    fields: dict[str, object] = {"keys": sorted(content)}
+    for name, record in content.items():
+        for key in record:
+            fields[f"{name}/{key}"] = record[key] if (name, key) != ("update", "payload") else None
+    payload = content["update"]["payload"]
+    meta = reply.metadata
+    fields["payload"] = (payload.dtype, payload.shape, payload.stype, payload.data[:64])
+    fields["metadata"] = (meta.message_type, meta.group_id, meta.ttl > 0, meta.src_node_id, meta.dst_node_id)
+    return fields
+
+
+def data_dependent_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: ClientFunction) -> set[str]:
+    """Places in which the replies of two runs differ that draw different batches and noise."""
+    fields = []
+    for name in ("a", "b"):
+        wire = Wire(monkeypatch)
+        run_local(tmp_path / name, client=client, rounds=1, reproducible=False)
+        fields.append([reply_fields(reply) for reply in wire.replies])
+        payloads = [read_update(reply.content) for reply in wire.replies]
+        assert all(reply.content["from"] == {"partition": p} for p, reply in enumerate(wire.replies))
+        assert len(set(payloads)) == 2
+        monkeypatch.setattr(local, "over_the_wire", wire.pass_on)
+    places = set(fields[0][0]) | set(fields[1][0])
+    return {place for place in places for a, b in zip(*fields, strict=True) if a.get(place) != b.get(place)}
+
+
+def test_a_reply_holds_nothing_of_the_data_but_the_payload(tmp_path, monkeypatch):
+    assert data_dependent_places(tmp_path, monkeypatch, app) == set()
+
+
+def test_a_batch_size_in_the_reply_is_caught(tmp_path, monkeypatch):
+    """Negative control: what Flower's own clients send, a number of examples."""
+
+    def client(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if message.metadata.message_type == "train":
+            payload = read_update(reply.content)
+            reply.content["metrics"] = ConfigRecord({"num-examples": sum(payload)})
+        return reply
+
+    assert data_dependent_places(tmp_path, monkeypatch, client) == {"metrics/num-examples"}
+
+
+def test_the_reply_of_the_client_has_exactly_two_records(small, monkeypatch, tmp_path):
+    wire = Wire(monkeypatch)
+    run_local(tmp_path / "run", rounds=1)
+    for reply in wire.replies:
+        assert isinstance(reply.content, RecordDict)
+        assert set(reply.content) == {"update", "from"}
+        assert isinstance(reply.content["update"], ArrayRecord)
+        assert set(reply.content["update"]) == {"payload"}
+        assert dict(reply.content["from"]).keys() == {"partition"}
+
+
+def test_a_local_run_restores_logging_and_identity(small):
+    assert not any(isinstance(h, logging.FileHandler) for h in logging.getLogger("flwr").handlers)
+    with pytest.raises(RuntimeError, match="not set"):
+        _ = TaskIdentity.run_id
+    assert "Starting FedLSG" in small.log
+
+
+@pytest.mark.ray
+def test_engines_agree_bit_for_bit(tmp_path, capsys):
+    options = ["--rounds", "3", "--clients", "2", "--noise-multiplier", "2", "--reproducible", "--record-updates"]
+    a, b = Run(tmp_path / "a"), Run(tmp_path / "b")
+    cli(["run", "--engine", "local", "--out", str(a.path), *options], standalone_mode=False)
+    cli(["run", "--engine", "flower", "--out", str(b.path), *options], standalone_mode=False)
+    assert [w.dtype for w in a.model.values()] == [w.dtype for w in b.model.values()]
+    assert a.weights.equal(b.weights)
+    assert len(a.payloads) == 6
+    assert a.payloads == b.payloads
+    assert len(a.ledgers) == 2
+    assert a.ledgers == b.ledgers
+    assert (a.path / "ledger.jsonl").read_bytes() == (b.path / "ledger.jsonl").read_bytes()
+    for row, other in zip(a.rows, b.rows, strict=True):
+        assert {**vars(row), **dict.fromkeys(VARYING)} == {**vars(other), **dict.fromkeys(VARYING)}
+        for name in ("uplink_bytes_wire", "downlink_bytes_wire"):
+            assert abs(getattr(row, name) - getattr(other, name)) <= 2 * 8
+    printed = capsys.readouterr().out
+    assert printed.count("NOT PRIVATE") == 4
+
+
+@pytest.mark.ray
+def test_bad_clients_on_flower(tmp_path, monkeypatch, bad_local):
+    """The same clients on Ray, one answer of None included, which Flower never delivers."""
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    plan, directory = plan_at(tmp_path / "run", engine="flower", round_timeout=6.0, **BAD_SETTINGS)
+    module = "tests.simulations.bad_clients:app"
+    summary = flower.run(plan, directory, on_round=ignore, client_app=module)
+    run = Run(directory.path, plan, summary)
+    for kind in KINDS:
+        check_bad_client(run, kind)
+    assert run.weights.equal(bad_local.weights)

@@ -1,0 +1,358 @@
+"""``fedlsg inspect``: its numbers against brute force and by hand, what it writes, and what it leaves alone."""
+
+import csv
+import hashlib
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from rich.console import Console
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import strategies
+from fedlsg.frame import Frame, make_blocks
+from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.gradients.supported import trainable
+from fedlsg.lowrank import project
+from fedlsg.masks.mask import Mask
+from fedlsg.privacy.mechanism import clipped_sum
+from simulations.cli import app as cli
+from simulations.cli import examine as cli_examine
+from simulations.inspection.clips import clip_rows, masks_of, own_clip, unmasked
+from simulations.inspection.command import inspect_command, numbers_of
+from simulations.inspection.figures import spread, tiled
+from simulations.inspection.measure import Inspection, batch_gradient, inspect, residual_rows
+from simulations.inspection.output import folder
+from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
+from simulations.workloads.augment import crop
+from tests.simulations.runs import Run, resume_local
+
+HIDDEN = "hidden.weight"
+
+
+def losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def files_of(path: Path) -> dict[str, str]:
+    """Digests of a run's files and the time of their last change, without what the inspection made."""
+    return {
+        str(file.relative_to(path)): f"{hashlib.sha256(file.read_bytes()).hexdigest()} {file.stat().st_mtime_ns}"
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and "inspection" not in file.relative_to(path).parts
+    }
+
+
+@pytest.fixture(scope="module")
+def after(small: Run) -> Subject:
+    """The small run of lsg after its two rounds."""
+    return subject_of_run(str(small.path))
+
+
+@pytest.fixture(scope="module")
+def found(after: Subject) -> Inspection:
+    return inspect(after, examples=40, sparsities=[0.0, 0.3, 0.5], ranks=[1, 4])
+
+
+# What is looked at
+
+
+def test_the_subject_is_the_checkpoint(small, after):
+    assert after.moved
+    assert (after.state.round, after.round) == (2, 2)  # the last frame there is
+    for name, value in small.model.items():
+        assert torch.equal(after.weights[name], value)
+    assert torch.equal(after.start[HIDDEN], small.checkpoint["server"]["initial"][HIDDEN])
+    with after.at_start():
+        assert not after.moved
+    assert after.moved
+    assert after.layers == (HIDDEN, "classifier.weight")
+
+
+def test_a_run_that_waits_has_the_frame_that_comes_next(stopped):
+    subject = subject_of_run(str(stopped.path))
+    assert (subject.state.round, subject.round) == (1, 2)
+    assert subject.frame.digest == subject.state.frame().digest
+    assert subject.state.round == 1
+
+
+def test_rows_are_public_distinct_and_no_more_than_there_are(after):
+    rows = after.rows(40)
+    assert len(rows.unique()) == 40
+    assert torch.equal(rows, after.rows(40))
+    assert len(after.rows(10**6)) == len(after.base.workload.train)
+
+
+# Numbers
+
+
+def dense_frame(subject: Subject) -> Frame:
+    where = tuple(replace(c, L=None, R=None) for c in subject.frame.coordinates)
+    return Frame(coordinates=where, blocks=make_blocks(where))
+
+
+def test_the_batch_gradient_is_the_mean_of_the_examples_own(after):
+    """Oracle: per-example gradients, dense and in the carriers. Negative control: their clipped mean is another."""
+    rows = after.rows(30)
+    gradients = batch_gradient(after, rows)
+    inputs, targets = after.base.workload.train.batch(rows)
+    frame = dense_frame(after)
+    every = per_example_gradients(after.model, losses, inputs, targets, frame)
+    for block, values in zip(frame.blocks, every, strict=True):
+        assert_close(gradients[block.parameter].flatten(), values.mean(0), atol=1e-6, rtol=1e-4)
+    free = unmasked(after.frame)
+    carried = per_example_gradients(after.model, losses, inputs, targets, free)
+    where = next(c for c in free.coordinates if c.name == HIDDEN)
+    dL, dR = project(gradients[HIDDEN], where.L, where.R)
+    for block, values in zip(free.blocks, carried, strict=True):
+        if block.parameter == HIDDEN:
+            expected = dL if block.part == "L" else dR
+            assert_close(values.mean(0).reshape(block.shape), expected, atol=1e-6, rtol=1e-4)
+    clipped = clipped_sum(every, after.base.method.mechanism) / len(rows)
+    assert not torch.allclose(clipped[: len(every[0][0])], gradients[frame.blocks[0].parameter].flatten(), rtol=0.05)
+
+
+def test_norms_against_a_loop_over_examples():
+    """Oracle: autograd, one example at a time, dense."""
+    subject = subject_of_settings({"workload": "digits", "method": "dpsgd", "clip_norm": 2.5})
+    rows = subject.rows(12)
+    row = own_clip(subject, subject.frame, rows)
+    parameters = list(trainable(subject.model).values())
+    norms = []
+    for one in rows:
+        inputs, targets = subject.base.workload.train.batch(one[None])
+        grads = torch.autograd.grad(losses(subject.model(inputs), targets).sum(), parameters)
+        norms.append(math.sqrt(sum(float(g.square().sum()) for g in grads)))
+    assert row.clipping.lengths == pytest.approx(sorted(norms), rel=1e-5)
+    assert row.clipping.factors == pytest.approx([min(1, 2.5 / norm) for norm in norms], rel=1e-5)
+    assert row.clipping.clipped == np.mean(np.array(norms) > 2.5)
+    assert sum(row.shares.values()) == pytest.approx(1)
+
+
+def test_selecting_from_one_pass_is_the_pass_of_the_run_itself(found):
+    """The run has p = 0.3 of top units. Negative control: another sparsity has other norms."""
+    same = next(row for row in found.clips if (row.sparsity, row.choice) == (0.3, "top"))
+    other = next(row for row in found.clips if (row.sparsity, row.choice) == (0.5, "top"))
+    assert (found.own.sparsity, found.own.choice, found.own.kept) == (0.3, "top", same.kept)
+    assert same.clipping.lengths == pytest.approx(found.own.clipping.lengths, rel=1e-6)
+    assert same.clipping.factors == pytest.approx(found.own.clipping.factors, rel=1e-6)
+    assert other.clipping.lengths != pytest.approx(found.own.clipping.lengths, rel=1e-3)
+
+
+def test_freezing_never_lengthens_a_gradient(found):
+    whole = next(row for row in found.clips if row.choice == "all").clipping
+    for row in found.clips:
+        assert all(a >= b for a, b in zip(row.clipping.factors, whole.factors, strict=True))
+        assert row.clipping.clipped <= whole.clipped
+
+
+def test_residuals_of_a_planted_change(after):
+    """W moved by u v^T, the gradient is along it: history loses nothing at rank 1, W and random carriers most of it."""
+    u, v = torch.linspace(-1, 1, 64), torch.linspace(1, 2, 64)
+    planted = torch.outer(u, v)
+    trainable(after.model)[HIDDEN].data, kept = after.start[HIDDEN] + planted, after.weights[HIDDEN].clone()
+    try:
+        across = {HIDDEN: torch.outer(v, u)}
+        rows = list(residual_rows(after, HIDDEN, {HIDDEN: 3 * planted}, across, [1]))
+        unmoved = list(residual_rows(after, HIDDEN, {HIDDEN: 3 * planted}, None, [1]))
+    finally:
+        trainable(after.model)[HIDDEN].data = kept
+    lost = {row.source: row.residual for row in rows}
+    assert list(lost) == ["self", "start gradient", "history", "weight", "random"]
+    assert max(lost["self"], lost["history"]) < 1e-3
+    assert lost["random"] > 0.9
+    alike = float(u @ v / (u.norm() * v.norm()))
+    assert lost["start gradient"] == pytest.approx(1 - alike**2, abs=1e-3)
+    assert {row.source for row in unmoved} == {"self", "weight", "random"}
+
+
+def test_energies_are_shares_and_top_and_bottom_complement(found):
+    for row in found.energies:
+        assert 0 <= min(row.rows, row.columns) <= max(row.rows, row.columns) <= row.either + 1e-9 <= 1 + 2e-9
+    half = {row.choice: row for row in found.energies if (row.layer, row.sparsity) == (HIDDEN, 0.5)}
+    for axis in ("rows", "columns", "carriers"):  # half of 64 units each
+        assert getattr(half["top"], axis) + getattr(half["bottom"], axis) == pytest.approx(1 if axis else 0, abs=1e-6)
+    assert half["random"].rows == 0.5
+    assert all(math.isnan(row.carriers) for row in found.energies if row.layer != HIDDEN)
+
+
+@pytest.mark.parametrize("method", strategies.names())
+def test_every_recipe_before_training(method):
+    subject = subject_of_settings({"workload": "digits", "method": method})
+    found = inspect(subject, examples=8, sparsities=[0.0, 0.5], ranks=[1, 2])
+    assert [row.layer for row in found.layers] == list(subject.layers)
+    assert len(found.own.clipping.factors) == 8
+    assert {row.sparsity for row in found.clips} == {0.0, 0.5}
+    assert all(row.kept <= subject.frame.size for row in found.clips)
+    assert {row.source for row in found.residuals} <= {"self", "weight", "random"} or subject.moved
+
+
+def test_masks_that_are_compared(after):
+    method = after.base.method
+    assert [(p, choice) for p, choice, _ in masks_of(method, [0.0, 0.5])] == [
+        (0.0, "all"), (0.5, "top"), (0.5, "bottom"), (0.5, "random")
+    ]  # fmt: skip
+    dense = strategies.recipe("dpsgd", noise_multiplier=1.0)
+    ((_, choice, other),) = masks_of(dense, [0.5])
+    assert (choice, other.mask) == ("uniform", Mask(kind="uniform", sparsity=0.5))
+
+
+def test_a_convolution_with_augmented_copies():
+    """An example is one unit, however many copies it has: oracle, the mean of its copies' gradients, one at a time."""
+    subject = subject_of_settings({"workload": "digits", "model": "conv", "rank": 1})
+    base = subject.base
+    augmented = replace(
+        base,
+        settings=replace(base.settings, augment="flip-crop"),
+        workload=replace(base.workload, augment=crop),
+        local=replace(base.local, multiplicity=3),
+    )
+    subject = replace(subject, base=augmented)
+    found = inspect(subject, examples=6, sparsities=[0.5], ranks=[1])
+    assert len(found.own.clipping.factors) == 6
+    free, lengths = unmasked(subject.frame), []
+    for inputs, targets in subject.batches(subject.rows(6), 1):
+        assert len(targets) == 3
+        every = per_example_gradients(subject.model, losses, inputs, targets, free)
+        lengths.append(float(torch.cat([values.mean(0) for values in every]).norm()))
+    (whole,) = clip_rows(subject, free, subject.rows(6), [0.0])
+    assert whole.clipping.lengths == pytest.approx(sorted(lengths), rel=1e-5)
+    kernel = next(row for row in found.energies if row.layer.startswith("conv") and row.choice == "top")
+    assert 0 < kernel.columns <= 1
+
+
+# Text
+
+
+def test_texts_go_the_same_way(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="text models need the text extra")
+    from tests.simulations.made_texts import make_bert, write_pairs
+
+    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
+    write_pairs(tmp_path / "data", "qqp", ("question1", "question2"), {"train": 20, "validation": 8}, 2)
+    bert = make_bert(tmp_path / "bert", layers=1)
+    given = {
+        "workload": "glue-qqp",
+        "data_dir": str(tmp_path / "data"),
+        "model": str(bert),
+        "rank": 2,
+        "max_length": 16,
+    }
+    inspect_command(None, given, Console(quiet=True), out=str(tmp_path / "out"), examples=10, sparsities="0,0.5")
+    written = json.loads((tmp_path / "out" / "inspection.json").read_text())
+    assert written["examples"] == 10
+    assert any("attention" in row["layer"] and row["treated"] == "carried" for row in written["layers"])
+    assert all(row["clipped"] is not None for row in written["clipping"])
+
+
+# The command
+
+
+def test_the_files_and_what_is_left_alone(stopped, capsys, monkeypatch):
+    """Every other file of the run keeps its bytes and its time; the run goes on afterwards."""
+    monkeypatch.setattr("sys.argv", ["fedlsg", "inspect", str(stopped.path), "--examples", "24", "--layer", "hidden"])
+    monkeypatch.setattr(cli_examine, "console", Console(force_terminal=True, width=200))
+    before = files_of(stopped.path)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code
+    assert files_of(stopped.path) == before
+    shown = capsys.readouterr().out
+    assert "\x1b[1;31mNOT PRIVATE" in shown
+    assert "clip factors, nothing frozen:" in shown
+    out = stopped.path / "inspection"
+    written = json.loads((out / "inspection.json").read_text())
+    assert written["private"] is False
+    assert "NOT PRIVATE" in written["warning"]
+    assert (written["rounds_done"], written["updates"], written["examples"]) == (1, 1, 24)
+    assert {path.suffix for path in out.iterdir()} == {".json", ".csv", ".png", ".html"}
+    assert [path.name for path in out.glob("intensity-*")] == ["intensity-hidden.weight.png"]
+    with (out / "clipping.csv").open(newline="") as file:
+        first = next(csv.DictReader(file))
+    assert (first["kept_units"], float(first["clipped"])) == ("the run's own", written["clipping"][0]["clipped"])
+    for image in out.glob("*.png"):
+        with Image.open(image) as picture:
+            assert picture.width > 600
+            assert np.asarray(picture.convert("L")).std() > 5  # something is drawn
+    html = (out / "inspection.html").read_text()
+    assert "NOT PRIVATE" in html
+    assert html.count("data:image/png;base64,") == len(list(out.glob("*.png")))
+    assert "http" not in html.replace("http://www.w3.org", "")
+    assert resume_local(stopped.path).rows[-1].round == 2
+
+
+def test_it_can_be_repeated_and_says_the_same(small, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(small.path, run)
+    texts = []
+    for _ in range(2):
+        inspect_command(str(run), {}, Console(quiet=True), examples=16, sparsities="0.5", ranks="2")
+        texts.append((run / "inspection" / "inspection.json").read_bytes())
+    assert texts[0] == texts[1]
+
+
+def test_it_does_not_write_into_a_run(small, after, tmp_path):
+    for out in (small.path, small.path / "checkpoint", small.path / "ledger", small.path / "inspection" / "deeper"):
+        with pytest.raises(ValueError, match="belongs to a run"):
+            folder(after, str(out))
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ValueError, match="holds other files"):
+        folder(after, str(tmp_path))
+    assert folder(after, None) == small.path / "inspection"
+    assert not (small.path / "inspection").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"examples": 0}, "examples=0 >= 1"),
+        ({"ranks": "0,2"}, "ranks >= 1"),
+        ({"ranks": "two"}, "--ranks as numbers"),
+        ({"sparsities": "0.5,1"}, "sparsity=1.0 < 1"),
+        ({"layers": ["nowhere"]}, "unknown layer 'nowhere'; known: hidden.weight"),
+        ({"given": {"rank": 2}}, "a run has its settings; leave out rank"),
+    ],
+)
+def test_what_is_refused(small, tmp_path, options, message):
+    given = options.pop("given", {})
+    with pytest.raises(ValueError, match=message):
+        inspect_command(str(small.path), given, Console(quiet=True), out=str(tmp_path / "out"), **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_lists_of_numbers():
+    assert numbers_of("ranks", "8, 1,8", int) == [1, 8]
+
+
+# Pictures
+
+
+@given(st.integers(1, 40), st.integers(1, 9))
+def test_layers_are_spread_from_the_first_to_the_last(total, count):
+    names = [str(number) for number in range(total)]
+    chosen = spread(names, count)
+    assert len(chosen) == len(set(chosen)) == min(total, count)
+    assert chosen == sorted(chosen, key=int)
+    assert chosen[0] == "0"
+    if count > 1:
+        assert chosen[-1] == names[-1]
+
+
+def test_a_thin_line_survives_the_tiles():
+    """Negative control: means would fade it."""
+    matrix = torch.zeros(1000, 900)
+    matrix[:, 451] = 1
+    small = tiled(matrix, 100)
+    assert small.shape == (100, 100)
+    assert small.max(1).values.min() == 1
+    assert float(small.mean()) == pytest.approx(0.01)
+    assert torch.equal(tiled(matrix[:5, :7], 100), matrix[:5, :7])

@@ -1,0 +1,151 @@
+"""Scattering features against kymatio's, H-CNN on them, and planted mistakes."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedlsg.gradients.per_example import per_example_gradients
+from simulations.models import scattering
+from simulations.models.scattering import COEFFICIENTS, Scattering2d
+from tests.fedlsg.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
+
+# Made once by kymatio 0.3.0 on numpy 1.26 and scipy 1.11: ``Scattering2D(J=2, shape=(side, side))(image(side))``, the
+# features (0, 0), (2, 5) and the last one of some coefficients. It computes its filters in complex64.
+KYMATIO = {
+    32: {
+        0: (1.6861929, -0.5869631, -0.1403861),
+        1: (0.0784208, 0.2028802, 0.109477),
+        4: (0.1574259, 0.0888531, 0.1095843),
+        8: (0.0865456, 0.4630677, 0.3357033),
+        9: (0.1294022, 0.0441552, 0.0875099),
+        13: (0.187361, 0.1238798, 0.1684825),
+        16: (0.146909, 0.221279, 0.0891178),
+        17: (0.0187365, 0.0046374, 0.0075308),
+        30: (0.0059801, 0.0010788, 0.0024968),
+        80: (0.0094262, 0.0305881, 0.095047),
+    },
+    28: {
+        0: (1.6859118, -0.5869639, 0.9152877),
+        1: (0.0787526, 0.202877, 0.1705432),
+        8: (0.0851226, 0.4630681, 0.5476992),
+        13: (0.1940366, 0.1246474, 0.1465075),
+        16: (0.1302104, 0.221248, 0.122063),
+        30: (0.0065636, 0.0012619, 0.004184),
+        80: (0.0127859, 0.0302839, 0.0741581),
+    },
+}
+
+
+def image(side: int) -> Tensor:
+    """(side, side): a chirp, a grating and an edge."""
+    i, j = torch.meshgrid(*[torch.arange(side, dtype=torch.float64)] * 2, indexing="ij")
+    return (0.3 * i + 0.011 * i * j).sin() + (0.05 * j * j).cos() + (i > j)
+
+
+def order(coefficient: int) -> int:
+    """How many wavelets a coefficient went through."""
+    return 0 if coefficient == 0 else 1 if coefficient <= 16 else 2
+
+
+def furthest_from_kymatio(side: int) -> float:
+    """Largest difference, after kymatio's 3.1415 in the place of pi, once a filter, is undone."""
+    features = Scattering2d(side).double()(image(side)[None, None])[0]
+    at = [(0, 0), (2, 5), (-1, -1)]
+    return max(
+        abs(float(features[c][place]) - value * (3.1415 / math.pi) ** (order(c) + 1))
+        for c, values in KYMATIO[side].items()
+        for place, value in zip(at, values, strict=True)
+    )
+
+
+@pytest.mark.parametrize("side", KYMATIO)
+def test_features_are_those_of_kymatio(side):
+    assert furthest_from_kymatio(side) < 3e-7
+
+
+def test_shapes_and_order_of_channels():
+    x = torch.randn(3, 2, 16, 16)
+    features = Scattering2d(16)(x)
+    assert features.shape == (3, 2 * COEFFICIENTS, 4, 4)
+    assert COEFFICIENTS == 81
+    torch.testing.assert_close(Scattering2d(16)(x[:, 1:]), features[:, COEFFICIENTS:])
+    assert Scattering2d(16)(x[:0]).shape == (0, 2 * COEFFICIENTS, 4, 4)
+
+
+def test_a_constant_image_has_no_detail():
+    features = Scattering2d(16).double()(torch.full((1, 1, 16, 16), 3.0).double())[0]
+    torch.testing.assert_close(features[0], torch.full((4, 4), 3.0).double(), atol=1e-3, rtol=0)
+    assert float(features[1:].abs().max()) < 1e-6
+
+
+@given(seed=st.integers(0, 99), scale=st.floats(0.1, 10), batch=st.integers(1, 6))
+@settings(max_examples=15, deadline=None)
+def test_positively_homogeneous_and_example_by_example(seed, scale, batch):
+    x = torch.randn(batch, 1, 12, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    transform = Scattering2d(12).double()
+    features = transform(x)
+    torch.testing.assert_close(transform(scale * x)[:, 1:], scale * features[:, 1:])
+    torch.testing.assert_close(transform(x[-1:]), features[-1:], atol=1e-12, rtol=1e-12)
+
+
+def test_it_has_no_parameters_nothing_in_the_state_dict_and_gives_no_gradient():
+    transform = Scattering2d(8)
+    assert not list(transform.parameters())
+    assert not transform.state_dict()
+    assert not transform(torch.randn(1, 1, 8, 8, requires_grad=True)).requires_grad
+
+
+def test_per_example_gradients_behind_scattering_equal_autograd():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        Scattering2d(8),
+        nn.GroupNorm(27, 81, affine=False),
+        nn.Conv2d(81, 4, 1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    ).double()
+    x, targets = torch.randn(3, 1, 8, 8).double(), torch.tensor([0, 1, 2])
+    frame = make_frame(model, rank=2, sparsity=0.3)
+    got = per_example_gradients(model, cross_entropy, x, targets, frame)
+    assert error(got, naive(model, cross_entropy, x, targets, frame)) < TOLERANCE
+
+
+@pytest.mark.parametrize("side", [4, 30])
+def test_sides_that_do_not_divide_are_refused(side):
+    with pytest.raises(ValueError, match=f"multiple of 4, got side={side}"):
+        Scattering2d(side)
+
+
+def test_images_of_another_side_are_refused():
+    with pytest.raises(ValueError, match="expected images of 8x8 pixels"):
+        Scattering2d(8)(torch.zeros(1, 1, 12, 12))
+
+
+def no_zero_mean(patch: pytest.MonkeyPatch) -> None:
+    honest = scattering._morlet
+    patch.setattr(scattering, "_morlet", lambda padded, scale, angle: honest(padded, scale, angle) + 0.01)
+
+
+def turned_angles(patch: pytest.MonkeyPatch) -> None:
+    honest = scattering._morlet
+    patch.setattr(scattering, "_morlet", lambda padded, scale, angle: honest(padded, scale, (angle + 1) % 8))
+
+
+def no_anti_aliasing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(scattering, "_low_pass", lambda padded, scale: torch.zeros(padded // 4 - 2, padded // 2**scale))
+
+
+def transposed(patch: pytest.MonkeyPatch) -> None:
+    honest = scattering._morlet
+    patch.setattr(scattering, "_morlet", lambda padded, scale, angle: honest(padded, scale, angle).mT)
+
+
+@pytest.mark.parametrize("plant", [no_zero_mean, turned_angles, no_anti_aliasing, transposed])
+def test_a_planted_mistake_is_caught(plant, monkeypatch):
+    plant(monkeypatch)
+    assert furthest_from_kymatio(32) > 1e-3

@@ -1,0 +1,245 @@
+"""The vision models: published parameter counts, which layers are carried, gradients of small ones, the registry."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.gradients.standardized import StandardizedConv2d
+from fedlsg.gradients.supported import check_supported
+from simulations import models
+from simulations.models import vision
+from simulations.models.resnet import resnet34
+from simulations.models.wide_resnet import wide_resnet
+from simulations.workloads.workload import Split, Workload, build_model
+from tests.fedlsg.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
+
+CIFAR, FASHION = (3, 32, 10), (1, 28, 10)
+FORMS = ("rgp", "standard", "standardized")
+
+
+def empty(shape: tuple[int, int, int], name: str) -> nn.Module:
+    """The model without memory for its weights."""
+    with torch.device("meta"):
+        return vision(*shape)[name]()
+
+
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def convolutions(model: nn.Module) -> int:
+    return sum(isinstance(m, nn.Conv2d) for m in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "parameters", "layers"),
+    [
+        (CIFAR, "cnn", 127_114, 4),
+        (CIFAR, "cnn-wide", 505_098, 4),
+        (CIFAR, "dp-cnn", 550_570, 6),  # 003 Table 2: 550K
+        (CIFAR, "h-cnn", 187_210, 2),  # 003 Table 2: 187K
+        (FASHION, "dp-cnn", 26_010, 2),  # 003 Table 2: 26K
+        (FASHION, "h-cnn", 33_066, 2),  # 003 Table 2: 33K
+        (CIFAR, "wrn-28-4", 5_828_800, 25),  # 001's official code: 5.83 M
+        (CIFAR, "wrn-28-4-standard", 5_849_050, 28),  # Zagoruyko and Komodakis, Table 4: 5.8 M
+        (CIFAR, "wrn-16-4", 2_748_890, 16),  # the same: 2.7 M
+        (CIFAR, "wrn-28-10", 36_479_194, 28),  # the same: 36.5 M
+        (CIFAR, "resnet-34", 21_282_122, 36),
+        (CIFAR, "resnet-20", 272_474, 21),  # He et al. Table 6: 0.27 M
+    ],
+)
+def test_published_sizes(shape, name, parameters, layers):
+    model = empty(shape, name)
+    assert (count(model), convolutions(model)) == (parameters, layers)
+
+
+def test_the_standardised_wrn_16_4_is_that_of_de_et_al_but_for_the_gains():
+    model = empty(CIFAR, "wrn-16-4-ws")
+    gains = sum(m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d))
+    assert count(model) + gains == 2_753_818  # what jax_privacy reports
+    assert all(isinstance(m, StandardizedConv2d) for m in model.modules() if isinstance(m, nn.Conv2d))
+    assert {m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)} == {16}
+
+
+def test_resnet_34_has_the_published_size_on_imagenet():
+    with torch.device("meta"):
+        assert count(resnet34(channels=3, num_classes=1000)) == 21_797_672
+
+
+SHAPES = [(1, 8, 10), (1, 28, 10), (3, 32, 10), (3, 32, 100), (3, 30, 7), (4, 64, 5), (3, 96, 2), (3, 224, 20)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_model_fits_its_shape_and_can_be_made_private(shape):
+    channels, side, num_classes = shape
+    for name in vision(*shape):
+        model = empty(shape, name)
+        check_supported(model)
+        assert model(torch.zeros(2, channels, side, side, device="meta")).shape == (2, num_classes), name
+        assert isinstance(model.get_submodule("classifier"), nn.Linear)
+        assert list(model.parameters())[-1] is list(model.get_submodule("classifier").parameters())[-1]
+        assert not any(getattr(m, "inplace", False) for m in model.modules())
+
+
+def test_what_fits_a_shape():
+    wide = ["wrn-16-4", "wrn-16-4-ws", "wrn-28-4", "wrn-28-4-standard", "wrn-28-10", "wrn-28-10-ws"]
+    assert list(vision(*CIFAR)) == ["cnn", "cnn-wide", "dp-cnn", "h-cnn", *wide, "resnet-8", "resnet-20", "resnet-34"]
+    assert list(vision(*FASHION)) == list(vision(*CIFAR))
+    assert "h-cnn" not in vision(3, 30, 10)
+    assert list(vision(1, 8, 10)) == ["cnn", "cnn-wide"]
+    assert list(vision(3, 224, 1000)) == ["cnn", "cnn-wide", "resnet-34"]
+
+
+@pytest.mark.parametrize("shape", [(0, 32, 10), (3, 7, 10), (3, 32, 1)])
+def test_shapes_that_no_model_fits_are_refused(shape):
+    with pytest.raises(ValueError, match=f"side={shape[1]}, num_classes={shape[2]}"):
+        vision(*shape)
+
+
+def test_resnet_34_keeps_small_images_large():
+    with torch.device("meta"):
+        small = resnet34(channels=3, num_classes=10, stem="cifar").stem(torch.zeros(1, 3, 32, 32))
+        large = resnet34(channels=3, num_classes=10).stem(torch.zeros(1, 3, 64, 64))
+    assert small.shape[2:] == (32, 32)
+    assert large.shape[2:] == (16, 16)
+
+
+def test_the_cifar10_default_is_the_model_of_the_first_release():
+    """The sums of three weights, as drawn at seed 0 by version 0.1's code."""
+    split = Split(inputs=torch.zeros(2, 1).numpy(), labels=torch.tensor([0, 1]), prepare=torch.from_numpy)
+    data = Workload(name="made", train=split, test=split, num_classes=10, models=vision(*CIFAR), defaults={})
+    model = build_model(data, seed=0)
+    sums = [
+        float(model.get_parameter(f"{name}.weight").detach().double().sum())
+        for name in ("conv1.0", "hidden", "classifier")
+    ]
+    assert sums == pytest.approx([-0.591319, 2.198131, 3.948129], abs=1e-5)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        assert all(map(torch.equal, model.parameters(), models.cifar10_cnn().parameters()))
+
+
+# Which layers are carried. The rule: not the classifier, and r (m + n) < 0.8 m n.
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "carried", "dense"),
+    [
+        ("wrn-28-4", 8, 25, ["classifier.weight"]),
+        ("wrn-28-4", 16, 24, ["stem.weight", "classifier.weight"]),
+        ("wrn-28-4-standard", 8, 28, ["classifier.weight"]),
+        ("wrn-28-4-standard", 16, 26, ["stem.weight", "group1.0.shortcut.weight", "classifier.weight"]),
+        ("wrn-16-4-ws", 16, 14, ["stem.weight", "group1.0.shortcut.1.weight", "classifier.weight"]),
+        ("resnet-34", 8, 36, ["classifier.weight"]),
+        ("resnet-34", 16, 35, ["stem.0.weight", "classifier.weight"]),
+        ("dp-cnn", 8, 7, ["classifier.weight"]),
+        ("dp-cnn", 16, 6, ["features.0.weight", "classifier.weight"]),
+        ("h-cnn", 16, 2, ["classifier.weight"]),
+        ("cnn-wide", 8, 5, ["classifier.weight"]),
+        ("cnn-wide", 16, 4, ["conv1.0.weight", "classifier.weight"]),
+    ],
+)
+def test_which_weights_are_carried(name, rank, carried, dense):
+    model = empty(CIFAR, name)
+    names = carried_parameters(model, Carrier(kind="low-rank", rank=rank), classifier="classifier")
+    assert len(names) == carried
+    weights = [n for n, p in model.named_parameters() if p.ndim >= 2]
+    assert [n for n in weights if n not in names] == dense
+    assert convolutions(model) + sum(isinstance(m, nn.Linear) for m in model.modules()) == len(weights)
+
+
+def test_wrn_28_4_sends_a_twentieth_at_rank_8():
+    model = empty(CIFAR, "wrn-28-4")
+    shapes = {n: p.flatten(1).shape for n, p in model.named_parameters()}
+    carried = carried_parameters(model, Carrier(kind="low-rank", rank=8), classifier="classifier")
+    assert sum(8 * sum(shapes[n]) if n in carried else shapes[n].numel() for n in shapes) == 276_184
+
+
+# Gradients and structure of small ones
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("carry", [True, False])
+def test_per_example_gradients_of_a_small_wide_resnet_equal_autograd(form, carry):
+    torch.manual_seed(0)
+    model = wide_resnet(10, 2, channels=2, num_classes=3, form=form).double()
+    x, targets = torch.randn(2, 2, 8, 8).double(), torch.tensor([0, 2])
+    frame = make_frame(model, rank=2, sparsity=0.3 if carry else 0.0, carry=carry)
+    got = per_example_gradients(model, cross_entropy, x, targets, frame)
+    assert error(got, naive(model, cross_entropy, x, targets, frame)) < TOLERANCE
+
+
+def test_per_example_gradients_of_a_small_resnet_34_equal_autograd(monkeypatch):
+    torch.manual_seed(0)
+    model = resnet34(channels=1, num_classes=2, stem="cifar").double()
+    model = nn.Sequential(model.stem, model.stage1[0], model.stage2[0], model.pool, model.flatten, nn.Linear(128, 2))
+    model = model.double()
+    x, targets = torch.randn(2, 1, 6, 6).double(), torch.tensor([0, 1])
+    frame = make_frame(model, rank=2, sparsity=0.3)
+    got = per_example_gradients(model, cross_entropy, x, targets, frame)
+    assert error(got, naive(model, cross_entropy, x, targets, frame)) < TOLERANCE
+
+
+def mixing(model: nn.Module, shape: tuple[int, ...]) -> float:
+    """How far one example's logits move when the other examples of its batch do."""
+    x = torch.randn(3, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    model = model.double().train()
+    return float((model(x)[0] - model(torch.cat([x[:1], 3 * x[1:]]))[0]).detach().abs().max())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_layer_mixes_examples(form):
+    assert mixing(wide_resnet(10, 1, channels=1, num_classes=2, form=form), (1, 8, 8)) < 1e-9
+
+
+def test_the_mixing_check_sees_a_batchnorm():
+    """Negative control."""
+    assert mixing(nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 2)), (1, 8, 8)) > 1e-3
+
+
+@given(blocks=st.integers(1, 3), width=st.integers(1, 4), form=st.sampled_from(FORMS))
+@settings(max_examples=20, deadline=None)
+def test_any_depth_of_6_n_plus_4(blocks, width, form):
+    with torch.device("meta"):
+        model = wide_resnet(6 * blocks + 4, width, channels=3, num_classes=10, form=form)
+        assert model(torch.zeros(1, 3, 16, 16)).shape == (1, 10)
+    shortcuts = 0 if form == "rgp" else 3 - (width == 1)
+    assert convolutions(model) == 1 + 6 * blocks + shortcuts
+
+
+def rgp_by_formula(x: Tensor, model: nn.Module) -> Tensor:
+    """The block of 001's official code that changes shape, written out: norms, the second pixel of each pair, zeros."""
+    group = model.group2[0]
+    norm = nn.functional.group_norm
+    y = group.conv1(norm(x, 16 if x.shape[1] == 16 else 32, eps=1e-5).relu())
+    y = group.conv2(norm(y, 32, eps=1e-5).relu())
+    half = norm(nn.functional.avg_pool2d(x, 1, stride=2), 16 if x.shape[1] == 16 else 32, eps=1e-5)
+    return torch.cat([half, torch.zeros_like(half)], 1) + y
+
+
+def test_the_block_of_the_rgp_form_written_out():
+    torch.manual_seed(0)
+    model = wide_resnet(10, 1, channels=3, num_classes=10)
+    x = torch.randn(2, 16, 8, 8)
+    torch.testing.assert_close(model.group2[0](x), rgp_by_formula(x, model))
+    assert sum(p.numel() for n, p in model.named_parameters() if p.ndim < 2) == 0  # no norm has parameters, no bias
+    model.group2[0].shortcut.norm = nn.Identity()  # negative control
+    assert not torch.allclose(model.group2[0](x), rgp_by_formula(x, model))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"depth": 27, "width": 4}, r"depth = 6 n \+ 4 .*got depth=27"),
+        ({"depth": 4, "width": 4}, "got depth=4"),
+        ({"depth": 28, "width": 0}, "width=0"),
+        ({"depth": 28, "width": 4, "form": "rpg"}, "got 'rpg'"),
+    ],
+)
+def test_wrong_settings_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        wide_resnet(**given, channels=3, num_classes=10)

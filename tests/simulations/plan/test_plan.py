@@ -1,0 +1,284 @@
+"""Plans: gaps filled from the preset, noise calibrated for every client's schedule, everything bad refused."""
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from torch import nn
+
+import simulations.workloads.partition
+from fedlsg.accounting.bounds import epsilon
+from fedlsg.method import Schedule
+from fedlsg.state.server_state import select_clients
+from simulations import workloads
+from simulations.plan.plan import Plan, make_plan, prepare
+from simulations.rundir.rundir import RunDir
+from simulations.settings.settings import from_mapping
+from tests.simulations.runs import SMALL, run_local
+
+N = 1437
+
+
+def plan_of(**settings: object) -> Plan:
+    return make_plan(from_mapping(SMALL | settings))
+
+
+def test_gaps_are_filled_from_the_workload_and_the_recipe():
+    s = make_plan(from_mapping({"noise_multiplier": 2.0})).settings
+    assert (s.workload, s.method, s.model, s.clients, s.rounds) == ("digits", "lsg", "mlp", 5, 100)
+    assert (s.rank, s.sparsity, s.direction, s.power_steps) == (4, 0.3, "top", 1)
+    assert (s.warmup, s.cooling) == (None, None), "lsg has no warm-up and no cooling"
+    assert (s.mechanism, s.clip, s.clip_norm, s.delta, s.epsilon) == ("dp", "joint", 0.5, 1e-5, None)
+    assert (s.optimizer, s.momentum, s.schedule, s.estimator) == ("sgd", 0.9, "constant", "eq3")
+    assert (s.clients_per_round, s.min_survivors, s.local_learning_rate) == (5, 1, s.learning_rate)
+
+
+def test_what_is_given_stays():
+    given = {
+        "rank": 2,
+        "sparsity": 0.1,
+        "rounds": 7,
+        "clip_norm": 0.25,
+        "learning_rate": 0.3,
+        "epsilon": 3.0,
+        "seed": 5,
+    }
+    s = plan_of(**given).settings
+    assert {name: getattr(s, name) for name in given} == given
+
+
+def test_divisor_and_schedule_are_public_constants():
+    plan = plan_of(clients=5, clients_per_round=2, sample_rate=0.1)
+    assert math.isclose(plan.divisor, 2 * 0.1 * N / 5)
+    assert plan.schedule == Schedule(rounds=2, local_steps=1, sample_rate=0.1)
+    assert sum(plan.sizes) == N
+    assert plan.divisor == plan_of(clients=5, clients_per_round=2, sample_rate=0.1, partition="shards").divisor
+
+
+CONFIGURATIONS = [
+    {},
+    {"method": "sgd", "noise_multiplier": None, "sample_rate": 0.5},
+    {"method": "rs", "sparsity": 0.2},
+    {"method": "rgp", "warmup": 2, "clip": "per-block"},
+    {"method": "dpsgd", "trust": "aggregate", "clients": 4, "min_survivors": 3},
+    {"optimizer": "adam", "schedule": "cosine", "weight_decay": 0.01, "final_learning_rate": 0.001},
+    {"batch_size": 30, "sample_rate": None, "partition": "dirichlet", "alpha": 1.0},
+    {"local_steps": 3, "local_momentum": 0.5, "clients_per_round": 1},
+    {"noise_multiplier": None, "epsilon": 8.0},
+    {"noise_multiplier": None, "epsilon": 8.0, "batch_size": 300, "sample_rate": None, "partition": "dirichlet"},
+]
+
+
+@pytest.mark.parametrize("settings", CONFIGURATIONS, ids=lambda c: ", ".join(map(str, c.values())) or "small")
+def test_config_toml_gives_the_same_plan(settings, tmp_path):
+    """What ``resume`` and Flower's processes read back: the same terms to the bit, nothing drifts."""
+    plan, directory = plan_of(**settings), RunDir(tmp_path)
+    directory.write_config(plan.settings)
+    again = make_plan(directory.read_config())
+    assert again.settings == plan.settings
+    assert again.terms == plan.terms
+    for name in ("method", "schedule", "local", "stream", "divisor", "sizes", "steps", "declared"):
+        assert getattr(again, name) == getattr(plan, name), name
+    assert {f.name for f in fields(Plan)} == {
+        "settings",
+        "workload",
+        "parts",
+        "method",
+        "schedule",
+        "local",
+        "stream",
+        "terms",
+        "declared",
+    }
+
+
+# --- noise
+
+
+@pytest.mark.parametrize("clip", ["joint", "per-block"])
+def test_calibration_reaches_the_target_and_no_less(clip):
+    plan = plan_of(noise_multiplier=None, epsilon=8.0, clip=clip)
+    (sigma,) = {t.noise_multiplier for t in plan.terms}
+    effective = sigma if clip == "joint" else sigma / math.sqrt(5)  # blocks: dL, dR, bias; classifier weight, bias
+    reached = epsilon(sample_rate=0.05, noise_multiplier=effective, steps=2, delta=1e-5).upper
+    assert 8.0 * 0.99 < reached <= 8.0
+    assert plan.settings.noise_multiplier == sigma
+
+
+def test_every_client_gets_its_own_noise_for_its_own_rate():
+    """batch_size with unequal partitions: q_k = B / N_k, sigma_k for q_k, and each one's epsilon within the target."""
+    plan = plan_of(noise_multiplier=None, epsilon=8.0, batch_size=300, sample_rate=None, partition="dirichlet")
+    small, large = sorted(plan.terms, key=lambda t: t.num_examples)
+    assert small.num_examples < large.num_examples
+    for term in (small, large):
+        assert term.sample_rate == min(300 / term.num_examples, 1.0)
+        reached = epsilon(sample_rate=term.sample_rate, noise_multiplier=term.noise_multiplier, steps=2, delta=1e-5)
+        assert 8.0 * 0.99 < reached.upper <= 8.0
+    assert small.noise_multiplier > large.noise_multiplier
+    common = epsilon(sample_rate=small.sample_rate, noise_multiplier=large.noise_multiplier, steps=2, delta=1e-5)
+    assert common.upper > 8.0, "negative control: one sigma for all would break the smaller client's promise"
+    assert plan.settings.noise_multiplier is None
+
+
+def test_noise_covers_the_client_that_is_asked_most_often(tmp_path):
+    """Two of four clients a round: sigma targets the largest number of participations, no amplification."""
+    run = run_local(
+        tmp_path / "run",
+        clients=4, clients_per_round=2, rounds=5, noise_multiplier=None, epsilon=4.0, reproducible=False,
+    )  # fmt: skip
+    asked = [row.asked for row in run.rows]
+    expected = [select_clients(4, 2, round=r, seed=0) for r in range(1, 6)]
+    assert asked == [" ".join(map(str, clients)) for clients in expected]
+    counts = [sum(client in clients for clients in expected) for client in range(4)]
+    assert run.plan.steps == counts
+    assert 5 / 2 < max(counts) < 5, "some client is asked more often than the mean, none always"
+    spent = []
+    for client in range(4):
+        entries = run.entries(client)
+        assert len(entries) == counts[client]
+        (sigma,) = {e.noise_multiplier for e in entries}
+        spent.append(epsilon(sample_rate=0.05, noise_multiplier=sigma, steps=len(entries), delta=1e-5).upper)
+    assert max(spent) <= 4.0
+    assert max(spent) > 4.0 * 0.99
+    assert run.summary["epsilon_max"] == max(spent)
+    assert min(spent) < max(spent)
+    once_more = epsilon(sample_rate=0.05, noise_multiplier=sigma, steps=max(counts) + 1, delta=1e-5).upper
+    assert once_more > 4.0, "negative control: noise for one step less would pass the target"
+
+
+def test_participations_of_all_clients_in_all_rounds():
+    assert plan_of(local_steps=3, rounds=4).steps == [12, 12]
+
+
+def test_prepare_needs_no_accountant(monkeypatch):
+    monkeypatch.setattr("simulations.plan.plan.calibrate_noise_multiplier", None)
+    base = prepare(from_mapping({**SMALL, "noise_multiplier": None}))
+    assert base.settings.noise_multiplier is None
+
+
+# --- refused before anything is written
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"workload": "mnist"}, "unknown workload 'mnist'"),
+        ({"method": "lsgd"}, "unknown method 'lsgd'.*did you mean"),
+        ({"model": "resnet"}, "unknown model of digits 'resnet'"),
+        ({"workload": "cifar10", "data_dir": "/nowhere/at/all"}, "/nowhere/at/all"),
+        ({"rank": 0}, "rank >= 1"),
+        ({"rank": 65}, "rank=65 carries no layer"),
+        ({"rank": 40}, "rank=40 carries no layer"),
+        ({"sparsity": 1.0}, "sparsity"),
+        ({"sparsity": -0.1}, "sparsity"),
+        ({"method": "dpsgd", "rank": 4}, "method 'dpsgd' has no setting 'rank'"),
+        ({"method": "dpsgd", "sparsity": 0.3}, "method 'dpsgd' has no setting 'sparsity'"),
+        ({"method": "lsg", "cooling": True}, "method 'lsg' has no setting 'cooling'"),
+        ({"method": "sgd", "mechanism": "dp"}, "choose method 'dpsgd'"),
+        ({"delta": 0.01}, "delta"),
+        ({"delta": 0.0}, "delta"),
+        ({"delta": 1.0}, "delta"),
+        ({"delta": math.nan}, "delta"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier"),
+        ({"noise_multiplier": math.inf}, "noise_multiplier"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": math.inf}, "epsilon"),
+        ({"sample_rate": 0.0}, "sample_rate"),
+        ({"sample_rate": 1.01}, "sample_rate"),
+        ({"sample_rate": -0.1}, "sample_rate"),
+        ({"sample_rate": math.nan}, "sample_rate"),
+        ({"batch_size": 0, "sample_rate": None}, "batch_size"),
+        ({"batch_size": 10, "sample_rate": 0.1}, "either sample_rate .* or batch_size"),
+        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"clip_norm": -1.0}, "clip_norm"),
+        ({"clip_norm": math.inf}, "clip_norm"),
+        ({"clip_norm": math.nan}, "clip_norm"),
+        ({"clients": 0}, "clients"),
+        ({"clients": 2000}, "num_clients"),
+        ({"clients_per_round": 3}, "clients_per_round=3 <= clients=2"),
+        ({"clients_per_round": 0}, "clients_per_round=0"),
+        ({"min_survivors": 3}, "min_survivors=3 <= clients_per_round=2"),
+        ({"trust": "aggregate", "local_steps": 2}, "local_steps=1"),
+        ({"trust": "aggregate", "codec": "bfloat16"}, "trust='aggregate' needs codec='float32'"),
+        ({"trust": "aggregate", "method": "dp-powersgd"}, "factors do not add up.*trust='client'"),
+        ({"method": "sgd", "noise_multiplier": 1.0}, "noise_multiplier needs a mechanism that adds noise"),
+        ({"mechanism": "clip-only", "noise_multiplier": 1.0}, "noise_multiplier needs a mechanism that adds noise"),
+        ({"method": "dpsgd", "estimator": "averaged"}, "estimator='averaged'.*low-rank carriers"),
+        ({"rounds": 0}, "rounds=0"),
+        ({"local_steps": 0}, "local_steps=0"),
+        ({"local_momentum": 1.0}, "momentum"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"local_learning_rate": -1.0}, "learning_rate"),
+        ({"final_learning_rate": 0.01}, "final_learning_rate needs a schedule"),
+        ({"weight_decay": math.nan}, "weight_decay"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**63}, "seed"),
+        ({"threads": 0}, "threads=0"),
+        ({"client_cpus": 0}, "client_cpus=0"),
+        ({"client_gpus": -0.5}, "client_gpus=-0.5"),
+        ({"round_timeout": 0.0}, "round_timeout"),
+        ({"evaluate_every": 0}, "evaluate_every"),
+        ({"microbatch_size": 0}, "microbatch_size"),
+        ({"power_steps": 0}, "power_steps"),
+        ({"method": "rgp", "warmup": 0}, "warmup"),
+        ({"partition": "dirichlet", "alpha": 0.0}, "alpha"),
+        ({"partition": "shards", "shards_per_client": 0}, "shards_per_client"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_a_bad_setting_is_refused_by_name(settings, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        plan_of(**settings)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_missing_device_is_refused():
+    with pytest.raises(ValueError, match="finds no CUDA device"):
+        plan_of(device="cuda")
+
+
+def test_noise_that_no_accountant_certifies_is_refused():
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        plan_of(noise_multiplier=1e-3)
+
+
+def test_delta_is_compared_with_the_largest_client():
+    assert plan_of(delta=1 / 719 * 0.999).settings.delta < 1 / 719
+    with pytest.raises(ValueError, match="delta"):
+        plan_of(delta=1 / 719)
+
+
+def test_overlapping_partitions_are_refused(monkeypatch):
+    def overlapping(labels, num_clients, rng, **_):
+        return [torch.arange(len(labels)).numpy(), torch.arange(3).numpy()]
+
+    monkeypatch.setattr(simulations.workloads.partition, "_SCHEMES", {"iid": overlapping})
+    with pytest.raises(ValueError, match="partitions overlap: clients 0 and 1 both hold example"):
+        plan_of()
+
+
+def batch_norm() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.BatchNorm1d(64))
+    model.add_module("classifier", nn.Linear(64, 10))
+    return model
+
+
+def test_a_model_that_mixes_examples_is_refused(monkeypatch):
+    load = workloads.load
+
+    def planted(name, **kwargs):
+        return replace(load(name, **kwargs), models={"mlp": batch_norm})
+
+    monkeypatch.setattr(workloads, "load", planted)
+    with pytest.raises(ValueError, match=r"BatchNorm1d.*replace BatchNorm by GroupNorm"):
+        plan_of()
+
+
+def test_a_noise_that_spends_the_budget_in_one_round_is_refused():
+    with pytest.raises(ValueError, match=r"one round costs epsilon .*more than the budget epsilon=0\.01"):
+        plan_of(noise_multiplier=2.0, epsilon=0.01)
+    assert plan_of(noise_multiplier=2.0, epsilon=8.0).terms[0].noise_multiplier == 2.0

@@ -1,0 +1,153 @@
+"""What a user sees: progress and the table at the end, at common widths."""
+
+import io
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from fedlsg.carriers.layout import LayerRow
+from simulations.report.terminal import (
+    RoundDisplay,
+    human_bytes,
+    layers_shown,
+    percent,
+    privacy_line,
+    showing,
+    summary_table,
+)
+from simulations.rundir.row import Row
+
+SUMMARY: dict[str, Any] = {
+    "workload": "digits", "model": "mlp", "method": "lsg", "clients": 5, "rounds": 100, "engine": "flower",
+    "accuracy": 0.9306, "loss": 0.2512, "private": True, "reproducible": False, "epsilon_max": 7.9981,
+    "epsilon_median": 7.9, "delta": 1e-5, "noise_multiplier": 6.1234, "trust": "client",
+    "uplink_bytes": 2_188_000, "uplink_bytes_wire": 2_300_000, "uplink_bytes_dense": 9_620_000,
+    "downlink_bytes": 9_620_000, "downlink_bytes_wire": 9_700_000, "wall_seconds": 42.5, "device": "cpu",
+}  # fmt: skip
+
+
+def row(round: int, **changes: Any) -> Row:
+    values = dict.fromkeys(Row.__dataclass_fields__, 0) | {
+        "round": round, "accuracy": 0.5, "loss": 1.0, "epsilon_max": 1.234, "epsilon_median": 1.2,
+        "uplink_bytes": 1000, "downlink_bytes": 2000, "seconds": 2.0,
+        "asked": "0 1", "answered": "0 1", "rejected": "", "reasons": "",
+    }  # fmt: skip
+    return Row(**(values | changes))
+
+
+def shown(table: Any, width: int) -> str:
+    console = Console(record=True, width=width, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_summary_fits_and_says_everything(width):
+    text = shown(summary_table(SUMMARY), width)
+    assert max(map(len, text.splitlines())) <= width
+    words = " ".join(text.split())
+    for part in (
+        "digits (mlp)", "5 clients, 100 rounds, engine flower", "93.06 % (loss 0.251)",
+        "epsilon 7.998 at delta 1e-05 (largest of 5 clients, median 7.900; sigma 6.123)",
+        "2.19 MB payload, 2.30 MB on the wire; dense 9.62 MB (4.4x)", "9.62 MB, 9.70 MB on the wire", "42.5 s on cpu",
+    ):  # fmt: skip
+        assert part in words, part
+    assert "NOT PRIVATE" not in words
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"private": False, "reproducible": True},
+            "NOT PRIVATE (the noise is reproducible); the ledger would say 7.998",
+        ),
+        ({"private": False, "epsilon_max": "inf"}, "NOT PRIVATE (no clipped and noised mechanism)"),
+        ({"trust": "aggregate"}, "only the sum is private: an ideal secure aggregation is assumed and not provided"),
+    ],
+)
+def test_what_the_privacy_line_rests_on(changes, expected):
+    assert expected in privacy_line(SUMMARY | changes)
+    words = " ".join(shown(summary_table(SUMMARY | changes), 80).split())
+    assert expected in words
+
+
+def test_nothing_sent_is_no_division_by_zero():
+    text = shown(summary_table(SUMMARY | {"uplink_bytes": 0}), 80)
+    assert "uplink" in text
+    assert "nan" not in text
+
+
+def test_plain_lines_where_there_is_no_terminal():
+    console = Console(record=True, width=100, file=io.StringIO())
+    with showing(console, 40, 0) as display:
+        for round in range(1, 41):
+            display.on_round(row(round, accuracy=None if round < 40 else 0.75))
+    lines = console.export_text().splitlines()
+    assert len(lines) == 20
+    assert lines[0] == "round    2/40  accuracy --  epsilon 1.23  up 2.00 kB  down 4.00 kB"
+    assert lines[-1] == "round   40/40  accuracy 75.00 %  epsilon 1.23  up 40.00 kB  down 80.00 kB"
+
+
+def test_a_rejected_client_is_named_at_once():
+    console = Console(record=True, width=100, file=io.StringIO())
+    with showing(console, 100, 0) as display:
+        display.on_round(row(1, rejected="3", reasons="3: [1001] ValueError [bold]"))
+    assert console.export_text() == "round 1: client 3: [1001] ValueError [bold]\n"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_bar_on_a_terminal(width):
+    file = io.StringIO()
+    console = Console(force_terminal=True, width=width, file=file, color_system=None, legacy_windows=False)
+    with showing(console, 100, 3) as display:
+        display.on_round(row(4, epsilon_max=12.34, uplink_bytes=12_500_000, downlink_bytes=45_000_000))
+        task = display.progress.tasks[0]
+        assert (task.completed, task.total) == (4, 100)
+        line = "".join(s.text for s in console.render(display.progress.get_renderable()))
+    assert line.startswith("round 4/100 ")
+    assert "accuracy 50.00 % epsilon 12.34 up 12.50 MB down 45.00 MB" in line
+    assert line.rstrip().endswith("left 03:12")
+    assert len(line.rstrip()) <= width
+    assert len(line.splitlines()) == 1
+
+
+def test_time_left_is_the_mean_of_this_process(monkeypatch):
+    """Rounds 4 and 5 of 10 took two seconds each; five are left."""
+    now = iter([100.0, 102.0])
+    monkeypatch.setattr("simulations.report.terminal.time.monotonic", lambda: next(now))
+    display = RoundDisplay(Console(file=io.StringIO()), 10, 3)
+    column = display.progress.columns[-1]
+    assert str(column.render(display.progress.tasks[0])) == "left --:--"
+    display.on_round(row(4))
+    display.on_round(row(5))
+    assert str(column.render(display.progress.tasks[0])) == "left 00:10"
+
+
+def test_bytes_by_hand():
+    shown = [human_bytes(n) for n in (0, 999, 1000, 1_500_000, 2e9, 3e12)]
+    assert shown == ["0 B", "999 B", "1.00 kB", "1.50 MB", "2.00 GB", "3000.00 GB"]
+    assert (percent(None), percent(0.5), percent(1.0)) == ("--", "50.00 %", "100.00 %")
+
+
+@given(st.integers(0, 10**15))
+def test_bytes_are_right_to_half_a_percent(count):
+    number, unit = human_bytes(count).split()
+    scale = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+    assert math.isclose(float(number) * scale, count, rel_tol=0.005, abs_tol=0.5)
+
+
+def test_long_layer_names_stay_apart():
+    """At 80 columns too: layers of a transformer differ in the end of their names."""
+    names = [f"body.encoder.layer.*.attention.{part}.weight" for part in ("self.query", "self.key", "output.dense")]
+    rows = [LayerRow(name=name, shape=(3072, 768), travel="carried", values=15_360, count=12) for name in names]
+    text = shown(layers_shown(rows), 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    joined = "".join(line.split("  ")[0].strip() for line in text.splitlines()[1:-1])
+    assert joined == "".join(names)
+    assert "in all, before the mask: 36 carried; 552,960 values sent" in text

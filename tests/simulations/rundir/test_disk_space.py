@@ -1,0 +1,191 @@
+"""A full disk: the file that could not be written is named, and the run goes on to the same weights afterwards.
+
+/dev/full answers every write with the error of a full disk; the last test fills a real file system.
+"""
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedlsg.privacy.ledger import LedgerError
+from simulations.engines import local
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files.disk_space import DiskFullError, cause_of, naming, resumable
+from tests.places import REPOSITORY
+from tests.simulations.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
+
+FULL = Path("/dev/full")
+no_device = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full (Linux)")
+SETTINGS = {"rounds": 3, "record_updates": True}
+
+APPENDED = ("rounds.csv", "bytes.csv", "events.out.tfevents.fedlsg")
+REPLACED = (
+    "checkpoint/latest.pt",
+    "summary.json",
+    "updates/round-000002/client-000001.bin",
+    "updates/round-000002/weights.npy",
+)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_local(tmp_path_factory.mktemp("unbroken") / "run", **SETTINGS)
+
+
+def continued(run: Run, unbroken: Run) -> bool:
+    """Whether a resumed run is as one that never stopped."""
+    return run.weights.equal(unbroken.weights) and [row.round for row in run.rows] == [1, 2, 3]
+
+
+@no_device
+@pytest.mark.parametrize("name", [*APPENDED, *REPLACED])
+def test_a_file_that_does_not_fit_is_named_and_the_run_goes_on(name, tmp_path, unbroken):
+    plan, directory = plan_at(tmp_path / "run", **SETTINGS)
+    file = directory.path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    full = file if name in APPENDED else file.with_name(f".{file.name}.{os.getpid()}")  # what write_atomically writes
+    full.symlink_to(FULL)
+    with pytest.raises(DiskFullError) as error:
+        local.run(plan, directory, on_round=ignore)
+    assert f"the disk is full: {file} could not be written" in str(error.value)
+    assert str(error.value).endswith(f"make room, then continue with: fedlsg resume {directory.path}")
+    assert not full.exists() or name in APPENDED  # the temporary file is gone
+    full.unlink(missing_ok=True)
+    assert continued(resume_local(directory.path), unbroken)
+
+
+@no_device
+def test_a_client_whose_disk_is_full_misses_the_round_and_its_log_names_the_file(tmp_path):
+    plan, directory = plan_at(tmp_path / "run", **SETTINGS)
+    file = directory.outbox(1)
+    file.parent.mkdir(parents=True)
+    file.with_name(f".{file.name}.{os.getpid()}").symlink_to(FULL)
+    local.run(plan, directory, on_round=ignore)
+    assert Run(directory.path).rows[0].rejected == "1"
+    assert str(file) in directory.log.read_text()
+
+
+@no_device
+def test_a_write_that_names_no_file_is_caught(tmp_path, monkeypatch):
+    """Negative control: the operating system's own error says only that there is no space."""
+    plan, directory = plan_at(tmp_path / "run", **SETTINGS)
+    (directory.path / "bytes.csv").symlink_to(FULL)
+    monkeypatch.setattr("simulations.rundir.journal.naming", lambda path: resumable(path.parent))
+    with pytest.raises(DiskFullError) as error:
+        local.run(plan, directory, on_round=ignore)
+    assert "bytes.csv" not in str(error.value)
+
+
+def test_other_errors_stay_what_they_are(tmp_path):
+    with pytest.raises(PermissionError), resumable(tmp_path):
+        raise PermissionError(errno.EACCES, "denied", "file")
+    with pytest.raises(FileNotFoundError) as error, naming(tmp_path):
+        (tmp_path / "missing" / "file").write_text("")
+    assert error.value.filename == str(tmp_path / "missing" / "file")
+
+
+def test_a_full_disk_is_seen_behind_other_errors():
+    full = OSError(errno.ENOSPC, "No space left on device")
+    wrapped = LedgerError("cannot write")
+    wrapped.__cause__ = full
+    assert cause_of(wrapped) is full
+    assert cause_of(ValueError("else")) is None
+
+
+@no_device
+def test_an_atomic_write_names_its_file_and_keeps_the_old_one(tmp_path):
+    write_atomically(tmp_path / "file", b"old")
+    (tmp_path / f".file.{os.getpid()}").symlink_to(FULL)
+    with pytest.raises(OSError, match=re.escape(f"No space left on device: '{tmp_path / 'file'}'")):
+        write_atomically(tmp_path / "file", b"new")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
+
+
+ON_A_SMALL_DISK = """
+import shutil, subprocess, sys
+disk, out, size, *options = sys.argv[1:]
+subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", disk], check=True)
+program = [sys.executable, "-m", "simulations"]
+run = subprocess.run([*program, "run", *options, "--out", f"{disk}/run"], capture_output=True, text=True)
+subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
+resume = subprocess.run([*program, "resume", f"{disk}/run"], capture_output=True, text=True)
+shutil.copytree(f"{disk}/run", out)
+print(run.returncode, resume.returncode)
+print(run.stderr, resume.stderr, sep="")
+"""
+
+
+def mounting() -> bool:
+    """Whether this user may mount a file system of its own."""
+    unshare = shutil.which("unshare")
+    return unshare is not None and subprocess.run([unshare, "-rm", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not mounting(), reason="needs unshare -rm (Linux, user namespaces)")
+@pytest.mark.parametrize("kilobytes", [96, 128, 192])
+def test_a_real_full_disk(kilobytes, tmp_path, unbroken):
+    """It fills at another place for each size; after there is room the run is what it would have been."""
+    (tmp_path / "disk").mkdir()
+    settings = SMALL | SETTINGS
+    options = [word for key, value in settings.items() for word in ("-c", f"{key}={str(value).lower()}")]
+    command = ["unshare", "-rm", sys.executable, "-c", ON_A_SMALL_DISK, str(tmp_path / "disk"), str(tmp_path / "out")]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(kilobytes), *options], cwd=REPOSITORY, env=env, capture_output=True, text=True, check=True
+    )
+    status, error = done.stdout.split("\n", 1)
+    assert status == "1 0", done.stdout
+    (line,) = error.strip().splitlines()
+    disk = re.escape(str(tmp_path / "disk" / "run"))
+    assert re.fullmatch(
+        rf"fedlsg: error: the disk is full: {disk}/\S+ could not be written\. .* fedlsg resume {disk}", line
+    )
+    assert continued(Run(tmp_path / "out"), unbroken)
+
+
+MERGED_ON_A_FULL_DISK = """
+import subprocess, sys
+from pathlib import Path
+from fedlsg.privacy.ledger import merge
+from simulations.rundir.files.disk_space import resumable
+ledgers, disk = Path(sys.argv[1]), Path(sys.argv[2])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", disk], check=True)
+(disk / "other").write_bytes(bytes(4096))
+try:
+    with resumable(disk):
+        merge(ledgers.glob("client-*.jsonl"), disk / "ledger.jsonl")
+except OSError as error:
+    print(error)
+print(*(path.name for path in disk.iterdir()))
+"""
+
+
+@pytest.mark.skipif(not mounting(), reason="needs unshare -rm (Linux, user namespaces)")
+def test_a_merged_ledger_that_does_not_fit_is_named(tmp_path, unbroken):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["unshare", "-rm", sys.executable, "-c", MERGED_ON_A_FULL_DISK, str(unbroken.path / "ledger"), str(disk)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    message, left = done.stdout.splitlines()
+    assert message.startswith(f"the disk is full: {disk / 'ledger.jsonl'} could not be written.")
+    assert left == "other"
+
+
+@pytest.mark.skipif(not mounting(), reason="needs unshare -rm (Linux, user namespaces)")
+def test_a_read_only_run_directory_is_refused_in_one_line(tmp_path, unbroken):
+    disk = tmp_path / "run"
+    shutil.copytree(unbroken.path, disk)
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && "$1" -m simulations resume "$0"'
+    command = ["unshare", "-rm", "sh", "-c", mount, str(disk), sys.executable]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line == (
+        f"fedlsg: error: cannot write to {disk}: Read-only file system; make it writable, or continue a copy of it"
+    )

@@ -1,0 +1,197 @@
+"""A client's memory and the payload that it belongs to: one file, never half of it, never a round twice."""
+
+import contextlib
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+
+from simulations.rundir import feedback_box
+from simulations.rundir.feedback_box import FeedbackBox
+
+M = [torch.arange(4).double() * 0.1 * k for k in range(9)]
+
+
+def box(tmp_path, client=3) -> FeedbackBox:
+    return FeedbackBox(tmp_path / "own", client)
+
+
+def stored(tmp_path, *rounds) -> FeedbackBox:
+    found = box(tmp_path)
+    for round in rounds:
+        found.store(f"q{round}", b"payload\n" * round, M[round], round=round)
+    return found
+
+
+def test_an_empty_one_remembers_zeros(tmp_path):
+    assert torch.equal(box(tmp_path).memory(1, 4), torch.zeros(4, dtype=torch.float64))
+    assert box(tmp_path).find("q") is box(tmp_path).last() is None
+    assert not (tmp_path / "own").exists()
+
+
+def test_what_was_stored_is_found_bit_for_bit(tmp_path):
+    found = stored(tmp_path, 2)
+    assert found.find("q2") == found.last() == b"payload\n" * 2
+    assert found.find("q") is found.find("") is None
+    assert torch.equal(found.memory(3, 4), M[2])
+    assert torch.equal(found.memory(9, 4), M[2])  # a client that was not asked keeps it
+
+
+def test_the_same_round_asked_anew_starts_from_the_memory_before(tmp_path):
+    found = stored(tmp_path, 1, 2, 3)
+    assert torch.equal(found.memory(3, 4), M[2])
+    found.store("other", b"again", M[4], round=3)
+    assert found.find("q3") is None
+    assert found.find("other") == b"again"
+    assert torch.equal(found.memory(4, 4), M[4])
+    assert torch.equal(found.memory(3, 4), M[2])
+
+
+def test_the_first_round_asked_anew_starts_from_nothing(tmp_path):
+    found = stored(tmp_path, 5)
+    assert not found.memory(5, 4).any()
+    found.store("other", b"again", M[1], round=5)
+    assert not found.memory(5, 4).any()
+
+
+def test_two_rounds_are_kept(tmp_path):
+    found = stored(tmp_path, 1, 2, 3, 6)
+    assert sorted(path.name for path in found.folder.iterdir()) == ["feedback-000003.bin", "feedback-000006.bin"]
+    with pytest.raises(ValueError, match="the server went back"):
+        found.memory(3, 4)
+
+
+def held(found: FeedbackBox) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in found.folder.iterdir()}
+
+
+def test_a_late_answer_of_an_earlier_round_takes_nothing_away(tmp_path):
+    """Whether the later round was stored before its memory was read, or since."""
+    found = stored(tmp_path, 1, 2)
+    before = held(found)
+    for attempt in (lambda: found.memory(1, 4), lambda: found.store("q1 anew", b"x", M[5], round=1)):
+        with pytest.raises(ValueError, match="remembers round 2, and round 1 is asked: this answer comes too late"):
+            attempt()
+        assert held(found) == before
+
+
+def test_a_late_answer_of_a_round_that_was_left_out_takes_nothing_away(tmp_path):
+    """A client that was silent in round 3, and comes back after round 5."""
+    found = stored(tmp_path, 2)
+    assert torch.equal(found.memory(3, 4), M[2])
+    stored(tmp_path, 5)
+    before = held(found)
+    with pytest.raises(ValueError, match="remembers round 5, and round 3 is asked"):
+        found.store("q3", b"late", M[3], round=3)
+    assert held(found) == before
+    assert torch.equal(found.memory(6, 4), M[5])
+
+
+def test_of_two_answers_to_one_question_the_first_stays_and_is_sent(tmp_path):
+    found = stored(tmp_path, 1)
+    assert found.store("q2", b"first", M[2], round=2) == b"first"
+    before = held(found)
+    assert found.store("q2", b"second", M[3], round=2) == b"first"
+    assert held(found) == before
+
+
+def delete_the_later(self: FeedbackBox, round: int, files: object) -> None:
+    """Planted: what the store did once."""
+    for number, path in self._files():
+        if number > round:
+            path.unlink()
+
+
+def test_a_store_that_takes_later_rounds_for_void_is_caught(tmp_path, monkeypatch):
+    """Negative control."""
+    monkeypatch.setattr(FeedbackBox, "_refuse_older", delete_the_later)
+    found = stored(tmp_path, 2, 5)
+    found.store("q3", b"late", M[3], round=3)
+    assert not torch.equal(found.memory(6, 4), M[5])
+
+
+def answer_again(folder: Path, round: int, times: int) -> None:
+    """One of two processes: each stores its own answers of rounds in turn."""
+    found = FeedbackBox(folder, 3)
+    for i in range(times):
+        with contextlib.suppress(ValueError):  # too late: the other process is ahead
+            found.store(f"q{round + 2 * i}", b"", M[1] + round + 2 * i, round=round + 2 * i)
+
+
+def test_two_processes_never_lose_the_latest(tmp_path):
+    spawn = multiprocessing.get_context("fork")
+    both = [spawn.Process(target=answer_again, args=(tmp_path / "own", first, 60)) for first in (1, 2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert [one.exitcode for one in both] == [0, 0]
+    assert torch.equal(box(tmp_path).memory(999, 4), M[1] + 120)
+
+
+def test_another_model_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"feedback-000001.bin remembers 4 values, expected 5"):
+        stored(tmp_path, 1).memory(2, 5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_memory_that_is_not_finite_is_not_stored(tmp_path, bad):
+    found = stored(tmp_path, 1)
+    with pytest.raises(ValueError, match="not be finite"):
+        found.store("q", b"", torch.tensor([bad]), round=2)
+    assert torch.equal(found.memory(2, 4), M[1])
+
+
+def test_every_bit_is_guarded(tmp_path):
+    found = stored(tmp_path, 1)
+    (path,) = found.folder.iterdir()
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 3):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="damaged"):
+            found.memory(2, 4)
+    for cut in (b"", whole[:-8], whole + bytes(8), whole[1:], b"{}\n", b"[]\n", b"\n", b"null\n"):
+        path.write_bytes(cut)
+        with pytest.raises(ValueError, match="damaged"):
+            found.memory(2, 4)
+
+
+def test_another_clients_memory_is_not_taken(tmp_path):
+    stored(tmp_path, 1)
+    with pytest.raises(ValueError, match="another client's"):
+        box(tmp_path, client=4).memory(2, 4)
+
+
+def test_a_crash_before_the_file_is_in_place_leaves_the_round_before(tmp_path, monkeypatch):
+    found = stored(tmp_path, 1)
+
+    def crash(path, *content, private):
+        path.with_name(f".{path.name}.9").write_bytes(content[0])  # a torn temporary file stays behind
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(feedback_box, "write_atomically", crash)
+    with pytest.raises(KeyboardInterrupt):
+        found.store("q2", b"payload", M[2], round=2)
+    assert found.find("q2") is None
+    assert torch.equal(found.memory(2, 4), M[1])
+    assert found.last() == b"payload\n"
+
+
+def test_a_crash_before_old_files_are_removed_harms_nothing(tmp_path, monkeypatch):
+    found = stored(tmp_path, 1, 2)
+    monkeypatch.setattr("pathlib.Path.unlink", lambda path, missing_ok=False: None)
+    found.store("q3", b"", M[3], round=3)
+    assert torch.equal(found.memory(4, 4), M[3])
+    assert torch.equal(found.memory(3, 4), M[2])
+
+
+def test_the_header_says_whose_it_is(tmp_path):
+    found = stored(tmp_path, 1)
+    head = json.loads(next(found.folder.iterdir()).read_bytes().split(b"\n")[0])
+    assert {k: head[k] for k in ("client", "round", "question", "payload", "first")} == {
+        "client": 3, "round": 1, "question": "q1", "payload": 8, "first": True,
+    }  # fmt: skip

@@ -1,0 +1,77 @@
+"""Seconds on links: by hand, against a brute-force clock, and what is no link."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulations.rundir.links import LINKS, Link, parse_link, round_seconds, transfer_seconds
+from simulations.rundir.messages import Line, read
+
+BROADBAND = LINKS["broadband"]
+
+
+def line(round: int, client: int, direction: str, wire: int) -> Line:
+    return Line(round=round, client=client, direction=direction, values_bytes=0, payload_bytes=0, wire_bytes=wire)
+
+
+def test_the_named_link_of_the_issue_by_hand():
+    """10 Mbit/s up, 50 down, 50 ms: 1,250,000 B up take 1 s, 6,250,000 B down take 1 s; the slowest client counts."""
+    assert str(BROADBAND) == "broadband (10 Mbit/s up, 50 Mbit/s down, 50 ms)"
+    lines = [
+        line(1, 0, "down", 6_250_000), line(1, 1, "down", 6_250_000),
+        line(1, 0, "up", 1_250_000), line(1, 1, "up", 2_500_000),
+        line(2, 0, "down", 0), line(2, 0, "up", 0),
+    ]  # fmt: skip
+    assert round_seconds(lines, BROADBAND) == {1: pytest.approx(0.05 + 1 + 0.05 + 2), 2: pytest.approx(0.1)}
+    assert transfer_seconds(lines, BROADBAND) == pytest.approx(3.2)
+    assert transfer_seconds([], BROADBAND) == 0
+
+
+messages = st.lists(
+    st.builds(
+        line, st.integers(1, 3), st.integers(0, 3), st.sampled_from(["up", "down"]), st.integers(0, 10**9)
+    )
+).map(lambda lines: sorted(lines, key=lambda one: one.round))  # fmt: skip
+
+
+@given(messages, st.floats(1e3, 1e11), st.floats(1e3, 1e11), st.floats(0, 10))
+def test_against_clocks_of_every_client(lines, up, down, latency):
+    link = Link(name="any", up=up, down=down, latency=latency)
+    clock = 0.0
+    for round in sorted({one.round for one in lines}):
+        ends = {}
+        for one in lines:
+            if one.round == round:
+                began = ends.get(one.client, clock)
+                ends[one.client] = began + latency + one.wire_bytes * 8 / {"up": up, "down": down}[one.direction]
+        clock = max(ends.values())
+    assert math.isclose(transfer_seconds(lines, link), clock, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def test_a_sum_over_clients_is_caught():
+    """Negative control: clients work in parallel."""
+    lines = [line(1, client, "up", 10**6) for client in range(10)]
+    assert transfer_seconds(lines, BROADBAND) < sum(map(BROADBAND.seconds, lines)) / 9
+
+
+@pytest.mark.parametrize("text", ["10/50/50", "10/50/50.0", "1e1/50/50"])
+def test_a_link_in_numbers_is_the_named_one(text):
+    link = parse_link(text)
+    assert (link.up, link.down, link.latency) == (BROADBAND.up, BROADBAND.down, BROADBAND.latency)
+
+
+@pytest.mark.parametrize("text", ["", "dsl", "10/50", "0/1/1", "1/-1/1", "1/1/nan", "1/1/-1", "inf/1/1", "a/b/c"])
+def test_what_is_no_link_is_refused(text):
+    with pytest.raises(ValueError, match="expected --link as one of broadband, mobile, datacentre or UP/DOWN/LATENCY"):
+        parse_link(text)
+
+
+def test_a_run_says_its_seconds_on_every_named_link(small):
+    lines = list(read(small.directory.messages))
+    assert small.summary["transfer_seconds"] == {
+        name: pytest.approx(transfer_seconds(lines, link), abs=1e-6) for name, link in LINKS.items()
+    }
+    least = 2 * (0.1 + 8 * 19240 / 50e6 + 8 * 4376 / 10e6)
+    assert least < small.summary["transfer_seconds"]["broadband"] < least + 2 * 8 * 600 / 10e6

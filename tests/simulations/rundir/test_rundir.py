@@ -1,0 +1,188 @@
+"""The run directory: nothing is overwritten, nothing half-written is taken for whole."""
+
+import json
+import math
+import os
+
+import pytest
+import torch
+
+from simulations.rundir import checkpoint
+from simulations.rundir.rundir import RunDir, create
+from simulations.settings.settings import Settings
+
+SETTINGS = Settings(workload="digits", method="lsg", rank=4, noise_multiplier=1.25)
+
+
+def test_a_run_leaves_what_the_design_lists(small):
+    names = {path.name for path in small.path.iterdir()}
+    listed = {"config.toml", "rounds.csv", "ledger", "ledger.jsonl", "checkpoint", "summary.json", "run.log"}
+    listed |= {"bytes.csv", "events.out.tfevents.fedlsg", "report.html"}
+    assert names == listed | {"updates", "updates-truth", "clients", ".lock"}
+    assert {p.name for p in small.directory.ledgers.iterdir()} == {"client-000000.jsonl", "client-000001.jsonl"}
+    assert (small.path / "ledger" / "client-000001.jsonl") == small.directory.ledger(1)
+    assert {p.name for p in (small.path / "updates" / "round-000001").iterdir()} == {
+        "weights.npy", "weights.npy.sha256", "client-000000.bin", "client-000001.bin",
+    }  # fmt: skip
+    assert {p.name for p in (small.path / "updates-truth").iterdir()} == {"round-000001", "round-000002"}
+
+
+def test_the_truth_is_apart_from_what_was_sent(small):
+    import numpy as np
+
+    rows = np.load(small.path / "updates-truth" / "round-000001" / "client-000000.npy")
+    assert set(rows.tolist()) <= set(small.plan.parts[0].tolist())
+    assert np.load(small.path / "updates" / "round-000001" / "weights.npy").shape == (4810,)
+
+
+def test_settings_come_back(tmp_path):
+    RunDir(tmp_path).write_config(SETTINGS)
+    assert RunDir(tmp_path).read_config() == SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "holds no config.toml"), ("rank = [", "is damaged"), ("rnk = 4", "unknown setting 'rnk'")],
+)
+def test_a_directory_that_is_no_run_is_refused(text, message, tmp_path):
+    if text is not None:
+        (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        RunDir.open(str(tmp_path)).read_config()
+
+
+def test_a_missing_directory_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for name in ("nothing", "file"):
+        with pytest.raises(ValueError, match=f"{name} is no run directory"):
+            RunDir.open(str(tmp_path / name))
+
+
+def test_a_checkpoint_comes_back(tmp_path):
+    run = RunDir(tmp_path)
+    assert run.last_round() == 0
+    state = {"server": {"round": 3, "weights": torch.arange(3.0)}, "ledgers": {"0": (1, "ab")}}
+    run.save_checkpoint(state)
+    run.save_checkpoint(state | {"server": {"round": 4}})
+    assert run.last_round() == 4
+    assert {path.name for path in run.checkpoint.parent.iterdir()} == {"latest.pt", "previous.pt"}
+
+
+def test_a_missing_or_damaged_checkpoint_is_named(tmp_path):
+    run = RunDir(tmp_path)
+    with pytest.raises(ValueError, match="holds no checkpoint: it cannot be continued, start a new run"):
+        run.load_checkpoint()
+    run.save_checkpoint({"server": {"round": 1, "weights": torch.zeros(1000)}})
+    whole = run.checkpoint.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], b"x" * 100):
+        run.checkpoint.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"latest.pt is damaged: restore it"):
+            run.load_checkpoint()
+
+
+def test_the_checkpoint_before_is_kept_and_named_when_it_is_used(tmp_path):
+    run = RunDir(tmp_path)
+    for number in (3, 4):
+        run.save_checkpoint({"server": {"round": number}})
+    assert run.resume_point() == ({"server": {"round": 4}}, None)
+    run.checkpoint.write_bytes(run.checkpoint.read_bytes()[:-1])
+    state, note = run.resume_point()
+    assert state == {"server": {"round": 3}}
+    assert note == f"{run.checkpoint} is damaged: continuing from previous.pt, after round 3"
+    run.checkpoint.unlink()
+    assert "latest.pt is missing: continuing from previous.pt, after round 3" in run.resume_point()[1]
+    run.previous.unlink()
+    assert not run.has_checkpoint
+    with pytest.raises(ValueError, match=r"no whole previous\.pt either: restore one of them"):
+        run.resume_point()
+
+
+def test_there_is_a_whole_checkpoint_at_every_moment(tmp_path, monkeypatch):
+    """A process that dies on its way from one to the next leaves the old one, under its name."""
+    run, moments = RunDir(tmp_path), []
+    run.save_checkpoint({"server": {"round": 1}})
+    replace = type(tmp_path).replace
+    monkeypatch.setattr(
+        type(tmp_path), "replace", lambda self, to: (moments.append(run.last_round()), replace(self, to))
+    )
+    run.save_checkpoint({"server": {"round": 2}})
+    assert (moments, run.last_round()) == ([1, 1], 2)
+
+
+def test_a_file_system_without_links_keeps_a_copy(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    run = RunDir(tmp_path)
+    for number in (1, 2):
+        run.save_checkpoint({"server": {"round": number}})
+    assert (checkpoint.load(run.previous), run.last_round()) == ({"server": {"round": 1}}, 2)
+
+
+def test_a_checkpoint_of_an_older_version_is_named(tmp_path):
+    """It has no digest: nobody can say whether it is whole."""
+    run = RunDir(tmp_path)
+    run.checkpoint.parent.mkdir()
+    torch.save({"server": {"round": 1}}, run.checkpoint)
+    for read in (run.load_checkpoint, run.resume_point):
+        with pytest.raises(ValueError, match="is of an older version of fedlsg and has no digest: continue this run"):
+            read()
+
+
+def test_torch_sees_no_byte_of_a_damaged_checkpoint(tmp_path, monkeypatch):
+    run = RunDir(tmp_path)
+    run.save_checkpoint({"server": {"round": 1}})
+    whole = run.checkpoint.read_bytes()
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch.load was called"))
+    for place in range(0, len(whole), 7):
+        run.checkpoint.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match="is damaged"):
+            run.load_checkpoint()
+
+
+def test_a_checkpoint_is_data_and_no_program(tmp_path):
+    """torch.load could run what a pickle says; a checkpoint from someone else must not."""
+
+    class Planted:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "planted"),)
+
+    run = RunDir(tmp_path)
+    run.save_checkpoint({"server": Planted()})
+    with pytest.raises(ValueError, match="is damaged"):
+        run.load_checkpoint()
+    assert not (tmp_path / "planted").exists()
+
+
+def test_infinite_numbers_are_words_in_the_summary(tmp_path):
+    RunDir(tmp_path).write_summary({"epsilon_max": math.inf, "accuracy": 0.5, "loss": math.nan})
+    text = (tmp_path / "summary.json").read_text()
+    written = {"epsilon_max": "inf", "accuracy": 0.5, "loss": "nan"}
+    digest = json.loads(text, parse_constant=pytest.fail).pop("sha256")
+    assert json.loads(text, parse_constant=pytest.fail) == {**written, "sha256": digest}
+    assert RunDir(tmp_path).read_summary() == written
+
+
+def test_an_existing_directory_is_never_overwritten(tmp_path):
+    (tmp_path / "run").mkdir()
+    assert create(str(tmp_path / "run"), SETTINGS).path == tmp_path / "run", "an empty one is fine"
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty; choose another --out, or continue it with fedlsg resume"):
+        create(str(tmp_path / "run"), SETTINGS)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_default_names_never_meet(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = [create(None, SETTINGS).path for _ in range(3)]
+    assert len(set(paths)) == 3
+    assert all(path.parent == tmp_path / "runs" and "digits-lsg" in path.name for path in paths)
+
+
+def test_an_output_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "runs").touch()
+    monkeypatch.chdir(tmp_path)
+    for out in (str(tmp_path / "runs"), str(tmp_path / "runs" / "below"), None):
+        with pytest.raises(ValueError, match=r"cannot write to .*; choose another --out"):
+            create(out, SETTINGS)

@@ -1,0 +1,186 @@
+"""Evaluation: by hand, over several splits with equal weight, and of inputs that differ in length."""
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from simulations import workloads
+from simulations.server.evaluate import evaluate, score
+from simulations.workloads import Options, Split, to_device
+from simulations.workloads.workload import refuse_unused
+
+
+class Signs(nn.Module):
+    """Two logits from the sum of a text's real numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widths: list[int] = []
+
+    def forward(self, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        self.widths.append(values.shape[1])
+        total = (values * mask).sum(1, keepdim=True)
+        return torch.cat([-total, total], dim=1)
+
+
+class Texts:
+    def __init__(self, texts: list[list[float]]) -> None:
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, rows: np.ndarray) -> dict[str, torch.Tensor]:
+        picked = [torch.tensor(self.texts[row]) for row in rows]
+        pad = nn.utils.rnn.pad_sequence
+        return {"values": pad(picked, True, 7.0), "mask": pad([torch.ones(len(t)) for t in picked], True)}
+
+
+def split_of(texts: list[list[float]], labels: list[int]) -> Split:
+    lengths = torch.tensor([len(text) for text in texts])
+    return Split(inputs=Texts(texts), labels=torch.tensor(labels), prepare=dict, lengths=lengths)
+
+
+LONG_FIRST = split_of([[1.0, 1, 1, 1], [2.0], [-1.0, 3, 1], [-1.0]], [1, 1, 0, 0])
+
+
+def test_evaluation_by_hand_shortest_texts_first():
+    model = Signs()
+    accuracy, loss = evaluate(model, LONG_FIRST, device="cpu", batch_size=2)
+    assert model.widths == [1, 4]  # two short texts together, two long ones together
+    assert accuracy == 0.75
+    margins = [4.0, 2.0, -3.0, 1.0]  # of the right answer, halved: the logits are -s and s
+    assert loss == pytest.approx(sum(math.log1p(math.exp(-2 * m)) for m in margins) / 4, rel=1e-5)
+
+
+@given(batch_size=st.integers(1, 9))
+def test_the_batch_size_changes_nothing(batch_size):
+    assert evaluate(Signs(), LONG_FIRST, device="cpu", batch_size=batch_size) == pytest.approx(
+        evaluate(Signs(), LONG_FIRST, device="cpu")
+    )
+
+
+def test_several_splits_count_the_same_whatever_their_size():
+    small = split_of([[1.0]], [0])
+    measured = score(Signs(), {"matched": LONG_FIRST, "mismatched": small}, device="cpu")
+    assert measured.by_split == {"matched": 0.75, "mismatched": 0.0}
+    assert measured.accuracy == 0.375
+    assert measured.accuracy != 3 / 5  # negative control: the mean over all rows
+    losses = [evaluate(Signs(), split, device="cpu")[1] for split in (LONG_FIRST, small)]
+    assert measured.loss == pytest.approx(sum(losses) / 2)
+    assert score(Signs(), {"test": LONG_FIRST}, device="cpu").accuracy == 0.75
+
+
+def test_the_mode_of_the_model_is_left_as_it_was():
+    for training in (True, False):
+        model = nn.Sequential(nn.Dropout(0.9), nn.Flatten(), nn.Linear(64, 10)).train(training)
+        digits = workloads.load("digits")
+        assert evaluate(model, digits.test, device="cpu") == evaluate(model, digits.test, device="cpu")
+        assert model.training == training
+
+
+def test_inputs_of_either_kind_reach_the_device():
+    tensor = torch.ones(2)
+    assert to_device(tensor, "meta").device.type == "meta"
+    moved = to_device({"a": tensor, "b": tensor}, "meta")
+    assert {name: t.device.type for name, t in moved.items()} == {"a": "meta", "b": "meta"}
+
+
+# --- which rows
+
+
+@lru_cache
+def digits(**options: float) -> workloads.Workload:
+    return workloads.load("digits", options=Options(**options))
+
+
+def rows_of(split: Split) -> list[bytes]:
+    images, _ = split.batch(torch.arange(len(split)))
+    return [image.numpy().tobytes() for image in images]
+
+
+@settings(max_examples=20)
+@given(count=st.integers(1, 1437))
+def test_fewer_training_rows_are_nested_and_keep_their_labels(count):
+    everything, some = digits(), digits(train_rows=count)
+    assert (len(some.train), len(some.test)) == (count, 360)
+    rows = torch.from_numpy(some.train.inputs.rows)
+    assert bool((rows.diff() > 0).all())
+    assert torch.equal(some.train.labels, everything.train.labels[rows])
+    if count > 1:
+        fewer = digits(train_rows=count - 1).train.inputs.rows
+        assert set(fewer.tolist()) < set(rows.tolist())
+
+
+def test_a_batch_of_picked_rows_is_that_of_the_whole():
+    everything, some = digits(), digits(train_rows=100)
+    rows = torch.tensor([7, 3, 3])
+    picked = torch.from_numpy(some.train.inputs.rows)[rows]
+    assert torch.equal(some.train.batch(rows)[0], everything.train.batch(picked)[0])
+    with pytest.raises(IndexError):
+        some.train.batch(torch.tensor([100]))
+
+
+def test_held_out_rows_are_disjoint_from_those_that_are_trained_on():
+    everything, held = digits(), digits(holdout=0.2)
+    assert (len(held.train), len(held.test), list(held.tests)) == (1437 - 287, 287, ["holdout"])
+    assert sorted(rows_of(held.train) + rows_of(held.test)) == sorted(rows_of(everything.train))
+    both = set(held.train.inputs.rows.tolist()) & set(held.test.inputs.rows.tolist())
+    assert not both
+    both_settings = digits(train_rows=100, holdout=0.25)
+    assert (len(both_settings.train), len(both_settings.test)) == (75, 25)
+
+
+def test_the_rows_are_the_same_in_every_process():
+    """Pinned: with other rows, two runs with the same setting would not compare."""
+    assert digits(train_rows=5).train.inputs.rows.tolist() == [138, 707, 1163, 1184, 1217]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train_rows": 0}, r"expected 1 <= train_rows=0 <= 1437, the training rows of digits"),
+        ({"train_rows": 1438}, r"train_rows=1438 <= 1437"),
+        ({"holdout": 0.0}, r"expected 0 < holdout=0.0 < 1"),
+        ({"holdout": 1.0}, r"expected 0 < holdout=1.0 < 1"),
+        ({"holdout": -0.1}, r"expected 0 < holdout=-0.1 < 1"),
+        ({"holdout": float("nan")}, r"expected 0 < holdout=nan < 1"),
+        ({"holdout": 1e-9}, r"one row at least on either side"),
+        ({"train_rows": 1, "holdout": 0.5}, r"one row at least on either side of the 1 training rows"),
+        ({"dataset": "a/b"}, r"workload digits has no use for dataset='a/b'"),
+        ({"pretrained": "x"}, r"workload digits has no use for pretrained='x'"),
+        ({"max_length": 3}, r"workload digits has no use for max_length=3"),
+    ],
+)
+def test_options_out_of_range_or_out_of_place_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        digits(**options)
+
+
+def test_what_a_loader_reads_is_not_refused():
+    refuse_unused(Options(dataset="a/b", model="mlp", train_rows=3, holdout=0.5), workload="made", used=("dataset",))
+
+
+def test_two_test_splits_of_one_name_are_refused():
+    workload = digits()
+    with pytest.raises(ValueError, match="two test splits are named test"):
+        replace(workload, other_tests={"test": workload.test})
+    with pytest.raises(ValueError, match=r"digits: odd labels lie in 11..11, expected 0..9"):
+        replace(workload, other_tests={"odd": split_of([[1.0]], [11])})
+
+
+def test_each_module_comes_back_in_its_own_mode():
+    """A frozen part that stays in evaluation mode, such as a batch norm, would else be trained after an evaluation."""
+    model = Signs()
+    model.add_module("frozen", nn.Identity().eval())
+    modes = [module.training for module in model.modules()]
+    assert set(modes) == {True, False}
+    evaluate(model, LONG_FIRST, device="cpu")
+    assert [module.training for module in model.modules()] == modes

@@ -1,0 +1,159 @@
+"""The ledger's rules in a federation: charged before noise, for every attempt, and never past the budget."""
+
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, Message
+from torch import Tensor
+
+import fedlsg.training.client
+import simulations.client.sending
+import simulations.client.train
+from fedlsg.accounting.bounds import epsilon
+from fedlsg.privacy.ledger import Entry, Ledger
+from simulations.client.app import app
+from simulations.engines import local
+from simulations.rundir.files.atomic import Outbox
+from simulations.rundir.rundir import RunDir
+from strategies.federation.wire import read_update
+from tests.simulations.runs import Run, ignore, plan_at, resume_local, run_local
+
+
+def charged_before_noise(run: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> bool:
+    """Whether at every first draw of noise the charge for it was on disk."""
+    add_noise, before = fedlsg.training.client.add_noise, []
+
+    def watched(*args: object) -> Tensor:
+        before.append(sum(len(Ledger(p, client=int(p.stem[-6:])).entries) for p in run.glob("ledger/*")))
+        return add_noise(*args)
+
+    monkeypatch.setattr(fedlsg.training.client, "add_noise", watched)
+    run_local(run, **settings)
+    return before == [1, 2, 3, 4]
+
+
+def test_the_ledger_is_charged_before_noise_is_drawn(tmp_path, monkeypatch):
+    assert charged_before_noise(tmp_path / "run", monkeypatch)
+
+
+def test_a_charge_after_training_is_caught(tmp_path, monkeypatch):
+    def planted(*args: object, charge: object, **kwargs: object) -> Tensor:
+        values = fedlsg.training.client.client_step(*args, charge=lambda: None, **kwargs)
+        charge()
+        return values
+
+    monkeypatch.setattr(simulations.client.train, "client_step", planted)
+    assert not charged_before_noise(tmp_path / "run", monkeypatch)
+
+
+def test_a_client_whose_ledger_cannot_be_written_releases_nothing(tmp_path):
+    plan, directory = plan_at(tmp_path / "run", rounds=1)
+
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 1:
+            directory.ledger(1).mkdir(parents=True)  # opening it for appending fails, also for root
+        return app(message, context)
+
+    with pytest.raises(ValueError, match="ledger"):  # the server cannot report epsilon either, and says so
+        local.run(plan, directory, on_round=ignore, client=client)
+    assert not directory.outbox(1).exists()
+    assert directory.outbox(0).exists()
+
+
+def test_local_steps_are_all_charged(tmp_path):
+    run = run_local(tmp_path / "run", local_steps=3, rounds=1)
+    (entry,) = run.entries(0)
+    assert (entry.steps, entry.sample_rate, entry.noise_multiplier, entry.num_examples) == (3, 0.05, 2.0, 719)
+
+
+def test_a_client_over_its_budget_does_not_train_and_is_named(tmp_path):
+    budget = 1.0001 * epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=2, delta=1e-5).upper
+    plan, directory = plan_at(tmp_path / "run", reproducible=False, epsilon=budget)
+    earlier = Entry(
+        client=1, round=0, attempt=0, steps=1, sample_rate=0.05, noise_multiplier=2.0,
+        clip_norm=0.5, num_examples=718, mechanism="dp",
+    )  # fmt: skip
+    Ledger(directory.ledger(1), client=1).charge(earlier)
+    run = Run(directory.path, plan, local.run(plan, directory, on_round=ignore))
+    assert [row.rejected for row in run.rows] == ["", "1"]
+    assert "round 2 would pass the privacy budget" in run.rows[1].reasons
+    assert "round 2: client 1: [1003] round 2 would pass" in run.log
+    assert [e.round for e in run.entries(1)] == [0, 1]
+    assert [e.round for e in run.entries(0)] == [1, 2]
+    assert run.summary["private"]
+    assert run.summary["epsilon_max"] <= budget
+
+
+# --- a payload that was stored is sent again for free, a second attempt is not
+
+
+class Tape:
+    """A ClientApp that records payloads and is interrupted before client 1 of round 2 trains."""
+
+    def __init__(self, *, interrupt: bool) -> None:
+        self.interrupt = interrupt
+        self.sent: dict[tuple[int, int], bytes] = {}
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "query":
+            return app(message, context)
+        key = int(message.content["round"]["round"]), int(context.node_config["partition-id"])
+        if self.interrupt and key == (2, 1):
+            raise KeyboardInterrupt
+        reply = app(message, context)
+        self.sent[key] = read_update(reply.content)
+        return reply
+
+
+def test_an_answered_round_is_answered_again_with_the_same_bytes_and_no_charge(tmp_path):
+    first, second = Tape(interrupt=True), Tape(interrupt=False)
+    with pytest.raises(KeyboardInterrupt):
+        run_local(tmp_path / "run", client=first, clients=3, reproducible=False)
+    assert set(first.sent) == {(1, 0), (1, 1), (1, 2), (2, 0)}
+    run = resume_local(tmp_path / "run", client=second)
+    assert set(second.sent) == {(2, 0), (2, 1), (2, 2)}
+    assert second.sent[2, 0] == first.sent[2, 0]
+    assert [[(e.round, e.attempt) for e in run.entries(c)] for c in range(3)] == [[(1, 0), (2, 0)]] * 3
+    assert [row.round for row in run.rows] == [1, 2]
+    assert run.summary["private"]
+
+
+def test_a_second_attempt_of_private_training_is_charged(tmp_path, monkeypatch):
+    """Interrupted between the charge and the store: the noise was drawn, so it counts."""
+    pack = simulations.client.sending.pack
+
+    def interrupted(*args: object, round: int, **kwargs: object) -> bytes:
+        if round == 2:
+            raise KeyboardInterrupt
+        return pack(*args, round=round, **kwargs)
+
+    monkeypatch.setattr(simulations.client.sending, "pack", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_local(tmp_path / "run", reproducible=False)
+    monkeypatch.setattr(simulations.client.sending, "pack", pack)
+    run = resume_local(tmp_path / "run")
+    assert [(e.round, e.attempt) for e in run.entries(0)] == [(1, 0), (2, 0), (2, 1)]
+    assert [(e.round, e.attempt) for e in run.entries(1)] == [(1, 0), (2, 0)]
+    assert run.summary["epsilon_max"] > run.summary["epsilon_median"]
+    assert (run.rows[-1].epsilon_max, run.rows[-1].epsilon_median) == (
+        run.summary["epsilon_max"], run.summary["epsilon_median"],
+    )  # fmt: skip
+
+
+def test_a_reproducible_second_attempt_is_the_same_release(tmp_path, monkeypatch, small):
+    with pytest.raises(KeyboardInterrupt):
+        run_local(tmp_path / "run", client=Tape(interrupt=True))
+    RunDir(tmp_path / "run").outbox(0).unlink()
+    run = resume_local(tmp_path / "run")
+    assert run.ledgers == small.ledgers
+    assert run.weights.equal(small.weights)
+
+
+def test_a_payload_stored_for_another_question_is_caught(tmp_path, monkeypatch):
+    """Negative control: an outbox that never looks at the question; the ledger lacks the round that it answers."""
+    find = Outbox.find
+    questions: dict[Path, str] = {}
+    monkeypatch.setattr(Outbox, "find", lambda self, question: find(self, questions.setdefault(self.path, question)))
+    run = run_local(tmp_path / "run")
+    assert [row.rejected for row in run.rows] == ["", "0 1"]
+    assert "lost the entry of round 2, whose payload is stored" in run.rows[1].reasons

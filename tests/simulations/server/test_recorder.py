@@ -1,0 +1,347 @@
+"""What a run writes while it goes on, and what a resumed one insists on."""
+
+import csv
+import io
+import json
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message, MessageType
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from fedlsg.accounting.bounds import epsilon
+from fedlsg.privacy.ledger import Ledger
+from fedlsg.privacy.ledger_file import encode_line
+from fedlsg.state.server_state import select_clients
+from simulations.client.app import app
+from simulations.engines import local
+from simulations.server import recorder
+from simulations.server.evaluate import evaluate
+from simulations.server.recorder import FIELDS, Row
+from strategies.federation.wire import FAILED, failure
+from tests.simulations.runs import Run, plan_at, reconfigured, resume_local, run_local, stopped_after
+
+finite = st.floats(allow_nan=False)
+count = st.integers(0, 10**15)
+line = st.text(st.characters(exclude_categories=("C", "Z"))).map(lambda s: " ".join(s.split()))
+rows = st.builds(
+    Row,
+    round=st.integers(1, 10**6), accuracy=st.none() | finite, loss=st.none() | finite,
+    epsilon_max=finite, epsilon_median=finite, seconds=finite,
+    uplink_bytes=count, downlink_bytes=count, uplink_bytes_wire=count, downlink_bytes_wire=count,
+    uplink_messages=count, downlink_messages=count, asked=line, answered=line, rejected=line, reasons=line,
+)  # fmt: skip
+
+
+@given(st.lists(rows, max_size=3))
+def test_rows_come_back(written):
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, FIELDS)
+    writer.writeheader()
+    writer.writerows(vars(row) for row in written)
+    assert [Row.parse(row) for row in csv.DictReader(io.StringIO(text.getvalue(), newline=""))] == written
+
+
+def test_another_table_is_no_row():
+    with pytest.raises(KeyError):
+        Row.parse({"round": "1"})
+    with pytest.raises(ValueError, match="x"):
+        Row.parse(dict.fromkeys(FIELDS, "x"))
+
+
+def test_rows_say_what_happened(small):
+    first, second = small.rows
+    assert (first.round, second.round) == (1, 2)
+    assert first.asked == first.answered == "0 1"
+    assert first.rejected == first.reasons == ""
+    assert (first.uplink_messages, first.downlink_messages) == (2, 2)
+    assert first.downlink_bytes == 2 * 4 * 4810
+    for row, steps in ((first, 1), (second, 2)):
+        spent = epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=steps, delta=1e-5)
+        assert spent.intervals["pld"].upper <= row.epsilon_max <= spent.upper
+    assert second.epsilon_max == spent.upper, "the last row is certified by both accountants"
+    assert second.accuracy == small.summary["accuracy"]
+
+
+def test_accuracy_is_measured_when_it_is_due(tmp_path):
+    run = run_local(tmp_path / "run", rounds=5, evaluate_every=2)
+    assert [row.accuracy is None for row in run.rows] == [True, False, True, False, False]
+    assert [row.loss is None for row in run.rows] == [True, False, True, False, False]
+
+
+def test_each_round_is_evaluated_once(tmp_path, monkeypatch):
+    """Also the last one, which is in the summary, and also where that is written by another process."""
+    calls: list[int] = []
+    real = recorder.score
+    monkeypatch.setattr(recorder, "score", lambda *a, **k: (calls.append(len(a[1])), real(*a, **k))[1])
+    run = run_local(tmp_path / "run", rounds=3)
+    assert len(calls) == 3
+    run.directory.summary.unlink()
+    again = resume_local(run.path)
+    assert len(calls) == 3
+    apart = {"wall_seconds"}
+    assert {k: v for k, v in again.summary.items() if k not in apart} == {
+        k: v for k, v in run.summary.items() if k not in apart
+    }
+
+
+def test_a_round_in_which_all_refuse_is_counted_and_one_in_which_all_die_is_asked_again(tmp_path, small):
+    answers = iter(["refuse", "refuse", "die", "die"])
+
+    def client(message: Message, context: Context) -> Message | None:
+        if message.metadata.message_type != MessageType.TRAIN:
+            return app(message, context)
+        how = next(answers, "answer")
+        return {"refuse": lambda: failure("no", FAILED, message), "die": lambda: None}.get(
+            how, lambda: app(message, context)
+        )()
+
+    run = run_local(tmp_path / "run", client=client, rounds=3)
+    assert (run.summary["rounds"], run.summary["empty_rounds"], small.summary["empty_rounds"]) == (3, 1, 0)
+    assert [row.answered for row in run.rows] == ["", "0 1", "0 1"]
+    assert [row.downlink_messages for row in run.rows] == [2, 2, 2]
+    assert run.summary["downlink"]["interrupted"] == {"attempts": 1, "messages": 2, "bytes": 2 * 4 * 4810}
+    assert "1 of 3 brought no update" in (run.path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("charged", [False, True])
+def test_a_round_that_all_died_in_ends_as_if_nobody_had(charged, tmp_path, small):
+    """Three attempts in vain end the run before the round; resumed, it is the unbroken one. Clients that had been
+    charged when they died send what they stored."""
+
+    def client(message: Message, context: Context) -> Message | None:
+        dying = message.content.config_records.get("round", {}).get("round") == 2
+        reply = None if dying and not charged else app(message, context)
+        return None if dying else reply
+
+    with pytest.raises(RuntimeError, match="no valid update in 3 rounds in a row: client 0 1: no reply"):
+        run_local(tmp_path / "run", client=client)
+    assert Run(tmp_path / "run").directory.last_round() == 1
+    run = resume_local(tmp_path / "run")
+    assert run.weights.equal(small.weights)
+    assert run.ledgers == small.ledgers
+    assert [row.accuracy for row in run.rows] == [row.accuracy for row in small.rows]
+    assert run.summary["downlink"]["interrupted"]["attempts"] == 3
+
+
+def test_evaluation_by_hand(small):
+    plan = small.plan
+    model = plan.build_model()
+    model.load_state_dict(small.model)
+    accuracy, loss = evaluate(model, plan.workload.test, device="cpu", batch_size=7)
+    inputs, targets = plan.workload.test.batch(torch.arange(360))
+    logits = model(inputs).detach()
+    assert accuracy == int((logits.argmax(1) == targets).sum()) / 360
+    assert math.isclose(loss, float(F.cross_entropy(logits, targets)), rel_tol=1e-5)
+    assert accuracy == small.summary["accuracy"]
+    assert model.training, "left as it was"
+
+
+# --- the summary
+
+LISTED = {
+    "workload", "method", "seed", "rounds", "clients", "accuracy", "loss", "epsilon_max", "epsilon_median", "delta",
+    "accountant", "private", "noise_multiplier", "uplink_bytes", "downlink_bytes", "uplink_bytes_wire",
+    "downlink_bytes_wire", "uplink_bytes_dense", "downlink_bytes_dense", "wall_seconds", "engine", "device",
+    "versions",
+}  # fmt: skip
+
+
+def test_the_summary_holds_what_the_design_lists(small):
+    summary = small.directory.read_summary()
+    assert set(summary) >= LISTED
+    assert summary == json.loads(json.dumps(small.summary))
+    spent = epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=2, delta=1e-5)
+    assert summary["epsilon_max"] == summary["epsilon_median"] == spent.upper
+    assert set(summary["accountant"]["intervals"]) == {"prv", "pld"}
+    assert summary["accountant"]["reported"] == spent.accountant
+    assert summary["accountant"]["intervals"][spent.accountant]["upper"] == summary["epsilon_max"]
+    assert summary["private"] is False, "reproducible"
+    assert {"python", "torch", "flwr", "ray", "fedlsg"} <= set(summary["versions"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "private", "certified"),
+    [
+        ({"reproducible": False}, True, True),
+        ({}, False, True),
+        ({"reproducible": False, "mechanism": "none", "noise_multiplier": None}, False, False),
+        ({"reproducible": False, "mechanism": "clip-only", "noise_multiplier": None}, False, False),
+        ({"reproducible": False, "mechanism": "noise-only"}, False, False),
+        ({"reproducible": False, "method": "sgd", "noise_multiplier": None}, False, False),
+    ],
+    ids=["dp", "seeded", "none", "clip-only", "noise-only", "sgd"],
+)
+def test_only_clipped_and_secretly_noised_runs_are_private(settings, private, certified, tmp_path):
+    run = run_local(tmp_path / "run", rounds=1, **settings)
+    assert run.summary["private"] is private
+    assert math.isfinite(run.summary["epsilon_max"]) is certified
+    assert (json.loads(run.directory.summary.read_text())["epsilon_max"] == "inf") is not certified
+
+
+def test_private_runs_differ_and_reproducible_ones_do_not(tmp_path, small):
+    one, other = (run_local(tmp_path / name, reproducible=False).weights for name in ("a", "b"))
+    assert not one.equal(other)
+    assert run_local(tmp_path / "c").weights.equal(small.weights)
+
+
+def test_the_merged_ledger_is_a_copy(small):
+    merged = [json.loads(text) for text in (small.path / "ledger.jsonl").read_text().splitlines()]
+    assert [(e["round"], e["client"]) for e in merged] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert all(e["reproducible"] for e in merged)
+
+
+# --- resume
+
+
+def test_resume_continues_to_the_same_weights_and_totals(stopped, small):
+    run = resume_local(stopped.path)
+    assert run.weights.equal(small.weights)
+    assert run.ledgers == small.ledgers
+    timeless = [[{**vars(row), "seconds": 0} for row in r.rows] for r in (run, small)]
+    assert [{k: v for k, v in row.items() if not k.endswith("_wire")} for row in timeless[0]] == [
+        {k: v for k, v in row.items() if not k.endswith("_wire")} for row in timeless[1]
+    ]
+    for name in ("uplink_bytes", "downlink_bytes", "uplink_bytes_dense", "downlink_bytes_dense", "accuracy"):
+        assert run.summary[name] == small.summary[name]
+    for name in ("uplink_bytes_wire", "downlink_bytes_wire"):
+        assert run.summary[name] == sum(getattr(row, name) for row in run.rows)
+
+
+WHOLE = "2,0.1,2.3,0.2,0.2,1,1,1,1,1,1,0.1,0 1,0 1,,"
+
+
+@pytest.mark.parametrize(
+    "torn", ["1", "2", "12,0.", "2,0.1,2.3", '2,0.1,2.3,0.2,0.2,1,1,1,1,1,1,0.1,0 1,"', WHOLE, WHOLE + "\r\n"]
+)
+def test_what_a_crash_left_after_the_checkpoint_is_cut(torn, stopped, small):
+    """Row, then checkpoint: a crash in between leaves a row too many, a power failure a part of one."""
+    with stopped.directory.rounds.open("a", newline="") as file:
+        file.write(torn)
+    run = resume_local(stopped.path)
+    assert [row.round for row in run.rows] == [1, 2]
+    assert run.rows[1].accuracy == small.rows[1].accuracy
+    assert run.summary["uplink_bytes"] == small.summary["uplink_bytes"]
+
+
+def without(path: Path) -> None:
+    path.unlink()
+
+
+def edited(path: Path, number: int) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[number] = lines[number].replace(b'"noise_multiplier": 2.0', b'"noise_multiplier": 9.0')
+    lines[number] = lines[number].replace(b"add/remove", b"replace")
+    path.write_bytes(b"".join(lines))
+
+
+def rewritten(path: Path) -> None:
+    """The last entry with another noise, and with the digest that belongs to it."""
+    *lines, last = path.read_bytes().splitlines()
+    record = json.loads(last) | {"noise_multiplier": 9.0}
+    previous = record.pop("prev")
+    del record["sha256"]
+    path.write_bytes(b"\n".join([*lines, encode_line(record, previous), b""]))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+DAMAGE: dict[str, tuple[Callable[[Run], Any], str]] = {
+    "no ledger": (lambda run: shutil.rmtree(run.directory.ledgers), "client-000000.jsonl.*ledger is missing"),
+    "one ledger missing": (lambda run: without(run.directory.ledger(1)), "client-000001.jsonl.*ledger is missing"),
+    "last line edited": (lambda run: edited(run.directory.ledger(0), -1), "client-000000.jsonl, line 2: .*own digest"),
+    "last line rewritten": (lambda run: rewritten(run.directory.ledger(0)), "client-000000.jsonl.*not those that"),
+    "header edited": (lambda run: edited(run.directory.ledger(0), 0), "client-000000.jsonl, line 1: .*own digest"),
+    "last line cut": (lambda run: cut(run.directory.ledger(1)), "client-000001.jsonl.*fewer than the checkpoint's 1"),
+    "another's ledger": (
+        lambda run: shutil.copy(run.directory.ledger(0), run.directory.ledger(1)),
+        "expected the ledger of client 1, this is client 0's",
+    ),
+    "checkpoints damaged": (
+        lambda run: [path.write_bytes(b"damaged") for path in (run.directory.checkpoint, run.directory.previous)],
+        "latest.pt is damaged, and there is no whole previous.pt either",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_resume_insists_on_ledger_and_checkpoint(kind, stopped):
+    damage, message = DAMAGE[kind]
+    damage(stopped)
+    with pytest.raises(ValueError, match=message):
+        resume_local(stopped.path)
+    assert not stopped.directory.summary.exists()
+    assert [row.round for row in stopped.rows] == [1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"clients": 3, "clients-per-round": 3}, {"partition": "shards"}, {"seed": 1}],
+    ids=["another number of clients", "another scheme", "another seed"],
+)
+def test_resume_refuses_examples_that_moved_to_another_client(changes, stopped):
+    """Clients compose in parallel only while partitions are fixed: one example could else be charged to two ledgers."""
+    reconfigured(stopped, **changes)
+    with pytest.raises(ValueError, match=r"cannot change its settings midway: restore .*" + next(iter(changes))):
+        resume_local(stopped.path)
+    assert [len(stopped.entries(client)) for client in (0, 1)] == [1, 1]
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path, small):
+    shutil.copytree(small.path, tmp_path / "run")
+    run = resume_local(tmp_path / "run")
+    assert run.weights.equal(small.weights)
+    assert run.ledgers == small.ledgers
+    assert run.rows == small.rows
+    assert {k: v for k, v in run.summary.items() if k != "wall_seconds"} == {
+        k: v for k, v in small.summary.items() if k != "wall_seconds"
+    }
+
+
+def test_adam_and_its_schedule_are_resumed(tmp_path):
+    """The optimizer's moments and the learning rate are part of the checkpoint."""
+    settings = {"method": "rgp", "optimizer": "adam", "learning_rate": 0.01, "schedule": "cosine", "rounds": 3}
+    unbroken = run_local(tmp_path / "unbroken", **settings)
+    run = stopped_after(2, tmp_path / "run", **settings)
+    assert resume_local(run.path).weights.equal(unbroken.weights)
+
+
+def test_a_round_reads_the_ledgers_of_the_clients_that_it_asked_alone(tmp_path, monkeypatch):
+    """The work of a round must not grow with the number of clients."""
+    read: list[int] = []
+    snapshot = Ledger.snapshot
+    monkeypatch.setattr(Ledger, "snapshot", lambda ledger: (read.append(ledger.client), snapshot(ledger))[1])
+    run = run_local(tmp_path / "run", clients=6, clients_per_round=2, rounds=3)
+    assert read == [client for row in run.rows for client in sorted(map(int, row.asked.split()))]
+    saved = run.directory.load_checkpoint()["ledgers"]
+    assert saved == {str(c): snapshot(Ledger(run.directory.ledger(c), c)) for c in {*read}}
+
+
+def test_what_a_client_charges_after_its_round_is_in_the_next_checkpoint(tmp_path):
+    """Else a resumed run would not miss it, were it lost: the straggler's noise has left all the same."""
+    first, second = (select_clients(6, 2, round=round, seed=0) for round in (1, 2))
+    late = next(client for client in first if client not in second)
+    plan, directory = plan_at(tmp_path / "run", clients=6, clients_per_round=2, min_survivors=1)
+
+    def silent(message: Message, context: Context) -> Message | None:
+        asked = message.metadata.message_type == MessageType.TRAIN
+        return None if asked and context.node_config["partition-id"] == late else app(message, context)
+
+    def charge(row: Row) -> None:
+        if row.round == 1:
+            ledger, other = (Ledger(directory.ledger(client), client) for client in (late, first[first[0] == late]))
+            assert not ledger.entries
+            ledger.charge(replace(other.entries[0], client=late))
+
+    local.run(plan, directory, on_round=charge, client=silent)
+    assert directory.load_checkpoint()["ledgers"][str(late)] == Ledger(directory.ledger(late), late).snapshot()

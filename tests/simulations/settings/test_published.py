@@ -1,0 +1,403 @@
+"""Named presets: complete, of the known noise, buildable by their recipes, and under whatever a user gives."""
+
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import fields, replace
+from types import SimpleNamespace
+
+import pytest
+import tomli_w
+
+from fedlsg.accounting.bounds import check_delta
+from fedlsg.accounting.bounds import epsilon as epsilon_of
+from simulations import workloads
+from simulations.models.registry import vision
+from simulations.plan import plan
+from simulations.settings.published import Published, find, from_run_config, matching, presets, resolve
+from simulations.settings.published.catalogue import by_name, by_size, index
+from simulations.settings.published.preset import EXAMPLES, name_of
+from simulations.settings.published.show import as_markdown, command
+from simulations.settings.resolve import build_method, fill
+from simulations.settings.settings import PRESET, Settings, as_config, from_mapping
+from simulations.workloads import cifar10, glue
+from tests.places import REPOSITORY
+
+ALL = presets()
+NAMES = [preset.name for preset in ALL]
+ROOT = REPOSITORY
+RUN_CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+every = pytest.mark.parametrize("preset", ALL, ids=NAMES)
+
+
+def settings_of(name: str, **given: object) -> Settings:
+    """Settings of a preset with a user's own over it."""
+    return from_mapping(resolve({"preset": name, **given}))
+
+
+# --- every preset
+
+
+@every
+def test_a_preset_parses_and_builds_its_method(preset):
+    settings = settings_of(preset.name)
+    assert settings.from_preset == preset.name
+    assert settings.preset is None
+    assert all(getattr(settings, key) == value for key, value in preset.settings.items())
+    method = build_method(settings)
+    assert method.name == settings.method
+    assert method.mechanism.private == (settings.epsilon is not None)
+    parts = (method.carrier.rank, method.mask.sparsity, method.after.learning_rate, method.mechanism.clip_norm)
+    wanted = (settings.rank, settings.sparsity, settings.learning_rate, settings.clip_norm)
+    assert all(w is None or part == w for part, w in zip(parts, wanted, strict=True))
+
+
+def test_a_preset_that_its_recipe_cannot_take_is_refused():
+    wrong = replace(settings_of("dpsgd-cifar10-eps3.3"), rank=4)
+    with pytest.raises(ValueError, match="method 'dpsgd' has no setting 'rank'"):
+        build_method(wrong)
+
+
+def rounds_off(preset: Published, epochs: float) -> float:
+    """Rounds beyond those of ``epochs`` passes of this batch."""
+    return int(preset.settings["rounds"]) - epochs * preset.examples / preset.batch
+
+
+def test_rounds_and_rate_are_the_papers_epochs_and_batch():
+    for preset in ALL:
+        s = preset.settings
+        epochs = next((n for n in (20, 40, 48, 50, 60, 100, 200) if abs(rounds_off(preset, n)) <= 0.5), None)
+        assert epochs is not None or s["rounds"] in (875, 1125, 1687, 250), preset.name  # De et al. count updates
+        assert preset.batch in (350, 500, 1000, 2000, 2048, 4096, 8192, 16384), preset.name
+        assert s["sample_rate"] == preset.batch / preset.examples, preset.name
+        assert (s["clients"], s["local_steps"]) == (1, 1), preset.name
+
+
+def test_a_batch_that_is_off_is_seen():
+    good = find("lsg-sst2-eps3.3")
+    wrong = replace(good, settings={**good.settings, "sample_rate": 1000 / good.examples})
+    assert abs(rounds_off(good, 20)) <= 0.5 < abs(rounds_off(wrong, 20))
+
+
+def test_delta_is_below_one_over_n():
+    for preset in ALL:
+        if "epsilon" in preset.settings:
+            check_delta(preset.settings["delta"], preset.examples)
+        else:
+            assert "delta" not in preset.settings, preset.name
+
+
+def test_a_delta_of_one_over_n_is_refused():
+    with pytest.raises(ValueError, match="delta"):
+        check_delta(1e-5, EXAMPLES["glue-qnli"])  # the papers take it
+
+
+def exists(preset: Published) -> bool:
+    """Whether the model of a preset is one that images of its workload have."""
+    shape = {"fashion-mnist": (1, 28, 10), "cifar100": (3, 32, 100)}.get(str(preset.settings["workload"]), (3, 32, 10))
+    return preset.settings["model"] in vision(*shape)
+
+
+def test_the_models_of_image_presets_exist():
+    images = [preset for preset in ALL if not str(preset.settings["workload"]).startswith("glue-")]
+    assert [preset.name for preset in images if not exists(preset)] == []
+    assert not exists(replace(images[0], settings={**images[0].settings, "model": "wrn-28-5"}))
+
+
+@pytest.mark.parametrize("workload", sorted(EXAMPLES))
+def test_workloads_exist(workload):
+    if workload not in workloads.names():
+        pytest.skip(f"workload {workload} is not registered")
+    assert any(preset.settings["workload"] == workload for preset in ALL)
+
+
+def test_what_a_preset_says_is_complete():
+    """Nothing that moves the weights is left to a workload's own defaults."""
+    after = {"estimator", "optimizer", "learning_rate", "schedule", "weight_decay", "ema", "model", "augment"}
+    for preset in ALL:
+        s, name = preset.settings, preset.name
+        assert after | {"multiplicity", "evaluate_every"} <= set(s), name
+        assert ("momentum" in s) == (s["optimizer"] == "sgd"), name
+        assert ("clip_norm" in s) == ("epsilon" in s), name
+        assert preset.accuracy is None or 10 <= preset.accuracy <= 100, name
+        assert preset.notes, name
+        assert len(set(preset.notes)) == len(preset.notes), name
+        assert all(note.endswith(".") for note in preset.notes), name
+
+
+HARMLESS_GAPS = {"model", "clients_per_round", "min_survivors", "microbatch_size", "local_momentum", "alpha"}
+HARMLESS_GAPS |= {"shards_per_client"}
+NON_PRIVATE_GAPS = {"clip", "clip_norm", "epsilon", "delta"}
+
+
+def leaked(settings: Settings, defaults: dict[str, object]) -> set[str]:
+    """Settings that ``fill`` takes from a workload with these defaults, the harmless ones left out."""
+    workload = SimpleNamespace(defaults=defaults, method_defaults={}, default_model="mlp")
+    full = fill(settings, workload)  # type: ignore[arg-type]
+    unread = {"rank"} if settings.carrier == "dense" else set()
+    changed = {f.name for f in fields(Settings) if getattr(full, f.name) != getattr(settings, f.name)}
+    return changed - HARMLESS_GAPS - unread - (set() if settings.epsilon is not None else NON_PRIVATE_GAPS)
+
+
+def test_no_workload_changes_a_preset():
+    """Under the defaults that GLUE and CIFAR-10 have, and under a value for whatever the server does."""
+    after = {"estimator": "averaged", "norms_learning_rate": 9.0, "weight_decay": 9.0, "ema": 0.9, "momentum": 0.9}
+    defaults = {**glue.DEFAULTS, **cifar10.DEFAULTS, **after, "multiplicity": 9, "augment": "flip-crop"}
+    for preset in ALL:
+        assert leaked(settings_of(preset.name), defaults) == set(), preset.name
+    bare = replace(settings_of("lsg-sst2-eps3.3"), classifier_learning_rate=None)
+    assert leaked(bare, defaults) == {"classifier_learning_rate"}
+
+
+def test_one_learning_rate_moves_as_one():
+    settings = settings_of("lsg-sst2-eps3.3", learning_rate=0.1, norms_learning_rate=0.2)
+    rates = (settings.learning_rate, settings.norms_learning_rate, settings.classifier_learning_rate)
+    assert rates == (0.1, 0.2, 0.1)
+
+
+def test_settings_of_a_preset_cannot_be_changed():
+    with pytest.raises(TypeError):
+        ALL[0].settings["rounds"] = 1  # type: ignore[index]
+
+
+# --- noise
+
+KNOWN = {
+    "lsg-cifar10-eps3.3": 2.6699,
+    "rgp-cifar10-eps3.3": 2.6699,
+    "lsg-cifar10-eps6.8": 1.5474,
+    "lsg-sst2-eps3.3": 1.2475,
+    "lsg-qqp-eps3.4": 0.8087,
+}
+
+
+def spent(preset: Published, noise_multiplier: float) -> float:
+    """Epsilon of a preset's whole run at a noise multiplier (PLD alone: half the time)."""
+    s = preset.settings
+    return epsilon_of(
+        sample_rate=s["sample_rate"], noise_multiplier=noise_multiplier, steps=s["rounds"], delta=s["delta"],
+        accountants=("pld",),
+    ).upper  # fmt: skip
+
+
+def brackets(preset: Published, sigma: float) -> bool:
+    """Whether the multiplier that spends exactly the preset's epsilon lies within 0.2 % of ``sigma``."""
+    return spent(preset, sigma * 1.002) <= preset.settings["epsilon"] <= spent(preset, sigma * 0.998)
+
+
+@pytest.mark.parametrize(("name", "sigma"), KNOWN.items())
+def test_noise_agrees_with_the_known_multipliers(name, sigma):
+    assert brackets(find(name), sigma)
+
+
+def test_another_batch_or_epoch_count_is_seen_in_the_noise():
+    good = find("lsg-sst2-eps3.3")
+    for key, factor in (("sample_rate", 1.02), ("rounds", 1.05), ("delta", 0.1)):
+        kind = type(good.settings[key])
+        wrong = replace(good, settings={**good.settings, key: kind(good.settings[key] * factor)})
+        assert not brackets(wrong, KNOWN["lsg-sst2-eps3.3"]), key
+
+
+# --- names
+
+
+def test_the_papers_numbers_by_hand():
+    cells = {
+        "lsg-cifar10-eps3.3": 58.1, "rgp-cifar10-eps6.8": 61.9, "sparse-dpsgd-cifar10-eps0.8": 23.4,
+        "dpsgd-cifar10-eps1.7": 35.1, "lsg-sst2-eps3.3-r4-p0.5": 90.4, "lsg-sst2-eps3.3-r8-p0.5": None,
+        "lsg-qqp-eps3.4-r2-p0.3": 83.9, "sparse-dpsgd-qqp-eps3.4-p0.3": 71.7, "dpsgd-sst2-eps3.3": 81.0,
+        "rgp-cifar10-eps8": 63.4, "rgp-random-cifar10-eps8": 51.0, "dp-powersgd-cifar10-eps8": 57.1,
+        "dpsgd-cifar10-eps2": 37.4, "rgp-svhn-eps8": 94.2, "rgp-mnli-bert-eps8": 78.55, "sgd-cifar10-nonprivate": 93.3,
+        "lsg-sst2-eps2-r4-p0.7": 88.7, "lora-sst2-eps2-r32": 91.2, "lsg-lora-sst2-eps2-r8-p0.7": 50.9,
+        "rs-cifar10-eps3": 65.8, "rs-cifar10-eps1": 57.7, "dpsgd-cifar10-h-cnn-eps1": 63.2,
+        "dp-ssgd-cifar10-eps1": 57.45, "dpsgd-cifar10-wrn-16-4-eps4": 68.58, "dp-ssgd-cifar10-wrn-28-10-eps1": 94.84,
+    }  # fmt: skip
+    assert {name: find(name).accuracy for name in cells} == cells
+
+
+def test_names_follow_from_the_settings():
+    for preset in ALL:
+        s = dict(preset.settings)
+        suffix = re.search(r"-(prune|drop)[\d.]+$", preset.name)
+        assert preset.name == name_of(s, suffix=suffix[0] if suffix else "")
+    s = dict(find("lsg-sst2-eps3.3").settings)
+    assert name_of(s) == "lsg-sst2-eps3.3-r4-p0.5"
+    assert name_of(s | {"model": "bert-base"}) == "lsg-sst2-bert-eps3.3-r4-p0.5"
+
+
+def test_names_are_unique_and_sorted_numbers_by_size():
+    assert len(by_name()) == sum(1 + len(preset.aliases) for preset in ALL)
+    assert sorted(NAMES, key=by_size) == NAMES
+    assert NAMES.index("lsg-sst2-eps2-r8-p0") < NAMES.index("lsg-sst2-eps2-r16-p0")
+    with pytest.raises(ValueError, match="'sgd-cifar10-nonprivate' is taken: RGP"):
+        index((*ALL, replace(find("lsg-cifar10-eps3.3"), aliases=("sgd-cifar10-nonprivate",), name="x")))
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(ValueError, match=r"unknown preset 'lsg-cifar-eps3\.3'; did you mean 'lsg-cifar10-eps3\.3'"):
+        find("lsg-cifar-eps3.3")
+    with pytest.raises(ValueError, match=r"unknown preset 'zzz' \(fedlsg presets lists them all\)"):
+        resolve({"preset": "zzz"})
+
+
+def test_words_filter():
+    found = matching("RGP svhn table")
+    assert {p.settings["workload"] for p in found} == {"svhn"}
+    assert 0 < len(found) < len(ALL)
+    assert matching("nothing like it") == ()
+
+
+# --- a user's options lie over a preset
+
+
+def test_without_a_preset_nothing_changes():
+    assert resolve({"rank": "8", "seed": 1, "model": None}) == {"rank": 8, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "kept", "gone"),
+    [
+        ({"rank": 2, "rounds": 10}, {"rank": 2, "rounds": 10, "epsilon": 3.3}, ()),
+        ({"method": "dpsgd"}, {"method": "dpsgd", "epsilon": 3.3}, ("rank", "sparsity", "power_steps", "direction")),
+        ({"method": "rgp"}, {"rank": 16}, ("sparsity", "direction")),
+        ({"method": "sgd"}, {"rounds": 10_000}, ("epsilon", "rank")),
+        ({"mechanism": "none"}, {"rank": 16}, ("epsilon",)),
+        ({"noise_multiplier": 2.0}, {"noise_multiplier": 2.0}, ("epsilon",)),
+        ({"batch_size": 100}, {"batch_size": 100}, ("sample_rate",)),
+        ({"optimizer": "adam"}, {"optimizer": "adam"}, ("momentum",)),
+        ({"schedule": "constant"}, {"schedule": "constant"}, ("final_learning_rate",)),
+        ({"workload": "digits", "model": "mlp"}, {"workload": "digits", "model": "mlp"}, ()),
+    ],
+)
+def test_given_settings_win_and_drop_what_they_make_void(given, kept, gone):
+    settings = settings_of("lsg-cifar10-eps3.3", **given)
+    assert {key: getattr(settings, key) for key in kept} == kept
+    assert [key for key in gone if getattr(settings, key) is not None] == []
+    build_method(settings)
+
+
+def test_what_is_not_made_void_stays():
+    """The control of the test above: each of these settings is there when nothing replaces it."""
+    settings = settings_of("lsg-cifar10-eps3.3")
+    stays = ("rank", "sparsity", "direction", "epsilon", "sample_rate", "momentum", "final_learning_rate")
+    assert all(getattr(settings, key) is not None for key in stays)
+
+
+def test_a_recorded_preset_is_not_resolved_again():
+    """config.toml of an overridden run reads back as it was written; its method equals a default of Settings."""
+    settings = settings_of("dpsgd-cifar10-eps3.3", method="lsg", noise_multiplier=2.0)
+    assert (settings.method, settings.epsilon) == ("lsg", None)
+    written = tomllib.loads(tomli_w.dumps(as_config(settings)))
+    assert from_mapping(written) == from_run_config(written) == settings
+    assert "preset" not in written
+
+
+def test_flower_run_config_resolves_a_preset():
+    """Flower hands over every setting; those at their default are nobody's wish."""
+    config = {**RUN_CONFIG, "preset": "dpsgd-sst2-eps3.3", "seed": 3}
+    assert from_run_config(config) == settings_of("dpsgd-sst2-eps3.3", seed=3)
+    assert from_run_config(RUN_CONFIG) == Settings()
+    assert from_run_config({**RUN_CONFIG, "rank": 2, "preset": "lsg-cifar10-eps3.3"}).rank == 2
+    naive = from_mapping(resolve(config))  # every default taken for a wish
+    assert (naive.method, naive.workload) == ("lsg", "digits")
+
+
+@pytest.mark.parametrize("app", ["server_app", "client_app"])
+def test_both_flower_apps_resolve(app):
+    source = (ROOT / "simulations" / f"{app}.py").read_text()
+    assert "from_run_config(" in source
+    assert "from_mapping(" not in source
+
+
+def test_a_plan_resolves_what_reaches_it_unresolved(monkeypatch):
+    """Settings made by hand: the preset's workload is asked for."""
+
+    def load(name: str, **_: object) -> None:
+        raise LookupError(name)
+
+    monkeypatch.setattr(workloads, "load", load)
+    for given, asked in (({"preset": "lsg-cifar10-eps3.3"}, "cifar10"), ({}, "digits")):
+        with pytest.raises(LookupError, match=asked):
+            plan.prepare(Settings(rounds=2, **given))
+
+
+def test_presets_of_digits_like_settings_run(tmp_path, fedlsg):
+    status, out, err = fedlsg(
+        "run", "digits", "--preset", "dpsgd-cifar10-dp-cnn-eps3", "--rounds", "1", "--engine", "local",
+        "-c", "model=mlp", "-c", "mechanism=clip-only", "--out", "run",
+    )  # fmt: skip
+    assert (status, err) == (0, ""), out
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    wanted = {"workload": "digits", "method": "dpsgd", "clients": 1, "clip-norm": 1.0, "learning-rate": 1.0}
+    assert {key: config[key] for key in wanted} == wanted
+    assert config["from-preset"] == "dpsgd-cifar10-dp-cnn-eps3"
+    assert "preset" not in config
+
+
+# --- the command
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_list_fits(width, fedlsg):
+    status, out, err = fedlsg("presets", width=width)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in out
+    assert sum(line.split(" ")[0] in by_name() for line in lines) == len(ALL)  # no name is broken
+    (line,) = (line for line in lines if line.startswith("lsg-sst2-eps3.3-r4-p0.5 "))
+    assert re.search(r"LSG, Tab. 1a .* 20 +10 .*90\.4", line)
+    assert f"{len(ALL)} presets" in out
+
+
+def test_a_filter_an_unknown_word_and_json(fedlsg):
+    _, out, _ = fedlsg("presets", "rs-cifar10")
+    assert "rs-cifar10-h-cnn-eps1-p0.9" in out
+    assert "lsg-" not in out
+    status, _, err = fedlsg("presets", "rs-cifar100-eps3")
+    assert status == 1
+    assert "did you mean 'rs-cifar10-eps3'" in err
+    _, out, _ = fedlsg("presets", "svhn", "--json")
+    found = json.loads(out)
+    assert {entry["settings"]["workload"] for entry in found} == {"svhn"}
+    assert from_mapping(found[0]["settings"]) == replace(settings_of(found[0]["name"]), from_preset=None)
+
+
+def test_one_whole(fedlsg):
+    _, out, _ = fedlsg("presets", "lsg-cifar10-eps3.3", width=100)
+    words = " ".join(out.split())
+    assert "test accuracy 58.1 %" in words
+    assert "final_learning_rate 0.004" in words
+    assert "One joint clip to C over all blocks" in words
+    assert command(find("lsg-cifar10-eps3.3")) == "fedlsg run --preset lsg-cifar10-eps3.3 --engine local"
+    assert command(find("lsg-cifar10-eps3.3")) in words
+
+
+def test_an_unknown_preset_ends_a_run_before_anything_is_written(fedlsg, tmp_path):
+    status, _, err = fedlsg("run", "--preset", "lsg-cifar10-eps3.4")
+    assert status == 1
+    assert "unknown preset 'lsg-cifar10-eps3.4'; did you mean 'lsg-cifar10-eps3.3" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_listing_needs_no_torch():
+    import subprocess
+
+    code = "import sys, simulations.settings.published.show; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_page_is_current():
+    page = (ROOT / "docs" / "presets.md").read_text()
+    assert page == as_markdown(ALL), "write it anew: fedlsg presets --markdown > docs/presets.md"
+    assert page != as_markdown((replace(ALL[0], accuracy=1.0), *ALL[1:]))
+
+
+def test_settings_record_the_name_and_no_other_field_was_added():
+    assert {"preset", "from_preset"} <= {f.name for f in fields(Settings)}
+    assert RUN_CONFIG["preset"] == RUN_CONFIG["from-preset"] == PRESET

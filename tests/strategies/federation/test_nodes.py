@@ -1,0 +1,186 @@
+"""Which node is which client, for any ids that Flower gives the nodes, when nodes leave and come back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+import strategies.federation.nodes
+from simulations.engines.local import LocalGrid
+from simulations.grids.virtual import FIRST_NODE
+from strategies.federation.nodes import Identity, Roster, wait_for_nodes
+from strategies.federation.wire import failure, identity
+
+Node = tuple[int, int] | str
+"""Partition and number of examples, or an error."""
+
+
+class Nodes(LocalGrid):
+    """Nodes that answer in order; ``there`` says which are connected, ``nodes`` what each says, both may change."""
+
+    def __init__(self, *nodes: Node) -> None:
+        self.nodes, self.there, self.questions = list(nodes), list(range(len(nodes))), list[int]()
+        super().__init__(self.client, len(nodes), {})
+
+    def client(self, message: Message, context: Any) -> Message:
+        number = int(context.node_config["partition-id"])
+        self.questions.append(number)
+        said = self.nodes[number]
+        if isinstance(said, str):
+            return failure(said, 1001, message)
+        return Message(identity(*said), reply_to=message)
+
+    def get_node_ids(self) -> list[int]:
+        return [FIRST_NODE + number for number in self.there]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    monkeypatch.setattr(strategies.federation.nodes, "ASK_AGAIN_SECONDS", 0.0)
+
+
+def found(roster: Roster, clients: int) -> list[int | None]:
+    nodes = [roster.node(partition) for partition in range(clients)]
+    return [None if node is None else node - FIRST_NODE for node in nodes]
+
+
+def gathered(grid: Nodes, sizes: list[int]) -> Roster:
+    roster = Roster(1.0, declared=sizes)
+    assert roster.gather(grid, len(sizes)) == sizes
+    assert roster.complete
+    return roster
+
+
+def test_partitions_are_found_whatever_the_node_ids():
+    grid = Nodes((2, 7), (0, 5), (1, 6))
+    assert found(gathered(grid, [5, 6, 7]), 3) == [1, 2, 0]
+    assert grid.questions == [0, 1, 2], "each node is asked once"
+
+
+def test_nodes_beyond_the_clients_stay_idle():
+    grid = Nodes((0, 5), (1, 6), (2, 0))
+    roster = gathered(grid, [5, 6])
+    assert found(roster, 2) == [0, 1]
+    roster.refresh(grid)
+    assert grid.questions == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        (((0, 5), (0, 5)), r"is one of \[1\]: give the federation 2 nodes.*both say that they are client 0"),
+        (((0, 5), (1, 7)), r"client 1 holds 7 examples, the run declares 6: data, partition settings or seed differ"),
+        (((0, 5), "planted"), "node .*: planted"),
+    ],
+)
+def test_a_federation_that_does_not_fit_is_refused(nodes, message):
+    with pytest.raises(RuntimeError, match=message):
+        Roster(1.0, declared=[5, 6]).gather(Nodes(*nodes), 2)
+
+
+@pytest.mark.parametrize("declared", [[5, 6], None])
+def test_one_error_in_the_first_query_does_not_end_a_run(declared):
+    """Planted: the second node fails once."""
+    grid = Nodes((0, 5), "planted")
+    honest = grid.client
+
+    def client(message: Message, context: Any) -> Message:
+        reply = honest(message, context)
+        grid.nodes[1] = (1, 6)
+        return reply
+
+    grid.client = client
+    roster = Roster(1.0, declared=declared)
+    assert roster.gather(grid, 2) == [5, 6]
+    assert found(roster, 2) == [0, 1]
+    assert roster.refused == {}
+
+
+def test_sizes_are_what_nodes_said_first():
+    grid = Nodes((0, 5), (1, 6))
+    roster = Roster(1.0)
+    assert roster.gather(grid, 2) == [5, 6]
+    grid.there = [0]
+    roster.refresh(grid)
+    assert found(roster, 2) == [0, None]
+    grid.there, grid.nodes[1] = [0, 1], (1, 7)
+    roster.refresh(grid)
+    assert found(roster, 2) == [0, None], "another N_k than the one that the run was planned with"
+    assert "declares 6" in roster.refused[FIRST_NODE + 1]
+    grid.nodes[1] = (1, 6)
+    roster.refresh(grid)
+    assert found(roster, 2) == [0, 1]
+
+
+@pytest.mark.parametrize("again", [1, 2], ids=["same id", "other id"])
+def test_a_node_that_comes_back_is_asked_who_it_is(again):
+    grid = Nodes((0, 5), (1, 6), (1, 6))
+    grid.there = [0, 1]
+    roster = gathered(grid, [5, 6])
+    grid.there, grid.questions = [0], []
+    roster.refresh(grid)
+    assert found(roster, 2) == [0, None]
+    assert grid.questions == []
+    grid.there = [0, again]
+    roster.refresh(grid)
+    assert found(roster, 2) == [0, again]
+    assert grid.questions == [again]
+    roster.refresh(grid)
+    assert grid.questions == [again], "it is known now"
+
+
+def test_a_newcomer_waits_until_the_client_of_its_number_has_left():
+    grid = Nodes((0, 5), (1, 6), (1, 6))
+    grid.there = [0, 1]
+    roster = gathered(grid, [5, 6])
+    grid.there = [0, 1, 2]
+    roster.refresh(grid)
+    assert found(roster, 2) == [0, 1]
+    assert "both say that they are client 1" in roster.refused[FIRST_NODE + 2]
+    grid.there = [0, 2]
+    roster.refresh(grid)
+    assert found(roster, 2) == [0, 2]
+
+
+def test_a_forgotten_node_is_asked_again():
+    grid = Nodes((0, 5), (1, 6))
+    roster = gathered(grid, [5, 6])
+    grid.questions = []
+    roster.forget(1)
+    assert found(roster, 2) == [0, None]
+    roster.refresh(grid)
+    assert found(roster, 2) == [0, 1]
+    assert grid.questions == [1]
+
+
+def test_who_is_not_accepted_is_no_client():
+    def accept(identity: Identity) -> None:
+        if identity.num_examples == 6:
+            raise ValueError("its ledger lacks entries")
+
+    roster = Roster(1.0, declared=[5, 6], accept=accept)
+    with pytest.raises(RuntimeError, match="its ledger lacks entries"):
+        roster.gather(Nodes((0, 5), (1, 6)), 2)
+
+
+def test_everyone_is_asked_for_the_last_time():
+    grid = Nodes((0, 5), (1, 6), (2, 7))
+    roster = gathered(grid, [5, 6, 7])
+    grid.there = [0, 2]
+    grid.questions = []
+    assert set(roster.ask_again(grid)) == {1}
+    assert grid.questions == [0, 2]
+
+
+def test_too_few_nodes_are_named_with_the_fix():
+    with pytest.raises(RuntimeError, match=r'the run has 3 clients, the federation only 1 nodes.*"num-supernodes=3"'):
+        wait_for_nodes(Nodes((0, 5)), 3)
+
+
+def test_nodes_that_connect_late_are_waited_for(monkeypatch):
+    grid = Nodes((0, 5), (1, 6))
+    counts: Callable[[], int] = iter([0, 1, 2]).__next__
+    monkeypatch.setattr(grid, "get_node_ids", lambda: list(range(counts())))
+    assert wait_for_nodes(grid, 2) == [0, 1]

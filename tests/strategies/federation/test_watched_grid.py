@@ -1,0 +1,124 @@
+"""The grid of a deployment waits for no node that has lost what it was sent."""
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+
+import pytest
+from flwr.app import Error, Message, RecordDict
+
+from simulations.grids.virtual import FIRST_NODE, VirtualGrid, named
+from strategies.federation import watched_grid
+from strategies.federation.watched_grid import NODE_GONE, WatchedGrid
+
+
+class SuperLink(VirtualGrid):
+    """Nodes that answer at the ``after``-th pull; what ``happens`` at a pull is done before it."""
+
+    def __init__(self, after: list[int | None]) -> None:
+        super().__init__(len(after))
+        self.after, self.pulls, self.activated = after, 0, ["10:00"] * len(after)
+        self.waiting: dict[str, Message] = {}
+        self.happens: dict[int, object] = {}
+        self.unregistered: set[int] = set()
+
+    def deliver(self, messages, timeout):
+        return []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        names: list[str] = []
+        for message in messages:
+            named(message)
+            gone = message.metadata.dst_node_id - FIRST_NODE in self.unregistered
+            names.append(None if gone else message.metadata.message_id)
+            if not gone:
+                self.waiting[message.metadata.message_id] = message
+        return names
+
+    def pull_messages(self, names: Iterable[str]) -> list[Message]:
+        self.pulls += 1
+        self.happens.pop(self.pulls, lambda: None)()
+        due = []
+        for name in names:
+            message = self.waiting[name]
+            after = self.after[message.metadata.dst_node_id - FIRST_NODE]
+            if after is not None and self.pulls >= after:
+                due.append(Message(RecordDict(), reply_to=message))
+        return due
+
+    def get_nodes(self) -> list[SimpleNamespace]:
+        return [
+            SimpleNamespace(node_id=FIRST_NODE + number, last_activated_at=when)
+            for number, when in enumerate(self.activated)
+            if when
+        ]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, _identified):
+    monkeypatch.setattr(watched_grid, "POLL_SECONDS", 0.0)
+
+
+@pytest.fixture
+def _identified():
+    from simulations.engines.local import task_identity
+
+    with task_identity():
+        yield
+
+
+def ask(link: SuperLink, *, timeout: float | None = 5.0) -> dict[int, Error | None]:
+    """Who answered: None for a reply, else the error."""
+    sent = [Message(RecordDict(), FIRST_NODE + number, "train") for number in range(link.num_partitions)]
+    replies = list(WatchedGrid(link).send_and_receive(sent, timeout=timeout))
+    asked = {message.metadata.message_id: message.metadata.dst_node_id - FIRST_NODE for message in sent}
+    found = {asked[r.metadata.reply_to_message_id]: r.error if r.has_error() else None for r in replies}
+    assert len(found) == len(replies)
+    return found
+
+
+def test_all_that_answer_are_waited_for():
+    link = SuperLink([1, 3])
+    assert ask(link, timeout=None) == {0: None, 1: None}
+    assert link.pulls == 3
+
+
+def test_silence_ends_with_the_timeout():
+    assert ask(SuperLink([1, None]), timeout=0.2) == {0: None}
+
+
+def test_a_node_that_started_anew_is_taken_for_one_that_is_gone():
+    link = SuperLink([4, None])
+    link.happens[2] = lambda: link.activated.__setitem__(1, "10:05")
+    found = ask(link, timeout=None)
+    assert found[0] is None
+    assert found[1] is not None
+    assert found[1].code in NODE_GONE
+
+
+def test_a_node_that_left_and_came_back_while_nobody_looked():
+    link = SuperLink([6, None])
+    link.happens[2] = lambda: link.activated.__setitem__(1, "")
+    link.happens[4] = lambda: link.activated.__setitem__(1, "10:05")
+    assert ask(link, timeout=None)[1] is not None
+
+
+def test_one_that_was_away_when_it_was_asked_is_waited_for():
+    """Nobody had taken its message: it gets it when it is back."""
+    link = SuperLink([1, 5])
+    link.activated[1] = ""
+    link.happens[3] = lambda: link.activated.__setitem__(1, "10:05")
+    assert ask(link, timeout=None) == {0: None, 1: None}
+
+
+def test_a_message_that_flower_did_not_take_is_not_waited_for():
+    link = SuperLink([2, None])
+    link.unregistered = {1}
+    found = ask(link, timeout=None)
+    assert found[0] is None
+    assert found[1] is not None
+
+
+def test_nothing_to_ask_is_no_question():
+    link = SuperLink([])
+    assert list(WatchedGrid(link).send_and_receive([], timeout=None)) == []
+    assert link.pulls == 0

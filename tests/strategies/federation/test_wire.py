@@ -1,0 +1,200 @@
+"""What travels: every record comes back as it was, in as many bytes as were counted."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hn
+
+from fedlsg.frame import Frame
+from strategies.federation import wire
+from strategies.federation.serial import wire_size
+from strategies.federation.wire import Announcement
+from tests.strategies.small_federation import server_state
+
+ANNOUNCED = Announcement(
+    round=3,
+    updates=2,
+    frame_digest=bytes(range(32)),
+    sample_rate=0.1,
+    noise_multiplier=1.5,
+    expected_batch=7.5,
+    run_dir="/r",
+)
+
+
+def travelled(content: RecordDict) -> RecordDict:
+    """After serialisation to bytes and back."""
+    data = message_to_proto(Message(content, 1, "train")).SerializeToString()
+    return message_from_proto(ProtoMessage.FromString(data)).content
+
+
+@given(
+    hn.arrays(np.float32, st.integers(0, 50)),
+    st.integers(1, 10**6), st.binary(min_size=32, max_size=32), st.floats(0, 1, exclude_min=True), st.text(max_size=20),
+)  # fmt: skip
+def test_an_announcement_comes_back(weights, round, digest, rate, run_dir):
+    announced = replace(ANNOUNCED, round=round, frame_digest=digest, sample_rate=rate, run_dir=run_dir)
+    content = travelled(wire.announcement(torch.from_numpy(weights), announced))
+    back, known = wire.read_weights(content), wire.read_round(content)
+    assert known == announced
+    assert back.numpy().tobytes() == weights.tobytes(), "to the bit, NaN too"
+
+
+@given(st.binary(max_size=100), st.integers(0, 10**6))
+def test_an_update_comes_back(payload, partition):
+    content = travelled(wire.update(payload, partition))
+    assert wire.read_update(content) == payload
+    assert content["from"] == {"partition": partition}
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**9))
+def test_an_identity_comes_back(partition, num_examples):
+    assert wire.read_identity(travelled(wire.identity(partition, num_examples))) == (partition, num_examples)
+
+
+shapes = hn.array_shapes(min_dims=0, min_side=0)
+dtypes = st.sampled_from([np.float32, np.float64, np.uint16, np.uint8, np.int64, "<u4"])
+
+
+@given(hn.arrays(dtypes, shapes))
+def test_an_array_comes_back_without_a_header(values):
+    array = wire.raw_array(values)
+    assert len(array.data) == values.nbytes
+    back = wire.read_array(array)
+    assert (back.dtype, back.shape, back.tobytes()) == (values.dtype, values.shape, values.tobytes())
+    assert back.flags.writeable
+
+
+def test_an_array_in_fortran_order_comes_back():
+    values = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    assert np.array_equal(wire.read_array(wire.raw_array(values)), values)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (Array(dtype="<f4", shape=(1,), stype="numpy.ndarray", data=bytes(4)), "stype 'raw'"),
+        (Array(dtype="<f4", shape=(2,), stype="raw", data=bytes(4)), "reshape"),
+        (Array(dtype="<f4", shape=(1,), stype="raw", data=bytes(5)), "buffer size"),
+        (Array(dtype="object", shape=(1,), stype="raw", data=bytes(8)), "array of numbers"),
+    ],
+)
+def test_another_encoding_is_refused(array, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        wire.read_array(array)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        RecordDict({"update": ArrayRecord({})}),
+        RecordDict({"update": ConfigRecord({"payload": b"x"})}),
+        RecordDict({"other": ArrayRecord({"payload": wire.raw_array(np.zeros(1))})}),
+    ],
+)
+def test_a_reply_without_a_payload_is_named(content):
+    with pytest.raises(ValueError, match="the reply holds no payload"):
+        wire.read_update(content)
+
+
+@pytest.mark.parametrize("missing", ["round", "weights"])
+def test_half_an_announcement_is_refused(missing):
+    content = wire.announcement(torch.zeros(3), ANNOUNCED)
+    del content[missing]
+    with pytest.raises(KeyError, match=missing):
+        wire.read_weights(content), wire.read_round(content)
+
+
+# --- the frame
+
+
+def sent_frame(frame: Frame, derived: Frame | None = None) -> Frame | None:
+    content = wire.announcement(torch.zeros(3), ANNOUNCED, frame)
+    return wire.read_frame(travelled(content), frame if derived is None else derived)
+
+
+@pytest.mark.parametrize(
+    ("method", "choices"),
+    [("lsg", {"sparsity": 0.5}), ("rgp", {"rank": 2}), ("rs", {"sparsity": 0.5, "cooling": False}), ("dpsgd", {})],
+)
+def test_a_frame_comes_back_to_the_bit(method, choices):
+    """Derived on another processor: other carriers and other kept units, the same names and shapes."""
+    frame = server_state(method, **choices).frame()
+    other = server_state(method, seed=1, **choices).frame()
+    back = sent_frame(frame, derived=other)
+    assert back is not None
+    assert back.digest == frame.digest
+    assert (back.digest == other.digest) == (method == "dpsgd")
+    values = torch.arange(float(frame.kept))
+    for name, gradient in frame.gradients(values).items():
+        assert back.gradients(values)[name].equal(gradient)
+
+
+def test_no_frame_is_none():
+    content = wire.announcement(torch.zeros(3), ANNOUNCED)
+    assert wire.read_frame(content, server_state().frame()) is None
+
+
+def test_a_frame_with_a_carrier_too_few_is_refused():
+    frame = server_state().frame()
+    content = wire.announcement(torch.zeros(3), ANNOUNCED, frame)
+    del content["frame"]["carrier-0001"]
+    with pytest.raises((RuntimeError, StopIteration)):
+        wire.read_frame(content, frame)
+
+
+def test_a_changed_carrier_or_index_changes_the_digest():
+    """Negative control: what the digest must catch after the way."""
+    frame = server_state(sparsity=0.5).frame()
+    content = wire.announcement(torch.zeros(3), ANNOUNCED, frame)
+    record = content["frame"]
+    for key in ("carrier-0000", "indices"):
+        values = wire.read_array(record[key])
+        values.flat[0] += 1
+        planted = RecordDict({"frame": ArrayRecord({**record, key: wire.raw_array(values)})})
+        assert wire.read_frame(planted, frame).digest != frame.digest
+
+
+# --- bytes
+
+
+def test_payload_size_by_hand():
+    frame = server_state(rank=2, sparsity=0.5).frame()  # W 10 x 12: 5 rows of dL, 6 columns of dR; rest dense
+    assert frame.kept == 5 * 2 + 2 * 6 + 10 + 33
+    assert wire.payload_size(wire.announcement(torch.zeros(163), ANNOUNCED)) == 4 * 163
+    carriers = 10 * 2 + 2 * 12
+    with_frame = wire.announcement(torch.zeros(163), ANNOUNCED, frame)
+    assert wire.payload_size(with_frame) == 4 * 163 + 4 * frame.kept + 4 * carriers
+    assert wire.payload_size(wire.update(b"12345", 0)) == 5
+    assert wire.payload_size(RecordDict()) == 0
+
+
+@given(st.binary(max_size=1000), st.text(max_size=30))
+def test_wire_size_is_the_length_of_the_serialised_message(payload, group):
+    message = Message(wire.update(payload, 3), 5, "train", group_id=group)
+    assert wire_size(message) == len(message_to_proto(message).SerializeToString())
+    assert wire_size(message) > wire.payload_size(message.content)
+
+
+def test_a_failure_is_a_reply_with_a_code():
+    asked = Message(RecordDict(), 5, "train", group_id="7")
+    asked.metadata.__dict__["_message_id"] = "abc"
+    reply = wire.failure("why", wire.OVER_BUDGET, asked)
+    assert reply.has_error()
+    assert (reply.error.code, reply.error.reason) == (1003, "why")
+    assert (reply.metadata.src_node_id, reply.metadata.reply_to_message_id) == (5, "abc")
+    assert len({wire.FAILED, wire.FRAME_DIFFERS, wire.OVER_BUDGET}) == 3
+
+
+def test_every_error_has_a_code_of_its_own():
+    """Two meanings of one code: a client's refusal would be asked again, as if its worker had died."""
+    own = [wire.FAILED, wire.FRAME_DIFFERS, wire.OVER_BUDGET, wire.REFUSED_TERMS, *wire.REPLICA_LOST]
+    assert len({*own, *wire.LOST}) == len(own) + len(wire.LOST)

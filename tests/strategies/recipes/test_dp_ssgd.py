@@ -1,0 +1,308 @@
+"""DP-SSGD and ranked RS in the federation: the pruning round, and masks that only the server can make."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedlsg.frame import Frame
+from fedlsg.gradients.supported import trainable
+from fedlsg.masks.mask import Mask
+from fedlsg.masks.pruning import Prune
+from fedlsg.method import Method, Schedule, make_frame
+from fedlsg.payload.message import pack
+from fedlsg.privacy.mechanism import Mechanism
+from fedlsg.state.server_state import ServerState
+from strategies import recipe
+from strategies.federation.report import RoundReport
+from strategies.federation.stopped import BudgetSpentError
+from strategies.federation.wire import (
+    OVER_BUDGET,
+    Announcement,
+    announcement,
+    failure,
+    payload_size,
+    raw_array,
+    read_kept,
+    read_round,
+)
+from strategies.strategy import ClientTerms
+from tests.strategies.small_federation import Federation, model, public_terms, server_state, values_for
+
+SNIP = {"prune": "dp-snip", "prune_rate": 0.4, "drop": "none"}
+
+
+class PrunedFederation(Federation):
+    """A federation whose clients also answer round 0; it notes who was asked for what."""
+
+    def __init__(self, state: ServerState, clients: int = 3, **settings: Any) -> None:
+        super().__init__(state, clients, terms=public_terms(clients, prune_noise_multiplier=3.0), **settings)
+        self.pruned: list[RoundReport] = []
+        self.strategy.on_pruned = self.pruned.append
+        self.asked: list[tuple[int, int]] = []
+        self.announced: list[Any] = []
+
+    def payload(self, partition: int, message: Message) -> bytes:
+        announced = read_round(message.content)
+        self.asked.append((announced.round, partition))
+        self.announced.append(announced)
+        frame = self.state.frame() if announced.round else self.state.saliency_frame()
+        values = values_for(frame, partition, announced.round)
+        return pack(values, frame.indices, size=frame.size, round=announced.round, digest=frame.digest)
+
+
+def zeros(state: ServerState) -> int:
+    return sum(int((p == 0).sum()) for p in trainable(state.model).values() if p.ndim >= 2)
+
+
+# Round 0
+
+
+def test_round_0_asks_every_client_once_and_training_starts_from_what_it_left():
+    state = server_state("dp-ssgd", **SNIP)
+    federation = PrunedFederation(state, clients_per_round=2)
+    reports = federation.run(3)
+    assert [round for round, _ in federation.asked] == [0, 0, 0, 1, 1, 2, 2, 3, 3]
+    assert {partition for round, partition in federation.asked if round == 0} == {0, 1, 2}
+    assert [report.round for report in reports] == [1, 2, 3]
+    (report,) = federation.pruned
+    assert (report.round, report.answered, report.rejected) == (0, [0, 1, 2], {})
+    assert report.uplink_bytes > 3 * 4 * 150
+    weights = 12 * 10 + 10 * 3
+    assert zeros(state) == int(0.4 * weights)
+    assert state.frame().kept == state.weights.numel() - zeros(state)
+    first = federation.announced[0]
+    assert (first.sample_rate, first.noise_multiplier) == (1.0, 3.0)
+    later = federation.announced[3]
+    assert (later.sample_rate, later.noise_multiplier) == (0.5, 1.0)
+
+
+def test_the_pruned_weights_are_those_of_the_smallest_summed_saliency():
+    """By hand: the clients' values added up, the 60 smallest magnitudes of all weights set to 0."""
+    state = server_state("dp-ssgd", **SNIP)
+    frame, start = state.saliency_frame(), state.weights.clone()
+    PrunedFederation(state).run(1)
+    total = sum(values_for(frame, partition, 0).double() for partition in range(3)).abs()
+    wanted = frame.indices[total.argsort(stable=True)[:60]].sort().values
+    assert torch.equal(((state.weights == 0) & (start != 0)).nonzero().squeeze(1), wanted)
+
+
+def test_round_0_goes_on_without_a_client_that_fails():
+    def answer(partition: int, message: Message, honest: Message) -> Message:
+        announced = read_round(message.content)
+        return failure("broken", 1001, message) if (announced.round, partition) == (0, 1) else honest
+
+    federation = PrunedFederation(server_state("dp-ssgd", **SNIP), answer=answer, min_survivors=2)
+    assert [report.answered for report in federation.run(1)] == [[0, 1, 2]]
+    assert federation.pruned[0].answered == [0, 2]
+    assert federation.pruned[0].reasons == "1: [1001] broken"
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        (1001, RuntimeError, "data of at least 3 clients, 1 answered round 0: client 1 2: .1001. broken"),
+        (OVER_BUDGET, RuntimeError, "1 answered round 0"),
+    ],
+)
+def test_round_0_needs_enough_clients(code, error, message):
+    def answer(partition: int, _: Message, honest: Message) -> Message:
+        return honest if partition == 0 else failure("broken", code, _)
+
+    federation = PrunedFederation(server_state("dp-ssgd", **SNIP), answer=answer, min_survivors=3)
+    with pytest.raises(error, match=message):
+        federation.run(1)
+    assert federation.state.awaits_pruning
+    assert [report.answered for report in federation.pruned] == [[0]]
+    assert federation.reports == []
+    assert zeros(federation.state) == 0
+
+
+def test_round_0_ends_the_run_where_no_client_has_the_budget():
+    federation = PrunedFederation(
+        server_state("dp-ssgd", **SNIP), answer=lambda _, message, __: failure("spent", OVER_BUDGET, message)
+    )
+    with pytest.raises(BudgetSpentError, match="0 answered round 0"):
+        federation.run(1)
+
+
+def test_values_that_no_honest_client_sends_are_refused_in_round_0():
+    """The bound is that of round 0: N C_prune of signal and its own noise, far below training's."""
+
+    class Loud(PrunedFederation):
+        def payload(self, partition: int, message: Message) -> bytes:
+            announced = read_round(message.content)
+            if announced.round or partition:
+                return super().payload(partition, message)
+            frame = self.state.saliency_frame()
+            values = torch.full((frame.kept,), 20.0)
+            return pack(values, frame.indices, size=frame.size, round=0, digest=frame.digest)
+
+    federation = Loud(server_state("dp-ssgd", **SNIP))
+    federation.run(1)
+    assert federation.pruned[0].answered == [1, 2]
+    assert "norm" in federation.pruned[0].rejected[0]
+
+
+def test_a_resumed_run_does_not_prune_again():
+    state = server_state("dp-ssgd", **SNIP, momentum=0.9)
+    federation = PrunedFederation(state)
+    federation.run(1)
+    again = server_state("dp-ssgd", **SNIP, momentum=0.9)
+    again.load_state_dict(copy.deepcopy(state.state_dict()))
+    resumed = PrunedFederation(again)
+    resumed.run(1)
+    federation.run(1)
+    assert {round for round, _ in resumed.asked} == {2}
+    assert resumed.pruned == []
+    assert torch.equal(again.weights, state.weights)
+
+
+@pytest.mark.parametrize("prune", ["random", "synflow", "none"])
+def test_pruning_without_data_has_no_round_0(prune):
+    state = server_state("dp-ssgd", prune=prune, prune_rate=0.4, drop="none")
+    federation = PrunedFederation(state)
+    federation.run(1)
+    assert {round for round, _ in federation.asked} == {1}
+    assert zeros(state) == (0 if prune == "none" else 60)
+
+
+# What each choice becomes
+
+
+@pytest.mark.parametrize(
+    ("choices", "mask", "prune"),
+    [
+        ({"drop": "none"}, Mask(), Prune(kind="synflow", rate=0.3)),
+        ({"prune": "none", "drop_rate": 0.2}, Mask(kind="drop", drop="random", sparsity=0.2), Prune()),
+        (
+            {
+                "prune": "dp-snip",
+                "prune_rate": 0.7,
+                "prune_epsilon_share": 0.2,
+                "prune_clip_norm": 2.0,
+                "drop": "magnitude",
+            },
+            Mask(kind="drop", drop="magnitude", sparsity=0.5),
+            Prune(kind="dp-snip", rate=0.7, epsilon_share=0.2, clip_norm=2.0),
+        ),
+    ],
+)
+def test_choices_of_the_recipe(choices, mask, prune):
+    method = recipe("dp-ssgd", **choices)
+    assert (method.mask, method.prune) == (mask, prune)
+
+
+# Ranked sparsification
+
+
+def ranked_state(rounds: int = 8) -> ServerState:
+    """Epochs of two rounds, half of all coordinates frozen from the first round on."""
+    method = recipe("rs", sparsity=0.5, cooling=False, ranking="gradients", noise_multiplier=1.0)
+    schedule = Schedule(rounds=rounds, sample_rate=0.5)
+    return ServerState(model(), method, schedule, divisor=4.0, seed=0, classifier="classifier")
+
+
+class RankedFederation(Federation):
+    """Clients that derive their frame from the announcement alone, as real ones do."""
+
+    def payload(self, partition: int, message: Message) -> bytes:
+        frame = self.derived(message)
+        announced = read_round(message.content)
+        assert frame.digest == announced.frame_digest
+        values = values_for(frame, partition, announced.round)
+        return pack(values, frame.indices, size=frame.size, round=announced.round, digest=frame.digest)
+
+    def derived(self, message: Message) -> Frame:
+        announced = read_round(message.content)
+        weights = {n: p.detach() for n, p in trainable(self.state.model).items()}
+        size = sum(W.numel() for W in weights.values())
+        return make_frame(
+            self.state.method, weights, {}, carried=(), round=announced.round, updates=announced.updates,
+            schedule=self.state.schedule, seed=0, classifier="classifier", kept=read_kept(message.content, size),
+        )  # fmt: skip
+
+
+def test_clients_learn_the_ranking_from_a_bitmap_and_its_bytes_are_counted():
+    state = ranked_state()
+    seen = []
+    federation = RankedFederation(state)
+    federation.strategy.on_round = lambda report: (federation.reports.append(report), seen.append(state.frame().digest))
+    federation.run(6)
+    assert all(report.answered == [0, 1, 2] for report in federation.reports)
+    size = state.weights.numel()
+    assert federation.reports[0].downlink_bytes == 3 * (4 * size + (size + 7) // 8)
+    assert state.memory is not None
+    frame = state.frame()
+    assert frame.kept == size - size // 2
+    gradient = state.memory.at(3).last
+    assert torch.equal(frame.indices, gradient.abs().argsort(stable=True)[size // 2 :].sort().values)
+
+
+def test_the_ranking_holds_for_an_epoch_and_survives_a_checkpoint():
+    state = ranked_state()
+    federation = RankedFederation(state)
+    kept = []
+    for _ in range(6):
+        kept.append(state.frame().indices)
+        again = ranked_state()
+        again.load_state_dict(state.state_dict())
+        assert torch.equal(again.frame().indices, kept[-1])
+        federation.run(1)
+    assert torch.equal(kept[2], kept[3])
+    assert torch.equal(kept[4], kept[5])
+    assert not torch.equal(kept[1], kept[2])
+    assert not torch.equal(kept[3], kept[4])
+
+
+def test_the_memory_gets_the_deviation_of_the_sum():
+    """Three clients at sigma 1, C 1: sqrt(3) over the frozen half."""
+    state = ranked_state()
+    RankedFederation(state).run(1)
+    before = ranked_state().frame()
+    frozen = torch.ones(before.size, dtype=torch.bool).index_fill(0, before.indices, False)
+    assert state.memory is not None
+    values = state.memory.current
+    assert abs(float(values[frozen].std()) / 3**0.5 - 1) < 0.2
+    assert float(values[~frozen].std()) < 0.3  # what the clients of this test send is small
+
+
+@given(size=st.integers(1, 70), data=st.data())
+def test_a_bitmap_comes_back_as_it_was(size, data):
+    kept = sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1)))
+    method = Method(name="test", mask=Mask(kind="uniform", ranking="gradients"), mechanism=Mechanism())
+    frame = make_frame(
+        method, {"w": torch.zeros(size)}, {}, carried=(), round=1, updates=0, schedule=Schedule(rounds=1), seed=0,
+        kept=torch.tensor(kept),
+    )  # fmt: skip
+    content = announcement(torch.zeros(size), example(), ranked=frame)
+    assert read_kept(content, size).tolist() == kept
+    assert payload_size(content) == 4 * size + (size + 7) // 8
+    assert read_kept(announcement(torch.zeros(size), example()), size) is None
+
+
+@pytest.mark.parametrize("bitmap", [np.zeros(3, np.uint8), np.zeros(1, np.uint8), np.zeros(2, np.float32)])
+def test_a_bitmap_of_another_length_or_type_is_refused(bitmap):
+    content = announcement(torch.zeros(9), example())
+    content["kept"] = type(content["weights"])({"bitmap": raw_array(bitmap)})
+    with pytest.raises(ValueError, match="bitmap of 9 coordinates"):
+        read_kept(content, 9)
+
+
+def example() -> Announcement:
+    return Announcement(
+        round=1, updates=0, frame_digest=b"", sample_rate=1.0, noise_multiplier=1.0, expected_batch=1.0, run_dir=""
+    )
+
+
+def test_terms_of_round_0():
+    terms = ClientTerms(num_examples=5, sample_rate=0.1, noise_multiplier=1.0, prune_noise_multiplier=9.0)
+    first = terms.of_round_0()
+    assert (first.num_examples, first.sample_rate, first.noise_multiplier) == (5, 1.0, 9.0)
+    assert first.mechanism(Mechanism(noise_multiplier=2.0)).noise_multiplier == 9.0
+    assert first.mechanism(Mechanism(kind="none")).noise_std == 0.0

@@ -1,0 +1,143 @@
+"""Recipes: a method is four choices, found by its file's name, and a wrong name or setting is named."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import strategies
+from fedlsg.carriers.carrier import Carrier
+from fedlsg.masks.mask import Mask
+from fedlsg.masks.pruning import Prune
+from fedlsg.method import Method
+from fedlsg.privacy.mechanism import Mechanism
+from fedlsg.training.compression import Compression
+from fedlsg.training.server_optimizer import After
+from strategies import names, own_settings, recipe
+
+FOLDER = Path(strategies.__file__).parent
+NONE = Mechanism(kind="none")
+GOLDEN = {
+    "dpsgd": Method(name="dpsgd"),
+    "lsg": Method(name="lsg", carrier=Carrier(kind="low-rank", rank=4), mask=Mask(kind="units", sparsity=0.3)),
+    "rgp": Method(name="rgp", carrier=Carrier(kind="low-rank-change", rank=4, warmup=1)),
+    "rgp-random": Method(name="rgp-random", carrier=Carrier(kind="random", rank=4)),
+    "rs": Method(name="rs", mask=Mask(kind="uniform", sparsity=0.5, cooling=True)),
+    "sgd": Method(name="sgd", mechanism=NONE),
+    "lora": Method(name="lora", carrier=Carrier(kind="lora", rank=8)),
+    "lsg-lora": Method(name="lsg-lora", carrier=Carrier(kind="lora", rank=8), mask=Mask(kind="units", sparsity=0.3)),
+    "sparse-dpsgd": Method(name="sparse-dpsgd", mask=Mask(kind="magnitude", sparsity=0.5)),
+    "dp-ssgd": Method(
+        name="dp-ssgd",
+        mask=Mask(kind="drop", drop="random", sparsity=0.5),
+        prune=Prune(kind="synflow", rate=0.3, epsilon_share=0.1, clip_norm=1.0),
+    ),
+    "dp-powersgd": Method(name="dp-powersgd", carrier=Carrier(kind="factors", rank=4)),
+    "linear-probe": Method(name="linear-probe", carrier=Carrier(train="classifier")),
+    "topk": Method(name="topk", mechanism=NONE, compression=Compression(topk_rate=0.01, error_feedback=True)),
+    "powersgd": Method(
+        name="powersgd",
+        carrier=Carrier(kind="factors", rank=4),
+        mechanism=NONE,
+        compression=Compression(error_feedback=True),
+    ),
+    "bitfit": Method(name="bitfit", carrier=Carrier(train="biases")),
+    "ffa-lora": Method(name="ffa-lora", carrier=Carrier(kind="lora", rank=8, train="up")),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_defaults_of_a_recipe(name):
+    assert recipe(name) == GOLDEN[name]
+
+
+def test_every_file_is_a_recipe_or_plumbing():
+    files = {path.stem.replace("_", "-") for path in FOLDER.glob("*.py")} - {"--init--"}
+    plumbing = {name.replace("_", "-") for name in strategies.PLUMBING}
+    assert files - plumbing == set(names()) == set(GOLDEN)
+    assert files >= plumbing
+    assert [recipe(name).name for name in names()] == list(names())
+
+
+@given(
+    st.integers(1, 9), st.floats(0, 0.9), st.sampled_from(["top", "bottom"]), st.floats(0.1, 9), st.floats(0.1, 9),
+    st.sampled_from(["dp", "noise-only", "clip-only", "none"]), st.floats(0.01, 1),
+)  # fmt: skip
+def test_every_setting_reaches_its_place(rank, sparsity, direction, sigma, clip_norm, kind, rate):
+    method = recipe(
+        "lsg", rank=rank, sparsity=sparsity, direction=direction, power_steps=2, noise_multiplier=sigma,
+        clip_norm=clip_norm, mechanism=kind, clip="per-block", learning_rate=rate,
+        optimizer="adam", estimator="averaged",
+    )  # fmt: skip
+    assert method.carrier == Carrier(kind="low-rank", rank=rank, power_steps=2)
+    assert method.mask == Mask(kind="units", sparsity=sparsity, direction=direction)
+    assert method.mechanism == Mechanism(kind=kind, noise_multiplier=sigma, clip_norm=clip_norm, clip="per-block")
+    assert method.after == After(learning_rate=rate, optimizer="adam", estimator="averaged")
+
+
+def test_what_each_recipe_can_be_told():
+    assert {name: set(own_settings(name)) for name in names()} == {
+        "dpsgd": set(), "sgd": set(), "rgp-random": {"rank"}, "linear-probe": set(), "bitfit": set(),
+        "rs": {"sparsity", "cooling", "redraw", "ranking", "sparsity_from", "carrier", "rank"},
+        "rgp": {"rank", "power_steps", "warmup", "residual"},
+        "lsg": {
+            "rank", "sparsity", "power_steps", "direction", "importance", "sparsity_from", "residual",
+        },
+        "lora": {"rank", "lora_alpha"}, "ffa-lora": {"rank", "lora_alpha"},
+        "lsg-lora": {"rank", "sparsity", "lora_alpha", "direction"},
+        "sparse-dpsgd": {"sparsity", "refresh", "sparsity_from"},
+        "dp-ssgd": {"prune", "prune_rate", "prune_epsilon_share", "prune_clip_norm", "drop", "drop_rate"},
+        "dp-powersgd": {"rank", "power_steps", "warmup"}, "powersgd": {"rank", "power_steps", "warmup"},
+        "topk": {"topk_rate"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("lgs", {}, "unknown method 'lgs'; known: bitfit, dp-powersgd, dp-ssgd, dpsgd, .*did you mean 'lsg'"),
+        ("strategy", {}, "unknown method 'strategy'"),
+        ("nodes", {}, "unknown method 'nodes'"),
+        ("rgp_random", {}, "did you mean 'rgp-random'"),
+        ("", {}, "unknown method ''"),
+        ("lsg", {"ranks": 4}, "method 'lsg' has no setting 'ranks'; did you mean 'rank'"),
+        ("dpsgd", {"rank": 4}, "method 'dpsgd' has no setting 'rank'"),
+        ("linear-probe", {"rank": 4}, "method 'linear-probe' has no setting 'rank'"),
+        ("lsg", {"cooling": True}, "method 'lsg' has no setting 'cooling'"),
+        ("lsg", {"kind": "dp"}, "method 'lsg' has no setting 'kind'"),
+        ("sgd", {"mechanism": "dp"}, "method 'sgd' adds no noise, got mechanism 'dp'; choose method 'dpsgd'"),
+        ("sgd", {"mechanism": "noise-only"}, "adds no noise"),
+        ("lsg", {"mechanism": "laplace"}, "expected mechanism in"),
+        ("lsg", {"rank": 0}, "rank >= 1"),
+        ("lsg", {"sparsity": 1.0}, "sparsity=1.0 < 1"),
+        ("lsg", {"noise_multiplier": 0.0}, "noise_multiplier=0.0"),
+        ("lsg", {"clip_norm": float("inf")}, "clip_norm=inf"),
+    ],
+)
+def test_a_wrong_name_or_setting_is_named(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        recipe(name, **settings)
+
+
+def test_the_share_of_the_noise_is_not_offered():
+    """It follows from trust='aggregate'; whoever sets it alone would claim an epsilon that is not there."""
+    with pytest.raises(ValueError, match="it has ") as error:
+        recipe("lsg", ranks=4)
+    assert "noise_share" not in str(error.value)
+
+
+def test_clipped_sgd_is_reachable():
+    assert recipe("sgd", mechanism="clip-only", clip_norm=2.0).mechanism == Mechanism(kind="clip-only", clip_norm=2.0)
+
+
+def test_a_new_file_is_a_new_method(tmp_path, monkeypatch):
+    (tmp_path / "bottom_lsg.py").write_text(
+        "from strategies import lsg\n"
+        "def recipe(*, rank=3, mechanism, after):\n"
+        "    return lsg.recipe(rank=rank, direction='bottom', mechanism=mechanism, after=after)\n"
+    )
+    monkeypatch.setattr(strategies, "__path__", [*strategies.__path__, str(tmp_path)])
+    assert "bottom-lsg" in names()
+    method = recipe("bottom-lsg", rank=2, noise_multiplier=3.0)
+    assert (method.carrier.rank, method.mask.direction, method.mechanism.noise_multiplier) == (2, "bottom", 3.0)

@@ -1,0 +1,87 @@
+"""A tiny federation without data: a model of two layers, and clients that send what a test says."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from flwr.app import Context, Message
+from torch import Tensor, nn
+
+from fedlsg.frame import Frame
+from fedlsg.method import LocalTraining, Schedule
+from fedlsg.payload.message import pack
+from fedlsg.state.server_state import ServerState
+from simulations.engines.local import LocalGrid
+from strategies import recipe
+from strategies.federation.report import RoundReport
+from strategies.federation.wire import flat_record, identity, read_round, update
+from strategies.strategy import ClientTerms, FederationSettings, FedLSG
+
+EXAMPLES = 50
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 10), nn.Tanh())
+    net.add_module("classifier", nn.Linear(10, 3))
+    return net
+
+
+def server_state(
+    method: str = "lsg", *, rounds: int = 10, divisor: float = 4.0, seed: int = 0, **choices: Any
+) -> ServerState:
+    choices = {"rank": 2, "learning_rate": 0.5, "momentum": 0.9} | choices if method == "lsg" else choices
+    return ServerState(
+        model(),
+        recipe(method, **choices),
+        Schedule(rounds=rounds),
+        divisor=divisor,
+        seed=seed,
+        classifier="classifier",
+        probe=torch.zeros(1, 12),
+    )
+
+
+def values_for(frame: Frame, partition: int, round: int) -> Tensor:
+    """What an honest client sends: any values, here small random ones."""
+    return torch.randn(frame.kept, generator=torch.Generator().manual_seed(1000 * round + partition)) / 10
+
+
+def public_terms(clients: int, **more: float) -> list[ClientTerms]:
+    """Terms of clients of different sizes."""
+    common = {"sample_rate": 0.5, "noise_multiplier": 1.0} | more
+    return [ClientTerms(num_examples=EXAMPLES + i, **common) for i in range(clients)]
+
+
+class Federation:
+    """The strategy over a local grid; ``answer(partition, message, honest)`` may replace a client's reply."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        clients: int = 3,
+        answer: Callable[[int, Message, Message], Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.state, self.answer = state, answer
+        self.reports: list[RoundReport] = []
+        known = {"terms": public_terms(clients), "clients_per_round": clients, "local": LocalTraining()} | settings
+        self.strategy = FedLSG(state, FederationSettings(**known), self.reports.append)
+        self.grid = LocalGrid(self.client, clients, {})
+
+    def client(self, message: Message, context: Context) -> Any:
+        partition = int(context.node_config["partition-id"])
+        if message.metadata.message_type == "query":
+            return Message(identity(partition, EXAMPLES + partition), reply_to=message)
+        honest = Message(update(self.payload(partition, message), partition), reply_to=message)
+        return honest if self.answer is None else self.answer(partition, message, honest)
+
+    def payload(self, partition: int, message: Message) -> bytes:
+        announced = read_round(message.content)
+        frame = self.state.frame()
+        values = values_for(frame, partition, announced.round)
+        return pack(values, frame.indices, size=frame.size, round=announced.round, digest=frame.digest)
+
+    def run(self, rounds: int = 1) -> list[RoundReport]:
+        self.strategy.start(self.grid, flat_record(self.state.weights), num_rounds=rounds)
+        return self.reports

@@ -1,0 +1,164 @@
+"""Imports point down, between packages and between files, and there is no circle.
+
+``LAYERS`` is the house from the ground up. Imports inside functions and for type checkers count as well.
+"""
+
+import ast
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.places import REPOSITORY
+
+LAYERS = (
+    "fedlsg.version", "fedlsg.choices", "fedlsg.randomness", "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.frame",
+    "fedlsg.gradients", "fedlsg.accounting", "fedlsg.privacy", "fedlsg.masks", "fedlsg.carriers", "fedlsg.training",
+    "fedlsg.method",
+    "fedlsg.payload", "fedlsg.state", "fedlsg.attacks",
+    "strategies.recipes", "strategies", "strategies.federation", "strategies.strategy",
+    "simulations.models", "simulations.workloads", "simulations.settings", "simulations.rundir", "simulations.plan",
+    "simulations.grids", "simulations.client", "simulations.report", "simulations.server", "simulations.engines",
+    "simulations.run", "simulations.compare", "simulations.inspection", "simulations.attack", "simulations.audit",
+    "simulations.cli", "simulations.__main__",
+)  # fmt: skip
+FACE = "fedlsg"
+"""The public face: it imports lazily what a user needs, from wherever it is. The one exemption."""
+FORBIDDEN = {"fedlsg": {"flwr", "ray"}, "strategies": {"ray"}, "simulations": {"tests", "benchmarks"}}
+
+Graph = Mapping[str, set[str]]
+
+
+@cache
+def files() -> dict[str, Path]:
+    """Every file of the three packages by its dotted name."""
+    found = [path.relative_to(REPOSITORY) for top in FORBIDDEN for path in (REPOSITORY / top).rglob("*.py")]
+    return {".".join(path.with_suffix("").parts).removesuffix(".__init__"): REPOSITORY / path for path in found}
+
+
+def imported(source: str, known: Iterable[str]) -> set[str]:
+    """What a source imports, as names of known files where they are known, else as top-level packages."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports hide where they lead"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+            found.add(next((prefix for prefix in prefixes if prefix in known), parts[0]))
+    return found
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    """Which file imports which, and which other packages."""
+    known = files()
+    return {name: imported(path.read_text(), known) - {name} for name, path in known.items()}
+
+
+def layer(name: str) -> int:
+    """The place of a file in ``LAYERS``."""
+    parts = name.split(".")
+    prefixes = [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+    return max((LAYERS.index(prefix) for prefix in prefixes if prefix in LAYERS), default=-1)
+
+
+def arrows_up(graph: Graph) -> list[tuple[str, str]]:
+    """Imports of a higher layer."""
+    return [
+        (name, other)
+        for name, others in graph.items()
+        for other in others
+        if name != FACE and other in graph and layer(other) > layer(name)
+    ]
+
+
+def circle(graph: Graph) -> list[str]:
+    """A circle of imports, empty where there is none."""
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        for other in sorted(graph.get(name, ())):
+            if found := visit(other, [*path, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in graph if (found := visit(name, []))), [])
+
+
+def by_folder(graph: Graph) -> Graph:
+    """The same between folders: the files of a folder without those of its sub-folders."""
+    where = {name: str(path.parent.relative_to(REPOSITORY)) for name, path in files().items()}
+    where |= {name: name for name in where if name.count(".") == 1 and files()[name].name != "__init__.py"}
+    found: dict[str, set[str]] = {folder: set() for folder in where.values()}
+    for name, others in graph.items():
+        found[where[name]] |= {where[other] for other in others if other in where} - {where[name]}
+    return found
+
+
+def without_face(graph: Graph) -> Graph:
+    return {name: {other for other in others if other != FACE} for name, others in graph.items() if name != FACE}
+
+
+def test_no_import_points_up():
+    assert arrows_up(graph()) == []
+
+
+def test_no_file_is_in_a_circle():
+    assert circle(without_face(graph())) == []
+
+
+def test_no_folder_is_in_a_circle():
+    assert circle(by_folder(without_face(graph()))) == []
+
+
+@pytest.mark.parametrize("top", FORBIDDEN)
+def test_what_a_package_never_imports(top):
+    wrong = {name: found for name, others in graph().items() if name.split(".")[0] == top
+             if (found := others & FORBIDDEN[top])}  # fmt: skip
+    assert wrong == {}
+
+
+def test_a_recipe_imports_algorithms_and_recipes_alone():
+    for name, others in graph().items():
+        if name.startswith("strategies.recipes."):
+            assert {other.split(".")[0] for other in others if other in files()} <= {"fedlsg", "strategies"}
+            assert all(other.startswith(("fedlsg", "strategies.recipes")) for other in others if other in files())
+
+
+def test_the_face_alone_is_exempt():
+    reaches = {other.split(".")[0] for other in graph()[FACE]}
+    assert "torch" not in reaches, "what is heavy is imported when it is asked for"
+
+
+# --- negative controls
+
+
+def test_a_planted_arrow_up_is_found():
+    planted = {**graph(), "fedlsg.lowrank": {"fedlsg.method"}}
+    assert arrows_up(planted) == [("fedlsg.lowrank", "fedlsg.method")]
+
+
+def test_a_planted_circle_of_files_is_found():
+    planted = {**without_face(graph()), "fedlsg.masks.rules": {"fedlsg.masks.mask"}}
+    assert set(circle(planted)) == {"fedlsg.masks.rules", "fedlsg.masks.mask"}
+
+
+def test_imports_inside_functions_and_for_type_checkers_are_seen():
+    source = (
+        "import numpy.linalg as n\n"
+        "def f():\n    from flwr.app import Message\n"
+        "if TYPE_CHECKING:\n    from fedlsg.masks import Mask, rules\n"
+    )
+    assert imported(source, files()) == {"numpy", "flwr", "fedlsg.masks", "fedlsg.masks.rules"}
