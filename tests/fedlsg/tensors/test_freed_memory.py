@@ -9,7 +9,7 @@ from tests.places import REPOSITORY
 
 PROGRAM = """
 import resource, sys, torch
-from simulations import freed_memory
+from fedlsg.tensors import freed_memory
 if sys.argv[1] == "keep":
     assert freed_memory.keep()
 def faults():

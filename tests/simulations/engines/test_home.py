@@ -78,8 +78,8 @@ def idle(pid: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_they_end_with_whoever_started_them(number):
     code = (
-        "import time\nfrom simulations import flower_home\nfrom simulations.engines import ahead\n"
-        "with ahead('flower'):\n    print(flower_home._AHEAD[0].home, flush=True)\n    time.sleep(600)"
+        "import time\nfrom simulations.engines.runtime import home\nfrom simulations.engines import ahead\n"
+        "with ahead('flower'):\n    print(home._AHEAD[0].home, flush=True)\n    time.sleep(600)"
     )
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) as process:

@@ -16,7 +16,7 @@ from fedlsg.training.compression import Compression
 from fedlsg.training.server_optimizer import After
 from strategies import names, own_settings, recipe
 
-FOLDER = Path(strategies.__file__).parent
+FOLDER = Path(strategies.recipes.__path__[0])
 NONE = Mechanism(kind="none")
 GOLDEN = {
     "dpsgd": Method(name="dpsgd"),
@@ -52,11 +52,9 @@ def test_the_defaults_of_a_recipe(name):
     assert recipe(name) == GOLDEN[name]
 
 
-def test_every_file_is_a_recipe_or_plumbing():
+def test_every_file_is_a_recipe():
     files = {path.stem.replace("_", "-") for path in FOLDER.glob("*.py")} - {"--init--"}
-    plumbing = {name.replace("_", "-") for name in strategies.PLUMBING}
-    assert files - plumbing == set(names()) == set(GOLDEN)
-    assert files >= plumbing
+    assert files == set(names()) == set(GOLDEN)
     assert [recipe(name).name for name in names()] == list(names())
 
 
@@ -131,13 +129,28 @@ def test_clipped_sgd_is_reachable():
     assert recipe("sgd", mechanism="clip-only", clip_norm=2.0).mechanism == Mechanism(kind="clip-only", clip_norm=2.0)
 
 
-def test_a_new_file_is_a_new_method(tmp_path, monkeypatch):
-    (tmp_path / "bottom_lsg.py").write_text(
-        "from strategies import lsg\n"
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder whose files are recipes, too."""
+    monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)])
+    strategies._recipes.cache_clear()
+    yield tmp_path
+    strategies._recipes.cache_clear()
+
+
+def test_a_new_file_is_a_new_method(folder):
+    (folder / "bottom_lsg.py").write_text(
+        "from strategies.recipes import lsg\n"
         "def recipe(*, rank=3, mechanism, after):\n"
         "    return lsg.recipe(rank=rank, direction='bottom', mechanism=mechanism, after=after)\n"
     )
-    monkeypatch.setattr(strategies, "__path__", [*strategies.__path__, str(tmp_path)])
     assert "bottom-lsg" in names()
     method = recipe("bottom-lsg", rank=2, noise_multiplier=3.0)
     assert (method.carrier.rank, method.mask.direction, method.mechanism.noise_multiplier) == (2, "bottom", 3.0)
+
+
+def test_a_helper_file_is_no_method(folder):
+    (folder / "shared_pieces.py").write_text("RANK = 3\n")
+    assert "shared-pieces" not in names()
+    with pytest.raises(ValueError, match="unknown method 'shared-pieces'"):
+        recipe("shared-pieces")
