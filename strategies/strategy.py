@@ -18,11 +18,12 @@ from torch import Tensor
 
 from fedlsg.frame import Frame
 from fedlsg.state import ServerState, select_clients
-from strategies.federation.downlink import Downlink, FullDownlink, Records
+from strategies.federation.downlink import Downlink, FullDownlink
 from strategies.federation.expectations import Expectations
 from strategies.federation.ledger_copies import LedgerCopies
 from strategies.federation.ledger_wire import RECORD, held_record
 from strategies.federation.nodes import Roster
+from strategies.federation.replica_wire import Records
 from strategies.federation.report import AWAY, NO_REPLY, RoundReport, reason_of
 from strategies.federation.serial import wire_size
 from strategies.federation.stopped import BudgetSpentError, Patience, finite

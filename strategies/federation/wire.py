@@ -10,7 +10,7 @@
 A reply holds nothing computed from a client's data except the noisy payload.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
@@ -209,5 +209,10 @@ def read_array(array: Array) -> np.ndarray:
 
 
 def payload_size(content: RecordDict) -> int:
-    """Bytes of the arrays in a message: the content that was asked for, without records and metadata."""
-    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    """Bytes of the arrays in a message, without records and metadata."""
+    return array_bytes(content.array_records.values())
+
+
+def array_bytes(records: Iterable[ArrayRecord]) -> int:
+    """Bytes of the arrays in records."""
+    return sum(len(array.data) for record in records for array in record.values())

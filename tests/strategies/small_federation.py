@@ -53,6 +53,22 @@ def public_terms(clients: int, **more: float) -> list[ClientTerms]:
     return [ClientTerms(num_examples=EXAMPLES + i, **common) for i in range(clients)]
 
 
+class StepsInMemory(dict[int, bytes]):
+    """The steps of a sparse downlink, for one process."""
+
+    def save(self, version: int, step: bytes) -> None:
+        self[version] = step
+
+    def load(self, version: int) -> bytes:
+        if version not in self:
+            raise ValueError(f"no step leads to version {version}")
+        return self[version]
+
+    def cut(self, version: int) -> None:
+        for later in [v for v in self if v > version]:
+            del self[later]
+
+
 class Federation:
     """The strategy over a local grid; ``answer(partition, message, honest)`` may replace a client's reply."""
 

@@ -76,7 +76,7 @@ def test_a_write_that_names_no_file_is_caught(tmp_path, monkeypatch):
     """Negative control: the operating system's own error says only that there is no space."""
     plan, directory = plan_at(tmp_path / "run", **SETTINGS)
     (directory.path / "bytes.csv").symlink_to(FULL)
-    monkeypatch.setattr("simulations.rundir.journal.naming", lambda path: resumable(path.parent))
+    monkeypatch.setattr("simulations.rundir.files.journal.naming", lambda path: resumable(path.parent))
     with pytest.raises(DiskFullError) as error:
         local.run(plan, directory, on_round=ignore)
     assert "bytes.csv" not in str(error.value)

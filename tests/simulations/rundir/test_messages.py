@@ -14,7 +14,7 @@ from fedlsg.payload.sizes import value_bytes
 from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.rundir.journal import Journal
+from simulations.rundir.files.journal import Journal
 from simulations.rundir.messages import HEADER as FIRST_LINE
 from simulations.rundir.messages import SUMS, Line, lines_of, read
 from simulations.server.restore import restore
