@@ -16,9 +16,9 @@ FEW_ROWS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Accuracy in 0..1 and mean cross-entropy in nats; of several splits, their means with equal weights.
+    """Accuracy in 0..1 and mean cross-entropy in nats; for several splits, their means with equal weights.
 
-    ``by_split`` holds each split's own accuracy.
+    ``by_split`` has the accuracy of each split.
     """
 
     accuracy: float
