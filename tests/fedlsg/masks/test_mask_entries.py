@@ -15,9 +15,9 @@ from fedlsg.masks.pruning import Prune
 from fedlsg.masks.rules import smallest
 from fedlsg.method import Method, initial_needed
 from fedlsg.privacy.mechanism import Mechanism
-from tests.fedlsg.mask_oracle import blocks_of, kept_by, naive, weights
-from tests.fedlsg.step_oracle import CLIP_ONLY, DENSE, EMPTY, EXACT, NOISY, naive_step, problem
-from tests.fedlsg.step_oracle import reproducible_stream as stream
+from tests.fedlsg.support.mask_oracle import blocks_of, kept_by, naive, weights
+from tests.fedlsg.support.step_oracle import CLIP_ONLY, DENSE, EMPTY, EXACT, NOISY, naive_step, problem
+from tests.fedlsg.support.step_oracle import reproducible_stream as stream
 
 seeds = st.integers(0, 2**32)
 rates = st.floats(0, 0.99)

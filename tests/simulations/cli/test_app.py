@@ -18,7 +18,7 @@ from fedlsg.accounting.bounds import epsilon
 from simulations.cli import app as cli
 from simulations.report.terminal import empty_line
 from tests.places import REPOSITORY
-from tests.simulations.runs import Run
+from tests.simulations.support.runs import Run
 
 SHORT = ("--engine", "local", "--clients", "2", "--rounds", "2", "-c", "sample_rate=0.05")
 SMALL = (*SHORT, "--noise-multiplier", "2")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulations.rundir.files.atomic import Outbox, write_atomically
-from tests.simulations.runs import run_local
+from tests.simulations.support.runs import run_local
 
 
 @given(question=st.text(), other=st.text(), payload=st.binary())

@@ -15,7 +15,7 @@ from simulations import workloads
 from simulations.plan.plan import Plan, make_plan, prepare
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import from_mapping
-from tests.simulations.runs import SMALL, run_local
+from tests.simulations.support.runs import SMALL, run_local
 
 N = 1437
 

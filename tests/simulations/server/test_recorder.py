@@ -27,7 +27,7 @@ from simulations.server import recorder
 from simulations.server.evaluate import evaluate
 from simulations.server.recorder import FIELDS, Row
 from strategies.federation.wire import FAILED, failure
-from tests.simulations.runs import Run, plan_at, reconfigured, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import Run, plan_at, reconfigured, resume_local, run_local, stopped_after
 
 finite = st.floats(allow_nan=False)
 count = st.integers(0, 10**15)

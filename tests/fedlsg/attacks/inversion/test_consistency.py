@@ -11,7 +11,7 @@ from fedlsg.attacks.observation import Observation
 from fedlsg.lowrank import average_core
 from fedlsg.method import Method
 from fedlsg.training.client import LocalTraining
-from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 
 def test_holds_on_whole_carriers_of_several_steps_and_changes_nothing_without_noise():
