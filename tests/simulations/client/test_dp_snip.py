@@ -12,7 +12,7 @@ from simulations.engines import local
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
 from strategies.federation.wire import read_update
-from tests.simulations.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
+from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
 
 SNIP = {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.4, "drop_rate": 0.5}
 DELTA = 1e-5

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.outbox import Outbox
-from tests.simulations.runs import run_local
+from tests.simulations.support.runs import run_local
 
 
 @given(question=st.text(), other=st.text(), payload=st.binary())

@@ -20,7 +20,7 @@ from simulations.rundir.row import Row
 from simulations.server.counting_downlink import NOTHING
 from simulations.settings.settings import from_mapping
 from strategies.federation.wire import REPLICA_DIFFERS, REPLICA_MISSING, payload_size
-from tests.simulations.runs import Run, plan_at, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import Run, plan_at, resume_local, run_local, stopped_after
 
 CASES: dict[str, dict[str, Any]] = {
     "lsg": {"momentum": 0.9},

@@ -18,7 +18,7 @@ from simulations.rundir.lock import exclusive
 from simulations.settings.settings import from_mapping
 from simulations.workloads.digest import data_digest
 from simulations.workloads.workload import Split, Workload
-from tests.simulations.runs import ignore, plan_at, reconfigured, resume_local, run_local
+from tests.simulations.support.runs import ignore, plan_at, reconfigured, resume_local, run_local
 
 
 @pytest.mark.parametrize(

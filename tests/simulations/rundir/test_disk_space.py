@@ -18,7 +18,7 @@ from simulations.engines import local
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.files.disk_space import DiskFullError, cause_of, naming, resumable
 from tests.places import REPOSITORY
-from tests.simulations.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
+from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
 
 FULL = Path("/dev/full")
 no_device = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full (Linux)")

@@ -21,7 +21,7 @@ from simulations.server.restore import restore
 from strategies.federation.report import RoundReport
 from strategies.federation.sent import Sent
 from strategies.federation.wire import raw_array
-from tests.simulations.runs import Run, ignore, plan_at, resume_local, run_local
+from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, run_local
 
 LEVELS = ("values_bytes", "payload_bytes", "wire_bytes")
 

@@ -14,7 +14,7 @@ from simulations.rundir.tables import Tables
 from simulations.server.counting_downlink import NOTHING
 from simulations.server.recorder import Recorder
 from tests.simulations.client.test_replica import UPDATE, alone, is_for
-from tests.simulations.runs import Run, plan_at, resume_local, run_local
+from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
 
 WHOLE = 4 * 4810
 SPARSE = {"downlink": "sparse", "rounds": 5, "momentum": 0.0, "evaluate_every": 9}

@@ -27,7 +27,7 @@ from simulations.rundir.row import FIELDS, Row
 from simulations.server import evaluate as evaluation
 from simulations.server.evaluate import evaluate
 from strategies.federation.wire import FAILED, failure
-from tests.simulations.runs import Run, plan_at, reconfigured, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import Run, plan_at, reconfigured, resume_local, run_local, stopped_after
 
 finite = st.floats(allow_nan=False)
 count = st.integers(0, 10**15)

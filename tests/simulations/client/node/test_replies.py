@@ -20,8 +20,17 @@ from simulations.engines import local
 from simulations.grids.refusals import OwnDataError
 from strategies.federation.serial import over_the_wire
 from strategies.federation.wire import NO_REASON
-from tests.simulations.deployed import Server, digits_file, entries, examples, new_process, payload, refusal, terms
-from tests.simulations.runs import Run, ignore, plan_at
+from tests.simulations.support.deployed import (
+    Server,
+    digits_file,
+    entries,
+    examples,
+    new_process,
+    payload,
+    refusal,
+    terms,
+)
+from tests.simulations.support.runs import Run, ignore, plan_at
 
 FAILURES: dict[str, BaseException] = {
     "memory": MemoryError("cannot allocate 123 rows"),
