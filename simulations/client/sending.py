@@ -56,7 +56,7 @@ def packed(
     dither: Dither,
     last: Callable[[], bytes | None],
 ) -> bytes:
-    """A payload of the values; with compression, of the largest ones alone."""
+    """A payload of the values; with compression, of the largest ones only."""
     where = frame.wire
     positions = where.indices
     most = base.method.compression.most(where.size)

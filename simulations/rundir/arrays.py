@@ -13,7 +13,7 @@ from simulations.rundir.files.atomic import write_atomically
 
 
 def save(path: Path, array: np.ndarray, *, private: bool = False) -> None:
-    """Write an array and its checksum, each atomically; ``private``: for their owner alone."""
+    """Write an array and its checksum, each atomically; ``private``: for their owner only."""
     buffer = io.BytesIO()
     np.save(buffer, array)
     content = buffer.getvalue()

@@ -22,10 +22,10 @@ class Result:
 
     name: of its directory. label: its method, or the name that a grid gives a variant of one.
     status: "done", "interrupted", "failed" or "not run"; only what is done enters a mean.
-    settings: by field name; resolved where the run began, else what was asked for.
+    settings: by field name; resolved if the run began, else as they were given.
     summary: summary.json; empty until the run is done. rows: finished rounds.
-    group: equal for runs that differ in their seed only. detail: what its label stands for, where it says too little.
-    transfer: seconds that its messages would take on the link ``link``, where one was asked for and it counted them.
+    group: equal for runs that differ in their seed only. detail: an explanation of the label, if it needs one.
+    transfer: seconds that its messages would take on the link ``link``, if one was given and the run counted messages.
     """
 
     name: str
@@ -59,14 +59,14 @@ class Result:
         return self.settings.get("holdout") is not None
 
     @property
-    def noised(self) -> bool:
+    def noisy(self) -> bool:
         """Whether the run was to add noise, so that its epsilon target means something."""
         default = strategies.default_mechanism(self.method) if self.method in strategies.names() else "dp"
         return self.settings.get("mechanism", default) in ("dp", "noise-only")
 
     @property
     def epsilon_target(self) -> float | None:
-        return self.settings.get("epsilon") if self.noised else None
+        return self.settings.get("epsilon") if self.noisy else None
 
     @property
     def epsilon_max(self) -> float | None:

@@ -127,7 +127,7 @@ class RunDir:
         merge(self.ledgers.glob("client-*.jsonl"), self.path / "ledger.jsonl")
 
     def write_data_digest(self, digest: str) -> None:
-        """Write the digest of all training rows, for the owner alone: it is as secret as the rows."""
+        """Write the digest of all training rows, for the owner only: it is as secret as the rows."""
         write_atomically(self.data_digest, seal({"rows": digest}), private=True)
 
     def read_data_digest(self) -> str:
@@ -146,7 +146,7 @@ class RunDir:
         """What was noted, attempt 0 where nothing was. Raises DamagedError."""
         try:
             return unseal(
-                self.sent, otherwise="remove it to go on; what an interrupted round sent down is then not counted"
+                self.sent, otherwise="remove it to continue; what an interrupted round sent down is then not counted"
             )
         except FileNotFoundError:
             return {"attempt": 0}

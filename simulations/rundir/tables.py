@@ -30,7 +30,7 @@ class Tables:
         self._events_size = tensorboard.append(self._run.path, row)
 
     def append_messages(self, report: RoundReport) -> None:
-        """Add the messages alone: of the pruning round, which has no row."""
+        """Add only the messages: the pruning round has no row."""
         self._messages.append(messages.lines_of(report))
 
     def marks(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def serve(
 ) -> dict[str, Any]:
     """Run the remaining rounds over ``grid`` and return the summary; continue from a checkpoint if there is one.
 
-    ``on_round(row)`` is called with every finished row of rounds.csv; ``page`` asks for report.html. Ends early, with a
+    ``on_round(row)`` is called with every finished row of rounds.csv; ``page``: write report.html. Ends early, with a
     summary that says so, when every client's privacy budget is spent; and, back at the last finished round, when the
     weights or the loss are not finite. Raises ValueError if another process holds the run directory, DiskFullError if
     the disk is full.

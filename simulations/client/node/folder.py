@@ -74,7 +74,7 @@ class NodeFolder:
         if owner not in (-1, self.terms.partition):
             raise TermsError(
                 f"{self.path} is the ledger of partition-id={owner}, and this client's node config says "
-                f"partition-id={self.terms.partition}: keep the number, for the ledger goes on over runs"
+                f"partition-id={self.terms.partition}: keep the number, because one ledger serves all runs"
             )
         return Ledger(self.path, client=self.terms.partition)
 
@@ -167,7 +167,7 @@ class NodeFolder:
         except (ValueError, OSError):
             raise TermsError(
                 f"{path} is damaged, or another partition-id's: restore it from a copy, or remove it and set "
-                "accept-changed-data=true to go on at the epsilon that is spent"
+                "accept-changed-data=true to continue at the spent epsilon"
             ) from None
         return record
 
@@ -233,22 +233,22 @@ def _compare(record: dict[str, Any], found: dict[str, Any], folder: Path) -> Non
     if changed is not None:
         raise TermsError(
             f"this client has {changed} the ledger in {folder} is for: restore them, take another ledger-dir for other "
-            "people's data, or set accept-changed-data=true to go on at the epsilon that is spent"
+            "people's data, or set accept-changed-data=true to continue at the spent epsilon"
         )
 
 
 def _other_form(folder: Path) -> str:
     return (
         f"the run reads this client's rows in another form (workload, columns or, for texts, model and max_length) "
-        f"than that of the ledger in {folder}: take that form, or set accept-changed-data=true to go on at the epsilon "
-        "that is spent"
+        f"than that of the ledger in {folder}: take that form, or set accept-changed-data=true to continue at the "
+        "spent epsilon"
     )
 
 
 def _missing(path: Path) -> str:
     return (
         f"{path} is missing, so the data cannot be compared with those that were trained on: restore it from a copy, "
-        "or set accept-changed-data=true to go on at the epsilon that is spent"
+        "or set accept-changed-data=true to continue at the spent epsilon"
     )
 
 
