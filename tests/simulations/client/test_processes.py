@@ -191,6 +191,7 @@ def left_in(temporary: Path) -> list[str]:
     return [path.name for path in sorted(temporary.iterdir()) if not path.name.startswith("torchinductor_")]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_terminated_and_killed_flower_leaves_no_folder_and_is_continued(tmp_path, unbroken):
     """SIGTERM ends a run as Ctrl-C does; after SIGKILL the processes that are left clean up."""
