@@ -163,7 +163,7 @@ def partition(
 ) -> None:
     """Sizes and class balance of the clients that a run would have; trains nothing. Simulation only."""
     given = {key: value for key, value in locals().items() if key not in ("out", "config") and value is not None}
-    from simulations.plan.partition_report import partition_command
+    from simulations.report.partition import partition_command
 
     partition_command(merge(given, config or []), out, console)
 
