@@ -10,19 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlsg.payload import DEFAULT_STEP, added_variance
-from fedlsg.state import Coding, ServerState
+from fedlsg.state import ServerState
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.noted_downlink import NOTHING, NotedDownlink
+from simulations.settings.codecs import downlink_codec
 from simulations.settings.settings import Settings
 from strategies.federation.downlink import Downlink, FullDownlink, SparseDownlink
 
 CHECKSUM = 32
-
-
-def coding(s: Settings) -> Coding:
-    """How updates go down."""
-    return Coding(codec=s.downlink_codec or "float32", floor_step=s.noise_floor_step or DEFAULT_STEP)
 
 
 def downlink_of(s: Settings, downlink: Downlink) -> dict[str, Any]:
@@ -37,12 +32,9 @@ def downlink_of(s: Settings, downlink: Downlink) -> dict[str, Any]:
     if s.downlink == "full":
         return {"name": "full", "interrupted": interrupted}
     repairs = sum(state["repairs"].values())
-    found: dict[str, Any] = {
-        "name": s.downlink, "codec": s.downlink_codec, "repairs": repairs, "interrupted": interrupted
-    }  # fmt: skip
-    if s.downlink_codec == "noise-floor":
-        found |= {"step": coding(s).floor_step, "added_variance": added_variance(coding(s).floor_step)}
-    return found
+    codec = downlink_codec(s)
+    found = {"name": s.downlink, "codec": codec.name, "repairs": repairs, "interrupted": interrupted}
+    return found | codec.summary()
 
 
 def make_downlink(s: Settings, state: ServerState, folder: Path, note: Path) -> NotedDownlink:
@@ -52,7 +44,9 @@ def make_downlink(s: Settings, state: ServerState, folder: Path, note: Path) -> 
     assert s.clients is not None
     assert s.clients_per_round is not None
     store = StepFiles(folder)
-    sparse = SparseDownlink(state, coding(s), clients=s.clients, clients_per_round=s.clients_per_round, store=store)
+    sparse = SparseDownlink(
+        state, downlink_codec(s), clients=s.clients, clients_per_round=s.clients_per_round, store=store
+    )
     return NotedDownlink(sparse, note)
 
 

@@ -13,7 +13,7 @@ from simulations.rundir.links import run_seconds
 from simulations.rundir.messages import SUMS as BYTES
 from simulations.rundir.steps import downlink_of
 from simulations.server.hardware import hardware
-from simulations.settings.resolve import codec_of
+from simulations.settings.codecs import codec_summary
 from simulations.workloads.chance import chance_of
 
 PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")
@@ -45,7 +45,7 @@ def summarize(recorder: Any) -> dict[str, Any]:
         "pruning": _pruning(recorder),
         "trust": s.trust,
         "reproducible": s.reproducible,
-        "codec": codec_of(s, plan.method),
+        "codec": codec_summary(s, plan.method),
         "downlink": downlink_of(s, recorder.downlink),
         **{name: recorder.totals[name] for name in BYTES},
         "uplink_bytes_dense": dense * recorder.totals["uplink_messages"],
