@@ -12,7 +12,7 @@ from fedlsg.privacy import Mechanism
 class ClientTerms:
     """Public terms of one client: declared examples N_k, Poisson rate, nominal noise multiplier.
 
-    ``prune_noise_multiplier`` is that of round 0, where pruning reads the data.
+    ``prune_noise_multiplier`` is that of round 0, in which pruning reads the data.
     """
 
     num_examples: int

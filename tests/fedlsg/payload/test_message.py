@@ -13,7 +13,7 @@ from fedlsg.payload import Dither, PayloadError, find_codec
 from fedlsg.payload.message import pack, payload_bytes, unpack
 from fedlsg.payload.positions import check_positions
 from fedlsg.payload.values.norm import norm_of
-from tests.fedlsg.payload_oracle import DIGEST, DTYPES, MODES, codecs, decode_by_hand, finite, message, modes
+from tests.fedlsg.support.payload_oracle import DIGEST, DTYPES, MODES, codecs, decode_by_hand, finite, message, modes
 
 
 @given(values=finite, codec=codecs, mode=modes)

@@ -13,8 +13,8 @@ from fedlsg.payload import Dither, PayloadError, find_codec
 from fedlsg.payload.indices import decode_indices
 from fedlsg.payload.layout import indices_held
 from fedlsg.payload.message import longest, pack, payload_bytes, unpack
-from tests.fedlsg.compact_oracle import BLOCKS, CODECS, DIGEST, INDICES, SIZE, compact, resealed, with_field
-from tests.fedlsg.payload_oracle import DTYPES
+from tests.fedlsg.support.compact_oracle import BLOCKS, CODECS, DIGEST, INDICES, SIZE, compact, resealed, with_field
+from tests.fedlsg.support.payload_oracle import DTYPES
 
 KINDS = [(codec, mode) for codec in CODECS for mode in ("derived", "explicit")]
 COMPACT_KINDS = [(c, m) for c, m in KINDS if c not in DTYPES or m == "explicit"]

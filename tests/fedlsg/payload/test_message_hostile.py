@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlsg.payload import PayloadError
 from fedlsg.payload.message import Expected, payload_bytes, unpack
-from tests.fedlsg.payload_oracle import (
+from tests.fedlsg.support.payload_oracle import (
     CODECS,
     DTYPES,
     MODES,
