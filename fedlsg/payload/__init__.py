@@ -1,6 +1,6 @@
 """One flat (index, value) message: indices, values in each codec, checksum."""
 
-from fedlsg.payload.codecs import DEFAULT_CODEC, all_codecs, find_codec
+from fedlsg.payload.codecs import DEFAULT_CODEC, all_codecs, codec_settings, find_codec
 from fedlsg.payload.error_feedback import check_fits, keeps_memory
 from fedlsg.payload.indices import encode_indices
 from fedlsg.payload.layout import COMPACT, IndexMode, value_bytes
@@ -19,6 +19,7 @@ __all__ = [
     "PayloadError",
     "all_codecs",
     "check_fits",
+    "codec_settings",
     "encode_indices",
     "find_codec",
     "keeps_memory",

@@ -27,7 +27,8 @@ def fill_codecs(s: Settings) -> Settings:
     up = find_codec(s.codec)
     if s.downlink != "full" and s.downlink_codec is None:
         s = replace(s, downlink_codec=up.name if up.grid_from_noise and up.goes_down else DEFAULT_CODEC)
-    return replace(s, **_own(uplink_codec(s)), **({} if s.downlink_codec is None else _own(downlink_codec(s))))
+    own = _own(uplink_codec(s)) | ({} if s.downlink_codec is None else _own(downlink_codec(s)))
+    return replace(s, **own)
 
 
 def check_codecs(s: Settings, method: Method) -> None:

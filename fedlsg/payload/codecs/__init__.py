@@ -10,6 +10,7 @@ from pkgutil import iter_modules
 
 from fedlsg.choices import did_you_mean
 from fedlsg.payload.values.codec import Codec
+from fedlsg.setting import Declared, same
 
 DEFAULT_CODEC = "float32"
 """The codec if none is given."""
@@ -26,6 +27,16 @@ def find_codec(codec: Codec | str) -> Codec:
         known = tuple(all_codecs())
         raise ValueError(f"expected codec in {known}, got {codec!r}{did_you_mean(codec, known)}")
     return all_codecs()[codec]
+
+
+def codec_settings() -> dict[str, Declared]:
+    """Settings that codecs declare, by name. Raises ValueError if two codecs declare one name differently."""
+    found: dict[str, tuple[str, Declared]] = {}
+    for codec in all_codecs().values():
+        for name, one in codec.settings.items():
+            where, other = found.get(name, (codec.name, one))
+            found[name] = where, same(other, one, (f"codec {where}", f"codec {codec.name}"))
+    return {name: one for name, (_, one) in found.items()}
 
 
 @cache
