@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fedlsg.payload.quantization import LEVELS, quantize
+from fedlsg.payload.values.dither import LEVELS, quantize
 from fedlsg.randomness import public_generator
 
 MOST_BITS = 28

@@ -8,18 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.payload.quantization import (
-    DEFAULT_STEP,
-    LEVELS,
-    Dither,
-    added_variance,
-    decode_floor,
-    decode_int8,
-    dequantize,
-    encode_floor,
-    encode_int8,
-    quantize,
-)
+from fedlsg.payload.codecs import int8, noise_floor
+from fedlsg.payload.values.codec import Codec
+from fedlsg.payload.values.dither import LEVELS, Dither, dequantize, quantize
 
 COUNT = 40_000
 WIDTH = 0.25
@@ -27,20 +18,26 @@ FIXED = (0.0, 0.03, WIDTH / 4, WIDTH / 2, 1.0, -7.77)
 """Values whose rounding to the nearest would always err by the same amount."""
 
 
-def dither(client=0, seed=1, noise_std=0.5, step=0.5) -> Dither:
-    return Dither(seed=seed, client=client, noise_std=noise_std, floor_step=step)
+def dither(client=0, seed=1, noise_std=0.5) -> Dither:
+    return Dither(seed=seed, client=client, noise_std=noise_std)
+
+
+def floor(step=0.5) -> noise_floor.NoiseFloor:
+    return noise_floor.CODEC.with_settings({"noise_floor_step": step})
+
+
+def received(codec: Codec, values, counts, d, round):
+    return codec.decode(codec.encode(values, counts, d, round), counts, d, round, max_norm=math.inf)
 
 
 def by_floor(values, client, round):
-    d = dither(client)
-    return decode_floor(encode_floor(values, [len(values)], d, round), [len(values)], d, round, math.inf)
+    return received(floor(), values, [len(values)], dither(client), round)
 
 
 def by_int8(values, client, round):
     """With one value that sets the block's step to ``WIDTH``."""
-    d, counts = dither(client), [len(values) + 1]
     values = torch.cat([values, torch.tensor([126.5 * WIDTH])])
-    return decode_int8(encode_int8(values, counts, d, round), counts, d, round, math.inf)[:-1]
+    return received(int8.CODEC, values, [len(values)], dither(client), round)[:-1]
 
 
 def errors(send, value, client=0, round=1) -> np.ndarray:
@@ -126,17 +123,17 @@ def test_planted_quantisers_are_caught(planted, fault):
 @given(seed=st.integers(0, 2**32), step=st.floats(0.05, 4), noise=st.floats(1e-6, 1e6), scale=st.floats(0, 100))
 def test_floor_round_trip_is_within_half_a_step(seed, step, noise, scale):
     values = scale * noise * torch.randn(31, generator=torch.Generator().manual_seed(seed))
-    d, counts = dither(3, noise_std=noise, step=step), [10, 0, 1, 20]
-    got = decode_floor(encode_floor(values, counts, d, 5), counts, d, 5, math.inf)
+    codec, d = floor(step), dither(3, noise_std=noise)
+    got = received(codec, values, [10, 0, 1, 20], d, 5)
     assert got.dtype == torch.float32
-    assert bool(((got - values).abs() <= d.width / 2 * (1 + 1e-6) + 1e-6 * values.abs()).all())
+    assert bool(((got - values).abs() <= codec.width(d) / 2 * (1 + 1e-6) + 1e-6 * values.abs()).all())
 
 
 @given(seed=st.integers(0, 2**32), scale=st.sampled_from([0.0, 1e-45, 1e-38, 1.0, 1e30]))
 def test_int8_round_trip_is_within_half_a_step_of_its_block(seed, scale):
     values = scale * torch.randn(31, generator=torch.Generator().manual_seed(seed)).clamp(-5, 5)
-    d, counts = dither(3), [10, 0, 1, 20]
-    got = decode_int8(encode_int8(values, counts, d, 5), counts, d, 5, math.inf)
+    counts = [10, 0, 1, 20]
+    got = received(int8.CODEC, values, counts, dither(3), 5)
     for part, want in zip(got.split(counts), values.split(counts), strict=True):
         width = float(want.abs().max()) / 126.5 if len(want) else 0.0
         assert bool(((part - want).abs() <= width * 0.501 + 1e-42).all())
@@ -144,11 +141,11 @@ def test_int8_round_trip_is_within_half_a_step_of_its_block(seed, scale):
 
 def test_golden_floor_by_hand():
     """Step 1/4; with dither u the value .3 becomes q = floor(1.2 + u + 1/2) and comes back as (q - u) / 4."""
-    d = dither(noise_std=0.5, step=0.5)
+    d = dither(noise_std=0.5)
     levels = d.draw(9, 4)
     u = (levels + 0.5) / LEVELS - 0.5
     q = [math.floor(0.3 / 0.25 + x + 0.5) for x in u]
-    got = decode_floor(encode_floor(torch.full((4,), 0.3), [4], d, 9), [4], d, 9, math.inf)
+    got = received(floor(), torch.full((4,), 0.3), [4], d, 9)
     assert got.tolist() == pytest.approx([(a - b) * 0.25 for a, b in zip(q, u, strict=True)], abs=1e-7)
     assert set(q) <= {1, 2}
 
@@ -158,20 +155,18 @@ def test_the_dither_is_the_same_everywhere():
 
 
 def test_the_step_is_that_of_the_noise():
-    assert dither(noise_std=2.0, step=0.5).width == 1.0
-    assert added_variance(0.5) == 0.25 / 12
-    assert DEFAULT_STEP == 0.5
+    assert floor().width(dither(noise_std=2.0)) == 1.0
+    assert floor().added_variance == 0.25 / 12
+    assert floor(0.5) == noise_floor.CODEC
     for bad in (0.0, math.nan, math.inf, 1e-60):
-        with pytest.raises(ValueError, match="choose codec 'int8' or 'float32'"):
-            _ = dither(noise_std=bad).width
+        with pytest.raises(ValueError, match="choose a codec that needs no noise"):
+            floor().width(dither(noise_std=bad))
 
 
 def test_values_far_above_the_noise_are_sent_or_refused():
     """Escapes carry them; past 2^53 steps the grid would be finer than float64."""
     d = dither(noise_std=1e-3)
     values = torch.tensor([1e6, -1e6, 0.0])
-    assert decode_floor(encode_floor(values, [3], d, 1), [3], d, 1, math.inf).tolist() == pytest.approx(
-        [1e6, -1e6, 0], abs=1e-3
-    )
-    with pytest.raises(ValueError, match="choose codec 'float32'"):
-        encode_floor(torch.tensor([1e30]), [1], d, 1)
+    assert received(floor(), values, [3], d, 1).tolist() == pytest.approx([1e6, -1e6, 0], abs=1e-3)
+    with pytest.raises(ValueError, match="choose a codec of floats"):
+        floor().encode(torch.tensor([1e30]), [1], d, 1)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from fedlsg.payload.values import PayloadError
+from fedlsg.payload.values.codec import PayloadError
 
 LARGEST_SIZE = 2**32
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.payload.common_grid import MOST_BITS, CommonGrid, error_variance, from_sum, grid_for, to_grid
-from fedlsg.payload.quantization import LEVELS
+from fedlsg.payload.values.common_grid import MOST_BITS, CommonGrid, error_variance, from_sum, grid_for, to_grid
+from fedlsg.payload.values.dither import LEVELS
 
 COUNT = 20_000
 
