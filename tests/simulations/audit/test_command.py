@@ -15,7 +15,7 @@ from simulations.audit import training as audit_training
 from simulations.audit.command import audit_command
 from simulations.audit.subject import audited_run, audited_settings
 from simulations.cli.app import app
-from tests.simulations.runs import SMALL, Run, reconfigured, run_local
+from tests.simulations.support.runs import SMALL, Run, reconfigured, run_local
 
 SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"} | {"rounds": 6, "sample_rate": 0.5}
 
@@ -69,7 +69,7 @@ def test_a_run_is_held_to_what_it_reported(tmp_path, finished):
 
 def test_a_reproducible_claim_is_not_private(tmp_path):
     """Not falsified, and void: of settings, of a run, and of one whose ledger alone says so."""
-    words = "NOT PRIVATE: its noise can be drawn again (reproducible)"
+    words = "NOT PRIVATE: the noise is reproducible"
     run = run_local(tmp_path / "run", **(SETTINGS | {"reproducible": True}))
     for how in ({"given": SETTINGS | {"reproducible": True}}, {"run": str(run.path)}):
         status, found, text = audit(tmp_path, canaries=60, **how)

@@ -21,7 +21,7 @@ from simulations.plan.plan import Base
 from simulations.rundir import feedback_box
 from simulations.rundir.feedback_box import FeedbackBox
 from strategies.federation.wire import Announcement
-from tests.simulations.runs import Run, plan_at, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import Run, plan_at, resume_local, run_local, stopped_after
 
 SILENT: dict[str, Any] = {"noise_multiplier": None, "rounds": 4, "sample_rate": 0.2, "learning_rate": 0.3}
 KINDS: dict[str, dict[str, Any]] = {
@@ -207,9 +207,9 @@ def test_a_memory_under_noise_that_slipped_through_is_not_used(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"method": "topk", "mechanism": "dp"}, "error feedback keeps un-noised gradients of the client"),
-        ({"method": "powersgd", "mechanism": "dp"}, "error feedback keeps un-noised gradients of the client"),
-        ({"method": "topk", "mechanism": "noise-only"}, "error feedback keeps un-noised"),
+        ({"method": "topk", "mechanism": "dp"}, "error feedback keeps gradients of the client without noise"),
+        ({"method": "powersgd", "mechanism": "dp"}, "error feedback keeps gradients of the client without noise"),
+        ({"method": "topk", "mechanism": "noise-only"}, "error feedback keeps gradients of the client without noise"),
         ({"method": "topk", "noise_multiplier": 2.0}, "noise_multiplier needs a mechanism that adds noise"),
         ({"method": "powersgd", "noise_multiplier": None, "epsilon": 8.0}, "epsilon needs a mechanism that adds noise"),
         ({"method": "topk", "noise_multiplier": None, "trust": "aggregate"}, "adds position by position"),

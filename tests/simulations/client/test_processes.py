@@ -26,7 +26,7 @@ from strategies.federation.serial import over_the_wire
 from strategies.federation.wire import flat_record
 from strategies.strategy import FederationSettings, FedLSG
 from tests.places import REPOSITORY
-from tests.simulations.runs import Run, plan_at, run_local
+from tests.simulations.support.runs import Run, plan_at, run_local
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
 
@@ -62,6 +62,7 @@ def federation(plan: Plan, run_dir: Path, on_round: Callable[[RoundReport], None
         terms=plan.terms,
         clients_per_round=known(plan.settings.clients_per_round),
         local=plan.local,
+        codec=plan.codec,
         run_dir=str(run_dir),
     )
     return FedLSG(state, settings, on_round)
@@ -72,7 +73,7 @@ def test_client_and_server_share_nothing_but_message_bytes(tmp_path, small):
     plan, _ = plan_at(tmp_path / "server")
     (tmp_path / "client").mkdir()
     config = {name: value for name, value in as_config(plan.settings).items() if name != "run-dir"}
-    command = [sys.executable, str(REPOSITORY / "tests" / "simulations" / "client_process.py"), json.dumps(config), "2"]
+    command = [sys.executable, str(REPOSITORY / "tests/simulations/support/client_process.py"), json.dumps(config), "2"]
     reports: list[RoundReport] = []
     process = subprocess.Popen(
         command, cwd=tmp_path / "client", env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -191,6 +192,7 @@ def left_in(temporary: Path) -> list[str]:
     return [path.name for path in sorted(temporary.iterdir()) if not path.name.startswith("torchinductor_")]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_terminated_and_killed_flower_leaves_no_folder_and_is_continued(tmp_path, unbroken):
     """SIGTERM ends a run as Ctrl-C does; after SIGKILL the processes that are left clean up."""

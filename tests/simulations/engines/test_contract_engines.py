@@ -20,7 +20,7 @@ from fedlsg.privacy.mechanism import Mechanism, add_noise
 from fedlsg.state.server_state import ServerState
 from fedlsg.training.plain import unprotected
 from simulations.engines import flower
-from tests.simulations.runs import SMALL, Run, ignore, plan_at, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local, stopped_after
 from tests.strategies.contract_cases import CASES, RECIPES
 
 STEPS = 2
@@ -195,13 +195,13 @@ def test_a_resumed_run_that_forgot_is_caught(case, tmp_path, whole, monkeypatch)
     assert not same(resume_local(stopped.path), whole(case))
 
 
-ALONE = ("dp-powersgd", "dp-ssgd", "lsg", "lsg-lora", "sgd")
+ALWAYS = ("dp-powersgd", "dp-ssgd")
 """Recipes whose messages have a form of their own. The others take some 25 s each on Ray and are marked slow."""
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=() if name in ALONE else pytest.mark.slow) for name in RECIPES]
+    "case", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in RECIPES]
 )
 def test_every_recipe_runs_alike_on_flower(case, tmp_path, whole):
     """Two clients, two rounds, Ray: weights, ledgers and payloads as on the local engine."""

@@ -28,13 +28,13 @@ from fedlsg.privacy.mechanism import clipped_sum
 from simulations.cli import app as cli
 from simulations.cli import examine as cli_examine
 from simulations.inspection.clips import clip_rows, masks_of, own_clip, unmasked
-from simulations.inspection.command import inspect_command, numbers_of
+from simulations.inspection.command import inspect_command
 from simulations.inspection.figures import spread, tiled
 from simulations.inspection.measure import Inspection, batch_gradient, inspect, residual_rows
 from simulations.inspection.output import folder
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
 from simulations.workloads.augment import crop
-from tests.simulations.runs import Run, resume_local
+from tests.simulations.support.runs import Run, resume_local
 
 HIDDEN = "hidden.weight"
 
@@ -235,7 +235,7 @@ def test_a_convolution_with_augmented_copies():
 
 def test_texts_go_the_same_way(tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="text models need the text extra")
-    from tests.simulations.made_texts import make_bert, write_pairs
+    from tests.simulations.support.made_texts import make_bert, write_pairs
 
     monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
     write_pairs(tmp_path / "data", "qqp", ("question1", "question2"), {"train": 20, "validation": 8}, 2)
@@ -327,10 +327,6 @@ def test_what_is_refused(small, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         inspect_command(str(small.path), given, Console(quiet=True), out=str(tmp_path / "out"), **options)
     assert not (tmp_path / "out").exists()
-
-
-def test_lists_of_numbers():
-    assert numbers_of("ranks", "8, 1,8", int) == [1, 8]
 
 
 # Pictures

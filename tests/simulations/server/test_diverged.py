@@ -12,7 +12,7 @@ from simulations.rundir.results import read_run
 from simulations.server import serve as server
 from simulations.server.diverged import explain
 from simulations.settings.settings import Settings
-from tests.simulations.runs import Run, resume_local, run_local
+from tests.simulations.support.runs import Run, resume_local, run_local
 
 LARGE: dict[str, dict[str, Any]] = {
     "sgd": {"method": "sgd", "noise_multiplier": None, "learning_rate": 1e38},
@@ -130,6 +130,7 @@ def test_a_report_takes_a_loss_that_is_no_number(loss, small):
     assert f"loss {loss}" in page
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_flower_engine_says_the_same(tmp_path, fedlsg):
     arguments = ["run", "--engine", "flower", "--method", "sgd", "-c", "learning_rate=1e38", "-c", "rounds=3"]

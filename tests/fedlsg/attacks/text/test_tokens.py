@@ -14,8 +14,8 @@ from fedlsg.attacks.text.token_reading import read_tokens
 from fedlsg.attacks.text.token_span import readers, received_span
 from fedlsg.attacks.text.tokens import embedded, first_layers, span_test
 from fedlsg.gradients.supported import trainable
-from tests.fedlsg.attacks.encoders import PAD, TOKENS, Encoder, texts, vocabulary
-from tests.fedlsg.attacks.observed import cross_entropy, method, observe
+from tests.fedlsg.support.encoders import PAD, TOKENS, Encoder, texts, vocabulary
+from tests.fedlsg.support.observed import cross_entropy, method, observe
 
 FIRST = ("query.weight", "key.weight", "value.weight")
 
