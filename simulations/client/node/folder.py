@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlsg.privacy import Entry, Ledger, LedgerError, head_of, lines_since, locked
-from fedlsg.privacy.ledger_file import GENESIS, load
+from fedlsg.privacy import GENESIS, Entry, Ledger, LedgerError, head_of, lines_since, load, locked
 from simulations.client.node.terms import Terms
 from simulations.grids.refusals import OverBudgetError, TermsError
 from simulations.rundir.files.atomic import write_atomically
