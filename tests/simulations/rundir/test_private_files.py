@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Context, Message
 
 import simulations.client.app
-from simulations.compare.worker import Job, run_cell
+from simulations.compare.cells.worker import Job, run_cell
 from simulations.rundir.files import atomic as outbox
 from simulations.rundir.files import private_files
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
