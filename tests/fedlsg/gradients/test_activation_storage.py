@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fedlsg.gradients.activation_storage as activation_storage
-import fedlsg.gradients.per_example as persample
-import fedlsg.gradients.rematerialize as rebuilt
 from fedlsg.frame import Frame
+from fedlsg.gradients import activation_storage, per_example, rematerialize
 from fedlsg.gradients.activation_storage import ActivationStorage
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.precision import Numbers
@@ -169,8 +167,8 @@ def test_a_pass_leaves_nothing_behind(loss, monkeypatch):
     model, _, inputs, targets = make(mlp, torch.float32)
     frame, before = make_frame(model, rank=2, sparsity=0.0), state(model)
     seen: list[weakref.ref[object]] = []
-    honest = persample.storage_of
-    monkeypatch.setattr(persample, "storage_of", lambda *given: (s := honest(*given), seen.append(weakref.ref(s)))[0])
+    honest = per_example.storage_of
+    monkeypatch.setattr(per_example, "storage_of", lambda *given: (s := honest(*given), seen.append(weakref.ref(s)))[0])
     model[2].register_forward_hook(lambda module, args, output: seen.append(weakref.ref(args[0])))
     hooks = [len(m._forward_hooks) for m in model.modules()]
     try:
@@ -186,7 +184,7 @@ def test_a_pass_leaves_nothing_behind(loss, monkeypatch):
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU(inplace=True), nn.Tanh()])
 def test_an_example_has_the_same_gradient_in_any_company_where_inputs_are_made_again(activation, monkeypatch):
     """64 numbers of an example are made again, and 63 are not, however many examples there are."""
-    monkeypatch.setattr(rebuilt, "REBUILT_FROM", 64)
+    monkeypatch.setattr(rematerialize, "REBUILT_FROM", 64)
     torch.manual_seed(0)
     for units in (64, 63):
         layers = [nn.Linear(9, units), nn.LayerNorm(units), activation, nn.Linear(units, 3), nn.Flatten()]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import fedlsg.gradients.ghost as held
+from fedlsg.gradients import ghost
 from fedlsg.gradients.ghost import Held, worth_holding
 from fedlsg.gradients.per_example import held_gradients, per_example_gradients
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
@@ -141,20 +141,20 @@ def test_a_gradient_that_was_written_into_is_noticed():
 
 
 def forget_a_tap(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = held.sum_over_taps
-    monkeypatch.setattr(held, "sum_over_taps", lambda products, out, kernel: honest(products, out, (1, kernel[1])))
+    honest = ghost.sum_over_taps
+    monkeypatch.setattr(ghost, "sum_over_taps", lambda products, out, kernel: honest(products, out, (1, kernel[1])))
 
 
 def forget_other_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     def diagonal(A: Tensor, B: Tensor) -> Tensor:
         return (A * B.reshape(A.shape)).diagonal(dim1=1, dim2=2).sum(1)
 
-    monkeypatch.setattr(held, "row_products", diagonal)
+    monkeypatch.setattr(ghost, "row_products", diagonal)
 
 
 def forget_the_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = held.padded
-    monkeypatch.setattr(held, "padded", lambda x, padding: honest(0 * x, padding))
+    honest = ghost.padded
+    monkeypatch.setattr(ghost, "padded", lambda x, padding: honest(0 * x, padding))
 
 
 @pytest.mark.parametrize("plant", [forget_a_tap, forget_other_positions, forget_the_padding])
@@ -195,7 +195,7 @@ def test_negative_control_without_the_floor_or_float64_it_does(monkeypatch):
     """Ten times as much without the floor; more than C without any allowance for rounding."""
     monkeypatch.setattr(Held, "weighted_sum", summed_in_float32)
     assert moved_by_cancelling_positions() > 1e-4
-    monkeypatch.setattr(held, "CANCELLED", 0.0)
+    monkeypatch.setattr(ghost, "CANCELLED", 0.0)
     assert moved_by_cancelling_positions() > 1e-2
-    monkeypatch.setattr(Held, "norms", lambda self: held.squared_norms(self.layer, self.g, self.x).clamp(min=0).sqrt())
+    monkeypatch.setattr(Held, "norms", lambda self: ghost.squared_norms(self.layer, self.g, self.x).clamp(min=0).sqrt())
     assert moved_by_cancelling_positions() > 1

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import fedlsg.gradients.per_example as persample
 from fedlsg.frame import EVERYTHING, Frame, Keep
+from fedlsg.gradients import per_example
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive, squared_error
@@ -62,7 +62,7 @@ def test_only_kept_units_of_the_input_are_remembered():
     model, _, inputs, targets = make(mlp)
     frame = make_frame(model, rank=2, sparsity=0.5)
     kept = {}
-    honest = persample.remember
+    honest = per_example.remember
 
     def spy(layer, x, again):
         memory = honest(layer, x, again)
@@ -70,7 +70,7 @@ def test_only_kept_units_of_the_input_are_remembered():
         return memory
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(persample, "remember", spy)
+        patch.setattr(per_example, "remember", spy)
         per_example_gradients(model, cross_entropy, inputs, targets, frame)
     assert kept == {"0": (5, 5), "2": (5, 4), "3": (5, 7), "4": (5, 4)}
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fedlsg.gradients.hooked_layers as hooked_layers
 import fedlsg.privacy.mechanism as privatize
+from fedlsg.gradients import hooked_layers
 from fedlsg.gradients.hooked_layers import plan
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.lowrank import decompose, reconstruct

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import fedlsg.gradients.hooked_layers as hooked_layers
 import fedlsg.gradients.layers as layer_gradients
-import fedlsg.gradients.standardized as standardized
 from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.gradients import hooked_layers, standardized
 from fedlsg.gradients.hooked_layers import plan
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.standardized import EPS, StandardizedConv2d, finish_left, finish_right, note_output, standardize
