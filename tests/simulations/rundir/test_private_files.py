@@ -82,7 +82,7 @@ def test_a_secret_that_is_written_like_the_rest_is_found(module, tmp_path, monke
     def plainly(path: Path, *content: bytes, private: bool = False, **how: Any) -> None:
         atomic.write_atomically(path, *content, **how)
 
-    monkeypatch.setattr(f"simulations.{module}.write_atomically", plainly)
+    monkeypatch.setattr(f"simulations.rundir.{module}.write_atomically", plainly)
     run = run_local(tmp_path / "run", rounds=1, **SETTINGS)
     assert wrong(modes(run.path), run.path)
 
