@@ -45,7 +45,7 @@ PRIOR = Prior(shape=(1, 8, 8), low=-0.6, high=1.4)
 NOTES = {
     "Input of a first linear layer, batch 1": """
 r = 8 for `rgp` and `lsg`, p = .5 for `lsg` and `rs`. Without a bias the gradient gives only the direction of the input.
-If all inputs are known, a replay gives sign and scale. If columns are frozen, the error is the error of the direction.""",
+If all inputs are known, a replay gives sign and scale. If columns are frozen, the error is that of the direction.""",
     "Whole ReLU batches": """
 PSNR of the worst image of a batch. Twins are the nearest pairs of test images. The neurons that are off for one example
 and on for another distinguish the two. Missed batches have few such neurons or none, at ordinary condition numbers.""",
