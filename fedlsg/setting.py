@@ -10,7 +10,9 @@ Options of the command line, checks, error messages and the reference page are m
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from inspect import Parameter, signature
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedlsg.choices import did_you_mean
@@ -118,9 +120,9 @@ class Declared:
             raise ValueError(f"expected {self.name} in {self.choices}, got {value!r}")
         if self.kind not in NUMBERS:
             return
-        if isinstance(value, bool) or not isinstance(value, self.kind | int):
+        if isinstance(value, bool) or not isinstance(value, Integral if self.kind is int else Real):
             raise ValueError(f"expected a number ({self.kind.__name__}) for {self.name}, got {value!r}")
-        if not self.setting.contains(value):
+        if not self.setting.contains(float(value)):
             why = f": {self.setting.why}" if self.setting.why else ""
             raise ValueError(f"expected {self.setting.around(f'{self.name}={value}')}{why}")
 
@@ -128,28 +130,42 @@ class Declared:
 def declared(of: Callable[..., object], *, without: Iterable[str] = ()) -> dict[str, Declared]:
     """What a callable or a dataclass declares, by the name that a user gives, in order, ``without`` some parameters.
 
-    A parameter without a ``Setting`` is a setting without sentence and range. Raises TypeError for a parameter whose
-    type no setting has.
+    A parameter without a ``Setting`` is a setting without sentence and range, one without annotation has the type of
+    its default. Raises TypeError for a parameter whose type no setting has.
     """
     hints = get_type_hints(of, include_extras=True)
     found = [
-        _declared(of, name, hints.get(name, Any), parameter.default)
+        _declared(of, name, hints.get(name, type(parameter.default)), parameter.default)
         for name, parameter in signature(of).parameters.items()
         if name not in tuple(without)
     ]
     return {one.name: one for one in found}
 
 
-def check_declared(instance: object) -> None:
+def check_declared(instance: object, *, without: Iterable[str] = ()) -> None:
     """Raise ValueError for the first field of a dataclass instance that its own declaration does not accept.
 
-    Only fields that are declared with a ``Setting``, or have choices, are looked at.
+    Only fields that are declared with a ``Setting``, or have choices, are looked at, ``without`` some of them.
     """
-    hints = get_type_hints(type(instance), include_extras=True)
-    for field, hint in hints.items():
-        plain, _, setting = _parts(hint)
-        if setting or get_origin(plain) is Literal:
-            _declared(type(instance), field, hint, REQUIRED).check(getattr(instance, field))
+    cls: Callable[..., object] = type(instance)
+    for field, one in _fields(cls).items():
+        if field not in tuple(without):
+            one.check(getattr(instance, field))
+
+
+def check_value(name: str, hint: Any, value: object) -> None:
+    """Raise ValueError, naming the parameter, unless a value is what an annotation such as ``Rank`` says."""
+    _declared(check_value, name, hint, REQUIRED).check(value)
+
+
+@cache
+def _fields(of: Callable[..., object]) -> dict[str, Declared]:
+    hints = {name: (hint, _parts(hint)) for name, hint in get_type_hints(of, include_extras=True).items()}
+    return {
+        name: _declared(of, name, hint, REQUIRED)
+        for name, (hint, (plain, _, setting)) in hints.items()
+        if setting or get_origin(plain) is Literal
+    }
 
 
 def unknown(kind: str, name: str, known: Mapping[str, Declared]) -> ValueError:
@@ -166,13 +182,15 @@ def suggestion(name: str, known: Mapping[str, Declared]) -> str:
 
 def same(first: Declared, second: Declared, where: tuple[str, str]) -> Declared:
     """Two declarations of one name as one, its sentence the first that there is. Raises ValueError if they differ."""
-    if first.accepts != second.accepts:
+    silent = Setting() in (first.setting, second.setting)  # one that says a type alone takes the other's range
+    if first.accepts != second.accepts and not (silent and first.accepts[:2] == second.accepts[:2]):
         said = [f"{one.kind.__name__} {one.range}".strip() for one in (first, second)]
         raise ValueError(
             f"setting {first.name!r} is declared twice, and not alike: {said[0]} by {where[0]}, {said[1]} by "
             f"{where[1]}; give both one type and range, or one of them another name"
         )
-    return first if first.setting.meaning else replace(first, setting=second.setting)
+    keep = first.setting.meaning or second.setting == Setting()
+    return first if keep else replace(first, setting=second.setting)
 
 
 def _declared(of: Callable[..., object], name: str, hint: Any, default: object) -> Declared:

@@ -9,16 +9,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.frame import Group
-from fedlsg.gradients import Held
+from fedlsg.gradients import GhostGradients
 from fedlsg.randomness import SecretStream
-from fedlsg.tensors import exactly, in_memory_order, own_order
+from fedlsg.setting import Setting, check_declared
+from fedlsg.tensors import in_memory_order, own_order, without_autocast
 
 MechanismKind = Literal["dp", "clip-only", "noise-only", "none"]
 ClipKind = Literal["joint", "per-block"]
@@ -39,6 +40,15 @@ SMALLEST_CLIP_NORM = 1e-30
 LARGEST_CLIP_NORM = 1e30
 """Far above it the float32 sum of two clipped gradients overflows, which no noise hides: infinite stays infinite."""
 
+ClipNorm = Annotated[
+    float,
+    Setting("Clip norm C of an example's gradient.", "norm", at_least=SMALLEST_CLIP_NORM, at_most=LARGEST_CLIP_NORM),
+]
+NoiseMultiplier = Annotated[
+    float,
+    Setting("Noise over clip norm, instead of a target.", above=0, below=math.inf, aliases=("sigma", "noise", "z")),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
@@ -54,19 +64,24 @@ class Mechanism:
     ``noise_share`` scales the noise of one client where an ideal secure sum is assumed (1 otherwise).
     """
 
-    kind: MechanismKind = "dp"
-    clip_norm: float = 1.0
-    noise_multiplier: float = 1.0
-    clip: ClipKind = "joint"
-    norms_clip_weight: float = 1.0
-    classifier_clip_weight: float = 1.0
-    noise_share: float = 1.0
+    kind: Annotated[
+        MechanismKind, Setting("What happens to examples' gradients; only dp is private.", name="mechanism")
+    ] = "dp"
+    clip_norm: ClipNorm = 1.0
+    noise_multiplier: NoiseMultiplier = 1.0
+    clip: Annotated[ClipKind, Setting("Clip an example's whole gradient, or each block of it on its own.")] = "joint"
+    norms_clip_weight: Annotated[
+        float, Setting("Weight of norm layers' gradients in the clip.", "factor", above=0, below=math.inf)
+    ] = 1.0
+    classifier_clip_weight: Annotated[
+        float, Setting("Weight of the classifier's gradients in the clip.", "factor", above=0, below=math.inf)
+    ] = 1.0
+    noise_share: Annotated[float, Setting("Share of the noise that one client adds.", "share", above=0, at_most=1)] = (
+        1.0
+    )
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(MechanismKind):
-            raise ValueError(f"expected mechanism in {get_args(MechanismKind)}, got {self.kind!r}")
-        if self.clip not in get_args(ClipKind):
-            raise ValueError(f"expected clip in {get_args(ClipKind)}, got {self.clip!r}")
+        check_declared(self, without=("clip_norm", "noise_multiplier"))  # a mechanism that uses neither may have any
         if (self.clips or self.adds_noise) and not SMALLEST_CLIP_NORM <= self.clip_norm <= LARGEST_CLIP_NORM:
             raise ValueError(f"expected {SMALLEST_CLIP_NORM} <= clip_norm={self.clip_norm} <= {LARGEST_CLIP_NORM}")
         if self.adds_noise and not 0 < self.noise_multiplier < math.inf:
@@ -74,11 +89,6 @@ class Mechanism:
                 f"expected 0 < noise_multiplier={self.noise_multiplier} < inf under mechanism {self.kind!r}; "
                 "for training without noise choose mechanism 'none' or 'clip-only'"
             )
-        for name in ("norms_clip_weight", "classifier_clip_weight"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"expected 0 < {name}={getattr(self, name)} < inf")
-        if not 0 < self.noise_share <= 1:
-            raise ValueError(f"expected 0 < noise_share={self.noise_share} <= 1")
 
     def weight_of(self, group: Group) -> float:
         """Weight of a group of parameters in the clip."""
@@ -121,7 +131,7 @@ class Mechanism:
 
 
 def clipped_sum(
-    gradients: Sequence[Float[Tensor, "batch *kept"] | Held], mechanism: Mechanism, *, wide: bool = False
+    gradients: Sequence[Float[Tensor, "batch *kept"] | GhostGradients], mechanism: Mechanism, *, wide: bool = False
 ) -> Float[Tensor, " kept"]:
     """Sum over examples of their clipped gradients; one (B, *kept) tensor a block, flat and in a row in the result.
 
@@ -129,7 +139,7 @@ def clipped_sum(
     sum itself): factors come from float64 norms of the very numbers that are summed and are rounded down. An
     example with a non-finite coordinate or norm contributes exactly zero. An empty batch gives zeros.
     A caller's autocast has no hold of the products: it would round to fewer digits than the clip's margin covers.
-    Held blocks (held.py) come under a joint clip only; their norms are bounds on what is summed.
+    GhostGradients blocks (held.py) come under a joint clip only; their norms are bounds on what is summed.
     The sum is taken and returned in float32 at least, in float64 where it is ``wide``. Factors are the same in both, so
     that an example adds the same whether its neighbours are many or few.
     """
@@ -144,16 +154,18 @@ def clipped_sum(
     finite = norms.isfinite().all(0)
     if not finite.all():
         gradients = [
-            block if isinstance(block, Held) else block.masked_fill(~finite.view(-1, *[1] * (block.ndim - 1)), 0.0)
+            block
+            if isinstance(block, GhostGradients)
+            else block.masked_fill(~finite.view(-1, *[1] * (block.ndim - 1)), 0.0)
             for block in gradients
         ]
         norms = norms.masked_fill(~finite, 0.0)
     sizes = [math.prod(block.shape[1:]) for block in gradients]
     factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes))
-    with exactly(norms.device.type):
+    with without_autocast(norms.device.type):
         parts = (
             block.weighted_sum(factor, finite).to(dtype)
-            if isinstance(block, Held)
+            if isinstance(block, GhostGradients)
             else weighted_sum(factor, block, dtype)
             for factor, block in zip(factors, gradients, strict=True)
         )
@@ -165,9 +177,9 @@ def clipped_sum(
     return total
 
 
-def norms_of(block: Float[Tensor, "batch *kept"] | Held) -> Float[Tensor, " batch"]:
+def norms_of(block: Float[Tensor, "batch *kept"] | GhostGradients) -> Float[Tensor, " batch"]:
     """Norm of each example's block in float64; a bound on it where the block is held back."""
-    if isinstance(block, Held):
+    if isinstance(block, GhostGradients):
         return block.norms()
     norms: Tensor = torch.linalg.vector_norm(in_memory_order(block).flatten(1), dim=1, dtype=torch.float64)
     return norms

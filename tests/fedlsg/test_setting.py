@@ -134,7 +134,17 @@ def test_no_suggestion_for_what_is_like_nothing():
     assert suggestion("xyz", FOUND) == ""
 
 
+def test_without_annotations_the_default_says_the_type():
+    def bare(*, rank=3, rate=0.5, path="x"): ...
+
+    assert [one.kind for one in declared(bare).values()] == [int, float, str]
+
+
 def test_one_name_declared_twice():
+    def typed(*, rank: int = 3) -> None: ...
+
+    assert same(declared(typed)["rank"], FOUND["rank"], ("typed", "method")).range == "x >= 1"
+
     def another(*, rank: Annotated[int, Setting("Something.", at_least=2)] = 4) -> None: ...
 
     def silent(*, share: Annotated[float, Setting(at_least=0, below=1)] = 0.5) -> None: ...

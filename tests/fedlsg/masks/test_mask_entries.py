@@ -224,10 +224,10 @@ def test_split_positions_come_back_as_they_were(sizes, data):
 @pytest.mark.parametrize(
     ("setting", "part"),
     [
-        ({"kind": "units", "importance": "gradients"}, "mask importance in .*'gradients'"),
-        ({"kind": "uniform", "redraw": "batch"}, "mask redraw in"),
-        ({"kind": "uniform", "ranking": "weights"}, "mask ranking in"),
-        ({"kind": "drop", "drop": "largest"}, "mask drop in"),
+        ({"kind": "units", "importance": "gradients"}, "expected importance in .*'gradients'"),
+        ({"kind": "uniform", "redraw": "batch"}, "expected redraw in"),
+        ({"kind": "uniform", "ranking": "weights"}, "expected ranking in"),
+        ({"kind": "drop", "drop": "largest"}, "expected drop in"),
         ({"kind": "drop"}, "drop='none' does not fit a mask of kind 'drop'"),
         ({"kind": "uniform", "drop": "random"}, "drop='random' does not fit a mask of kind 'uniform'"),
         ({"kind": "magnitude", "ranking": "gradients"}, "needs a uniform mask"),
