@@ -101,7 +101,7 @@ def measure(name: str, sigma: float, attacks: dict[str, Matching], scene: dict[s
 def noise_free(scene: dict[str, Any]) -> list[str]:
     """One line a method: adaptive DLG, and naive ones at the same budget."""
     lines = [
-        "| method | blind | adaptive DLG: median, least | over 40 dB | naive DLG: median | naive cosine: median |",
+        "| method | blind | adaptive DLG: median, least | above 40 dB | naive DLG: median | naive cosine: median |",
         "|---|---|---|---|---|---|",
     ]
     dlg = replace(ATTACKS["dlg"], restarts=2)
@@ -123,7 +123,7 @@ def noise_free(scene: dict[str, Any]) -> list[str]:
 def noisy(scene: dict[str, Any], sigmas: list[float]) -> list[str]:
     """One line a method and sigma: gains over the blind baseline, paired by image, with their intervals."""
     lines = [
-        "| sigma | method | blind | MAP: gain | adaptive cosine: gain | naive cosine: gain | adaptive over naive |",
+        "| sigma | method | blind | MAP: gain | adaptive cosine: gain | naive cosine: gain | adaptive minus naive |",
         "|---|---|---|---|---|---|---|",
     ]
     attacks = {"map": ATTACKS["map"], "adaptive": SMOOTH, "naive": replace(SMOOTH, compare="naive")}

@@ -154,7 +154,7 @@ def main() -> None:
     if "refused" in dense:
         sys.exit(f"the dense step failed: {dense['refused']}")
     lines = [
-        "| method | seconds | peak over idle, MB | dense over it | values sent | dense over it |",
+        "| method | seconds | peak above idle, MB | smaller than dense | values sent | fewer than dense |",
         "|---|---|---|---|---|---|",
     ]
     for name in (DENSE, *(method for method in options.methods if method != DENSE)):
@@ -164,7 +164,7 @@ def main() -> None:
         f"RoBERTa-base's architecture, random weights, {dense['trained']:,} trained parameters (embeddings frozen), "
         f"float32; batch {options.batch}, length {options.length}, rank {options.rank}; each process held "
         f"{dense['idle']:,.0f} MB before the step. {platform.machine()}, one thread; torch {torch.__version__}, Python "
-        f"{platform.python_version()}. One step of one process a method."
+        f"{platform.python_version()}. Each method takes one step in its own process."
     )
     text = "\n".join([*lines, "", note, ""])
     if options.out is not None:
