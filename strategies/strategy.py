@@ -16,8 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from fedlsg.frame import Frame
-from fedlsg.state import ServerState, select_clients
+from fedlsg.state import RoundPlan, ServerState, select_clients
 from strategies.federation.downlink import Downlink, FullDownlink, Records
 from strategies.federation.expectations import Expectations
 from strategies.federation.ledger_copies import LedgerCopies
@@ -26,11 +25,11 @@ from strategies.federation.nodes import Roster
 from strategies.federation.report import AWAY, NO_REPLY, RoundReport, reason_of
 from strategies.federation.serial import wire_size
 from strategies.federation.stopped import BudgetSpentError, Patience, finite
-from strategies.federation.terms import ClientTerms, FederationSettings
+from strategies.federation.terms import FederationSettings
 from strategies.federation.watched_grid import NODE_GONE
 from strategies.federation.wire import FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to, flat_record
 
-__all__ = ["ClientTerms", "FedLSG", "FederationSettings"]
+__all__ = ["FedLSG", "FederationSettings"]
 
 
 class FedLSG(Strategy):
@@ -39,8 +38,8 @@ class FedLSG(Strategy):
     Clients are sampled by partition with the public generator. A client that fails, or whose payload does not pass
     ``fedlsg.payload.unpack``, is named in the log and in the report, and the round goes on without it; the divisor
     does not change. ``on_round`` is called after every round, when the state already holds its result. Where pruning
-    reads the data there is a round 0 before them, of all clients, and ``on_pruned`` is called after it, also where it
-    failed: the state then still awaits pruning. A round without any answer is asked again if workers died in it.
+    reads the data a pruning round of all clients comes first, and ``on_pruned`` is called after it, also where it
+    failed: the state then still awaits pruning. A round without any reply is repeated if workers died in it.
     Raises BudgetSpentError when every selected client refuses to pass its budget, RuntimeError after three rounds or
     attempts in a row without a valid update, and, before ``on_round``, DivergedError for an update that is not finite.
     """
@@ -76,32 +75,32 @@ class FedLSG(Strategy):
             self.roster.gather(grid, len(self.settings.terms))
         if self.state.awaits_pruning:
             self._prune(grid)
-        round = self.state.round + 1
-        asked = select_clients(
-            len(self.settings.terms), self.settings.clients_per_round, round=round, seed=self.state.seed
+        plan = self.state.plan(self.settings.local)
+        selected = select_clients(
+            len(self.settings.terms), self.settings.clients_per_round, round=plan.round, seed=self.state.seed
         )
-        return self._begin(round, self.state.frame(), asked)
+        return self._begin(plan, selected)
 
-    def _begin(self, round: int, frame: Frame, asked: Sequence[int]) -> list[Message]:
+    def _begin(self, plan: RoundPlan, selected: Sequence[int]) -> list[Message]:
         self._started = time.monotonic()
-        self._frame = frame
-        self._report = RoundReport(round=round, asked=asked)
-        return self._announce_to(asked)
+        self._plan = plan
+        self._report = RoundReport(round=plan.round, asked=selected)
+        return self._announce_to(selected)
 
     def _prune(self, grid: Grid) -> None:
-        """Round 0: noisy saliencies of every client. Clients without an answer are left out, down to min_survivors."""
-        messages = self._begin(0, self.state.saliency_frame(), range(len(self.settings.terms)))
+        """Noisy saliencies of every client. Clients without a valid reply are left out, down to min_survivors."""
+        messages = self._begin(self.state.plan(self.settings.local), range(len(self.settings.terms)))
         values = self._repaired(self._read(grid.send_and_receive(messages, timeout=self.settings.timeout)))
         if len(values) >= self.settings.min_survivors:
             ordered, examples = [values[p] for p in sorted(values)], sum(t.num_examples for t in self.settings.terms)
-            self.downlink.prune(self._frame, ordered, num_examples=examples)
+            self.downlink.prune(self._plan.frame, ordered, num_examples=examples)
         self._report.answered = sorted(values)
         self._report.seconds = time.monotonic() - self._started
         self.on_pruned(self._report)
         if self.state.awaits_pruning:
             why = (
-                f"pruning reads the data of at least {self.settings.min_survivors} clients, {len(values)} answered "
-                f"round 0: client {self._report.reasons}"
+                f"expected at least {self.settings.min_survivors} clients in the pruning round, {len(values)} replied: "
+                f"client {self._report.reasons}"
             )
             raise BudgetSpentError(why) if self._report.budget_spent else RuntimeError(why)
 
@@ -114,9 +113,9 @@ class FedLSG(Strategy):
             values = self._ask_again()
         survivors = len(values) >= self.settings.min_survivors
         ordered = [values[partition] for partition in sorted(values)] if survivors else []
-        noise = self.expectations.noise_of_sum(values, self._report.round)
+        noise = self.expectations.noise_of_sum(values, self._plan)
         with finite(self.state, self._report.round):
-            self.downlink.finish_round(self._frame, ordered, noise)
+            self.downlink.finish_round(self._plan.frame, ordered, noise)
         self._report.answered = sorted(values)
         self._report.seconds = time.monotonic() - self._started
         self.on_round(self._report)
@@ -135,14 +134,14 @@ class FedLSG(Strategy):
 
     def summary(self) -> None:
         """Log method and frame."""
-        frame = self.state.frame()
+        frame = self.state.frame(self.state.round + 1)  # that of training, even if pruning is still to come
         log(
             INFO,
             "method %s: %d of %d coordinates kept, %d carried layers, divisor %g",
             self.state.method.name,
             frame.kept,
             frame.dense_size,
-            len(self.state.carried),
+            len(self.state.public.carried),
             self.state.divisor,
         )
 
@@ -152,7 +151,7 @@ class FedLSG(Strategy):
         log(WARNING, "round %d: nobody answered, asking again", self._report.round)
         self.downlink.abandon_round()
         self.roster.wait(self._grid, self._report.asked)
-        messages = self._begin(self._report.round, self._frame, self._report.asked)
+        messages = self._begin(self._plan, self._report.asked)
         return self._repaired(self._read(self._grid.send_and_receive(messages, timeout=self.settings.timeout)))
 
     def _repaired(self, values: dict[int, Tensor]) -> dict[int, Tensor]:
@@ -183,7 +182,7 @@ class FedLSG(Strategy):
         """Announcements to those of the clients that have a node; the report says who has none."""
         nodes = {partition: self.roster.node(partition) for partition in partitions}
         there = {partition: node for partition, node in nodes.items() if node is not None}
-        records = self.downlink.records(list(there), self._frame, framed=framed, lost=lost)
+        records = self.downlink.records(list(there), self._plan.frame, framed=framed, lost=lost)
         if away := sorted(nodes.keys() - there.keys()):
             log(WARNING, "round %d: clients %s: %s", self._report.round, away, AWAY)
         self._report.rejected |= dict.fromkeys(away, AWAY)
@@ -191,11 +190,11 @@ class FedLSG(Strategy):
         return [message for _, message in self._sent]
 
     def _announce(self, partition: int, node: int, records: Records) -> Message:
-        terms, copies = self.expectations.terms(partition, self._report.round), self.expectations.copies
+        terms, copies = self.expectations.terms(partition, self._plan.phase), self.expectations.copies
         announced = Announcement(
             round=self._report.round,
             updates=self.state.updates,
-            frame_digest=self._frame.digest,
+            frame_digest=self._plan.frame.digest,
             sample_rate=terms.sample_rate,
             noise_multiplier=terms.noise_multiplier,
             expected_batch=self.settings.local.expected_batch,
@@ -230,7 +229,7 @@ class FedLSG(Strategy):
             before = self._report.so_far("up")
             try:
                 self._report.uplink_bytes_wire += wire_size(reply)
-                values[partition] = self.expectations.read(reply, partition, self._frame, self._report)
+                values[partition] = self.expectations.read(reply, partition, self._plan, self._report)
                 del self._report.rejected[partition]
             except Exception as error:  # whatever a client sends must not end the round
                 self._report.rejected[partition] = reason_of(error)

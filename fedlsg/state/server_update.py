@@ -28,6 +28,7 @@ from fedlsg.masks import Masks, prunable, prune_in_place
 from fedlsg.payload import DEFAULT_STEP, Codec, Dither, Expected, IndexMode, pack, unpack
 from fedlsg.payload.quantization import LEVELS
 from fedlsg.randomness import public_generator
+from fedlsg.state.round_plan import PRUNING_ROUND
 from fedlsg.state.server_state import ServerState
 
 HEADER = struct.Struct("<BIdI")
@@ -140,7 +141,9 @@ def encode_pruning(before: Masks, state: ServerState) -> Step:
     """Which of the weights that were prunable ``before`` the state has kept."""
     weights = trainable(state.model)
     kept = [(weights[name].detach() != 0)[mask].cpu() for name, mask in before.items()]
-    return Step(kind=PRUNING, round=0, noise_std=0.0, payload=np.packbits(torch.cat(kept).numpy()).tobytes())
+    return Step(
+        kind=PRUNING, round=PRUNING_ROUND, noise_std=0.0, payload=np.packbits(torch.cat(kept).numpy()).tobytes()
+    )
 
 
 def apply_pruning(state: ServerState, step: Step) -> None:

@@ -49,7 +49,7 @@ def _serve(
     s = plan.settings
     torch.set_num_threads(s.threads)
     freed_memory.keep()
-    state = _initial_state(plan)
+    state = plan.server_state()
     downlink = make_downlink(s, state, run.steps, run.sent)
     recorder = Recorder(run, plan, state, downlink=downlink, page=page, deployed=federation is not None)
     if run.has_checkpoint:
@@ -90,18 +90,6 @@ def _serve(
     return recorder.finish(ended) if diverged is None else recorder.give_up(diverged)
 
 
-def _initial_state(plan: Plan) -> ServerState:
-    return ServerState(
-        plan.build_model(),
-        plan.method,
-        plan.schedule,
-        divisor=plan.divisor,
-        seed=plan.settings.seed,
-        classifier=plan.workload.classifier,
-        probe=plan.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
-    )
-
-
 def _federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
     s = plan.settings
     return FederationSettings(
@@ -119,7 +107,6 @@ def _federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
 
 def _record_public(run: RunDir, state: ServerState) -> None:
     """What the payloads of the round that comes next are read with."""
-    round = 0 if state.awaits_pruning else state.round + 1
-    run.save_weights(round, state.weights)
+    run.save_weights(state.next_round, state.weights)
     if state.memory is not None:
-        run.save_kept(round, state.frame().indices)
+        run.save_kept(state.next_round, state.frame().indices)

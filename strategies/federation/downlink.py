@@ -280,4 +280,4 @@ class SparseDownlink:
 
 def ranked(state: ServerState) -> bool:
     """Whether the mask is the server's own choice (ranking.py), which weights do not tell."""
-    return state.memory is not None and not state.awaits_pruning
+    return state.memory is not None

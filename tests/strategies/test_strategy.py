@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from fedlsg.payload.message import pack
 from fedlsg.privacy.mechanism import Mechanism
+from fedlsg.state.round_plan import ClientTerms
 from simulations.grids.virtual import FIRST_NODE
 from strategies.federation.report import AWAY, NO_REPLY, REASON_LENGTH, reason_of
 from strategies.federation.serial import over_the_wire
 from strategies.federation.watched_grid import NODE_GONE
 from strategies.federation.wire import FAILED, FRAME_DIFFERS, LOST, NO_REASON, failure, read_frame, read_update, update
-from strategies.strategy import ClientTerms
 from tests.strategies.small_federation import EXAMPLES, Federation, server_state, values_for
 
 
