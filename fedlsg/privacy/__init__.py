@@ -4,11 +4,11 @@ from fedlsg.privacy.ledger import Ledger, ledger_path, merge, read_entries, veri
 from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
 from fedlsg.privacy.ledger_file import Entry, LedgerError, locked
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum, norms_of
-from fedlsg.privacy.sampling import Coins, CoinsAhead, check_sample_rate, microbatches, poisson_batch
+from fedlsg.privacy.sampling import BernoulliDraws, BernoulliSource, check_sample_rate, microbatches, poisson_batch
 
 __all__ = [
-    "Coins",
-    "CoinsAhead",
+    "BernoulliDraws",
+    "BernoulliSource",
     "Entry",
     "Ledger",
     "LedgerError",

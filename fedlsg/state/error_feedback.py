@@ -1,4 +1,4 @@
-"""Which runs keep a memory of error feedback, and what codec ``sign`` needs (compression.py, sign_code.py)."""
+"""Which runs keep a memory for error feedback, and what codec ``sign`` requires of a method."""
 
 from fedlsg.method import Method
 from fedlsg.payload import Codec
@@ -6,7 +6,7 @@ from fedlsg.training import check_memory
 
 
 def keeps_memory(method: Method, codec: Codec) -> bool:
-    """Whether clients remember what they left out: by recipe, or because one bit a value is biased for good."""
+    """Whether clients keep what they left out: by recipe, or because the bias of one bit a value never averages out."""
     return method.compression.error_feedback or (codec == "sign" and method.mechanism.kind == "none")
 
 

@@ -93,8 +93,8 @@ class ServerState:
     def step(self, total: Float[Tensor, " kept"], frame: Frame, *, noise_std: float = 0.0) -> None:
         """One server update by the clients' sum.
 
-        Guarantee: it depends on ``total`` through (total / divisor) in the weights' own type alone, so that a replica
-        that is sent these numbers (fedlsg/state/server_update.py) comes to the very same state.
+        Guarantee: it depends on ``total`` only through (total / divisor) in the weights' own type. So a replica that
+        receives these numbers (``Step``) gets exactly the same state.
         """
         dtype = next(iter(trainable(self.model).values())).dtype
         total = (total / self.divisor).to(dtype).double() * self.divisor
@@ -125,7 +125,7 @@ class ServerState:
             self.average = decay * self.average + (1 - decay) * self.weights
 
     def truncate(self) -> None:
-        """Without the residual (001 App. C): W becomes its part in the spans of one power step, rank r at most."""
+        """Without the residual (Yu et al. 2021, App. C): keep of W its part in the spans of one power step."""
         if self.method.carrier.residual:
             return
         for name in self.public.carried:
@@ -147,7 +147,7 @@ class ServerState:
             load_weights(self.model, current)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs of the server; the public generator is its seed and the round.
+        """Everything that a resumed run needs of the server. The public generator follows from seed and round.
 
         Frozen parameters are not in it: they are those of the initial model.
         """

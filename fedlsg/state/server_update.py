@@ -1,7 +1,7 @@
-"""One server update as it is sent down: encoded once, then applied by the server and by every replica of it alike.
+"""One server update as clients receive it: encoded once, then decoded and applied by the server and by every replica.
 
-    server   sum of a round -> encoded          step -> what its own message says -> ServerState.step
-    replica                                     step -> in the frame that it derives itself -> ServerState.step
+    server    sum of a round -> step -> decoded sum -> ServerState.step
+    replica                     step -> decoded sum, in the frame that it derives itself -> ServerState.step
 
     offset  size  field
     0       1     kind: 1 values of an update, 2 kept weights of the pruning round
@@ -10,8 +10,8 @@
     13      4     length of the payload
     17      ...   values: sum / divisor in the layout of fedlsg.payload.pack; kept weights: a bit a prunable weight
 
-A step is made of the sum over a round's clients and of public constants alone: nothing of one client's payload goes
-down by itself. It says what the difference of two public models says, so that no epsilon changes.
+A step depends only on the sum over the clients of a round and on public constants, not on the payload of a single
+client otherwise. It contains no more than the difference of two public models, so no epsilon changes.
 """
 
 import struct
@@ -36,7 +36,7 @@ VALUES, PRUNING = 1, 2
 
 
 class StepError(ValueError):
-    """A step that this state cannot take: damaged, of another round, or of a frame that is not derived here."""
+    """A step that this state cannot take: it is damaged, or belongs to another round or frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,18 +55,18 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Coding:
-    """How values go down. ``floor_step``: grid step of codec noise-floor in deviations of the sum's noise."""
+    """How values are encoded. ``floor_step``: grid step of codec noise-floor in deviations of the sum's noise."""
 
     codec: Codec = "float32"
     floor_step: float = DEFAULT_STEP
 
     def dither(self, state: ServerState, noise_std: float) -> "DownDither":
-        """The public dither of a step, whose values are the sum over the divisor, and so is their noise."""
+        """The public dither of a step, whose values, and so their noise, are those of the sum over the divisor."""
         return DownDither(seed=state.seed, client=-1, noise_std=noise_std / state.divisor, floor_step=self.floor_step)
 
 
 class DownDither(Dither):
-    """The dither of what goes down: never the numbers that a client's values were rounded with."""
+    """The dither of server updates: independent of the numbers that clients' values were rounded with."""
 
     def draw(self, round: int, count: int) -> np.ndarray:
         """As ``Dither.draw``, for a purpose of its own."""
@@ -75,7 +75,7 @@ class DownDither(Dither):
 
 
 def read_steps(data: bytes) -> list[Step]:
-    """Steps that were written one after the other. StepError for anything else."""
+    """The steps in a run of bytes, one after the other. Raises StepError for anything else."""
     steps, place = [], 0
     while place < len(data):
         if place + HEADER.size > len(data):
@@ -90,7 +90,7 @@ def read_steps(data: bytes) -> list[Step]:
 
 
 def index_mode(state: ServerState) -> IndexMode:
-    """Positions go down where clients choose their own; everywhere else both sides derive them."""
+    """Positions are sent where clients choose their own; otherwise server and clients derive them."""
     return "chosen" if state.method.compression.chooses else "derived"
 
 
@@ -99,7 +99,7 @@ def encode_update(
 ) -> Step:
     """The round's sum as a step. Raises PayloadError for values that the codec cannot hold (not finite)."""
     values, positions, mode = (total / state.divisor).float(), frame.indices, index_mode(state)
-    if mode == "chosen":  # what no client chose is 0 in the sum
+    if mode == "chosen":  # positions that no client chose are 0 in the sum
         positions = values.nonzero().squeeze(1)
         values = values[positions]
     payload = pack(
@@ -117,7 +117,7 @@ def encode_update(
 
 
 def received(state: ServerState, frame: Frame, step: Step, coding: Coding) -> tuple[Tensor, float]:
-    """The sum that a step of values says, exactly, and the deviation of its noise. PayloadError for a misfit."""
+    """The sum that a step of values encodes, exactly, and the deviation of its noise. Raises PayloadError."""
     dither = coding.dither(state, step.noise_std)
     values = unpack(
         step.payload,
@@ -147,7 +147,7 @@ def encode_pruning(before: Masks, state: ServerState) -> Step:
 
 
 def apply_pruning(state: ServerState, step: Step) -> None:
-    """Set to 0 what the server pruned."""
+    """Set to 0 the weights that the server pruned."""
     may = prunable(trainable(state.model))
     sizes = [int(mask.sum()) for mask in may.values()]
     if state.pruned or len(step.payload) != (sum(sizes) + 7) // 8:
@@ -163,7 +163,7 @@ def apply_pruning(state: ServerState, step: Step) -> None:
 def replay(state: ServerState, step: Step, coding: Coding, frame: Frame | None = None) -> None:
     """Take one step of the server on a replica; ``frame`` is that of its round where it was derived before.
 
-    Raises StepError or PayloadError for a step that does not follow on this state. The state is then good for nothing.
+    Raises StepError or PayloadError for a step that does not follow on this state. Do not use the state after that.
     """
     if step.kind == PRUNING:
         apply_pruning(state, step)

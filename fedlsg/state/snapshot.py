@@ -1,6 +1,6 @@
-"""What a replica needs beside the weights to go on from them: the optimizer's memory, and that of ranked masks.
+"""What a replica needs in addition to the weights to continue: the memory of the optimizer and of ranked masks.
 
-Everything else of ``ServerState`` follows from settings, round and number of updates: W_0, schedules, pruned weights.
+The rest of ``ServerState`` follows from settings, round and number of updates: W_0, schedules, pruned weights.
 """
 
 from collections.abc import Mapping
