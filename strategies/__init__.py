@@ -3,11 +3,11 @@
     method = recipe("lsg", rank=4, sparsity=0.3, noise_multiplier=1.2)
 
 A recipe is one file of ``strategies.recipes`` with a function ``recipe(**settings) -> Method``. A new file there is a
-new method, and needs no registration.
+new method, and needs no registration. The keywords of its function are its settings: type, range and sentence of each
+are its annotation (``fedlsg.setting``), and every run accepts them.
 """
 
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from inspect import signature
@@ -17,6 +17,7 @@ from typing import Any
 from fedlsg.choices import did_you_mean
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
+from fedlsg.setting import Declared, declared, same, suggestion
 from fedlsg.training import After
 from strategies import recipes
 
@@ -35,15 +36,16 @@ def recipe(name: str, **settings: Any) -> Method:
     """
     check_name(name)
     build = _build(name)
-    own = own_settings(name)
-    mechanism = {f.name for f in fields(Mechanism)} - {"kind"} | {"mechanism"}
-    after = {f.name for f in fields(After)}
-    known = sorted((own | mechanism | after) - {"noise_share"})  # follows from trust="aggregate", nobody sets it
-    for key in settings:
+    own, mechanism, after = declared_by(name), declared(Mechanism), declared(After)
+    for key, value in settings.items():
         if key not in own | mechanism | after:
+            known = dict(sorted((own | mechanism | after).items()))
+            del known["noise_share"]  # follows from trust="aggregate", nobody sets it
             raise ValueError(
-                f"method {name!r} has no setting {key!r}{did_you_mean(key, known)}; it has {', '.join(known)}"
+                f"method {name!r} has no setting {key!r}{suggestion(key, known)}; it has {', '.join(known)}"
             )
+        if key in own:
+            own[key].check(value)
     protection = {k: v for k, v in settings.items() if k in mechanism}
     return build(
         mechanism=Mechanism(kind=protection.pop("mechanism", default_mechanism(name)), **protection),
@@ -63,9 +65,33 @@ def default_mechanism(name: str) -> str:
     return str(getattr(signature(_build(name)).parameters["mechanism"].default, "kind", "dp"))
 
 
+def declared_by(name: str) -> dict[str, Declared]:
+    """What this recipe's own function takes: its keywords, as they are declared."""
+    return declared(_build(name), without=("mechanism", "after"))
+
+
 def own_settings(name: str) -> frozenset[str]:
-    """Settings that only this recipe's own function takes."""
-    return frozenset(signature(_build(name)).parameters) - {"mechanism", "after"}
+    """Names of the settings that this recipe's own function takes."""
+    return frozenset(declared_by(name))
+
+
+@cache
+def recipe_settings() -> Mapping[str, Declared]:
+    """Settings that only some recipes have, by name.
+
+    Raises ValueError where two recipes declare one name with different types or ranges.
+    """
+    found: dict[str, Declared] = {}
+    for method in names():
+        for name, one in declared_by(method).items():
+            takers = (f"method {takers_of(name)[0]!r}", f"method {method!r}")
+            found[name] = same(found[name], one, takers) if name in found else one
+    return found
+
+
+def takers_of(setting: str) -> tuple[str, ...]:
+    """Names of the recipes that have a setting of their own."""
+    return tuple(name for name in names() if setting in declared_by(name))
 
 
 def _build(name: str) -> Callable[..., Method]:
@@ -80,4 +106,6 @@ def _recipes() -> dict[str, Callable[..., Method]]:
     return {name.replace("_", "-"): build for name, build in found.items() if build is not None}
 
 
-__all__ = ["check_name", "default_mechanism", "names", "own_settings", "recipe"]
+__all__ = [
+    "check_name", "declared_by", "default_mechanism", "names", "own_settings", "recipe", "recipe_settings", "takers_of",
+]  # fmt: skip

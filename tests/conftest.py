@@ -5,19 +5,20 @@ that are left, all in the same one: they would find each other's.
 """
 
 import signal
-from pathlib import PurePath
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-STARTS_PROCESSES = (
-    "test_contract_engines.py", "test_deployment.py", "test_engines.py", "test_flower_processes.py",
-    "test_flower_runtime.py", "test_grouped.py", "test_processes.py", "test_replica_flower.py", "test_signed_app.py",
-    "test_two_hospitals.py", "test_working_directory.py",
-)  # fmt: skip
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@cache
+def starts_flower(file: Path) -> bool:
+    """Whether a test of the file has the mark ``ray``. The scheduler knows names of tests, not their marks."""
+    return "pytest.mark.ray" in file.read_text()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first."""
-    items.sort(key=lambda item: item.path.name not in STARTS_PROCESSES)
+    items.sort(key=lambda item: not starts_flower(item.path))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -39,6 +40,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     class ByFile(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::", 1)[0]
-            return "processes" if PurePath(file).name in STARTS_PROCESSES else file
+            return "processes" if starts_flower(config.rootpath / file) else file
 
     return ByFile(config, log)

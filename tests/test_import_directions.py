@@ -13,7 +13,8 @@ import pytest
 from tests.places import REPOSITORY
 
 LAYERS = (
-    "fedlsg.version", "fedlsg.choices", "fedlsg.randomness", "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.frame",
+    "fedlsg.version", "fedlsg.choices", "fedlsg.setting", "fedlsg.randomness", "fedlsg.tensors", "fedlsg.lowrank",
+    "fedlsg.frame",
     "fedlsg.gradients", "fedlsg.accounting", "fedlsg.privacy", "fedlsg.masks", "fedlsg.carriers", "fedlsg.training",
     "fedlsg.method",
     "fedlsg.payload", "fedlsg.state", "fedlsg.attacks",

@@ -7,7 +7,7 @@ Everything here is public: it reads weights, the round and the public seed.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
@@ -16,10 +16,28 @@ from torch import Tensor, nn
 from fedlsg.frame import Coordinates
 from fedlsg.lowrank import decompose, flatten_kernel, random_carriers
 from fedlsg.randomness import public_generator
+from fedlsg.setting import Setting, check_declared
 
 CarrierKind = Literal["dense", "low-rank", "low-rank-change", "random", "lora", "factors"]
 Trained = Literal["all", "classifier", "biases", "up"]
 LOW_RANK = ("low-rank", "low-rank-change", "random")
+
+StepCarrier = Annotated[
+    Literal["dense", "low-rank", "low-rank-change", "random"], Setting("Coordinates of a weight's gradient.")
+]
+"""The kinds that a step may have by choice; the others belong to their recipes."""
+
+Rank = Annotated[int, Setting("Rank r of the carriers.", at_least=1)]
+PowerSteps = Annotated[int, Setting("Power steps with which carriers follow a matrix.", at_least=1)]
+Warmup = Annotated[int, Setting("Updates of the server before carriers come from W - W_0, not W.", at_least=1)]
+LoraAlpha = Annotated[
+    float | None,
+    Setting(
+        "LoRA's product is scaled by lora_alpha / rank; by 1 without it.", above=0, below=math.inf, name="lora_alpha"
+    ),
+]
+Residual = Annotated[bool, Setting("Keep what carriers do not span of W; false replaces W by L R before every round.")]
+
 
 PAYS_BELOW = 0.8
 """A layer is carried where r (m + n) < 0.8 m n."""
@@ -39,27 +57,20 @@ class Carrier:
     (adapters.prepare_model).
     """
 
-    kind: CarrierKind = "dense"
+    kind: Annotated[CarrierKind, Setting(name="carrier kind")] = "dense"
     rank: int = 0
-    power_steps: int = 1
-    warmup: int = 1
-    alpha: float | None = None
-    residual: bool = True
+    power_steps: PowerSteps = 1
+    warmup: Warmup = 1
+    alpha: LoraAlpha = None
+    residual: Residual = True
     train: Trained = "all"
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(CarrierKind):
-            raise ValueError(f"expected carrier kind in {get_args(CarrierKind)}, got {self.kind!r}")
+        check_declared(self)
         if self.kind != "dense" and self.rank < 1:
-            raise ValueError(f"expected rank >= 1 for low-rank carriers, got rank={self.rank}")
-        if self.power_steps < 1 or self.warmup < 1:
-            raise ValueError(f"expected power_steps >= 1 and warmup >= 1, got {self.power_steps}, {self.warmup}")
-        if self.train not in get_args(Trained):
-            raise ValueError(f"expected train in {get_args(Trained)}, got {self.train!r}")
+            raise ValueError(f"expected rank={self.rank} >= 1 for low-rank carriers")
         if self.train == "up" and self.kind != "lora":
             raise ValueError(f"train='up' trains LoRA's B: it needs carrier kind 'lora', got {self.kind!r}")
-        if self.alpha is not None and not 0 < self.alpha < math.inf:
-            raise ValueError(f"expected 0 < lora_alpha={self.alpha} < inf")
         if not self.residual and not self.splits:
             raise ValueError(f"residual=False replaces W by L R: it needs low-rank carriers, got {self.kind!r}")
 

@@ -1,25 +1,57 @@
 """Which coordinates a round keeps: importance of units, weights or gradients, random draws, pruning before training."""
 
 from fedlsg.masks.dp_snip import keep_snip, pruning_mechanism, saliency_frame, saliency_scale
-from fedlsg.masks.mask import Drop, Importance, Mask, Moment, Public, Ranking, Redraw, masked, split_kept
-from fedlsg.masks.pruning import Masks, Prune, PruneKind, prunable, prune_in_place
+from fedlsg.masks.mask import (
+    Cooling,
+    Drop,
+    DropRate,
+    Importance,
+    Mask,
+    Moment,
+    Public,
+    Ranking,
+    Redraw,
+    Refresh,
+    Sparsity,
+    SparsityFrom,
+    masked,
+    split_kept,
+)
+from fedlsg.masks.pruning import (
+    Masks,
+    Prune,
+    PruneClipNorm,
+    PruneEpsilonShare,
+    PruneKind,
+    PruneRate,
+    prunable,
+    prune_in_place,
+)
 from fedlsg.masks.ranking import Memory, accumulated_noise, noised_everywhere
 from fedlsg.masks.rules import Direction, frozen_count, keep_units, smallest, uniform, unit_importance
 from fedlsg.masks.synflow import keep_public
 
 __all__ = [
+    "Cooling",
     "Direction",
     "Drop",
+    "DropRate",
     "Importance",
     "Mask",
     "Masks",
     "Memory",
     "Moment",
     "Prune",
+    "PruneClipNorm",
+    "PruneEpsilonShare",
     "PruneKind",
+    "PruneRate",
     "Public",
     "Ranking",
     "Redraw",
+    "Refresh",
+    "Sparsity",
+    "SparsityFrom",
     "accumulated_noise",
     "frozen_count",
     "keep_public",

@@ -10,7 +10,7 @@ function here takes a gradient. The counting rules are in mask_rules.py, ranked 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -19,7 +19,6 @@ from torch import Tensor
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Keep
 from fedlsg.masks.rules import (
     Direction,
-    check_sparsity,
     frozen_count,
     gradual_cooling,
     keep_units,
@@ -28,6 +27,7 @@ from fedlsg.masks.rules import (
     unit_importance,
 )
 from fedlsg.randomness import public_generator
+from fedlsg.setting import Setting, check_declared
 
 __all__ = [
     "Direction", "Mask", "Moment", "Public", "frozen_count", "gradual_cooling", "keep_units", "masked", "not_pruned",
@@ -35,18 +35,29 @@ __all__ = [
 ]  # fmt: skip
 
 MaskKind = Literal["all", "units", "uniform", "magnitude", "drop"]
-Importance = Literal["weights", "carriers", "random"]
-Redraw = Literal["epoch", "step"]
-Ranking = Literal["random", "gradients"]
-Drop = Literal["none", "random", "magnitude"]
-CHOICES = {
-    "kind": MaskKind,
-    "direction": Direction,
-    "importance": Importance,
-    "redraw": Redraw,
-    "ranking": Ranking,
-    "drop": Drop,
-}
+Importance = Annotated[
+    Literal["weights", "carriers", "random"], Setting("Where the importance of units comes from, or drawn at random.")
+]
+Redraw = Annotated[Literal["epoch", "step"], Setting("How often a random mask is drawn anew; a step is a round.")]
+Ranking = Annotated[
+    Literal["random", "gradients"], Setting("Freeze random coordinates, or those of the smallest noisy gradients.")
+]
+Drop = Annotated[
+    Literal["none", "random", "magnitude"], Setting("Which gradients of a weight tensor are dropped in a round.")
+]
+Cooling = Annotated[bool, Setting("Raise the share that is frozen from 0 to sparsity over the epochs.")]
+Refresh = Annotated[bool, Setting("Choose the smallest weights of W_t in every round, not of W_0 once.")]
+Sparsity = Annotated[float, Setting("Share p of units or coordinates that is frozen.", "share", at_least=0, below=1)]
+SparsityFrom = Annotated[
+    float,
+    Setting(
+        "Share of the rounds before which nothing is frozen.", "share", at_least=0, below=1, why="a share of the rounds"
+    ),
+]
+DropRate = Annotated[
+    float,
+    Setting("Share of the gradients of a weight tensor that is dropped in a round.", "share", at_least=0, below=1),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,24 +77,19 @@ class Mask:
     shifted. "Step" here is a round: the local steps of a round share its mask, so that one payload can carry them.
     """
 
-    kind: MaskKind = "all"
-    sparsity: float = 0.0
+    kind: Annotated[MaskKind, Setting(name="mask kind")] = "all"
+    sparsity: Sparsity = 0.0
     direction: Direction = "top"
     importance: Importance = "weights"
-    cooling: bool = False
+    cooling: Cooling = False
     redraw: Redraw = "epoch"
     ranking: Ranking = "random"
-    refresh: bool = False
+    refresh: Refresh = False
     drop: Drop = "none"
-    sparsity_from: float = 0.0
+    sparsity_from: SparsityFrom = 0.0
 
     def __post_init__(self) -> None:
-        for name, options in CHOICES.items():
-            if getattr(self, name) not in get_args(options):
-                raise ValueError(f"expected mask {name} in {get_args(options)}, got {getattr(self, name)!r}")
-        check_sparsity(self.sparsity)
-        if not 0 <= self.sparsity_from < 1:
-            raise ValueError(f"expected 0 <= sparsity_from={self.sparsity_from} < 1: a share of the rounds")
+        check_declared(self)
         if self.kind == "all" and self.sparsity:
             raise ValueError(f"sparsity={self.sparsity} needs a mask: this method keeps every coordinate")
         if (self.kind == "drop") != (self.drop != "none"):

@@ -12,7 +12,7 @@ Under weight standardisation a stored 0 is not an absent connection: the kernel 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,8 +20,30 @@ from torch import Tensor
 
 from fedlsg.masks.rules import check_sparsity, frozen_count, smallest
 from fedlsg.randomness import public_generator
+from fedlsg.setting import Setting, check_declared
 
-PruneKind = Literal["none", "random", "synflow", "dp-snip"]
+PruneKind = Annotated[
+    Literal["none", "random", "synflow", "dp-snip"],
+    Setting("How weights are removed before training; dp-snip alone reads data.", name="prune"),
+]
+PruneRate = Annotated[
+    float,
+    Setting(
+        "Share of the weights that is removed before training.", "share", at_least=0, below=1, name="prune_rate",
+        why="it is the share of weights that is removed",
+    ),
+]  # fmt: skip
+PruneEpsilonShare = Annotated[
+    float,
+    Setting(
+        "Share of epsilon that dp-snip spends.", "share", above=0, below=1, name="prune_epsilon_share",
+        why="training needs the rest",
+    ),
+]  # fmt: skip
+PruneClipNorm = Annotated[
+    float,
+    Setting("Norm to which dp-snip clips saliencies.", "norm", above=0, below=math.inf, name="prune_clip_norm"),
+]
 Weights = Mapping[str, Tensor]
 Masks = dict[str, Tensor]
 
@@ -35,21 +57,14 @@ class Prune:
     """
 
     kind: PruneKind = "none"
-    rate: float = 0.0
-    epsilon_share: float = 0.1
-    clip_norm: float = 1.0
+    rate: PruneRate = 0.0
+    epsilon_share: PruneEpsilonShare = 0.1
+    clip_norm: PruneClipNorm = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(PruneKind):
-            raise ValueError(f"expected prune in {get_args(PruneKind)}, got {self.kind!r}")
-        if not 0 <= self.rate < 1:
-            raise ValueError(f"expected 0 <= prune_rate={self.rate} < 1: it is the share of weights that is removed")
+        check_declared(self)
         if self.kind == "none" and self.rate:
             raise ValueError(f"prune_rate={self.rate} needs a kind of pruning: random, synflow or dp-snip")
-        if not 0 < self.epsilon_share < 1:
-            raise ValueError(f"expected 0 < prune_epsilon_share={self.epsilon_share} < 1: training needs the rest")
-        if not 0 < self.clip_norm < math.inf:
-            raise ValueError(f"expected 0 < prune_clip_norm={self.clip_norm} < inf")
 
     @property
     def active(self) -> bool:

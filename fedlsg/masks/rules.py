@@ -5,15 +5,18 @@ Symbols as in masks.py.
 """
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from fedlsg.setting import Setting
 from fedlsg.tensors import matrix_in_memory_order, sum_over_taps
 
-Direction = Literal["top", "bottom"]
+Direction = Annotated[
+    Literal["top", "bottom"], Setting("Which units are kept: the most important (top) or the least (bottom).")
+]
 
 
 def unit_importance(W: Tensor) -> tuple[Float[Tensor, " m"], Float[Tensor, " n_or_c"]]:

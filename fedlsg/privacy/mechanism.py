@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,7 @@ from torch import Tensor
 from fedlsg.frame import Group
 from fedlsg.gradients import Held
 from fedlsg.randomness import SecretStream
+from fedlsg.setting import Setting, check_declared
 from fedlsg.tensors import exactly, in_memory_order, own_order
 
 MechanismKind = Literal["dp", "clip-only", "noise-only", "none"]
@@ -39,6 +40,15 @@ SMALLEST_CLIP_NORM = 1e-30
 LARGEST_CLIP_NORM = 1e30
 """Far above it the float32 sum of two clipped gradients overflows, which no noise hides: infinite stays infinite."""
 
+ClipNorm = Annotated[
+    float,
+    Setting("Clip norm C of an example's gradient.", "norm", at_least=SMALLEST_CLIP_NORM, at_most=LARGEST_CLIP_NORM),
+]
+NoiseMultiplier = Annotated[
+    float,
+    Setting("Noise over clip norm, instead of a target.", above=0, below=math.inf, aliases=("sigma", "noise", "z")),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
@@ -54,19 +64,24 @@ class Mechanism:
     ``noise_share`` scales the noise of one client where an ideal secure sum is assumed (1 otherwise).
     """
 
-    kind: MechanismKind = "dp"
-    clip_norm: float = 1.0
-    noise_multiplier: float = 1.0
-    clip: ClipKind = "joint"
-    norms_clip_weight: float = 1.0
-    classifier_clip_weight: float = 1.0
-    noise_share: float = 1.0
+    kind: Annotated[
+        MechanismKind, Setting("What happens to examples' gradients; only dp is private.", name="mechanism")
+    ] = "dp"
+    clip_norm: ClipNorm = 1.0
+    noise_multiplier: NoiseMultiplier = 1.0
+    clip: Annotated[ClipKind, Setting("Clip an example's whole gradient, or each block of it on its own.")] = "joint"
+    norms_clip_weight: Annotated[
+        float, Setting("Weight of norm layers' gradients in the clip.", "factor", above=0, below=math.inf)
+    ] = 1.0
+    classifier_clip_weight: Annotated[
+        float, Setting("Weight of the classifier's gradients in the clip.", "factor", above=0, below=math.inf)
+    ] = 1.0
+    noise_share: Annotated[float, Setting("Share of the noise that one client adds.", "share", above=0, at_most=1)] = (
+        1.0
+    )
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(MechanismKind):
-            raise ValueError(f"expected mechanism in {get_args(MechanismKind)}, got {self.kind!r}")
-        if self.clip not in get_args(ClipKind):
-            raise ValueError(f"expected clip in {get_args(ClipKind)}, got {self.clip!r}")
+        check_declared(self, without=("clip_norm", "noise_multiplier"))  # a mechanism that uses neither may have any
         if (self.clips or self.adds_noise) and not SMALLEST_CLIP_NORM <= self.clip_norm <= LARGEST_CLIP_NORM:
             raise ValueError(f"expected {SMALLEST_CLIP_NORM} <= clip_norm={self.clip_norm} <= {LARGEST_CLIP_NORM}")
         if self.adds_noise and not 0 < self.noise_multiplier < math.inf:
@@ -74,11 +89,6 @@ class Mechanism:
                 f"expected 0 < noise_multiplier={self.noise_multiplier} < inf under mechanism {self.kind!r}; "
                 "for training without noise choose mechanism 'none' or 'clip-only'"
             )
-        for name in ("norms_clip_weight", "classifier_clip_weight"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"expected 0 < {name}={getattr(self, name)} < inf")
-        if not 0 < self.noise_share <= 1:
-            raise ValueError(f"expected 0 < noise_share={self.noise_share} <= 1")
 
     def weight_of(self, group: Group) -> float:
         """Weight of a group of parameters in the clip."""

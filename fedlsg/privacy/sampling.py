@@ -1,19 +1,24 @@
 """Poisson batches: every example joins every step independently with probability q."""
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from fedlsg.randomness import SecretStream
+from fedlsg.setting import Setting, check_value
+
+SampleRate = Annotated[
+    float,
+    Setting("Poisson rate q: the chance of every example in every step.", above=0, at_most=1, aliases=("q", "rate")),
+]
 
 
 def check_sample_rate(sample_rate: float) -> None:
     """Raise ValueError unless 0 < q <= 1."""
-    if not 0 < sample_rate <= 1:
-        raise ValueError(f"expected 0 < {sample_rate=} <= 1")
+    check_value("sample_rate", SampleRate, sample_rate)
 
 
 class BernoulliSource(Protocol):

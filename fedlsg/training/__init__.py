@@ -1,7 +1,7 @@
 """A client's private steps in one frame, and the server's step on their sum."""
 
 from fedlsg.training.client import client_step, norm_bound, per_unit
-from fedlsg.training.compression import Compression, check_memory, largest
+from fedlsg.training.compression import Compression, TopkRate, check_memory, largest
 from fedlsg.training.local import Batch, LocalTraining, Positions
 from fedlsg.training.microbatches import Groups, together
 from fedlsg.training.server import aggregate, server_step
@@ -15,6 +15,7 @@ __all__ = [
     "Groups",
     "LocalTraining",
     "Positions",
+    "TopkRate",
     "add_reconstruction",
     "aggregate",
     "check_memory",

@@ -9,6 +9,7 @@ of them. It is refused wherever a mechanism promises anything, and never leaves 
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,6 +17,15 @@ from torch import Tensor
 from fedlsg.carriers import Carrier
 from fedlsg.masks import Mask, Prune, smallest
 from fedlsg.privacy import Mechanism
+from fedlsg.setting import Setting, check_declared
+
+TopkRate = Annotated[
+    float,
+    Setting(
+        "Share of the coordinates that a client sends.", "share", above=0, at_most=1,
+        why="the share of the values that is sent",
+    ),
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +35,11 @@ class Compression:
     ``error_feedback``: what is left out, by this choice, by factors or by the codec, is added to the next values.
     """
 
-    topk_rate: float = 1.0
+    topk_rate: TopkRate = 1.0
     error_feedback: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.topk_rate <= 1:
-            raise ValueError(f"expected 0 < topk_rate={self.topk_rate} <= 1: the share of the values that is sent")
+        check_declared(self)
         if self.chooses and not self.error_feedback:
             raise ValueError(f"topk_rate={self.topk_rate} without error feedback never sends what is small")
 

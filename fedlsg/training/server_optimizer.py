@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from torch import nn
@@ -11,10 +11,24 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from fedlsg.frame import Group, group_of
+from fedlsg.setting import Setting, check_declared
 
 Estimator = Literal["eq3", "averaged"]
 OptimizerName = Literal["sgd", "adam"]
 Schedule = Literal["constant", "linear", "cosine", "exponential", "step"]
+
+LearningRate = Annotated[float, Setting("Learning rate of the server.", above=0, below=math.inf, aliases=("lr", "eta"))]
+NormsRate = Annotated[float, Setting("Learning rate of norm layers, if another.", above=0, below=math.inf)]
+ClassifierRate = Annotated[float, Setting("Learning rate of the classifier, if another.", above=0, below=math.inf)]
+FinalRate = Annotated[
+    float,
+    Setting("Learning rate at the end of the schedule; 0 without it.", above=0, below=math.inf, aliases=("final_lr",)),
+]
+Decay = Annotated[
+    float, Setting("Weight decay of the server's optimizer.", at_least=0, below=math.inf, aliases=("wd",))
+]
+Dropped = Annotated[float, Setting("Share of each lifted gradient that is dropped.", "share", at_least=0, below=1)]
+Ema = Annotated[float, Setting("Decay of the average of weights that is evaluated; 0: none.", at_least=0, below=1)]
 
 STEPS = (0.3, 0.6, 0.8)
 """Where in a run the schedule "step" drops: RGP's code (001) divides by 5 at these shares of it."""
@@ -34,30 +48,20 @@ class After:
     min(ema, (1 + t) / (10 + t)) after t updates (De et al. 2022).
     """
 
-    estimator: Estimator = "eq3"
-    optimizer: OptimizerName = "sgd"
-    learning_rate: float = 0.1
-    final_learning_rate: float | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    schedule: Schedule = "constant"
-    norms_learning_rate: float | None = None
-    classifier_learning_rate: float | None = None
-    sparsify_update: float = 0.0
-    ema: float = 0.0
+    estimator: Annotated[Estimator, Setting("Lift carriers by Eq. 3, or average the two copies of the core.")] = "eq3"
+    optimizer: Annotated[OptimizerName, Setting("Optimizer of the server.")] = "sgd"
+    learning_rate: LearningRate = 0.1
+    final_learning_rate: FinalRate | None = None
+    momentum: Annotated[float, Setting("Momentum of the server's SGD.", at_least=0, below=1)] = 0.0
+    weight_decay: Decay = 0.0
+    schedule: Annotated[Schedule, Setting("How the learning rate falls over the run.")] = "constant"
+    norms_learning_rate: NormsRate | None = None
+    classifier_learning_rate: ClassifierRate | None = None
+    sparsify_update: Dropped = 0.0
+    ema: Ema = 0.0
 
     def __post_init__(self) -> None:
-        for name, options in (("estimator", Estimator), ("optimizer", OptimizerName), ("schedule", Schedule)):
-            if getattr(self, name) not in get_args(options):
-                raise ValueError(f"expected {name} in {get_args(options)}, got {getattr(self, name)!r}")
-        for name in ("learning_rate", "final_learning_rate", "norms_learning_rate", "classifier_learning_rate"):
-            rate = getattr(self, name)
-            if rate is not None and not 0 < rate < math.inf:
-                raise ValueError(f"expected 0 < {name}={rate} < inf")
-        if not 0 <= self.ema < 1 or not 0 <= self.sparsify_update < 1:
-            raise ValueError(f"expected 0 <= ema={self.ema} < 1 and 0 <= sparsify_update={self.sparsify_update} < 1")
-        if not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"expected 0 <= momentum={self.momentum} < 1 and weight_decay={self.weight_decay} >= 0")
+        check_declared(self)
         if self.optimizer == "adam" and self.momentum:
             raise ValueError(f"optimizer 'adam' has its own moments: it takes no momentum={self.momentum}")
         if self.final_learning_rate is not None and self.schedule == "constant":

@@ -3,9 +3,10 @@
 A simulated client's account is its ledger in the run's directory; a deployed client has ``node.account``.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -94,3 +95,24 @@ class SimulatedAccount:
     def keep_truth(self, round: int, drawn: Sequence[Tensor]) -> None:
         if self.settings.record_updates:
             self.run.save_truth(round, self.client, torch.cat(list(drawn)))
+
+
+_DIRECTORIES: dict[Settings, str] = {}
+
+
+def own_directory(settings: Settings, announced: str) -> RunDir:
+    """Where a simulated client keeps its ledger: its own setting, else the first place that was ``announced``.
+
+    A server that names another place later would hand out a fresh budget: ValueError.
+    """
+    own = _DIRECTORIES.setdefault(settings, settings.run_dir or announced)
+    path = _resolved(own, os.getcwd())
+    if path != _resolved(announced, os.getcwd()):
+        raise ValueError(f"the server names the run directory {announced}, this client's ledger is in {own}")
+    return RunDir(path)
+
+
+@lru_cache(maxsize=16)
+def _resolved(path: str, working_directory: str) -> Path:
+    """Asked for every client of every round, it would be a hundredth of a small round."""
+    return Path(working_directory, path).resolve()

@@ -7,7 +7,6 @@
 The model of the replica is the one that clients train: whoever trains it puts its weights back.
 """
 
-import hashlib
 import io
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +22,10 @@ from fedlsg.state.server_update import read_steps
 from simulations.grids.grouped import in_simulation
 from simulations.grids.virtual import SHARED
 from simulations.plan.plan import Base
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.steps import CHECKSUM, StepFiles, coding
+from simulations.rundir.steps import StepFiles
+from simulations.settings.downlink import coding
 from strategies.federation.replica_wire import NOWHERE, Reference, digest_of, read_beside, read_missed, read_reference
 from strategies.federation.wire import Announcement, read_weights
 
@@ -196,16 +196,13 @@ class Replica:
         body = io.BytesIO()
         server = self.state.state_dict() | {"initial": {}}
         torch.save({"version": known.version, "server": server}, body)
-        content = body.getbuffer()
-        write_atomically(path, hashlib.sha256(content).digest(), bytes(content), durable=False)
+        sealed.save_bytes(path, body.getvalue())
 
     def _load(self, path: Path) -> int | None:
         try:
-            content = path.read_bytes()
-            if hashlib.sha256(content[CHECKSUM:]).digest() != content[:CHECKSUM]:
-                return None
+            content = sealed.load_bytes(path)
             self._at_start = False
-            saved = torch.load(io.BytesIO(content[CHECKSUM:]), map_location="cpu", weights_only=True)
+            saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
             self.state.load_state_dict(saved["server"])
         except (OSError, ValueError):
             return None

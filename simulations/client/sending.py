@@ -13,7 +13,7 @@ from fedlsg.state import keeps_memory
 from fedlsg.training import largest
 from simulations.plan.plan import Base
 from simulations.rundir.feedback_box import FeedbackBox
-from simulations.rundir.files.atomic import Outbox
+from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
 from strategies.federation.wire import Announcement
 

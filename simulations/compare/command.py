@@ -25,9 +25,9 @@ from simulations.compare.terminal import print_panels, terminal_table
 from simulations.compare.view import PLAIN, View
 from simulations.compare.worker import Outcome
 from simulations.engines.runtime.processes import sigterm_raises
-from simulations.plan.continuity import exclusive
 from simulations.report.run_page import run_page
 from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.lock import exclusive
 from simulations.rundir.results import Result
 from simulations.rundir.rundir import RunDir
 

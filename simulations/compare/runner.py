@@ -25,7 +25,6 @@ from simulations.settings.settings import as_config, parse
 
 LOOK_SECONDS = 0.5  # between two looks at the progress of running cells
 PATIENCE = 0.25  # a cell may run this share of the budget longer than the budget before it is interrupted
-UNFINISHED = ("not run", "interrupted")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,11 +19,10 @@ that failed may quote its data.
 """
 
 import csv
-import os
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ import numpy as np
 import tomli_w
 from torch import Tensor
 
-from fedlsg.privacy import ledger_path
+from fedlsg.privacy import ledger_path, merge
 from simulations.rundir import arrays, checkpoint
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.files.private_files import make_folder
@@ -122,6 +121,35 @@ class RunDir:
     def replica(self, client: int) -> Path:
         """The public state as a client on a machine of its own last had it."""
         return self.path / "replicas" / f"client-{client:06d}.bin"
+
+    def merge_ledgers(self) -> None:
+        """Write ledger.jsonl, the entries of all clients."""
+        merge(self.ledgers.glob("client-*.jsonl"), self.path / "ledger.jsonl")
+
+    def write_data_digest(self, digest: str) -> None:
+        """Write the digest of all training rows, for the owner alone: it is as secret as the rows."""
+        write_atomically(self.data_digest, seal({"rows": digest}), private=True)
+
+    def read_data_digest(self) -> str:
+        """The digest of all training rows. Raises ValueError where it is missing or damaged."""
+        otherwise = "the data cannot be compared with those before; restore it from a copy, or start a new run"
+        try:
+            return str(unseal(self.data_digest, otherwise=otherwise)["rows"])
+        except FileNotFoundError:
+            raise ValueError(f"{self.data_digest} is missing: {otherwise}") from None
+
+    def write_sent(self, note: Mapping[str, Any]) -> None:
+        """Note what the current round sends down. Not synced: a note that is lost is a round that is not counted."""
+        write_atomically(self.sent, seal(note), durable=False)
+
+    def read_sent(self) -> dict[str, Any]:
+        """What was noted, attempt 0 where nothing was. Raises DamagedError."""
+        try:
+            return unseal(
+                self.sent, otherwise="remove it to go on; what an interrupted round sent down is then not counted"
+            )
+        except FileNotFoundError:
+            return {"attempt": 0}
 
     def save_update(self, round: int, client: int, payload: bytes) -> None:
         """Record a payload as it was sent."""
@@ -214,27 +242,6 @@ class RunDir:
     def last_round(self) -> int:
         """The last finished round, 0 for a new run."""
         return int(self.resume_point()[0]["server"]["round"]) if self.has_checkpoint else 0
-
-
-def own_directory(settings: Settings, announced: str) -> RunDir:
-    """Where a simulated client keeps its ledger: its own setting, else the first place that was ``announced``.
-
-    A server that names another place later would hand out a fresh budget: ValueError.
-    """
-    own = _DIRECTORIES.setdefault(settings, settings.run_dir or announced)
-    path = _resolved(own, os.getcwd())
-    if path != _resolved(announced, os.getcwd()):
-        raise ValueError(f"the server names the run directory {announced}, this client's ledger is in {own}")
-    return RunDir(path)
-
-
-@lru_cache(maxsize=16)
-def _resolved(path: str, working_directory: str) -> Path:
-    """Asked for every client of every round, it would be a hundredth of a small round."""
-    return Path(working_directory, path).resolve()
-
-
-_DIRECTORIES: dict[Settings, str] = {}
 
 
 def create(out: str | None, settings: Settings) -> RunDir:

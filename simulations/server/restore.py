@@ -12,11 +12,11 @@ from typing import Any
 
 from fedlsg.privacy import read_entries, verify_extends
 from simulations.rundir.feedback_box import FeedbackBox
-from simulations.rundir.files.atomic import Outbox, write_atomically
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files.journal import Journal, verified
 from simulations.rundir.files.private_files import make_file
 from simulations.rundir.files.sealed import DamagedError
-from simulations.rundir.journal import Journal, verified
-from simulations.rundir.noted_downlink import read_note
+from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.steps import StepFiles
 
@@ -61,7 +61,7 @@ def restore(run: RunDir) -> Restored:
     tables = ((run.rounds, state["rounds"]), (run.messages, state["messages"]))
     for path, mark in tables:
         verified(path, mark)
-    read_note(run.sent)
+    run.read_sent()
     boxes = _boxes(run)
     for box in boxes:
         box.check()

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 from fedlsg.method import Method
+from fedlsg.payload import DEFAULT_STEP
+from fedlsg.state import Coding
 from simulations.settings.settings import Settings
 
 
@@ -33,3 +35,8 @@ def check_downlink(s: Settings, method: Method) -> None:
             "downlink_codec 'noise-floor' takes its grid from the noise in the sum, and codec 'sign' leaves one of no "
             "known deviation there: choose downlink_codec=float32 or int8"
         )
+
+
+def coding(s: Settings) -> Coding:
+    """How updates go down."""
+    return Coding(codec=s.downlink_codec or "float32", floor_step=s.noise_floor_step or DEFAULT_STEP)

@@ -20,7 +20,7 @@ from strategies.federation.wire import read_update
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Expectations:
-    """The public terms of a round, by client. ``copies``: of the ledgers of deployed clients, None in a simulation."""
+    """The public terms of a round, by client. ``copies``: ledgers of deployed clients, None in a simulation."""
 
     state: ServerState
     settings: FederationSettings
@@ -29,8 +29,8 @@ class Expectations:
     def read(self, reply: Message, partition: int, common: RoundPlan, report: RoundReport) -> Tensor:
         """The values of a reply; bytes and payload are entered in the report.
 
-        Raises for an error, a payload that does not pass ``unpack`` and, from a deployed client, a ledger that does
-        not show what was announced.
+        Raises for an error, for a payload that does not pass ``unpack`` and, from a deployed client, for a ledger
+        without the announced entry.
         """
         if reply.has_error():
             raise RuntimeError(f"[{reply.error.code}] {reply.error.reason}")
@@ -51,14 +51,14 @@ class Expectations:
         return self.settings.terms[partition].of(phase)
 
     def noise_of_sum(self, partitions: Iterable[int], common: RoundPlan) -> float:
-        """Deviation of the noise on each coordinate of the sum of these clients' values."""
+        """Standard deviation of the noise on each coordinate of the sum of these clients' values."""
         plans = {partition: common.for_client(self.terms(partition, common.phase)) for partition in partitions}
         each = [self._dither(partition, plan) for partition, plan in plans.items()]
         coarse = self.settings.codec == "noise-floor"
         return math.hypot(*(one.received_noise if coarse else one.noise_std for one in each))
 
     def _dither(self, partition: int, plan: RoundPlan) -> Dither:
-        """What the server knows of a client's quantisation in this round."""
+        """The public parameters of a client's quantization in this round."""
         floor_step = self.settings.floor_step
         return Dither(seed=self.state.seed, client=partition, noise_std=plan.noise_std, floor_step=floor_step)
 

@@ -1,12 +1,14 @@
 """DP-PowerSGD: dense DP-SGD whose noised update is sent as rank-r factors (Vogels et al. 2019; baseline of 001)."""
 
-from fedlsg.carriers import Carrier
+from fedlsg.carriers import Carrier, PowerSteps, Rank, Warmup
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import After
 
 
-def recipe(*, rank: int = 4, power_steps: int = 1, warmup: int = 1, mechanism: Mechanism, after: After) -> Method:
+def recipe(
+    *, rank: Rank = 4, power_steps: PowerSteps = 1, warmup: Warmup = 1, mechanism: Mechanism, after: After
+) -> Method:
     """Dense per-example gradients, clip and noise; one power step from a shared start makes the factors."""
     carrier = Carrier(kind="factors", rank=rank, power_steps=power_steps, warmup=warmup)
     return Method(name="dp-powersgd", carrier=carrier, mechanism=mechanism, after=after)

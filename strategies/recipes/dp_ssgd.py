@@ -4,7 +4,7 @@ Differs from the paper: DP-SNIP clips each example's saliency, not a sum, and is
 with it the whole run keeps within epsilon, rather than epsilon_pp + epsilon_gd by simple addition.
 """
 
-from fedlsg.masks import Drop, Mask, Prune, PruneKind
+from fedlsg.masks import Drop, DropRate, Mask, Prune, PruneClipNorm, PruneEpsilonShare, PruneKind, PruneRate
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import After
@@ -13,11 +13,11 @@ from fedlsg.training import After
 def recipe(
     *,
     prune: PruneKind = "synflow",
-    prune_rate: float = 0.3,
-    prune_epsilon_share: float = 0.1,
-    prune_clip_norm: float = 1.0,
+    prune_rate: PruneRate = 0.3,
+    prune_epsilon_share: PruneEpsilonShare = 0.1,
+    prune_clip_norm: PruneClipNorm = 1.0,
     drop: Drop = "random",
-    drop_rate: float = 0.5,
+    drop_rate: DropRate = 0.5,
     mechanism: Mechanism,
     after: After,
 ) -> Method:
@@ -25,8 +25,6 @@ def recipe(
 
     ``prune="none"`` or ``drop="none"`` switches one of the two off, whatever its rate.
     """
-    if not 0 <= drop_rate < 1:
-        raise ValueError(f"expected 0 <= drop_rate={drop_rate} < 1: the share of the gradients that rests in a step")
     return Method(
         name="dp-ssgd",
         mask=Mask() if drop == "none" else Mask(kind="drop", drop=drop, sparsity=drop_rate),

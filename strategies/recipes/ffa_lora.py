@@ -6,13 +6,13 @@ Differs from the source: the classifier is trained, dense (heads here start at r
 is, from the public seed, so it is never sent; biases and norm scales are frozen as there, unlike in ``lora``.
 """
 
-from fedlsg.carriers import Carrier
+from fedlsg.carriers import Carrier, LoraAlpha, Rank
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import After
 
 
-def recipe(*, rank: int = 8, lora_alpha: float | None = None, mechanism: Mechanism, after: After) -> Method:
+def recipe(*, rank: Rank = 8, lora_alpha: LoraAlpha = None, mechanism: Mechanism, after: After) -> Method:
     """B beside every weight that carriers of this rank would carry; half of what ``lora`` sends where W is square.
 
     ``lora_alpha``: the product is scaled by alpha / rank, by 1 where it is None; linear in B, it acts as a learning

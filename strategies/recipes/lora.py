@@ -1,12 +1,12 @@
 """LoRA under DP-SGD: the factors of a low-rank update are trained, W is frozen (Hu et al. 2022; Yu et al. 2022)."""
 
-from fedlsg.carriers import Carrier
+from fedlsg.carriers import Carrier, LoraAlpha, Rank
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import After
 
 
-def recipe(*, rank: int = 8, lora_alpha: float | None = None, mechanism: Mechanism, after: After) -> Method:
+def recipe(*, rank: Rank = 8, lora_alpha: LoraAlpha = None, mechanism: Mechanism, after: After) -> Method:
     """Two factors beside every weight that carriers of this rank would carry; the server averages and steps them.
 
     ``lora_alpha``: the product is scaled by alpha / rank, by 1 where it is None. Classifier, biases and norm scales

@@ -4,8 +4,8 @@ Differs from the paper: one joint clip over all blocks (``clip="per-block"`` rep
 truthfully); the least important units are frozen, as the paper's text says and its lines 8-9 do not.
 """
 
-from fedlsg.carriers import Carrier
-from fedlsg.masks import Direction, Importance, Mask
+from fedlsg.carriers import Carrier, PowerSteps, Rank, Residual
+from fedlsg.masks import Direction, Importance, Mask, Sparsity, SparsityFrom
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import After
@@ -13,13 +13,13 @@ from fedlsg.training import After
 
 def recipe(
     *,
-    rank: int = 4,
-    sparsity: float = 0.3,
-    power_steps: int = 1,
-    residual: bool = True,
+    rank: Rank = 4,
+    sparsity: Sparsity = 0.3,
+    power_steps: PowerSteps = 1,
+    residual: Residual = True,
     direction: Direction = "top",
     importance: Importance = "weights",
-    sparsity_from: float = 0.0,
+    sparsity_from: SparsityFrom = 0.0,
     mechanism: Mechanism,
     after: After,
 ) -> Method:

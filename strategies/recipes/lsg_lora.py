@@ -3,8 +3,8 @@
 Differs from the paper: one joint clip over all blocks, as for ``lsg``; classifier, biases and norm scales stay dense.
 """
 
-from fedlsg.carriers import Carrier
-from fedlsg.masks import Direction, Mask
+from fedlsg.carriers import Carrier, LoraAlpha, Rank
+from fedlsg.masks import Direction, Mask, Sparsity
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import After
@@ -12,9 +12,9 @@ from fedlsg.training import After
 
 def recipe(
     *,
-    rank: int = 8,
-    sparsity: float = 0.3,
-    lora_alpha: float | None = None,
+    rank: Rank = 8,
+    sparsity: Sparsity = 0.3,
+    lora_alpha: LoraAlpha = None,
     direction: Direction = "top",
     mechanism: Mechanism,
     after: After,

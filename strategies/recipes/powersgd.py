@@ -5,7 +5,7 @@ made: the server adds the clients' products, whose sum may have more than rank r
 history W - W_0 that everyone knows, not from the last Q; memory and lost payloads are as for ``topk``.
 """
 
-from fedlsg.carriers import Carrier
+from fedlsg.carriers import Carrier, PowerSteps, Rank, Warmup
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import After, Compression
@@ -13,7 +13,12 @@ from strategies.recipes.sgd import NON_PRIVATE
 
 
 def recipe(
-    *, rank: int = 4, power_steps: int = 1, warmup: int = 1, mechanism: Mechanism = NON_PRIVATE, after: After
+    *,
+    rank: Rank = 4,
+    power_steps: PowerSteps = 1,
+    warmup: Warmup = 1,
+    mechanism: Mechanism = NON_PRIVATE,
+    after: After,
 ) -> Method:
     """Rank-r factors of gradients plus memory; ``dp-powersgd`` is the private one, without memory."""
     return Method(

@@ -4,7 +4,7 @@ Differs from the paper: QR instead of Gram-Schmidt, Poisson batches instead of s
 authors' vision code uses half of it.
 """
 
-from fedlsg.carriers import Carrier
+from fedlsg.carriers import Carrier, PowerSteps, Rank, Residual, Warmup
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import After
@@ -12,10 +12,10 @@ from fedlsg.training import After
 
 def recipe(
     *,
-    rank: int = 4,
-    power_steps: int = 1,
-    warmup: int = 1,
-    residual: bool = True,
+    rank: Rank = 4,
+    power_steps: PowerSteps = 1,
+    warmup: Warmup = 1,
+    residual: Residual = True,
     mechanism: Mechanism,
     after: After,
 ) -> Method:

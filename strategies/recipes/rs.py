@@ -4,8 +4,8 @@
 ``ranking="gradients"`` is its ranked sparsification, Algorithm 4.
 """
 
-from fedlsg.carriers import Carrier, CarrierKind
-from fedlsg.masks import Mask, Ranking, Redraw
+from fedlsg.carriers import Carrier, Rank, StepCarrier
+from fedlsg.masks import Cooling, Mask, Ranking, Redraw, Sparsity, SparsityFrom
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import After
@@ -13,13 +13,13 @@ from fedlsg.training import After
 
 def recipe(
     *,
-    sparsity: float = 0.5,
-    cooling: bool = True,
+    sparsity: Sparsity = 0.5,
+    cooling: Cooling = True,
     redraw: Redraw = "epoch",
     ranking: Ranking = "random",
-    sparsity_from: float = 0.0,
-    carrier: CarrierKind = "dense",
-    rank: int = 4,
+    sparsity_from: SparsityFrom = 0.0,
+    carrier: StepCarrier = "dense",
+    rank: Rank = 4,
     mechanism: Mechanism,
     after: After,
 ) -> Method:

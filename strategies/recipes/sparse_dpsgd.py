@@ -3,7 +3,7 @@
 Differs from the source: scales and biases stay dense, and the rate is per weight tensor, as in ``lsg``.
 """
 
-from fedlsg.masks import Mask
+from fedlsg.masks import Mask, Refresh, Sparsity, SparsityFrom
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import After
@@ -11,9 +11,9 @@ from fedlsg.training import After
 
 def recipe(
     *,
-    sparsity: float = 0.5,
-    refresh: bool = False,
-    sparsity_from: float = 0.0,
+    sparsity: Sparsity = 0.5,
+    refresh: Refresh = False,
+    sparsity_from: SparsityFrom = 0.0,
     mechanism: Mechanism,
     after: After,
 ) -> Method:

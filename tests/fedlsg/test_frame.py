@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.lowrank import average_core, project, reconstruct
-from tests.fedlsg.gradient_oracle import flat_gradient, make_frame
+from tests.fedlsg.support.gradient_oracle import flat_gradient, make_frame
 
 seeds = st.integers(0, 10_000)
 

@@ -15,7 +15,7 @@ from fedlsg.method import LocalTraining, Method, Schedule, aggregate, make_frame
 from fedlsg.payload.message import Expected, pack, unpack
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.server_optimizer import After, make_optimizer
-from tests.fedlsg.step_oracle import (
+from tests.fedlsg.support.step_oracle import (
     EXACT,
     EXAMPLES,
     FRAMES,

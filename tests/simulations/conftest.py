@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from simulations.cli import app as cli
-from tests.simulations.runs import Run, run_local, stopped_after
+from tests.simulations.support.runs import Run, run_local, stopped_after
 
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("deterministic")

@@ -27,7 +27,7 @@ from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
 from fedlsg.state.server_state import ServerState, load_weights
 from strategies import default_mechanism, own_settings, recipe
-from strategies.federation.wire import Announcement, announcement, read_kept
+from strategies.federation.wire import Announcement, announced_to, kept_record, read_kept
 
 WIDTH, FEATURES, EXAMPLES, SEED = 48, 20, 7, 3
 SCHEDULE = Schedule(rounds=3, sample_rate=0.5)
@@ -185,7 +185,7 @@ def announced_positions(state: ServerState) -> Tensor | None:
         round=UPDATES + 1, updates=UPDATES, frame_digest=state.frame().digest, sample_rate=0.5, noise_multiplier=1.0,
         expected_batch=1.0, run_dir="",
     )  # fmt: skip
-    return read_kept(announcement(state.weights, announced, ranked=state.frame()), len(state.weights))
+    return read_kept(announced_to({"kept": kept_record(state.frame())}, announced), len(state.weights))
 
 
 def random_values(frame: Frame, seed: int) -> Tensor:

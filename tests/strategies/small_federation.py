@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
@@ -16,7 +16,16 @@ from fedlsg.state.server_state import ServerState
 from simulations.engines.local import LocalGrid
 from strategies import recipe
 from strategies.federation.report import RoundReport
-from strategies.federation.wire import flat_record, identity, read_round, update
+from strategies.federation.wire import (
+    Announcement,
+    announced_to,
+    flat_record,
+    frame_record,
+    identity,
+    kept_record,
+    read_round,
+    update,
+)
 from strategies.strategy import FederationSettings, FedLSG
 
 EXAMPLES = 50
@@ -47,6 +56,31 @@ def public_terms(clients: int, **more: float) -> list[ClientTerms]:
     """Terms of clients of different sizes."""
     common = {"sample_rate": 0.5, "noise_multiplier": 1.0} | more
     return [ClientTerms(num_examples=EXAMPLES + i, **common) for i in range(clients)]
+
+
+class StepsInMemory(dict[int, bytes]):
+    """The steps of a sparse downlink, for one process."""
+
+    def save(self, version: int, step: bytes) -> None:
+        self[version] = step
+
+    def load(self, version: int) -> bytes:
+        if version not in self:
+            raise ValueError(f"no step leads to version {version}")
+        return self[version]
+
+    def cut(self, version: int) -> None:
+        for later in [v for v in self if v > version]:
+            del self[later]
+
+
+def announcement(
+    weights: Tensor, announced: Announcement, frame: Frame | None = None, ranked: Frame | None = None
+) -> RecordDict:
+    """Content of a train message with the whole weights; with a frame that cannot be derived, or its positions."""
+    frames = {} if frame is None else {"frame": frame_record(frame)}
+    kept = {} if ranked is None else {"kept": kept_record(ranked)}
+    return announced_to({"weights": flat_record(weights), **frames, **kept}, announced)
 
 
 class Federation:

@@ -25,7 +25,6 @@ from fedlsg.accounting.bounds import (
     compose,
     epsilon,
     max_steps,
-    shuffled,
 )
 
 few = settings(max_examples=12, deadline=None, derandomize=True)
@@ -202,13 +201,6 @@ def test_epsilon_is_monotone_in_steps_rate_and_noise():
         values = [upper(**{name: value}) for value in rising]
         assert values == sorted(values), name
         assert len(set(values)) == len(values), name
-
-
-def test_shuffled_batches_gain_nothing_from_sampling():
-    assert_covers(shuffled(noise_multiplier=1.0, epochs=1, delta=1e-5), exact_full_batch(1.0, 1, 1e-5))
-    # One epoch of 50 batches, at least 4.21 by a lower bound; entered as Poisson steps it would claim 1.14.
-    assert shuffled(noise_multiplier=1.0, epochs=1, delta=1e-5).lower >= 4.21
-    assert epsilon(sample_rate=1 / 50, noise_multiplier=1.0, steps=50, delta=1e-5).upper < 1.2
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------

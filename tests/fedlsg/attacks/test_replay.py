@@ -10,7 +10,7 @@ import fedlsg.attacks.replay as module
 from fedlsg.attacks.replay import dense_gradients, in_frame, lifted, replay
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.training.client import LocalTraining
-from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 METHODS = ["lsg", "rgp", "rgp-random", "rs", "dpsgd", "sparse-dpsgd", "dp-powersgd", "lora", "linear-probe"]
 IMAGES, LABELS = digits(3)

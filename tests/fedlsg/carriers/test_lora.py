@@ -13,7 +13,7 @@ from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import check_supported, trainable
 from fedlsg.masks.mask import Mask, keep_units, unit_importance
 from fedlsg.method import Method, Schedule, make_frame
-from tests.fedlsg.gradient_oracle import cross_entropy
+from tests.fedlsg.support.gradient_oracle import cross_entropy
 
 LORA = Carrier(kind="lora", rank=2, alpha=6.0)
 

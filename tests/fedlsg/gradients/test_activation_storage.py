@@ -16,10 +16,10 @@ from fedlsg.gradients.activation_storage import ActivationStorage
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.precision import Numbers
 from fedlsg.gradients.supported import UnsupportedLayerError
-from tests.fedlsg.gradient_oracle import cross_entropy, make_frame, squared_error
 from tests.fedlsg.gradients.test_per_example_pass import Custom, failing_loss, in_place_after_the_call, state
 from tests.fedlsg.gradients.test_precision import ROUNDED, STORED, distances, standardised
-from tests.fedlsg.problems import make, mlp
+from tests.fedlsg.support.gradient_oracle import cross_entropy, make_frame, squared_error
+from tests.fedlsg.support.problems import make, mlp
 
 VIEWS = {
     "as it is": lambda t: t,

@@ -11,7 +11,7 @@ from fedlsg.gradients.ghost import Held, worth_holding
 from fedlsg.gradients.per_example import held_gradients, per_example_gradients
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.training.client import holds
-from tests.fedlsg.gradient_oracle import cross_entropy, make_frame
+from tests.fedlsg.support.gradient_oracle import cross_entropy, make_frame
 
 quick = settings(max_examples=40, deadline=None)
 CLIP = Mechanism(kind="clip-only", clip_norm=0.01)

@@ -10,7 +10,7 @@ import fedlsg.gradients.conv as conv_gradients
 from fedlsg.frame import Keep
 from fedlsg.gradients.layers import ConvGradients, LinearGradients, kept_values, units
 from fedlsg.gradients.per_example import per_example_gradients
-from tests.fedlsg.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
 
 sizes = st.integers(1, 7)
 quick = settings(max_examples=60, deadline=None)

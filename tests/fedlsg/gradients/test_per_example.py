@@ -14,8 +14,8 @@ import fedlsg.gradients.per_example as persample
 from fedlsg.frame import Frame
 from fedlsg.gradients.layers import LinearGradients
 from fedlsg.gradients.per_example import per_example_gradients
-from tests.fedlsg.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
-from tests.fedlsg.problems import cnn, make, mlp, transformer
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
+from tests.fedlsg.support.problems import cnn, make, mlp, transformer
 
 problems = pytest.mark.parametrize("problem", [mlp, cnn, transformer])
 

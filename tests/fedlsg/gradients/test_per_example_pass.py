@@ -15,8 +15,8 @@ import fedlsg.gradients.per_example as persample
 from fedlsg.frame import EVERYTHING, Frame, Keep
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError
-from tests.fedlsg.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive, squared_error
-from tests.fedlsg.problems import cnn, make, mlp, transformer
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive, squared_error
+from tests.fedlsg.support.problems import cnn, make, mlp, transformer
 
 problems = pytest.mark.parametrize("problem", [mlp, cnn, transformer])
 

@@ -23,9 +23,9 @@ from fedlsg.gradients.precision import FLOAT32, Numbers
 from fedlsg.gradients.standardized import StandardizedConv2d
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
 from fedlsg.training.client import LocalTraining
-from tests.fedlsg.gradient_oracle import cross_entropy, make_frame, naive
-from tests.fedlsg.problems import Problem, cnn, make, mlp, transformer
-from tests.fedlsg.step_oracle import EMPTY, NOISY, problem
+from tests.fedlsg.support.gradient_oracle import cross_entropy, make_frame, naive
+from tests.fedlsg.support.problems import Problem, cnn, make, mlp, transformer
+from tests.fedlsg.support.step_oracle import EMPTY, NOISY, problem
 
 ROUNDED = 2**-8
 STORED = Numbers(activation_storage="bfloat16")

@@ -12,8 +12,8 @@ import fedlsg.gradients.rematerialize
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.rematerialize import Rebuilding, Rebuilt
 from fedlsg.gradients.standardized import StandardizedConv2d
-from tests.fedlsg.gradient_oracle import TOLERANCE, error, naive
 from tests.fedlsg.gradients.test_per_example_pass import cross_entropy, make_frame
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, naive
 
 B, C = 3, 8
 Forward = Callable[[nn.ModuleDict, Tensor], Tensor]

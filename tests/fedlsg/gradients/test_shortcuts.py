@@ -15,7 +15,7 @@ from fedlsg.tensors.products import batch_times_transposed, times_transposed
 from fedlsg.training.server import linear_in_the_gradient, server_step
 from fedlsg.training.server_optimizer import After, make_optimizer
 from fedlsg.training.update import add_reconstruction, move
-from tests.fedlsg.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
 
 
 def wide() -> tuple[nn.Module, Tensor, Tensor]:

@@ -17,7 +17,7 @@ from fedlsg.gradients.hooked_layers import plan
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.standardized import EPS, StandardizedConv2d, finish_left, finish_right, note_output, standardize
 from fedlsg.gradients.supported import UnsupportedLayerError, check_supported
-from tests.fedlsg.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
 
 masks = {"sparsity": st.sampled_from([0.0, 0.3, 0.5]), "rank": st.integers(1, 4), "flat": st.booleans()}
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.supported import UnsupportedLayerError, check_frame, check_supported, trainable
-from tests.fedlsg.gradient_oracle import make_frame
+from tests.fedlsg.support.gradient_oracle import make_frame
 
 
 class Bare(nn.Module):

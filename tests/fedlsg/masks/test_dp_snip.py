@@ -11,7 +11,7 @@ from fedlsg.masks.pruning import Prune, prunable
 from fedlsg.method import LocalTraining, Method
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream
-from tests.fedlsg.step_oracle import DENSE, EXACT, Problem, cnn, mlp, problem
+from tests.fedlsg.support.step_oracle import DENSE, EXACT, Problem, cnn, mlp, problem
 
 CLIP = 0.05
 METHOD = Method(name="test", prune=Prune(kind="dp-snip", rate=0.5, clip_norm=CLIP))

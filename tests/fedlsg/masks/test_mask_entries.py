@@ -15,9 +15,9 @@ from fedlsg.masks.pruning import Prune
 from fedlsg.masks.rules import smallest
 from fedlsg.method import Method, initial_needed
 from fedlsg.privacy.mechanism import Mechanism
-from tests.fedlsg.mask_oracle import blocks_of, kept_by, naive, weights
-from tests.fedlsg.step_oracle import CLIP_ONLY, DENSE, EMPTY, EXACT, NOISY, naive_step, problem
-from tests.fedlsg.step_oracle import reproducible_stream as stream
+from tests.fedlsg.support.mask_oracle import blocks_of, kept_by, naive, weights
+from tests.fedlsg.support.step_oracle import CLIP_ONLY, DENSE, EMPTY, EXACT, NOISY, naive_step, problem
+from tests.fedlsg.support.step_oracle import reproducible_stream as stream
 
 seeds = st.integers(0, 2**32)
 rates = st.floats(0, 0.99)
@@ -224,10 +224,10 @@ def test_split_positions_come_back_as_they_were(sizes, data):
 @pytest.mark.parametrize(
     ("setting", "part"),
     [
-        ({"kind": "units", "importance": "gradients"}, "mask importance in .*'gradients'"),
-        ({"kind": "uniform", "redraw": "batch"}, "mask redraw in"),
-        ({"kind": "uniform", "ranking": "weights"}, "mask ranking in"),
-        ({"kind": "drop", "drop": "largest"}, "mask drop in"),
+        ({"kind": "units", "importance": "gradients"}, "expected importance in .*'gradients'"),
+        ({"kind": "uniform", "redraw": "batch"}, "expected redraw in"),
+        ({"kind": "uniform", "ranking": "weights"}, "expected ranking in"),
+        ({"kind": "drop", "drop": "largest"}, "expected drop in"),
         ({"kind": "drop"}, "drop='none' does not fit a mask of kind 'drop'"),
         ({"kind": "uniform", "drop": "random"}, "drop='random' does not fit a mask of kind 'uniform'"),
         ({"kind": "magnitude", "ranking": "gradients"}, "needs a uniform mask"),

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, make_blocks
 from fedlsg.lowrank import decompose
 from fedlsg.masks.mask import Mask, Moment, Public, carrier_importance, masked
-from tests.fedlsg.mask_oracle import kept_by, naive, weights
+from tests.fedlsg.support.mask_oracle import kept_by, naive, weights
 
 seeds = st.integers(0, 2**32)
 rates = st.floats(0, 0.99)

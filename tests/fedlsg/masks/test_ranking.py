@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedlsg.frame import Block, Frame, Keep
 from fedlsg.masks.ranking import Memory, accumulated_noise, noised_everywhere
-from tests.fedlsg.step_oracle import EMPTY, NOISY, problem
+from tests.fedlsg.support.step_oracle import EMPTY, NOISY, problem
 
 
 @given(updates=st.lists(st.integers(0, 6), max_size=12), rate=st.floats(0, 0.99), seed=st.integers(0, 99))

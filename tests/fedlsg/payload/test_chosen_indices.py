@@ -17,7 +17,7 @@ from fedlsg.payload.indices import counts_within, encode_indices, section_bound
 from fedlsg.payload.message import Expected, PayloadError, longest, pack, unpack
 from fedlsg.payload.quantization import Dither
 from fedlsg.payload.sizes import value_bytes
-from tests.fedlsg.compact_oracle import BLOCKS, CODECS, INDICES, compact, resealed
+from tests.fedlsg.support.compact_oracle import BLOCKS, CODECS, INDICES, compact, resealed
 
 SECTION = encode_indices(INDICES, [block.shape for block in BLOCKS])
 shapes = st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple), min_size=1, max_size=4)

@@ -13,7 +13,7 @@ from fedlsg.payload.chosen_indices import check_positions
 from fedlsg.payload.message import DTYPES, PayloadError, check_codec, pack, payload_bytes, unpack
 from fedlsg.payload.quantization import Dither
 from fedlsg.payload.values import norm_of
-from tests.fedlsg.payload_oracle import DIGEST, MODES, codecs, decode_by_hand, finite, message, modes
+from tests.fedlsg.support.payload_oracle import DIGEST, MODES, codecs, decode_by_hand, finite, message, modes
 
 
 @given(values=finite, codec=codecs, mode=modes)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedlsg.payload.indices import decode_indices
 from fedlsg.payload.message import DTYPES, PayloadError, indices_held, longest, pack, payload_bytes, unpack
 from fedlsg.payload.quantization import Dither
-from tests.fedlsg.compact_oracle import BLOCKS, CODECS, DIGEST, INDICES, SIZE, compact, resealed, with_field
+from tests.fedlsg.support.compact_oracle import BLOCKS, CODECS, DIGEST, INDICES, SIZE, compact, resealed, with_field
 
 KINDS = [(codec, mode) for codec in CODECS for mode in ("derived", "explicit")]
 COMPACT_KINDS = [(c, m) for c, m in KINDS if c not in DTYPES or m == "explicit"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedlsg.payload.message import PayloadError, unpack
-from tests.fedlsg.compact_oracle import CODECS, MODES, MOST, SIZE, compact, resealed
+from tests.fedlsg.support.compact_oracle import CODECS, MODES, MOST, SIZE, compact, resealed
 
 KINDS = [(codec, mode) for codec in CODECS for mode in MODES]
 BOUND = 40.0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedlsg.payload.message import DTYPES, Expected, PayloadError, payload_bytes, unpack
-from tests.fedlsg.payload_oracle import (
+from tests.fedlsg.support.payload_oracle import (
     CODECS,
     MODES,
     codecs,

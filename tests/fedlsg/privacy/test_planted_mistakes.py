@@ -14,14 +14,14 @@ from torch import Tensor
 import fedlsg.method
 import fedlsg.privacy.mechanism
 import fedlsg.training.client
-import tests.fedlsg.step_oracle
+import tests.fedlsg.support.step_oracle
 from fedlsg.frame import make_blocks
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.masks.mask import Mask
 from fedlsg.method import aggregate
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
-from tests.fedlsg.step_checks import (
+from tests.fedlsg.support.step_checks import (
     PER_BLOCK,
     a_broken_example_is_dropped,
     an_empty_batch_is_noised,
@@ -42,7 +42,7 @@ from tests.fedlsg.step_checks import (
     twice_the_data_gives_twice_the_sum,
     two_clients_count_twice,
 )
-from tests.fedlsg.step_oracle import CLIP_ONLY, NOISY, problem
+from tests.fedlsg.support.step_oracle import CLIP_ONLY, NOISY, problem
 
 
 def halved_noise(total, mechanism, noise):
@@ -221,7 +221,7 @@ def test_a_mean_loss_is_caught():
 def test_a_late_ledger_is_caught(monkeypatch):
     """A step that draws its noise before it asks the ledger, although it adds it afterwards."""
     assert the_ledger_is_written_before_the_noise_is_drawn()
-    shipped = tests.fedlsg.step_oracle.client_step
+    shipped = tests.fedlsg.support.step_oracle.client_step
 
     def noise_first(*args, noise, charge, **settings):
         class Drawn:
@@ -232,7 +232,7 @@ def test_a_late_ledger_is_caught(monkeypatch):
 
         return shipped(*args, noise=Drawn(), charge=charge, **settings)
 
-    monkeypatch.setattr(tests.fedlsg.step_oracle, "client_step", noise_first)
+    monkeypatch.setattr(tests.fedlsg.support.step_oracle, "client_step", noise_first)
     assert not the_ledger_is_written_before_the_noise_is_drawn()
 
 
@@ -241,7 +241,7 @@ def test_a_charge_after_the_batch_is_caught(monkeypatch, kind):
     """A step that draws its batch before it asks the ledger; without clip and noise, on the short way."""
     mechanism = NOISY if kind == "dp" else Mechanism(kind=kind)
     assert the_ledger_is_charged_before_the_batch_is_drawn(mechanism)
-    shipped = tests.fedlsg.step_oracle.client_step
+    shipped = tests.fedlsg.support.step_oracle.client_step
 
     def batch_first(*args, sampler, charge, local, num_examples, **settings):
         class Drawn:
@@ -252,7 +252,7 @@ def test_a_charge_after_the_batch_is_caught(monkeypatch, kind):
 
         return shipped(*args, sampler=Drawn(), charge=charge, local=local, num_examples=num_examples, **settings)
 
-    monkeypatch.setattr(tests.fedlsg.step_oracle, "client_step", batch_first)
+    monkeypatch.setattr(tests.fedlsg.support.step_oracle, "client_step", batch_first)
     assert not the_ledger_is_charged_before_the_batch_is_drawn(mechanism)
 
 

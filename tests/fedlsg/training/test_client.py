@@ -14,7 +14,7 @@ from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method, Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
-from tests.fedlsg.step_oracle import (
+from tests.fedlsg.support.step_oracle import (
     CLIP_ONLY,
     DENSE,
     EMPTY,

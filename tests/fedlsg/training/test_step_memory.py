@@ -22,7 +22,7 @@ from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.training.server import server_step
 from fedlsg.training.server_optimizer import After, make_optimizer
 from simulations.models.wide_resnet import wide_resnet
-from tests.fedlsg.live_bytes import live_bytes
+from tests.fedlsg.support.live_bytes import live_bytes
 
 MEGABYTE = 2**20
 

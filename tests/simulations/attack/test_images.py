@@ -23,8 +23,8 @@ from simulations.attack.recorded.observations import open_record
 from simulations.attack.recorded.report import privacy_facts
 from simulations.attack.recorded.truth import batch_sizes, truth_of
 from simulations.rundir import arrays
-from tests.fedlsg.attacks.observed import digits, mlp, observe
-from tests.simulations.runs import run_local
+from tests.fedlsg.support.observed import digits, mlp, observe
+from tests.simulations.support.runs import run_local
 
 CLIENT, SUM = ThreatModel(), ThreatModel(view="aggregate")
 RECORDING = {"clients": 3, "rounds": 2, "sample_rate": None, "batch_size": 2, "record_updates": True}

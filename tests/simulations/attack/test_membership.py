@@ -35,7 +35,7 @@ from simulations.attack.membership.shadows import Trained, halves, on_half, pair
 from simulations.cli.app import app
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
-from tests.simulations.runs import SMALL
+from tests.simulations.support.runs import SMALL
 
 SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"}
 LEAKY = SETTINGS | {
@@ -285,7 +285,7 @@ def test_without_a_claim_nothing_is_bounded(tmp_path):
 
 def test_texts_are_attacked_too(tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="text models need the text extra")
-    from tests.simulations.made_texts import make_bert, sentences, write_split
+    from tests.simulations.support.made_texts import make_bert, sentences, write_split
 
     monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FEDLSG_DATA", raising=False)

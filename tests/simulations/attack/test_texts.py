@@ -17,8 +17,8 @@ from simulations.attack.texts.attack import TextPublic, attack_texts, embedding_
 from simulations.attack.texts.catalogue import TEXT_ATTACKS, text_attacks
 from simulations.attack.texts.page import summaries, text_section
 from simulations.attack.texts.score import scored, verdict
-from tests.simulations.made_texts import VOCABULARY, make_bert, sentences, write_split
-from tests.simulations.runs import run_local
+from tests.simulations.support.made_texts import VOCABULARY, make_bert, sentences, write_split
+from tests.simulations.support.runs import run_local
 
 pytest.importorskip("transformers", reason="text models need the text extra")
 

@@ -15,7 +15,7 @@ from simulations.audit import training as audit_training
 from simulations.audit.command import audit_command
 from simulations.audit.subject import audited_run, audited_settings
 from simulations.cli.app import app
-from tests.simulations.runs import SMALL, Run, reconfigured, run_local
+from tests.simulations.support.runs import SMALL, Run, reconfigured, run_local
 
 SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"} | {"rounds": 6, "sample_rate": 0.5}
 

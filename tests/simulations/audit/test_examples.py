@@ -12,7 +12,7 @@ from simulations.audit.subject import audited_settings
 from simulations.audit.training import settings_of
 from simulations.plan.plan import Plan, make_plan
 from simulations.workloads.workload import Split
-from tests.simulations.runs import SMALL
+from tests.simulations.support.runs import SMALL
 
 SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"}
 

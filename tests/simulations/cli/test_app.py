@@ -18,7 +18,7 @@ from fedlsg.accounting.bounds import epsilon
 from simulations.cli import app as cli
 from simulations.report.terminal import empty_line
 from tests.places import REPOSITORY
-from tests.simulations.runs import Run
+from tests.simulations.support.runs import Run
 
 SHORT = ("--engine", "local", "--clients", "2", "--rounds", "2", "-c", "sample_rate=0.05")
 SMALL = (*SHORT, "--noise-multiplier", "2")
@@ -80,7 +80,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown engine": (("run", *SMALL, "--engine", "spark"), "expected engine in"),
     "unknown command": (("train",), "(?i)no such command 'train'"),
     "missing data directory": (("run", "cifar10", "--data-dir", "no/data", *SMALL), "no/data"),
-    "rank 0": (("run", "--rank", "0", *SMALL), "rank >= 1"),
+    "rank 0": (("run", "--rank", "0", *SMALL), "rank=0 >= 1"),
     "no number": (("run", "--rank", "four", *SMALL), "(?i)rank.*four.*not a valid int"),
     "sparsity 1": (("run", "--sparsity", "1", *SMALL), "sparsity=1.0 < 1"),
     "delta too large": (("run", "-c", "delta=0.01", *SMALL), "delta"),

@@ -86,7 +86,7 @@ def test_a_private_step_needs_no_sympy():
     """Half a second of each actor's start: torch imports it to compare the shapes of gradients that it is handed."""
     step = (
         "from fedlsg.gradients.per_example import per_example_gradients\n"
-        "from tests.fedlsg.step_oracle import problem\n"
+        "from tests.fedlsg.support.step_oracle import problem\n"
         "p = problem()\n"
         "per_example_gradients(p.model, p.loss_fn, p.inputs, p.targets, p.frame)"
     )

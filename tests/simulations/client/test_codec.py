@@ -12,8 +12,8 @@ from fedlsg.payload.message import COMPACT, HEADER
 from fedlsg.payload.quantization import added_variance
 from fedlsg.state.server_state import ServerState
 from simulations.attack.recorded.observations import open_record
-from tests.simulations.bad_clients import flipped, sending
-from tests.simulations.runs import plan_at, resume_local, run_local, stopped_after
+from tests.simulations.support.bad_clients import flipped, sending
+from tests.simulations.support.runs import plan_at, resume_local, run_local, stopped_after
 
 SIGMA = 2.0
 KEPT = 45 * 4 * 2 + 64 + 650

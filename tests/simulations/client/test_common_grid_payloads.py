@@ -7,7 +7,7 @@ import torch
 from fedlsg.masks.ranking import accumulated_noise
 from fedlsg.payload.common_grid import error_variance, from_sum, grid_for, to_grid
 from fedlsg.payload.message import HEADER
-from tests.simulations.runs import Run
+from tests.simulations.support.runs import Run
 
 
 def payloads(run: Run, round: int) -> list[bytes]:

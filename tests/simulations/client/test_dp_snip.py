@@ -12,7 +12,7 @@ from simulations.engines import local
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
 from strategies.federation.wire import read_update
-from tests.simulations.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
+from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
 
 SNIP = {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.4, "drop_rate": 0.5}
 DELTA = 1e-5
@@ -181,7 +181,7 @@ def test_a_round_0_that_is_not_in_the_ledger_is_caught(tmp_path, monkeypatch):
             charge(self, entry)
 
     monkeypatch.setattr(Ledger, "charge", forgetful)
-    with pytest.raises(RuntimeError, match="client 0 answered round 0, and its ledger"):
+    with pytest.raises(RuntimeError, match="client 0 replied in round 0, and its ledger"):
         run_local(tmp_path / "run", **SNIP)
 
 

@@ -21,7 +21,7 @@ from simulations.plan.plan import Base
 from simulations.rundir import feedback_box
 from simulations.rundir.feedback_box import FeedbackBox
 from strategies.federation.wire import Announcement
-from tests.simulations.runs import Run, plan_at, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import Run, plan_at, resume_local, run_local, stopped_after
 
 SILENT: dict[str, Any] = {"noise_multiplier": None, "rounds": 4, "sample_rate": 0.2, "learning_rate": 0.3}
 KINDS: dict[str, dict[str, Any]] = {

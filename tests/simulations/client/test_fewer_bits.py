@@ -6,7 +6,7 @@ import torch
 from simulations.cli.app import app as cli
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping, parse
-from tests.simulations.runs import SMALL, Run, run_local
+from tests.simulations.support.runs import SMALL, Run, run_local
 
 FEWER = {"precision": "bfloat16", "activation_storage": "bfloat16"}
 METHODS = ("lsg", "dpsgd", "sgd", "lora", "lsg-lora", "rs")

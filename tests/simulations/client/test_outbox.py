@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.rundir.files.atomic import Outbox, write_atomically
-from tests.simulations.runs import run_local
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.outbox import Outbox
+from tests.simulations.support.runs import run_local
 
 
 @given(question=st.text(), other=st.text(), payload=st.binary())

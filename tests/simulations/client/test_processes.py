@@ -25,7 +25,7 @@ from strategies.federation.serial import over_the_wire
 from strategies.federation.wire import flat_record
 from strategies.strategy import FederationSettings, FedLSG
 from tests.places import REPOSITORY
-from tests.simulations.runs import Run, plan_at, run_local
+from tests.simulations.support.runs import Run, plan_at, run_local
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
 
@@ -68,7 +68,7 @@ def test_client_and_server_share_nothing_but_message_bytes(tmp_path, small):
     plan, _ = plan_at(tmp_path / "server")
     (tmp_path / "client").mkdir()
     config = {name: value for name, value in as_config(plan.settings).items() if name != "run-dir"}
-    command = [sys.executable, str(REPOSITORY / "tests" / "simulations" / "client_process.py"), json.dumps(config), "2"]
+    command = [sys.executable, str(REPOSITORY / "tests/simulations/support/client_process.py"), json.dumps(config), "2"]
     reports: list[RoundReport] = []
     process = subprocess.Popen(
         command, cwd=tmp_path / "client", env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE

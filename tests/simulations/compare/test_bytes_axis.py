@@ -17,8 +17,8 @@ from simulations.compare.view import View, make_view
 from simulations.report.figure import drawn, looks, png
 from simulations.rundir.links import LINKS, transfer_seconds
 from simulations.rundir.messages import read
-from tests.simulations.compare_cases import result
-from tests.simulations.runs import Run, reconfigured
+from tests.simulations.support.compare_cases import result
+from tests.simulations.support.runs import Run, reconfigured
 
 TABLE = [
     result(0.80), result(0.84, seed=1), result(0.81, method="dpsgd"), result(0.90, epsilon=8.0),

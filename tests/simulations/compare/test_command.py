@@ -17,8 +17,8 @@ from simulations.compare.grid import Cell
 from simulations.compare.runner import Folder, check_same_settings, run_cells
 from simulations.compare.worker import Job, Outcome, Worker, run_cell
 from simulations.rundir.rundir import RunDir
-from tests.simulations.compare_cases import fake, grid
-from tests.simulations.runs import SMALL, Run
+from tests.simulations.support.compare_cases import fake, grid
+from tests.simulations.support.runs import SMALL, Run
 
 TINY = {"clients": 2, "rounds": 2, "sample_rate": 0.05, "noise_multiplier": 2.0}
 OPTIONS = [word for name, value in TINY.items() for word in ("-c", f"{name}={value}")]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import strategies
 from simulations.compare.command import make_grid
 from simulations.compare.grid import as_toml, from_toml, split_settings
-from tests.simulations.compare_cases import grid
+from tests.simulations.support.compare_cases import grid
 
 SAID = {"methods": None, "epsilons": None, "seeds": None, "ranks": None, "sparsities": None}
 

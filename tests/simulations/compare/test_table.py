@@ -11,7 +11,7 @@ from rich.console import Console
 from simulations.compare.table import as_record, lines, notes, table_csv, table_markdown, unfinished
 from simulations.compare.terminal import terminal_table
 from simulations.rundir.results import results_csv
-from tests.simulations.compare_cases import result
+from tests.simulations.support.compare_cases import result
 
 TABLE = [
     *(result(a, seed=s, settings={"rank": 4, "sparsity": 0.3}) for s, a in enumerate((0.80, 0.84, 0.85))),

@@ -17,9 +17,9 @@ from benchmarks.socket_traffic import Message, Moved, moved
 from simulations.engines.runtime.processes import carrying
 from simulations.rundir.messages import Line, read
 from tests.places import REPOSITORY
-from tests.simulations.runs import Run, plan_at, run_local
+from tests.simulations.support.runs import Run, plan_at, run_local
 
-HERE = REPOSITORY / "tests" / "simulations"
+CLIENTS = REPOSITORY / "tests" / "simulations" / "support"
 SETTINGS = {"codec": "noise-floor", "record_updates": True, "rounds": 1}
 
 FRAMING = {"up": (800, 1250), "down": (150, 400)}
@@ -60,7 +60,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     plan, directory = plan_at(folder / "deployed", engine="flower", **SETTINGS)
     monkeypatch = pytest.MonkeyPatch()
     with monkeypatch.context() as patch:  # for the SuperNodes' processes
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(REPOSITORY)]))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(CLIENTS), str(REPOSITORY)]))
         flower = deploy(plan, folder / "flower", nodes=2, client_app="reproducible_clients:app")
     assert flower.status == "finished:completed", flower.log[-3000:]
     seen = tuple(moved(proxy.exchanges()) for proxy in flower.proxies)

@@ -13,7 +13,7 @@ from simulations.grids.refusals import OwnDataError, TermsError
 from simulations.settings.published import from_run_config
 from simulations.settings.settings import Settings
 from tests.places import REPOSITORY
-from tests.simulations.how_to import blocks
+from tests.simulations.support.how_to import blocks
 
 DOCUMENT = REPOSITORY / "docs" / "deployment.md"
 MACHINES = ("server", "north", "south")

@@ -20,7 +20,7 @@ from simulations.grids.virtual import ClientFunction
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir
 from strategies.federation.wire import Announcement
-from tests.simulations.runs import Run, run_local
+from tests.simulations.support.runs import Run, run_local
 
 N = 1437  # training images of digits
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulations.deployment.test_two_hospitals import no_folder_is_shared
-from tests.simulations.machines import CommandError, Machine, machines
+from tests.simulations.support.machines import CommandError, Machine, machines
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.simulations.app_hub import Hub, serving, signed, trusted_entities
 from tests.simulations.deployment.test_two_hospitals import READY, REFUSED, Federation, chapters, federation, follow
-from tests.simulations.machines import Machine
+from tests.simulations.support.app_hub import Hub, serving, signed, trusted_entities
+from tests.simulations.support.machines import Machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 

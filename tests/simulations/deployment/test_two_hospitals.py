@@ -19,8 +19,8 @@ from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.engines.runtime import processes as flower_processes
 from simulations.engines.runtime import superlink as flower_runtime
 from tests.places import REPOSITORY
-from tests.simulations.how_to import Block, blocks
-from tests.simulations.machines import Machine, machines, wait_until
+from tests.simulations.support.how_to import Block, blocks
+from tests.simulations.support.machines import Machine, machines, wait_until
 
 DOCUMENT = REPOSITORY / "docs" / "deployment.md"
 HOSPITALS = ("north", "south")

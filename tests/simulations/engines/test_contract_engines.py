@@ -20,7 +20,7 @@ from fedlsg.privacy.mechanism import Mechanism, add_noise
 from fedlsg.state.server_state import ServerState
 from fedlsg.training.plain import unprotected
 from simulations.engines import flower
-from tests.simulations.runs import SMALL, Run, ignore, plan_at, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local, stopped_after
 from tests.strategies.contract_cases import CASES, RECIPES
 
 STEPS = 2

@@ -18,9 +18,9 @@ from simulations.grids.virtual import ClientFunction
 from simulations.rundir.row import Row
 from strategies.federation.wire import NO_REASON, payload_size, read_update
 from tests.places import REPOSITORY
-from tests.simulations import bad_clients
-from tests.simulations.bad_clients import HONEST, KINDS
-from tests.simulations.runs import Run, ignore, plan_at, run_local
+from tests.simulations.support import bad_clients
+from tests.simulations.support.bad_clients import HONEST, KINDS
+from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
 VARYING = ("seconds", "uplink_bytes_wire", "downlink_bytes_wire")  # Flower's ids are random, and so their lengths
 BAD_SETTINGS = {"clients": len(KINDS) + HONEST, "rounds": 2, "evaluate_every": 2}
@@ -253,7 +253,7 @@ def test_bad_clients_on_flower(tmp_path, monkeypatch, bad_local):
     """The same clients on Ray, one answer of None included, which Flower never delivers."""
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     plan, directory = plan_at(tmp_path / "run", engine="flower", round_timeout=6.0, **BAD_SETTINGS)
-    module = "tests.simulations.bad_clients:app"
+    module = "tests.simulations.support.bad_clients:app"
     summary = flower.run(plan, directory, on_round=ignore, client_app=module)
     run = Run(directory.path, plan, summary)
     for kind in KINDS:

@@ -25,8 +25,8 @@ from simulations.settings.settings import as_config
 from strategies.federation.serial import wire_size
 from strategies.federation.wire import flat_bytes, raw_array
 from tests.places import REPOSITORY
-from tests.simulations.deadly_clients import ALWAYS, ONCE
-from tests.simulations.runs import Run, ignore, plan_at, run_local
+from tests.simulations.support.deadly_clients import ALWAYS, ONCE
+from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
 CLIENTS = 7
 
@@ -178,7 +178,9 @@ def deadly(tmp_path_factory: pytest.TempPathFactory) -> Run:
             tmp_path_factory.mktemp("deadly") / "run", engine="flower", clients=5, rounds=4, evaluate_every=4,
             round_timeout=90.0, reproducible=False,
         )  # fmt: skip
-        summary = flower.run(plan, directory, on_round=ignore, client_app="tests.simulations.deadly_clients:app")
+        summary = flower.run(
+            plan, directory, on_round=ignore, client_app="tests.simulations.support.deadly_clients:app"
+        )
     return Run(directory.path, plan, summary)
 
 
@@ -211,9 +213,9 @@ def test_a_round_in_which_every_actor_died_is_asked_again(tmp_path, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     settings = {"clients": 2, "rounds": 3, "round_timeout": 240.0}
     plan, directory = plan_at(tmp_path / "run", engine="flower", **settings)
-    summary = flower.run(plan, directory, on_round=ignore, client_app="tests.simulations.all_dying_clients:app")
+    summary = flower.run(plan, directory, on_round=ignore, client_app="tests.simulations.support.all_dying_clients:app")
     run, unbroken = Run(directory.path, plan, summary), run_local(tmp_path / "unbroken", **settings)
-    assert "round 2: nobody answered, asking again" in run.log
+    assert "round 2: no client replied, sending the round again" in run.log
     assert (summary["rounds"], summary["empty_rounds"]) == (3, 0)
     assert [row.answered for row in run.rows] == ["0 1"] * 3
     assert run.weights.equal(unbroken.weights)

@@ -15,8 +15,8 @@ from simulations.grids import grouped
 from simulations.grids.grouped import answer_groups
 from tests.places import REPOSITORY
 from tests.simulations.engines.test_grouped import Nodes, echo, grid_of, questions, told
-from tests.simulations.hanging_clients import HANGS
-from tests.simulations.runs import Run, ignore, plan_at
+from tests.simulations.support.hanging_clients import HANGS
+from tests.simulations.support.runs import Run, ignore, plan_at
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_on_ray_too_a_client_that_hangs_costs_the_round_itself_alone(tmp_path, m
     plan, directory = plan_at(
         tmp_path / "run", engine="flower", clients=5, rounds=3, evaluate_every=3, round_timeout=25.0
     )
-    flower.run(plan, directory, on_round=ignore, client_app="tests.simulations.hanging_clients:app")
+    flower.run(plan, directory, on_round=ignore, client_app="tests.simulations.support.hanging_clients:app")
     run = Run(directory.path, plan)
     assert [row.rejected.split() for row in run.rows] == [[], [str(HANGS)], []]
     assert "no reply before the round's timeout" in run.rows[1].reasons

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.deployment import deploy
 from simulations.engines import flower
-from tests.simulations.runs import Run, ignore, plan_at, run_local
+from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
 
 @pytest.mark.ray

@@ -34,7 +34,7 @@ from simulations.inspection.measure import Inspection, batch_gradient, inspect, 
 from simulations.inspection.output import folder
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
 from simulations.workloads.augment import crop
-from tests.simulations.runs import Run, resume_local
+from tests.simulations.support.runs import Run, resume_local
 
 HIDDEN = "hidden.weight"
 
@@ -235,7 +235,7 @@ def test_a_convolution_with_augmented_copies():
 
 def test_texts_go_the_same_way(tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="text models need the text extra")
-    from tests.simulations.made_texts import make_bert, write_pairs
+    from tests.simulations.support.made_texts import make_bert, write_pairs
 
     monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
     write_pairs(tmp_path / "data", "qqp", ("question1", "question2"), {"train": 20, "validation": 8}, 2)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedlsg.gradients.per_example import per_example_gradients
 from simulations.models import scattering
 from simulations.models.scattering import COEFFICIENTS, Scattering2d
-from tests.fedlsg.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
 
 # Made once by kymatio 0.3.0 on numpy 1.26 and scipy 1.11: ``Scattering2D(J=2, shape=(side, side))(image(side))``, the
 # features (0, 0), (2, 5) and the last one of some coefficients. It computes its filters in complex64.

@@ -15,7 +15,7 @@ from simulations import workloads
 from simulations.plan.plan import Plan, make_plan, prepare
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import from_mapping
-from tests.simulations.runs import SMALL, run_local
+from tests.simulations.support.runs import SMALL, run_local
 
 N = 1437
 
@@ -167,7 +167,7 @@ def test_prepare_needs_no_accountant(monkeypatch):
         ({"method": "lsgd"}, "unknown method 'lsgd'.*did you mean"),
         ({"model": "resnet"}, "unknown model of digits 'resnet'"),
         ({"workload": "cifar10", "data_dir": "/nowhere/at/all"}, "/nowhere/at/all"),
-        ({"rank": 0}, "rank >= 1"),
+        ({"rank": 0}, "rank=0 >= 1"),
         ({"rank": 65}, "rank=65 carries no layer"),
         ({"rank": 40}, "rank=40 carries no layer"),
         ({"sparsity": 1.0}, "sparsity"),

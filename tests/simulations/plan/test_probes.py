@@ -16,11 +16,11 @@ from simulations.plan.plan import make_plan, prepare
 from simulations.plan.probes import PROBES, TOKENS, check_model, probes
 from simulations.settings.settings import from_mapping
 from simulations.workloads import Split
-from tests.fedlsg.gradient_oracle import cross_entropy
-from tests.fedlsg.mixers import BackwardMixer, MeanMixer, Memory
+from tests.fedlsg.support.gradient_oracle import cross_entropy
+from tests.fedlsg.support.mixers import BackwardMixer, MeanMixer, Memory
 from tests.places import MIRROR
-from tests.simulations.made_texts import VOCABULARY, make_bert
-from tests.simulations.runs import SMALL
+from tests.simulations.support.made_texts import VOCABULARY, make_bert
+from tests.simulations.support.runs import SMALL
 
 SHAPES = {"cifar": (3, 32, 10), "fashion": (1, 28, 10), "small": (3, 16, 5), "large": (3, 64, 7)}
 SECONDS = ("cnn", "cnn-wide", "dp-cnn", "h-cnn", "resnet-8", "wrn-16-4-ws")

@@ -16,8 +16,8 @@ from simulations.report.course import course
 from simulations.report.figure import drawn, png
 from simulations.report.run_page import command, run_page, write_run_page
 from simulations.rundir.rundir import RunDir
-from tests.simulations.compare_cases import result, row
-from tests.simulations.runs import Run, reconfigured
+from tests.simulations.support.compare_cases import result, row
+from tests.simulations.support.runs import Run, reconfigured
 
 HOSTILE = '<script>alert("1")</script>&\'"<img src=http://x onerror=y>'
 RESULTS = [

@@ -14,14 +14,14 @@ from fedlsg.payload.sizes import value_bytes
 from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.rundir.journal import Journal
+from simulations.rundir.files.journal import Journal
 from simulations.rundir.messages import HEADER as FIRST_LINE
 from simulations.rundir.messages import SUMS, Line, lines_of, read
 from simulations.server.restore import restore
 from strategies.federation.report import RoundReport
 from strategies.federation.sent import Sent
 from strategies.federation.wire import raw_array
-from tests.simulations.runs import Run, ignore, plan_at, resume_local, run_local
+from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, run_local
 
 LEVELS = ("values_bytes", "payload_bytes", "wire_bytes")
 

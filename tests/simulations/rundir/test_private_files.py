@@ -13,7 +13,7 @@ import simulations.client.app
 from simulations.compare.worker import Job, run_cell
 from simulations.rundir.files import atomic as outbox
 from simulations.rundir.files import private_files
-from tests.simulations.runs import Run, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 
 SECRET = ("updates-truth", "clients", "run.log")
 CONFESSION = "the patient in row 1234"

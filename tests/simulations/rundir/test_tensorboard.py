@@ -12,7 +12,7 @@ from simulations.rundir import tensorboard
 from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tensorboard import FILE, append, cut, read, scalars
-from tests.simulations.runs import Run, resume_local
+from tests.simulations.support.runs import Run, resume_local
 
 
 def row(round: int, **changes: object) -> Row:

@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 
 from simulations.rundir import checkpoint
-from tests.simulations.broken_runs import KINDS, Broken, break_run, copied, resumed, same, state_of, without_pages
-from tests.simulations.runs import Run
+from tests.simulations.support.broken_runs import (
+    KINDS,
+    Broken,
+    break_run,
+    copied,
+    resumed,
+    same,
+    state_of,
+    without_pages,
+)
+from tests.simulations.support.runs import Run
 
 SAID = ("is damaged:", "changed since the last run:")
 EXPECTED = (ValueError, OSError, RuntimeError)

@@ -12,7 +12,7 @@ from simulations.rundir.results import read_run
 from simulations.server import serve as server
 from simulations.server.diverged import explain
 from simulations.settings.settings import Settings
-from tests.simulations.runs import Run, resume_local, run_local
+from tests.simulations.support.runs import Run, resume_local, run_local
 
 LARGE: dict[str, dict[str, Any]] = {
     "sgd": {"method": "sgd", "noise_multiplier": None, "learning_rate": 1e38},

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from fedlsg.privacy.ledger import read_entries
-from tests.simulations.broken_runs import same, state_of
-from tests.simulations.killed_process import said, start
-from tests.simulations.runs import Run, plan_at, run_local
+from tests.simulations.support.broken_runs import same, state_of
+from tests.simulations.support.killed_process import said, start
+from tests.simulations.support.runs import Run, plan_at, run_local
 
 SETTINGS: dict[str, Any] = {"rounds": 8, "clients": 3, "evaluate_every": 3, "downlink": "sparse"}
 posix = pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")

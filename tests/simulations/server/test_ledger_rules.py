@@ -13,10 +13,10 @@ from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.rundir.files.atomic import Outbox
+from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
 from strategies.federation.wire import read_update
-from tests.simulations.runs import Run, ignore, plan_at, resume_local, run_local
+from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, run_local
 
 
 def charged_before_noise(run: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> bool:

@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 import pytest
 
 from simulations.server.restore import READ
-from tests.simulations.broken_runs import KINDS, break_run, copied
+from tests.simulations.support.broken_runs import KINDS, break_run, copied
 
 WATCHED = """
 import json, os, sys

@@ -22,7 +22,7 @@ from simulations.workloads.hf_image import choose_columns
 from simulations.workloads.image_sets import CIFAR10, IMAGE_SETS, SVHN
 from simulations.workloads.mirror import find_folder
 from tests.places import MIRROR
-from tests.simulations.made_images import encode, pixels_of, write_shard
+from tests.simulations.support.made_images import encode, pixels_of, write_shard
 
 CLASSES = {"_type": "ClassLabel", "names": ["cat", "dog", "emu"]}
 DECLARED = {"picture": {"_type": "Image"}, "kind": CLASSES}

@@ -12,7 +12,7 @@ from simulations.plan.plan import Base, prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import Options, Workload, own_rows
 from simulations.workloads.digest import data_digest
-from tests.simulations.made_images import encode, pixels_of, write_shard
+from tests.simulations.support.made_images import encode, pixels_of, write_shard
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_what_is_no_file_of_rows_is_refused(tmp_path):
 
 def test_texts_are_those_of_the_workload(tmp_path):
     pytest.importorskip("transformers")
-    from tests.simulations.made_texts import make_bert, sentences, write_split
+    from tests.simulations.support.made_texts import make_bert, sentences, write_split
 
     model = make_bert(tmp_path / "bert")
     folder = tmp_path / "mirror" / "glue" / "sst2"

@@ -9,8 +9,8 @@ from simulations import workloads
 from simulations.workloads import Options
 from simulations.workloads.image_sets import IMAGE_SETS
 from simulations.workloads.workload import NoRows
-from tests.simulations.made_images import encode, pixels_of, write_shard
-from tests.simulations.made_texts import make_bert, sentences, write_split
+from tests.simulations.support.made_images import encode, pixels_of, write_shard
+from tests.simulations.support.made_texts import make_bert, sentences, write_split
 
 
 @pytest.fixture

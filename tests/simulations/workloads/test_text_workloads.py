@@ -24,7 +24,7 @@ from simulations.workloads import Options, Workload, build_model, hf_text, token
 from simulations.workloads.glue import TASKS
 from simulations.workloads.texts import Columns, Texts, count_classes
 from simulations.workloads.tokens import Tokens
-from tests.simulations.made_texts import make_bert, sentences, write_pairs, write_split
+from tests.simulations.support.made_texts import make_bert, sentences, write_pairs, write_split
 from tests.simulations.workloads.test_workloads import MIRROR
 
 pytest.importorskip("transformers", reason="text models need the text extra")

@@ -27,7 +27,7 @@ from simulations.workloads.cache import cache_folder, digest_files, load_or_buil
 from simulations.workloads.image_sets import IMAGE_SETS
 from simulations.workloads.workload import silent
 from tests.places import MIRROR
-from tests.simulations.made_images import encode, pixels_of, write_shard
+from tests.simulations.support.made_images import encode, pixels_of, write_shard
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,6 @@ from fedlsg.state.server_state import ServerState
 from fedlsg.state.server_update import HEADER, Coding, DownDither, Step, StepError, read_steps, replay
 from fedlsg.state.snapshot import beside_weights, restart
 from fedlsg.training.compression import largest
-from strategies.federation.downlink import REPAIRS_ALLOWED, InMemory, SparseDownlink
 from strategies.federation.replica_wire import (  # fmt: skip
     NOWHERE,
     catch_up,
@@ -27,8 +26,9 @@ from strategies.federation.replica_wire import (  # fmt: skip
     read_missed,
     read_reference,
 )
+from strategies.federation.sparse_downlink import REPAIRS_ALLOWED, SparseDownlink
 from strategies.federation.wire import payload_size, read_weights
-from tests.strategies.small_federation import server_state, values_for
+from tests.strategies.small_federation import StepsInMemory, server_state, values_for
 
 METHODS: dict[str, dict[str, Any]] = {
     "momentum": {},
@@ -86,7 +86,8 @@ class Holder:
 def downlink_of(
     state: ServerState, coding: Coding | None = None, clients: int = 3, per_round: int = 3
 ) -> SparseDownlink:
-    return SparseDownlink(state, coding or Coding(), clients=clients, clients_per_round=per_round)
+    store = StepsInMemory()
+    return SparseDownlink(state, coding or Coding(), clients=clients, clients_per_round=per_round, store=store)
 
 
 def sent_by(state: ServerState, frame: Frame, client: int, round: int) -> Tensor:
@@ -242,7 +243,7 @@ def test_the_table_survives_and_a_lost_step_costs_the_whole_model():
         a_round(downlink, asked)
     saved, store = downlink.state_dict(), downlink.store
     for lost, sparse in ((None, [0, 1, 2]), (2, [0, 1]), (3, [])):
-        kept = InMemory({v: s for v, s in store.items() if v != lost} | {4: b"of a round that was never finished"})
+        kept = StepsInMemory({v: s for v, s in store.items() if v != lost} | {4: b"of a round that was never finished"})
         again = SparseDownlink(state, Coding(), clients=3, clients_per_round=3, store=kept)
         again.load_state_dict(saved)
         records = again.records([0, 1, 2], state.frame())

@@ -14,7 +14,7 @@ from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.plain_sum import summed_gradient
 from fedlsg.gradients.supported import trainable
 from fedlsg.method import make_frame
-from tests.fedlsg.gradient_oracle import cross_entropy
+from tests.fedlsg.support.gradient_oracle import cross_entropy
 from tests.strategies.contract import FEATURES, SCHEDULE, SEED, WIDTH, Case, cnn, mlp, weights_of
 
 CLASSIFIER = ["classifier.weight", "classifier.bias"]

@@ -26,14 +26,13 @@ from strategies.federation.stopped import BudgetSpentError
 from strategies.federation.wire import (
     OVER_BUDGET,
     Announcement,
-    announcement,
     failure,
     payload_size,
     raw_array,
     read_kept,
     read_round,
 )
-from tests.strategies.small_federation import Federation, model, public_terms, server_state, values_for
+from tests.strategies.small_federation import Federation, announcement, model, public_terms, server_state, values_for
 
 SNIP = {"prune": "dp-snip", "prune_rate": 0.4, "drop": "none"}
 

@@ -1,5 +1,6 @@
 """Recipes: a method is four choices, found by its file's name, and a wrong name or setting is named."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from fedlsg.method import Method
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.compression import Compression
 from fedlsg.training.server_optimizer import After
-from strategies import names, own_settings, recipe
+from strategies import names, own_settings, recipe, recipe_settings, takers_of
 
 FOLDER = Path(strategies.recipes.__path__[0])
 NONE = Mechanism(kind="none")
@@ -107,7 +108,7 @@ def test_what_each_recipe_can_be_told():
         ("sgd", {"mechanism": "dp"}, "method 'sgd' adds no noise, got mechanism 'dp'; choose method 'dpsgd'"),
         ("sgd", {"mechanism": "noise-only"}, "adds no noise"),
         ("lsg", {"mechanism": "laplace"}, "expected mechanism in"),
-        ("lsg", {"rank": 0}, "rank >= 1"),
+        ("lsg", {"rank": 0}, "rank=0 >= 1"),
         ("lsg", {"sparsity": 1.0}, "sparsity=1.0 < 1"),
         ("lsg", {"noise_multiplier": 0.0}, "noise_multiplier=0.0"),
         ("lsg", {"clip_norm": float("inf")}, "clip_norm=inf"),
@@ -133,9 +134,17 @@ def test_clipped_sgd_is_reachable():
 def folder(tmp_path, monkeypatch):
     """A folder whose files are recipes, too."""
     monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)])
-    strategies._recipes.cache_clear()
+    forget()
     yield tmp_path
-    strategies._recipes.cache_clear()
+    forget()
+
+
+def forget() -> None:
+    """Look the recipes up anew."""
+    for known in (strategies._recipes, strategies.recipe_settings):
+        known.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("strategies.recipes.wide")]:
+        del sys.modules[name]
 
 
 def test_a_new_file_is_a_new_method(folder):
@@ -154,3 +163,31 @@ def test_a_helper_file_is_no_method(folder):
     assert "shared-pieces" not in names()
     with pytest.raises(ValueError, match="unknown method 'shared-pieces'"):
         recipe("shared-pieces")
+
+
+WIDE = (
+    "from typing import Annotated\n"
+    "from fedlsg.method import Method\n"
+    "from fedlsg.setting import Setting\n"
+    "def recipe(*, width: Annotated[{kind}, Setting('Width.', at_least=1)] = 2, rank: int = 3, mechanism, after):\n"
+    "    return Method(name='{name}', mechanism=mechanism, after=after)\n"
+)
+
+
+def test_a_new_file_declares_its_parameters(folder):
+    (folder / "wide.py").write_text(WIDE.format(kind="int", name="wide"))
+    (folder / "wider.py").write_text(WIDE.format(kind="int", name="wider"))
+    width, rank = recipe_settings()["width"], recipe_settings()["rank"]
+    assert (width.kind, width.range, width.setting.meaning) == (int, "x >= 1", "Width.")
+    assert (rank.range, takers_of("width")) == ("x >= 1", ("wide", "wider"))
+    with pytest.raises(ValueError, match="expected width=0 >= 1"):
+        recipe("wide", width=0)
+
+
+def test_two_recipes_that_declare_one_name_differently(folder):
+    (folder / "wide.py").write_text(WIDE.format(kind="int", name="wide"))
+    (folder / "wider.py").write_text(WIDE.format(kind="float", name="wider"))
+    with pytest.raises(
+        ValueError, match="'width' is declared twice, and not alike: int x >= 1 by method 'wide', float"
+    ):
+        recipe_settings()

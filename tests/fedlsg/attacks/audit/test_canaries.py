@@ -25,7 +25,7 @@ from fedlsg.method import Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream
 from fedlsg.training.client import LocalTraining, holds
-from tests.fedlsg.attacks.audit_setting import setting
+from tests.fedlsg.support.audit_setting import setting
 
 GENERATOR = torch.Generator
 

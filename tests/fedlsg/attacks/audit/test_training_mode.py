@@ -19,7 +19,7 @@ from fedlsg.attacks.audit.training_mode import (
     unlike,
 )
 from fedlsg.training.client import LocalTraining
-from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 IMAGES, LABELS = digits(6)
 IN, OUT, NONE = torch.tensor([True]), torch.tensor([False]), torch.zeros(0, dtype=torch.bool)

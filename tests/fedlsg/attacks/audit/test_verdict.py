@@ -10,7 +10,7 @@ from fedlsg.attacks.audit.plants import PLANTS, planted
 from fedlsg.attacks.audit.unit_mode import record, ticks
 from fedlsg.attacks.audit.verdict import Claim, as_dict, estimate, judge
 from fedlsg.attacks.membership.tradeoff import gaussian_epsilon
-from tests.fedlsg.attacks.audit_setting import aggregated, audit, claim_of, same, setting, verdict
+from tests.fedlsg.support.audit_setting import aggregated, audit, claim_of, same, setting, verdict
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -7,7 +7,7 @@ import pytest
 from fedlsg.attacks.inversion.counting import count
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import Knowledge, ThreatModel
-from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 PRIOR = Prior(shape=(1, 8, 8))
 

@@ -8,7 +8,7 @@ from fedlsg.attacks.guess import DoesNotApply
 from fedlsg.attacks.inversion.head import features, label_counts, label_of_one, labels_of
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import Knowledge
-from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 PRIOR = Prior(shape=(1, 8, 8))
 

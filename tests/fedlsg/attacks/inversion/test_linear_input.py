@@ -14,7 +14,7 @@ from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.received_layer import Received, received_layer
 from fedlsg.attacks.observation import Observation
 from fedlsg.training.client import LocalTraining
-from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 PRIOR = Prior(shape=(1, 8, 8))
 METHODS = ("dpsgd", "dp-powersgd", "rgp", "rgp-random", "lora", "rs", "lsg", "lsg-lora")

@@ -7,7 +7,7 @@ from fedlsg.attacks.inversion.head import label_of_one
 from fedlsg.attacks.inversion.linear_input import input_of_linear
 from fedlsg.attacks.inversion.linear_scale import settle_scale
 from fedlsg.attacks.inversion.prior import Prior
-from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 PRIOR = Prior(shape=(1, 8, 8))
 

@@ -13,7 +13,7 @@ from fedlsg.attacks.inversion.objectives import objective
 from fedlsg.attacks.inversion.prior import Prior, prior_from
 from fedlsg.attacks.observation import Knowledge, Observation
 from fedlsg.training.client import LocalTraining
-from tests.fedlsg.attacks.observed import cross_entropy, digits, method, mlp, observe
+from tests.fedlsg.support.observed import cross_entropy, digits, method, mlp, observe
 
 PRIOR = Prior(shape=(1, 8, 8), low=0.0, high=1.0)
 METHODS = {"dpsgd": {}, "rgp": {}, "lsg": {"sparsity": 0.5}, "rs": {"sparsity": 0.5}}

@@ -6,7 +6,7 @@ import torch
 
 from fedlsg.attacks.guess import DoesNotApply
 from fedlsg.attacks.inversion.objectives import cosine, euclidean, negative_log_likelihood, objective
-from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 METHODS = {
     "dpsgd": {},

@@ -13,7 +13,7 @@ from fedlsg.attacks.inversion.relu_batch import relu_batch
 from fedlsg.attacks.inversion.sparse_columns import Search, sparse_columns
 from fedlsg.attacks.observation import Knowledge
 from fedlsg.frame import EVERYTHING
-from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 PRIOR = Prior(shape=(1, 8, 8))
 NOTHING = Knowledge()

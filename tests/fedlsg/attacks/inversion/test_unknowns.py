@@ -5,7 +5,7 @@ import torch
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.unknowns import START_SPREAD, Unknowns
 from fedlsg.attacks.observation import Knowledge
-from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 MEANS = torch.arange(10, dtype=torch.float64).div(10).reshape(10, 1, 1, 1).expand(10, 1, 8, 8)
 PRIOR = Prior(shape=(1, 8, 8), low=0.0, high=1.0, mean=MEANS)

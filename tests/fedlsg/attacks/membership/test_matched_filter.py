@@ -13,7 +13,7 @@ from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import reproducible_stream
 from fedlsg.training.client import per_unit
-from tests.fedlsg.attacks.observed import digits, method, mlp, observe
+from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 
 def blocks(name, count=4, **settings):

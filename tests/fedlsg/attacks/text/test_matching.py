@@ -15,8 +15,8 @@ from fedlsg.attacks.inversion.objectives import objective
 from fedlsg.attacks.observation import Knowledge, Observation
 from fedlsg.attacks.text.matching import TextMatching, match_text, standing_in
 from fedlsg.attacks.text.prior import TextPrior
-from tests.fedlsg.attacks.encoders import BEGIN, END, PAD, TOKENS, Encoder, texts, vocabulary
-from tests.fedlsg.attacks.observed import method, observe
+from tests.fedlsg.support.encoders import BEGIN, END, PAD, TOKENS, Encoder, texts, vocabulary
+from tests.fedlsg.support.observed import method, observe
 
 LABEL = torch.tensor([1])
 EVEN = torch.full((TOKENS,), -math.log(TOKENS - 3)).index_fill(0, torch.tensor([PAD, BEGIN, END]), -math.inf)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fedlsg.gradients.independence import check as independence
 from fedlsg.gradients.independence.check import check_independent
 from fedlsg.gradients.supported import UnsupportedLayerError, check_supported
-from tests.fedlsg import mixers
-from tests.fedlsg.gradient_oracle import cross_entropy
-from tests.fedlsg.mixers import CLASSES, TOKENS, WIDTH, Apply, MeanMixer, tokens_model
+from tests.fedlsg.support import mixers
+from tests.fedlsg.support.gradient_oracle import cross_entropy
+from tests.fedlsg.support.mixers import CLASSES, TOKENS, WIDTH, Apply, MeanMixer, tokens_model
 
 
 def probes(count: int = 7) -> tuple[Tensor, Tensor]:

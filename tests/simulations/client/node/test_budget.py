@@ -15,7 +15,16 @@ from simulations.client.node.account import NodeAccount
 from simulations.client.node.folder import Budget, NodeFolder
 from simulations.client.node.terms import read_terms
 from simulations.grids.refusals import OverBudgetError
-from tests.simulations.deployed import Server, digits_file, entries, examples, new_process, payload, refusal, terms
+from tests.simulations.support.deployed import (
+    Server,
+    digits_file,
+    entries,
+    examples,
+    new_process,
+    payload,
+    refusal,
+    terms,
+)
 
 STEPS = 3
 BUDGET = 1.0001 * epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=STEPS, delta=1e-5).upper

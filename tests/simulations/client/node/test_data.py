@@ -19,8 +19,17 @@ from simulations.grids.refusals import TermsError
 from simulations.workloads import own_rows
 from simulations.workloads.digest import data_digest
 from tests.simulations.client.node.test_budget import BUDGET, STEPS
-from tests.simulations.deployed import Server, digits_file, entries, examples, new_process, payload, refusal, terms
-from tests.simulations.made_texts import make_bert, sentences, write_split
+from tests.simulations.support.deployed import (
+    Server,
+    digits_file,
+    entries,
+    examples,
+    new_process,
+    payload,
+    refusal,
+    terms,
+)
+from tests.simulations.support.made_texts import make_bert, sentences, write_split
 
 Change = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 

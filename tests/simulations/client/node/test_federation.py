@@ -14,7 +14,7 @@ from simulations.plan.parts import Own
 from simulations.rundir.rundir import RunDir
 from simulations.server.app import run_rounds
 from simulations.settings.settings import as_config, from_mapping
-from tests.simulations.deployed import RUN, DeployedGrid, digits_file, entries, terms
+from tests.simulations.support.deployed import RUN, DeployedGrid, digits_file, entries, terms
 
 ROWS = (slice(0, 300), slice(300, 800))
 """Two hospitals of different sizes."""

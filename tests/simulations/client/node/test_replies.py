@@ -1,5 +1,6 @@
 """What leaves a client that fails: one text, whatever failed; and what it has spent stays spent."""
 
+import errno
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +20,17 @@ from simulations.engines import local
 from simulations.grids.refusals import OwnDataError
 from strategies.federation.serial import over_the_wire
 from strategies.federation.wire import NO_REASON
-from tests.simulations.deployed import Server, digits_file, entries, examples, new_process, payload, refusal, terms
-from tests.simulations.runs import Run, ignore, plan_at
+from tests.simulations.support.deployed import (
+    Server,
+    digits_file,
+    entries,
+    examples,
+    new_process,
+    payload,
+    refusal,
+    terms,
+)
+from tests.simulations.support.runs import Run, ignore, plan_at
 
 FAILURES: dict[str, BaseException] = {
     "memory": MemoryError("cannot allocate 123 rows"),
@@ -28,6 +38,7 @@ FAILURES: dict[str, BaseException] = {
     "label": IndexError("Target 7 is out of bounds"),
     "value": ValueError("row 17 holds 0.25"),
     "file": OSError("cannot read row 17"),
+    "full disk": OSError(errno.ENOSPC, "No space left on device", "row 17"),
     "assertion": AssertionError(),
     "nothing to say": RuntimeError(),
 }

@@ -13,7 +13,7 @@ from fedlsg.attacks.audit.verdict import Claim, Verdict, judge
 from fedlsg.gradients.supported import trainable
 from fedlsg.method import Schedule, make_frame
 from fedlsg.training.client import LocalTraining
-from tests.fedlsg.attacks.observed import mlp
+from tests.fedlsg.support.observed import mlp
 
 DELTA = 1e-5
 

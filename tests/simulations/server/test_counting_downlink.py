@@ -10,10 +10,11 @@ from flwr.app import Context, Message
 
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.rundir.noted_downlink import NOTHING
-from simulations.server import recorder
+from simulations.rundir.tables import Tables
+from simulations.server.counting_downlink import NOTHING
+from simulations.server.recorder import Recorder
 from tests.simulations.client.test_replica import UPDATE, alone, is_for
-from tests.simulations.runs import Run, plan_at, resume_local, run_local
+from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
 
 WHOLE = 4 * 4810
 SPARSE = {"downlink": "sparse", "rounds": 5, "momentum": 0.0, "evaluate_every": 9}
@@ -81,10 +82,10 @@ def test_each_interruption_counts_once(method, tmp_path):
     broken_run(out, breaking(2, 1, app), rounds=5, evaluate_every=9, **pruned)
     broken_again(out, breaking(2, 0, app))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder.Recorder, "resume", _then_stop(recorder.Recorder.resume))
+        patch.setattr(Recorder, "resume", _then_stop(Recorder.resume))
         broken_again(out, app)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder.Recorder, "_append", _stop_in_round(4, recorder.Recorder._append))
+        patch.setattr(Tables, "append", _stop_in_round(4, Tables.append))
         broken_again(out, app)
     run = resume_local(out)
     each = unbroken.rows[1].downlink_bytes
@@ -118,9 +119,9 @@ def _then_stop(resume: Callable[[Any], None]) -> Callable[[Any], None]:
     return stopped
 
 
-def _stop_in_round(round: int, append: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    def stopped(self: Any, row: Any) -> None:
-        append(self, row)
+def _stop_in_round(round: int, append: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    def stopped(self: Any, report: Any, row: Any) -> None:
+        append(self, report, row)
         if row.round == round:
             raise KeyboardInterrupt
 

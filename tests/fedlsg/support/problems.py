@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from tests.fedlsg.gradient_oracle import cross_entropy
+from tests.fedlsg.support.gradient_oracle import cross_entropy
 
 Problem = tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], Tensor | dict[str, Tensor], Tensor]
 

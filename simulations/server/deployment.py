@@ -1,7 +1,6 @@
 """The nodes of a deployment as its server sees them: who they are, and copies of the ledgers that they keep.
 
-N_k of every client is known when the nodes have been asked, so the plan is made after that, and no row of theirs is
-loaded here.
+The nodes report N_k of every client, so the plan is made after they have replied. The server loads none of their rows.
 """
 
 from collections.abc import Sequence
@@ -18,8 +17,8 @@ from strategies.federation.nodes import Identity, Roster, wait_for_nodes
 
 
 @dataclass(kw_only=True, eq=False)
-class Federation:
-    """A deployment's nodes. Ledgers that come before the run has a folder wait for ``open``."""
+class Deployment:
+    """A deployment's nodes. Ledgers that arrive before the run has a folder wait for ``open``."""
 
     timeout: float
     roster: Roster = field(init=False)
@@ -30,14 +29,14 @@ class Federation:
         self.roster = Roster(self.timeout, accept=self._accept)
 
     def gather(self, grid: Grid, clients: int | None) -> Sequence[int]:
-        """Find every client's node; returns N_k of each. Where no number is given, every node is a client.
+        """Find every client's node; returns N_k of each. If no number is given, every node is a client.
 
         Raises RuntimeError, with each node's reason, before anything is spent.
         """
         return self.roster.gather(grid, len(wait_for_nodes(grid, 1)) if clients is None else clients)
 
     def open(self, folder: Path, run: str) -> LedgerCopies:
-        """The copies in a run's folder, brought up to date with what the nodes said so far.
+        """The copies in a run's folder, up to date with what the nodes have sent so far.
 
         Raises LedgerError where a node's ledger does not continue its copy.
         """
@@ -50,11 +49,16 @@ class Federation:
     def close(self, grid: Grid) -> None:
         """Ask every client once more: one that was charged for a lost reply has entries that its copy here lacks."""
         for client in sorted(self.roster.ask_again(grid)):
-            log(WARNING, "client %d is away: its ledger may hold more than its copy in %s", client, self._folder())
+            log(
+                WARNING,
+                "client %d is not connected: its ledger may have more entries than its copy in %s",
+                client,
+                self._folder(),
+            )
 
     def _accept(self, identity: Identity) -> None:
         if identity.news is None:
-            raise ValueError(f"client {identity.partition} sent no ledger: nothing could be said of its epsilon")
+            raise ValueError(f"client {identity.partition} sent no ledger: its epsilon would be unknown")
         if self.copies is None:
             self._news[identity.partition] = identity.news
         else:

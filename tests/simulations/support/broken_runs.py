@@ -16,7 +16,7 @@ from simulations.client.app import app
 from simulations.engines import local
 from simulations.run import resume_command
 from simulations.rundir import messages
-from tests.simulations.runs import Run, ignore, plan_at, run_local
+from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
 KINDS: dict[str, dict[str, Any]] = {
     "steps": {"method": "lsg", "downlink": "sparse", "record_updates": True},

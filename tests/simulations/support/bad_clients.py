@@ -1,6 +1,6 @@
 """Clients that misbehave, one kind a partition; partitions beyond the kinds are honest.
 
-Importable on its own: Ray's actors find it through PYTHONPATH as ``bad_clients``.
+Importable on its own: Ray's actors find it through PYTHONPATH.
 """
 
 import hashlib

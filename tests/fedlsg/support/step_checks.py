@@ -19,7 +19,7 @@ from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, aggregate
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
-from tests.fedlsg.step_oracle import CLIP_ONLY, DENSE, EMPTY, NOISY, Problem, naive_step, problem
+from tests.fedlsg.support.step_oracle import CLIP_ONLY, DENSE, EMPTY, NOISY, Problem, naive_step, problem
 
 PER_BLOCK = Mechanism(noise_multiplier=1.5, clip_norm=0.3, clip="per-block")
 DRAWS = 300

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from fedlsg.gradients.per_example import Pass, per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError
-from tests.fedlsg.gradient_oracle import TOLERANCE, error, naive, squared_error
 from tests.fedlsg.gradients.test_per_example_pass import assert_refused, custom
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, naive, squared_error
 
 
 def tied(m: nn.Module, x: Tensor) -> Tensor:

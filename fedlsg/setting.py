@@ -1,0 +1,245 @@
+"""What a user may set: one sentence, a unit and a range, declared where the value is used.
+
+    Rank = Annotated[int, Setting("Rank r of the carriers.", at_least=1)]
+    def recipe(*, rank: Rank = 4, ...) -> Method: ...
+    declared(recipe)["rank"].parse("8")        8; ValueError "expected rank=0 >= 1" for "0"
+
+Options of the command line, checks, error messages and the reference page are made from these declarations.
+"""
+
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from inspect import Parameter, signature
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fedlsg.choices import did_you_mean
+
+REQUIRED = Parameter.empty
+"""The default of what has none."""
+
+NUMBERS = (int, float)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """``meaning`` is one sentence; ``why`` ends the message for a value out of range, where the range needs a reason.
+
+    ``at_least`` and ``at_most`` are within the range, ``above`` and ``below`` just outside of it. ``aliases`` are other
+    words for the name, which suggestions know and nothing accepts. ``name`` is what a user calls it, where the
+    parameter is called otherwise.
+    """
+
+    meaning: str = ""
+    unit: str = ""
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    why: str = ""
+    aliases: tuple[str, ...] = ()
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if None not in (self.at_least, self.above) or None not in (self.at_most, self.below):
+            raise TypeError(f"give one lower and one upper bound at most: {self}")
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None, float | None, float | None]:
+        """The range, to compare it with another one."""
+        return self.at_least, self.above, self.at_most, self.below
+
+    def contains(self, value: float) -> bool:
+        """Whether a number is in the range; NaN is in none that has a bound."""
+        return (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+
+    def around(self, word: str) -> str:
+        """The range in signs around a word: ``0 < word <= 1``, ``word >= 1``; the word alone where there is none."""
+        lower = f"{self.at_least:g} <= " if self.at_least is not None else ""
+        lower = f"{self.above:g} < " if self.above is not None else lower
+        upper = f" <= {self.at_most:g}" if self.at_most is not None else ""
+        upper = f" < {self.below:g}" if self.below is not None else upper
+        if upper or not lower:
+            return f"{lower}{word}{upper}"
+        bound, sign = lower.split()
+        return f"{word} {sign.replace('<', '>')} {bound}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """One parameter of a callable, or one field of a dataclass, as its declaration says.
+
+    ``kind`` is bool, int, float or str; a ``Literal`` is a str with ``choices``. ``default`` is ``REQUIRED`` where
+    there is none; ``optional`` says whether None is a value.
+    """
+
+    name: str
+    kind: type
+    choices: tuple[Any, ...] = ()
+    optional: bool = False
+    default: Any = REQUIRED
+    setting: Setting = Setting()
+
+    @property
+    def accepts(self) -> tuple[object, ...]:
+        """What may be given, to compare two declarations of one name."""
+        return self.kind, self.choices, self.setting.bounds
+
+    @property
+    def range(self) -> str:
+        """For a reader: ``a, b or c``, ``true or false``, ``0 < x <= 1``; nothing where anything goes."""
+        if self.choices:
+            *first, last = map(str, self.choices)
+            return f"{', '.join(first)} or {last}" if first else last
+        if self.kind is bool:
+            return "true or false"
+        found = self.setting.around("x")
+        return found if found != "x" else ""
+
+    def parse(self, value: object) -> Any:
+        """The value of a raw one, which may be a string of a command line.
+
+        Raises ValueError, naming the setting, for a wrong type and for a value outside of choices or range.
+        """
+        parsed = _convert(self, value)
+        self.check(parsed)
+        return parsed
+
+    def check(self, value: object) -> None:
+        """Raise ValueError, naming setting, value and range, unless the value is one of this setting."""
+        if value is None and self.optional:
+            return
+        if self.choices and value not in self.choices:
+            raise ValueError(f"expected {self.name} in {self.choices}, got {value!r}")
+        if self.kind not in NUMBERS:
+            return
+        if isinstance(value, bool) or not isinstance(value, Integral if self.kind is int else Real):
+            raise ValueError(f"expected a number ({self.kind.__name__}) for {self.name}, got {value!r}")
+        if not self.setting.contains(float(value)):
+            why = f": {self.setting.why}" if self.setting.why else ""
+            raise ValueError(f"expected {self.setting.around(f'{self.name}={value}')}{why}")
+
+
+def declared(of: Callable[..., object], *, without: Iterable[str] = ()) -> dict[str, Declared]:
+    """What a callable or a dataclass declares, by the name that a user gives, in order, ``without`` some parameters.
+
+    A parameter without a ``Setting`` is a setting without sentence and range, one without annotation has the type of
+    its default. Raises TypeError for a parameter whose type no setting has.
+    """
+    hints = get_type_hints(of, include_extras=True)
+    found = [
+        _declared(of, name, hints.get(name, type(parameter.default)), parameter.default)
+        for name, parameter in signature(of).parameters.items()
+        if name not in tuple(without)
+    ]
+    return {one.name: one for one in found}
+
+
+def check_declared(instance: object, *, without: Iterable[str] = ()) -> None:
+    """Raise ValueError for the first field of a dataclass instance that its own declaration does not accept.
+
+    Only fields that are declared with a ``Setting``, or have choices, are looked at, ``without`` some of them.
+    """
+    cls: Callable[..., object] = type(instance)
+    for field, one in _fields(cls).items():
+        if field not in tuple(without):
+            one.check(getattr(instance, field))
+
+
+def check_value(name: str, hint: Any, value: object) -> None:
+    """Raise ValueError, naming the parameter, unless a value is what an annotation such as ``Rank`` says."""
+    _declared(check_value, name, hint, REQUIRED).check(value)
+
+
+@cache
+def _fields(of: Callable[..., object]) -> dict[str, Declared]:
+    hints = {name: (hint, _parts(hint)) for name, hint in get_type_hints(of, include_extras=True).items()}
+    return {
+        name: _declared(of, name, hint, REQUIRED)
+        for name, (hint, (plain, _, setting)) in hints.items()
+        if setting or get_origin(plain) is Literal
+    }
+
+
+def unknown(kind: str, name: str, known: Mapping[str, Declared]) -> ValueError:
+    """The error for a name that no declaration has: with its nearest name, abbreviations included."""
+    return ValueError(f"unknown {kind} {name!r}{suggestion(name, known)}")
+
+
+def suggestion(name: str, known: Mapping[str, Declared]) -> str:
+    """The end of an error message: the name that a word stands for, else the nearest one, or nothing."""
+    word = name.replace("-", "_").lower()
+    meant = next((one.name for one in known.values() if word in one.setting.aliases), None)
+    return f"; did you mean {meant!r}?" if meant else did_you_mean(word, known)
+
+
+def same(first: Declared, second: Declared, where: tuple[str, str]) -> Declared:
+    """Two declarations of one name as one, its sentence the first that there is. Raises ValueError if they differ."""
+    silent = Setting() in (first.setting, second.setting)  # one that says a type alone takes the other's range
+    if first.accepts != second.accepts and not (silent and first.accepts[:2] == second.accepts[:2]):
+        said = [f"{one.kind.__name__} {one.range}".strip() for one in (first, second)]
+        raise ValueError(
+            f"setting {first.name!r} is declared twice, and not alike: {said[0]} by {where[0]}, {said[1]} by "
+            f"{where[1]}; give both one type and range, or one of them another name"
+        )
+    keep = first.setting.meaning or second.setting == Setting()
+    return first if keep else replace(first, setting=second.setting)
+
+
+def _declared(of: Callable[..., object], name: str, hint: Any, default: object) -> Declared:
+    plain, optional, setting = _parts(hint)
+    choices = get_args(plain) if get_origin(plain) is Literal else ()
+    kind = type(choices[0]) if choices else plain
+    if kind not in (bool, int, float, str):
+        raise TypeError(
+            f"{name!r} of {getattr(of, '__module__', '')}.{getattr(of, '__name__', of)} is declared as {plain!r}: a "
+            "setting is a bool, int, float, str or a Literal of strings, or one of them | None"
+        )
+    setting = setting or Setting()
+    known = setting.name or name
+    return Declared(name=known, kind=kind, choices=choices, optional=optional, default=default, setting=setting)
+
+
+def _parts(hint: Any) -> tuple[Any, bool, Setting | None]:
+    """Type, whether None is one of its values, and the ``Setting``, in whatever order they are wrapped."""
+    optional, setting = False, None
+    while True:
+        if get_origin(hint) is Annotated:
+            hint, *notes = get_args(hint)
+            setting = setting or next((note for note in notes if isinstance(note, Setting)), None)
+        elif get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint):
+            rest = [option for option in get_args(hint) if option is not type(None)]
+            optional, hint = True, Union[tuple(rest)]  # noqa: UP007, a union that is computed
+        else:
+            return hint, optional, setting
+
+
+def _convert(of: Declared, value: object) -> object:
+    if of.choices or (value is None and of.optional):
+        return value
+    if of.kind is bool:
+        return _boolean(of.name, value)
+    if of.kind is str:
+        return str(value)
+    try:
+        if isinstance(value, bool) or (of.kind is int and isinstance(value, float) and value != int(value)):
+            raise ValueError
+        return of.kind(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"expected a number ({of.kind.__name__}) for {of.name}, got {value!r}") from None
+
+
+def _boolean(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if str(value).lower() not in words:
+        raise ValueError(f"expected true or false for {name}, got {value!r}")
+    return words[str(value).lower()]
