@@ -1,6 +1,5 @@
 """The public state of a run: weights, W_0, frames, and the updates that lead from one version to the next."""
 
-from fedlsg.state.error_feedback import check_sign, keeps_memory
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import (
     PRUNING_ROUND,
@@ -12,13 +11,12 @@ from fedlsg.state.round_plan import (
     plan_round,
 )
 from fedlsg.state.server_state import ServerState, load_weights, select_clients
-from fedlsg.state.server_update import Coding, Step, StepError, encode_pruning, encode_update, replay
+from fedlsg.state.server_update import Step, StepError, encode_pruning, encode_update, replay
 from fedlsg.state.snapshot import beside_weights, restart
 
 __all__ = [
     "PRUNING_ROUND",
     "ClientTerms",
-    "Coding",
     "Phase",
     "PublicState",
     "RoundPlan",
@@ -26,11 +24,9 @@ __all__ = [
     "Step",
     "StepError",
     "beside_weights",
-    "check_sign",
     "encode_pruning",
     "encode_update",
     "finished_before",
-    "keeps_memory",
     "load_weights",
     "phase_of",
     "plan_round",

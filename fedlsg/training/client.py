@@ -14,15 +14,15 @@ from fedlsg.frame import Frame
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import (
     Checked,
-    Held,
+    GhostGradients,
     LossFunction,
     batch_size,
-    held_gradients,
+    block_gradients,
+    check,
     per_example_gradients,
     summable,
     summed_gradient,
 )
-from fedlsg.gradients.supported import check
 from fedlsg.privacy import BernoulliDraws, Mechanism, add_noise, clipped_sum, poisson_batch
 from fedlsg.privacy.mechanism import NARROW_SUM
 from fedlsg.randomness import SecretStream
@@ -121,7 +121,7 @@ def _clipped_batch_sum(x: StepInputs) -> Float[Tensor, " kept"]:
     return total
 
 
-def _units(x: StepInputs, inputs: Inputs, targets: Inputs, rows: int) -> Sequence[Tensor | Held]:
+def _units(x: StepInputs, inputs: Inputs, targets: Inputs, rows: int) -> Sequence[Tensor | GhostGradients]:
     """What is clipped for each example of a microbatch, which is filled up to ``rows`` examples for its pass."""
     local, multiplicity = x.local, x.local.multiplicity
     real, rows = batch_size(inputs, targets), rows * multiplicity
@@ -129,14 +129,14 @@ def _units(x: StepInputs, inputs: Inputs, targets: Inputs, rows: int) -> Sequenc
     given: dict[str, Any] = {"checked": x.parameters, "numbers": local.numbers}
     joint = x.mechanism.clips and x.mechanism.clip == "joint"
     if joint and multiplicity == 1 and x.scale is None and holds(x.frame):
-        return without_filling(held_gradients(x.model, x.loss_fn, inputs, targets, x.frame, **given), real)
+        return without_filling(block_gradients(x.model, x.loss_fn, inputs, targets, x.frame, **given), real)
     gradients = per_example_gradients(x.model, x.loss_fn, inputs, targets, x.frame, **given)
     units = per_unit([g[:real] for g in gradients], x.frame, multiplicity)
     return units if x.scale is None else [g * factor for g, factor in zip(units, x.scale, strict=True)]
 
 
 def holds(frame: Frame) -> bool:
-    """Whether factors may be kept in place of gradients (ghost clipping): no block weighs more than another."""
+    """Whether ghost clipping and any memory order are allowed: no block has a weight of its own in the clip."""
     return all(b.weight == 1 for b in frame.blocks)
 
 

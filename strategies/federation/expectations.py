@@ -54,13 +54,11 @@ class Expectations:
         """Standard deviation of the noise on each coordinate of the sum of these clients' values."""
         plans = {partition: common.for_client(self.terms(partition, common.phase)) for partition in partitions}
         each = [self._dither(partition, plan) for partition, plan in plans.items()]
-        coarse = self.settings.codec == "noise-floor"
-        return math.hypot(*(one.received_noise if coarse else one.noise_std for one in each))
+        return math.hypot(*(self.settings.codec.received_noise(one.noise_std) for one in each))
 
     def _dither(self, partition: int, plan: RoundPlan) -> Dither:
         """The public parameters of a client's quantization in this round."""
-        floor_step = self.settings.floor_step
-        return Dither(seed=self.state.seed, client=partition, noise_std=plan.noise_std, floor_step=floor_step)
+        return Dither(seed=self.state.seed, client=partition, noise_std=plan.noise_std)
 
     def _expected(self, partition: int, plan: RoundPlan, num_examples: int) -> Expected:
         wire = plan.frame.wire

@@ -20,7 +20,7 @@ from fedlsg.carriers.lora import prepare_model
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, Method, Schedule, norm_bound
-from fedlsg.payload.message import Expected, IndexMode, pack, unpack
+from fedlsg.payload import Expected, IndexMode, pack, unpack
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.state.public_state import PublicState

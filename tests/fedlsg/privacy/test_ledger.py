@@ -215,10 +215,10 @@ def test_would_exceed_says_no_exactly_at_the_last_step_within_the_budget(path):
     assert not ledger.would_exceed(entry(1, steps=2), 4.0, 1e-5)
     assert ledger.would_exceed(entry(1, steps=3), 4.0, 1e-5)
     # A different sigma takes the general path.
-    assert not ledger.would_exceed(entry(1, steps=1, noise_multiplier=40.0), 4.0, 1e-5)
+    assert not ledger.would_exceed(entry(1, steps=1, noise_multiplier=4.0), 4.0, 1e-5)
     assert ledger.would_exceed(entry(1, steps=1, noise_multiplier=0.3), 4.0, 1e-5)
     with pytest.raises(ValueError, match="delta"):
-        ledger.would_exceed(entry(1, noise_multiplier=40.0), 4.0, 2.0)
+        ledger.would_exceed(entry(1, noise_multiplier=4.0), 4.0, 2.0)
 
 
 # Tampering -----------------------------------------------------------------------------------------------------------

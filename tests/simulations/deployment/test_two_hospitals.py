@@ -217,6 +217,7 @@ class TestTwoRuns:
         no_folder_is_shared(story.made)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 class TestTwoRounds:
     """Chapters 1 to 7, a run of two rounds."""
@@ -244,7 +245,7 @@ class TestTwoRounds:
         """What the document says of whom a hospital trusts: its client ran from the app that the server sent."""
         for name in HOSPITALS:
             (app,) = (made[name].home / ".flwr" / "apps").iterdir()
-            assert list((app / "simulations" / "__pycache__").glob("client_app.*.pyc"))
+            assert list((app / "simulations" / "client" / "__pycache__").glob("app.*.pyc"))
 
     def test_no_machine_knows_a_folder_of_another(self, made):
         no_folder_is_shared(made)

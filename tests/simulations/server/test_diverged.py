@@ -130,6 +130,7 @@ def test_a_report_takes_a_loss_that_is_no_number(loss, small):
     assert f"loss {loss}" in page
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_flower_engine_says_the_same(tmp_path, fedlsg):
     arguments = ["run", "--engine", "flower", "--method", "sgd", "-c", "learning_rate=1e38", "-c", "rounds=3"]
