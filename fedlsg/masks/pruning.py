@@ -52,8 +52,8 @@ Masks = dict[str, Tensor]
 class Prune:
     """Pruning before training at ``rate``: none, random, SynFlow (synflow.py) or DP-SNIP (snip.py).
 
-    Only ``dp-snip`` reads data, in a round 0 of its own: examples' saliencies are clipped to ``clip_norm``, and the
-    noise is such that this round alone has ``epsilon_share`` of the epsilon. Training gets what composition leaves.
+    Only ``dp-snip`` reads data, in a pruning round before training: examples' saliencies are clipped to ``clip_norm``,
+    and the noise is such that this round alone has ``epsilon_share`` of the epsilon. Training gets the rest.
     """
 
     kind: PruneKind = "none"
@@ -73,7 +73,7 @@ class Prune:
 
     @property
     def reads_data(self) -> bool:
-        """Whether clients take part, in a round 0 that their ledgers are charged for."""
+        """Whether there is a pruning round, in which clients take part and which their ledgers are charged for."""
         return self.kind == "dp-snip"
 
 
