@@ -16,10 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.frame import Group
-from fedlsg.gradients import Held
+from fedlsg.gradients import GhostGradients
 from fedlsg.randomness import SecretStream
 from fedlsg.setting import Setting, check_declared
-from fedlsg.tensors import exactly, in_memory_order, own_order
+from fedlsg.tensors import in_memory_order, own_order, without_autocast
 
 MechanismKind = Literal["dp", "clip-only", "noise-only", "none"]
 ClipKind = Literal["joint", "per-block"]
@@ -131,7 +131,7 @@ class Mechanism:
 
 
 def clipped_sum(
-    gradients: Sequence[Float[Tensor, "batch *kept"] | Held], mechanism: Mechanism, *, wide: bool = False
+    gradients: Sequence[Float[Tensor, "batch *kept"] | GhostGradients], mechanism: Mechanism, *, wide: bool = False
 ) -> Float[Tensor, " kept"]:
     """Sum over examples of their clipped gradients; one (B, *kept) tensor a block, flat and in a row in the result.
 
@@ -139,7 +139,7 @@ def clipped_sum(
     sum itself): factors come from float64 norms of the very numbers that are summed and are rounded down. An
     example with a non-finite coordinate or norm contributes exactly zero. An empty batch gives zeros.
     A caller's autocast has no hold of the products: it would round to fewer digits than the clip's margin covers.
-    Held blocks (held.py) come under a joint clip only; their norms are bounds on what is summed.
+    GhostGradients blocks (held.py) come under a joint clip only; their norms are bounds on what is summed.
     The sum is taken and returned in float32 at least, in float64 where it is ``wide``. Factors are the same in both, so
     that an example adds the same whether its neighbours are many or few.
     """
@@ -154,16 +154,18 @@ def clipped_sum(
     finite = norms.isfinite().all(0)
     if not finite.all():
         gradients = [
-            block if isinstance(block, Held) else block.masked_fill(~finite.view(-1, *[1] * (block.ndim - 1)), 0.0)
+            block
+            if isinstance(block, GhostGradients)
+            else block.masked_fill(~finite.view(-1, *[1] * (block.ndim - 1)), 0.0)
             for block in gradients
         ]
         norms = norms.masked_fill(~finite, 0.0)
     sizes = [math.prod(block.shape[1:]) for block in gradients]
     factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes))
-    with exactly(norms.device.type):
+    with without_autocast(norms.device.type):
         parts = (
             block.weighted_sum(factor, finite).to(dtype)
-            if isinstance(block, Held)
+            if isinstance(block, GhostGradients)
             else weighted_sum(factor, block, dtype)
             for factor, block in zip(factors, gradients, strict=True)
         )
@@ -175,9 +177,9 @@ def clipped_sum(
     return total
 
 
-def norms_of(block: Float[Tensor, "batch *kept"] | Held) -> Float[Tensor, " batch"]:
+def norms_of(block: Float[Tensor, "batch *kept"] | GhostGradients) -> Float[Tensor, " batch"]:
     """Norm of each example's block in float64; a bound on it where the block is held back."""
-    if isinstance(block, Held):
+    if isinstance(block, GhostGradients):
         return block.norms()
     norms: Tensor = torch.linalg.vector_norm(in_memory_order(block).flatten(1), dim=1, dtype=torch.float64)
     return norms

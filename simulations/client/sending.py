@@ -8,8 +8,7 @@ from torch import Tensor
 
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
-from fedlsg.payload import Dither, Expected, pack, unpack
-from fedlsg.state import keeps_memory
+from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
 from fedlsg.training import largest
 from simulations.plan.plan import Base
 from simulations.rundir.feedback_box import FeedbackBox
@@ -20,7 +19,7 @@ from strategies.federation.wire import Announcement
 
 def open_box(base: Base, run: RunDir, partition: int) -> Outbox | FeedbackBox:
     """Where the client's last payload lies: with its memory, where the run's method keeps one."""
-    if keeps_memory(base.method, base.settings.codec):
+    if keeps_memory(base.method, base.codec):
         return FeedbackBox(run.own(partition), partition)
     return Outbox(run.outbox(partition))
 
@@ -69,7 +68,7 @@ def packed(
         size=where.size,
         round=announced.round,
         digest=announced.frame_digest,
-        codec=base.settings.codec,
+        codec=base.codec,
         index_mode=base.index_mode,
         blocks=where.blocks,
         dither=dither,
@@ -81,7 +80,7 @@ def expected(frame: Frame, base: Base, announced: Announcement, dither: Dither) 
     """What the server expects of this client, but for the norm."""
     return Expected(
         round=announced.round,
-        codec=base.settings.codec,
+        codec=base.codec,
         index_mode=base.index_mode,
         size=frame.wire.size,
         indices=frame.wire.indices,

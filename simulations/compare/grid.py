@@ -52,7 +52,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One run: its directory's name, its label and coordinates, and the settings that it is asked to run with."""
+    """One run: its directory's name, its label and coordinates, and the settings to run with."""
 
     name: str
     label: str
@@ -126,7 +126,7 @@ class Grid:
             for seed in self.seeds
             for position, epsilon in enumerate(self.epsilons or (None,))
             for entry in self.entries
-            if position == 0 or self._noised(entry)
+            if position == 0 or self._adds_noise(entry)
             for rank in self._values("rank", self.ranks, entry)
             for sparsity in self._values("sparsity", self.sparsities, entry)
         ]
@@ -135,19 +135,19 @@ class Grid:
         own = {key: value for key, value in self.settings.items() if entry.has(key)} | dict(entry.settings)
         return values if values and name not in own and _looks_at(entry.method, name, own) else (None,)
 
-    def _noised(self, entry: Entry) -> bool:
+    def _adds_noise(self, entry: Entry) -> bool:
         kind = entry.settings.get("mechanism", self.settings.get("mechanism"))
         if kind is None:
             return strategies.recipe(entry.method).mechanism.adds_noise
         return kind in ("dp", "noise-only")
 
     def _cell(self, entry: Entry, seed: int, epsilon: float | None, rank: int | None, sparsity: float | None) -> Cell:
-        noised = self._noised(entry)
-        epsilon = epsilon if noised else None
+        noisy = self._adds_noise(entry)
+        epsilon = epsilon if noisy else None
         common = {
             name: value
             for name, value in self.settings.items()
-            if (name not in RECIPE_CHOICES or entry.has(name)) and (noised or name != "noise_multiplier")
+            if (name not in RECIPE_CHOICES or entry.has(name)) and (noisy or name != "noise_multiplier")
         }
         varied = {"epsilon": epsilon, "rank": rank, "sparsity": sparsity}
         coordinates = {name: value for name, value in varied.items() if value is not None}

@@ -1,8 +1,8 @@
 """The process that runs cells, one after the other: an error, or a crash of the whole process, costs one cell.
 
 It lives on between cells, because importing torch and calibrating the noise takes longer than a small run. It has a
-session of its own, so the terminal's Ctrl-C reaches only the parent, which then interrupts it in order. Should the
-parent die, it interrupts itself. An interrupted cell stays resumable.
+session of its own, so Ctrl-C on the terminal reaches only the parent, which then interrupts it in order. If the parent
+dies, it interrupts itself. An interrupted cell stays resumable.
 """
 
 import os
@@ -92,8 +92,8 @@ class Worker:
 def _safe_path() -> Iterator[None]:
     """Processes that are started here do not search the working directory for modules.
 
-    multiprocessing starts ``python -c``, which would, until it has copied this process's path: a ``random.py`` of the
-    user's would end the worker.
+    multiprocessing starts ``python -c``, which searches it until it has copied the path of this process. Then a
+    ``random.py`` of the user would end the worker.
     """
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"

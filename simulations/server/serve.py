@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from flwr.serverapp import Grid
 
-from fedlsg.payload import DEFAULT_STEP
 from fedlsg.state import ServerState
 from fedlsg.tensors import freed_memory
 from simulations.plan.plan import Plan
@@ -119,9 +118,8 @@ def _federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
         terms=plan.terms,
         clients_per_round=known(s.clients_per_round),
         local=plan.local,
-        codec=s.codec,
+        codec=plan.codec,
         index_mode=plan.index_mode,
-        floor_step=s.noise_floor_step or DEFAULT_STEP,
         min_survivors=known(s.min_survivors),
         timeout=s.round_timeout,
         run_dir=str(run.path),

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedlsg.gradients.per_example as per_example
 from fedlsg.frame import Frame
-from fedlsg.gradients import activation_storage, per_example, rematerialize
+from fedlsg.gradients import activation_storage, rematerialize
 from fedlsg.gradients.activation_storage import ActivationStorage
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.precision import Numbers
@@ -184,7 +185,7 @@ def test_a_pass_leaves_nothing_behind(loss, monkeypatch):
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU(inplace=True), nn.Tanh()])
 def test_an_example_has_the_same_gradient_in_any_company_where_inputs_are_made_again(activation, monkeypatch):
     """64 numbers of an example are made again, and 63 are not, however many examples there are."""
-    monkeypatch.setattr(rematerialize, "REBUILT_FROM", 64)
+    monkeypatch.setattr(rematerialize, "REMATERIALIZED_FROM", 64)
     torch.manual_seed(0)
     for units in (64, 63):
         layers = [nn.Linear(9, units), nn.LayerNorm(units), activation, nn.Linear(units, 3), nn.Flatten()]
@@ -192,7 +193,7 @@ def test_an_example_has_the_same_gradient_in_any_company_where_inputs_are_made_a
         frame = make_frame(model, rank=2, sparsity=0.0)
         together = per_example_gradients(model, cross_entropy, x, y, frame, numbers=STORED)
         alone = per_example_gradients(model, cross_entropy, x[:1], y[:1], frame, numbers=STORED)
-        held = per_example_gradients(model, cross_entropy, x, y, frame)
-        for a, b, exact in zip(alone, together, held, strict=True):
+        unrounded = per_example_gradients(model, cross_entropy, x, y, frame)
+        for a, b, exact in zip(alone, together, unrounded, strict=True):
             assert (a[0] - b[0]).norm() <= 1e-5 * b[0].norm()
             assert (b - exact).norm() <= 2**-5 * exact.norm()  # a ReLU made again may have a sign of its own near 0

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlsg.frame import Block
+from fedlsg.payload import Dither
 from fedlsg.payload.indices import counts_within, encode_indices, section_bound
-from fedlsg.payload.message import Expected, PayloadError, longest, pack, unpack
-from fedlsg.payload.quantization import Dither
-from fedlsg.payload.sizes import value_bytes
+from fedlsg.payload.layout import value_bytes
+from fedlsg.payload.message import Expected, longest, pack, unpack
+from fedlsg.payload.values.codec import PayloadError
 from tests.fedlsg.support.compact_oracle import BLOCKS, CODECS, INDICES, compact, resealed
 
 SECTION = encode_indices(INDICES, [block.shape for block in BLOCKS])

@@ -268,7 +268,7 @@ def test_a_run_is_attacked_with_its_settings(tmp_path, small):
     assert len(found["bounds"]) == 2
     assert len(found["one_round"]) == 2
     for part in (page, text):
-        for word in ("guessing", "trade-off curve", "closed form", "candidates", "who is whose client"):
+        for word in ("guessing", "trade-off curve", "closed form", "candidates", "the client of each example"):
             assert word in part
         assert "private" not in part.lower()
     assert "http" not in page.replace("http://www.w3.org", "")

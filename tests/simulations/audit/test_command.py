@@ -69,7 +69,7 @@ def test_a_run_is_held_to_what_it_reported(tmp_path, finished):
 
 def test_a_reproducible_claim_is_not_private(tmp_path):
     """Not falsified, and void: of settings, of a run, and of one whose ledger alone says so."""
-    words = "NOT PRIVATE: its noise can be drawn again (reproducible)"
+    words = "NOT PRIVATE: the noise is reproducible"
     run = run_local(tmp_path / "run", **(SETTINGS | {"reproducible": True}))
     for how in ({"given": SETTINGS | {"reproducible": True}}, {"run": str(run.path)}):
         status, found, text = audit(tmp_path, canaries=60, **how)

@@ -62,6 +62,7 @@ def federation(plan: Plan, run_dir: Path, on_round: Callable[[RoundReport], None
         terms=plan.terms,
         clients_per_round=known(plan.settings.clients_per_round),
         local=plan.local,
+        codec=plan.codec,
         run_dir=str(run_dir),
     )
     return FedLSG(state, settings, on_round)

@@ -28,7 +28,7 @@ from fedlsg.privacy.mechanism import clipped_sum
 from simulations.cli import app as cli
 from simulations.cli import examine
 from simulations.inspection.clips import clip_rows, masks_of, own_clip, unmasked
-from simulations.inspection.command import inspect_command, numbers_of
+from simulations.inspection.command import inspect_command
 from simulations.inspection.figures import spread, tiled
 from simulations.inspection.measure import Inspection, batch_gradient, inspect, residual_rows
 from simulations.inspection.output import folder
@@ -327,10 +327,6 @@ def test_what_is_refused(small, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         inspect_command(str(small.path), given, Console(quiet=True), out=str(tmp_path / "out"), **options)
     assert not (tmp_path / "out").exists()
-
-
-def test_lists_of_numbers():
-    assert numbers_of("ranks", "8, 1,8", int) == [1, 8]
 
 
 # Pictures
