@@ -27,7 +27,7 @@ from simulations.plan.plan import Base
 from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.steps import StepFiles
-from simulations.settings.downlink import coding
+from simulations.settings.codecs import downlink_codec
 from strategies.federation.replica_wire import NOWHERE, Reference, digest_of, read_beside, read_missed, read_reference
 from strategies.federation.wire import Announcement, read_weights
 
@@ -164,7 +164,7 @@ class Replica:
             derived = None if self._frame is None or self._frame[0] != step.round else self._frame[1]
             self._frame = None
             try:
-                replay(self.state, step, coding(self.base.settings), derived)
+                replay(self.state, step, downlink_codec(self.base.settings), derived)
             except ValueError as error:
                 raise ReplicaDiffersError(f"round {step.round}'s update does not fit what is here: {error}") from None
 

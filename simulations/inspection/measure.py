@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from fedlsg.carriers import Energy, kept_energy, principal_carriers, random_energy, residual, stable_rank
 from fedlsg.frame import Coordinates
-from fedlsg.gradients import trainable
-from fedlsg.gradients.per_example import call
+from fedlsg.gradients import call, trainable
 from fedlsg.lowrank import decompose, flatten_kernel, project, random_carriers
 from fedlsg.masks import Direction, keep_units, unit_importance
 from fedlsg.randomness import public_generator

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedlsg.payload import added_variance
 from fedlsg.state import ServerState
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.steps import StepFiles
 from simulations.server.counting_downlink import NOTHING, CountingDownlink
-from simulations.settings.downlink import coding
+from simulations.settings.codecs import downlink_codec
 from simulations.settings.settings import Settings
 from strategies.federation.downlink import FullDownlink
 from strategies.federation.sparse_downlink import SparseDownlink
@@ -21,7 +20,7 @@ def make_downlink(s: Settings, state: ServerState, run: RunDir) -> CountingDownl
     assert s.clients is not None
     assert s.clients_per_round is not None
     sparse = SparseDownlink(
-        state, coding(s), clients=s.clients, clients_per_round=s.clients_per_round, store=StepFiles(run.steps)
+        state, downlink_codec(s), clients=s.clients, clients_per_round=s.clients_per_round, store=StepFiles(run.steps)
     )
     return CountingDownlink(sparse, run)
 
@@ -37,9 +36,6 @@ def downlink_facts(s: Settings, state: Mapping[str, Any]) -> dict[str, Any]:
     if s.downlink == "full":
         return {"name": "full", "interrupted": interrupted}
     repairs = sum(state["repairs"].values())
-    found: dict[str, Any] = {
-        "name": s.downlink, "codec": s.downlink_codec, "repairs": repairs, "interrupted": interrupted
-    }  # fmt: skip
-    if s.downlink_codec == "noise-floor":
-        found |= {"step": coding(s).floor_step, "added_variance": added_variance(coding(s).floor_step)}
-    return found
+    codec = downlink_codec(s)
+    found = {"name": s.downlink, "codec": codec.name, "repairs": repairs, "interrupted": interrupted}
+    return found | codec.summary()

@@ -11,7 +11,7 @@ from simulations.rundir.messages import SUMS as BYTES
 from simulations.server.downlink import downlink_facts
 from simulations.server.environment import hardware, versions
 from simulations.server.evaluate import Score
-from simulations.settings.resolve import codec_of
+from simulations.settings.codecs import codec_summary
 from simulations.workloads.chance import chance_of
 
 
@@ -56,7 +56,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "accuracy_by_split": dict(o.score.by_split),
         "loss": o.score.loss,
         **_privacy(plan, o),
-        "codec": codec_of(s, plan.method),
+        "codec": codec_summary(s, plan.method),
         "downlink": downlink_facts(s, o.downlink),
         **{name: o.totals[name] for name in BYTES},
         "uplink_bytes_dense": dense * o.totals["uplink_messages"],

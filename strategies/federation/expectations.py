@@ -55,8 +55,7 @@ class Expectations:
     def noise_of_sum(self, partitions: Iterable[int], round: int) -> float:
         """Standard deviation of the noise on each coordinate of the sum of these clients' values."""
         each = [self._dither(partition, round) for partition in partitions]
-        coarse = self.settings.codec == "noise-floor"
-        return math.hypot(*(one.received_noise if coarse else one.noise_std for one in each))
+        return math.hypot(*(self.settings.codec.received_noise(one.noise_std) for one in each))
 
     def _mechanism(self, partition: int, round: int) -> Mechanism:
         method = self.state.method
@@ -71,7 +70,7 @@ class Expectations:
         """The public parameters of a client's quantization in this round."""
         local = self._local(round)
         noise_std = accumulated_noise(self._mechanism(partition, round).noise_std, local.steps, local.momentum)
-        return Dither(seed=self.state.seed, client=partition, noise_std=noise_std, floor_step=self.settings.floor_step)
+        return Dither(seed=self.state.seed, client=partition, noise_std=noise_std)
 
     def _expected(self, partition: int, frame: Frame, round: int) -> Expected:
         num_examples, local = self.terms(partition, round).num_examples, self._local(round)

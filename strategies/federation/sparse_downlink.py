@@ -18,8 +18,8 @@ from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.masks import prunable
 from fedlsg.method import aggregate
-from fedlsg.payload import PayloadError
-from fedlsg.state import Coding, ServerState, Step, beside_weights, encode_pruning, encode_update
+from fedlsg.payload import Codec, PayloadError
+from fedlsg.state import ServerState, Step, beside_weights, encode_pruning, encode_update
 from fedlsg.state.server_update import received
 from strategies.federation.downlink import ranked
 from strategies.federation.replica_wire import NOWHERE, Records, Reference, catch_up, digest_of, whole
@@ -55,13 +55,13 @@ class SparseDownlink:
     def __init__(
         self,
         state: ServerState,
-        coding: Coding,
+        codec: Codec,
         *,
         clients: int,
         clients_per_round: int,
         store: StepStore,
     ) -> None:
-        self.state, self.coding = state, coding
+        self.state, self.codec = state, codec
         self.gap = clients / clients_per_round
         self.store = store
         self.version = 0
@@ -112,8 +112,8 @@ class SparseDownlink:
             total = aggregate(updates)
             step: Step | None
             try:
-                step = encode_update(self.state, frame, total, noise_std=noise_std, coding=self.coding)
-                total, noise_std = received(self.state, frame, step, self.coding)
+                step = encode_update(self.state, frame, total, noise_std=noise_std, codec=self.codec)
+                total, noise_std = received(self.state, frame, step, self.codec)
             except PayloadError as error:
                 log(WARNING, "round %d: the update goes down as whole models: %s", self.state.round + 1, error)
                 step = None

@@ -23,7 +23,7 @@ from fedlsg.frame import Frame
 from fedlsg.gradients.supported import trainable
 from fedlsg.masks.dp_snip import pruning_mechanism, saliency_frame, saliency_scale
 from fedlsg.method import LocalTraining, Method, Schedule, initial_needed, norm_bound
-from fedlsg.payload.message import Expected, IndexMode, pack, unpack
+from fedlsg.payload import Expected, IndexMode, pack, unpack
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.state.server_state import ServerState, load_weights

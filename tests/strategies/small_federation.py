@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, Schedule
-from fedlsg.payload.message import pack
+from fedlsg.payload import find_codec, pack
 from fedlsg.state.server_state import ServerState
 from simulations.engines.local import LocalGrid
 from strategies import recipe
@@ -99,7 +99,8 @@ class Federation:
     ) -> None:
         self.state, self.answer = state, answer
         self.reports: list[RoundReport] = []
-        known = {"terms": public_terms(clients), "clients_per_round": clients, "local": LocalTraining()} | settings
+        known = {"terms": public_terms(clients), "clients_per_round": clients, "local": LocalTraining()}
+        known |= {"codec": find_codec("float32")} | settings
         self.strategy = FedLSG(state, FederationSettings(**known), self.reports.append)
         self.grid = LocalGrid(self.client, clients, {})
 

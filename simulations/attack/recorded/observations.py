@@ -21,9 +21,9 @@ from fedlsg.carriers.powersgd import decode
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.method import aggregate, initial_needed, make_frame
-from fedlsg.payload import Expected, PayloadError, unpack
+from fedlsg.payload import Expected, PayloadError, keeps_memory, unpack
 from fedlsg.privacy import Entry, Ledger, Mechanism
-from fedlsg.state import keeps_memory, load_weights
+from fedlsg.state import load_weights
 from simulations.plan.plan import Base, prepare
 from simulations.rundir import arrays
 from simulations.rundir.rundir import RunDir
@@ -54,11 +54,11 @@ class Record:
         frame = self._frame(model, round)
         mechanism = self._mechanism(round, client, len(frame.blocks))
         local = self.base.local.at_rate(self._entry(round, client).sample_rate)
-        path, settings = self.payloads[round][client], self.base.settings
+        path = self.payloads[round][client]
         dither = self.base.dither(client, mechanism, local)
         expected = Expected(
             round=round,
-            codec=settings.codec,
+            codec=self.base.codec,
             index_mode=self.base.index_mode,
             size=frame.wire.size,
             indices=frame.wire.indices,
@@ -79,7 +79,7 @@ class Record:
             values=values,
             mechanism=mechanism,
             local=local,
-            noise_std=dither.received_noise if settings.codec == "noise-floor" else dither.noise_std,
+            noise_std=self.base.codec.received_noise(dither.noise_std),
             round=round,
             clients=(client,),
         )
@@ -182,7 +182,7 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
     base = prepare(replace(settings, device="cpu"), progress=progress)
     if base.augment is not None:
         raise ValueError("attacks replay a client without augmentation: record a run with -c augment=none")
-    if keeps_memory(base.method, settings.codec):
+    if keeps_memory(base.method, base.codec):
         raise ValueError(
             f"attacks replay a client without memory, but {base.method.name!r} with codec {settings.codec!r} sends "
             "what earlier rounds left out: attack method sgd with another codec, which hides nothing either"

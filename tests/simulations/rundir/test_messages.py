@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message
 
-from fedlsg.payload.message import COMPACT, HEADER
-from fedlsg.payload.sizes import value_bytes
+from fedlsg.payload.layout import COMPACT, HEADER, value_bytes
 from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.client.app import app
 from simulations.engines import local
