@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from fedlsg.carriers import Carrier, coordinates, masked_factors
+from fedlsg.carriers import Carrier, coordinates, mask_factors
 from fedlsg.frame import Block, Frame, group_of, make_blocks
 from fedlsg.masks import Mask, Moment, Prune, Public, masked, split_kept
 from fedlsg.privacy import Mechanism, check_sample_rate
@@ -162,7 +162,7 @@ def make_frame(
     else:
         blocks = split_kept(blocks, kept.to(next(iter(weights.values())).device))
     if method.carrier.kind == "lora" and method.mask.kind == "units":
-        blocks = masked_factors(blocks, weights, initial, method.mask, method.carrier)
+        blocks = mask_factors(blocks, weights, initial, method.mask, method.carrier)
     return Frame(coordinates=where, blocks=weighted(blocks, weights, method.mechanism, classifier), sent=sent)
 
 

@@ -1,11 +1,11 @@
-"""DP-SNIP: pruning by connection sensitivity, privately (Lee et al. 2019; 004 Alg. 2).
+"""DP-SNIP: pruning by connection sensitivity, privately (Lee et al. 2019; Adamczewski et al. 2023).
 
-    g_j = dL/dc_j = w_j dL/dw_j        effect of connection j on the loss      score s_j = |sum of noised g_j| / N
+    g_j = dL/dc_j = w_j dL/dw_j        effect of connection j on the loss      score s_j = |noisy sum of g_j| / N
 
 A round 0 before training: ``saliency_frame`` says which weights are scored, ``client_step`` with the ``scale`` of
-``saliency_scale`` makes one noised sum of clipped per-example saliencies a client, ``keep_snip`` ranks their total.
+``saliency_scale`` makes one noisy sum of clipped per-example saliencies a client, ``keep_snip`` ranks their total.
 Differs from the paper: it clips the sum over the data set, whose sensitivity is then not the clip norm, so that its
-epsilon does not follow. Here every example's whole saliency vector is clipped on its own, the noised sum is
+epsilon does not follow. Here every example's whole saliency vector is clipped on its own, the noisy sum is
 divided by a public constant, and the release is one q = 1 entry in the ledger of each client.
 """
 
@@ -61,7 +61,7 @@ def pruning_mechanism(mechanism: Mechanism, prune: Prune) -> Mechanism:
 def keep_snip(
     total: Float[Tensor, " kept"], frame: Frame, weights: Weights, rate: float, *, num_examples: int
 ) -> dict[str, Tensor]:
-    """Kept weights by the summed noised saliencies: all but the floor(p n) smallest |sum| / N over the whole network.
+    """Kept weights by the noisy sums of saliencies: all but the floor(p n) smallest |sum| / N over the whole network.
 
     ``num_examples`` is the declared N of all clients, a public constant. At least one weight of every tensor stays
     (differs from the paper, whose threshold can cut a layer off). Post-processing: no privacy is spent here.
