@@ -10,8 +10,8 @@
     13      4     length of the payload
     17      ...   values: sum / divisor in the layout of fedlsg.payload.pack; kept weights: a bit a prunable weight
 
-A step is made of the sum over a round's clients and of public constants alone: nothing of one client's payload goes
-down by itself. It says what the difference of two public models says, so that no epsilon changes.
+A step is made of the sum over a round's clients and of public constants alone: no single client's payload goes down.
+It reveals what the difference of two public models reveals, so no epsilon changes.
 """
 
 import struct
@@ -52,7 +52,7 @@ class Step:
 
 
 class DownDither(Dither):
-    """The dither of what goes down: never the numbers that a client's values were rounded with."""
+    """The dither of what goes down: other random numbers than those of any client's values."""
 
     def draw(self, round: int, count: int) -> np.ndarray:
         """As ``Dither.draw``, for a purpose of its own."""

@@ -19,7 +19,7 @@ from simulations.attack.recorded.report import Findings, refusals
 from simulations.attack.texts.attack import attack_texts, is_text
 from simulations.attack.texts.catalogue import text_attacks
 from simulations.attack.texts.page import text_findings
-from simulations.compare.grid import numbers, words
+from simulations.compare.cells.grid_file import numbers, words
 from simulations.engines import local
 from simulations.plan.plan import make_plan
 from simulations.report.progress import Tick, bar

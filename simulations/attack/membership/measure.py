@@ -1,4 +1,4 @@
-"""Membership of single examples from a trained model's answers: loss threshold and LiRA, with their bounds.
+"""Membership of single examples from the answers of a trained model: loss threshold and LiRA, with bounds.
 
 phi is the scaled confidence log(p / (1 - p)) of the true class, so that the loss is log(1 + exp(-phi)). Scores are
 higher for members. Everything is computed from ``Trained``; the coins of the target are used for scoring only.
@@ -51,7 +51,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Limit:
-    """The largest expected rates that a claim allows any attacker on all payloads of the run."""
+    """The largest expected rates that a claim allows, for any attacker that sees all payloads of the run."""
 
     name: str
     bound: BoundOf
@@ -139,13 +139,13 @@ def _above(members: Float[np.ndarray, " n"], ascending: Float[np.ndarray, " m"],
 
 
 def curve(members: Float[np.ndarray, " n"], others: Float[np.ndarray, " m"]) -> Float[np.ndarray, " grid"]:
-    """True positive rates at GRID; NaN below the first rate that so many others can show."""
+    """True positive rates at GRID; NaN below the smallest rate that can be measured with so many non-members."""
     ascending = np.sort(others)
     return np.array([_above(members, ascending, rate) if rate >= 1 / len(others) else np.nan for rate in GRID])
 
 
 def claimed(plan: Plan) -> tuple[Claim, tuple[Limit, ...]] | None:
-    """The planned schedule's claim for its worst client, and what it allows; None where there is no claim.
+    """The claim of the planned schedule for its worst client, and what it allows; None without a claim.
 
     The rates of one example are bounded at each false positive rate, and the bound is concave, so that it holds for
     the mean over examples at one threshold, too.

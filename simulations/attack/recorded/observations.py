@@ -37,7 +37,7 @@ CLIENT = re.compile(r"client-(\d{6})\.bin")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Record:
-    """What a run recorded, and the public state to read it with. ``payloads``: files by round and client."""
+    """What a run recorded, and the public state that its reading needs. ``payloads``: files by round and client."""
 
     run: RunDir
     base: Base
