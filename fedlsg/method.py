@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from fedlsg.carriers import Carrier, coordinates, masked_factors
+from fedlsg.carriers import Carrier, coordinates, mask_factors
 from fedlsg.frame import Block, Frame, group_of, make_blocks
 from fedlsg.masks import Mask, Moment, Prune, Public, masked, split_kept
 from fedlsg.privacy import Mechanism, check_sample_rate
@@ -163,7 +163,7 @@ def kept_blocks(method: Method, public: Public) -> tuple[Block, ...]:
     """The blocks of a frame with what the mask keeps of each."""
     blocks = masked(make_blocks(public.coordinates), method.mask, public)
     if method.carrier.kind == "lora" and method.mask.kind == "units":
-        return masked_factors(blocks, public.weights, public.initial, method.mask, method.carrier)
+        return mask_factors(blocks, public.weights, public.initial, method.mask, method.carrier)
     return blocks
 
 

@@ -16,7 +16,7 @@ from torch.nn.utils import parameters_to_vector
 from fedlsg.carriers import frozen_bases, without_residual
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
-from fedlsg.masks import Memory, keep_public, keep_snip, noised_everywhere, prune_in_place
+from fedlsg.masks import Memory, keep_public, keep_snip, noisy_everywhere, prune_in_place
 from fedlsg.method import LocalTraining, aggregate, server_step
 from fedlsg.randomness import public_generator
 from fedlsg.state.public_state import PublicState
@@ -116,7 +116,7 @@ class ServerState:
         if self.memory is not None:
             round = self.round + 1
             generator = public_generator(self.seed, "memory", round)
-            gradient = noised_everywhere(total, frame, noise_std, generator=generator)
+            gradient = noisy_everywhere(total, frame, noise_std, generator=generator)
             self.memory = self.memory.add(gradient.float(), self.schedule.epoch(round))
 
     def _average(self) -> None:
