@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.neighbours import Subject, of_tensors
 from fedlsg.frame import Coordinates, Frame, make_blocks
-from fedlsg.gradients import Held, Numbers
+from fedlsg.gradients import GhostGradients, Numbers
 from fedlsg.privacy import Mechanism, clip_factors, clipped_sum, norms_of
 from simulations.models import digits_conv, digits_mlp, vision
 from simulations.models.encoder import build_encoder
@@ -27,10 +27,18 @@ IMAGES = 12
 HUGE, BROKEN, DARK = IMAGES, IMAGES + 1, IMAGES + 2
 
 
-def made_texts(encoder: str = "minilm") -> Workload:
-    """Random tokens: one text of each of LENGTHS, the longest as long as may be."""
+def made_texts(
+    encoder: str = "minilm", *, name: str | None = None, ends: tuple[int, int] = (101, 102),
+    words: tuple[int, int] = (1999, 29000),
+) -> Workload:  # fmt: skip
+    """Random tokens between ``ends``: one text of each of LENGTHS, the longest as long as may be.
+
+    Args:
+        encoder: the only model, a short name or an absolute folder; it goes by ``name``, or else by ``encoder``.
+        words: the first id of a word and the one behind the last, as in the vocabulary of ``encoder``.
+    """
     draw = np.random.default_rng(3)
-    ids = [np.array([101, *draw.integers(1999, 29000, length - 2), 102]) for length in LENGTHS]
+    ids = [np.array([ends[0], *draw.integers(*words, length - 2), ends[1]]) for length in LENGTHS]
     tokens = Tokens(
         ids=np.concatenate(ids).astype(np.int32), types=np.zeros(sum(LENGTHS), dtype=np.uint8),
         offsets=np.cumsum([0, *LENGTHS]), pad_id=0, max_length=MAX_LENGTH,
@@ -39,7 +47,7 @@ def made_texts(encoder: str = "minilm") -> Workload:
     train = Split(inputs=tokens, labels=labels, prepare=dict, lengths=tokens.lengths, groups=tokens.groups)
     return Workload(
         name="glue-sst2", train=train, test=train, num_classes=2, defaults={"microbatch_size": 32},
-        models={encoder: lambda: build_encoder(find_encoder(encoder, None), num_classes=2)},
+        models={name or encoder: lambda: build_encoder(find_encoder(encoder, None), num_classes=2)},
     )  # fmt: skip
 
 
@@ -123,7 +131,7 @@ def padded_to_the_longest() -> Iterator[None]:
 def summed_in(dtype: torch.dtype) -> AbstractContextManager[object]:
     """Gradients, factors and sum in ``dtype``, over microbatches too."""
 
-    def plant(gradients: Sequence[Tensor | Held], mechanism: Mechanism, **options: bool) -> Tensor:
+    def plant(gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanism, **options: bool) -> Tensor:
         blocks = [g for g in gradients if isinstance(g, Tensor)]
         squares = torch.stack([norms_of(g).square() for g in blocks]).sum(0)
         norms = squares.sqrt().nan_to_num(0.0)

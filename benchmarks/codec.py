@@ -24,8 +24,9 @@ from torch import Tensor
 
 from benchmarks.pairs import machine
 from fedlsg.frame import Block, Keep
-from fedlsg.payload import COMPACT, Dither, Expected, added_variance, encode_indices, pack, quantize, unpack
-from fedlsg.payload.quantization import classes
+from fedlsg.payload import COMPACT, Codec, Dither, Expected, encode_indices, find_codec, pack, quantize, unpack
+from fedlsg.payload.codecs.noise_floor import CODEC as NOISE_FLOOR
+from fedlsg.payload.codecs.noise_floor import NoiseFloor, classes
 
 SEED, ROUND, SIGMA = 0, 1, 1.7
 SIGNAL = (0.0, 0.3, 1.0, 3.0)
@@ -47,13 +48,16 @@ def made(count: int, seed: int, signals: Sequence[float]) -> tuple[Tensor, list[
     return torch.cat(parts), blocks
 
 
-def grid_row(
-    step: float, count: int, repeats: int, *, codec: Any = "noise-floor", signals: Sequence[float] = SIGNAL
-) -> dict[str, Any]:
-    """Bits, speed and error of one grid step."""
+def floor(step: float) -> NoiseFloor:
+    """The codec noise-floor at one grid step."""
+    return NOISE_FLOOR.with_settings({"noise_floor_step": step})
+
+
+def grid_row(codec: Codec, count: int, repeats: int, *, signals: Sequence[float] = SIGNAL) -> dict[str, Any]:
+    """Bits, speed and error of one codec."""
     values, blocks = made(count, SEED, signals)
     count = len(values)
-    dither = Dither(seed=SEED, client=0, noise_std=SIGMA, floor_step=step)
+    dither = Dither(seed=SEED, client=0, noise_std=SIGMA)
     indices, common = torch.arange(count), {"size": count, "round": ROUND, "digest": bytes(32), "codec": codec}
     expected = Expected(**common, index_mode="derived", indices=indices, blocks=blocks, dither=dither)  # type: ignore[arg-type]
     seconds = []
@@ -64,7 +68,7 @@ def grid_row(
         seconds.append(time.process_time() - start)
     error = (received.double() - values.double()).numpy() / SIGMA
     found = {
-        "codec": codec,
+        "codec": codec.name,
         "signals": signals,
         "values": count,
         "bits": 8 * len(message) / count,
@@ -74,13 +78,13 @@ def grid_row(
         "error_variance": float(error.var()),
         "error_value_correlation": float(np.corrcoef(error, values.numpy())[0, 1]) if error.any() else 0.0,
     }
-    return found | (grid_entropy(values, blocks, dither) if codec == "noise-floor" else {})
+    return found | (grid_entropy(values, blocks, dither, codec) if isinstance(codec, NoiseFloor) else {})
 
 
-def grid_entropy(values: Tensor, blocks: Iterable[Block], dither: Dither) -> dict[str, Any]:
+def grid_entropy(values: Tensor, blocks: Iterable[Block], dither: Dither, codec: NoiseFloor) -> dict[str, Any]:
     """Entropy of the integers sent, and what the error's variance should be."""
     levels = dither.draw(ROUND, len(values))
-    symbols, kinds = quantize(values.numpy(), dither.width, levels), classes(levels)
+    symbols, kinds = quantize(values.numpy(), codec.width(dither), levels), classes(levels)
     plain = given = 0.0
     start = 0
     for block in blocks:
@@ -89,10 +93,10 @@ def grid_entropy(values: Tensor, blocks: Iterable[Block], dither: Dither) -> dic
         given += sum(entropy(symbols[inside][kinds[inside] == kind]) for kind in np.unique(kinds))
         start += block.kept
     return {
-        "step": dither.floor_step,
+        "step": codec.noise_floor_step,
         "entropy": plain / len(values),
         "entropy_given_dither": given / len(values),
-        "predicted_variance": added_variance(dither.floor_step),
+        "predicted_variance": codec.added_variance,
     }
 
 
@@ -170,8 +174,8 @@ def main() -> None:
     }
     if options.only in (None, "grid"):
         count, repeats, steps = options.count, options.repeats, (0.25, 0.5, 1.0, 2.0)
-        found["grid"] = [grid_row(a, count, repeats, signals=s) for s in ((0.0,), SIGNAL) for a in steps]
-        found["grid"] += [grid_row(0.5, count, repeats, codec=codec) for codec in ("int8", "float32")]
+        found["grid"] = [grid_row(floor(a), count, repeats, signals=s) for s in ((0.0,), SIGNAL) for a in steps]
+        found["grid"] += [grid_row(find_codec(name), count, repeats) for name in ("int8", "float32")]
     if options.only in (None, "indices"):
         found["indices"] = index_rows()
     if options.only in (None, "digits"):

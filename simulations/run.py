@@ -11,9 +11,10 @@ from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.carriers import layer_table
 from simulations.engines import engine
-from simulations.plan.continuity import check_unchanged, exclusive
+from simulations.plan.continuity import check_unchanged
 from simulations.plan.plan import Plan, make_plan
 from simulations.report.terminal import layers_shown, showing, summary_table
+from simulations.rundir.lock import exclusive
 from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.diverged import refuse_diverged
@@ -97,7 +98,7 @@ def announce(plan: Plan, console: Console) -> None:
         soft_wrap=True,
     )
     if not mechanism.private or s.reproducible:
-        why = "the noise is seeded" if mechanism.private else f"mechanism {mechanism.kind!r} claims no epsilon"
+        why = "the noise is reproducible" if mechanism.private else f"mechanism {mechanism.kind!r} claims no epsilon"
         console.print(f"NOT PRIVATE: {why}", style="bold red")
     if s.holdout is not None:
         why = "accuracies are of held-out training rows: computed without noise, what they tell is in no epsilon"

@@ -37,7 +37,6 @@ __all__ = [
     "compose",
     "epsilon",
     "max_steps",
-    "shuffled",
 ]
 
 ACCOUNTANTS = ("prv", "pld")
@@ -98,21 +97,6 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
         intervals=intervals,
         failures=failures,
     )
-
-
-def shuffled(*, noise_multiplier: float, epochs: int, delta: float) -> EpsilonBound:
-    """Epsilon of ``epochs`` passes over shuffled batches: that many full-batch steps, no amplification.
-
-    Each example is in exactly one batch an epoch, whoever knows which is no weaker than whoever does not, and
-    the other batches do not depend on it; so an epoch costs one Gaussian mechanism on that example and T
-    epochs compose exactly. Nothing is gained from the secrecy of the order: Poisson's amplification needs
-    each example's inclusion to be independent of all others', which a permutation is not, and shuffled
-    batches entered as Poisson ones have been off by a factor of 4 (50 steps at sigma = 1: 1.14 claimed, at
-    least 4.21 true).
-
-    Holds where the presence of one example moves no other example to another batch.
-    """
-    return epsilon(sample_rate=1.0, noise_multiplier=noise_multiplier, steps=epochs, delta=delta)
 
 
 @lru_cache(maxsize=256)

@@ -49,17 +49,6 @@ def residual(dW: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Ten
     return float((A - reconstruct(*project(A, L, R), L, R)).norm() / length) if length > 0 else math.nan
 
 
-def random_residual(shape: tuple[int, int], rank: int) -> float:
-    """Root mean square of ``residual`` over uniformly random carriers, the same for every dW of the shape.
-
-    A random r-dimensional projection keeps r/m of any squared length, and L and R are independent:
-    sqrt((1 - r/m) (1 - r/n)).
-    """
-    check_rank(rank, shape)
-    m, n = shape
-    return math.sqrt((1 - rank / m) * (1 - rank / n))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Energy:
     """Shares of ||dW||_F^2 in kept rows (out units), in kept columns (in units), and in entries of either.

@@ -1,22 +1,28 @@
 """One flat (index, value) message: indices, values in each codec, checksum."""
 
+from fedlsg.payload.codecs import DEFAULT_CODEC, all_codecs, codec_settings, find_codec
+from fedlsg.payload.error_feedback import check_fits, keeps_memory
 from fedlsg.payload.indices import encode_indices
-from fedlsg.payload.message import COMPACT, Expected, IndexMode, check_codec, pack, unpack
-from fedlsg.payload.quantization import DEFAULT_STEP, Dither, added_variance, quantize
-from fedlsg.payload.sizes import value_bytes
-from fedlsg.payload.values import Codec, PayloadError
+from fedlsg.payload.layout import COMPACT, IndexMode, value_bytes
+from fedlsg.payload.message import Expected, pack, unpack
+from fedlsg.payload.values.codec import Codec, PayloadError
+from fedlsg.payload.values.dither import LEVELS, Dither, quantize
 
 __all__ = [
     "COMPACT",
-    "DEFAULT_STEP",
+    "DEFAULT_CODEC",
+    "LEVELS",
     "Codec",
     "Dither",
     "Expected",
     "IndexMode",
     "PayloadError",
-    "added_variance",
-    "check_codec",
+    "all_codecs",
+    "check_fits",
+    "codec_settings",
     "encode_indices",
+    "find_codec",
+    "keeps_memory",
     "pack",
     "quantize",
     "unpack",

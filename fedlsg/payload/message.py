@@ -1,85 +1,56 @@
-"""One flat (index, value) message: header, indices, values, digest. Two layouts, told apart by the version.
+"""One flat (index, value) message, packed by a client and unpacked by whoever knows its frame (see ``layout``).
 
-Version 1, of fixed length: float values in a frame that both sides know.
-
-    offset  size  field
-    0       4     magic "FLSG"
-    4       1     format version 1
-    5       1     value type: 1 float32, 2 float16, 3 bfloat16
-    6       1     index mode: 0 derived (none sent: both sides know the frame)
-    7       1     zero
-    8       8     round
-    16      8     coordinates before the mask (d)
-    24      8     values sent (k)
-    32      32    digest of the frame (block shapes, kept positions, bits of L and R)
-    64      w k   values
-    end-16  16    SHA-256 of everything before, cut to 16 bytes: catches damage, authenticates nobody
-
-Version 2, where indices are sent or values take no fixed number of bytes:
-
-    0       4     magic "FLSG"
-    4       1     format version 2
-    5       1     value type: as above, 4 noise-floor, 5 int8 (quantize.py), 6 sign (sign_code.py)
-    6       1     index mode: 0 derived, 1 explicit (index_code.py), 2 the indices of an earlier message, 3 chosen by
-                  the sender (coded as explicit ones)
-    7       1     zero
-    8       4     round
-    12      16    first half of the frame's digest
-    28      4 n   length of the index section and the section, in modes 1, 3; 8 bytes of its SHA-256 in mode 2
-    ...           values
-    end-16  16    SHA-256 of d, k (d in mode 3), the whole frame digest, public seed, client and everything before, cut
-
-All numbers are little-endian. ``unpack`` trusts no byte: every field is compared with what the receiver expects before
-anything is allocated, no message may be longer than the longest honest one, and what is allocated follows from the
-receiver's own frame.
+``unpack`` trusts no byte: every field is compared with what the receiver expects before anything is allocated, no
+message may be longer than the longest honest one, and what is allocated follows from the receiver's own frame.
 """
 
 import hashlib
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from fedlsg.frame import Block
-from fedlsg.payload.chosen_indices import check_positions
-from fedlsg.payload.indices import (
-    DIGEST_BYTES,
-    Shape,
-    counts_within,
-    digest_of,
-    encode_indices,
-    read_chosen,
-    section_bound,
+from fedlsg.payload.codecs import DEFAULT_CODEC, find_codec
+from fedlsg.payload.indices import Shape, counts_within, digest_of, encode_indices, read_chosen, section_bound
+from fedlsg.payload.layout import (
+    CHECKSUM_BYTES,
+    CHOSEN,
+    COMPACT,
+    COMPACT_VERSION,
+    DERIVED,
+    EXPLICIT,
+    HEADER,
+    LENGTH,
+    MAGIC,
+    MODES,
+    REPEATED,
+    VERSION,
+    IndexMode,
+    check_header,
+    indices_held,
+    seal,
 )
-from fedlsg.payload.quantization import Dither
-from fedlsg.payload.values import DTYPES, Codec, PayloadError, decode_values, encode_values, norm_of
-
-IndexMode = Literal["derived", "explicit", "chosen"]
-
-HEADER = struct.Struct("<4sBBBBQQQ32s")
-COMPACT = struct.Struct("<4sBBBBI16s")
-CHECKSUM_BYTES = 16
-MAGIC, VERSION, COMPACT_VERSION = b"FLSG", 1, 2
-DERIVED, EXPLICIT, REPEATED, CHOSEN = 0, 1, 2, 3
-CODES: dict[Codec, int] = {"float32": 1, "float16": 2, "bfloat16": 3, "noise-floor": 4, "int8": 5, "sign": 6}
-MODES: dict[IndexMode, tuple[int, ...]] = {"derived": (DERIVED,), "explicit": (EXPLICIT, REPEATED), "chosen": (CHOSEN,)}
+from fedlsg.payload.positions import check_positions
+from fedlsg.payload.values.codec import Codec, PayloadError
+from fedlsg.payload.values.dither import Dither
+from fedlsg.payload.values.norm import all_finite, norm_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Expected:
     """What a receiver knows before a payload arrives. ``max_norm`` bounds the L2 norm of the values.
 
-    ``blocks`` are those of the frame (one block of all ``size`` coordinates where None); ``dither`` is needed by the
-    codecs that quantise. ``most``: positions that a sender may choose among all ``size``, in index mode chosen.
+    ``codec``: with its settings; a name stands for the codec with its defaults. ``blocks`` are those of the frame (one
+    block of all ``size`` coordinates if None); codecs that quantize need ``dither``. ``most``: positions that a sender
+    may choose among all ``size``, in index mode chosen.
     """
 
     round: int
-    codec: Codec
+    codec: Codec | str
     index_mode: IndexMode
     size: int
     indices: Int[Tensor, " kept"]
@@ -105,11 +76,15 @@ class Expected:
         return _counts(self.blocks, self.indices)
 
 
-def payload_bytes(count: int, codec: Codec, index_mode: IndexMode = "derived") -> int:
-    """Length of a version 1 payload of ``count`` values; the length of others depends on what is in them (KeyError)."""
-    if index_mode != "derived":
-        raise KeyError(f"a payload with {index_mode} indices has no fixed length")
-    return HEADER.size + CHECKSUM_BYTES + count * DTYPES[codec].itemsize
+def payload_bytes(count: int, codec: Codec | str) -> int:
+    """Size of a version 1 payload of ``count`` values.
+
+    Raises ValueError for a codec whose payloads have no fixed size.
+    """
+    codec = find_codec(codec)
+    if codec.bytes_each is None:
+        raise ValueError(f"a payload of codec {codec.name!r} has no fixed size")
+    return HEADER.size + CHECKSUM_BYTES + count * codec.bytes_each
 
 
 def pack(
@@ -119,96 +94,93 @@ def pack(
     size: int,
     round: int,
     digest: bytes,
-    codec: Codec = "float32",
+    codec: Codec | str = DEFAULT_CODEC,
     index_mode: IndexMode = "derived",
     blocks: Sequence[Block] | None = None,
     dither: Dither | None = None,
     earlier: bytes | None = None,
 ) -> bytes:
-    """Serialise kept values and their ascending positions in a flat vector of ``size`` coordinates.
+    """Serialize kept values and their ascending positions in a flat vector of ``size`` coordinates.
 
-    Every codec but float32 rounds the (already noised) values: post-processing, epsilon is untouched. Explicit indices
-    that the payload ``earlier`` of the same client held, too, are not sent again; chosen ones always are.
+    Codecs round values that are already noisy: post-processing, epsilon is untouched. Explicit indices that the
+    payload ``earlier`` of the same client contained are not sent again; chosen ones always are.
     Raises PayloadError for values that are not finite in the codec's range, or indices that do not fit.
     """
-    check_codec(codec, index_mode)
+    codec = find_codec(codec)
+    if index_mode not in MODES:
+        raise ValueError(f"expected index mode in {tuple(MODES)}, got {index_mode!r}")
     check_positions(values, indices, size)
-    compact = codec not in DTYPES or index_mode != "derived"
-    if len(digest) != 32 or not 0 <= round < 2 ** (32 if compact else 63):
+    fixed = codec.bytes_each is not None and index_mode == "derived"
+    if len(digest) != 32 or not 0 <= round < 2 ** (63 if fixed else 32):
         raise PayloadError(f"expected a digest of 32 bytes and 0 <= {round=} < 2^63, got {len(digest)} bytes")
     values = values.detach().cpu().float().contiguous()
-    if not compact:
-        header = HEADER.pack(MAGIC, VERSION, CODES[codec], DERIVED, 0, round, size, len(values), digest)
-        body = encode_values(values, [len(values)], codec, round, dither)  # the values' own memory, copied once below
+    if fixed:
+        header = HEADER.pack(MAGIC, VERSION, codec.wire_id, DERIVED, 0, round, size, len(values), digest)
+        body = _encode(values, [len(values)], codec, dither, round)  # may be the memory of values, copied once below
         sha = hashlib.sha256(header)
         sha.update(body)
         return b"".join((header, body, sha.digest()[:CHECKSUM_BYTES]))
     shapes, counts, total, mode, section = _shapes(blocks, size), _counts(blocks, indices), len(values), DERIVED, b""
     if index_mode != "derived":
         whole = encode_indices(indices, shapes)
-        mode, section = EXPLICIT, struct.pack("<I", len(whole)) + whole
+        mode, section = EXPLICIT, LENGTH.pack(len(whole)) + whole
         if index_mode == "chosen":
             mode, counts, total = CHOSEN, counts_within(indices, shapes), size
         elif earlier is not None and indices_held(earlier) == digest_of(whole):
             mode, section = REPEATED, digest_of(whole)
-    header = COMPACT.pack(MAGIC, COMPACT_VERSION, CODES[codec], mode, 0, round, digest[:16])
-    message = header + section + encode_values(values, counts, codec, round, dither)
-    return message + _seal(message, size, total, digest, dither)
+    header = COMPACT.pack(MAGIC, COMPACT_VERSION, codec.wire_id, mode, 0, round, digest[:16])
+    message = header + section + _encode(values, counts, codec, dither, round)
+    return message + seal(message, size, total, digest, dither)
 
 
 def unpack(message: bytes, expected: Expected) -> Float[Tensor, " kept"]:
     """The float32 values of a payload that is exactly what ``expected`` describes.
 
-    Where the sender chooses positions: values of all ``size`` coordinates, 0 where it sent none.
+    If the sender chooses positions: values of all ``size`` coordinates, 0 at those that it did not send.
     Raises PayloadError naming the first field that differs: length, magic, version, codec, index mode, round, size,
-    count, frame digest, checksum, indices, grid step, malformed or non-finite values, norm. (Version 2 holds no size
-    and no count: they are under its checksum.)
+    count, frame digest, checksum, indices, grid step, malformed or non-finite values, norm. (Version 2 has no field for
+    size and count: they are under its checksum.)
     """
-    if expected.codec not in DTYPES or expected.index_mode != "derived":
-        values = _unpack_compact(message, expected)
+    codec = find_codec(expected.codec)
+    if codec.bytes_each is None or expected.index_mode != "derived":
+        values = _unpack_compact(message, expected, codec)
     else:
-        values = _unpack_fixed(message, expected)
+        values = _unpack_fixed(message, expected, codec)
     norm = norm_of(values)
     if not math.isfinite(norm) and not bool(values.isfinite().all()):
         raise PayloadError("payload values: not finite")
-    bound = expected.max_norm + rounding_bound(expected)
+    bound = expected.max_norm + codec.rounding_bound(expected.dither, expected.limit, expected.max_norm)
     if norm > bound:
         raise PayloadError(f"payload values: norm {norm:.4g} exceeds the bound {bound:.4g}")
     return values
 
 
-def rounding_bound(expected: Expected) -> float:
-    """What quantisation may add to the norm: half a grid step a value; for int8, 2 % of the bound."""
-    if expected.codec == "noise-floor" and expected.dither is not None:
-        return expected.dither.width / 2 * math.sqrt(expected.limit)
-    return 0.02 * expected.max_norm if expected.codec == "int8" else 0.0
-
-
-def _unpack_fixed(message: bytes, expected: Expected) -> Tensor:
+def _unpack_fixed(message: bytes, expected: Expected, codec: Codec) -> Tensor:
     count = len(expected.indices)
-    length = payload_bytes(count, expected.codec)
+    length = payload_bytes(count, codec)
     if len(message) != length:
         raise PayloadError(f"payload length: expected {length} bytes, got {len(message)}")
-    wanted = (MAGIC, VERSION, CODES[expected.codec], DERIVED, 0, expected.round, expected.size, count, expected.digest)
-    _check_header(HEADER.unpack_from(message), wanted)
+    wanted = (MAGIC, VERSION, codec.wire_id, DERIVED, 0, expected.round, expected.size, count, expected.digest)
+    check_header(HEADER.unpack_from(message), wanted)
     bytes_ = memoryview(message)  # a slice of it is no copy
     if hashlib.sha256(bytes_[:-CHECKSUM_BYTES]).digest()[:CHECKSUM_BYTES] != message[-CHECKSUM_BYTES:]:
         raise PayloadError("payload checksum: the bytes were damaged")
-    return _values(bytes_[HEADER.size : -CHECKSUM_BYTES], expected, expected.counts)
+    return _decode(bytes_[HEADER.size : -CHECKSUM_BYTES], [count], codec, expected)
 
 
-def _unpack_compact(message: bytes, expected: Expected) -> Tensor:
+def _unpack_compact(message: bytes, expected: Expected, codec: Codec) -> Tensor:
     if expected.index_mode == "chosen":
-        return _chosen(_opened(message, expected, section_bound(expected.shapes, expected.limit))[1], expected)
+        body = _open(message, expected, codec, section_bound(expected.shapes, expected.limit))[1]
+        return _unpack_chosen(body, expected, codec)
     section = encode_indices(expected.indices, expected.shapes) if expected.index_mode == "explicit" else b""
-    mode, body = _opened(message, expected, len(section))
-    held = {DERIVED: b"", EXPLICIT: struct.pack("<I", len(section)) + section, REPEATED: digest_of(section)}[mode]
+    mode, body = _open(message, expected, codec, len(section))
+    held = {DERIVED: b"", EXPLICIT: LENGTH.pack(len(section)) + section, REPEATED: digest_of(section)}[mode]
     if not body.startswith(held):
         raise PayloadError("payload indices: they differ from the mask of this round")
-    return _values(body[len(held) :], expected, expected.counts)
+    return _decode(body[len(held) :], expected.counts, codec, expected)
 
 
-def _opened(message: bytes, expected: Expected, section: int) -> tuple[int, bytes]:
+def _open(message: bytes, expected: Expected, codec: Codec, section: int) -> tuple[int, bytes]:
     """Index mode and body of a message whose length, header and checksum are right."""
     least, most = COMPACT.size + CHECKSUM_BYTES, longest(expected, section)
     if not least <= len(message) <= most:
@@ -216,30 +188,41 @@ def _opened(message: bytes, expected: Expected, section: int) -> tuple[int, byte
     fields = COMPACT.unpack_from(message)
     modes = MODES[expected.index_mode]
     mode = fields[3] if fields[3] in modes else modes[0]
-    code = CODES[expected.codec]
-    _check_header(fields, (MAGIC, COMPACT_VERSION, code, mode, 0, expected.round, expected.digest[:16]))
+    wanted = (MAGIC, COMPACT_VERSION, codec.wire_id, mode, 0, expected.round, expected.digest[:16])
+    check_header(fields, wanted)
     count = expected.size if mode == CHOSEN else len(expected.indices)
-    if (
-        _seal(message[:-CHECKSUM_BYTES], expected.size, count, expected.digest, expected.dither)
-        != message[-CHECKSUM_BYTES:]
-    ):
+    due = seal(message[:-CHECKSUM_BYTES], expected.size, count, expected.digest, expected.dither)
+    if due != message[-CHECKSUM_BYTES:]:
         raise PayloadError("payload checksum: the bytes were damaged, or made by another client or in another frame")
     return mode, message[COMPACT.size : -CHECKSUM_BYTES]
 
 
-def _chosen(body: bytes, expected: Expected) -> Tensor:
+def _unpack_chosen(body: bytes, expected: Expected, codec: Codec) -> Tensor:
     """Values where the sender chose to send, 0 elsewhere."""
     try:
         positions, rest = read_chosen(body, expected.shapes, expected.limit)
     except ValueError as error:
         raise PayloadError(str(error)) from None
-    values = _values(rest, expected, counts_within(positions, expected.shapes))
+    values = _decode(rest, counts_within(positions, expected.shapes), codec, expected)
     return torch.zeros(expected.size).index_copy_(0, positions, values)
 
 
-def _values(body: bytes | memoryview, expected: Expected, counts: Sequence[int]) -> Tensor:
-    e = expected
-    return decode_values(body, counts, e.codec, e.round, e.dither, max_norm=e.max_norm)
+def _encode(
+    values: Tensor, counts: Sequence[int], codec: Codec, dither: Dither | None, round: int
+) -> bytes | memoryview:
+    if not all_finite(values):
+        raise PayloadError(f"values are not finite as {codec.name}")
+    try:
+        return codec.encode(values, counts, dither, round)
+    except ValueError as error:
+        raise PayloadError(str(error)) from None
+
+
+def _decode(body: bytes | memoryview, counts: Sequence[int], codec: Codec, expected: Expected) -> Tensor:
+    try:
+        return codec.decode(body, counts, expected.dither, expected.round, max_norm=expected.max_norm)
+    except ValueError as error:
+        raise PayloadError(str(error)) from None
 
 
 def longest(expected: Expected, section: int) -> int:
@@ -248,53 +231,9 @@ def longest(expected: Expected, section: int) -> int:
     return COMPACT.size + CHECKSUM_BYTES + 4 + section + 4 * blocks + 32 + 16 * expected.limit
 
 
-def indices_held(message: bytes) -> bytes | None:
-    """Digest of the index section of a payload of one's own, None where it has none."""
-    if len(message) < COMPACT.size + CHECKSUM_BYTES or message[4] != COMPACT_VERSION:
-        return None
-    place = COMPACT.size
-    if message[6] == REPEATED:
-        return message[place : place + DIGEST_BYTES]
-    if message[6] != EXPLICIT:
-        return None
-    (length,) = struct.unpack_from("<I", message, place)
-    return digest_of(message[place + 4 : place + 4 + length])
-
-
 def _shapes(blocks: Sequence[Block] | None, size: int) -> list[Shape]:
     return [(size,)] if blocks is None else [block.shape for block in blocks]
 
 
 def _counts(blocks: Sequence[Block] | None, indices: Tensor) -> list[int]:
     return [len(indices)] if blocks is None else [block.kept for block in blocks]
-
-
-def _seal(message: bytes, size: int, count: int, digest: bytes, dither: Dither | None) -> bytes:
-    """Checksum over the message and what both sides know without it."""
-    who = (-1, -1) if dither is None else (dither.seed, dither.client)
-    sha = hashlib.sha256(struct.pack("<QQ32s", size, count, digest) + repr(who).encode())
-    sha.update(message)
-    return sha.digest()[:CHECKSUM_BYTES]
-
-
-NAMES = ("magic", "version", "codec", "index mode", "reserved byte", "round", "size", "count", "frame digest")
-COMPACT_NAMES = (*NAMES[:6], "frame digest")
-
-
-def _check_header(fields: tuple[bytes | int, ...], wanted: tuple[bytes | int, ...]) -> None:
-    names = NAMES if len(wanted) == len(NAMES) else COMPACT_NAMES
-    for name, got, want in zip(names, fields, wanted, strict=True):
-        if got != want:
-            raise PayloadError(f"payload {name}: expected {_show(want)}, got {_show(got)}")
-
-
-def check_codec(codec: str, index_mode: str) -> None:
-    """Raise ValueError for an unknown codec or index mode."""
-    if codec not in CODES:
-        raise ValueError(f"expected codec in {tuple(CODES)}, got {codec!r}")
-    if index_mode not in get_args(IndexMode):
-        raise ValueError(f"expected index mode in {get_args(IndexMode)}, got {index_mode!r}")
-
-
-def _show(field: object) -> str:
-    return field.hex()[:16] if isinstance(field, bytes) else str(field)

@@ -10,8 +10,8 @@
     13      4     length of the payload
     17      ...   values: sum / divisor in the layout of fedlsg.payload.pack; kept weights: a bit a prunable weight
 
-A step is made of the sum over a round's clients and of public constants alone: nothing of one client's payload goes
-down by itself. It says what the difference of two public models says, so that no epsilon changes.
+A step is made of the sum over a round's clients and of public constants alone: no single client's payload goes down.
+It reveals what the difference of two public models reveals, so no epsilon changes.
 """
 
 import struct
@@ -25,8 +25,7 @@ from torch import Tensor
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.masks import Masks, prunable, prune_in_place
-from fedlsg.payload import DEFAULT_STEP, Codec, Dither, Expected, IndexMode, pack, unpack
-from fedlsg.payload.quantization import LEVELS
+from fedlsg.payload import LEVELS, Codec, Dither, Expected, IndexMode, pack, unpack
 from fedlsg.randomness import public_generator
 from fedlsg.state.server_state import ServerState
 
@@ -52,25 +51,18 @@ class Step:
         return HEADER.pack(self.kind, self.round, self.noise_std, len(self.payload)) + self.payload
 
 
-@dataclass(frozen=True, kw_only=True)
-class Coding:
-    """How values go down. ``floor_step``: grid step of codec noise-floor in deviations of the sum's noise."""
-
-    codec: Codec = "float32"
-    floor_step: float = DEFAULT_STEP
-
-    def dither(self, state: ServerState, noise_std: float) -> "DownDither":
-        """The public dither of a step, whose values are the sum over the divisor, and so is their noise."""
-        return DownDither(seed=state.seed, client=-1, noise_std=noise_std / state.divisor, floor_step=self.floor_step)
-
-
 class DownDither(Dither):
-    """The dither of what goes down: never the numbers that a client's values were rounded with."""
+    """The dither of what goes down: other random numbers than those of any client's values."""
 
     def draw(self, round: int, count: int) -> np.ndarray:
         """As ``Dither.draw``, for a purpose of its own."""
         generator = public_generator(self.seed, "downlink-dither", round)
         return torch.randint(LEVELS, (count,), generator=generator, dtype=torch.int64).numpy()
+
+
+def down_dither(state: ServerState, noise_std: float) -> DownDither:
+    """The public dither of a step, whose values are the sum over the divisor, and so is their noise."""
+    return DownDither(seed=state.seed, client=-1, noise_std=noise_std / state.divisor)
 
 
 def read_steps(data: bytes) -> list[Step]:
@@ -94,7 +86,7 @@ def index_mode(state: ServerState) -> IndexMode:
 
 
 def encode_update(
-    state: ServerState, frame: Frame, total: Float[Tensor, " kept"], *, noise_std: float, coding: Coding
+    state: ServerState, frame: Frame, total: Float[Tensor, " kept"], *, noise_std: float, codec: Codec
 ) -> Step:
     """The round's sum as a step. Raises PayloadError for values that the codec cannot hold (not finite)."""
     values, positions, mode = (total / state.divisor).float(), frame.indices, index_mode(state)
@@ -107,22 +99,22 @@ def encode_update(
         size=frame.size,
         round=state.round + 1,
         digest=frame.digest,
-        codec=coding.codec,
+        codec=codec,
         index_mode=mode,
         blocks=frame.blocks,
-        dither=coding.dither(state, noise_std),
+        dither=down_dither(state, noise_std),
     )
     return Step(kind=VALUES, round=state.round + 1, noise_std=noise_std, payload=payload)
 
 
-def received(state: ServerState, frame: Frame, step: Step, coding: Coding) -> tuple[Tensor, float]:
+def received(state: ServerState, frame: Frame, step: Step, codec: Codec) -> tuple[Tensor, float]:
     """The sum that a step of values says, exactly, and the deviation of its noise. PayloadError for a misfit."""
-    dither = coding.dither(state, step.noise_std)
+    dither = down_dither(state, step.noise_std)
     values = unpack(
         step.payload,
         Expected(
             round=step.round,
-            codec=coding.codec,
+            codec=codec,
             index_mode=index_mode(state),
             size=frame.size,
             indices=frame.indices,
@@ -132,7 +124,7 @@ def received(state: ServerState, frame: Frame, step: Step, coding: Coding) -> tu
             most=frame.size if index_mode(state) == "chosen" else None,
         ),
     )
-    noise_std = dither.received_noise * state.divisor if coding.codec == "noise-floor" else step.noise_std
+    noise_std = codec.received_noise(dither.noise_std) * state.divisor if codec.added_variance else step.noise_std
     return values.double() * state.divisor, noise_std
 
 
@@ -157,7 +149,7 @@ def apply_pruning(state: ServerState, step: Step) -> None:
     state.pruned = True
 
 
-def replay(state: ServerState, step: Step, coding: Coding, frame: Frame | None = None) -> None:
+def replay(state: ServerState, step: Step, codec: Codec, frame: Frame | None = None) -> None:
     """Take one step of the server on a replica; ``frame`` is that of its round where it was derived before.
 
     Raises StepError or PayloadError for a step that does not follow on this state. The state is then good for nothing.
@@ -169,6 +161,6 @@ def replay(state: ServerState, step: Step, coding: Coding, frame: Frame | None =
         raise StepError(f"a step of round {step.round} does not follow on round {state.round}")
     state.round = step.round - 1  # rounds without a valid update leave no step
     frame = state.frame() if frame is None else frame
-    total, noise_std = received(state, frame, step, coding)
+    total, noise_std = received(state, frame, step, codec)
     state.step(total, frame, noise_std=noise_std)
     state.round = step.round

@@ -3,8 +3,8 @@
 Symbols (Stich et al. 2018; Karimireddy et al. 2019, Algorithm 2):
     g_t the client's sum of gradients of a round, over all its local steps      e_t its memory, e_1 = 0
     p_t = g_t + e_t        sent: C(p_t)        e_(t+1) = p_t - what the server made of it
-The memory is un-noised, and what one payload leaves out another brings: no clip bounds what an example does to the sum
-of them. It is refused wherever a mechanism promises anything, and never leaves the client.
+The memory has no noise, and a later payload brings what an earlier one left out: no clip bounds what an example does to
+the sum of them. It is refused wherever a mechanism promises anything, and never leaves the client.
 """
 
 import math
@@ -69,9 +69,9 @@ def check_memory(name: str, mechanism: Mechanism, carrier: Carrier, mask: Mask, 
     """Raise ValueError unless error feedback is legitimate: nothing is promised, and coordinates stay what they are."""
     if mechanism.kind != "none":
         raise ValueError(
-            "error feedback keeps un-noised gradients of the client: what one payload leaves out comes with later "
+            "error feedback keeps gradients of the client without noise: what one payload leaves out comes with later "
             f"ones, which neither clip nor noise of mechanism {mechanism.kind!r} covers; {name!r} needs mechanism "
-            "'none', and private rivals are dpsgd with codec 'noise-floor' or 'sign', and dp-powersgd"
+            "'none'; private methods of few bytes are dpsgd with a codec of few bits, and dp-powersgd"
         )
     moving = [f"carrier {carrier.kind!r}"] if carrier.splits else []
     moving += [f"mask {mask.kind!r}"] if mask.kind != "all" else []
@@ -79,5 +79,5 @@ def check_memory(name: str, mechanism: Mechanism, carrier: Carrier, mask: Mask, 
     if moving:
         raise ValueError(
             f"error feedback adds up values of several rounds, and with {' and '.join(moving)} of {name!r} a "
-            "coordinate is not the same in the next round: choose a dense method such as sgd, or codec 'int8'"
+            "coordinate is not the same in the next round: choose a dense method such as sgd"
         )

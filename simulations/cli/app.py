@@ -52,7 +52,9 @@ def run(
     device: Annotated[str, option(help="cpu (default) or cuda.")] = "cpu",
     seed: Annotated[int, option(help="Public seed, default 0: initial weights, partition, carriers, masks.")] = 0,
     reproducible: Annotated[bool, option("--reproducible", help="Seed the noise too: NOT PRIVATE.")] = False,
-    codec: Annotated[str, option(help="float32 (default), float16, bfloat16, int8, noise-floor, sign.")] = "float32",
+    codec: Annotated[
+        str, option(help="How values are sent, default float32; docs/communication.md lists all.")
+    ] = "float32",
     downlink: Annotated[
         str, option(help="full (default): weights; sparse: the updates that a client missed.")
     ] = "full",
@@ -162,7 +164,7 @@ def partition(
 ) -> None:
     """Sizes and class balance of the clients that a run would have; trains nothing. Simulation only."""
     given = {key: value for key, value in locals().items() if key not in ("out", "config") and value is not None}
-    from simulations.plan.partition_report import partition_command
+    from simulations.report.partition import partition_command
 
     partition_command(merge(given, config or []), out, console)
 

@@ -1,11 +1,12 @@
-"""What a client charges its training to: its ledger, its budget, and the folder of the run.
+"""A client's account, which its training is charged to: its ledger, its budget, and the folder of the run.
 
 A simulated client's account is its ledger in the run's directory; a deployed client has ``node.account``.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -44,13 +45,13 @@ class Account(Protocol):
         """The attempt that the next entry of a round takes."""
 
     def check(self, entry: Entry) -> None:
-        """Raise OverBudgetError if the entry would pass the budget: before anything is prepared for it."""
+        """Raise OverBudgetError if the entry would pass the budget, before anything is computed."""
 
     def charge(self, entry: Entry) -> None:
-        """Check the budget and charge the entry: when this returns, it is on disk."""
+        """Check the budget and charge the entry; when this returns, the entry is on disk."""
 
     def keep_truth(self, round: int, drawn: Sequence[Tensor]) -> None:
-        """Record the rows of the batches, where a simulation keeps them for evaluating attacks."""
+        """Record the rows of the batches, if a simulation keeps them for evaluating attacks."""
 
 
 @dataclass(frozen=True)
@@ -94,3 +95,24 @@ class SimulatedAccount:
     def keep_truth(self, round: int, drawn: Sequence[Tensor]) -> None:
         if self.settings.record_updates:
             self.run.save_truth(round, self.client, torch.cat(list(drawn)))
+
+
+_DIRECTORIES: dict[Settings, str] = {}
+
+
+def own_directory(settings: Settings, announced: str) -> RunDir:
+    """Where a simulated client keeps its ledger: its own setting, else the first place that was ``announced``.
+
+    Raises ValueError if the server names another place later: the client would have its budget once more.
+    """
+    own = _DIRECTORIES.setdefault(settings, settings.run_dir or announced)
+    path = _resolved(own, os.getcwd())
+    if path != _resolved(announced, os.getcwd()):
+        raise ValueError(f"the server names the run directory {announced}, this client's ledger is in {own}")
+    return RunDir(path)
+
+
+@lru_cache(maxsize=16)
+def _resolved(path: str, working_directory: str) -> Path:
+    """Cached: for every client of every round it would take a hundredth of a small round."""
+    return Path(working_directory, path).resolve()

@@ -1,8 +1,9 @@
 """The Flower ClientApp: two messages, ``query`` (who are you) and ``train`` (one round).
 
-A client always replies: a silent one would hold up the round. What leaves is its answer, a refusal (refusals.py: its
-text speaks of settings, terms, files and public data), or one constant text. Even the type of any other error may speak
-of private data: that memory ran out, of the size of a batch; an index error, of a label. The client's log has it all.
+A client always replies: a silent one would delay the round. What leaves is its payload, a refusal (``REFUSALS``: its
+text names settings, terms, files and public data), or one constant text. Even the type of any other error may reveal
+private data: memory that ran out, the size of a batch; an index error, a label. The client's log has the whole error.
+In a simulation, a full disk is reported as well: it is the run's disk.
 """
 
 from collections.abc import Callable
@@ -28,10 +29,12 @@ from simulations.grids.refusals import (
     TermsError,
     log_failure,
 )
+from simulations.rundir.files.disk_space import cause_of
 from simulations.settings.published import from_run_config
 from simulations.settings.settings import Settings
 from strategies.federation.code_identity import OtherCodeError, check_same_code
 from strategies.federation.wire import (
+    DISK_FULL,
     FAILED,
     FRAME_DIFFERS,
     NO_REASON,
@@ -93,7 +96,7 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round's payload."""
-    return _replied(message, lambda: _update(message, context))
+    return _replied(message, lambda: _update(message, context), on_run_disk=not is_deployed(context))
 
 
 def _identity(message: Message, context: Context) -> RecordDict:
@@ -112,12 +115,15 @@ def _update(message: Message, context: Context) -> RecordDict:
     return update(answer(settings, partition, message.content, shared=is_shared(context)), partition)
 
 
-def _replied(message: Message, content: Callable[[], RecordDict]) -> Message:
+def _replied(message: Message, content: Callable[[], RecordDict], *, on_run_disk: bool = False) -> Message:
+    """A reply in any case. ``on_run_disk``: the client writes to the disk of the run, which stops if that is full."""
     try:
         return Message(content(), reply_to=message)
-    except tuple(REFUSALS) as error:
-        log(WARNING, "refused: %s", error)
-        return failure(str(error), next(code for kind, code in REFUSALS.items() if isinstance(error, kind)), message)
-    except Exception:
+    except Exception as error:
+        full = cause_of(error) if on_run_disk else None
+        code = next((code for kind, code in REFUSALS.items() if isinstance(error, kind)), None)
+        if code is not None and full is None:
+            log(WARNING, "refused: %s", error)
+            return failure(str(error), code, message)
         log_failure()
-        return failure(NO_REASON, FAILED, message)
+        return failure(NO_REASON, FAILED, message) if full is None else failure(f"{full.filename}", DISK_FULL, message)

@@ -7,7 +7,6 @@
 The model of the replica is the one that clients train: whoever trains it puts its weights back.
 """
 
-import hashlib
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,9 +24,10 @@ from fedlsg.state.server_update import read_steps
 from simulations.grids.grouped import in_simulation
 from simulations.grids.virtual import SHARED
 from simulations.plan.plan import Base
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.steps import CHECKSUM, StepFiles, coding
+from simulations.rundir.steps import StepFiles
+from simulations.settings.codecs import downlink_codec
 from strategies.federation.replica_wire import NOWHERE, Reference, digest_of, read_beside, read_missed, read_reference
 from strategies.federation.wire import Announcement, read_weights
 
@@ -164,7 +164,7 @@ class Replica:
             derived = None if self._frame is None or self._frame[0] != step.round else self._frame[1]
             self._frame = None
             try:
-                replay(self.state, step, coding(self.base.settings), derived)
+                replay(self.state, step, downlink_codec(self.base.settings), derived)
             except ValueError as error:
                 raise ReplicaDiffersError(f"round {step.round}'s update does not fit what is here: {error}") from None
 
@@ -208,16 +208,13 @@ class Replica:
         body = io.BytesIO()
         server = self.state.state_dict() | {"initial": {}}
         torch.save({"version": known.version, "server": server}, body)
-        content = body.getbuffer()
-        write_atomically(path, hashlib.sha256(content).digest(), bytes(content), durable=False)
+        sealed.save_bytes(path, body.getvalue())
 
     def _load(self, path: Path) -> int | None:
         try:
-            content = path.read_bytes()
-            if hashlib.sha256(content[CHECKSUM:]).digest() != content[:CHECKSUM]:
-                return None
+            content = sealed.load_bytes(path)
             self._at_start = False
-            saved = torch.load(io.BytesIO(content[CHECKSUM:]), map_location="cpu", weights_only=True)
+            saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
             self.state.load_state_dict(saved["server"])
         except (OSError, ValueError):
             return None

@@ -18,12 +18,11 @@ from fedlsg.masks import pruning_mechanism, saliency_scale
 from fedlsg.method import LocalTraining, client_step
 from fedlsg.privacy import Entry, LedgerError, Mechanism
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
-from simulations.client.account import Account, SimulatedAccount
+from simulations.client.account import Account, SimulatedAccount, own_directory
 from simulations.client.batches import batches, groups
 from simulations.client.model import Loaded, Process, load, process, serving
 from simulations.client.sending import open_box, send
 from simulations.plan.plan import Base
-from simulations.rundir.rundir import own_directory
 from simulations.settings.settings import Settings
 from strategies.federation.wire import Announcement, read_round
 from strategies.strategy import ClientTerms

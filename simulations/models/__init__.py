@@ -7,6 +7,6 @@ Build them through ``simulations.workloads.build_model``, which makes their init
 
 from simulations.models.pretrained import load_pretrained, with_pretrained
 from simulations.models.registry import vision
-from simulations.models.small import cifar10_cnn, digits_conv, digits_mlp
+from simulations.models.small import digits_conv, digits_mlp
 
-__all__ = ["cifar10_cnn", "digits_conv", "digits_mlp", "load_pretrained", "vision", "with_pretrained"]
+__all__ = ["digits_conv", "digits_mlp", "load_pretrained", "vision", "with_pretrained"]

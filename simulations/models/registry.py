@@ -34,9 +34,8 @@ on resnet-34 has its ImageNet stem."""
 def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:
     """Builders of the models for images (B, channels, side, side), by name; the first is the default.
 
-    ``cnn`` and ``cnn-wide``, with twice its channels, fit from 8 pixels on; for (3, 32, 10) ``cnn`` is
-    ``cifar10_cnn``. 28x28 images get the small DP-CNN and H-CNN
-    of Fashion-MNIST under the names ``dp-cnn`` and ``h-cnn``, as in 003.
+    ``cnn`` and ``cnn-wide``, with twice its channels, fit from 8 pixels on. 28x28 images get the small DP-CNN and H-CNN
+    of Fashion-MNIST under the names ``dp-cnn`` and ``h-cnn``, as in Zhu and Blaschko 2023.
     Raises ValueError for a shape that no model fits.
     """
     if channels < 1 or side < 8 or num_classes < 2:

@@ -17,13 +17,14 @@ from fedlsg.carriers import prepare_model
 from fedlsg.gradients import Numbers, trainable
 from fedlsg.masks import accumulated_noise
 from fedlsg.method import LocalTraining, Method, Schedule
-from fedlsg.payload import DEFAULT_STEP, Dither, IndexMode
+from fedlsg.payload import Codec, Dither, IndexMode
 from fedlsg.privacy import Mechanism
 from fedlsg.state import select_clients
 from simulations import workloads
 from simulations.plan.parts import Own, make_parts
+from simulations.settings.codecs import check_codecs, uplink_codec
 from simulations.settings.published import from_run_config
-from simulations.settings.resolve import build_method, check, check_fits, fill, known, resolved
+from simulations.settings.resolve import build_method, check, fill, known, resolved
 from simulations.settings.settings import Settings, as_config
 from simulations.workloads import Options, Progress, Workload, build_model, silent
 from simulations.workloads.workload import Augment
@@ -58,6 +59,11 @@ class Base:
         prepare_model(model, self.method.carrier, classifier=self.workload.classifier, seed=s.seed)
         return model.to(s.device)
 
+    @cached_property
+    def codec(self) -> Codec:
+        """How a client's values are sent."""
+        return uplink_codec(self.settings)
+
     @property
     def index_mode(self) -> IndexMode:
         """How payloads say which coordinates they hold."""
@@ -74,12 +80,11 @@ class Base:
         return None if self.settings.augment == "none" else self.workload.augment
 
     def dither(self, client: int, mechanism: Mechanism, local: LocalTraining) -> Dither:
-        """How a client's values are quantised: public, so that server, client and readers of a record agree."""
+        """How a client's values are rounded: public, so that server, client and readers of a record agree."""
         return Dither(
             seed=self.settings.seed,
             client=client,
             noise_std=accumulated_noise(mechanism.noise_std, local.steps, local.momentum),
-            floor_step=self.settings.noise_floor_step or DEFAULT_STEP,
         )
 
     @cached_property
@@ -130,7 +135,7 @@ def prepare(
     schedule = Schedule(rounds=known(settings.rounds), local_steps=known(settings.local_steps), sample_rate=rate)
     method = build_method(settings)
     local = _local_training(settings, method, rate, expected_batch, deployed=own is not None)
-    check_fits(settings, method)
+    check_codecs(settings, method)
     return Base(
         settings=resolved(settings, method, local),
         workload=workload,

@@ -1,27 +1,17 @@
-"""What must not change in the middle of a run, and who may write its directory.
+"""What must not change in the middle of a run.
 
 Epsilon is a maximum over clients whose examples stay theirs, under settings that every ledger entry was made with: a
 resumed run with other settings, or other data, would report an epsilon that holds for neither.
 """
 
-import errno
 import hashlib
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import IO, Any
+from collections.abc import Mapping
+from typing import Any
 
 from simulations.plan.plan import Plan
-from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.files.sealed import seal, unseal
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import as_config
 from simulations.workloads.digest import data_digest
-
-try:
-    import fcntl
-except ImportError:  # not on Windows: there one process a run is the caller's duty
-    fcntl = None  # type: ignore[assignment]
 
 HARMLESS = frozenset({
     "engine", "device", "threads", "client-cpus", "client-gpus", "grouped", "round-timeout",
@@ -46,8 +36,8 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
 
 
 def keep_data_digest(plan: Plan, run: RunDir) -> None:
-    """Write the digest of all training rows, readable by its owner alone: it is as secret as the rows."""
-    write_atomically(run.data_digest, seal({"rows": data_digest(plan.workload.train)}), private=True)
+    """Keep the digest of all training rows, with which ``check_unchanged`` compares those of a resumed run."""
+    run.write_data_digest(data_digest(plan.workload.train))
 
 
 def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[str]:
@@ -62,7 +52,7 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
     if refused:
         words = ", ".join(f"{k} = {before.get(k, 'unset')} (now {after.get(k, 'unset')})" for k in refused)
         raise ValueError(f"a run cannot change its settings midway: restore {words} in config.toml, or start a new run")
-    if saved["partition"] != now["partition"] or _known_digest(run) != data_digest(plan.workload.train):
+    if saved["partition"] != now["partition"] or run.read_data_digest() != data_digest(plan.workload.train):
         raise ValueError(
             "the data or its partition differ from those that this run began with, and the clients' ledgers would "
             "then say too little: restore the data, or start a new run"
@@ -73,42 +63,3 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
             "restore the data, or start a new run"
         )
     return [f"{k} = {after.get(k, 'unset')} (was {before.get(k, 'unset')})" for k in changed]
-
-
-def _known_digest(run: RunDir) -> str:
-    otherwise = "the data cannot be compared with those before; restore it from a copy, or start a new run"
-    try:
-        return str(unseal(run.data_digest, otherwise=otherwise)["rows"])
-    except FileNotFoundError:
-        raise ValueError(f"{run.data_digest} is missing: {otherwise}") from None
-
-
-def _lock_file(directory: RunDir) -> IO[str]:
-    try:
-        return (directory.path / ".lock").open("a+")
-    except OSError as error:
-        if error.errno not in {errno.EROFS, errno.EACCES, errno.EPERM}:
-            raise
-        raise ValueError(
-            f"cannot write to {directory.path}: {error.strerror}; make it writable, or continue a copy of it"
-        ) from None
-
-
-@contextmanager
-def exclusive(directory: RunDir) -> Iterator[None]:
-    """Hold the run directory; a second process that wants it gets a ValueError. The lock ends with its process."""
-    if fcntl is None:
-        yield
-        return
-    with _lock_file(directory) as file:
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip()  # empty for the moment before it writes its id
-            who = f"process {holder}" if holder else "another process"
-            raise ValueError(f"{directory.path} is in use by {who}: wait for its end, or stop it") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield

@@ -1,7 +1,9 @@
 """One line of rounds.csv."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, get_type_hints
 
 
@@ -32,6 +34,11 @@ class Row:
         kinds = get_type_hints(cls)
         return cls(**{name: _parse(kinds[name], row[name]) for name in FIELDS})
 
+    @property
+    def line(self) -> str:
+        """The row as a line of rounds.csv."""
+        return _csv_line(asdict(self).values())
+
 
 FIELDS = tuple(Row.__dataclass_fields__)
 
@@ -40,3 +47,12 @@ def _parse(kind: Any, text: str) -> Any:
     if kind == float | None:
         return float(text) if text else None
     return kind(text)
+
+
+def _csv_line(values: Iterable[object]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerow(values)
+    return text.getvalue()
+
+
+HEADER = _csv_line(FIELDS)

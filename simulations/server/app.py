@@ -15,7 +15,7 @@ from simulations.grids.grouped import GroupedGrid
 from simulations.plan.plan import Plan, make_plan
 from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir, create
-from simulations.server.federation import Federation
+from simulations.server.deployment import Deployment
 from simulations.server.serve import serve
 from simulations.settings.published import from_run_config
 from strategies.federation.nodes import wait_for_nodes
@@ -33,30 +33,30 @@ def main(grid: Grid, context: Context) -> None:
 def run_rounds(grid: Grid, context: Context, *, on_round: Callable[[Row], None] | None = None) -> None:
     """Plan, make a run directory unless the command line already did, and run all rounds.
 
-    Where no number of clients is set, every node of the federation is one. In a deployment the nodes say how many
-    examples they hold before the plan is made.
+    If no number of clients is set, every node of the federation is a client. In a deployment the nodes declare how many
+    examples they have before the plan is made.
     """
     settings = from_run_config(context.run_config)
     if isinstance(grid, InMemoryGrid):
-        federation = None
+        deployment = None
         if settings.clients is None:
             settings = replace(settings, clients=len(wait_for_nodes(grid, 1)))
         plan = make_plan(settings)
         grid = grouped(grid, plan)
     else:
-        federation, grid = Federation(timeout=settings.round_timeout), WatchedGrid(grid)
-        sizes = federation.gather(grid, settings.clients)
+        deployment, grid = Deployment(timeout=settings.round_timeout), WatchedGrid(grid)
+        sizes = deployment.gather(grid, settings.clients)
         plan = make_plan(replace(settings, clients=len(sizes)), declared=sizes)
     run = RunDir(Path(settings.run_dir).resolve()) if settings.run_dir else create(None, settings)
     if not run.config.exists():
         run.write_config(plan.settings)
     log(INFO, "run directory: %s", run.path)
-    summary = serve(grid, plan, run, on_round=on_round, federation=federation)
+    summary = serve(grid, plan, run, on_round=on_round, deployment=deployment)
     log(INFO, "accuracy %.4f, epsilon %.4g at delta %g", summary["accuracy"], summary["epsilon_max"], summary["delta"])
 
 
 def grouped(grid: InMemoryGrid, plan: Plan) -> Grid:
-    """The grid that a simulation uses: one message for many clients. A deployed client answers alone."""
+    """The grid of a simulation: one message for many clients."""
     s = plan.settings
     prompt.reply_at_once(grid)
     if not s.grouped:

@@ -1,25 +1,73 @@
 """Accuracy and loss on public test splits."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from simulations.workloads import Split, to_device
+from fedlsg.state import ServerState
+from simulations.workloads import Split, Workload, to_device
+from strategies.federation.stopped import DivergedError
+
+FEW_ROWS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Accuracy in 0..1 and mean cross-entropy in nats; of several splits, their means with equal weights.
+    """Accuracy in 0..1 and mean cross-entropy in nats; for several splits, their means with equal weights.
 
-    ``by_split`` holds each split's own accuracy.
+    ``by_split`` has the accuracy of each split.
     """
 
     accuracy: float
     loss: float
     by_split: Mapping[str, float]
+
+
+class Evaluation:
+    """Scores of a run's model, also over several processes: each round is evaluated once."""
+
+    def __init__(self, state: ServerState, workload: Workload, *, device: str) -> None:
+        self._state, self._workload, self._device = state, workload, device
+        self._measured: tuple[int, Score] | None = None
+
+    def measure(self) -> Score:
+        """Accuracy and loss of the model as it is now."""
+        if self._measured is None or self._measured[0] != self._state.round:
+            with self._state.evaluated() as model:
+                found = score(model, self._workload.tests, device=self._device)
+            self._measured = self._state.round, found
+        return self._measured[1]
+
+    def after_round(self, round: int, *, due: bool) -> Score | None:
+        """The score if an evaluation is ``due``. Raises DivergedError, due or not, if the loss is not finite."""
+        score = self.measure() if due else None
+        loss = self._loss_on_few_rows() if score is None else score.loss
+        if not math.isfinite(loss):
+            raise DivergedError(f"round {round} left a model whose test loss is {loss}")
+        return score
+
+    def _loss_on_few_rows(self) -> float:
+        """For rounds that are not evaluated: enough to see that the loss is not finite."""
+        test = self._workload.test
+        few = test.pick(torch.arange(min(FEW_ROWS, len(test))))
+        with self._state.evaluated() as model:
+            return score(model, {"": few}, device=self._device).loss
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The last score in plain values, None before the first."""
+        if self._measured is None:
+            return None
+        round, measured = self._measured
+        return {"round": round, "score": {**vars(measured), "by_split": dict(measured.by_split)}}
+
+    def load_state_dict(self, saved: Mapping[str, Any] | None) -> None:
+        """Continue from ``state_dict``."""
+        self._measured = None if saved is None else (saved["round"], Score(**saved["score"]))
 
 
 def score(model: nn.Module, tests: Mapping[str, Split], *, device: str, batch_size: int = 200) -> Score:

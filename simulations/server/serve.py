@@ -1,26 +1,32 @@
 """The server's part of a run, the same on every engine: state, strategy, records."""
 
+from collections.abc import Callable
+from logging import ERROR
 from typing import Any
 
 import torch
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedlsg.payload import DEFAULT_STEP
 from fedlsg.state import ServerState
 from fedlsg.tensors import freed_memory
-from simulations.plan.continuity import exclusive
 from simulations.plan.plan import Plan
 from simulations.rundir.files.disk_space import resumable
+from simulations.rundir.lock import exclusive
+from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.steps import make_downlink
+from simulations.server.deployment import Deployment
 from simulations.server.diverged import explain
-from simulations.server.federation import Federation
+from simulations.server.downlink import make_downlink
 from simulations.server.recorder import Recorder
+from simulations.server.summary import Outcome, summarize
 from simulations.settings.resolve import known
 from strategies.federation.report import RoundReport
 from strategies.federation.stopped import BudgetSpentError, DivergedError
 from strategies.federation.wire import flat_record
 from strategies.strategy import FederationSettings, FedLSG
+
+OnRound = Callable[[Row], None]
 
 
 def serve(
@@ -28,66 +34,84 @@ def serve(
     plan: Plan,
     run: RunDir,
     *,
-    on_round: Any = None,
+    on_round: OnRound | None = None,
     page: bool = True,
-    federation: Federation | None = None,
+    deployment: Deployment | None = None,
 ) -> dict[str, Any]:
-    """Run the remaining rounds over ``grid`` and return the summary; continues from a checkpoint where there is one.
+    """Run the remaining rounds over ``grid`` and return the summary; continue from a checkpoint if there is one.
 
-    ``on_round(row)`` is called with every finished row of rounds.csv; ``page`` asks for report.html; ``federation``:
-    the nodes of a deployment. Ends early, with a summary that says so, when every client's privacy budget is spent;
-    and, back at the last finished round, when the weights or the loss are no numbers any more. Raises ValueError if
-    another process holds the run directory, DiskFullError where the disk is full.
+    ``on_round(row)`` is called with every finished row of rounds.csv; ``page``: write report.html. Ends early, with a
+    summary that says so, when every client's privacy budget is spent; and, back at the last finished round, when the
+    weights or the loss are not finite. Raises ValueError if another process holds the run directory, DiskFullError if
+    the disk is full.
     """
-    with resumable(run.path), exclusive(run):
-        return _serve(grid, plan, run, on_round, page, federation)
-
-
-def _serve(
-    grid: Grid, plan: Plan, run: RunDir, on_round: Any, page: bool, federation: Federation | None
-) -> dict[str, Any]:
-    s = plan.settings
-    torch.set_num_threads(s.threads)
+    torch.set_num_threads(plan.settings.threads)
     freed_memory.keep()
-    state = _initial_state(plan)
-    downlink = make_downlink(s, state, run.steps, run.sent)
-    recorder = Recorder(run, plan, state, downlink=downlink, page=page, deployed=federation is not None)
-    if run.has_checkpoint:
-        recorder.resume()
-    else:
-        recorder.begin()
-    if state.round == plan.schedule.rounds and run.summary.exists():
-        return run.read_summary()
+    with resumable(run.path), exclusive(run):
+        state = _initial_state(plan)
+        downlink = make_downlink(plan.settings, state, run)
+        recorder = Recorder(run, plan, state, downlink, deployed=deployment is not None)
+        if run.has_checkpoint:
+            recorder.resume()
+        else:
+            recorder.begin()
+        if state.round == plan.schedule.rounds and run.summary.exists():
+            return run.read_summary()
+        stopped, diverged = _run_rounds(grid, plan, recorder, on_round or _ignore, deployment)
+        if diverged:
+            log(ERROR, "%s", stopped)
+            recorder.go_back()
+        return _finish(run, plan, recorder.outcome(stopped=stopped, diverged=diverged), page=page)
+
+
+def _finish(run: RunDir, plan: Plan, outcome: Outcome, *, page: bool) -> dict[str, Any]:
+    """Write the merged ledger, the summary and, with ``page``, report.html; returns the summary."""
+    run.merge_ledgers()
+    summary = summarize(plan, outcome)
+    run.write_summary(summary)
+    if page:
+        from simulations.report.run_page import write_run_page
+
+        write_run_page(run)
+    return summary
+
+
+def _run_rounds(
+    grid: Grid, plan: Plan, recorder: Recorder, on_round: OnRound, deployment: Deployment | None
+) -> tuple[str | None, bool]:
+    """Run the rounds that remain; returns why they ended early, None after the last one, and whether they diverged."""
+    run, state = recorder.run, recorder.state
+    remaining = plan.schedule.rounds - state.round
+    if remaining == 0:
+        return None, False
 
     def finished(report: RoundReport) -> None:
-        recorder.on_round(report)
-        if on_round is not None:
-            on_round(recorder.last)
-        if s.record_updates:
-            _record_public(run, state)
+        on_round(recorder.on_round(report))
+        recorder.record_public()
 
     def pruned(report: RoundReport) -> None:
         recorder.on_pruned(report)
-        if s.record_updates:
-            _record_public(run, state)
+        recorder.record_public()
 
-    if s.record_updates and state.round == 0:
-        _record_public(run, state)
-    ended = diverged = None
-    remaining = plan.schedule.rounds - state.round
-    if remaining > 0:
-        strategy = FedLSG(state, _federation_settings(plan, run), finished, pruned, downlink)
-        if federation is not None:
-            strategy.join(federation.roster, federation.open(run.ledgers, recorder.name))
-        try:
-            strategy.start(grid, flat_record(state.weights), num_rounds=remaining, timeout=s.round_timeout)
-        except BudgetSpentError as stopped:
-            ended = str(stopped)
-        except DivergedError as error:
-            diverged = explain(error, s)
-        if federation is not None:
-            federation.close(grid)
-    return recorder.finish(ended) if diverged is None else recorder.give_up(diverged)
+    recorder.record_public()  # also by a resumed run: the process before may have ended before it could
+    strategy = FedLSG(state, _federation_settings(plan, run), finished, pruned, recorder.downlink)
+    if deployment is not None:
+        strategy.join(deployment.roster, deployment.open(run.ledgers, recorder.name))
+    stopped, diverged = None, False
+    try:
+        timeout = plan.settings.round_timeout
+        strategy.start(grid, flat_record(state.weights), num_rounds=remaining, timeout=timeout)
+    except BudgetSpentError as error:
+        stopped = str(error)
+    except DivergedError as error:
+        stopped, diverged = explain(error, plan.settings), True
+    if deployment is not None:
+        deployment.close(grid)
+    return stopped, diverged
+
+
+def _ignore(row: Row) -> None:
+    pass
 
 
 def _initial_state(plan: Plan) -> ServerState:
@@ -108,18 +132,9 @@ def _federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
         terms=plan.terms,
         clients_per_round=known(s.clients_per_round),
         local=plan.local,
-        codec=s.codec,
+        codec=plan.codec,
         index_mode=plan.index_mode,
-        floor_step=s.noise_floor_step or DEFAULT_STEP,
         min_survivors=known(s.min_survivors),
         timeout=s.round_timeout,
         run_dir=str(run.path),
     )
-
-
-def _record_public(run: RunDir, state: ServerState) -> None:
-    """What the payloads of the round that comes next are read with."""
-    round = 0 if state.awaits_pruning else state.round + 1
-    run.save_weights(round, state.weights)
-    if state.memory is not None:
-        run.save_kept(round, state.frame().indices)

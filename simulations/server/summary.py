@@ -1,99 +1,91 @@
 """summary.json: what a run reached, what it cost, what its epsilon rests on, and where it ran."""
 
 import math
-import platform
-from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedlsg.accounting import AccountingError, compose
-from fedlsg.gradients import trainable
-from fedlsg.privacy import Ledger
-from simulations.rundir.links import run_seconds
+from fedlsg.accounting import Spread
+from simulations.plan.plan import Plan
 from simulations.rundir.messages import SUMS as BYTES
-from simulations.rundir.steps import downlink_of
-from simulations.server.hardware import hardware
-from simulations.settings.resolve import codec_of
+from simulations.server.downlink import downlink_facts
+from simulations.server.environment import hardware, versions
+from simulations.server.evaluate import Score
+from simulations.settings.codecs import codec_summary
 from simulations.workloads.chance import chance_of
 
-PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the recorder reports of a run that ended, as plain values.
+
+    updates: rounds that changed the model. bounds: both accountants' intervals for the client with the largest
+    epsilon. seeded: some noise came from a known seed. downlink: state of the downlink. totals: sums of bytes and
+    messages. stopped: why it ended early.
+    """
+
+    rounds: int
+    updates: int
+    score: Score
+    spent: Spread
+    bounds: Mapping[str, Any]
+    seeded: bool
+    zero_weights: int
+    pruning: Mapping[str, Any]
+    downlink: Mapping[str, Any]
+    totals: Mapping[str, int]
+    transfer_seconds: Mapping[str, float]
+    wall_seconds: float
+    stopped: str | None
+    diverged: bool
 
 
-def summarize(recorder: Any) -> dict[str, Any]:
-    """Everything of summary.json."""
-    plan, s, state = recorder.plan, recorder.plan.settings, recorder.state
-    measured = recorder.evaluate()
-    spent = recorder.spent(fast=False)
+def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
+    """Everything of summary.json, in its order."""
+    s = plan.settings
     dense = 4 * plan.dense_parameters
     return {
         "workload": s.workload,
         "model": s.model,
         "method": s.method,
         "seed": s.seed,
-        "rounds": state.round,
-        "empty_rounds": state.round - state.updates,
+        "rounds": o.rounds,
+        "empty_rounds": o.rounds - o.updates,
         "clients": len(plan.terms),
-        "accuracy": measured.accuracy,
-        "accuracy_by_split": dict(measured.by_split),
-        "loss": measured.loss,
-        "private": recorder.private and math.isfinite(spent.largest),
-        "epsilon_max": spent.largest,
-        "epsilon_median": spent.median,
-        "delta": s.delta,
-        "accountant": _accountants(recorder, recorder.ledgers[spent.worst]),
-        "noise_multiplier": max(t.noise_multiplier for t in plan.terms),
-        "pruning": _pruning(recorder),
-        "trust": s.trust,
-        "reproducible": s.reproducible,
-        "codec": codec_of(s, plan.method),
-        "downlink": downlink_of(s, recorder.downlink),
-        **{name: recorder.totals[name] for name in BYTES},
-        "uplink_bytes_dense": dense * recorder.totals["uplink_messages"],
-        "downlink_bytes_dense": dense * recorder.totals["downlink_messages"],
-        "transfer_seconds": run_seconds(recorder.run.messages) if recorder.run.messages.exists() else {},
-        "wall_seconds": round(recorder.seconds, 3),
+        "accuracy": o.score.accuracy,
+        "accuracy_by_split": dict(o.score.by_split),
+        "loss": o.score.loss,
+        **_privacy(plan, o),
+        "codec": codec_summary(s, plan.method),
+        "downlink": downlink_facts(s, o.downlink),
+        **{name: o.totals[name] for name in BYTES},
+        "uplink_bytes_dense": dense * o.totals["uplink_messages"],
+        "downlink_bytes_dense": dense * o.totals["downlink_messages"],
+        "transfer_seconds": dict(o.transfer_seconds),
+        "wall_seconds": round(o.wall_seconds, 3),
         "engine": s.engine,
         "device": s.device,
         **asdict(plan.local.numbers),
         "chance": asdict(chance_of(plan.workload.tests, plan.workload.num_classes)),
         "hardware": hardware(s.device),
         "versions": versions(),
+        "stopped": o.stopped,
+        "diverged": o.diverged,
     }
 
 
-def _pruning(recorder: Any) -> dict[str, Any] | None:
-    prune = recorder.plan.method.prune
-    if not prune.active:
-        return None
-    zeros = sum(int((p == 0).sum()) for p in trainable(recorder.state.model).values() if p.ndim >= 2)
-    return {"kind": prune.kind, "rate": prune.rate, "zero_weights": zeros, **recorder.pruning}
-
-
-def _accountants(recorder: Any, worst: Ledger) -> dict[str, Any]:
-    """Both accountants' intervals for the client with the largest epsilon, and any failure's text."""
-    if not recorder.plan.method.mechanism.private:
-        return {}
-    delta = recorder.plan.settings.delta
-    assert delta is not None
-    try:
-        bound = compose(worst.events(), delta=delta)
-    except AccountingError as error:
-        return {"reported": "none", "client": worst.client, "intervals": {}, "failures": {"both": str(error)}}
-    intervals = {name: asdict(interval) for name, interval in bound.intervals.items()}
+def _privacy(plan: Plan, o: Outcome) -> dict[str, Any]:
+    """What epsilon is and rests on. "private": a private mechanism, secret noise and a finite epsilon."""
+    s, prune = plan.settings, plan.method.prune
+    pruning = {"kind": prune.kind, "rate": prune.rate, "zero_weights": o.zero_weights, **o.pruning}
     return {
-        "reported": bound.accountant,
-        "client": worst.client,
-        "intervals": intervals,
-        "failures": bound.failures,
+        "private": plan.method.mechanism.private and not o.seeded and math.isfinite(o.spent.largest),
+        "epsilon_max": o.spent.largest,
+        "epsilon_median": o.spent.median,
+        "delta": s.delta,
+        "accountant": dict(o.bounds),
+        "noise_multiplier": max(t.noise_multiplier for t in plan.terms),
+        "pruning": pruning if prune.active else None,
+        "trust": s.trust,
+        "reproducible": s.reproducible,
     }
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that a result depends on."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found

@@ -5,16 +5,11 @@ Those of every run are known without torch. The others are found where they are 
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Annotated
 
-from fedlsg.setting import Declared, Setting, declared, unknown
+from fedlsg.setting import Declared, declared, unknown
 from simulations.settings.run import Settings
 
 RUN: Mapping[str, Declared] = MappingProxyType(declared(Settings, without=("parameters",)))
-
-FloorStep = Annotated[
-    float, Setting("Grid step of noise-floor in the noise's deviations.", "deviations", above=0, below=float("inf"))
-]
 
 PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "multiplicity": (
@@ -65,10 +60,9 @@ def server_settings() -> dict[str, Declared]:
 
 def codec_settings() -> dict[str, Declared]:
     """Settings of the codecs."""
+    from fedlsg import payload
 
-    def noise_floor(*, noise_floor_step: FloorStep | None = None) -> None: ...
-
-    return declared(noise_floor)
+    return payload.codec_settings()
 
 
 def all_settings() -> dict[str, Declared]:

@@ -9,12 +9,10 @@ import torch
 import strategies
 from fedlsg.masks import DropRate
 from fedlsg.method import LocalTraining, Method
-from fedlsg.payload import DEFAULT_STEP, added_variance, check_codec
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
-from fedlsg.state import check_sign, keeps_memory
+from simulations.settings.codecs import check_exact, fill_codecs
 from simulations.settings.declared import RUN, codec_settings, server_settings
-from simulations.settings.downlink import check_downlink, fill_downlink
 from simulations.settings.settings import Settings, from_values, values_of
 from simulations.workloads import Workload
 
@@ -69,11 +67,8 @@ def fill(settings: Settings, workload: Workload) -> Settings:
     filled = from_values({**values_of(settings), **gaps})
     per_round = filled.clients if filled.clients_per_round is None else filled.clients_per_round
     survivors = per_round if filled.trust == "aggregate" else 1
-    filled = fill_downlink(filled)
-    if "noise-floor" in (filled.codec, filled.downlink_codec) and filled.noise_floor_step is None:
-        filled = replace(filled, parameters={**filled.parameters, "noise_floor_step": DEFAULT_STEP})
     return replace(
-        filled,
+        fill_codecs(filled),
         model=workload.default_model if filled.model is None else filled.model,
         clients_per_round=per_round,
         min_survivors=survivors if filled.min_survivors is None else filled.min_survivors,
@@ -94,44 +89,6 @@ def build_method(settings: Settings) -> Method:
     if settings.trust == "aggregate":
         given["noise_share"] = 1 / math.sqrt(known(settings.min_survivors))
     return strategies.recipe(settings.method, **given)
-
-
-def check_fits(s: Settings, method: Method) -> None:
-    """Raise ValueError for a codec that the method's values cannot have."""
-    check_downlink(s, method)
-    if s.noise_floor_step is not None and "noise-floor" not in (s.codec, s.downlink_codec):
-        raise ValueError(
-            f"noise_floor_step={s.noise_floor_step} is the grid step of codec 'noise-floor', not {s.codec!r}"
-        )
-    if method.compression.chooses and (s.indices != "derived" or s.trust == "aggregate"):
-        raise ValueError(
-            f"{method.name!r} sends the positions that each client chose: leave out indices={s.indices!r}, and take "
-            "trust=client, for a secure sum adds position by position"
-        )
-    if s.codec == "sign":
-        check_sign(method)
-    if s.codec != "noise-floor":
-        return
-    if not method.mechanism.adds_noise:
-        raise ValueError(
-            f"codec 'noise-floor' takes its grid from the noise, and mechanism {method.mechanism.kind!r} adds none: "
-            "choose codec 'int8', 'bfloat16' or 'float32'"
-        )
-    if method.carrier.kind == "factors":
-        raise ValueError(
-            f"codec 'noise-floor' needs values that all carry the mechanism's noise, and {method.name!r} sends factors "
-            "of the noised update: choose codec 'int8', 'bfloat16' or 'float32'"
-        )
-
-
-def codec_of(s: Settings, method: Method) -> dict[str, Any]:
-    """How values are sent; where by the noise, the step in its deviations and the variance that this adds."""
-    codec: dict[str, Any] = {"name": s.codec, "indices": "chosen" if method.compression.chooses else s.indices}
-    if keeps_memory(method, s.codec):
-        codec["error_feedback"] = True
-    if s.codec != "noise-floor" or s.noise_floor_step is None:
-        return codec
-    return codec | {"step": s.noise_floor_step, "added_variance": added_variance(s.noise_floor_step)}
 
 
 def resolved(settings: Settings, method: Method, local: LocalTraining) -> Settings:
@@ -169,7 +126,6 @@ def check(s: Settings) -> None:
         raise ValueError("device 'cuda' was asked for, and torch finds no CUDA device here; use --device cpu")
     if s.device == "cuda" and s.precision == "bfloat16" and not torch.cuda.is_bf16_supported():
         raise ValueError("precision='bfloat16' was asked for, and this CUDA device has no bfloat16; use 'float32'")
-    check_codec(s.codec, s.indices)
     for name, declared in RUN.items():
         declared.check(getattr(s, name))
     if s.augment == "none" and known(s.multiplicity) > 1:
@@ -180,8 +136,4 @@ def check(s: Settings) -> None:
         raise ValueError(f"expected 1 <= min_survivors={s.min_survivors} <= clients_per_round={s.clients_per_round}")
     if s.trust == "aggregate" and known(s.local_steps) > 1:
         raise ValueError("trust='aggregate' shares one step's noise: it needs local_steps=1")
-    if s.trust == "aggregate" and s.codec != "float32":
-        raise ValueError(
-            f"trust='aggregate' needs codec='float32', got {s.codec!r}: each payload is rounded before the sum, and "
-            "rounding a large value takes off the client's share of the noise"
-        )
+    check_exact(s)

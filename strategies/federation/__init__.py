@@ -1,1 +1,1 @@
-"""Between server and clients: which node is which client, what they send as Flower messages, what the server checks."""
+"""Between server and clients: nodes, messages, and what the server checks."""

@@ -1,10 +1,10 @@
-"""Which code a process runs: version and digest of the packages it imported; server and clients compare them once.
+"""Which code a process runs: version and digest of the packages it imported. Server and clients compare them once.
 
-A client that runs another clip or another noise than its server announces makes every reported epsilon wrong. So the
-server puts its identity into the query, each client puts its own into the answer, and both refuse a difference.
+If a client's code clips or adds noise differently, every reported epsilon is wrong. So the server puts its identity
+into the query, each client puts its own into the reply, and both refuse a difference.
 
-The digest covers every .py file of the three packages that a run can import. Attacks and audit read what runs leave;
-they are not in a Flower bundle and not in the digest. So a clone, a wheel and a bundle of one version have one digest.
+The digest covers every .py file of the three packages that a run can import. Attacks and audit read finished runs; they
+are not in a Flower bundle and not in the digest. So a clone, a wheel and a bundle of one version have one digest.
 
 Not covered: other packages (torch, numpy), and a program that lies about itself.
 """
@@ -22,7 +22,7 @@ from fedlsg.version import version_at
 
 PACKAGES = ("fedlsg", "simulations", "strategies")
 OUTSIDE = re.compile(r"fedlsg/attacks/|simulations/attack/|simulations/audit/")
-"""Files that no run imports: what ``fab-exclude`` in pyproject.toml leaves out of a bundle."""
+"""Files that no run imports: ``fab-exclude`` in pyproject.toml leaves them out of a bundle."""
 
 RECORD = "code"
 SHORT = 12
@@ -74,14 +74,14 @@ def digest_of(packages: list[Path]) -> str:
 
 
 def _folder(package: str) -> Path:
-    spec = find_spec(package)  # of a package that is imported: where it was imported from
+    spec = find_spec(package)  # finds an imported package where it was imported from
     assert spec is not None
     assert spec.submodule_search_locations
     return Path(next(iter(spec.submodule_search_locations))).resolve()
 
 
 def code_record(*, local: bool = True) -> ConfigRecord:
-    """This process's identity, for a message; its folder only where the message stays on this machine."""
+    """This process's identity, for a message; with its folder only if the message stays on this machine."""
     own = own_identity()
     return ConfigRecord({"version": own.version, "digest": own.digest, "folder": own.folder if local else ""})
 
@@ -89,7 +89,7 @@ def code_record(*, local: bool = True) -> ConfigRecord:
 def check_same_code(content: RecordDict, sender: str, *, local: bool = True) -> None:
     """Raise OtherCodeError, naming both, unless ``sender``, whose message this is, runs the code of this process."""
     own, record = own_identity(), content.config_records.get(RECORD)
-    own = own if local else replace(own, folder="")  # what is raised may leave this machine
+    own = own if local else replace(own, folder="")  # the error text may leave this machine
     fix = (
         "install the same version of fedlsg on both sides, and let no other fedlsg, strategies or simulations come "
         "before it on the Python path"

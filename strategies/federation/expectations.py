@@ -23,7 +23,7 @@ from strategies.federation.wire import read_update
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Expectations:
-    """The public terms of a round, by client. ``copies``: of the ledgers of deployed clients, None in a simulation."""
+    """The public terms of a round, by client. ``copies``: ledgers of deployed clients, None in a simulation."""
 
     state: ServerState
     settings: FederationSettings
@@ -32,8 +32,8 @@ class Expectations:
     def read(self, reply: Message, partition: int, frame: Frame, report: RoundReport) -> Tensor:
         """The values of a reply; bytes and payload are entered in the report.
 
-        Raises for an error, a payload that does not pass ``unpack`` and, from a deployed client, a ledger that does
-        not show what was announced.
+        Raises for an error, for a payload that does not pass ``unpack`` and, from a deployed client, for a ledger
+        without the announced entry.
         """
         if reply.has_error():
             raise RuntimeError(f"[{reply.error.code}] {reply.error.reason}")
@@ -53,10 +53,9 @@ class Expectations:
         return terms if round else terms.of_round_0()
 
     def noise_of_sum(self, partitions: Iterable[int], round: int) -> float:
-        """Deviation of the noise on each coordinate of the sum of these clients' values."""
+        """Standard deviation of the noise on each coordinate of the sum of these clients' values."""
         each = [self._dither(partition, round) for partition in partitions]
-        coarse = self.settings.codec == "noise-floor"
-        return math.hypot(*(one.received_noise if coarse else one.noise_std for one in each))
+        return math.hypot(*(self.settings.codec.received_noise(one.noise_std) for one in each))
 
     def _mechanism(self, partition: int, round: int) -> Mechanism:
         method = self.state.method
@@ -68,10 +67,10 @@ class Expectations:
         return self.settings.local if round else self.settings.local.single()
 
     def _dither(self, partition: int, round: int) -> Dither:
-        """What the server knows of a client's quantisation in this round."""
+        """The public parameters of a client's quantization in this round."""
         local = self._local(round)
         noise_std = accumulated_noise(self._mechanism(partition, round).noise_std, local.steps, local.momentum)
-        return Dither(seed=self.state.seed, client=partition, noise_std=noise_std, floor_step=self.settings.floor_step)
+        return Dither(seed=self.state.seed, client=partition, noise_std=noise_std)
 
     def _expected(self, partition: int, frame: Frame, round: int) -> Expected:
         num_examples, local = self.terms(partition, round).num_examples, self._local(round)
@@ -89,7 +88,7 @@ class Expectations:
         )
 
     def _charged(self, partition: int, frame: Frame, round: int) -> dict[str, object]:
-        """Fields of the ledger entry of an honest client."""
+        """Fields of the ledger entry that an honest client makes."""
         terms, mechanism = self.terms(partition, round), self._mechanism(partition, round)
         return {
             "steps": self._local(round).steps,

@@ -1,7 +1,7 @@
-"""The server's copies of the ledgers of deployed clients: their lines come with the replies.
+"""The server's copies of the ledgers of deployed clients: new lines come with the replies.
 
-A payload is accepted only with the entry that charges it: its round of this run, at the rate, the noise and the steps
-that were announced.
+A payload is accepted only with the ledger entry that charges it: for its round of this run, with the announced rate,
+noise and steps.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from strategies.federation.ledger_wire import Held, News
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerCopies:
-    """Copies in ``folder``, one file a client, of what they charged in the run named ``run`` and before it."""
+    """Copies in ``folder``, one file for each client: entries of the run named ``run`` and of earlier ones."""
 
     folder: Path
     run: str
@@ -24,13 +24,13 @@ class LedgerCopies:
         return ledger_path(self.folder, client)
 
     def held(self, client: int) -> Held:
-        """What the server announces to a client about its copy."""
+        """The end of a client's copy, as the server announces it."""
         return Held(run=self.run, head=head_of(self.path(client), client))
 
     def take(self, client: int, news: News | None) -> None:
-        """Append what a client sent. Raises LedgerError where it sent nothing, or does not continue its copy."""
+        """Append what a client sent. Raises LedgerError if it sent nothing, or lines that do not continue its copy."""
         if news is None:
-            raise LedgerError(f"client {client} sent no ledger: nothing can be said of its epsilon")
+            raise LedgerError(f"client {client} sent no ledger: its epsilon is unknown")
         extend(self.path(client), client, news.lines, news.head)
 
     def insist(self, client: int, round: int, terms: Mapping[str, object]) -> None:
@@ -38,7 +38,7 @@ class LedgerCopies:
         path = self.path(client)
         entries = [e for e in (read_entries(path) if path.exists() else ()) if (e.run, e.round) == (self.run, round)]
         if not entries:
-            raise LedgerError(f"client {client} answered round {round}, and its ledger does not show it")
+            raise LedgerError(f"client {client} replied in round {round}, and its ledger has no entry for that round")
         names = {f.name for f in fields(Entry)}
         assert terms.keys() <= names
         differ = [name for name, value in terms.items() if getattr(entries[-1], name) != value]

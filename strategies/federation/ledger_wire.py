@@ -1,9 +1,9 @@
-"""Ledger entries on their way from a deployed client to the server, which cannot see the client's disk.
+"""How a deployed client sends its ledger entries: the server cannot read the client's disk.
 
-    server -> client   in an announcement: the run's name, and the hash of the last line that the server holds
-    client -> server   in a reply (identity or update): the lines since then, and the hash of the last one
+    server -> client   in an announcement: the run's name, and the hash of the last line that the server has
+    client -> server   in a reply (identity or update): the lines after it, and the hash of the last one
 
-A simulation has neither record: its server reads the ledgers themselves.
+In a simulation there is neither record: the server reads the ledgers themselves.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ RECORD = "ledger"
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What the server says: the name of the run, and the end of its copy of this client's ledger."""
+    """From the server: the name of the run, and the end of its copy of this client's ledger."""
 
     run: str
     head: str
@@ -23,7 +23,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class News:
-    """What a client reports: the lines that the server lacks, and the end of its ledger."""
+    """From a client: the lines that the server does not have, and the end of its ledger."""
 
     lines: bytes
     head: str
@@ -35,7 +35,7 @@ def held_record(held: Held) -> ConfigRecord:
 
 
 def read_held(content: RecordDict) -> Held | None:
-    """What an announcement says, None in a simulation; KeyError or ValueError for anything else."""
+    """The record of an announcement, None in a simulation; KeyError or ValueError for anything else."""
     if RECORD not in content.config_records:
         return None
     record = content.config_records[RECORD]
@@ -48,7 +48,7 @@ def news_record(news: News) -> ConfigRecord:
 
 
 def read_news(content: RecordDict) -> News | None:
-    """What a reply says, None from a simulated client; KeyError or ValueError for anything else."""
+    """The record of a reply, None from a simulated client; KeyError or ValueError for anything else."""
     if RECORD not in content.config_records:
         return None
     record = content.config_records[RECORD]

@@ -1,7 +1,7 @@
-"""Which Flower node is which client: node ids are random, partitions are what a run knows. Nodes come and go.
+"""Which Flower node is which client: node ids are random, a run knows partitions. Nodes leave and return.
 
-A node is asked once who it is (a query), and again when it comes back. In a simulation all nodes are there from the
-start; a deployed node may stop and return under its own id (with a fixed key) or under another.
+The server sends each node one query for its identity, and another one when the node returns. In a simulation all nodes
+are there from the start. A deployed node may stop and return under its own id (with a fixed key) or under another.
 """
 
 import time
@@ -21,12 +21,12 @@ from strategies.federation.wire import read_identity
 CONNECT_SECONDS = 120.0
 ASK_AGAIN_SECONDS = 2.0
 ATTEMPTS = 3
-"""How often a simulated client that gave an error is asked who it is: all of them run the same code."""
+"""Queries to a simulated client that replies with errors: all of them run the same code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a node says of itself: which client it is, its declared N_k, and, where it is deployed, its ledger."""
+    """What a node declares: which client it is, its N_k, and, in a deployment, its ledger."""
 
     node: int
     partition: int
@@ -35,10 +35,10 @@ class Identity:
 
 
 class Roster:
-    """The nodes of a run by the client that they are.
+    """The node of each client of a run.
 
-    ``declared``: N_k of every client where the server knows them before it asks, as in a simulation; else they are
-    what the nodes say first, and do not change afterwards. ``accept`` may refuse a node by raising ValueError.
+    ``declared``: N_k of every client, if the server knows them in advance, as in a simulation. Otherwise each node
+    declares its N_k once, and it cannot change afterwards. ``accept`` may refuse a node by raising ValueError.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class Roster:
 
     @property
     def complete(self) -> bool:
-        """Whether every client was found once; a client that has left since still counts."""
+        """Whether every client was found once; clients that have left since are included."""
         return bool(self._clients)
 
     def node(self, partition: int) -> int | None:
-        """The client's node, None while it is away."""
+        """The client's node, None while it has none."""
         return self._node_of.get(partition)
 
     def gather(self, grid: Grid, clients: int) -> list[int]:
         """Find every client's node, before anything is trained; returns N_k of each.
 
-        A node that gives an error is asked again: in a deployment for two minutes, so that its operator can change its
-        settings. Nodes beyond the run's clients stay idle.
+        A node that replies with an error gets another query: in a deployment for two minutes, so that its operator can
+        change its settings. Nodes beyond the run's clients stay idle.
         Raises RuntimeError, with each node's reason, if a client is missing then or declares another N_k than before.
         """
         deadline = time.monotonic() + (CONNECT_SECONDS if self._deployed else 0.0)
@@ -92,7 +92,7 @@ class Roster:
         return [self.sizes[partition] for partition in range(clients)]
 
     def refresh(self, grid: Grid) -> None:
-        """Let go of nodes that have left, and ask those that are new, or back, who they are."""
+        """Forget nodes that have left, and query those that are new or have returned."""
         nodes = set(grid.get_node_ids())
         for partition, node in list(self._node_of.items()):
             if node not in nodes:
@@ -109,13 +109,13 @@ class Roster:
             self.refresh(grid)
 
     def forget(self, partition: int) -> None:
-        """The client's node has left, or may have started anew: it is asked again once it is there."""
+        """The client's node has left or may have restarted: it gets another query when it is there."""
         node = self._node_of.pop(partition, None)
         if node is not None:
             self._asked.discard(node)
 
     def ask_again(self, grid: Grid) -> Collection[int]:
-        """Ask every known node once more, for the end of its ledger; returns the clients that did not answer."""
+        """Query every known node once more, for the end of its ledger; returns the clients that did not reply."""
         for partition in list(self._node_of):
             self.forget(partition)
         self.refresh(grid)
@@ -137,7 +137,7 @@ class Roster:
             self.refused.pop(node, None)
             try:
                 self._enter(node, reply, clients)
-            except Exception as error:  # whatever a node says must not end the run
+            except Exception as error:  # no reply of a node may end the run
                 self.refused[node] = str(error)
                 log(WARNING, "node %s cannot take part: %s", node, error)
 
@@ -163,7 +163,7 @@ class Roster:
     def _check(self, node: int, partition: int, num_examples: int) -> None:
         other = self._node_of.get(partition)
         if other is not None and other != node:
-            raise RuntimeError(f"nodes {other} and {node} both say that they are client {partition}")
+            raise RuntimeError(f"nodes {other} and {node} both declare that they are client {partition}")
         if num_examples < 1:
             raise RuntimeError(f"client {partition} holds no examples")
         known = self.sizes.get(partition)
@@ -176,7 +176,7 @@ class Roster:
     def _missing(self, missing: Iterable[int], clients: int) -> str:
         why = "".join(f"; node {node}: {reason}" for node, reason in sorted(self.refused.items()))
         return (
-            f"no client that answered is one of {list(missing)}: give the federation {clients} nodes with the "
+            f"no node replied as one of the clients {list(missing)}: give the federation {clients} nodes with the "
             f"partition-ids 0 to {clients - 1}, or more time{why}"
         )
 

@@ -1,9 +1,9 @@
-"""What a client that keeps a replica of the public state is sent instead of the weights, as Flower records.
+"""What a client with a replica of the public state is sent instead of the weights, as Flower records.
 
-replica  version that the announcement is about, version that the message starts from, SHA-256 of the weights
-steps    the updates from one to the other (server_update.py); none where they are equal
-weights  the whole model, where that is smaller or the replica was lost
-state    with it: what a replica goes on from (snapshot.py); without it the client has no replica afterwards
+replica  version of the announced weights, version that the message starts from, SHA-256 of the weights
+steps    the updates from one version to the other (``fedlsg.state.Step``); none if they are equal
+weights  the whole model, if that is smaller or the replica was lost
+state    with the whole model: the state that a replica continues from; without it the client has no replica afterwards
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from fedlsg.state.server_update import read_steps
 from strategies.federation.wire import raw_array, read_array
 
 NOWHERE = -1
-"""The base of a message whose weights no replica goes on from."""
+"""The base of a message whose weights no replica continues from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ Records = dict[str, ArrayRecord | ConfigRecord]
 
 
 def digest_of(weights: Tensor) -> bytes:
-    """SHA-256 of flat float32 weights as they would be sent."""
+    """SHA-256 of flat float32 weights, encoded as in a message."""
     return hashlib.sha256(weights.detach().cpu().numpy().tobytes()).digest()
 
 
@@ -50,7 +50,7 @@ def catch_up(reference: Reference, steps: Sequence[bytes]) -> Records:
 
 
 def whole(reference: Reference, weights: ArrayRecord, beside: Mapping[str, Tensor]) -> Records:
-    """Records of the whole model; with ``reference.base`` its version, a replica goes on from it."""
+    """Records of the whole model; if ``reference.base`` is its version, a replica continues from it."""
     records: Records = {"replica": ConfigRecord(asdict(reference)), "weights": weights}
     if beside:
         records["state"] = ArrayRecord({name: raw_array(v.detach().cpu().numpy()) for name, v in beside.items()})
@@ -58,7 +58,7 @@ def whole(reference: Reference, weights: ArrayRecord, beside: Mapping[str, Tenso
 
 
 def read_reference(content: RecordDict) -> Reference | None:
-    """Which weights the message is about; None where it is one of full weights and nothing else.
+    """Which weights are announced; None for a message with full weights and nothing else.
 
     Raises KeyError or ValueError for a record that is not one.
     """
@@ -67,7 +67,7 @@ def read_reference(content: RecordDict) -> Reference | None:
     config = content.config_records["replica"]
     version, base, digest = (config[f.name] for f in fields(Reference))
     if not (isinstance(version, int) and isinstance(base, int) and isinstance(digest, bytes)):
-        raise ValueError("the announced version of the model is none")
+        raise ValueError("the announced version of the model is not valid: expected two numbers and a digest")
     return Reference(version=version, base=base, digest=digest)
 
 

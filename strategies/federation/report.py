@@ -18,9 +18,10 @@ AWAY = "no node of the federation is this client at the moment"
 
 @dataclass(kw_only=True)
 class RoundReport:
-    """What happened in one round. ``rejected`` maps a partition to the reason; bytes are sums over messages.
+    """What happened in one round.
 
-    ``sent`` has every message that is in the sums, in the order in which it was counted.
+    asked: the selected clients. answered: clients with a valid reply. rejected: the reason, by partition.
+    sent: every message, in the order in which it was counted; bytes are sums over it.
     """
 
     round: int
@@ -44,12 +45,12 @@ class RoundReport:
         return self.uplink_bytes, self.uplink_bytes_wire
 
     def list_message(self, client: int, direction: Direction, before: tuple[int, int], values: int) -> None:
-        """Enter a message into ``sent``: what the sums grew by since ``before``, and the bytes of its values."""
+        """Enter a message into ``sent``: the growth of the sums since ``before``, and the bytes of its values."""
         payload, wire = self.so_far(direction)
         self.sent.append(Sent(client, direction, values, payload - before[0], wire - before[1]))
 
     def list_reply(self, client: int, before: tuple[int, int]) -> None:
-        """The same of a reply that is accepted or rejected by now."""
+        """The same for a reply that was accepted or rejected."""
         accepted = client in self.payloads and client not in self.rejected
         self.list_message(client, "up", before, value_bytes(self.payloads[client]) if accepted else 0)
 
@@ -70,18 +71,18 @@ class RoundReport:
         return "; ".join(f"{' '.join(map(str, who))}: {why}" for why, who in clients.items())
 
     def refused(self, *codes: int) -> set[int]:
-        """Clients that answered with one of our error codes."""
+        """Clients that replied with one of these error codes."""
         starts = tuple(f"[{code}]" for code in codes)
         return {client for client, why in self.rejected.items() if why.startswith(starts)}
 
     @property
     def lost(self) -> set[int]:
-        """Clients whose answer is unknown: the worker died, the node is away, or nothing came before the timeout."""
+        """Clients whose reply is unknown: the worker died, the node has left, or no reply came before the timeout."""
         return {client for client, why in self.rejected.items() if why in (NO_REPLY, AWAY)} | self.refused(*LOST)
 
     @property
     def budget_spent(self) -> bool:
-        """Whether every client that was asked refused because its privacy budget would be passed."""
+        """Whether every selected client refused because it would pass its privacy budget."""
         refusals = [why for why in self.rejected.values() if why.startswith(f"[{OVER_BUDGET}]")]
         return len(refusals) == len(self.asked)
 
@@ -89,7 +90,7 @@ class RoundReport:
 def reason_of(error: Exception) -> str:
     """Why a reply was rejected, as one printable line of bounded length: its text may be the client's own.
 
-    A long text loses its middle: Ray's begin with the kind of error and end with what was raised.
+    A long text loses its middle: texts of Ray begin with the kind of error and end with its message.
     """
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error) or type(error).__name__).split())
     text = "".join(character if character.isprintable() else "?" for character in text)

@@ -1,11 +1,11 @@
-"""What one message weighs, at three levels.
+"""The size of one message, at three levels.
 
-    values    the numbers in it as they are encoded: the weights or an update's values down, and what a replica goes on
-              from; the codec's values up (fedlsg/payload/sizes.py)
+    values    down: the encoded weights or values of an update, and the state that a replica continues from;
+              up: the codec's values (``fedlsg.payload.value_bytes``)
     payload   values, header, indices, carriers and checksum: all arrays of the message
-    wire      the message as Flower serialises it (protobuf)
+    wire      the message as Flower serializes it (protobuf)
 
-A reply that was refused, or names an error, holds no values.
+A reply that was rejected, or reports an error, has no values.
 """
 
 from typing import Literal, NamedTuple
@@ -18,7 +18,7 @@ from fedlsg.state.server_update import VALUES, read_steps
 Direction = Literal["down", "up"]
 
 VALUE_RECORDS = ("weights", "state")
-"""Records of an announcement that hold numbers of the model; "frame" and "kept" are indices and carriers."""
+"""Records of an announcement with numbers of the model; "frame" and "kept" are indices and carriers."""
 
 
 class Sent(NamedTuple):

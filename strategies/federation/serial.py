@@ -1,6 +1,6 @@
-"""Flower messages as bytes, without copying the arrays in them: what they weigh, and a copy that shares only bytes.
+"""Flower messages as bytes, without copying the arrays in them: their size, and a copy that shares only bytes.
 
-The arrays of a message are by far the most of it and are immutable ``bytes``. So a message is serialised without them.
+Most of a message is in its arrays, which are immutable ``bytes``. So the message is serialized without them.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 
 def wire_size(message: Message) -> int:
-    """Bytes of the whole message as Flower serialises it (protobuf)."""
+    """Bytes of the whole message as Flower serializes it (protobuf)."""
     proto = _without_data(message)
     extra = 0
     for item, record in zip(proto.content.items, _records(message), strict=True):
@@ -28,7 +28,7 @@ def wire_size(message: Message) -> int:
 
 
 def over_the_wire(message: Message) -> Message:
-    """The message after serialisation to bytes and back; arrays share their immutable data with the original."""
+    """The message after serialization to bytes and back; arrays share their immutable data with the original."""
     copy = message_from_proto(ProtoMessage.FromString(_without_data(message).SerializeToString()))
     if message.has_content():
         for name, record in message.content.array_records.items():
@@ -38,7 +38,7 @@ def over_the_wire(message: Message) -> Message:
 
 
 def _without_data(message: Message) -> ProtoMessage:
-    """As Flower's message_to_proto, of a message whose arrays are empty; what is not an array it serialises itself."""
+    """Flower's message_to_proto for a message with empty arrays; Flower itself serializes everything else."""
     if not message.has_content() or not message.content.array_records:
         return message_to_proto(message)
     items = [_item_without_data(name, record) for name, record in message.content.items()]
@@ -62,13 +62,13 @@ def _records(message: Message) -> list[object]:
 
 
 def _array_growth(item: Any, data: int) -> int:
-    """What ``data`` bytes add to an item of an ArrayRecord: a tag and a length of their own, where there are any."""
+    """Bytes that ``data`` bytes add to an item of an ArrayRecord: with a tag and a length, if there are any."""
     own = 1 + _varint(data) + data if data else 0
     return _growth(item.ByteSize(), _growth(item.value.ByteSize(), own))
 
 
 def _growth(size: int, more: int) -> int:
-    """What a nested part grows by, its length prefix included, when ``more`` bytes are added inside."""
+    """Growth of a nested part, with its length prefix, when ``more`` bytes are added inside."""
     return more + _varint(size + more) - _varint(size)
 
 

@@ -19,7 +19,7 @@ class DivergedError(RuntimeError):
 
 
 class Patience:
-    """Counts rounds and attempts in a row that brought no update."""
+    """Counts rounds and attempts in a row without an update."""
 
     def __init__(self) -> None:
         self.empty = 0
@@ -35,18 +35,17 @@ class Patience:
 
 @contextmanager
 def finite(state: ServerState, round: int) -> Iterator[None]:
-    """Raise DivergedError where the update that is made inside overflows, or leaves what ``check_finite`` refuses."""
+    """Raise DivergedError if the update inside overflows, or leaves weights or optimizer state that are not finite."""
     try:
         yield
     except (RuntimeError, OverflowError) as error:  # torch: "value cannot be converted to type float without overflow"
         if "overflow" not in str(error):
             raise
         raise DivergedError(f"round {round} left an update that overflows ({error})") from error
-    check_finite(state, round)
+    _check_finite(state, round)
 
 
-def check_finite(state: ServerState, round: int) -> None:
-    """Raise DivergedError where the round left a weight, or a number that the optimizer keeps, that is not finite."""
+def _check_finite(state: ServerState, round: int) -> None:
     for name, p in trainable(state.model).items():
         kept = [value for value in state.optimizer.state.get(p, {}).values() if hasattr(value, "isfinite")]
         if not bool(p.isfinite().all()):

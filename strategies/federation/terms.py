@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedlsg.method import LocalTraining
-from fedlsg.payload import DEFAULT_STEP, Codec, IndexMode
+from fedlsg.payload import Codec, IndexMode
 from fedlsg.privacy import Mechanism
 
 
@@ -12,7 +12,7 @@ from fedlsg.privacy import Mechanism
 class ClientTerms:
     """Public terms of one client: declared examples N_k, Poisson rate, nominal noise multiplier.
 
-    ``prune_noise_multiplier`` is that of round 0, where pruning reads the data.
+    ``prune_noise_multiplier`` is that of round 0, in which pruning reads the data.
     """
 
     num_examples: int
@@ -36,9 +36,8 @@ class FederationSettings:
     terms: Sequence[ClientTerms]
     clients_per_round: int
     local: LocalTraining
-    codec: Codec = "float32"
+    codec: Codec
     index_mode: IndexMode = "derived"
-    floor_step: float = DEFAULT_STEP
     min_survivors: int = 1
     timeout: float = 3600.0
     run_dir: str = ""

@@ -1,8 +1,9 @@
-"""The grid of a deployment, which does not wait for a node that cannot answer any more.
+"""The grid of a deployment, which does not wait for a node that cannot reply any more.
 
-Flower reports a node that is gone, but not one that was killed and is back under its own key within a minute: a message
-that the dead process had taken is never delivered again, and the server would wait for its whole timeout. Such a node
-has a new time of activation. This grid answers its open messages with an error, as Flower does for a node that is gone.
+Flower reports a node that has left, but not one that was killed and returned under its own key within a minute. Flower
+never delivers again a message that the killed process had taken, and the server would wait until its timeout. Such a
+node has a new time of activation. This grid answers its open messages with an error, as Flower does for a node that
+has left.
 """
 
 import time
@@ -16,18 +17,18 @@ from flwr.serverapp import Grid
 NODE_GONE = frozenset({
     ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE,
 })  # fmt: skip
-"""Flower's error codes for a message, a reply or a node that is no longer there."""
+"""Flower's error codes for a message, a reply or a node that does not exist any more."""
 POLL_SECONDS = 1.0
 
 
 class Deployed(Protocol):
-    """What only the grid of a deployment has: when each connected node was last activated."""
+    """Only the grid of a deployment has this: when each connected node was last activated."""
 
     def get_nodes(self) -> Iterable[Any]: ...
 
 
 class WatchedGrid(Grid):
-    """``inner``, a Flower grid with ``get_nodes``; a node that started anew is taken for one that is gone."""
+    """``inner``, a Flower grid with ``get_nodes``; a node that restarted counts as one that has left."""
 
     def __init__(self, inner: Grid) -> None:
         self.inner = inner
@@ -60,13 +61,13 @@ class WatchedGrid(Grid):
         return self.inner.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """The replies until all are there or the time is over, an error for each node that started anew meanwhile."""
+        """The replies until all are there or the time is over; an error for each node that restarted meanwhile."""
         sent = list(messages)
         before = self._activations()
         names = list(self.inner.push_messages(sent)) if sent else []
         open_ = {name: message for name, message in zip(names, sent, strict=False) if name is not None}
         deadline = None if timeout is None else time.monotonic() + timeout
-        # Of a node that is not registered any more, Flower takes no message, and gives no name to it.
+        # Flower takes no message for a node that is not registered any more: the message has no name.
         replies = [gone(message) for name, message in zip(names, sent, strict=False) if name is None]
         while open_ and (deadline is None or time.monotonic() < deadline):
             for reply in self.inner.pull_messages(list(open_)):
@@ -88,5 +89,5 @@ class WatchedGrid(Grid):
 
 def gone(message: Message) -> Message:
     """The error reply for a message that its node lost."""
-    reason = "the node started anew and has lost what it was sent"
+    reason = "the node restarted and has lost the message"
     return Message(Error(code=ErrorCode.NODE_UNAVAILABLE, reason=reason), reply_to=message)

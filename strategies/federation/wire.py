@@ -1,16 +1,16 @@
-"""What travels between server and clients, as Flower messages. The only file that knows their records.
+"""The messages between server and clients, as Flower records.
 
     server -> client   announcement: weights (one flat float32 array), round, versions, frame digest, sigma, q
-                       [or, to replicas, the updates that lead to these weights, and their digest: replica_wire.py]
-                       [and kept positions as a bitmap where the mask ranks the server's memory]
-                       [and L, R and kept positions where a client could not derive the same frame]
-    client -> server   update: one payload (see fedlsg/payload/message.py) and the partition that it comes from
+                       [for replicas: the updates that lead to these weights, and their digest]
+                       [if the mask depends on the server's memory: kept positions as a bitmap]
+                       [if a client could not derive the same frame: L, R and kept positions]
+    client -> server   update: one payload (``fedlsg.payload.pack``) and the partition that it comes from
     client -> server   identity, once: partition and its declared number of examples N_k
 
-A reply holds nothing computed from a client's data except the noisy payload.
+Only the noisy payload of a reply is computed from a client's data.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
@@ -23,24 +23,27 @@ from fedlsg.frame import Coordinates, Frame, Keep
 from strategies.federation.code_identity import RECORD, code_record
 
 FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(1001, 1007)
-"""Error codes of our clients; Flower's own lie below 1000."""
+"""Error codes of our clients; Flower's own are below 1000."""
 
 NO_REASON = "a client failed, and only its own log says why"
-"""The reason of every failure near private data: the same text whatever it was."""
+"""The reason of every failure near private data: always the same text."""
 
 REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
 
 WORKER_DIED = 1007
+
+DISK_FULL = 1008
+"""From a simulated client that could not write a file to the disk of the run; the reason is its path."""
 LOST = (
     WORKER_DIED, ErrorCode.UNKNOWN, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED,
 )  # fmt: skip
-"""Errors that are no client's answer: our engine's, and Flower's (UNKNOWN: an actor of Ray's died)."""
+"""Errors that no client sent: our engine's, and Flower's (UNKNOWN: a Ray actor died)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Announcement:
-    """What is announced to a client about a round, in addition to the weights. ``updates``: server updates so far."""
+    """What the server announces about a round, in addition to the weights. ``updates``: server updates so far."""
 
     round: int
     updates: int
@@ -51,32 +54,12 @@ class Announcement:
     run_dir: str
 
 
-def announcement(
-    weights: Tensor, announced: Announcement, frame: Frame | None = None, ranked: Frame | None = None
-) -> RecordDict:
-    """Content of a train message. ``frame`` is sent whole only to clients that could not derive it.
-
-    Of a ``ranked`` frame, whose mask the server's memory made, the kept positions go to everyone: a bit a coordinate.
-    """
-    return announced_to(common_records(weights, frame, ranked), announced)
-
-
 def announced_to(common: Mapping[str, ArrayRecord | ConfigRecord], announced: Announcement) -> RecordDict:
-    """One client's message: records that all clients share, none of them copied, and its own terms."""
+    """One client's message: records that all clients share, without a copy, and its own terms."""
     content = RecordDict({"round": ConfigRecord(asdict(announced))})
     for name in common:
         content[name] = common[name]
     return content
-
-
-def common_records(weights: Tensor, frame: Frame | None = None, ranked: Frame | None = None) -> dict[str, ArrayRecord]:
-    """What the announcements of a round have in common, see ``announcement``."""
-    common = {"weights": flat_record(weights)}
-    if frame is not None:
-        common["frame"] = frame_record(frame)
-    if ranked is not None:
-        common["kept"] = kept_record(ranked)
-    return common
 
 
 def frame_record(frame: Frame) -> ArrayRecord:
@@ -88,14 +71,14 @@ def frame_record(frame: Frame) -> ArrayRecord:
 
 
 def kept_record(ranked: Frame) -> ArrayRecord:
-    """Kept positions of a frame, a bit a coordinate."""
+    """Kept positions of a frame, one bit for each coordinate."""
     kept = np.zeros(ranked.size, dtype=np.uint8)
     kept[ranked.indices.numpy()] = 1
     return ArrayRecord({"bitmap": raw_array(np.packbits(kept))})
 
 
 def read_kept(content: RecordDict, size: int) -> Tensor | None:
-    """Kept positions, ascending, that came as a bitmap over ``size`` coordinates, or None. ValueError for a misfit."""
+    """Kept positions, ascending, from a bitmap over ``size`` coordinates; None without one. ValueError for another."""
     if "kept" not in content.array_records:
         return None
     packed = read_array(content.array_records["kept"]["bitmap"])
@@ -105,13 +88,13 @@ def read_kept(content: RecordDict, size: int) -> Tensor | None:
 
 
 def read_round(content: RecordDict) -> Announcement:
-    """What a train message announces in addition to the weights; KeyError for anything else."""
+    """The announcement of a train message; KeyError for anything else."""
     config = content.config_records["round"]
     return Announcement(**{f.name: config[f.name] for f in fields(Announcement)})  # type: ignore[arg-type]
 
 
 def flat_bytes(content: RecordDict) -> bytes:
-    """The weights of a train message as they came; KeyError where there are none."""
+    """The bytes of the weights in a train message; KeyError if there are none."""
     return content.array_records["weights"]["flat"].data
 
 
@@ -148,13 +131,13 @@ def _received(c: Coordinates, tensors: Iterator[Tensor]) -> Coordinates:
 
 
 def update(payload: bytes, partition: int) -> RecordDict:
-    """Content of a reply: the payload in one raw array, and whose it is."""
+    """Content of a reply: the payload in one raw array, and its partition."""
     array = Array(dtype="uint8", shape=(len(payload),), stype="raw", data=payload)
     return RecordDict({"update": ArrayRecord({"payload": array}), "from": ConfigRecord({"partition": partition})})
 
 
 def read_update(content: RecordDict) -> bytes:
-    """The payload bytes of a reply; ValueError where there are none."""
+    """The payload bytes of a reply; ValueError if there are none."""
     if "update" not in content.array_records or "payload" not in content.array_records["update"]:
         raise ValueError("the reply holds no payload")
     return content.array_records["update"]["payload"].data
@@ -173,7 +156,7 @@ def read_identity(content: RecordDict) -> tuple[int, int]:
 
 
 def failure(reason: str, code: int, message: Message) -> Message:
-    """A reply that names what went wrong. A client that stays silent would hold up the round until its timeout.
+    """A reply that reports an error. A client that does not reply would delay the round until its timeout.
 
     ``reason`` leaves the client: it must not quote an exception that was raised near private data.
     """
@@ -196,7 +179,7 @@ def raw_array(values: np.ndarray) -> Array:
 
 
 def read_array(array: Array) -> np.ndarray:
-    """A writable copy of what ``raw_array`` packed; ValueError for another encoding or a length that does not fit."""
+    """A writable copy of what ``raw_array`` packed; ValueError for another encoding or a wrong length."""
     if array.stype != "raw":
         raise ValueError(f"expected an array of stype 'raw', got {array.stype!r}")
     try:
@@ -209,5 +192,10 @@ def read_array(array: Array) -> np.ndarray:
 
 
 def payload_size(content: RecordDict) -> int:
-    """Bytes of the arrays in a message: the content that was asked for, without records and metadata."""
-    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    """Bytes of the arrays in a message, without records and metadata."""
+    return array_bytes(content.array_records.values())
+
+
+def array_bytes(records: Iterable[ArrayRecord]) -> int:
+    """Bytes of the arrays in records."""
+    return sum(len(array.data) for record in records for array in record.values())

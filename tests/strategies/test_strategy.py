@@ -14,10 +14,21 @@ from hypothesis import strategies as st
 from fedlsg.payload.message import pack
 from fedlsg.privacy.mechanism import Mechanism
 from simulations.grids.virtual import FIRST_NODE
+from strategies.federation.ledger_copies import LedgerCopies
 from strategies.federation.report import AWAY, NO_REPLY, REASON_LENGTH, reason_of
 from strategies.federation.serial import over_the_wire
 from strategies.federation.watched_grid import NODE_GONE
-from strategies.federation.wire import FAILED, FRAME_DIFFERS, LOST, NO_REASON, failure, read_frame, read_update, update
+from strategies.federation.wire import (
+    DISK_FULL,
+    FAILED,
+    FRAME_DIFFERS,
+    LOST,
+    NO_REASON,
+    failure,
+    read_frame,
+    read_update,
+    update,
+)
 from strategies.strategy import ClientTerms
 from tests.strategies.small_federation import EXAMPLES, Federation, server_state, values_for
 
@@ -163,7 +174,7 @@ def test_a_reply_that_cannot_be_serialised_is_named():
     def pull_and_spoil(names: Iterable[str]) -> list[Message]:
         replies = list(pull(names))
         if replies and "update" in replies[0].content:
-            replies[0] = Message(Error(code=2, reason="\udcff"), reply_to=federation.strategy._sent[0][1])
+            replies[0] = Message(Error(code=2, reason="\udcff"), reply_to=federation.strategy.exchange._sent[0][1])
             replies[0].metadata.__dict__["_src_node_id"] = FIRST_NODE
         return replies
 
@@ -171,6 +182,22 @@ def test_a_reply_that_cannot_be_serialised_is_named():
     (report,) = federation.run()
     assert report.answered == [1, 2]
     assert list(report.rejected) == [0]
+
+
+@pytest.mark.parametrize("deployed", [False, True])
+def test_a_full_disk_stops_a_simulation_and_no_deployment(deployed, tmp_path):
+    """Simulated clients share the disk of the run; a deployed client must not be able to end it."""
+
+    def answer(partition: int, message: Message, honest: Message) -> Message:
+        return failure("client-000001.bin", DISK_FULL, message) if partition == 1 else honest
+
+    federation = Federation(server_state(), answer=answer)
+    if deployed:
+        federation.strategy.join(federation.strategy.exchange.roster, LedgerCopies(folder=tmp_path, run="name"))
+        assert federation.run()[0].rejected[1] == "[1008] client-000001.bin"
+    else:
+        with pytest.raises(OSError, match=r"No space left on device: 'client-000001\.bin'"):
+            federation.run()
 
 
 def test_a_payload_beyond_the_norm_bound_is_rejected():

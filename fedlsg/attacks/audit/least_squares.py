@@ -47,15 +47,6 @@ def least_squares(
     return x
 
 
-def expected_error(
-    K: Float[Tensor, "equations unknowns"], noise_std: float, kept: Bool[Tensor, " equations"] | None = None
-) -> float:
-    """E|x' - x|^2 of ``least_squares`` given the mask: s^2 trace((K^T K)^-1) over the kept equations."""
-    K = K if kept is None else K[kept]
-    _check_rank(K)
-    return noise_std**2 * float(torch.linalg.svdvals(K).pow(-2).sum())
-
-
 def _check_rank(K: Tensor) -> None:
     rank = int(torch.linalg.matrix_rank(K))
     if rank < K.shape[1]:

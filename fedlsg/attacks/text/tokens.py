@@ -60,18 +60,9 @@ class TokenScores:
     span: Span
     direction: Float[Tensor, " columns"]
 
-    @property
-    def best(self) -> Int64[Tensor, " positions"]:
-        """The token of largest share at each position."""
-        return self.share.argmax(0)
-
     def candidates(self, count: int) -> Int64[Tensor, "count positions"]:
         """The ``count`` tokens of largest share at each position, best first."""
         return self.share.topk(min(count, len(self.share)), dim=0).indices
-
-    def likeliest(self, count: int) -> Int64[Tensor, " count"]:
-        """The ``count`` tokens of largest share at any position, best first."""
-        return self.share.amax(1).argsort(descending=True)[:count]
 
 
 def first_layers(model: nn.Module, vocabulary: Vocabulary) -> tuple[str, ...]:

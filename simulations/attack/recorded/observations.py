@@ -1,7 +1,7 @@
-"""Observations from a recorded run: payloads as sent, and frames derived anew from the public weights of their round.
+"""Observations from a recorded run: payloads as sent, and frames computed again from the public weights of their round.
 
-Reads config.toml, rounds.csv, ledger/ and updates/ of a run directory, never updates-truth/ (see truth.py). A payload
-has a checksum and names the digest of its frame; weights and kept positions have checksums beside them.
+Reads config.toml, rounds.csv, ledger/ and updates/ of a run directory, never updates-truth/. A payload has a
+checksum and names the digest of its frame; the files of weights and kept positions have checksums as well.
 """
 
 import math
@@ -21,9 +21,9 @@ from fedlsg.carriers.powersgd import decode
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.method import aggregate, initial_needed, make_frame
-from fedlsg.payload import Expected, PayloadError, unpack
+from fedlsg.payload import Expected, PayloadError, keeps_memory, unpack
 from fedlsg.privacy import Entry, Ledger, Mechanism
-from fedlsg.state import keeps_memory, load_weights
+from fedlsg.state import load_weights
 from simulations.plan.plan import Base, prepare
 from simulations.rundir import arrays
 from simulations.rundir.rundir import RunDir
@@ -37,7 +37,7 @@ CLIENT = re.compile(r"client-(\d{6})\.bin")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Record:
-    """What a run recorded, and the public state to read it with. ``payloads``: files by round and client."""
+    """What a run recorded, and the public state that its reading needs. ``payloads``: files by round and client."""
 
     run: RunDir
     base: Base
@@ -54,11 +54,11 @@ class Record:
         frame = self._frame(model, round)
         mechanism = self._mechanism(round, client, len(frame.blocks))
         local = self.base.local.at_rate(self._entry(round, client).sample_rate)
-        path, settings = self.payloads[round][client], self.base.settings
+        path = self.payloads[round][client]
         dither = self.base.dither(client, mechanism, local)
         expected = Expected(
             round=round,
-            codec=settings.codec,
+            codec=self.base.codec,
             index_mode=self.base.index_mode,
             size=frame.wire.size,
             indices=frame.wire.indices,
@@ -79,7 +79,7 @@ class Record:
             values=values,
             mechanism=mechanism,
             local=local,
-            noise_std=dither.received_noise if settings.codec == "noise-floor" else dither.noise_std,
+            noise_std=self.base.codec.received_noise(dither.noise_std),
             round=round,
             clients=(client,),
         )
@@ -153,7 +153,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def summed(seen: list[Observation]) -> Observation:
-    """What is left behind a secure sum: the clients' values added up, and their noise."""
+    """What a secure sum shows: the sum of the values of all clients, with the sum of their noise."""
     first = seen[0]
     return replace(
         first,
@@ -167,7 +167,7 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
     """The record of a run directory.
 
     Raises ValueError for a directory without recorded updates, one that the attacks cannot replay (augmentation,
-    error feedback), and a threat model that asks for what a run does not give away.
+    error feedback), and for a threat model that sees more than the run shows.
     """
     run = RunDir.open(path)
     settings = run.read_config()
@@ -176,15 +176,15 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
         raise ValueError(f"{path} holds no recorded updates; {RECORD}")
     if settings.trust == "aggregate" and threat.view == "client":
         raise ValueError(
-            "this run has trust=aggregate: nobody is assumed to see one client's payload, whose share of the noise is "
-            "too small alone; attack what is seen with --view aggregate"
+            "this run has trust=aggregate: one payload has too small a share of the noise, and nobody is assumed to "
+            "see a single payload; attack the sum with --view aggregate"
         )
     base = prepare(replace(settings, device="cpu"), progress=progress)
     if base.augment is not None:
         raise ValueError("attacks replay a client without augmentation: record a run with -c augment=none")
-    if keeps_memory(base.method, settings.codec):
+    if keeps_memory(base.method, base.codec):
         raise ValueError(
-            f"attacks replay a client without memory, and {base.method.name!r} with codec {settings.codec!r} sends "
+            f"attacks replay a client without memory, but {base.method.name!r} with codec {settings.codec!r} sends "
             "what earlier rounds left out: attack method sgd with another codec, which hides nothing either"
         )
     return Record(run=run, base=base, payloads=payloads)

@@ -1,6 +1,6 @@
-"""What a deployed client compares with its own terms before anything is spent: the settings that the server announces.
+"""A deployed client compares the settings that the server announces with its own terms, before anything is spent.
 
-Each refusal names the setting, what the run asks, and what the node config allows.
+Each refusal names the setting, the run's value, and what the node config allows.
 """
 
 from dataclasses import replace
@@ -46,7 +46,7 @@ def usable(settings: Settings, terms: Terms) -> Settings:
 
 
 def _refuse_paths(s: Settings) -> None:
-    """Raise TermsError for a path of the server's choice: what is said of it would tell which files are here."""
+    """Raise TermsError for a path that the server chose: the reply would reveal which files exist here."""
     for name in ("model", "pretrained"):
         value = getattr(s, name)
         if value is not None and value.startswith(("/", "~", ".", "\\")):
@@ -62,7 +62,7 @@ def check_mechanism(kind: str, method: str) -> None:
 
 
 def check_base(base: Base, terms: Terms) -> None:
-    """Raise TermsError where the resolved settings, or the number of rows, do not fit the terms."""
+    """Raise TermsError if the resolved settings, or the number of rows, do not fit the terms."""
     check_mechanism(base.method.mechanism.kind, base.method.name)
     _check_privacy(base.settings, terms)
     size = len(base.parts[terms.partition])
@@ -87,7 +87,7 @@ def _check_privacy(s: Settings, terms: Terms) -> None:
 def _counted(s: Settings, terms: Terms, *, own: bool) -> Settings:
     """The settings with a number of clients.
 
-    A client with data of its own needs it only where its share of the noise, or its replica, depends on it.
+    A client with its own data needs it only if its share of the noise, or its replica, depends on it.
     """
     if s.clients is None and terms.num_partitions is not None:
         s = replace(s, clients=terms.num_partitions)

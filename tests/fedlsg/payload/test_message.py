@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.payload.chosen_indices import check_positions
-from fedlsg.payload.message import DTYPES, PayloadError, check_codec, pack, payload_bytes, unpack
-from fedlsg.payload.quantization import Dither
-from fedlsg.payload.values import norm_of
-from tests.fedlsg.support.payload_oracle import DIGEST, MODES, codecs, decode_by_hand, finite, message, modes
+from fedlsg.payload import Dither, PayloadError, find_codec
+from fedlsg.payload.message import pack, payload_bytes, unpack
+from fedlsg.payload.positions import check_positions
+from fedlsg.payload.values.norm import norm_of
+from tests.fedlsg.support.payload_oracle import DIGEST, DTYPES, MODES, codecs, decode_by_hand, finite, message, modes
 
 
 @given(values=finite, codec=codecs, mode=modes)
@@ -25,7 +25,7 @@ def test_round_trip(values, codec, mode):
     assert got.dtype == torch.float32
     assert torch.equal(got, wanted)
     assert got.tolist() == decode_by_hand(packed, codec, mode)
-    assert len(packed) == payload_bytes(len(values), codec, mode)
+    assert len(packed) == payload_bytes(len(values), codec)
 
 
 @given(seed=st.integers(0, 2**32))
@@ -48,7 +48,7 @@ def test_float32_keeps_every_bit(seed):
 )
 def test_sizes_by_hand(codec, mode, size):
     """100 values behind 64 bytes of header and 16 of checksum."""
-    assert payload_bytes(100, codec, mode) == size == len(message(range(100), codec, mode)[0])
+    assert payload_bytes(100, codec) == size == len(message(range(100), codec, mode)[0])
 
 
 def test_golden_bytes():
@@ -96,12 +96,13 @@ def test_pack_refuses_indices_that_do_not_fit(indices, size, message_part):
 
 
 def test_unknown_codecs_and_modes_are_refused():
-    with pytest.raises(ValueError, match=r"codec in .*'int4'"):
-        check_codec("int4", "derived")
-    with pytest.raises(ValueError, match=r"index mode in .*'runs'"):
-        check_codec("float32", "runs")
+    about = {"size": 1, "round": 1, "digest": DIGEST}
+    with pytest.raises(ValueError, match=r"codec in .*'sign'\), got 'int4'; did you mean 'int8'\?"):
+        find_codec("int4")
     with pytest.raises(ValueError, match="codec in"):
-        pack(torch.zeros(1), torch.zeros(1).long(), size=1, round=1, digest=DIGEST, codec="int4")
+        pack(torch.zeros(1), torch.zeros(1).long(), **about, codec="int4")
+    with pytest.raises(ValueError, match=r"index mode in .*'runs'"):
+        pack(torch.zeros(1), torch.zeros(1).long(), **about, index_mode="runs")
 
 
 @pytest.mark.parametrize("count", [0, 1, 2**18 - 1, 2**18 + 5, 10**6])

@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 import torch
 
-from fedlsg.payload.message import PayloadError, unpack
+from fedlsg.payload import PayloadError, unpack
 from tests.fedlsg.support.compact_oracle import CODECS, MODES, MOST, SIZE, compact, resealed
 
 KINDS = [(codec, mode) for codec in CODECS for mode in MODES]

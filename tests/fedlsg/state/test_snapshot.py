@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from fedlsg.gradients.supported import trainable
+from fedlsg.payload import find_codec
 from fedlsg.state.server_state import load_weights
-from fedlsg.state.server_update import Coding, read_steps, replay
+from fedlsg.state.server_update import read_steps, replay
 from fedlsg.state.snapshot import beside_weights, restart
-from strategies.federation.downlink import SparseDownlink
-from tests.strategies.small_federation import server_state, values_for
+from strategies.federation.sparse_downlink import SparseDownlink
+from tests.strategies.small_federation import StepsInMemory, server_state, values_for
 
 
 def test_weights_are_loaded_into_the_memory_that_is_there():
@@ -22,7 +23,7 @@ def test_weights_are_loaded_into_the_memory_that_is_there():
 @pytest.mark.parametrize("choices", [{}, {"momentum": 0.0}, {"rank": 3, "momentum": 0.0, "ema": 0.9}])
 def test_a_replica_goes_on_from_a_whole_model_bit_for_bit(choices):
     server, replica = server_state(**choices), server_state(**choices)
-    downlink = SparseDownlink(server, Coding(), clients=1, clients_per_round=1)
+    downlink = SparseDownlink(server, find_codec("float32"), clients=1, clients_per_round=1, store=StepsInMemory())
     for round in range(6):
         frame = server.frame()
         with server.evaluated():
@@ -31,7 +32,7 @@ def test_a_replica_goes_on_from_a_whole_model_bit_for_bit(choices):
         if round < 2:
             restart(replica, server.weights, beside_weights(server), round=server.round, updates=server.updates)
         else:
-            replay(replica, read_steps(downlink.steps[-1])[0], Coding())
+            replay(replica, read_steps(downlink.steps[-1])[0], find_codec("float32"))
         assert replica.weights.equal(server.weights)
 
 
@@ -44,7 +45,7 @@ def test_a_whole_model_in_round_0_leaves_the_pruning_to_come(round):
 
 def test_values_that_only_the_codec_makes_infinite_end_no_run():
     state = server_state("sgd", divisor=1.0, learning_rate=0.1)
-    downlink = SparseDownlink(state, Coding(codec="int8"), clients=1, clients_per_round=1)
+    downlink = SparseDownlink(state, find_codec("int8"), clients=1, clients_per_round=1, store=StepsInMemory())
     frame = state.frame()
     downlink.finish_round(frame, [torch.full((frame.kept,), 3.4e38)], 0.0)
     assert state.round == 1

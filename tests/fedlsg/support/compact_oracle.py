@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 
 from fedlsg.frame import Block, Keep
-from fedlsg.payload.message import COMPACT, Expected, pack
-from fedlsg.payload.quantization import Dither
+from fedlsg.payload import Dither
+from fedlsg.payload.layout import COMPACT
+from fedlsg.payload.message import Expected, pack
 
 DIGEST = bytes(range(32))
 CODECS = ["float32", "float16", "bfloat16", "noise-floor", "int8", "sign"]

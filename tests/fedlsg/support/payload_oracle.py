@@ -7,9 +7,11 @@ from dataclasses import replace
 import torch
 from hypothesis import strategies as st
 
-from fedlsg.payload.message import CHECKSUM_BYTES, DTYPES, HEADER, Expected, pack
+from fedlsg.payload.layout import CHECKSUM_BYTES, HEADER
+from fedlsg.payload.message import Expected, pack
 
 DIGEST = bytes(range(32))
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 CODECS, MODES = sorted(DTYPES), ["derived"]
 FIELDS = ["magic", "version", "codec", "index mode", "reserved byte", "round", "size", "count", "frame digest"]
 LAYOUT = "<4sBBBBQQQ32s"

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from fedlsg.attacks.observation import ThreatModel
-from fedlsg.payload.message import COMPACT, HEADER
-from fedlsg.payload.quantization import added_variance
+from fedlsg.payload.layout import COMPACT, HEADER
 from fedlsg.state.server_state import ServerState
 from simulations.attack.recorded.observations import open_record
 from tests.simulations.support.bad_clients import flipped, sending
@@ -77,7 +76,7 @@ def test_the_step_follows_the_noise_of_all_local_steps(tmp_path):
     noise_std = SIGMA * 0.1 * math.sqrt(1.75**2 + 1.5**2 + 1)
     for payload in run.payloads.values():
         assert struct.unpack_from("<f", payload, COMPACT.size)[0] == pytest.approx(0.25 * noise_std, rel=1e-6)
-    assert run.summary["codec"]["added_variance"] == added_variance(0.25)
+    assert run.summary["codec"]["added_variance"] == 0.25**2 / 12
 
 
 def test_attacks_read_what_was_sent(plain, coarse):
@@ -151,7 +150,7 @@ def test_units_are_cheap(tmp_path, plain):
         ({"method": "dp-powersgd"}, "'dp-powersgd' sends factors"),
         ({"noise_floor_step": 0.0}, "0 < noise_floor_step=0.0"),
         ({"noise_floor_step": math.nan}, "noise_floor_step"),
-        ({"codec": "int8", "noise_floor_step": 0.5}, "grid step of codec 'noise-floor', not 'int8'"),
+        ({"codec": "int8", "noise_floor_step": 0.5}, "setting of codec 'noise-floor', not 'int8'"),
     ],
 )
 def test_refused(settings, why, tmp_path):

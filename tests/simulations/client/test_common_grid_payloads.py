@@ -5,8 +5,8 @@ import math
 import torch
 
 from fedlsg.masks.ranking import accumulated_noise
-from fedlsg.payload.common_grid import error_variance, from_sum, grid_for, to_grid
-from fedlsg.payload.message import HEADER
+from fedlsg.payload.layout import HEADER
+from fedlsg.payload.values.common_grid import error_variance, from_sum, grid_for, to_grid
 from tests.simulations.support.runs import Run
 
 

@@ -181,7 +181,7 @@ def test_a_round_0_that_is_not_in_the_ledger_is_caught(tmp_path, monkeypatch):
             charge(self, entry)
 
     monkeypatch.setattr(Ledger, "charge", forgetful)
-    with pytest.raises(RuntimeError, match="client 0 answered round 0, and its ledger"):
+    with pytest.raises(RuntimeError, match="client 0 replied in round 0, and its ledger"):
         run_local(tmp_path / "run", **SNIP)
 
 
@@ -210,7 +210,7 @@ def test_a_server_that_asks_for_a_round_0_that_was_not_agreed_gets_nothing(tmp_p
         return app(message, context)
 
     with pytest.raises(
-        RuntimeError, match=r"0 answered round 0: client 0 1: \[1001\] a client failed, and only its own log"
+        RuntimeError, match=r"0 replied in round 0: client 0 1: \[1001\] a client failed, and only its own log"
     ):
         run_local(tmp_path / "run", client=client, **SNIP)
     assert not list((tmp_path / "run" / "ledger").glob("*"))

@@ -207,9 +207,9 @@ def test_a_memory_under_noise_that_slipped_through_is_not_used(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"method": "topk", "mechanism": "dp"}, "error feedback keeps un-noised gradients of the client"),
-        ({"method": "powersgd", "mechanism": "dp"}, "error feedback keeps un-noised gradients of the client"),
-        ({"method": "topk", "mechanism": "noise-only"}, "error feedback keeps un-noised"),
+        ({"method": "topk", "mechanism": "dp"}, "error feedback keeps gradients of the client without noise"),
+        ({"method": "powersgd", "mechanism": "dp"}, "error feedback keeps gradients of the client without noise"),
+        ({"method": "topk", "mechanism": "noise-only"}, "error feedback keeps gradients of the client without noise"),
         ({"method": "topk", "noise_multiplier": 2.0}, "noise_multiplier needs a mechanism that adds noise"),
         ({"method": "powersgd", "noise_multiplier": None, "epsilon": 8.0}, "epsilon needs a mechanism that adds noise"),
         ({"method": "topk", "noise_multiplier": None, "trust": "aggregate"}, "adds position by position"),

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.rundir.files.atomic import Outbox, write_atomically
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.outbox import Outbox
 from tests.simulations.support.runs import run_local
 
 

@@ -62,6 +62,7 @@ def federation(plan: Plan, run_dir: Path, on_round: Callable[[RoundReport], None
         terms=plan.terms,
         clients_per_round=known(plan.settings.clients_per_round),
         local=plan.local,
+        codec=plan.codec,
         run_dir=str(run_dir),
     )
     return FedLSG(state, settings, on_round)
@@ -191,6 +192,7 @@ def left_in(temporary: Path) -> list[str]:
     return [path.name for path in sorted(temporary.iterdir()) if not path.name.startswith("torchinductor_")]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_terminated_and_killed_flower_leaves_no_folder_and_is_continued(tmp_path, unbroken):
     """SIGTERM ends a run as Ctrl-C does; after SIGKILL the processes that are left clean up."""

@@ -17,7 +17,7 @@ from simulations.workloads import Split, Workload, build_model
 MODELS = {
     "mlp": (models.digits_mlp, (1, 8, 8)),
     "conv": (models.digits_conv, (1, 8, 8)),
-    "cnn": (models.cifar10_cnn, (3, 32, 32)),
+    "cnn": (partial(small_cnn, 3, 32, 10), (3, 32, 32)),
     "cnn-wide": (partial(small_cnn, 3, 32, 10, width=32), (3, 32, 32)),
 }
 ALLOWED = (nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm, nn.Tanh, nn.AvgPool2d, nn.MaxPool2d, nn.Flatten)

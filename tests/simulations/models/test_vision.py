@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.gradients.formulas.standardized import StandardizedConv2d
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.standardized import StandardizedConv2d
 from fedlsg.gradients.supported import check_supported
-from simulations import models
 from simulations.models import vision
 from simulations.models.resnet import resnet34
+from simulations.models.small import small_cnn
 from simulations.models.wide_resnet import wide_resnet
 from simulations.workloads.workload import Split, Workload, build_model
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
@@ -120,7 +120,7 @@ def test_the_cifar10_default_is_the_model_of_the_first_release():
     assert sums == pytest.approx([-0.591319, 2.198131, 3.948129], abs=1e-5)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        assert all(map(torch.equal, model.parameters(), models.cifar10_cnn().parameters()))
+        assert all(map(torch.equal, model.parameters(), small_cnn(3, 32, 10).parameters()))
 
 
 # Which layers are carried. The rule: not the classifier, and r (m + n) < 0.8 m n.

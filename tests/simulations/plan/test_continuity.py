@@ -14,7 +14,7 @@ import simulations.plan.plan
 from fedlsg.accounting.bounds import epsilon
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.plan.continuity import exclusive
+from simulations.rundir.lock import exclusive
 from simulations.settings.settings import from_mapping
 from simulations.workloads.digest import data_digest
 from simulations.workloads.workload import Split, Workload
@@ -110,7 +110,7 @@ def test_a_payload_whose_ledger_is_elsewhere_ends_the_run(tmp_path):
         context.run_config = context.run_config | {"run-dir": str(tmp_path / "far")}
         return app(message, context)
 
-    with pytest.raises(RuntimeError, match=r"client 0 answered round 1, and its ledger in .* does not show it"):
+    with pytest.raises(RuntimeError, match=r"client 0 replied in round 1, and its ledger in .* has no entry"):
         run_local(tmp_path / "run", client=far_away)
     assert not (tmp_path / "run" / "summary.json").exists()
     assert not (tmp_path / "run" / "rounds.csv").exists()

@@ -61,14 +61,21 @@ def test_a_file_that_does_not_fit_is_named_and_the_run_goes_on(name, tmp_path, u
 
 
 @no_device
-def test_a_client_whose_disk_is_full_misses_the_round_and_its_log_names_the_file(tmp_path):
-    plan, directory = plan_at(tmp_path / "run", **SETTINGS)
-    file = directory.outbox(1)
+@pytest.mark.parametrize("method", ["lsg", "topk"])
+def test_a_client_that_cannot_store_its_payload_stops_the_run(method, tmp_path):
+    """Its payload, or with error feedback its payload and memory, would be on the run's own disk."""
+    settings = SETTINGS | ({"method": "topk", "noise_multiplier": None} if method == "topk" else {})
+    unbroken = run_local(tmp_path / "unbroken", **settings)
+    plan, directory = plan_at(tmp_path / "run", **settings)
+    file = directory.outbox(1) if method == "lsg" else directory.own(1) / "feedback-000001.bin"
     file.parent.mkdir(parents=True)
-    file.with_name(f".{file.name}.{os.getpid()}").symlink_to(FULL)
-    local.run(plan, directory, on_round=ignore)
-    assert Run(directory.path).rows[0].rejected == "1"
-    assert str(file) in directory.log.read_text()
+    full = file.with_name(f".{file.name}.{os.getpid()}")
+    full.symlink_to(FULL)
+    with pytest.raises(DiskFullError, match=re.escape(f"the disk is full: {file} could not be written")):
+        local.run(plan, directory, on_round=ignore)
+    assert not directory.rounds.exists()
+    full.unlink(missing_ok=True)
+    assert continued(resume_local(directory.path), unbroken)
 
 
 @no_device
@@ -76,7 +83,7 @@ def test_a_write_that_names_no_file_is_caught(tmp_path, monkeypatch):
     """Negative control: the operating system's own error says only that there is no space."""
     plan, directory = plan_at(tmp_path / "run", **SETTINGS)
     (directory.path / "bytes.csv").symlink_to(FULL)
-    monkeypatch.setattr("simulations.rundir.journal.naming", lambda path: resumable(path.parent))
+    monkeypatch.setattr("simulations.rundir.files.journal.naming", lambda path: resumable(path.parent))
     with pytest.raises(DiskFullError) as error:
         local.run(plan, directory, on_round=ignore)
     assert "bytes.csv" not in str(error.value)
@@ -128,7 +135,7 @@ def mounting() -> bool:
 
 
 @pytest.mark.skipif(not mounting(), reason="needs unshare -rm (Linux, user namespaces)")
-@pytest.mark.parametrize("kilobytes", [96, 128, 192])
+@pytest.mark.parametrize("kilobytes", [128, *(pytest.param(size, marks=pytest.mark.slow) for size in (96, 192))])
 def test_a_real_full_disk(kilobytes, tmp_path, unbroken):
     """It fills at another place for each size; after there is room the run is what it would have been."""
     (tmp_path / "disk").mkdir()
@@ -152,7 +159,7 @@ def test_a_real_full_disk(kilobytes, tmp_path, unbroken):
 MERGED_ON_A_FULL_DISK = """
 import subprocess, sys
 from pathlib import Path
-from fedlsg.privacy.ledger import merge
+from fedlsg.privacy import merge
 from simulations.rundir.files.disk_space import resumable
 ledgers, disk = Path(sys.argv[1]), Path(sys.argv[2])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", disk], check=True)

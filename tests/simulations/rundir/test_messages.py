@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message
 
-from fedlsg.payload.message import COMPACT, HEADER
-from fedlsg.payload.sizes import value_bytes
+from fedlsg.payload.layout import COMPACT, HEADER, value_bytes
 from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.rundir.journal import Journal
+from simulations.rundir.files.journal import Journal
 from simulations.rundir.messages import HEADER as FIRST_LINE
 from simulations.rundir.messages import SUMS, Line, lines_of, read
 from simulations.server.restore import restore
@@ -115,7 +114,7 @@ FAILED = {"method": "dp-ssgd", "prune": "dp-snip", "rounds": 1, "min_survivors":
 
 
 def test_a_pruning_round_that_failed_is_counted_and_so_is_the_next_try(tmp_path):
-    with pytest.raises(RuntimeError, match="1 answered round 0"):
+    with pytest.raises(RuntimeError, match="1 replied in round 0"):
         run_local(tmp_path / "run", client=failing, **FAILED)
     failed = Run(tmp_path / "run")
     assert [(line.round, line.direction, line.client) for line in lines(failed)] == [

@@ -13,7 +13,7 @@ from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.rundir.files.atomic import Outbox
+from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
 from strategies.federation.wire import read_update
 from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, run_local

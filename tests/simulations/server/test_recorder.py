@@ -19,13 +19,13 @@ from torch.nn import functional as F
 
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy.ledger import Ledger
-from fedlsg.privacy.ledger_file import encode_line
+from fedlsg.privacy.ledger_chain import encode_line
 from fedlsg.state.server_state import select_clients
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.server import recorder
+from simulations.rundir.row import FIELDS, Row
+from simulations.server import evaluate as evaluation
 from simulations.server.evaluate import evaluate
-from simulations.server.recorder import FIELDS, Row
 from strategies.federation.wire import FAILED, failure
 from tests.simulations.support.runs import Run, plan_at, reconfigured, resume_local, run_local, stopped_after
 
@@ -80,8 +80,8 @@ def test_accuracy_is_measured_when_it_is_due(tmp_path):
 def test_each_round_is_evaluated_once(tmp_path, monkeypatch):
     """Also the last one, which is in the summary, and also where that is written by another process."""
     calls: list[int] = []
-    real = recorder.score
-    monkeypatch.setattr(recorder, "score", lambda *a, **k: (calls.append(len(a[1])), real(*a, **k))[1])
+    real = evaluation.score
+    monkeypatch.setattr(evaluation, "score", lambda *a, **k: (calls.append(len(a[1])), real(*a, **k))[1])
     run = run_local(tmp_path / "run", rounds=3)
     assert len(calls) == 3
     run.directory.summary.unlink()

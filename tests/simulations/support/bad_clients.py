@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedlsg.payload.message import CHECKSUM_BYTES, HEADER, MAGIC, VERSION
+from fedlsg.payload.layout import CHECKSUM_BYTES, HEADER, MAGIC, VERSION
 from simulations.client.app import app as honest
 from simulations.grids.grouped import answer_groups
 from simulations.rundir.rundir import RunDir

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from fedlsg.frame import Frame
-from fedlsg.privacy.ledger import Entry, read_entries
+from fedlsg.privacy import Entry, read_entries
 from fedlsg.privacy.ledger_copy import extend, head_of
 from fedlsg.state.server_state import ServerState
 from simulations import workloads
@@ -27,7 +27,7 @@ from strategies.federation.code_identity import RECORD as CODE
 from strategies.federation.code_identity import code_record
 from strategies.federation.ledger_wire import Held, held_record, read_news
 from strategies.federation.serial import over_the_wire
-from strategies.federation.wire import Announcement, announcement, read_identity, read_update
+from strategies.federation.wire import Announcement, announced_to, flat_record, read_identity, read_update
 
 RUN: dict[str, Any] = {
     "clients": 2, "rounds": 3, "sample_rate": 0.05, "noise_multiplier": 2.0, "delta": 1e-5, "engine": "local",
@@ -137,7 +137,7 @@ class Server:
             round=round, updates=0, frame_digest=frame.digest, sample_rate=terms.sample_rate,
             noise_multiplier=terms.noise_multiplier, expected_batch=self.plan.local.expected_batch, run_dir="",
         )  # fmt: skip
-        content = announcement(self.state.weights, replace(said, **changes))
+        content = announced_to({"weights": flat_record(self.state.weights)}, replace(said, **changes))
         if held is not None:
             content["ledger"] = held_record(held)
         return content

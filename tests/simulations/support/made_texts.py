@@ -12,20 +12,27 @@ WORDS = ("good", "bad", "film", "plot", "a", "the", "is", "not", "very", "dull",
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)
 
 
-def make_bert(folder: Path, *, layers: int = 3, classes: int = 2, base_only: bool = False) -> Path:
-    """A folder with a random BERT of 16 hidden units and its tokenizer, as transformers saves them."""
+def make_bert(
+    folder: Path, *, layers: int = 3, classes: int = 2, base_only: bool = False, positions: int = 32,
+    spread: float = 0.02,
+) -> Path:  # fmt: skip
+    """A folder with a random BERT of 16 hidden units and its tokenizer, as transformers saves them.
+
+    spread: standard deviation of the weights. With 1 the rounding of half precision shows in the gradients.
+    """
     from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
     config = BertConfig(
         vocab_size=len(VOCABULARY), hidden_size=16, num_hidden_layers=layers, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=32, num_labels=classes,
+        intermediate_size=32, max_position_embeddings=positions, num_labels=classes,
+        initializer_range=spread,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         (BertModel(config) if base_only else BertForSequenceClassification(config)).save_pretrained(folder)
     folder.joinpath("vocab.txt").write_text("\n".join(VOCABULARY))
     vocabulary = {word: number for number, word in enumerate(VOCABULARY)}
-    BertTokenizer(vocab=vocabulary, model_max_length=32).save_pretrained(folder)
+    BertTokenizer(vocab=vocabulary, model_max_length=positions).save_pretrained(folder)
     return folder
 
 

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedlsg.frame import Frame
-from fedlsg.payload.quantization import Dither
+from fedlsg.payload import Codec, Dither, find_codec
 from fedlsg.state.server_state import ServerState
-from fedlsg.state.server_update import HEADER, Coding, DownDither, Step, StepError, read_steps, replay
+from fedlsg.state.server_update import HEADER, DownDither, Step, StepError, read_steps, replay
 from fedlsg.state.snapshot import beside_weights, restart
 from fedlsg.training.compression import largest
-from strategies.federation.downlink import REPAIRS_ALLOWED, InMemory, SparseDownlink
 from strategies.federation.replica_wire import (  # fmt: skip
     NOWHERE,
     catch_up,
@@ -27,8 +26,9 @@ from strategies.federation.replica_wire import (  # fmt: skip
     read_missed,
     read_reference,
 )
+from strategies.federation.sparse_downlink import REPAIRS_ALLOWED, SparseDownlink
 from strategies.federation.wire import payload_size, read_weights
-from tests.strategies.small_federation import server_state, values_for
+from tests.strategies.small_federation import StepsInMemory, server_state, values_for
 
 METHODS: dict[str, dict[str, Any]] = {
     "momentum": {},
@@ -57,7 +57,7 @@ def state_of(name: str, **more: Any) -> ServerState:
 class Holder:
     """A client that keeps a replica and nothing else."""
 
-    def __init__(self, name: str, coding: Coding) -> None:
+    def __init__(self, name: str, coding: Codec) -> None:
         self.state, self.coding = state_of(name), coding
         self.state.average = None
         self.version, self.gone = 0, False
@@ -84,9 +84,12 @@ class Holder:
 
 
 def downlink_of(
-    state: ServerState, coding: Coding | None = None, clients: int = 3, per_round: int = 3
+    state: ServerState, coding: Codec | None = None, clients: int = 3, per_round: int = 3
 ) -> SparseDownlink:
-    return SparseDownlink(state, coding or Coding(), clients=clients, clients_per_round=per_round)
+    store = StepsInMemory()
+    return SparseDownlink(
+        state, coding or find_codec("float32"), clients=clients, clients_per_round=per_round, store=store
+    )
 
 
 def sent_by(state: ServerState, frame: Frame, client: int, round: int) -> Tensor:
@@ -119,7 +122,7 @@ def alike(a: ServerState, b: ServerState) -> bool:
 @pytest.mark.parametrize("name", METHODS)
 def test_float32_changes_nothing_and_replicas_are_the_servers_state(name):
     state, plain = state_of(name), state_of(name)
-    downlink, holder = downlink_of(state), Holder(name, Coding())
+    downlink, holder = downlink_of(state), Holder(name, find_codec("float32"))
     for round in range(1, 6):
         updates, before = state.updates, copy.deepcopy(state)
         frame = plain.frame()
@@ -135,7 +138,7 @@ def test_float32_changes_nothing_and_replicas_are_the_servers_state(name):
 @pytest.mark.parametrize("codec", ["noise-floor", "int8"])
 @pytest.mark.parametrize("name", ["momentum", "ranked", "dp-powersgd"])
 def test_the_server_takes_what_it_sends(name, codec):
-    coding = Coding(codec=codec)
+    coding = find_codec(codec)
     state, plain = state_of(name), state_of(name)
     downlink, holder = downlink_of(state, coding), Holder(name, coding)
     for round in range(1, 5):
@@ -151,7 +154,7 @@ def test_the_server_takes_what_it_sends(name, codec):
 @given(st.data())
 def test_whoever_takes_part_when_is_sent_the_least(data):
     name = data.draw(st.sampled_from(["momentum", "plain", "ranked", "adam"]))
-    coding = Coding(codec=data.draw(st.sampled_from(["float32", "int8"])))
+    coding = find_codec(data.draw(st.sampled_from(["float32", "int8"])))
     state = state_of(name)
     downlink, holders = downlink_of(state, coding, 3, 1), [Holder(name, coding) for _ in range(3)]
     for round in range(1, 8):
@@ -194,11 +197,11 @@ def test_the_pruning_round_goes_down_as_a_bit_a_weight():
     records = a_round(downlink)
     assert payload_size(RecordDict(records[0])) == 17 + (frame.kept + 7) // 8
     for step in read_missed(RecordDict(records[0]), read_reference(RecordDict(records[0]))):
-        replay(replica, step, Coding())
+        replay(replica, step, find_codec("float32"))
     assert digest_of(replica.weights) == read_reference(RecordDict(records[0])).digest
     assert int((replica.weights == 0).sum()) >= int(0.4 * frame.kept)
     with pytest.raises(StepError, match="pruning"):
-        replay(replica, step, Coding())
+        replay(replica, step, find_codec("float32"))
 
 
 def test_a_replica_that_differs_once_too_often_gets_weights_alone():
@@ -218,7 +221,7 @@ def test_a_replica_that_differs_once_too_often_gets_weights_alone():
 def test_what_a_replica_goes_on_from_is_sent_where_it_is_repaid():
     late, early = state_of("adam", rounds=3), state_of("adam", rounds=40)
     for state, repaid in ((late, False), (early, True)):
-        downlink = downlink_of(state, Coding(codec="int8"))
+        downlink = downlink_of(state, find_codec("int8"))
         a_round(downlink)
         a_round(downlink)
         records = downlink.records([0], state.frame(), lost=[0])
@@ -242,8 +245,8 @@ def test_the_table_survives_and_a_lost_step_costs_the_whole_model():
         a_round(downlink, asked)
     saved, store = downlink.state_dict(), downlink.store
     for lost, sparse in ((None, [0, 1, 2]), (2, [0, 1]), (3, [])):
-        kept = InMemory({v: s for v, s in store.items() if v != lost} | {4: b"of a round that was never finished"})
-        again = SparseDownlink(state, Coding(), clients=3, clients_per_round=3, store=kept)
+        kept = StepsInMemory({v: s for v, s in store.items() if v != lost} | {4: b"of a round that was never finished"})
+        again = SparseDownlink(state, find_codec("float32"), clients=3, clients_per_round=3, store=kept)
         again.load_state_dict(saved)
         records = again.records([0, 1, 2], state.frame())
         assert [client for client in records if "weights" not in records[client]] == sparse
@@ -296,18 +299,18 @@ def reference_to(version: int, base: int) -> Any:
 
 
 def test_steps_that_do_not_follow_are_refused():
-    downlink, holder = downlink_of(state_of("momentum")), Holder("momentum", Coding())
+    downlink, holder = downlink_of(state_of("momentum")), Holder("momentum", find_codec("float32"))
     a_round(downlink)
     a_round(downlink)
     first, second = (read_steps(step)[0] for step in downlink.store.values())
     with pytest.raises(ValueError, match="frame digest"):
-        replay(holder.state, second, Coding())
-    holder = Holder("momentum", Coding())
-    replay(holder.state, first, Coding())
+        replay(holder.state, second, find_codec("float32"))
+    holder = Holder("momentum", find_codec("float32"))
+    replay(holder.state, first, find_codec("float32"))
     with pytest.raises(StepError, match="does not follow on round 1"):
-        replay(holder.state, first, Coding())
+        replay(holder.state, first, find_codec("float32"))
     with pytest.raises(ValueError, match="payload length"):
-        replay(holder.state, second, Coding(codec="bfloat16"))
+        replay(holder.state, second, find_codec("bfloat16"))
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False), st.floats(1e-3, 1e9))
@@ -330,7 +333,7 @@ def test_the_grid_is_that_of_the_sums_noise():
     state = server_state("sgd", learning_rate=1.0, momentum=0.0)
     errors: list[Tensor] = []
     for round in range(200):
-        downlink = downlink_of(state, Coding(codec="noise-floor", floor_step=1.0))
+        downlink = downlink_of(state, find_codec("noise-floor").with_settings({"noise_floor_step": 1.0}))
         before, frame = state.weights.double(), state.frame()
         values = torch.randn(163, generator=torch.Generator().manual_seed(round))
         downlink.finish_round(frame, [values], 0.5)

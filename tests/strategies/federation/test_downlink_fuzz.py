@@ -18,9 +18,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedlsg.frame import Frame
 from fedlsg.gradients.supported import trainable
 from fedlsg.masks.pruning import prunable
-from fedlsg.payload.message import HEADER as PAYLOAD_HEADER
+from fedlsg.payload import Codec, find_codec
+from fedlsg.payload.layout import HEADER as PAYLOAD_HEADER
 from fedlsg.state.server_state import ServerState
-from fedlsg.state.server_update import HEADER, PRUNING, Coding, encode_pruning, encode_update, read_steps, replay
+from fedlsg.state.server_update import HEADER, PRUNING, encode_pruning, encode_update, read_steps, replay
 from fedlsg.state.snapshot import beside_weights, restart
 from strategies.federation.replica_wire import (
     Reference,
@@ -53,7 +54,7 @@ class Subject:
     """A replica before two steps, and the bytes that lead on from it."""
 
     state: ServerState
-    coding: Coding
+    coding: Codec
     stream: bytes
     saved: dict[str, Any]
 
@@ -63,7 +64,7 @@ class Subject:
 
 
 def subject(method: str, codec: str, **choices: Any) -> Subject:
-    coding = Coding(codec=codec)
+    coding = find_codec(codec)
     server, replica = (server_state(method, **choices) for _ in range(2))
     steps = []
     if server.awaits_pruning:
@@ -73,7 +74,7 @@ def subject(method: str, codec: str, **choices: Any) -> Subject:
         steps.append(encode_pruning(before, server))
     for round in (1, 2):
         frame = server.frame()
-        step = encode_update(server, frame, values_for(frame, 0, round).double(), noise_std=0.3, coding=coding)
+        step = encode_update(server, frame, values_for(frame, 0, round).double(), noise_std=0.3, codec=coding)
         steps.append(step)
         replay(server, step, coding)
     return Subject(replica, coding, b"".join(step.to_bytes() for step in steps), saved_of(replica))
@@ -200,7 +201,9 @@ def records() -> tuple[ServerState, RecordDict]:
     content = RecordDict(whole(reference, flat_record(state.weights), beside_weights(state)))
     content["kept"] = kept_record(state.frame())
     content["frame"] = frame_record(state.frame())
-    step = encode_update(state, state.frame(), values_for(state.frame(), 0, 2).double(), noise_std=1.0, coding=Coding())
+    step = encode_update(
+        state, state.frame(), values_for(state.frame(), 0, 2).double(), noise_std=1.0, codec=find_codec("float32")
+    )
     content["steps"] = catch_up(Reference(version=2, base=1, digest=b""), [step.to_bytes()])["steps"]
     return state, content
 

@@ -70,7 +70,10 @@ def test_nodes_beyond_the_clients_stay_idle():
 @pytest.mark.parametrize(
     ("nodes", "message"),
     [
-        (((0, 5), (0, 5)), r"is one of \[1\]: give the federation 2 nodes.*both say that they are client 0"),
+        (
+            ((0, 5), (0, 5)),
+            r"one of the clients \[1\]: give the federation 2 nodes.*both declare that they are client 0",
+        ),
         (((0, 5), (1, 7)), r"client 1 holds 7 examples, the run declares 6: data, partition settings or seed differ"),
         (((0, 5), "planted"), "node .*: planted"),
     ],
@@ -138,7 +141,7 @@ def test_a_newcomer_waits_until_the_client_of_its_number_has_left():
     grid.there = [0, 1, 2]
     roster.refresh(grid)
     assert found(roster, 2) == [0, 1]
-    assert "both say that they are client 1" in roster.refused[FIRST_NODE + 2]
+    assert "both declare that they are client 1" in roster.refused[FIRST_NODE + 2]
     grid.there = [0, 2]
     roster.refresh(grid)
     assert found(roster, 2) == [0, 2]

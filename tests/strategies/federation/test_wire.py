@@ -16,7 +16,7 @@ from fedlsg.frame import Frame
 from strategies.federation import wire
 from strategies.federation.serial import wire_size
 from strategies.federation.wire import Announcement
-from tests.strategies.small_federation import server_state
+from tests.strategies.small_federation import announcement, server_state
 
 ANNOUNCED = Announcement(
     round=3,
@@ -41,7 +41,7 @@ def travelled(content: RecordDict) -> RecordDict:
 )  # fmt: skip
 def test_an_announcement_comes_back(weights, round, digest, rate, run_dir):
     announced = replace(ANNOUNCED, round=round, frame_digest=digest, sample_rate=rate, run_dir=run_dir)
-    content = travelled(wire.announcement(torch.from_numpy(weights), announced))
+    content = travelled(announcement(torch.from_numpy(weights), announced))
     back, known = wire.read_weights(content), wire.read_round(content)
     assert known == announced
     assert back.numpy().tobytes() == weights.tobytes(), "to the bit, NaN too"
@@ -107,7 +107,7 @@ def test_a_reply_without_a_payload_is_named(content):
 
 @pytest.mark.parametrize("missing", ["round", "weights"])
 def test_half_an_announcement_is_refused(missing):
-    content = wire.announcement(torch.zeros(3), ANNOUNCED)
+    content = announcement(torch.zeros(3), ANNOUNCED)
     del content[missing]
     with pytest.raises(KeyError, match=missing):
         wire.read_weights(content), wire.read_round(content)
@@ -117,7 +117,7 @@ def test_half_an_announcement_is_refused(missing):
 
 
 def sent_frame(frame: Frame, derived: Frame | None = None) -> Frame | None:
-    content = wire.announcement(torch.zeros(3), ANNOUNCED, frame)
+    content = announcement(torch.zeros(3), ANNOUNCED, frame)
     return wire.read_frame(travelled(content), frame if derived is None else derived)
 
 
@@ -139,13 +139,13 @@ def test_a_frame_comes_back_to_the_bit(method, choices):
 
 
 def test_no_frame_is_none():
-    content = wire.announcement(torch.zeros(3), ANNOUNCED)
+    content = announcement(torch.zeros(3), ANNOUNCED)
     assert wire.read_frame(content, server_state().frame()) is None
 
 
 def test_a_frame_with_a_carrier_too_few_is_refused():
     frame = server_state().frame()
-    content = wire.announcement(torch.zeros(3), ANNOUNCED, frame)
+    content = announcement(torch.zeros(3), ANNOUNCED, frame)
     del content["frame"]["carrier-0001"]
     with pytest.raises((RuntimeError, StopIteration)):
         wire.read_frame(content, frame)
@@ -154,7 +154,7 @@ def test_a_frame_with_a_carrier_too_few_is_refused():
 def test_a_changed_carrier_or_index_changes_the_digest():
     """Negative control: what the digest must catch after the way."""
     frame = server_state(sparsity=0.5).frame()
-    content = wire.announcement(torch.zeros(3), ANNOUNCED, frame)
+    content = announcement(torch.zeros(3), ANNOUNCED, frame)
     record = content["frame"]
     for key in ("carrier-0000", "indices"):
         values = wire.read_array(record[key])
@@ -169,9 +169,9 @@ def test_a_changed_carrier_or_index_changes_the_digest():
 def test_payload_size_by_hand():
     frame = server_state(rank=2, sparsity=0.5).frame()  # W 10 x 12: 5 rows of dL, 6 columns of dR; rest dense
     assert frame.kept == 5 * 2 + 2 * 6 + 10 + 33
-    assert wire.payload_size(wire.announcement(torch.zeros(163), ANNOUNCED)) == 4 * 163
+    assert wire.payload_size(announcement(torch.zeros(163), ANNOUNCED)) == 4 * 163
     carriers = 10 * 2 + 2 * 12
-    with_frame = wire.announcement(torch.zeros(163), ANNOUNCED, frame)
+    with_frame = announcement(torch.zeros(163), ANNOUNCED, frame)
     assert wire.payload_size(with_frame) == 4 * 163 + 4 * frame.kept + 4 * carriers
     assert wire.payload_size(wire.update(b"12345", 0)) == 5
     assert wire.payload_size(RecordDict()) == 0

@@ -24,7 +24,6 @@ from strategies.federation.stopped import BudgetSpentError
 from strategies.federation.wire import (
     OVER_BUDGET,
     Announcement,
-    announcement,
     failure,
     payload_size,
     raw_array,
@@ -32,7 +31,7 @@ from strategies.federation.wire import (
     read_round,
 )
 from strategies.strategy import ClientTerms
-from tests.strategies.small_federation import Federation, model, public_terms, server_state, values_for
+from tests.strategies.small_federation import Federation, announcement, model, public_terms, server_state, values_for
 
 SNIP = {"prune": "dp-snip", "prune_rate": 0.4, "drop": "none"}
 
@@ -106,8 +105,8 @@ def test_round_0_goes_on_without_a_client_that_fails():
 @pytest.mark.parametrize(
     ("code", "error", "message"),
     [
-        (1001, RuntimeError, "data of at least 3 clients, 1 answered round 0: client 1 2: .1001. broken"),
-        (OVER_BUDGET, RuntimeError, "1 answered round 0"),
+        (1001, RuntimeError, "data of at least 3 clients, 1 replied in round 0: client 1 2: .1001. broken"),
+        (OVER_BUDGET, RuntimeError, "1 replied in round 0"),
     ],
 )
 def test_round_0_needs_enough_clients(code, error, message):
@@ -127,7 +126,7 @@ def test_round_0_ends_the_run_where_no_client_has_the_budget():
     federation = PrunedFederation(
         server_state("dp-ssgd", **SNIP), answer=lambda _, message, __: failure("spent", OVER_BUDGET, message)
     )
-    with pytest.raises(BudgetSpentError, match="0 answered round 0"):
+    with pytest.raises(BudgetSpentError, match="0 replied in round 0"):
         federation.run(1)
 
 

@@ -1,5 +1,6 @@
 """What leaves a client that fails: one text, whatever failed; and what it has spent stays spent."""
 
+import errno
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,7 @@ FAILURES: dict[str, BaseException] = {
     "label": IndexError("Target 7 is out of bounds"),
     "value": ValueError("row 17 holds 0.25"),
     "file": OSError("cannot read row 17"),
+    "full disk": OSError(errno.ENOSPC, "No space left on device", "row 17"),
     "assertion": AssertionError(),
     "nothing to say": RuntimeError(),
 }

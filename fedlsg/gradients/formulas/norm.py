@@ -1,0 +1,96 @@
+"""Gradients of the scale and shift of GroupNorm and LayerNorm for each example.
+
+Symbols: g gradient at the output, x input, mean and rstd of each group as the forward pass found them; sums over the
+positions of one example
+    d scale = sum g (x - mean) rstd        d shift = sum g
+Mean and rstd are read from the node of the forward pass: computing them again would cost a pass.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+Statistics = tuple[Tensor, Tensor]
+Affine = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class GroupNormGradients:
+    """GroupNorm on (B, c, *)."""
+
+    layer: nn.GroupNorm
+    axis: ClassVar[int] = 1
+    selects_late: ClassVar[bool] = False
+
+    def batch_first(self, x: Tensor) -> bool:
+        return x.ndim >= 2
+
+    def statistics(self, x: Float[Tensor, "batch c *t"], node: Node | None) -> Statistics:
+        """Mean and rstd, (B, groups) each, from the node of the output if it has them."""
+        if node is not None and node.name() == "NativeGroupNormBackward0":
+            return node._saved_result1.detach(), node._saved_result2.detach()  # type: ignore[attr-defined]
+        batch, channels, groups = x.shape[0], x.shape[1], self.layer.num_groups
+        positions = x[0, 0].numel()
+        _, mean, rstd = torch.native_group_norm(x, None, None, batch, channels, positions, groups, self.layer.eps)
+        return mean, rstd
+
+    def bias(self, g: Float[Tensor, "batch c *t"]) -> Float[Tensor, "batch c"]:
+        return g.reshape(*g.shape[:2], -1).sum(2)
+
+    def scale_and_shift(
+        self, g: Float[Tensor, "batch c *t"], x: Float[Tensor, "batch c *t"], statistics: Statistics
+    ) -> Affine:
+        """Both gradients, (B, c) each."""
+        mean, rstd = (s.to(x.dtype) for s in statistics)
+        batch, channels = x.shape[:2]
+        if g.is_contiguous() and x.is_contiguous():
+            # One call of autograd's own kernel. It sums over the batch, so the examples are passed as channels.
+            rows = batch * channels
+            _, scale, shift = torch.ops.aten.native_group_norm_backward(
+                g.view(1, rows, -1), x.view(1, rows, -1), mean.reshape(1, -1), rstd.reshape(1, -1), x.new_ones(rows),
+                1, rows, x[0, 0].numel(), mean.numel(), [False, True, True],
+            )  # fmt: skip
+            return scale.view(batch, channels), shift.view(batch, channels)
+        mean, rstd = (s.repeat_interleave(channels // s.shape[1], 1) for s in (mean, rstd))
+        shift = g.flatten(2).sum(2)
+        return ((g * x).flatten(2).sum(2) - mean * shift) * rstd, shift
+
+
+@dataclass(frozen=True)
+class LayerNormGradients:
+    """LayerNorm on (B, *, *normalized_shape)."""
+
+    layer: nn.LayerNorm
+    axis: ClassVar[int] = -1
+    selects_late: ClassVar[bool] = False
+
+    def batch_first(self, x: Tensor) -> bool:
+        return x.ndim > len(self.layer.normalized_shape)
+
+    def statistics(self, x: Float[Tensor, "batch *t"], node: Node | None) -> Statistics:
+        """Mean and rstd of every position, from the node of the output if it has them."""
+        if node is not None and node.name() == "NativeLayerNormBackward0":
+            return node._saved_result1.detach(), node._saved_result2.detach()  # type: ignore[attr-defined]
+        _, mean, rstd = torch.native_layer_norm(x, self.layer.normalized_shape, None, None, self.layer.eps)
+        return mean, rstd
+
+    def bias(self, g: Float[Tensor, "batch *t"]) -> Float[Tensor, "batch *normalised"]:
+        return g.reshape(g.shape[0], -1, *self.layer.normalized_shape).sum(1)
+
+    def scale_and_shift(
+        self, g: Float[Tensor, "batch *t"], x: Float[Tensor, "batch *t"], statistics: Statistics
+    ) -> Affine:
+        """Both gradients, (B, *normalized_shape) each."""
+        batch, shape = x.shape[0], self.layer.normalized_shape
+        mean, rstd = (s.to(x.dtype).reshape(batch, -1, 1) for s in statistics)
+        g, x = (t.reshape(batch, mean.shape[1], -1) for t in (g, x))
+        scale = rstd.mT @ (x - mean).mul_(g)
+        shift = torch.ones_like(rstd).mT @ g
+        return scale.reshape(batch, *shape), shift.reshape(batch, *shape)
+
+
+NormGradients = GroupNormGradients | LayerNormGradients

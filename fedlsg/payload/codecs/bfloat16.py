@@ -1,0 +1,7 @@
+"""Two bytes a value: eight significant bits, the range of float32."""
+
+import torch
+
+from fedlsg.payload.values.floats import FloatCodec
+
+CODEC = FloatCodec(name="bfloat16", wire_id=3, bytes_each=2, dtype=torch.bfloat16)

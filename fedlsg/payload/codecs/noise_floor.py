@@ -1,0 +1,116 @@
+"""About three bits a value: integers on a dithered grid as coarse as the noise allows, entropy-coded.
+
+Symbols: a = ``noise_floor_step``     s deviation of the noise on every value     D = a s grid step
+The error has variance a^2 / 12 in units of the noise's: 2 % at a = 1/2.
+
+    grid step (float32), one scale code a block that has values, then the coded integers (see ``entropy``)
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from fedlsg.method import Method
+from fedlsg.payload.values import entropy
+from fedlsg.payload.values.codec import Codec
+from fedlsg.payload.values.dither import LEVELS, Dither, dequantize, known, quantize
+from fedlsg.setting import Setting
+
+STEP = struct.Struct("<f")
+STEP_TOLERANCE = 1e-6
+LARGEST_SYMBOL = 2**53
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseFloor(Codec):
+    """The grid step follows from the noise, so values without noise cannot be sent."""
+
+    noise_floor_step: Annotated[
+        float, Setting("Grid step of codec noise-floor.", unit="noise deviations", above=0, below=math.inf)
+    ] = 0.5
+
+    @property
+    def added_variance(self) -> float:
+        """Variance of the error in units of the noise's: a^2 / 12."""
+        return self.noise_floor_step**2 / 12
+
+    def summary(self) -> dict[str, Any]:
+        """The step and what it adds."""
+        return {"step": self.noise_floor_step, "added_variance": self.added_variance}
+
+    def width(self, dither: Dither | None) -> float:
+        """Grid step D. Raises ValueError if the values have no noise."""
+        noise_std = known(dither, self.name).noise_std
+        with np.errstate(over="ignore"):  # the deviation may come from a message
+            width = float(np.float32(self.noise_floor_step * noise_std))
+        if not 0 < width < math.inf:
+            raise ValueError(
+                f"codec {self.name!r} takes its grid step from the noise, and {noise_std=} x {self.noise_floor_step=} "
+                "gives none: choose a codec that needs no noise"
+            )
+        return width
+
+    def check(self, method: Method) -> None:
+        """Every value must carry the mechanism's noise."""
+        if not method.mechanism.adds_noise:
+            raise ValueError(
+                f"codec {self.name!r} takes its grid from the noise, and mechanism {method.mechanism.kind!r} adds none"
+            )
+        if method.carrier.kind == "factors":
+            raise ValueError(
+                f"codec {self.name!r} needs values that all carry the mechanism's noise, and {method.name!r} sends "
+                "factors of the noisy update"
+            )
+
+    def rounding_bound(self, dither: Dither | None, count: int, max_norm: float) -> float:
+        """Half a grid step a value."""
+        return self.width(dither) / 2 * math.sqrt(count) if dither is not None else 0.0
+
+    def encode(self, values: Float[Tensor, " kept"], counts: Sequence[int], dither: Dither | None, round: int) -> bytes:
+        """Raises ValueError for values more than 2^53 steps large."""
+        levels = known(dither, self.name).draw(round, sum(counts))
+        width = self.width(dither)
+        grid = quantize(values.numpy(), width, levels)
+        if len(grid) and not np.abs(grid).max() < LARGEST_SYMBOL:
+            raise ValueError(f"values of more than 2^53 grid steps of {width:g}: choose a codec of floats")
+        parts = [part for part in values.double().split(list(counts)) if len(part)]
+        codes = np.array([entropy.scale_code(float((part / width).square().mean())) for part in parts], np.uint8)
+        each = np.repeat(codes, [len(part) for part in parts])
+        return STEP.pack(width) + codes.tobytes() + entropy.encode(grid.astype(np.int64), each, classes(levels))
+
+    def decode(
+        self, body: bytes | memoryview, counts: Sequence[int], dither: Dither | None, round: int, *, max_norm: float
+    ) -> Float[Tensor, " kept"]:
+        """Raises ValueError for another grid step than the expected one, or a malformed stream."""
+        body, lengths = bytes(body), np.array([count for count in counts if count], dtype=np.int64)
+        if len(body) < STEP.size + len(lengths):
+            raise ValueError("payload values: cut short")
+        (width,) = STEP.unpack_from(body)
+        expected = self.width(dither)
+        if not abs(width / expected - 1) <= STEP_TOLERANCE:
+            raise ValueError(f"payload grid step: expected {expected:g}, got {width:g}")
+        codes = np.repeat(np.frombuffer(body, np.uint8, len(lengths), STEP.size), lengths)
+        levels = known(dither, self.name).draw(round, int(lengths.sum()))
+        stream = body[STEP.size + len(lengths) :]
+        symbols = entropy.decode(stream, codes, classes(levels), largest=symbol_bound(max_norm, width))
+        return dequantize(symbols, width, levels)
+
+
+def symbol_bound(max_norm: float, width: float) -> int:
+    """Largest symbol of a value no larger than ``max_norm``."""
+    bound = max_norm / width + 1
+    return math.ceil(bound) if bound < LARGEST_SYMBOL else LARGEST_SYMBOL
+
+
+def classes(levels: np.ndarray) -> np.ndarray:
+    """Dither class of each level, uint8: its first bits."""
+    return (levels // (LEVELS // entropy.CLASSES)).astype(np.uint8)
+
+
+CODEC = NoiseFloor(name="noise-floor", wire_id=4, grid_from_noise=True)

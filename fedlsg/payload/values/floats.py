@@ -1,0 +1,39 @@
+"""Codecs that send each value as a float of some type, little-endian: exact, or rounded to the nearest."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedlsg.payload.values.codec import Codec
+from fedlsg.payload.values.dither import Dither
+from fedlsg.payload.values.norm import all_finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloatCodec(Codec):
+    """Values of one ``dtype``."""
+
+    dtype: torch.dtype
+
+    def encode(
+        self, values: Float[Tensor, " kept"], counts: Sequence[int], dither: Dither | None, round: int
+    ) -> memoryview:
+        """Their memory: that of ``values`` itself if the type is the same."""
+        encoded = values.to(self.dtype).contiguous()
+        if not self.exact and not all_finite(encoded):
+            largest = torch.finfo(self.dtype).max
+            raise ValueError(f"values are not finite as {self.name} (largest {largest:g}): take a wider codec")
+        memory: memoryview = encoded.view(torch.uint8).numpy().data
+        return memory
+
+    def decode(
+        self, body: bytes | memoryview, counts: Sequence[int], dither: Dither | None, round: int, *, max_norm: float
+    ) -> Float[Tensor, " kept"]:
+        """Raises ValueError for another length."""
+        length = sum(counts) * self.dtype.itemsize
+        if len(body) != length:
+            raise ValueError(f"payload length: expected {length} bytes of values, got {len(body)}")
+        return torch.frombuffer(bytearray(body), dtype=self.dtype).float() if length else torch.zeros(0)

@@ -1,0 +1,161 @@
+"""Which runs a comparison consists of: method x epsilon x rank x sparsity x seed, in a balanced order."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import strategies
+
+AXES = {"seed": "--seeds", "epsilon": "--epsilons", "method": "--methods", "workload": "WORKLOAD", "run_dir": "--out"}
+"""Settings that the grid itself varies, and the options that give them."""
+
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A method of the grid under its label, with the settings that only it gets."""
+
+    label: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        strategies.check_name(self.method)
+        if not LABEL.fullmatch(self.label):
+            raise ValueError(f"expected a method label of letters, digits, '.', '_' and '-', got {self.label!r}")
+
+    def has(self, setting: str) -> bool:
+        """Whether the recipe itself takes this setting."""
+        return setting in strategies.own_settings(self.method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run: its directory's name, its label and coordinates, and the settings to run with."""
+
+    name: str
+    label: str
+    method: str
+    seed: int
+    epsilon: float | None
+    rank: int | None
+    sparsity: float | None
+    given: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The axes of a comparison. ``settings``, also those of each entry, are typed, by field name of ``Settings``.
+
+    Raises ValueError for what no run accepts, naming the setting and the fix.
+    """
+
+    workload: str
+    entries: tuple[Entry, ...]
+    seeds: tuple[int, ...] = (0,)
+    epsilons: tuple[float, ...] = ()
+    ranks: tuple[int, ...] = ()
+    sparsities: tuple[float, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise ValueError("expected at least one method: give --methods a,b,c, --methods all, or --grid FILE")
+        if not self.seeds or min(self.seeds) < 0:
+            raise ValueError(f"expected one seed at least and none below 0, got seeds={list(self.seeds)}")
+        for name in ("seeds", "epsilons", "ranks", "sparsities"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"expected {name} without repetitions, got {', '.join(map(str, values))}")
+        self._check_axes()
+        given = [self.settings, *(entry.settings for entry in self.entries)]
+        for name, option in AXES.items():
+            if any(name in settings for settings in given):
+                raise ValueError(f"{name} is an axis of the grid: give it as {option}, not as -c {name}=...")
+        if any("preset" in settings for settings in given):
+            raise ValueError(
+                "a preset is the setting of one run: use fedlsg run --preset, or give its settings with -c"
+            )
+        if self.epsilons and any("noise_multiplier" in settings for settings in given):
+            raise ValueError("give either --epsilons or -c noise_multiplier=..., which would replace every one of them")
+        for name in strategies.recipe_settings().keys() & self.settings.keys():
+            if not any(entry.has(name) for entry in self.entries):
+                raise ValueError(f"none of the methods {', '.join(e.label for e in self.entries)} has a setting {name}")
+
+    def _check_axes(self) -> None:
+        """Refuse values that every cell on an axis would be refused for."""
+        if any(not 0 < epsilon < math.inf for epsilon in self.epsilons):
+            raise ValueError(f"expected epsilons > 0 and finite, got {', '.join(f'{e:g}' for e in self.epsilons)}")
+        if any(rank < 1 for rank in self.ranks):
+            raise ValueError(f"expected ranks >= 1, got {', '.join(map(str, self.ranks))}")
+        if any(not 0 <= share < 1 for share in self.sparsities):
+            raise ValueError(f"expected sparsities in [0, 1), got {', '.join(f'{p:g}' for p in self.sparsities)}")
+        for axis, setting in (("ranks", "rank"), ("sparsities", "sparsity")):
+            if getattr(self, axis) and not any(entry.has(setting) for entry in self.entries):
+                labels = ", ".join(entry.label for entry in self.entries)
+                raise ValueError(f"none of the methods {labels} has a {setting}: leave {axis} out")
+
+    def cells(self) -> list[Cell]:
+        """All cells, seeds outermost, then epsilons: whenever a run stops, all methods have got equally far.
+
+        A method without noise runs once a seed. A setting that only some recipes have goes to those recipes.
+        """
+        return [
+            self._cell(entry, seed, epsilon, rank, sparsity)
+            for seed in self.seeds
+            for position, epsilon in enumerate(self.epsilons or (None,))
+            for entry in self.entries
+            if position == 0 or self._adds_noise(entry)
+            for rank in self._values("rank", self.ranks, entry)
+            for sparsity in self._values("sparsity", self.sparsities, entry)
+        ]
+
+    def _values(self, name: str, values: Sequence[Any], entry: Entry) -> Sequence[Any]:
+        own = {key: value for key, value in self.settings.items() if entry.has(key)} | dict(entry.settings)
+        return values if values and name not in own and _looks_at(entry.method, name, own) else (None,)
+
+    def _adds_noise(self, entry: Entry) -> bool:
+        kind = entry.settings.get("mechanism", self.settings.get("mechanism"))
+        if kind is None:
+            return strategies.recipe(entry.method).mechanism.adds_noise
+        return kind in ("dp", "noise-only")
+
+    def _cell(self, entry: Entry, seed: int, epsilon: float | None, rank: int | None, sparsity: float | None) -> Cell:
+        noisy = self._adds_noise(entry)
+        epsilon = epsilon if noisy else None
+        common = {
+            name: value
+            for name, value in self.settings.items()
+            if (name not in strategies.recipe_settings() or entry.has(name)) and (noisy or name != "noise_multiplier")
+        }
+        varied = {"epsilon": epsilon, "rank": rank, "sparsity": sparsity}
+        coordinates = {name: value for name, value in varied.items() if value is not None}
+        words = [entry.label, *(f"{name}{value:g}" for name, value in coordinates.items()), f"seed{seed}"]
+        return Cell(
+            name="-".join(words),
+            label=entry.label,
+            method=entry.method,
+            seed=seed,
+            epsilon=epsilon,
+            rank=rank,
+            sparsity=sparsity,
+            given={
+                "workload": self.workload, "method": entry.method, "seed": seed, "engine": "local",
+                **common, **entry.settings, **coordinates,
+            },
+        )  # fmt: skip
+
+
+def _looks_at(method: str, name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a setting changes the recipe: the rank of ``rs`` on dense gradients does not."""
+    if name not in strategies.own_settings(method):
+        return False
+    own = {key: value for key, value in settings.items() if key in strategies.own_settings(method)}
+    one, other = {"rank": (1, 2), "sparsity": (0.25, 0.5)}[name]
+    try:
+        return strategies.recipe(method, **own, **{name: one}) != strategies.recipe(method, **own, **{name: other})
+    except ValueError:  # settings that its cells will be refused for, each with its reason
+        return True

@@ -1,0 +1,169 @@
+"""Run the cells of a grid: skip finished cells, resume interrupted ones, write down why others failed.
+
+The folder of a comparison:
+
+    grid.toml      the grid          results.csv  one row a cell       cells/NAME/     run directories
+    cells.json     how cells ended   table.csv, table.md, report.html  logs/NAME.log   what each cell printed
+"""
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from simulations.compare.cells.grid import Cell
+from simulations.compare.cells.worker import Job, Outcome, Worker
+from simulations.plan.continuity import HARMLESS
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.rundir import RunDir
+from simulations.settings.settings import as_config, parse
+
+LOOK_SECONDS = 0.5  # between two looks at the progress of running cells
+PATIENCE = 0.25  # a cell may run this share of the budget longer than the budget before it is interrupted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a cell was left: the given settings, its status, the reason of a failure."""
+
+    given: Mapping[str, Any]
+    status: str
+    reason: str = ""
+
+
+class Folder:
+    """The folder of a comparison, and its record of how cells ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def run(self, cell: Cell) -> RunDir:
+        """A cell's run directory."""
+        return RunDir(self.path / "cells" / cell.name)
+
+    def log(self, cell: Cell) -> Path:
+        """What a cell printed."""
+        return self.path / "logs" / f"{cell.name}.log"
+
+    def record(self) -> dict[str, Ended]:
+        """By cell name. Raises ValueError for a damaged file."""
+        file = self.path / "cells.json"
+        try:
+            return {name: Ended(**entry) for name, entry in json.loads(file.read_text()).items()}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError, AttributeError):
+            raise ValueError(f"{file} is damaged: restore it, or remove it (no run is lost)") from None
+
+    def note(self, cell: Cell, outcome: Outcome) -> None:
+        """Write down how a cell ended."""
+        entries = self.record()
+        entries[cell.name] = Ended(given=dict(cell.given), status=outcome.status, reason=outcome.reason)
+        text = json.dumps({name: vars(entry) for name, entry in entries.items()}, indent=1)
+        write_atomically(self.path / "cells.json", (text + "\n").encode())
+
+    def status(self, cell: Cell, record: Mapping[str, Ended]) -> Outcome:
+        """How a cell stands: "done" where it has its summary and did not diverge, else what the record says."""
+        if self.run(cell).summary.exists():
+            with suppress(ValueError):  # the readers of its numbers report the damage
+                summary = self.run(cell).read_summary(strict=False)
+                if summary.get("diverged"):
+                    return Outcome(status="failed", reason=str(summary["stopped"]))
+            return Outcome(status="done")
+        ended = record.get(cell.name)
+        if ended is not None and ended.status == "failed":
+            return Outcome(status="failed", reason=ended.reason)
+        return Outcome(status="interrupted" if self.run(cell).config.exists() else "not run")
+
+
+def check_same_settings(folder: Folder, cells: Sequence[Cell]) -> None:
+    """Raise ValueError, naming the settings, if a cell was started with other settings than now."""
+    record = folder.record()
+    for cell in cells:
+        run = folder.run(cell)
+        if not run.config.exists():
+            continue
+        now = _binding(cell.given)
+        if cell.name in record:
+            before = _binding(record[cell.name].given)
+            changed = sorted(k for k in now.keys() | before.keys() if now.get(k) != before.get(k))
+        else:  # the record is gone: compare with the resolved settings, which cannot tell what was left open
+            before = {name.replace("-", "_"): value for name, value in as_config(run.read_config()).items()}
+            changed = sorted(k for k in now if now[k] != before.get(k))
+        if changed:
+            words = ", ".join(f"{k} = {before.get(k, 'unset')} (now {now.get(k, 'unset')})" for k in changed)
+            raise ValueError(
+                f"{folder.path} holds cells with other settings: {cell.name} was run with {words}; "
+                "give the same settings, or another --out"
+            )
+
+
+def _binding(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide what a run computes, typed."""
+    return {name: value for name, value in parse(given).items() if name.replace("_", "-") not in HARMLESS}
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    folder: Folder,
+    *,
+    jobs: int = 1,
+    budget_seconds: float | None = None,
+    started: Callable[[Cell], None],
+    running: Callable[[Sequence[Cell]], None],
+    ended: Callable[[Cell, Outcome, float], None],
+    new_worker: Callable[[], Any] = Worker,
+) -> None:
+    """Run every cell that is not done, ``jobs`` at a time, in the given order.
+
+    Once ``budget_seconds`` have passed no cell is started; one that is still running after a quarter more is
+    interrupted, to be resumed. ``started``, ``running`` (about twice a second) and ``ended(cell, outcome, seconds)``
+    report the progress. However this ends, no process is left and every started cell can be resumed.
+    """
+    record = folder.record()
+    pending = deque(cell for cell in cells if folder.status(cell, record).status != "done")
+    began = time.monotonic()
+    idle: list[Any] = []
+    busy: dict[Any, tuple[Any, Cell, float]] = {}
+
+    def take(channel: Any) -> None:
+        worker, cell, since = busy.pop(channel)
+        outcome = worker.outcome()
+        folder.note(cell, outcome)
+        ended(cell, outcome, time.monotonic() - since)
+        if outcome.status == "done" and worker.alive:
+            idle.append(worker)
+        else:
+            worker.close()  # a fresh process after any trouble
+
+    try:
+        while busy or pending:
+            spent = time.monotonic() - began
+            over = budget_seconds is not None and spent >= budget_seconds
+            if over and not busy:
+                return
+            while pending and not over and len(busy) < jobs:
+                cell = pending.popleft()
+                worker = idle.pop() if idle else new_worker()
+                busy[worker.channel] = (worker, cell, time.monotonic())
+                started(cell)
+                folder.note(cell, Outcome(status="interrupted"))  # what is true should we be killed from here on
+                worker.submit(Job(path=str(folder.run(cell).path), log=str(folder.log(cell)), given=dict(cell.given)))
+            for channel in wait(list(busy), timeout=LOOK_SECONDS):
+                take(channel)
+            running([cell for _, cell, _ in busy.values()])
+            if budget_seconds is not None and spent >= budget_seconds * (1 + PATIENCE):
+                for worker, _, _ in busy.values():
+                    worker.interrupt()
+                for channel in list(busy):
+                    take(channel)
+    finally:
+        for worker, _, _ in busy.values():
+            worker.interrupt()
+        for worker in [*idle, *(worker for worker, _, _ in busy.values())]:
+            worker.close()

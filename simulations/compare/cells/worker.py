@@ -1,0 +1,170 @@
+"""The process that runs cells, one after the other: an error, or a crash of the whole process, costs one cell.
+
+It lives on between cells, because importing torch and calibrating the noise takes longer than a small run. It has a
+session of its own, so Ctrl-C on the terminal reaches only the parent, which then interrupts it in order. If the parent
+dies, it interrupts itself. An interrupted cell stays resumable.
+"""
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from multiprocessing import connection, get_context, parent_process
+from pathlib import Path
+from typing import IO, Any
+
+from simulations.rundir.files.private_files import make_file
+
+PARTING_SECONDS = 30.0  # a Flower run ends its own processes within about ten
+CONTEXT = get_context("spawn")
+SAFE_PATH = "PYTHONSAFEPATH"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One cell to run: the paths of its run directory and its log, and its settings."""
+
+    path: str
+    log: str
+    given: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a cell ended: "done", "failed" or "interrupted", and why."""
+
+    status: str
+    reason: str = ""
+
+
+class Worker:
+    """The parent's end of one process. ``submit`` a job, wait for ``channel`` to be readable, take the ``outcome``."""
+
+    def __init__(self) -> None:
+        self.channel, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=serve, args=(theirs,))
+        with _safe_path():
+            self.process.start()
+        theirs.close()
+
+    def submit(self, job: Job) -> None:
+        """Start a cell; if the process has died, ``outcome`` says so."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.channel.send(job)
+
+    def outcome(self) -> Outcome:
+        """How the submitted cell ended; if the process ended, the cell failed."""
+        try:
+            result: Outcome = self.channel.recv()
+            return result
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            code = self.process.exitcode or 0
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
+            return Outcome(status="failed", reason=f"its process ended with {how}; out of memory?")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take another cell."""
+        return self.process.is_alive()
+
+    def interrupt(self) -> None:
+        """Ask the running cell to stop where it can be resumed."""
+        pid = self.process.pid
+        if self.process.is_alive() and pid is not None:
+            os.kill(pid, signal.SIGINT)
+
+    def close(self) -> None:
+        """End the process: in order, or by force if it does not react."""
+        self.channel.close()  # an idle one reads the end of its work; a busy one finds out after its cell
+        self.process.join(PARTING_SECONDS)
+        for end in (self.process.terminate, self.process.kill):
+            if self.process.is_alive():
+                end()
+                self.process.join(PARTING_SECONDS)
+        self.process.close()
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Processes that are started here do not search the working directory for modules.
+
+    multiprocessing starts ``python -c``, which searches it until it has copied the path of this process. Then a
+    ``random.py`` of the user would end the worker.
+    """
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
+
+
+def serve(channel: "connection.Connection[Any, Any]") -> None:
+    """The child: run jobs until the parent closes the channel. An interruption ends a cell, and this process."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell's children inherit it ignored
+    parent = parent_process()
+    assert parent is not None
+    threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+    try:
+        while True:
+            channel.send(run_cell(channel.recv()))
+    except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+        return
+
+
+def run_cell(job: Job) -> Outcome:
+    """Run or resume one cell as ``fedlsg run`` or ``fedlsg resume`` would; what it prints goes to its log.
+
+    Guarantee: raises nothing but SystemExit; whatever went wrong is the outcome's one-line reason.
+    """
+    log = Path(job.log)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    make_file(log)  # a traceback may quote data
+    with log.open("a") as file:
+        try:
+            _run(job, file)
+        except KeyboardInterrupt:
+            return Outcome(status="interrupted")
+        except Exception as error:
+            traceback.print_exc(file=file)
+            expected = isinstance(error, ValueError | OSError | ImportError | RuntimeError) and str(error)
+            text = str(error) if expected else f"{type(error).__name__}: {error}"
+            return Outcome(status="failed", reason=" ".join(text.split()))
+    return Outcome(status="done")
+
+
+def _run(job: Job, log: IO[str]) -> None:
+    from rich.console import Console
+
+    from simulations.run import resume_command, run_command
+    from simulations.rundir.rundir import RunDir
+
+    console = Console(file=log, width=120)
+    directory = RunDir(Path(job.path))
+    if not directory.config.exists():
+        run_command(job.given, job.path, console)
+        return
+    directory.write_config(replace(directory.read_config(), **_movable(job.given)))
+    resume_command(job.path, console)
+
+
+def _movable(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings among ``given`` that a resumed run may change."""
+    from simulations.plan.continuity import HARMLESS
+    from simulations.settings.settings import parse
+
+    return {name: value for name, value in parse(given).items() if name.replace("_", "-") in HARMLESS}
+
+
+def _follow(sentinel: int) -> None:
+    """Interrupt this process when its parent has ended, however it ended."""
+    connection.wait([sentinel])
+    os.kill(os.getpid(), signal.SIGINT)

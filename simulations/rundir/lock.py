@@ -1,0 +1,45 @@
+"""Only one process writes a run directory at a time."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from simulations.rundir.rundir import RunDir
+
+try:
+    import fcntl
+except ImportError:  # Windows has no fcntl: the caller must not start two processes for one run
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def exclusive(directory: RunDir) -> Iterator[None]:
+    """Hold the run directory; a second process that wants it gets a ValueError. The lock ends with its process."""
+    if fcntl is None:
+        yield
+        return
+    with _lock_file(directory) as file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip()  # empty for the moment before it writes its id
+            who = f"process {holder}" if holder else "another process"
+            raise ValueError(f"{directory.path} is in use by {who}: wait for its end, or stop it") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _lock_file(directory: RunDir) -> IO[str]:
+    try:
+        return (directory.path / ".lock").open("a+")
+    except OSError as error:
+        if error.errno not in {errno.EROFS, errno.EACCES, errno.EPERM}:
+            raise
+        raise ValueError(
+            f"cannot write to {directory.path}: {error.strerror}; make it writable, or continue a copy of it"
+        ) from None

@@ -1,0 +1,68 @@
+"""The nodes of a deployment as its server sees them: who they are, and copies of the ledgers that they keep.
+
+The nodes report N_k of every client, so the plan is made after they have replied. The server loads none of their rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from logging import WARNING
+from pathlib import Path
+
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from strategies.federation.ledger_copies import LedgerCopies
+from strategies.federation.ledger_wire import News
+from strategies.federation.nodes import Identity, Roster, wait_for_nodes
+
+
+@dataclass(kw_only=True, eq=False)
+class Deployment:
+    """A deployment's nodes. Ledgers that arrive before the run has a folder wait for ``open``."""
+
+    timeout: float
+    roster: Roster = field(init=False)
+    copies: LedgerCopies | None = None
+    _news: dict[int, News] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.roster = Roster(self.timeout, accept=self._accept)
+
+    def gather(self, grid: Grid, clients: int | None) -> Sequence[int]:
+        """Find every client's node; returns N_k of each. If no number is given, every node is a client.
+
+        Raises RuntimeError, with each node's reason, before anything is spent.
+        """
+        return self.roster.gather(grid, len(wait_for_nodes(grid, 1)) if clients is None else clients)
+
+    def open(self, folder: Path, run: str) -> LedgerCopies:
+        """The copies in a run's folder, up to date with what the nodes have sent so far.
+
+        Raises LedgerError where a node's ledger does not continue its copy.
+        """
+        self.copies = LedgerCopies(folder=folder, run=run)
+        for client, news in sorted(self._news.items()):
+            self.copies.take(client, news)
+        self._news.clear()
+        return self.copies
+
+    def close(self, grid: Grid) -> None:
+        """Ask every client once more: one that was charged for a lost reply has entries that its copy here lacks."""
+        for client in sorted(self.roster.ask_again(grid)):
+            log(
+                WARNING,
+                "client %d is not connected: its ledger may have more entries than its copy in %s",
+                client,
+                self._folder(),
+            )
+
+    def _accept(self, identity: Identity) -> None:
+        if identity.news is None:
+            raise ValueError(f"client {identity.partition} sent no ledger: its epsilon would be unknown")
+        if self.copies is None:
+            self._news[identity.partition] = identity.news
+        else:
+            self.copies.take(identity.partition, identity.news)
+
+    def _folder(self) -> Path | None:
+        return None if self.copies is None else self.copies.folder

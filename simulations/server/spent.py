@@ -1,0 +1,81 @@
+"""What a run has spent so far: certified epsilons of its clients, from their ledgers."""
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from fedlsg.accounting import AccountingError, Event, Spread, compose, displayed, spread
+from fedlsg.privacy import Ledger
+from simulations.rundir.rundir import RunDir
+
+
+class Spent:
+    """The ledgers of all clients in a run directory.
+
+    ``update`` reads the ledgers of a round's clients; ``heads`` are the ledgers' ends as they were then, which a
+    resumed run must find again.
+    """
+
+    def __init__(self, run: RunDir, clients: int, *, delta: float) -> None:
+        self._run, self._delta = run, delta
+        self._ledgers = [Ledger(run.ledger(client), client=client) for client in range(clients)]
+        self._events = [_events(ledger) for ledger in self._ledgers]
+        self._late = set[int]()
+        self.heads = {str(ledger.client): ledger.snapshot() for ledger in self._ledgers if ledger.entries}
+
+    def update(self, selected: Iterable[int], rejected: Iterable[int]) -> None:
+        """Read the ledgers that a round may have changed.
+
+        A rejected client may be late and still at work: its ledger is read in all later rounds, too.
+        """
+        self._late |= set(rejected)
+        for client in sorted({*selected, *self._late}):
+            self._events[client] = _events(self._ledgers[client])
+            if self._ledgers[client].entries:
+                self.heads[str(client)] = self._ledgers[client].snapshot()
+
+    def check_charged(self, client: int, round: int, name: str) -> None:
+        """Raise RuntimeError if a client that replied has no entry for the round: its epsilon would be wrong."""
+        if not self._ledgers[client].of_round(round, name):
+            raise RuntimeError(
+                f"client {client} replied in round {round}, and its ledger in {self._run.ledgers} has no entry for "
+                "that round: its epsilon is unknown"
+            )
+
+    def displayed(self) -> Spread:
+        """Upper bounds for the running display, see ``fedlsg.accounting.displayed``. Reads no ledger."""
+        return self._over_clients(certified=False)
+
+    def certified(self) -> Spread:
+        """The largest and the median epsilon over all clients; infinite where a mechanism was not private."""
+        self._events = [_events(ledger) for ledger in self._ledgers]
+        return self._over_clients(certified=True)
+
+    def bounds(self, client: int) -> dict[str, Any]:
+        """Both accountants' intervals for a client's epsilon, and the texts of their failures."""
+        try:
+            bound = compose(self._ledgers[client].events(), delta=self._delta)
+        except AccountingError as error:
+            return {"reported": "none", "client": client, "intervals": {}, "failures": {"both": str(error)}}
+        intervals = {name: asdict(interval) for name, interval in bound.intervals.items()}
+        return {"reported": bound.accountant, "client": client, "intervals": intervals, "failures": bound.failures}
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether any noise came from a known seed, also in earlier processes of the run."""
+        return any(ledger.reproducible for ledger in self._ledgers)
+
+    def _over_clients(self, *, certified: bool) -> Spread:
+        unbounded = [events is None for events in self._events]
+        if any(unbounded):
+            each = [math.inf if endless else 0.0 for endless in unbounded]
+            return Spread(largest=math.inf, median=statistics.median(each), worst=unbounded.index(True))
+        population = [events for events in self._events if events is not None]
+        return (spread if certified else displayed)(population, delta=self._delta)
+
+
+def _events(ledger: Ledger) -> tuple[Event, ...] | None:
+    """The mechanism invocations of a client; None where one was not private, which has no bound."""
+    return None if any(entry.mechanism != "dp" for entry in ledger.entries) else ledger.events()

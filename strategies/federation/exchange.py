@@ -1,0 +1,179 @@
+"""The messages of a round: announcements to the selected clients, their replies, and what is sent again."""
+
+import errno
+import os
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from logging import WARNING
+
+from flwr.app import Message, MessageType
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedlsg.frame import Frame
+from strategies.federation.downlink import Downlink
+from strategies.federation.expectations import Expectations
+from strategies.federation.ledger_copies import LedgerCopies
+from strategies.federation.ledger_wire import RECORD, held_record
+from strategies.federation.nodes import Roster
+from strategies.federation.replica_wire import Records
+from strategies.federation.report import AWAY, NO_REPLY, RoundReport, reason_of
+from strategies.federation.serial import wire_size
+from strategies.federation.watched_grid import NODE_GONE
+from strategies.federation.wire import DISK_FULL, FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to
+
+
+class Exchange:
+    """What is sent and received in the current round; ``report`` says what happened in it.
+
+    A client that fails, or whose reply is not what was expected, is named in the log and in the report.
+    """
+
+    report: RoundReport
+    frame: Frame
+
+    def __init__(self, expectations: Expectations, downlink: Downlink) -> None:
+        self.expectations, self.downlink = expectations, downlink
+        settings = expectations.settings
+        self.roster = Roster(settings.timeout, declared=[terms.num_examples for terms in settings.terms])
+        self._sent: list[tuple[int, Message]] = []
+
+    def join(self, roster: Roster, copies: LedgerCopies) -> None:
+        """Exchange messages with the nodes of a deployment, whose ledgers the server has as ``copies``."""
+        self.roster, self.expectations = roster, replace(self.expectations, copies=copies)
+
+    def connect(self, grid: Grid) -> None:
+        """Find every client's node before the first round; later, the nodes that have left or returned."""
+        self._grid = grid
+        if self.roster.complete:
+            self.roster.refresh(grid)
+        else:
+            self.roster.gather(grid, len(self.expectations.settings.terms))
+
+    def begin(self, round: int, frame: Frame, selected: Sequence[int]) -> list[Message]:
+        """The announcements of a round, for the caller to send."""
+        self._started = time.monotonic()
+        self.frame = frame
+        self.report = RoundReport(round=round, asked=selected)
+        return self._announce_to(selected)
+
+    def collect(self, replies: Iterable[Message]) -> dict[int, Tensor]:
+        """Valid values by partition.
+
+        Clients that derive another frame, hold another model or have restarted get one more message for each reason.
+        """
+        values = self._read(replies)
+        framed, lost, back = set[int](), set[int](), set[int]()
+        while True:
+            frames = self.report.refused(FRAME_DIFFERS) - framed
+            models = self.report.refused(*REPLICA_LOST) - lost
+            returned = self._returned(self.report.refused(*NODE_GONE) - back)
+            self.downlink.confirm(values.keys() | frames)
+            if not frames | models | returned:
+                return values
+            who = sorted(frames), sorted(models), sorted(returned)
+            log(WARNING, "sending again: clients %s derive another frame, %s hold another model, %s restarted", *who)
+            framed, lost, back = framed | frames, lost | models, back | returned
+            values |= self._read(self._send(self._announce_to(sorted(frames | models | returned), framed, models)))
+
+    def run(self, round: int, frame: Frame, selected: Sequence[int]) -> dict[int, Tensor]:
+        """A whole exchange: announce, wait, collect."""
+        return self.collect(self._send(self.begin(round, frame, selected)))
+
+    def run_again(self) -> dict[int, Tensor]:
+        """The same round once more because no reply arrived; clients resend stored payloads for free."""
+        log(WARNING, "round %d: no client replied, sending the round again", self.report.round)
+        self.downlink.abandon_round()
+        self.roster.wait(self._grid, self.report.asked)
+        return self.run(self.report.round, self.frame, self.report.asked)
+
+    def end(self, values: Collection[int]) -> RoundReport:
+        """The report, once the round is over; ``values`` came from these partitions."""
+        self.report.answered = sorted(values)
+        self.report.seconds = time.monotonic() - self._started
+        return self.report
+
+    def _send(self, messages: Sequence[Message]) -> Iterable[Message]:
+        return self._grid.send_and_receive(messages, timeout=self.expectations.settings.timeout)
+
+    def _returned(self, gone: set[int]) -> set[int]:
+        """Those of the clients whose node was lost in this round that have a node again."""
+        if gone:
+            self.roster.refresh(self._grid)
+        return {partition for partition in gone if self.roster.node(partition) is not None}
+
+    def _announce_to(
+        self, partitions: Sequence[int], framed: Collection[int] = (), lost: Collection[int] = ()
+    ) -> list[Message]:
+        """Announcements to those of the clients that have a node; the others are rejected in the report."""
+        nodes = {partition: self.roster.node(partition) for partition in partitions}
+        there = {partition: node for partition, node in nodes.items() if node is not None}
+        records = self.downlink.records(list(there), self.frame, framed=framed, lost=lost)
+        if away := sorted(nodes.keys() - there.keys()):
+            log(WARNING, "round %d: clients %s: %s", self.report.round, away, AWAY)
+        self.report.rejected |= dict.fromkeys(away, AWAY)
+        self._sent = [(who, self._announce(who, node, records[who])) for who, node in there.items()]
+        return [message for _, message in self._sent]
+
+    def _announce(self, partition: int, node: int, records: Records) -> Message:
+        expected, round = self.expectations, self.report.round
+        terms, copies = expected.terms(partition, round), expected.copies
+        announced = Announcement(
+            round=round,
+            updates=expected.state.updates,
+            frame_digest=self.frame.digest,
+            sample_rate=terms.sample_rate,
+            noise_multiplier=terms.noise_multiplier,
+            expected_batch=expected.settings.local.expected_batch,
+            run_dir=expected.settings.run_dir if copies is None else "",
+        )
+        content = announced_to(records, announced)
+        if copies is not None:
+            content[RECORD] = held_record(copies.held(partition))
+        return Message(content, node, MessageType.TRAIN, group_id=str(round))
+
+    def _read(self, replies: Iterable[Message]) -> dict[int, Tensor]:
+        """Valid values by partition; everything else is entered in the report.
+
+        A reply belongs to the message that it answers: Flower's own error for a lost node comes from no node.
+        """
+        waiting = {message.metadata.message_id: (partition, message) for partition, message in self._sent}
+        values: dict[int, Tensor] = {}
+        for partition, message in self._sent:
+            self.report.count_down(partition, message)
+            self.report.rejected[partition] = NO_REPLY
+        for reply in replies:
+            name, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+            partition, message = waiting.get(name, (-1, reply))
+            from_there = reply.has_error() or sender == message.metadata.dst_node_id
+            if partition < 0 or not from_there:
+                log(WARNING, "unexpected reply from node %s ignored: no message to that node waits for it", sender)
+                continue
+            del waiting[name]
+            received = self._read_one(partition, reply)
+            if received is not None:
+                values[partition] = received
+        for partition in sorted(self.report.rejected.keys() & {partition for partition, _ in self._sent}):
+            log(WARNING, "round %d: client %d: %s", self.report.round, partition, self.report.rejected[partition])
+        return values
+
+    def _read_one(self, partition: int, reply: Message) -> Tensor | None:
+        """The values of a reply, None where it is rejected; the report counts its bytes in either case.
+
+        Raises OSError if a simulated client found the run's disk full: all the others would, too.
+        """
+        before, values = self.report.so_far("up"), None
+        try:
+            self.report.uplink_bytes_wire += wire_size(reply)
+            values = self.expectations.read(reply, partition, self.frame, self.report)
+            del self.report.rejected[partition]
+        except Exception as error:  # whatever a client sends must not end the round
+            self.report.rejected[partition] = reason_of(error)
+        if reply.has_error() and reply.error.code in NODE_GONE:
+            self.roster.forget(partition)
+        if reply.has_error() and reply.error.code == DISK_FULL and self.expectations.copies is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), reply.error.reason)
+        self.report.list_reply(partition, before)
+        return values

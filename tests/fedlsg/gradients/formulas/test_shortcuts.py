@@ -1,0 +1,210 @@
+"""Faster ways to the same numbers: u through the output, Eq. 3 in place, kernels in channels_last."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedlsg.gradients.plan as planning
+import fedlsg.privacy.mechanism as privatize
+from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.gradients.plan import plan
+from fedlsg.lowrank import decompose, reconstruct
+from fedlsg.masks.rules import unit_importance
+from fedlsg.privacy.mechanism import Mechanism, clipped_sum
+from fedlsg.tensors.products import batch_times_transposed, times_transposed
+from fedlsg.training.server import linear_in_the_gradient, server_step
+from fedlsg.training.server_optimizer import After, make_optimizer
+from fedlsg.training.update import add_reconstruction, move
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
+
+
+def wide() -> tuple[nn.Module, Tensor, Tensor]:
+    """Layers whose output is narrower than their input under the kernel, with biases."""
+    torch.manual_seed(2)
+    model = nn.Sequential(
+        nn.Conv2d(4, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(True), nn.Flatten(), nn.Linear(96, 5)
+    )
+    model = model.double()
+    return model, torch.randn(3, 4, 4, 4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+
+
+def through(model: nn.Module, frame) -> list[bool]:
+    return [layer.carried is not None and layer.carried.A is not None for layer in plan(model, frame)]
+
+
+def test_u_comes_through_the_output_where_the_carriers_are_those_of_the_weight():
+    model, x, y = wide()
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    assert through(model, frame) == [True, False, True]
+    got = per_example_gradients(model, squared_error, x, y, frame)
+    assert error(got, naive(model, squared_error, x, y, frame)) < TOLERANCE
+
+
+@pytest.mark.parametrize("change", ["moved", "singular"])
+def test_and_not_where_the_weight_moved_or_has_too_low_a_rank(change):
+    model, x, y = wide()
+    if change == "singular":
+        nn.init.ones_(model[0].weight)
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    if change == "moved":
+        with torch.no_grad():
+            model[0].weight.add_(0.01 * torch.randn_like(model[0].weight))
+    assert through(model, frame) == [False, False, True]
+    got = per_example_gradients(model, squared_error, x, y, frame)
+    assert error(got, naive(model, squared_error, x, y, frame)) < TOLERANCE
+
+
+def error_under_a_long_bias() -> tuple[list[bool], float]:
+    """Of tiny weights beside ordinary biases, as a zero-initialised layer has them soon after its start."""
+    model, x, y = wide()
+    with torch.no_grad():
+        model[4].weight.mul_(1e-12)
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    got = per_example_gradients(model, squared_error, x, y, frame)
+    return through(model, frame), error(got, naive(model, squared_error, x, y, frame))
+
+
+def test_and_not_where_the_bias_has_rounded_the_product_away():
+    assert error_under_a_long_bias() == ([True, False, False], pytest.approx(0, abs=TOLERANCE))
+
+
+def test_negative_control_the_carriers_alone_do_not_tell(monkeypatch):
+    monkeypatch.setattr(planning, "bias_lost", lambda bias, A: 0.0)
+    used, found = error_under_a_long_bias()
+    assert used == [True, False, True]
+    assert found > 100 * TOLERANCE
+
+
+def test_a_check_that_lets_everything_through_is_caught(monkeypatch):
+    monkeypatch.setattr(planning, "tolerance", lambda R: 1e9)
+    model, x, y = wide()
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    with torch.no_grad():
+        model[0].weight.add_(0.01 * torch.randn_like(model[0].weight))
+    got = per_example_gradients(model, squared_error, x, y, frame)
+    assert error(got, naive(model, squared_error, x, y, frame)) > 1e-4
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("sparsity", [0.0, 0.5])
+def test_eq3_in_place_is_eq3(turned, sparsity):
+    model, _, _ = wide()
+    if turned:
+        model = model.to(memory_format=torch.channels_last)
+    frame = make_frame(model, rank=2, sparsity=sparsity)
+    parameters = dict(model.named_parameters())
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    values = torch.randn(frame.kept, dtype=torch.float64)
+    wanted = frame.gradients(values)
+    places = {name: p.data_ptr() for name, p in parameters.items()}
+    move(parameters, frame, values, dict.fromkeys(parameters, -0.5))
+    for name, p in parameters.items():
+        assert torch.allclose(p, before[name] - 0.5 * wanted[name], atol=1e-12)
+        assert p.data_ptr() == places[name]
+
+
+def own_memory(W: Tensor, layout: str) -> Tensor:
+    """The same numbers as a permuted view of another layout's memory, or as a part of a larger kernel."""
+    if layout == "taps first":
+        return W.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+    return nn.functional.pad(W, (1, 1, 1, 1))[:, :, 1:-1, 1:-1]
+
+
+@pytest.mark.parametrize("layout", ["taps first", "part"])
+@pytest.mark.parametrize("entry", ["move", "server_step"])
+def test_a_kernel_that_is_no_matrix_in_its_memory_moves_too(layout, entry):
+    """Weights assigned from another library's layout; the product once went into a copy, and the weight stayed."""
+    model, _, _ = wide()
+    model[0].weight = nn.Parameter(own_memory(model[0].weight.detach(), layout))
+    assert not model[0].weight.is_contiguous()
+    frame = make_frame(model, rank=2, sparsity=0.0)
+    parameters = dict(model.named_parameters())
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    values = torch.randn(frame.kept, dtype=torch.float64)
+    wanted = frame.gradients(values)
+    if entry == "move":
+        move(parameters, frame, values, dict.fromkeys(parameters, -0.5))
+    else:
+        after = After(learning_rate=0.5, momentum=0.0)
+        optimizer, scheduler = make_optimizer(parameters, after, updates=2)
+        server_step(model, optimizer, scheduler, 3 * values, frame=frame, divisor=3.0, after=after)
+    for name, p in parameters.items():
+        assert torch.allclose(p, before[name] - 0.5 * wanted[name], atol=1e-12), name
+
+
+def test_carriers_swapped_in_place_would_be_seen():
+    W = torch.randn(6, 8, dtype=torch.float64)
+    L, R = decompose(W, 2, generator=torch.Generator().manual_seed(0))
+    dL, dR = torch.randn(6, 2, dtype=torch.float64), torch.randn(2, 8, dtype=torch.float64)
+    moved = W.clone()
+    add_reconstruction(moved, dL, dR.flip(0), L, R, 1.0)
+    assert not torch.allclose(moved, W + reconstruct(dL, dR, L, R))
+
+
+def test_memory_format_changes_neither_carriers_nor_importance():
+    W = torch.randn(7, 5, 3, 2, dtype=torch.float64)
+    turned = W.to(memory_format=torch.channels_last)
+    assert turned.stride() != W.stride()
+    for one, other in zip(unit_importance(W), unit_importance(turned), strict=True):
+        assert torch.allclose(one, other)
+    pairs = [decompose(V, 3, generator=torch.Generator().manual_seed(0)) for V in (W, turned)]
+    assert all(torch.allclose(one, other) for one, other in zip(*pairs, strict=True))
+
+
+def test_gradients_in_channels_last_are_the_same():
+    model, x, y = wide()
+    frame = make_frame(model, rank=2, sparsity=0.5)
+    wanted = naive(model, squared_error, x, y, frame)
+    turned = model.to(memory_format=torch.channels_last)
+    got = per_example_gradients(turned, squared_error, x.contiguous(memory_format=torch.channels_last), y, frame)
+    assert error(got, wanted) < TOLERANCE
+
+
+def test_large_products_by_example_are_the_batched_one():
+    A, X, out, rows = torch.randn(2, 72, 1024), torch.randn(2, 64, 1024), torch.empty(2, 72, 64), torch.randperm(72)
+    batch_times_transposed(A, X, rows, out=out)
+    assert torch.allclose(out, (A @ X.mT)[:, rows], atol=1e-3)
+
+
+@pytest.mark.parametrize(("after", "plain"), [
+    (After(), True), (After(momentum=0.9), False), (After(weight_decay=0.1), False), (After(optimizer="adam"), False),
+])  # fmt: skip
+def test_only_an_optimizer_without_memory_steps_in_place(after, plain):
+    optimizer, _ = make_optimizer({"w": nn.Parameter(torch.zeros(2))}, after, updates=3)
+    assert linear_in_the_gradient(optimizer) == plain
+
+
+def turned_block(batch: int = 3) -> Tensor:
+    """Rows of a kernel gradient as the product leaves them: taps in front of in channels in memory."""
+    return torch.randn(batch, 9, 2, 5, dtype=torch.float64)[:, 1:].permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_the_clipped_sum_knows_no_memory_order(precision):
+    block, other = turned_block(), torch.randn(3, 4, dtype=torch.float64)
+    mechanism = Mechanism(kind="clip-only", clip_norm=1.0)
+    torch.set_float32_matmul_precision(precision)
+    try:
+        got = clipped_sum([block, other], mechanism)
+        assert torch.allclose(got, clipped_sum([block.flatten(1), other], mechanism), atol=1e-12)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_a_sum_left_in_memory_order_is_caught(monkeypatch):
+    block, mechanism = turned_block(), Mechanism(kind="clip-only", clip_norm=1.0)
+    wanted = clipped_sum([block.flatten(1)], mechanism)
+    monkeypatch.setattr(privatize, "own_order", lambda t: list(range(t.ndim - 1)))
+    assert not torch.allclose(clipped_sum([block], mechanism), wanted, atol=1e-3)
+
+
+def test_a_broken_example_in_another_memory_order_adds_nothing():
+    block, mechanism = turned_block(), Mechanism(kind="clip-only", clip_norm=1.0)
+    block[1, 0, 2, 3] = torch.nan
+    assert torch.allclose(clipped_sum([block], mechanism), clipped_sum([block[[0, 2]]], mechanism))
+
+
+@pytest.mark.parametrize("shape", [(8, 384), (8, 2000)])
+def test_few_rows_times_transposed_is_the_product(shape):
+    A, X = torch.randn(shape[1], shape[0]).mT, torch.randn(384, shape[1])
+    assert torch.allclose(times_transposed(A, X), A @ X.mT, atol=1e-3)

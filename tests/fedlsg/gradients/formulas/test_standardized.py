@@ -1,0 +1,277 @@
+"""Weight-standardised convolutions: their per-example gradients against autograd, goldens, planted mistakes."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fedlsg.gradients.formulas.layers as layer_gradients
+import fedlsg.gradients.formulas.standardized as standardized
+import fedlsg.gradients.remember as remember
+from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.gradients.formulas.standardized import (
+    EPS,
+    StandardizedConv2d,
+    finish_left,
+    finish_right,
+    note_output,
+    standardize,
+)
+from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.gradients.plan import plan
+from fedlsg.gradients.supported import UnsupportedLayerError, check_supported
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
+
+masks = {"sparsity": st.sampled_from([0.0, 0.3, 0.5]), "rank": st.integers(1, 4), "flat": st.booleans()}
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
+    """A standardised convolution under tanh, and a batch; some filters are nearly constant, or all zeros."""
+    pair = st.tuples
+    kernel, dilation = draw(pair(*[st.integers(1, 3)] * 2)), draw(pair(*[st.integers(1, 2)] * 2))
+    stride, padding = draw(pair(*[st.integers(1, 3)] * 2)), draw(pair(*[st.integers(0, 2)] * 2))
+    channels, filters = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    conv = StandardizedConv2d(
+        channels, filters, kernel, stride=stride, padding=padding, dilation=dilation, bias=draw(st.booleans())
+    )
+    torch.manual_seed(draw(st.integers(0, 9)))
+    for p in conv.parameters():
+        nn.init.normal_(p)
+    with torch.no_grad():
+        conv.weight[0].mul_(draw(st.sampled_from([0.0, 1e-3, 1.0, 100.0]))).add_(draw(st.sampled_from([0.0, 0.3])))
+    size = [d * (k - 1) + 1 + draw(st.integers(0, 3)) for k, d in zip(kernel, dilation, strict=True)]
+    return nn.Sequential(conv, nn.Tanh()).double(), torch.randn(draw(st.integers(1, 3)), channels, *size).double()
+
+
+def gradient_error(model: nn.Module, x: Tensor, *, rank: int, sparsity: float, flat: bool, carry: bool = True) -> float:
+    targets = torch.linspace(-1, 1, len(x)).double()
+    frame = make_frame(model, rank=rank, sparsity=sparsity, carry=carry, flat=flat)
+    got = per_example_gradients(model, squared_error, x, targets, frame)
+    return error(got, naive(model, squared_error, x, targets, frame))
+
+
+@given(problem=problems(), carry=st.booleans(), **masks)
+@settings(max_examples=150, deadline=None)
+def test_blocks_equal_autograd(problem, carry, sparsity, rank, flat):
+    assert gradient_error(*problem, rank=rank, sparsity=sparsity, flat=flat, carry=carry) < TOLERANCE
+
+
+def stack(bias: bool = True) -> tuple[nn.Module, Tensor]:
+    """Two standardised convolutions with norms between, as in a network."""
+    torch.manual_seed(4)
+    layers = [
+        StandardizedConv2d(4, 6, 3, stride=2, padding=1, bias=bias),
+        nn.GroupNorm(2, 6),
+        nn.ReLU(),
+        StandardizedConv2d(6, 8, 3, padding=1, bias=bias),
+        nn.Flatten(),
+        nn.Linear(8 * 3 * 3, 3),
+    ]
+    model = nn.Sequential(*layers).double()
+    for p in model.parameters():
+        nn.init.normal_(p)
+    return model, torch.randn(3, 4, 6, 6).double()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("carry", [True, False])
+def test_a_network_of_them_equals_autograd(bias, carry):
+    assert gradient_error(*stack(bias), rank=3, sparsity=0.3, flat=False, carry=carry) < TOLERANCE
+
+
+@given(problem=problems(), factor=st.floats(0.5, 20), shift=st.floats(-3, 3))
+@settings(max_examples=60, deadline=None)
+def test_scale_and_shift_of_a_filter_change_nothing(problem, factor, shift):
+    model, x = problem
+    conv = model[0]
+    filters = conv.weight.flatten(1)
+    far = (
+        ((filters - filters.mean(1, keepdim=True)).square().sum(1) * min(1, factor) ** 2 > 2 * EPS).nonzero().flatten()
+    )
+    before = conv(x)
+    with torch.no_grad():
+        conv.weight.mul_(factor).add_(shift)
+    torch.testing.assert_close(conv(x)[:, far], before[:, far], atol=1e-7, rtol=1e-7)
+
+
+@given(problem=problems())
+@settings(max_examples=60, deadline=None)
+def test_the_kernel_has_mean_zero_and_unit_norm_and_its_gradient_is_orthogonal_to_both(problem):
+    conv, x = problem[0][0], problem[1]
+    W = conv.weight.flatten(1)
+    K = standardize(W)
+    assert float(K.kernel.sum(1).detach().abs().max()) < 1e-9
+    norms, counts = K.kernel.square().sum(1).detach(), K.counts.bool()
+    torch.testing.assert_close(norms[counts], torch.ones_like(norms[counts]))
+    (dW,) = torch.autograd.grad(conv(x).square().sum(), conv.weight)
+    dW = dW.flatten(1)
+    assert float(dW.sum(1).abs().max()) < 1e-7 * (1 + float(dW.abs().max()))
+    along = (dW * K.kernel.detach()).sum(1)[counts]
+    assert float(torch.cat([along, along.new_zeros(1)]).abs().max()) < 1e-7 * (1 + float(dW.abs().max()))
+
+
+def by_hand() -> tuple[StandardizedConv2d, Tensor, Tensor]:
+    """One filter (4, 5, 6): K = (-1, 0, 1) / sqrt 2 and s = 1 / sqrt 2; x = (1, 2, 6), g = 1."""
+    conv = StandardizedConv2d(1, 1, (1, 3), bias=False).double()
+    with torch.no_grad():
+        conv.weight.copy_(torch.tensor([[[[4.0, 5, 6]]]]))
+    return conv, torch.tensor([[[[1.0, 2, 6]]]]).double(), torch.ones(1, 1, 1, 1).double()
+
+
+def test_golden_by_hand():
+    """G = (1, 2, 6) less its mean 3 is (-2, -1, 3); less A K = 5 / 2 (-1, 0, 1) it is (1, -2, 1) / 2; times s."""
+    conv, x, g = by_hand()
+    assert conv(x).item() == pytest.approx(5 / 2**0.5)
+    wanted = [0.5 / 2**0.5, -1 / 2**0.5, 0.5 / 2**0.5]
+    formulas = layer_gradients.StandardizedConvGradients(conv)
+    assert formulas.weight(g, x).flatten().tolist() == pytest.approx(wanted)
+    note = note_output(conv, x, conv(x).detach())
+    L, R = torch.ones(1, 1).double(), torch.tensor([[1.0, 0, 0]]).double()
+    dL = finish_left(formulas.left(g, formulas.inner(x, R)), g, R, note, None)
+    dR = finish_right(formulas.right(formulas.outer(g, L), x), g, L, note, None)
+    assert dL.item() == pytest.approx(wanted[0])
+    assert dR.flatten().tolist() == pytest.approx(wanted)
+
+
+def test_the_published_formula_gives_the_same_kernel():
+    """De et al. write (w - mean) / sqrt(max(n var, 1e-4)) with the biased variance."""
+    W = torch.randn(4, 18, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    W[3] = 0.2 + 1e-4 * W[3]
+    n, var = W.shape[1], W.var(1, unbiased=False, keepdim=True)
+    torch.testing.assert_close(standardize(W).kernel, (W - W.mean(1, keepdim=True)) / (n * var).clamp(min=1e-4).sqrt())
+
+
+def test_the_weight_gradient_of_an_example_is_never_formed():
+    model, x = stack()
+    shapes = []
+    honest = layer_gradients.kernel_gradient
+
+    def spy(g: Tensor, x: Tensor, conv: nn.Conv2d) -> Tensor:
+        shapes.append(g.shape[1])
+        return honest(g, x, conv)
+
+    with patch.object(layer_gradients, "kernel_gradient", spy):
+        gradient_error(model, x, rank=2, sparsity=0.0, flat=False)
+    assert shapes == [2, 2]
+
+
+def test_it_is_supported_and_carried_by_the_usual_rule():
+    model = stack()[0]
+    check_supported(model)
+    assert carried_parameters(model, Carrier(kind="low-rank", rank=2), classifier="5") == ("0.weight", "3.weight")
+    with pytest.raises(UnsupportedLayerError, match="groups=2"):
+        check_supported(StandardizedConv2d(4, 4, 3, groups=2))
+
+    class Changed(StandardizedConv2d):
+        pass
+
+    with pytest.raises(UnsupportedLayerError, match="Changed"):
+        check_supported(Changed(4, 4, 3))
+
+
+def test_an_output_that_changes_in_place_is_refused():
+    conv = StandardizedConv2d(2, 3, 3)
+    model = nn.Sequential(nn.Conv2d(2, 2, 1), conv, nn.ReLU(inplace=True))
+    x, targets = torch.randn(2, 2, 5, 5), torch.zeros(2)
+    frame = make_frame(model, rank=1, sparsity=0.0)
+    with pytest.raises(UnsupportedLayerError, match=r"1 \(StandardizedConv2d\): its output was changed in place"):
+        per_example_gradients(model, squared_error, x, targets, frame)
+
+
+def test_other_layers_remember_no_output():
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), StandardizedConv2d(3, 3, 3), nn.Flatten(), nn.Linear(12, 2))
+    x = torch.randn(2, 3, 6, 6)
+    carried = plan(model, make_frame(model, rank=1, sparsity=0.0))
+    dense = plan(model, make_frame(model, rank=1, sparsity=0.0, carry=False))
+    assert [remember.note(layer, x, layer.module(x)) is None for layer in (carried[1], dense[1])] == [False, True]
+    assert remember.note(carried[0], x[:, :2], x) is None
+    assert remember.note(carried[2], x, x) is None
+
+
+def test_bfloat16_autocast_gives_blocks_of_the_parameters_type():
+    model, x = stack()
+    model, x, targets = model.float(), x.float(), torch.zeros(3)
+    frame = make_frame(model, rank=2, sparsity=0.3)
+    exact = per_example_gradients(model, squared_error, x, targets, frame)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = per_example_gradients(model, squared_error, x, targets, frame)
+    assert {t.dtype for t in got} == {torch.float32}
+    assert error(got, exact) < 0.1
+
+
+# Planted mistakes: each must make the blocks differ from autograd's.
+
+
+def forget_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = standardized.OutputNote.sums
+    monkeypatch.setattr(
+        standardized.OutputNote, "sums", lambda note, g: (torch.zeros_like(honest(note, g)[0]), honest(note, g)[1])
+    )
+
+
+def forget_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = standardized.OutputNote.sums
+    monkeypatch.setattr(
+        standardized.OutputNote, "sums", lambda note, g: (honest(note, g)[0], torch.zeros_like(honest(note, g)[1]))
+    )
+
+
+def keep_the_bias_in_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = standardized.note_output
+
+    def planted(conv: StandardizedConv2d, x: Tensor, y: Tensor) -> standardized.OutputNote:
+        made = honest(conv, x, y)
+        made.bias = None
+        return made
+
+    monkeypatch.setattr(remember, "note_output", planted)
+
+
+def forget_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        layer_gradients.StandardizedConvGradients,
+        "outer",
+        lambda self, g, L: layer_gradients.ConvGradients.outer(self, g, L),
+    )
+
+
+def forget_the_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = standardized.note_output
+
+    def planted(conv: StandardizedConv2d, x: Tensor, y: Tensor) -> standardized.OutputNote:
+        made = honest(conv, x, y)
+        made.patch_sums = F.conv2d(
+            F.pad(x, (1, 1, 1, 1), value=1).sum(1, True), torch.ones(1, 1, 3, 3).double(), stride=2
+        )
+        return made
+
+    monkeypatch.setattr(remember, "note_output", planted)
+
+
+def gradient_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_gradients, "pull_back", lambda G, K: G)
+
+
+PLANTS = [
+    (forget_the_mean, True),
+    (forget_the_norm, True),
+    (keep_the_bias_in_the_output, True),
+    (forget_the_scale, True),
+    (forget_the_padding, True),
+    (gradient_of_the_kernel, False),
+]
+
+
+@pytest.mark.parametrize(("plant", "carry"), [(None, True), (None, False), *PLANTS])
+def test_a_planted_mistake_is_caught(plant, carry, monkeypatch):
+    model, x = stack()
+    model = nn.Sequential(*list(model)[:1], nn.Tanh())
+    if plant is not None:
+        plant(monkeypatch)
+    wrong = gradient_error(model, x, rank=2, sparsity=0.0, flat=False, carry=carry)
+    assert (wrong > 1e-3) if plant else (wrong < TOLERANCE)

@@ -1,0 +1,172 @@
+"""Subtractive dither: an error of zero mean and known variance whatever the value is, and what spoils it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedlsg.payload.codecs import int8, noise_floor
+from fedlsg.payload.values.codec import Codec
+from fedlsg.payload.values.dither import LEVELS, Dither, dequantize, quantize
+
+COUNT = 40_000
+WIDTH = 0.25
+FIXED = (0.0, 0.03, WIDTH / 4, WIDTH / 2, 1.0, -7.77)
+"""Values whose rounding to the nearest would always err by the same amount."""
+
+
+def dither(client=0, seed=1, noise_std=0.5) -> Dither:
+    return Dither(seed=seed, client=client, noise_std=noise_std)
+
+
+def floor(step=0.5) -> noise_floor.NoiseFloor:
+    return noise_floor.CODEC.with_settings({"noise_floor_step": step})
+
+
+def received(codec: Codec, values, counts, d, round):
+    return codec.decode(codec.encode(values, counts, d, round), counts, d, round, max_norm=math.inf)
+
+
+def by_floor(values, client, round):
+    return received(floor(), values, [len(values)], dither(client), round)
+
+
+def by_int8(values, client, round):
+    """With one value that sets the block's step to ``WIDTH``."""
+    values = torch.cat([values, torch.tensor([126.5 * WIDTH])])
+    return received(int8.CODEC, values, [len(values)], dither(client), round)[:-1]
+
+
+def errors(send, value, client=0, round=1) -> np.ndarray:
+    values = torch.full((COUNT,), value)
+    return (send(values, client, round).double() - values.double()).numpy()
+
+
+def faults(send) -> list[str]:
+    """What is wrong with a quantiser: its error's mean and variance at fixed values, and between clients and rounds."""
+    found = []
+    sd = WIDTH / math.sqrt(12)
+    for value in FIXED:
+        e = errors(send, value)
+        if abs(e.mean()) > 4.5 * sd / math.sqrt(COUNT):
+            found.append("mean")
+        if abs(e.var() / sd**2 - 1) > 4.5 * math.sqrt(0.8 / COUNT):  # a uniform number's fourth moment is 9/5 sd^4
+            found.append("variance")
+        if abs(e).max() > WIDTH / 2 * (1 + 1e-5):
+            found.append("largest error")
+    base = errors(send, 0.03)
+    for other in (errors(send, 0.03, client=1), errors(send, 0.03, round=2), np.roll(base, 1)):
+        if not abs(np.corrcoef(base, other)[0, 1] if base.std() and other.std() else 1) < 4.5 / math.sqrt(COUNT):
+            found.append("reuse")
+    return found
+
+
+@pytest.mark.parametrize("send", [by_floor, by_int8])
+def test_the_error_is_what_is_promised(send):
+    assert faults(send) == []
+
+
+def rounded(values, client, round):
+    """Planted: to the nearest, without dither."""
+    return (torch.round(values / WIDTH) * WIDTH).float()
+
+
+def truncated(values, client, round):
+    """Planted: the dither's half step forgotten, so that every value is rounded down."""
+    d = dither(client)
+    levels = d.draw(round, len(values))
+    symbols = np.floor(values.double().numpy() / WIDTH + (levels + 0.5) / LEVELS - 0.5)
+    return dequantize(symbols, WIDTH, levels)
+
+
+def other_dither(values, client, round):
+    """Planted: the receiver takes off another client's dither."""
+    levels, wrong = dither(client).draw(round, len(values)), dither(client + 1).draw(round, len(values))
+    return dequantize(quantize(values.numpy(), WIDTH, levels), WIDTH, wrong)
+
+
+def kept_dither(values, client, round):
+    """Planted: the dither is not taken off (stochastic rounding): no bias, but twice the variance and more."""
+    levels = dither(client).draw(round, len(values))
+    return torch.from_numpy((quantize(values.numpy(), WIDTH, levels) * WIDTH).astype(np.float32))
+
+
+def one_for_all(values, client, round):
+    """Planted: one dither for all clients and rounds."""
+    return by_floor(values, 0, 1)
+
+
+def one_for_a_round(values, client, round):
+    """Planted: a single dither for all values."""
+    levels = np.repeat(dither(client).draw(round, 1), len(values))
+    return dequantize(quantize(values.numpy(), WIDTH, levels), WIDTH, levels)
+
+
+@pytest.mark.parametrize(
+    ("planted", "fault"),
+    [
+        (rounded, "mean"),
+        (truncated, "mean"),
+        (other_dither, "variance"),
+        (kept_dither, "largest error"),
+        (one_for_all, "reuse"),
+        (one_for_a_round, "reuse"),
+    ],
+)
+def test_planted_quantisers_are_caught(planted, fault):
+    assert fault in faults(planted)
+
+
+@given(seed=st.integers(0, 2**32), step=st.floats(0.05, 4), noise=st.floats(1e-6, 1e6), scale=st.floats(0, 100))
+def test_floor_round_trip_is_within_half_a_step(seed, step, noise, scale):
+    values = scale * noise * torch.randn(31, generator=torch.Generator().manual_seed(seed))
+    codec, d = floor(step), dither(3, noise_std=noise)
+    got = received(codec, values, [10, 0, 1, 20], d, 5)
+    assert got.dtype == torch.float32
+    assert bool(((got - values).abs() <= codec.width(d) / 2 * (1 + 1e-6) + 1e-6 * values.abs()).all())
+
+
+@given(seed=st.integers(0, 2**32), scale=st.sampled_from([0.0, 1e-45, 1e-38, 1.0, 1e30]))
+def test_int8_round_trip_is_within_half_a_step_of_its_block(seed, scale):
+    values = scale * torch.randn(31, generator=torch.Generator().manual_seed(seed)).clamp(-5, 5)
+    counts = [10, 0, 1, 20]
+    got = received(int8.CODEC, values, counts, dither(3), 5)
+    for part, want in zip(got.split(counts), values.split(counts), strict=True):
+        width = float(want.abs().max()) / 126.5 if len(want) else 0.0
+        assert bool(((part - want).abs() <= width * 0.501 + 1e-42).all())
+
+
+def test_golden_floor_by_hand():
+    """Step 1/4; with dither u the value .3 becomes q = floor(1.2 + u + 1/2) and comes back as (q - u) / 4."""
+    d = dither(noise_std=0.5)
+    levels = d.draw(9, 4)
+    u = (levels + 0.5) / LEVELS - 0.5
+    q = [math.floor(0.3 / 0.25 + x + 0.5) for x in u]
+    got = received(floor(), torch.full((4,), 0.3), [4], d, 9)
+    assert got.tolist() == pytest.approx([(a - b) * 0.25 for a, b in zip(q, u, strict=True)], abs=1e-7)
+    assert set(q) <= {1, 2}
+
+
+def test_the_dither_is_the_same_everywhere():
+    assert dither(client=2, seed=5).draw(3, 4).tolist() == [1265271, 9769932, 5062332, 12330621]
+
+
+def test_the_step_is_that_of_the_noise():
+    assert floor().width(dither(noise_std=2.0)) == 1.0
+    assert floor().added_variance == 0.25 / 12
+    assert floor(0.5) == noise_floor.CODEC
+    for bad in (0.0, math.nan, math.inf, 1e-60):
+        with pytest.raises(ValueError, match="choose a codec that needs no noise"):
+            floor().width(dither(noise_std=bad))
+
+
+def test_values_far_above_the_noise_are_sent_or_refused():
+    """Escapes carry them; past 2^53 steps the grid would be finer than float64."""
+    d = dither(noise_std=1e-3)
+    values = torch.tensor([1e6, -1e6, 0.0])
+    assert received(floor(), values, [3], d, 1).tolist() == pytest.approx([1e6, -1e6, 0], abs=1e-3)
+    with pytest.raises(ValueError, match="choose a codec of floats"):
+        floor().encode(torch.tensor([1e30]), [1], d, 1)

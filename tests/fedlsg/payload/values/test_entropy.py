@@ -1,0 +1,179 @@
+"""Integers under a Gaussian: the model against scipy, round trips, a stream by hand, and streams that lie."""
+
+import hashlib
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from fedlsg.payload.values.entropy import (
+    CLASSES,
+    LARGEST,
+    decode,
+    encode,
+    leb128,
+    outermost,
+    read_leb128,
+    scale_code,
+    weights,
+)
+
+ANY = 2**53
+
+
+def scale(code: int) -> float:
+    return 2 ** (code / 8 - 4)
+
+
+@pytest.mark.parametrize("code", [0, 17, 32, 40, 61, 90, 120, 255])
+@pytest.mark.parametrize("dither_class", [0, 3, CLASSES - 1])
+def test_weights_are_the_gaussians(code, dither_class):
+    """Against scipy's distribution function, outermost bins with their tails."""
+    top, u = outermost(code), (dither_class + 0.5) / CLASSES - 0.5
+    edges = np.concatenate([[-np.inf], np.arange(-top, top) + 0.5, [np.inf]])
+    wanted = np.diff(norm.cdf((edges - u) / scale(code)))
+    got = weights(code, dither_class)
+    assert got.dtype == np.int64
+    assert got.min() >= 1
+    assert got.sum() < 2**53
+    assert np.abs(got / got.sum() - wanted).max() < 4e-3 * max(wanted)
+    used = wanted > 0  # what a wrong model would cost, in bits a value
+    assert (wanted[used] * np.log2(wanted[used] / (got / got.sum())[used])).sum() < (2e-5 if top < LARGEST else 5e-4)
+
+
+def test_weights_are_symmetric_in_value_and_dither():
+    for code in (5, 40, 88):
+        for c in range(CLASSES):
+            assert np.array_equal(weights(code, c), weights(code, CLASSES - 1 - c)[::-1])
+
+
+def test_the_model_is_the_same_everywhere():
+    """Integer arithmetic only: these bits hold on every processor and with every libm."""
+    sha = hashlib.sha256()
+    for code in range(256):
+        for c in (0, 5):
+            sha.update(weights(code, c).astype("<i8").tobytes())
+    assert sha.hexdigest() == "cc928d5436032ba4b13ed30d78cfe2ad1c46e537c4e5e01590f7acdc950c02af"
+
+
+def test_outermost_symbol():
+    for code in range(256):
+        assert outermost(code) == min(LARGEST, 2 + math.floor(4.5 * scale(code)))
+
+
+@given(root=st.floats(2**-4, 2**27))
+def test_the_nearest_scale(root):
+    assert abs(math.log2(scale(scale_code(root**2)) / root)) <= 1 / 16 + 1e-9
+
+
+def test_scales_out_of_range_are_the_last_ones():
+    assert [scale_code(x) for x in (0.0, 1e-30, 1e300, math.nan)] == [0, 0, 255, 0]
+
+
+def test_golden_stream():
+    """Three symbols, of which 5 leaves the table of scale 1/2 (its outermost symbol is 4) by one."""
+    symbols, codes, classes = np.array([0, 5, -1]), np.array([24] * 3, np.uint8), np.array([4, 0, 7], np.uint8)
+    assert outermost(24) == 4
+    stream = encode(symbols, codes, classes)
+    assert stream[:2] == bytes([1, 1])
+    assert stream.hex() == "0101ffffff3faf100000"
+    assert decode(stream, codes, classes, largest=5).tolist() == [0, 5, -1]
+
+
+@given(count=st.integers(0, 200), spread=st.floats(0, 1e6), seed=st.integers(0, 2**32), fitted=st.booleans())
+def test_round_trip(count, spread, seed, fitted):
+    """Any integers under any scales, fitted or not."""
+    rng = np.random.default_rng(seed)
+    symbols = np.rint(spread * rng.standard_normal(count)).astype(np.int64)
+    code = scale_code(spread**2) if fitted else int(rng.integers(256))
+    codes = np.where(rng.random(count) < 0.8, code, rng.integers(0, 256, count)).astype(np.uint8)
+    classes = rng.integers(0, CLASSES, count).astype(np.uint8)
+    stream = encode(symbols, codes, classes)
+    assert np.array_equal(decode(stream, codes, classes, largest=ANY), symbols)
+
+
+def test_every_symbol_of_every_scale_can_be_sent():
+    for code in range(0, 256, 3):
+        symbols = np.arange(-outermost(code), outermost(code) + 1)
+        codes, classes = np.full(len(symbols), code, np.uint8), np.full(len(symbols), code % CLASSES, np.uint8)
+        assert np.array_equal(decode(encode(symbols, codes, classes), codes, classes, largest=ANY), symbols)
+
+
+@pytest.mark.parametrize("largest", [2**20, 2**53])
+def test_extreme_symbols(largest):
+    symbols = np.array([largest, -largest, 0])
+    codes, classes = np.zeros(3, np.uint8), np.zeros(3, np.uint8)
+    stream = encode(symbols, codes, classes)
+    assert np.array_equal(decode(stream, codes, classes, largest=largest), symbols)
+    with pytest.raises(ValueError, match=f"beyond {largest - 1}"):
+        decode(stream, codes, classes, largest=largest - 1)
+
+
+@pytest.mark.parametrize("step", [0.25, 0.5, 1.0, 2.0])
+def test_bits_are_the_differential_entropy_of_value_and_error(step):
+    """E[-log2 P(q | u)] = h(x + e) - log2 D with e uniform over a step: nothing is lost to the coder."""
+    rng = np.random.default_rng(3)
+    count = 60_000
+    x, u = rng.standard_normal(count) / step, rng.random(count) - 0.5
+    symbols = np.floor(x + u + 0.5).astype(np.int64)
+    codes = np.full(count, scale_code(1 / step**2), np.uint8)
+    bits = 8 * len(encode(symbols, codes, ((u + 0.5) * CLASSES).astype(np.uint8))) / count
+    grid = np.linspace(-12 / step, 12 / step, 200_001)
+    density = norm.cdf((grid + 0.5) * step) - norm.cdf((grid - 0.5) * step)
+    inside = density[density > 0]
+    wanted = -(inside * np.log2(inside)).sum() * (grid[1] - grid[0])
+    assert bits == pytest.approx(wanted, rel=0.01)
+
+
+def test_a_model_that_ignores_the_dither_is_caught():
+    """The planted coder codes every value in one class: at a step of two deviations it is 5 % worse."""
+    rng = np.random.default_rng(3)
+    u = rng.random(60_000) - 0.5
+    symbols = np.floor(rng.standard_normal(60_000) / 2 + u + 0.5).astype(np.int64)
+    codes = np.full(60_000, scale_code(0.25), np.uint8)
+    right = len(encode(symbols, codes, ((u + 0.5) * CLASSES).astype(np.uint8)))
+    assert len(encode(symbols, codes, np.full(60_000, CLASSES // 2, np.uint8))) > 1.05 * right
+
+
+@given(number=st.integers(0, 2**63 - 1), tail=st.binary(max_size=3))
+def test_leb128(number, tail):
+    assert read_leb128(leb128(number) + tail, 0) == (number, len(leb128(number)))
+
+
+@pytest.mark.parametrize("bad", [b"", b"\x80", b"\x80\x00", b"\xff" * 9, b"\xff" * 12, b"\x80" * 8 + b"\x00"])
+def test_leb128_refuses(bad):
+    with pytest.raises(ValueError, match="a number is"):
+        read_leb128(bad, 0)
+
+
+@given(data=st.data())
+@settings(max_examples=100)
+def test_any_bytes_are_symbols_or_a_value_error(data):
+    """What is accepted has a bounded size and is what its own encoding says."""
+    count = data.draw(st.integers(0, 20))
+    codes = np.array(data.draw(st.lists(st.integers(0, 255), min_size=count, max_size=count)), np.uint8)
+    classes = np.arange(count).astype(np.uint8) % CLASSES
+    stream = data.draw(st.binary(max_size=80))
+    try:
+        symbols = decode(stream, codes, classes, largest=1000)
+    except ValueError:
+        return
+    assert len(symbols) == count
+    assert count == 0 or abs(symbols).max() <= 1000
+    assert encode(symbols, codes, classes) == stream
+
+
+def test_lengths_that_lie():
+    codes, classes = np.zeros(2, np.uint8), np.zeros(2, np.uint8)
+    honest = encode(np.array([0, 1]), codes, classes)
+    for lie in (
+        leb128(2**62) + honest[1:],
+        leb128(len(honest)) + honest[1:],
+        honest + bytes([1, 2, 3, 4]),
+        honest[:-1],
+    ):
+        with pytest.raises(ValueError, match=r"payload values|Invalid compressed data"):
+            decode(lie, codes, classes, largest=ANY)
