@@ -27,7 +27,6 @@ from fedlsg.state import load_weights
 from simulations.plan.plan import Base, prepare
 from simulations.rundir import arrays
 from simulations.rundir.rundir import RunDir
-from simulations.settings.resolve import known
 from simulations.workloads import Progress, silent
 
 RECORD = "record one with: fedlsg run ... --record-updates"
@@ -119,7 +118,7 @@ class Record:
         )
 
     def _updates_before(self, round: int) -> int:
-        survivors = known(self.base.settings.min_survivors)
+        survivors = self.base.settings.min_survivors
         rows = [row for row in self.run.read_rounds() if int(row["round"]) < round]
         return sum(len(row["answered"].split()) >= survivors for row in rows)
 

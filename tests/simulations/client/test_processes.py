@@ -19,7 +19,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from fedlsg.state.server_state import ServerState
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.grids.virtual import named
-from simulations.plan.plan import Plan, known
+from simulations.plan.plan import Plan
 from simulations.settings.settings import as_config
 from strategies.federation.report import RoundReport
 from strategies.federation.serial import over_the_wire
@@ -60,7 +60,7 @@ def federation(plan: Plan, run_dir: Path, on_round: Callable[[RoundReport], None
     )  # fmt: skip
     settings = FederationSettings(
         terms=plan.terms,
-        clients_per_round=known(plan.settings.clients_per_round),
+        clients_per_round=plan.settings.clients_per_round,
         local=plan.local,
         codec=plan.codec,
         run_dir=str(run_dir),

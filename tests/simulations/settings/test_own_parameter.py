@@ -74,10 +74,11 @@ def test_a_method_without_it_refuses_it(fedlsg):
 
 @pytest.mark.usefixtures("wide")
 def test_a_comparison_gives_it_to_the_methods_that_have_it():
-    grid = make_grid("digits", {"methods": "wide,dpsgd"}, {"width": "4", "engine": "local"}, None)
+    axes = dict.fromkeys(("epsilons", "ranks", "sparsities", "seeds"))
+    grid = make_grid("digits", {"methods": "wide,dpsgd", **axes}, {"width": "4", "engine": "local"}, None)
     assert {cell.method: cell.given.get("width") for cell in grid.cells()} == {"wide": 4, "dpsgd": None}
     with pytest.raises(ValueError, match="none of the methods dpsgd has a setting width"):
-        make_grid("digits", {"methods": "dpsgd"}, {"width": "4"}, None)
+        make_grid("digits", {"methods": "dpsgd", **axes}, {"width": "4"}, None)
 
 
 @pytest.mark.usefixtures("wide")
