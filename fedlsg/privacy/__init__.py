@@ -17,7 +17,6 @@ __all__ = [
     "Ledger",
     "LedgerError",
     "Mechanism",
-    "NoiseMultiplier",
     "add_noise",
     "check_sample_rate",
     "clip_factors",

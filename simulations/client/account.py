@@ -16,6 +16,7 @@ from torch import Tensor
 from fedlsg.privacy import Entry, Ledger
 from simulations.grids.refusals import OverBudgetError
 from simulations.rundir.rundir import RunDir
+from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings
 
 
@@ -60,7 +61,7 @@ class SimulatedAccount:
 
     run: RunDir
     client: int
-    settings: Settings
+    settings: Resolved
     name: str = ""
 
     @property

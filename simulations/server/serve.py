@@ -19,7 +19,6 @@ from simulations.server.diverged import explain
 from simulations.server.downlink import make_downlink
 from simulations.server.recorder import Recorder
 from simulations.server.summary import Outcome, summarize
-from simulations.settings.resolve import known
 from strategies.federation.report import RoundReport
 from strategies.federation.stopped import BudgetSpentError, DivergedError
 from strategies.federation.wire import flat_record
@@ -117,11 +116,11 @@ def _federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
     s = plan.settings
     return FederationSettings(
         terms=plan.terms,
-        clients_per_round=known(s.clients_per_round),
+        clients_per_round=s.clients_per_round,
         local=plan.local,
         codec=plan.codec,
         index_mode=plan.index_mode,
-        min_survivors=known(s.min_survivors),
+        min_survivors=s.min_survivors,
         timeout=s.round_timeout,
         run_dir=str(run.path),
     )

@@ -21,7 +21,6 @@ from fedlsg.randomness import public_generator
 from simulations.attack.membership.shadows import Trained, pair_of
 from simulations.attack.recorded.claim import claim_of, training_event
 from simulations.plan.plan import Plan, count_blocks, events_of
-from simulations.settings.resolve import known
 
 ATTACKS = ("loss threshold", "LiRA offline", "LiRA online")
 DRAWS = 200
@@ -152,7 +151,7 @@ def claimed(plan: Plan) -> tuple[Claim, tuple[Limit, ...]] | None:
     """
     if not plan.method.mechanism.private:
         return None
-    blocks, delta = count_blocks(plan), known(plan.settings.delta)
+    blocks, delta = count_blocks(plan), plan.settings.delta
     by_client = {tuple(events_of(plan, t, blocks)) for t in plan.terms}
     spent = {events: compose(list(events), delta=delta).upper for events in by_client}
     worst = max(spent, key=lambda events: spent[events])

@@ -25,7 +25,6 @@ from fedlsg.state import ClientTerms, Phase, PublicState, load_weights, phase_of
 from simulations.plan.plan import Base, prepare
 from simulations.rundir import arrays
 from simulations.rundir.rundir import RunDir
-from simulations.settings.resolve import known
 from simulations.workloads import Progress, silent
 
 RECORD = "record one with: fedlsg run ... --record-updates"
@@ -102,7 +101,7 @@ class Record:
         return state.frame(round, updates=self._updates_before(round), kept=kept)
 
     def _updates_before(self, round: int) -> int:
-        survivors = known(self.base.settings.min_survivors)
+        survivors = self.base.settings.min_survivors
         rows = [row for row in self.run.read_rounds() if int(row["round"]) < round]
         return sum(len(row["answered"].split()) >= survivors for row in rows)
 

@@ -10,7 +10,6 @@ from simulations.client.node.data import own_path, with_own_columns
 from simulations.client.node.terms import Terms
 from simulations.grids.refusals import SettingsError, TermsError
 from simulations.plan.plan import Base
-from simulations.settings.resolve import known
 from simulations.settings.settings import Settings
 
 
@@ -25,7 +24,9 @@ def usable(settings: Settings, terms: Terms) -> Settings:
         strategies.check_name(settings.method)
     except ValueError as error:
         raise SettingsError(str(error)) from None
-    check_mechanism(settings.mechanism or strategies.default_mechanism(settings.method), settings.method)
+    check_mechanism(
+        settings.parameters.get("mechanism", strategies.default_mechanism(settings.method)), settings.method
+    )
     if settings.trust == "aggregate" and terms.trust != "aggregate":
         raise TermsError(
             "trust=aggregate: alone, this client's payload would carry too little noise; it accepts trust=client "
@@ -64,7 +65,7 @@ def check_base(base: Base, terms: Terms) -> None:
     check_mechanism(base.method.mechanism.kind, base.method.name)
     _check_privacy(base.settings, terms)
     size = len(base.parts[terms.partition])
-    for name, delta in (("delta-max", terms.delta_max), ("the run's delta", known(base.settings.delta))):
+    for name, delta in (("delta-max", terms.delta_max), ("the run's delta", base.settings.delta)):
         if delta >= 1 / size:
             raise TermsError(
                 f"{name}={delta:g} is not below 1/N_k = {1 / size:.3g}, with N_k={size} training rows here: such a "

@@ -18,7 +18,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.grids.virtual import named
-from simulations.plan.plan import Plan, known
+from simulations.plan.plan import Plan
 from simulations.settings.settings import as_config
 from strategies.federation.report import RoundReport
 from strategies.federation.serial import over_the_wire
@@ -56,7 +56,7 @@ def federation(plan: Plan, run_dir: Path, on_round: Callable[[RoundReport], None
     state = plan.server_state()
     settings = FederationSettings(
         terms=plan.terms,
-        clients_per_round=known(plan.settings.clients_per_round),
+        clients_per_round=plan.settings.clients_per_round,
         local=plan.local,
         codec=plan.codec,
         run_dir=str(run_dir),
