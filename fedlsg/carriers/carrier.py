@@ -27,7 +27,9 @@ StepCarrier = Annotated[
 ]
 """The kinds that a step may have by choice; the others belong to their recipes."""
 
-Rank = Annotated[int, Setting("Rank r of the carriers.", at_least=1)]
+Rank = Annotated[int, Setting("Rank r of the carriers.", at_least=0, aliases=("r",))]
+"""0 is for dense gradients alone, see ``Carrier``."""
+
 PowerSteps = Annotated[int, Setting("Power steps with which carriers follow a matrix.", at_least=1)]
 Warmup = Annotated[int, Setting("Updates of the server before carriers come from W - W_0, not W.", at_least=1)]
 LoraAlpha = Annotated[
@@ -58,7 +60,7 @@ class Carrier:
     """
 
     kind: Annotated[CarrierKind, Setting(name="carrier kind")] = "dense"
-    rank: int = 0
+    rank: Rank = 0
     power_steps: PowerSteps = 1
     warmup: Warmup = 1
     alpha: LoraAlpha = None

@@ -3,7 +3,7 @@
 from fedlsg.privacy.ledger import Ledger, ledger_path, merge, read_entries, verify_extends
 from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
 from fedlsg.privacy.ledger_file import Entry, LedgerError, locked
-from fedlsg.privacy.mechanism import Mechanism, NoiseMultiplier, add_noise, clip_factors, clipped_sum, norms_of
+from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum, norms_of
 from fedlsg.privacy.sampling import Coins, CoinsAhead, check_sample_rate, microbatches, poisson_batch
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "Ledger",
     "LedgerError",
     "Mechanism",
-    "NoiseMultiplier",
     "add_noise",
     "check_sample_rate",
     "clip_factors",

@@ -44,10 +44,6 @@ ClipNorm = Annotated[
     float,
     Setting("Clip norm C of an example's gradient.", "norm", at_least=SMALLEST_CLIP_NORM, at_most=LARGEST_CLIP_NORM),
 ]
-NoiseMultiplier = Annotated[
-    float,
-    Setting("Noise over clip norm, instead of a target.", above=0, below=math.inf, aliases=("sigma", "noise", "z")),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +64,7 @@ class Mechanism:
         MechanismKind, Setting("What happens to examples' gradients; only dp is private.", name="mechanism")
     ] = "dp"
     clip_norm: ClipNorm = 1.0
-    noise_multiplier: NoiseMultiplier = 1.0
+    noise_multiplier: float = 1.0
     clip: Annotated[ClipKind, Setting("Clip an example's whole gradient, or each block of it on its own.")] = "joint"
     norms_clip_weight: Annotated[
         float, Setting("Weight of norm layers' gradients in the clip.", "factor", above=0, below=math.inf)

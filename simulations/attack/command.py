@@ -28,7 +28,7 @@ from simulations.report.progress import Tick, bar
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.diverged import refuse_diverged
 from simulations.settings.published import resolve
-from simulations.settings.settings import from_mapping
+from simulations.settings.settings import from_mapping, values_of
 
 RECORDED: Mapping[str, object] = {"clients": 8, "rounds": 4, "batch_size": 1, "noise_multiplier": 1.0}
 """Of the runs that ``--compare`` records, unless -c says otherwise: small batches, one sigma for all."""
@@ -161,9 +161,9 @@ def check_comparable(methods: Sequence[str], given: Mapping[str, Any]) -> None:
 
 def check_recorded(directory: Path, wanted: Mapping[str, Any]) -> None:
     """Raise ValueError where the run that is there has other settings than those that are asked for."""
-    there, asked = RunDir.open(str(directory)).read_config(), from_mapping(resolve(wanted))
+    there, asked = values_of(RunDir.open(str(directory)).read_config()), values_of(from_mapping(resolve(wanted)))
     for name in wanted:
-        old, new = getattr(there, name), getattr(asked, name)
+        old, new = there.get(name), asked.get(name)
         if old != new:
             raise ValueError(f"{directory} was recorded with {name}={old}, not {new}; choose another --out")
 

@@ -14,6 +14,7 @@ import typer.core
 from rich.console import Console
 
 from simulations.cli.examine import attack, audit, inspect
+from simulations.cli.lists import methods, settings, version, workloads
 from simulations.cli.options import Choice, console, merge, option
 from simulations.engines.runtime.processes import sigterm_raises
 
@@ -68,12 +69,10 @@ def run(
     """
     given = {key: value for key, value in locals().items() if key not in ("out", "config") and value is not None}
     from simulations.engines import ahead
-    from simulations.settings.published import resolve
-    from simulations.settings.settings import from_mapping
+    from simulations.settings.published import first_look
 
     given = merge(given, config or [])
-    settings = from_mapping(resolve(given))  # what is wrong by itself is said before anything is imported or started
-    with ahead(settings.engine):
+    with ahead(first_look(given)):
         from simulations.run import run_command
 
         run_command(given, out, console)
@@ -182,6 +181,10 @@ def presets(
     presets_command(words or "", json, markdown, console)
 
 
+app.callback()(version)
+app.command(short_help="Every setting, or one whole: meaning, unit, range, default.")(settings)
+app.command()(workloads)
+app.command()(methods)
 app.command(short_help="Statistics of un-noised gradients: NOT PRIVATE.")(inspect)
 app.command(short_help="Try to prove a claimed epsilon wrong.")(audit)
 app.command(short_help="What recorded updates, or a released model, give away.")(attack)

@@ -23,7 +23,6 @@ from typing import Any
 
 import strategies
 from fedlsg.choices import choose
-from simulations.settings.resolve import RECIPE_CHOICES
 from simulations.settings.settings import parse
 
 AXES = {"seed": "--seeds", "epsilon": "--epsilons", "method": "--methods", "workload": "WORKLOAD", "run_dir": "--out"}
@@ -99,7 +98,7 @@ class Grid:
             )
         if self.epsilons and any("noise_multiplier" in settings for settings in given):
             raise ValueError("give either --epsilons or -c noise_multiplier=..., which would replace every one of them")
-        for name in RECIPE_CHOICES & set(self.settings):
+        for name in strategies.recipe_settings().keys() & self.settings.keys():
             if not any(entry.has(name) for entry in self.entries):
                 raise ValueError(f"none of the methods {', '.join(e.label for e in self.entries)} has a setting {name}")
 
@@ -147,7 +146,7 @@ class Grid:
         common = {
             name: value
             for name, value in self.settings.items()
-            if (name not in RECIPE_CHOICES or entry.has(name)) and (noised or name != "noise_multiplier")
+            if (name not in strategies.recipe_settings() or entry.has(name)) and (noised or name != "noise_multiplier")
         }
         varied = {"epsilon": epsilon, "rank": rank, "sparsity": sparsity}
         coordinates = {name: value for name, value in varied.items() if value is not None}

@@ -133,8 +133,8 @@ def prepare(
     rate = known(settings.sample_rate) if batch is None else min(batch / mean_size, 1.0)
     expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
     schedule = Schedule(rounds=known(settings.rounds), local_steps=known(settings.local_steps), sample_rate=rate)
-    local = _local_training(settings, rate, expected_batch, deployed=own is not None)
     method = build_method(settings)
+    local = _local_training(settings, method, rate, expected_batch, deployed=own is not None)
     check_codecs(settings, method)
     return Base(
         settings=resolved(settings, method, local),
@@ -147,12 +147,13 @@ def prepare(
     )
 
 
-def _local_training(s: Settings, rate: float, expected_batch: float, *, deployed: bool) -> LocalTraining:
-    rates = (s.local_learning_rate, s.learning_rate)
+def _local_training(
+    s: Settings, method: Method, rate: float, expected_batch: float, *, deployed: bool
+) -> LocalTraining:
     return LocalTraining(
         steps=known(s.local_steps),
         sample_rate=rate,
-        learning_rate=next(value for value in rates if value is not None),
+        learning_rate=method.after.learning_rate if s.local_learning_rate is None else s.local_learning_rate,
         momentum=known(s.local_momentum),
         expected_batch=expected_batch,
         microbatch_size=known(s.microbatch_size),

@@ -25,7 +25,9 @@ def usable(settings: Settings, terms: Terms) -> Settings:
         strategies.check_name(settings.method)
     except ValueError as error:
         raise SettingsError(str(error)) from None
-    check_mechanism(settings.mechanism or strategies.default_mechanism(settings.method), settings.method)
+    check_mechanism(
+        settings.parameters.get("mechanism", strategies.default_mechanism(settings.method)), settings.method
+    )
     if settings.trust == "aggregate" and terms.trust != "aggregate":
         raise TermsError(
             "trust=aggregate: alone, this client's payload would carry too little noise; it accepts trust=client "

@@ -11,7 +11,7 @@ from simulations.report.run_page import run_page
 from simulations.rundir.results import read_run
 from simulations.server import serve as server
 from simulations.server.diverged import explain
-from simulations.settings.settings import Settings
+from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import Run, resume_local, run_local
 
 LARGE: dict[str, dict[str, Any]] = {
@@ -118,7 +118,7 @@ def test_a_run_that_diverged_late_keeps_its_rounds(tmp_path, monkeypatch):
     ],
 )
 def test_the_largest_rate_is_named(rates, named):
-    assert f"round 7 left x: {named} is likely" in explain(RuntimeError("round 7 left x"), Settings(**rates))
+    assert f"round 7 left x: {named} is likely" in explain(RuntimeError("round 7 left x"), from_mapping(rates))
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
