@@ -13,6 +13,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,11 @@ from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.relu_batch import relu_batch
 from fedlsg.attacks.membership.matched_filter import measure
 from fedlsg.attacks.observation import Knowledge, Observation
-from fedlsg.carriers import carried_parameters
-from fedlsg.gradients import per_example_gradients, trainable
-from fedlsg.method import LocalTraining, Schedule, client_step, make_frame
+from fedlsg.gradients import per_example_gradients
+from fedlsg.method import LocalTraining, Schedule, client_step
 from fedlsg.privacy import Mechanism
 from fedlsg.randomness import public_generator, reproducible_stream
+from fedlsg.state import PublicState
 from fedlsg.training import per_unit
 from simulations.workloads import load
 
@@ -44,18 +45,20 @@ METHODS: dict[str, Any] = {"dpsgd": {}, "rgp": LOW_RANK, "lsg": LOW_RANK | SPARS
 PRIOR = Prior(shape=(1, 8, 8), low=-0.6, high=1.4)
 NOTES = {
     "Input of a first linear layer, batch 1": """
-r = 8 for `rgp` and `lsg`, p = .5 for `lsg` and `rs`. Without a bias the gradient tells the direction, and a replay sign
-and scale where all inputs are known; where columns are frozen the error is that of the direction.""",
+r = 8 for `rgp` and `lsg`, p = .5 for `lsg` and `rs`. Without a bias the gradient gives only the direction of the input.
+If all inputs are known, a replay gives sign and scale. If columns are frozen, the error is that of the direction.""",
     "Whole ReLU batches": """
-PSNR of the worst image of a batch; twins are the nearest pairs of test images. An example is told from another by the
-neurons that are off for it and on for the other: misses have few or none of these, at ordinary condition numbers.""",
+PSNR of the worst image of a batch. Twins are the nearest pairs of test images. The neurons that are off for one example
+and on for another distinguish the two. Missed batches have few such neurons or none, at ordinary condition numbers.""",
     "Theorem 5.1 of RS": """
-One unknown, 64 equations with normal coefficients k. Predicted: s^2 E[1 / |m*k|^2], under a clip at the clipped k;
-bound: s^2 / ((1 - p) |k|^2). fedlsg clips after the mask, and that clip gives back what the mask took: the error is
-s^2 x^2 / C^2 at every rate, so that the bound, which knows no such clip, is none there.
-The last column is the worst of all seeds: 3 and less is chance, negative is above the bound.""",
+Theorem 5.1 of Zhu and Blaschko 2023. One unknown, 64 equations with normal coefficients k. Predicted error:
+s^2 E[1 / |m*k|^2], with the clipped k if there is a clip. Bound: s^2 / ((1 - p) |k|^2). fedlsg clips after the mask,
+and this clip scales the masked values up again: the error is s^2 x^2 / C^2 at every rate. The theorem assumes no such
+clip, so its bound does not hold for fedlsg. The last column has the worst of all seeds: up to 3 can be chance, and a
+negative value is above the bound.""",
     "Membership in one round": """
-Phi(Phi^-1(0.01) + 1 / sigma) for one example beside three known ones, on the shipped clip and noise.""",
+Closed form: Phi(Phi^-1(0.01) + 1 / sigma), for one example in a batch with three known ones.
+Measured with the clip and noise of runs.""",
 }
 Lines = Iterator[str]
 
@@ -79,12 +82,9 @@ def observe(name: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int, dty
     """The payload, without noise, of a client that takes all of these examples; all of it computed in ``dtype``."""
     method = strategies.recipe(name, mechanism="clip-only", clip_norm=0.1, **METHODS[name])
     model = model.to(dtype)
-    weights = {parameter: p.detach() for parameter, p in trainable(model).items()}
-    carried = carried_parameters(model, method.carrier, classifier="classifier")
-    frame = make_frame(
-        method, weights, {p: weights[p] * 0.9 for p in carried}, carried=carried, round=2, updates=1,
-        schedule=Schedule(rounds=2), seed=seed, classifier="classifier",
-    )  # fmt: skip
+    public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier")
+    initial = {parameter: W * 0.9 for parameter, W in public.parameters.items()}
+    frame = replace(public, initial=initial).frame(2, updates=1)
     local = LocalTraining(expected_batch=float(len(y)))
     values = client_step(
         model, lambda rows: (x[rows].to(dtype), y[rows]), cross_entropy, frame=frame, mechanism=method.mechanism,
@@ -125,7 +125,7 @@ def off(guess: Tensor, truth: Tensor, *, scaled: bool = False) -> float:
 
 def first_layer(seeds: int) -> Lines:
     """One line a method, dtype and bias."""
-    yield "| method | payload | bias | inputs known | relative error: median, worst | asked |"
+    yield "| method | payload | bias | inputs known | relative error: median, worst | within the limit |"
     yield "|---|---|---|---|---|---|"
     for dtype, asked in ((torch.float64, 1e-6), (torch.float32, 1e-4)):
         for name in METHODS:
@@ -170,7 +170,7 @@ def told_apart(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, float]:
 
 def relu(seeds: int) -> Lines:
     """One line a method, width, dtype and batch; then a line for each batch that was missed."""
-    yield "| method | hidden | payload | batch | over 100 dB | least of these | missed, and the attack says so |"
+    yield "| method | hidden | payload | batch | above 100 dB | least of these, dB | missed; reported by the attack |"
     yield "|---|---|---|---|---|---|---|"
     missed: dict[tuple[str, int, int], str] = {}
     found_at: list[tuple[int, float]] = []
@@ -196,12 +196,12 @@ def relu(seeds: int) -> Lines:
                 f"| {seeds - len(good)}, {said} |"
             )
     yield ""
-    yield "| missed: batch | hidden | seed | fewest neurons that tell | condition number of G | found |"
+    yield "| missed: batch | hidden | seed | fewest distinguishing neurons | condition number of G | result |"
     yield "|---|---|---|---|---|---|"
     for (batch, hidden, seed), line in sorted(missed.items()):
         yield f"| {batch} | {hidden} | {seed} | {line}"
     least_apart, worst = min(apart for apart, _ in found_at), max(condition for _, condition in found_at)
-    yield f"| over 100 dB: all of them | | | {least_apart} or more | {worst:.1f} or less | |"
+    yield f"| all batches above 100 dB | | | {least_apart} or more | {worst:.1f} or less | |"
 
 
 def attacked(name: str, model: nn.Module, x: Tensor, y: Tensor, seed: int, dtype: torch.dtype) -> tuple[float, str]:
@@ -219,11 +219,11 @@ def attacked(name: str, model: nn.Module, x: Tensor, y: Tensor, seed: int, dtype
 
 def theorem_5_1(seeds: int) -> Lines:
     """One line a setting and rate, over ``seeds`` draws of k (64 normal numbers)."""
-    yield "| setting | rate | measured over predicted (95 %) | over the bound (95 %) | below it, in s.e.: worst seed |"
+    yield "| setting | rate | measured / predicted (95 %) | measured / bound (95 %) | standard errors below the bound |"
     yield "|---|---|---|---|---|"
     fixed, clipped = (Mechanism(kind=kind, clip_norm=0.5, noise_multiplier=0.1) for kind in ("noise-only", "dp"))
     for words, mechanism, order in (
-        ("its own: fixed noise, no clip", fixed, "mask, clip"),
+        ("the theorem's: fixed noise, no clip", fixed, "mask, clip"),
         ("clip, then mask", clipped, "clip, mask"),
         ("mask, then clip (fedlsg)", clipped, "mask, clip"),
     ):
@@ -249,7 +249,7 @@ def compared(mechanism: Mechanism, order: Any, rate: float, seed: int, words: st
 
 def membership(trials: int) -> Lines:
     """One line a method and sigma."""
-    yield "| method | sigma | closed form | TPR measured (95 %) | FPR measured (95 %) | inside |"
+    yield "| method | sigma | closed form | TPR measured (95 %) | FPR measured (95 %) | closed form in the intervals |"
     yield "|---|---|---|---|---|---|"
     inside = 0
     for name in METHODS:
@@ -265,7 +265,7 @@ def membership(trials: int) -> Lines:
             words = " and ".join("yes" if one else "no" for one in good)
             yield f"| `{name}` | {sigma:g} | {found.predicted:.2%} | {tpr} | {fpr} | {words} |"
     yield ""
-    yield f"{inside} of 24 intervals hold the closed form; 1.2 are expected not to. {trials} payloads each."
+    yield f"{inside} of 24 intervals contain the closed form; 1.2 are expected not to. {trials} payloads each."
 
 
 def main() -> None:

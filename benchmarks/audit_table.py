@@ -120,7 +120,7 @@ def main() -> None:
         "| method | values | steps | accused | one-run bound | f-DP one-run bound | GDP estimate |",
         "|---|---|---|---|---|---|---|", *clean, "",
         "Planted mistakes:", "",
-        "| method | plant | falsified by | one-run bound | f-DP one-run bound | GDP estimate | seconds, computing |",
+        "| method | plant | falsified by | one-run bound | f-DP one-run bound | GDP estimate | seconds: wall, CPU |",
         "|---|---|---|---|---|---|---|", *plants, "",
         f"Settings: {gathered(stated)}; all else is the method's recipe on digits.",
         "",

@@ -67,8 +67,8 @@ def main() -> None:
     text = [
         "# Audit in training, digits",
         "",
-        "| canaries | sigma | accused | slope (95 %) | stated s.e. | deviation and largest of (slope - 1) / s.e. "
-        "| mu (95 %) |",
+        "| canaries | sigma | accused | slope (95 %) | stated standard error "
+        "| (slope - 1) / standard error: deviation, largest | mu (95 %) |",
         "|---|---|---|---|---|---|---|",
     ]
     usual = [(kind, 1.0) for kind in KINDS]
@@ -78,7 +78,7 @@ def main() -> None:
     settings = ", ".join(f"{key} {value}" for key, value in SETTINGS.items())
     text += [
         "",
-        f"Correct code; lsg, {settings}; {args.canaries} canaries; below sigma 1 accused by the checks, no bounds "
+        f"Correct code; lsg, {settings}; {args.canaries} canaries; below sigma 1 only the checks accuse, no bounds "
         f"computed; seeds 0 to {args.seeds - 1}; {platform.machine()}, "
         f"one thread of a shared 2-core virtual machine, no GPU, {(time.monotonic() - began) / 60:.0f} minutes; torch "
         f"{torch.__version__}, Python {platform.python_version()}.",

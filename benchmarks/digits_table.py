@@ -55,7 +55,8 @@ def main() -> None:
     parser.add_argument("extra", nargs="*")
     options = parser.parse_args()
     lines = [
-        "| method | test accuracy, % | epsilon at delta 1e-5 | uplink bytes | dense over it | on the wire | seconds |",
+        "| method | test accuracy, % | epsilon at delta 1e-5 | uplink bytes | smaller than dense | bytes on the wire "
+        "| seconds |",
         "|---|---|---|---|---|---|---|",
     ]
     versions: dict[str, str] = {}

@@ -7,12 +7,12 @@ from fedlsg.privacy.ledger_entry import Entry, LedgerError
 from fedlsg.privacy.ledger_file import load, locked
 from fedlsg.privacy.ledger_folder import ledger_path, merge, read_entries, verify_extends
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum, norms_of
-from fedlsg.privacy.sampling import Coins, CoinsAhead, check_sample_rate, microbatches, poisson_batch
+from fedlsg.privacy.sampling import BernoulliDraws, BernoulliSource, check_sample_rate, microbatches, poisson_batch
 
 __all__ = [
     "GENESIS",
-    "Coins",
-    "CoinsAhead",
+    "BernoulliDraws",
+    "BernoulliSource",
     "Entry",
     "Ledger",
     "LedgerError",

@@ -14,10 +14,9 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from fedlsg.carriers import find_classifier
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
-from fedlsg.method import Method, make_frame
+from fedlsg.method import Method
 from fedlsg.randomness import public_generator
 from fedlsg.state import ServerState
 from simulations.plan.plan import Base, prepare
@@ -47,7 +46,7 @@ class Subject:
     @property
     def weights(self) -> dict[str, Tensor]:
         """W_t by name."""
-        return {name: p.detach() for name, p in trainable(self.model).items()}
+        return self.state.public.parameters
 
     @property
     def moved(self) -> bool:
@@ -68,30 +67,18 @@ class Subject:
     @cached_property
     def frame(self) -> Frame:
         """The frame that the server would announce."""
-        before, self.state.round = self.state.round, self.round - 1
-        try:
-            return self.state.frame()
-        finally:
-            self.state.round = before
+        return self.state.frame(self.round)
 
     def frame_of(self, method: Method) -> Frame:
         """The frame of the same round under another mask: the carriers are the same."""
-        return make_frame(
-            method,
-            self.weights,
-            {**self.start, **self.state.initial},
-            carried=self.state.carried,
-            round=self.round,
-            updates=self.state.updates,
-            schedule=self.base.schedule,
-            seed=self.state.seed,
-            classifier=self.state.classifier,
-        )
+        public = self.state.public
+        public = replace(public, method=method, initial={**self.start, **public.initial})
+        return public.frame(self.round, updates=self.state.updates)
 
     @property
     def classifier(self) -> str:
         """Name of the output layer's weight."""
-        return find_classifier(self.model, self.base.workload.classifier) + ".weight"
+        return self.state.public.classifier + ".weight"
 
     @property
     def copies(self) -> int:
@@ -152,17 +139,9 @@ def _subject(settings: Settings, run: Path | None, saved: dict[str, Any] | None,
     if settings.device == "cuda" and not torch.cuda.is_available():
         settings = replace(settings, device="cpu")  # a run made on a GPU can be looked at without one
     base = prepare(settings, progress=progress)
-    model = base.build_model()
-    start = {name: p.detach().clone() for name, p in trainable(model).items()}
-    state = ServerState(
-        model,
-        base.method,
-        base.schedule,
-        divisor=1.0,
-        seed=base.settings.seed,
-        classifier=base.workload.classifier,
-        probe=base.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
-    )
+    public = base.public_state()
+    start = {name: p.clone() for name, p in public.parameters.items()}
+    state = base.server_state(public)
     if saved is not None:
         state.load_state_dict(saved["server"])
     return Subject(base=base, state=state, start=start, run=run)

@@ -10,16 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean as mean
 
+import torch
 from torch import Tensor, nn
 
 import strategies
 from fedlsg.carriers import prepare_model
 from fedlsg.gradients import Numbers, trainable
-from fedlsg.masks import accumulated_noise
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import Codec, Dither, IndexMode
-from fedlsg.privacy import Mechanism
-from fedlsg.state import select_clients
+from fedlsg.state import PublicState, RoundPlan, ServerState, select_clients
 from simulations import workloads
 from simulations.plan.parts import Own, make_parts
 from simulations.settings.codecs import check_codecs, uplink_codec
@@ -60,6 +59,16 @@ class Base:
         prepare_model(model, self.method.carrier, classifier=self.workload.classifier, seed=s.seed)
         return model.to(s.device)
 
+    def public_state(self) -> PublicState:
+        """The public state before the first round, on a model of its own."""
+        seed, classifier = self.settings.seed, self.workload.classifier
+        return PublicState.start(self.build_model(), self.method, self.schedule, seed=seed, classifier=classifier)
+
+    def server_state(self, public: PublicState | None = None) -> ServerState:
+        """The server's state before the first round; ``public``: that of the initial model, where it exists already."""
+        probe = self.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0]
+        return ServerState(self.public_state() if public is None else public, divisor=self.divisor, probe=probe)
+
     @cached_property
     def codec(self) -> Codec:
         """How a client's values are sent."""
@@ -80,12 +89,12 @@ class Base:
         """How training inputs are changed at random, None where they are not."""
         return None if self.settings.augment == "none" else self.workload.augment
 
-    def dither(self, client: int, mechanism: Mechanism, local: LocalTraining) -> Dither:
+    def dither(self, client: int, plan: RoundPlan) -> Dither:
         """How a client's values are rounded: public, so that server, client and readers of a record agree."""
         return Dither(
             seed=self.settings.seed,
             client=client,
-            noise_std=accumulated_noise(mechanism.noise_std, local.steps, local.momentum),
+            noise_std=plan.noise_std,
         )
 
     @cached_property

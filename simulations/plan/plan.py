@@ -11,11 +11,11 @@ from fedlsg.accounting.population import front
 from fedlsg.carriers import carried_parameters
 from fedlsg.gradients import check_supported, trainable
 from fedlsg.privacy import Mechanism
+from fedlsg.state import ClientTerms
 from simulations.plan.base import Base, prepare
 from simulations.plan.probes import check_model
 from simulations.settings.settings import Settings
 from simulations.workloads import Progress, silent
-from strategies.strategy import ClientTerms
 
 __all__ = ["Base", "Plan", "make_plan", "prepare"]
 

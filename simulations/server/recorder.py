@@ -99,7 +99,7 @@ class Recorder:
         """With ``record_updates``: save the public weights and positions that the next round's payloads refer to."""
         if not self.plan.settings.record_updates:
             return
-        round = 0 if self.state.awaits_pruning else self.state.round + 1
+        round = self.state.next_round
         self.run.save_weights(round, self.state.weights)
         if self.state.memory is not None:
             self.run.save_kept(round, self.state.frame().indices)

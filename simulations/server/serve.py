@@ -8,7 +8,6 @@ import torch
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedlsg.state import ServerState
 from fedlsg.tensors import freed_memory
 from simulations.plan.plan import Plan
 from simulations.rundir.files.disk_space import resumable
@@ -47,7 +46,7 @@ def serve(
     torch.set_num_threads(plan.settings.threads)
     freed_memory.keep()
     with resumable(run.path), exclusive(run):
-        state = _initial_state(plan)
+        state = plan.server_state()
         downlink = make_downlink(plan.settings, state, run)
         recorder = Recorder(run, plan, state, downlink, deployed=deployment is not None)
         if run.has_checkpoint:
@@ -111,18 +110,6 @@ def _run_rounds(
 
 def _ignore(row: Row) -> None:
     pass
-
-
-def _initial_state(plan: Plan) -> ServerState:
-    return ServerState(
-        plan.build_model(),
-        plan.method,
-        plan.schedule,
-        divisor=plan.divisor,
-        seed=plan.settings.seed,
-        classifier=plan.workload.classifier,
-        probe=plan.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
-    )
 
 
 def _federation_settings(plan: Plan, run: RunDir) -> FederationSettings:

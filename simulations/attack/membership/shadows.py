@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.membership.lira import scaled_confidence
 from fedlsg.randomness import public_generator
-from fedlsg.state import ServerState
 from simulations.client.train import serving
 from simulations.engines import local
-from simulations.plan.plan import Base, Plan
+from simulations.plan.plan import Plan
 from simulations.report.progress import Tick
 from simulations.rundir.files.scratch import scratch
 from simulations.rundir.rundir import RunDir
@@ -127,23 +126,10 @@ def trained(plan: Plan, seed: int, number: int, on_round: Callable[[int], None])
         directory.write_config(plan.settings)
         with serving(plan):
             refuse_diverged(local.run(plan, directory, on_round=lambda row: on_round(row.round), page=False))
-        state = state_of(plan, plan.divisor)
+        state = plan.server_state()
         state.load_state_dict(directory.load_checkpoint()["server"])
     with state.evaluated() as model:
         yield model
-
-
-def state_of(base: Base, divisor: float = 1.0) -> ServerState:
-    """The server's state before the first round."""
-    return ServerState(
-        base.build_model(),
-        base.method,
-        base.schedule,
-        divisor=divisor,
-        seed=base.settings.seed,
-        classifier=base.workload.classifier,
-        probe=base.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
-    )
 
 
 def confidences(model: nn.Module, split: Split, rows: Tensor, device: str) -> Float[np.ndarray, " rows"]:

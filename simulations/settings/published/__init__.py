@@ -2,7 +2,7 @@
 
     settings = from_mapping(resolve({"preset": "lsg-cifar10-eps3.3", "seed": 1}))
 
-A preset is a mapping of settings that lies under whatever a user gives. Importing this package imports no torch.
+A preset is a mapping of settings; the user's own settings override it. Importing this package imports no torch.
 """
 
 from simulations.settings.published.catalogue import find, matching, presets

@@ -7,28 +7,28 @@ from simulations.settings.published.preset import SIGMA, Published, Value, centr
 PAPER = "DP-SSGD (Adamczewski et al. 2023)"
 
 DE_ET_AL = (
-    "Batch 4,096, learning rate 2, C = 1, 16 flipped and cropped copies an example, EMA 0.999, {} updates: De et al. "
-    "2022, whom the paper implements its tools on; it prints none of them."
+    "Batch 4,096, learning rate 2, C = 1, 16 flipped and cropped copies an example, EMA 0.999 and {} updates are from "
+    "De et al. 2022, whose training the paper builds on. The paper prints none of them."
 )
 FINE_TUNED = (
-    "Batch 16,384, learning rate 1, C = 1, 16 copies an example, EMA 0.9, 250 updates: De et al.'s published "
-    "fine-tuning of CIFAR-100 at epsilon 1; the paper prints none of them."
+    "Batch 16,384, learning rate 1, C = 1, 16 copies an example, EMA 0.9 and 250 updates are from the published "
+    "fine-tuning of CIFAR-100 at epsilon 1 by De et al. 2022. The paper prints none of them."
 )
 ONE_RUN = (
-    "One run of the paper also gave the results of the smaller epsilons, which may be why its own row of De et al. "
-    "stays below theirs."
+    "One run of the paper also gave the results of the smaller epsilons. That may be why its own row of De et al. is "
+    "below their result."
 )
 PRETRAINED = "Needs weights pre-trained on ImageNet at 32 x 32: -c pretrained=FILE."
-RATES = "Pre-pruning 0.3 and dropping 0.5 at random give this number in Appendix F (57.45 ± 0.09)."
-RATES_ELSEWHERE = "Rates are given for epsilon 1 only (Appendix F): those of its best cell."
-PRUNE_RATE = "The rate is the best of Appendix F at epsilon 1, where it gives 57.06 ± 0.49, not 57.36."
-DROP_RATE = "The rate is the best of Appendix F at epsilon 1 (57.20 ± 0.73)."
-SYNFLOW = "SynFlow, the best at high rates in Figure 1; the table does not say which criterion it used."
-BASELINE = "Appendix F has 56.00 ± 0.55 for the same run without either tool."
-COMBINED = "Appendix G does not combine the tools: the rates, 0.2 and 0.2, are the best of each alone."
+RATES = "In Appendix F pre-pruning 0.3 and dropping 0.5 at random give this number (57.45 ± 0.09)."
+RATES_ELSEWHERE = "The paper gives rates only for epsilon 1 (Appendix F). These are the rates of its best cell."
+PRUNE_RATE = "The rate is the best one of Appendix F at epsilon 1. There it gives 57.06 ± 0.49, not 57.36."
+DROP_RATE = "The rate is the best one of Appendix F at epsilon 1 (57.20 ± 0.73)."
+SYNFLOW = "SynFlow is the best criterion at high rates in Figure 1. The table does not say which criterion it used."
+BASELINE = "Appendix F has 56.00 ± 0.55 for the same run without both tools."
+COMBINED = "Appendix G does not combine the tools. The rates, 0.2 and 0.2, are the best rate of each tool alone."
 CONFLICT = {
-    "pre-pruning": "Table 1 prints 68.64 for it, and Table 5, from which this number is, 67.64.",
-    "dropping": "Table 1 prints 65.68 for it, and Table 5, from which this number is, 65.85.",
+    "pre-pruning": "This number is from Table 5, which prints 67.64. Table 1 prints 68.64.",
+    "dropping": "This number is from Table 5, which prints 65.85. Table 1 prints 65.68.",
 }
 
 TABLE_1: Mapping[str, tuple[tuple[float, float], ...]] = {
@@ -127,7 +127,7 @@ def _pretrained(
 
 
 def _tools(prune: float, drop: float) -> tuple[str, dict[str, Value], str]:
-    """Recipe, its settings, and what marks a name: the tool's rate, nothing where both or none are used."""
+    """Recipe, its settings, and the suffix of the name: the rate of a single tool, else nothing."""
     if not prune and not drop:
         return "dpsgd", {}, ""
     choices: dict[str, Value] = {"prune": "none", "drop": "none"}

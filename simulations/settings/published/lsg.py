@@ -6,20 +6,24 @@ from simulations.settings.published.preset import POISSON, QNLI, QNLI_DELTA, SIG
 
 PAPER = "LSG (Ito et al. 2023)"
 
-JOINT = "One joint clip to C over all blocks: the paper clips each dL and dR to C, which its epsilon does not cover."
+JOINT = "One joint clip to C over all blocks. The paper clips each dL and dR to C, and its epsilon does not cover that."
 P0 = "The paper's RGP baseline: carriers of W, no mask (p = 0)."
-CHOSEN = "The paper does not say which rank and sparsity this number belongs to: r and p are our choice."
+CHOSEN = "The paper does not give the rank and sparsity of this number: r and p are our choice."
 STEPS = (
-    "Learning rate 0.5 to 4e-3: the paper only says that it jumps at epoch 160. 4e-3 is 0.5 / 5^3, three drops by 5 at "
-    "30, 60 and 80 % of the run as in RGP's code, whose last one is epoch 160 of 200."
+    "Learning rate 0.5 to 4e-3. The paper only says that it jumps at epoch 160. 4e-3 is 0.5 / 5^3: RGP's code divides "
+    "it by 5 at 30, 60 and 80 % of the run, the last time at epoch 160 of 200."
 )
-DECAY = "Momentum is 0.9 and weight decay 1e-4 (dense: 0) as in RGP's code; the paper gives neither."
-SIZE = "The paper gives WRN-28-4 1.5 M parameters; it has 5.8 M."
-SLIP = "The paper gives RoBERTa-base 1.25 M parameters; it has 125 M."
-CONSTANT = "The learning rate is constant: the paper names no schedule."
-FROZEN = "Weights frozen by their pre-trained magnitude for the whole run; the paper does not say whether it refreshes."
-REFRESHED = "The mask follows the current weights: initial random ones say nothing; the paper does not say."
-FIGURE_4 = "Figure 4 prints no numbers; r and p are the best of Table 1 for this or the like task."
+DECAY = "Momentum is 0.9 and weight decay 1e-4 (dense: 0) as in RGP's code. The paper gives neither."
+SIZE = "The paper says that WRN-28-4 has 1.5 M parameters. It has 5.8 M."
+SLIP = "The paper says that RoBERTa-base has 1.25 M parameters. It has 125 M."
+CONSTANT = "The learning rate is constant. The paper names no schedule."
+FROZEN = (
+    "Weights are frozen by pre-trained magnitude for the whole run. The paper does not say if it refreshes the mask."
+)
+REFRESHED = (
+    "The mask follows the current weights, because initial weights are random. The paper does not say which it uses."
+)
+FIGURE_4 = "Figure 4 prints no numbers. r and p are the best ones of Table 1 for this task or a similar one."
 
 RANKS = (2, 4, 8)
 TABLE_1: Mapping[str, tuple[float, Mapping[float, tuple[float | None, ...]]]] = {
@@ -38,7 +42,7 @@ TABLE_1: Mapping[str, tuple[float, Mapping[float, tuple[float | None, ...]]]] = 
 }  # fmt: skip
 """Accuracy at an epsilon by sparsity, at ranks 2, 4, 8 and full. The cell of SST-2 at r = 8, p = 0.5 is unreadable."""
 
-UNREADABLE = "This cell cannot be read in the copy of the paper at hand."
+UNREADABLE = "This cell is unreadable in our copy of the paper."
 SMALL, LARGE = (1.2, 1.6, 3.3, 6.5), (0.9, 1.7, 3.4, 6.7)
 EPSILONS = {"glue-sst2": SMALL, "glue-qnli": SMALL, "glue-qqp": LARGE, "glue-mnli": LARGE}
 DELTAS = {"glue-sst2": 1e-5, "glue-qnli": QNLI_DELTA, "glue-qqp": 1e-6, "glue-mnli": 1e-6}
@@ -177,5 +181,5 @@ def _non_private() -> Published:
         settings=settings,
         paper=PAPER,
         where="no table",
-        notes=("Not in the paper: LSG without clip and noise, the bound of its Table 2.", STEPS, DECAY),
+        notes=("Not in the paper: LSG without clip and noise, an upper bound for its Table 2.", STEPS, DECAY),
     )

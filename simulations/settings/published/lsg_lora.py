@@ -7,8 +7,8 @@ from simulations.settings.published.preset import POISSON, QNLI, SIGMA, Publishe
 
 PAPER = "LSG-LoRA (Ito et al. 2024)"
 
-ADAM = "Adam: the paper names no optimizer; it follows Yu et al. 2022, who use it."
-SCALE = "LoRA's product is not rescaled (alpha = rank): the paper gives no alpha."
+ADAM = "Adam, as in Yu et al. 2022, whom the paper follows. The paper names no optimizer."
+SCALE = "LoRA's product is not rescaled (alpha = rank). The paper gives no alpha."
 FIGURE_4 = "Figure 4 prints no numbers."
 EPSILONS = (1, 2, 4, 8)
 

@@ -1,8 +1,8 @@
 """One row of a paper's table as settings: what a preset is, how it is named, and what all of them share.
 
 The papers train on one machine: one client that takes one step a round. With N examples, batch B and E epochs that is
-``sample_rate`` = B / N and ``rounds`` = round(E N / B). What the server does is written out in full, so that no
-workload's own defaults leak into a paper's row.
+``sample_rate`` = B / N and ``rounds`` = round(E N / B). Every setting of the server is written out, so that no
+default of a workload changes a paper's row.
 """
 
 from collections.abc import Mapping
@@ -26,15 +26,15 @@ EXAMPLES: Mapping[str, int] = MappingProxyType(
 """Training examples N of each workload, as the Hugging Face data sets hold them."""
 
 UNSAID_MODELS = frozenset({"wrn-28-4", "roberta-base"})
-"""Models that a name leaves out: those of most rows."""
+"""Models that a preset's name leaves out: most rows have one of them."""
 
 GROUP_RATES = ("norms_learning_rate", "classifier_learning_rate")
 NOTHING: Mapping[str, Value] = MappingProxyType({})
 
 QNLI_DELTA = 9e-6
-QNLI = "The papers' delta 1e-5 is above 1/N = 9.55e-6 for QNLI, where it promises nothing: 9e-6 instead."
-POISSON = "Batches are Poisson-sampled, as the accountant assumes; the paper's code shuffles."
-SIGMA = "The noise is calibrated anew for this epsilon (PRV and PLD, add/remove); the paper's accountant may differ."
+QNLI = "delta is 9e-6. The papers' 1e-5 is above 1/N = 9.55e-6 for QNLI, and such a delta gives no protection."
+POISSON = "Batches are Poisson-sampled, as the accountant assumes. The paper's code shuffles."
+SIGMA = "fedlsg calibrates the noise for this epsilon (PRV and PLD, add/remove). The paper's accountant may differ."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def central(
 ) -> dict[str, Value]:
     """Settings of a centralised run; give ``epochs`` or ``rounds``. ``epsilon=None`` is a run without noise.
 
-    ``settings`` and, last, ``more`` stand over what all presets share.
+    ``settings`` overrides what all presets share, and ``more`` overrides both.
     """
     n = EXAMPLES[workload]
     if rounds is None:

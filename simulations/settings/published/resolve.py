@@ -1,7 +1,7 @@
-"""Put a preset under what a user gives, where a run's settings enter: the command line, or ``flwr run``.
+"""Merge a preset with the user's own settings, when they enter a run: the command line, or ``flwr run``.
 
-It happens once. The result names the preset as ``from_preset`` and no longer as ``preset``, so that config.toml, a
-resumed run and every client read the resolved values and nothing is put under them a second time.
+This happens once. The result names the preset as ``from_preset``, not as ``preset``. So config.toml, a resumed run and
+every client read the resolved values, and no preset is merged a second time.
 """
 
 import shlex
@@ -19,7 +19,7 @@ FREE_FORM = "settings"
 def resolve(given: Mapping[str, object]) -> dict[str, object]:
     """Settings by field name: the preset that ``given`` names, if any, under everything else that it gives.
 
-    What a given setting makes void is left out of the preset (see ``void``). Raises ValueError as ``find`` and
+    Preset values that a given setting makes void are left out (see ``void``). Raises ValueError as ``find`` and
     ``settings.parse`` do.
     """
     known: dict[str, object] = dict(parse(given))

@@ -7,26 +7,26 @@ from simulations.settings.published.preset import POISSON, QNLI, QNLI_DELTA, SIG
 PAPER = "RGP (Yu et al. 2021)"
 
 VISION = (
-    "The paper follows Zagoruyko and Komodakis 2016 but for the batch; learning rate 0.5, weight decay 1e-4 (dense: 0) "
-    "and C = 1 (dense: 5) are those of its code and of LSG's paper, which follows it."
+    "Except for the batch, the paper follows Zagoruyko and Komodakis 2016. Learning rate 0.5, weight decay 1e-4 "
+    "(dense: 0) and C = 1 (dense: 5) are from its code and from the paper of LSG, which follows it."
 )
-STEPS = "The learning rate is divided by 5 at 30, 60 and 80 % of the run, as in its code."
-RANK = "The paper searches ranks 1 to 16 and does not say which won; 16 is its code's command."
-BERT_RANK = "The paper searches ranks 1 to 8 and does not say which won; 1 is its code's default."
+STEPS = "The learning rate is divided by 5 at 30, 60 and 80 % of the run, as in the paper's code."
+RANK = "The paper searches ranks 1 to 16 and does not say which is best. 16 is from its code's command."
+BERT_RANK = "The paper searches ranks 1 to 8 and does not say which is best. 1 is its code's default."
 BERT = (
-    "The paper follows Devlin et al. 2018, whose learning rate suits no private run; 1e-3 and C = 10 are what LSG's "
-    "paper reports of it, the linear decay to 0 is its code's."
+    "The paper follows Devlin et al. 2018, whose learning rate does not fit a private run. 1e-3 and C = 10 are what "
+    "the paper of LSG reports for this paper; the linear decay to 0 is from its code."
 )
-DEVLIN = "Learning rate 5e-5 with linear decay: the largest that Devlin et al. 2018 search, whom the paper follows."
-WARM_UP = "Carriers of W in the first server update, of W - W_0 afterwards: the paper gives no length of its warm-up."
+DEVLIN = "Learning rate 5e-5 with linear decay. The paper follows Devlin et al. 2018, who search up to 5e-5."
+WARM_UP = "The first server update uses carriers of W, later ones of W - W_0. The paper gives no length of its warm-up."
 SVHN_SIZE = (
-    "Trained on the 73,257 examples of SVHN's train split; delta 1e-6 suggests that the paper added the 531,131 of "
-    "`extra`, and does not say so."
+    "Trained on the 73,257 examples of SVHN's train split. delta 1e-6 suggests that the paper added the 531,131 "
+    "examples of `extra`; it does not say so."
 )
-DIFFERENCE = "Not printed: the number of RGP minus the improvement in brackets."
+DIFFERENCE = "The paper does not print this number. It is RGP's number minus the improvement in brackets."
 AVERAGED = "The mean of the matched and the mismatched test set, {} and {}."
 FIGURE_4 = "Figure 4 prints no numbers."
-POWER = "PowerSGD's rank is that of RGP; the paper only says that the setting is the same."
+POWER = "The rank is that of RGP. The paper only says that PowerSGD has the same setting."
 NON_PRIVATE_NOTE = "Weight decay 5e-4 and, on CIFAR-10, flips and crops as in Zagoruyko and Komodakis 2016."
 
 TABLE_2: Mapping[str, tuple[float, float]] = {
@@ -122,7 +122,7 @@ def _bert(
     if isinstance(printed, tuple):
         notes = (*notes, AVERAGED.format(*printed))
     private: dict[str, Value] = {} if epsilon is None else {"clip_norm": 10.0, "delta": DELTAS[task]}
-    tuned = epsilon is None and method != "linear-probe"  # every weight moves, and no noise asks for larger steps
+    tuned = epsilon is None and method != "linear-probe"  # every weight moves, and no noise needs larger steps
     settings = central(
         task, method, batch=500 if task in ("glue-sst2", "glue-qnli") else 1000,
         epochs=20 if epsilon is not None and epsilon <= 2 else 50, epsilon=epsilon, model="bert-base",
@@ -143,7 +143,7 @@ def _low_rank(method: str, rank: int) -> dict[str, Value]:
 
 
 def _published(settings: dict[str, Value], where: str, accuracy: float | None, notes: tuple[str, ...]) -> Published:
-    """Named with its rank, and without it for short: no table holds two ranks."""
+    """Names with the rank, and short names without it: no table has two ranks."""
     name = name_of(settings)
     short = name_of({key: value for key, value in settings.items() if key != "rank"})
     return Published(

@@ -6,16 +6,20 @@ from simulations.settings.published.preset import SIGMA, Published, Value, centr
 
 PAPER = "RS (Zhu and Blaschko 2023)"
 
-SHUFFLED = "Table 2 shuffles its batches; fedlsg samples them, as its Table 3 does with much the same accuracy."
-SUM = "The number of the baseline plus the printed difference."
-SEARCHED = "The paper searches C, epochs and final rate and prints no winner."
-DP_CNN = "Learning rate 1, batch 1,000, C = 1, no momentum, 48 epochs to a rate of 0.9 (without RS 40): its code's."
-DP_CNN_SVHN = "Its code has no command for SVHN: the settings are those of CIFAR-10."
-DP_CNN_FMNIST = "Learning rate 4, batch 2,048, C = 0.1, momentum 0.9, 40 epochs: Tramer and Boneh's, whom it follows."
-H_CNN = "Learning rate 4, batch 8,192, C = 0.1, momentum 0.9, 60 epochs: Tramer and Boneh's, whom it follows."
-H_CNN_SVHN = "Tramer and Boneh have no SVHN: the settings are those of CIFAR-10."
-NORM = "Features are normalised per example in groups, which is free; Tramer and Boneh's best uses a private BN."
-RATE = "The final rate 0.9 is that of its code's command for DP-CNN on CIFAR-10."
+SHUFFLED = (
+    "Table 2 shuffles its batches. fedlsg samples them, as in the paper's Table 3, with almost the same accuracy."
+)
+SUM = "This number is the baseline's number plus the printed difference."
+SEARCHED = "The paper searches C, epochs and final rate, and does not print the best ones."
+DP_CNN = "Learning rate 1, batch 1,000, C = 1, no momentum, 48 epochs to a rate of 0.9 (without RS 40): from its code."
+DP_CNN_SVHN = "The paper's code has no command for SVHN. The settings are those of CIFAR-10."
+DP_CNN_FMNIST = (
+    "Learning rate 4, batch 2,048, C = 0.1, momentum 0.9, 40 epochs: from Tramer and Boneh, whom it follows."
+)
+H_CNN = "Learning rate 4, batch 8,192, C = 0.1, momentum 0.9, 60 epochs: from Tramer and Boneh, whom it follows."
+H_CNN_SVHN = "Tramer and Boneh do not use SVHN. The settings are those of CIFAR-10."
+NORM = "Features are normalised per example in groups, which costs no privacy. Tramer and Boneh's best has private BN."
+RATE = "The final rate 0.9 is from its code's command for DP-CNN on CIFAR-10."
 
 TABLE_2: Mapping[tuple[str, str, int], tuple[float, float, float]] = {
     ("cifar10", "h-cnn", 3): (70.0, 0.11, 0.3),

@@ -1,4 +1,4 @@
-"""Presets as a table for the terminal, one of them whole, as JSON and as Markdown."""
+"""Presets as a table for the terminal, one preset in full, JSON, and Markdown."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from simulations.settings.published.catalogue import by_name, find, matching
 from simulations.settings.published.preset import Published
 
 WIDE = 140
-"""Terminal columns from which the table has every column; below, the ones that the name does not tell."""
+"""Terminal width from which the table has every column. A narrower one leaves out the columns that the name shows."""
 
 COLUMNS: Sequence[tuple[str, str]] = (
     ("preset", ""),
@@ -45,7 +45,7 @@ def presets_command(words: str, json: bool, markdown: bool, console: Console) ->
 
 
 def overview(listed: Sequence[Published], width: int) -> Group:
-    """The table, a line on how to read it, and a short list's notes (a long one's are only counted)."""
+    """The table, a line on how to read it, and the notes. The notes of a long list are only counted."""
     wide = width >= WIDE
     numbers = numbered(listed)
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0) if wide else (0, 1))
@@ -68,11 +68,11 @@ def overview(listed: Sequence[Published], width: int) -> Group:
     return Group(*lines)
 
 
-HOW = "fedlsg presets NAME shows one whole, fedlsg run --preset NAME runs it."
+HOW = "fedlsg presets NAME shows a preset in full, fedlsg run --preset NAME runs it."
 
 
 def row(preset: Published, numbers: dict[str, int]) -> tuple[str, ...]:
-    """One cell a column of ``COLUMNS``."""
+    """One cell for each column of ``COLUMNS``."""
     s = preset.settings
     return (
         preset.name,
@@ -92,7 +92,7 @@ def row(preset: Published, numbers: dict[str, int]) -> tuple[str, ...]:
 
 
 def accuracy(preset: Published) -> str:
-    """As printed, with its standard deviation where there is one; "-" where the paper prints none."""
+    """The printed accuracy, with its standard deviation if there is one; "-" if the paper prints none."""
     if preset.accuracy is None:
         return "-"
     if preset.spread is not None:
@@ -105,7 +105,7 @@ def number(value: object, none: str = "-") -> str:
 
 
 def numbered(listed: Iterable[Published]) -> dict[str, int]:
-    """Every note once, numbered as they first occur."""
+    """Every note once, numbered in the order of first use."""
     notes = dict.fromkeys(note for preset in listed for note in preset.notes)
     return {note: index for index, note in enumerate(notes, start=1)}
 
@@ -128,13 +128,13 @@ def whole(preset: Published) -> Group:
 
 
 def command(preset: Published) -> str:
-    """What runs it, in one process."""
+    """The command that runs the preset in one process."""
     name = min((preset.name, *preset.aliases), key=len)
     return f"fedlsg run --preset {name} --engine local"
 
 
 def as_json(listed: Iterable[Published]) -> str:
-    """One object a preset; ``accuracy`` and ``spread`` in percent, null where the paper prints none."""
+    """One object for each preset; ``accuracy`` and ``spread`` in percent, null if the paper prints none."""
     keys = ("name", "aliases", "paper", "where", "accuracy", "spread", "notes")
     found = [
         {key: getattr(preset, key) for key in keys}
@@ -146,15 +146,17 @@ def as_json(listed: Iterable[Published]) -> str:
 
 HEAD = """# Presets: the papers' rows by name
 
-Made by `fedlsg presets --markdown`; do not edit. `fedlsg run --preset NAME` runs one, any option beside it overrides
-it, and `fedlsg presets NAME` shows all of its settings. Each is the paper's own setting: one client that holds all
-data. The numbers (%) are the papers', not ours, and a preset costs what the paper's run cost: most need a GPU.
-Names: `method-workload[-model]-eps[-r][-p]`; the models WRN-28-4 and RoBERTa-base are left out. Under p stands the
-share that is frozen, for DP-SSGD pre-pruned + dropped.""".splitlines()
+Made by `fedlsg presets --markdown`; do not edit. A preset is one row of a paper's table as settings. Run it with
+`fedlsg run --preset NAME`; other options override the preset's settings. `fedlsg presets NAME` shows all of them.
+
+Each preset is the paper's own setting: one client that holds all data. The accuracies (%) are the papers' numbers, not
+measured with fedlsg. A preset costs as much computing as the paper's run; most need a GPU. Names are
+`method-workload[-model]-eps[-r][-p]`, without the models WRN-28-4 and RoBERTa-base. Column C is the clip norm, r the
+rank, p the share of frozen weights or units (for DP-SSGD: pre-pruned share + dropped share).""".splitlines()
 
 
 def as_markdown(listed: Sequence[Published]) -> str:
-    """The page docs/presets.md: a table a paper, the notes numbered below."""
+    """The page docs/presets.md: a table for each paper, and the numbered notes."""
     numbers = numbered(listed)
     lines = [*HEAD]
     titles = [title for title, _ in COLUMNS]

@@ -305,9 +305,9 @@ def test_flower_run_config_resolves_a_preset():
     assert (naive.method, naive.workload) == ("lsg", "digits")
 
 
-@pytest.mark.parametrize("app", ["server", "client"])
-def test_both_flower_apps_resolve(app):
-    source = (ROOT / "simulations" / app / "app.py").read_text()
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_both_flower_apps_resolve(side):
+    source = (ROOT / "simulations" / side / "app.py").read_text()
     assert "from_run_config(" in source
     assert "from_mapping(" not in source
 
@@ -395,7 +395,7 @@ def test_listing_needs_no_torch():
 
 def test_the_page_is_current():
     page = (ROOT / "docs" / "presets.md").read_text()
-    assert page == as_markdown(ALL), "write it anew: fedlsg presets --markdown > docs/presets.md"
+    assert page == as_markdown(ALL), "write it again: fedlsg presets --markdown > docs/presets.md"
     assert page != as_markdown((replace(ALL[0], accuracy=1.0), *ALL[1:]))
 
 

@@ -1,0 +1,106 @@
+"""Every path, module and link that a document names exists: a renamed file cannot leave a document behind."""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.places import REPOSITORY
+
+DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`\n]+)`")
+FOLDERS = ("fedlsg", "strategies", "simulations", "benchmarks", "tests", "docs")
+PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w/?")
+MODULE = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS[:4])})(?:\.\w+)+(?![\w/])")
+WRITTEN_BY_COMMANDS = re.compile(r"--(?:out|json) ([^\s`]+)")
+
+
+def problems(text: str, folder: Path) -> list[str]:
+    """What the Markdown ``text`` of a file in ``folder`` names and the repository lacks."""
+    return [*missing_links(text, folder), *missing_paths(text), *missing_modules(text)]
+
+
+def missing_links(text: str, folder: Path) -> Iterator[str]:
+    """Relative links to files that do not exist, or to headings that their file does not have."""
+    for link in LINK.findall(text):
+        name, _, anchor = link.partition("#")
+        target = (folder / name).resolve()
+        if "://" not in link and not leads_to(text if not name else target, anchor):
+            yield link
+
+
+def leads_to(target: Path | str, anchor: str) -> bool:
+    """Whether the target (a path, or the text of the document itself) exists and has that heading, if one is named."""
+    if isinstance(target, Path) and not target.exists():
+        return False
+    return not anchor or anchor in anchors(target if isinstance(target, str) else target.read_text())
+
+
+def anchors(text: str) -> set[str]:
+    """Names of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def missing_paths(text: str) -> Iterator[str]:
+    """Paths from the repository's root that do not exist, but for the files that a command is told to write."""
+    written = set(WRITTEN_BY_COMMANDS.findall(text))
+    for path in PATH.findall(text):
+        if path not in written and not (REPOSITORY / path).exists():
+            yield path
+
+
+def missing_modules(text: str) -> Iterator[str]:
+    """``package.module`` or ``package.module.name`` within code marks, or after ``python -m``, that cannot be found."""
+    code = " ".join([*CODE.findall(text), *re.findall(r"^(?: {4}|from |import ).+$", text, re.MULTILINE)])
+    for name in MODULE.findall(re.sub(PATH, "", code)):
+        if not exists(name):
+            yield name
+
+
+def exists(name: str) -> bool:
+    """Whether ``name`` is a module or an attribute of one."""
+    parent, _, last = name.rpartition(".")
+    try:
+        if importlib.util.find_spec(name) is not None:
+            return True
+    except ModuleNotFoundError:  # the parent is missing, or is a module and no package
+        pass
+    try:
+        return hasattr(importlib.import_module(parent), last)
+    except ModuleNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_what_a_document_names_exists(document):
+    assert problems(document.read_text(), document.parent) == []
+
+
+@pytest.mark.parametrize("planted", [
+    "[text](gone.md)",
+    "[text](performance.md#no-such-heading)",
+    "`fedlsg/gone.py`",
+    "run `python benchmarks/gone.py --seeds 3`",
+    "`fedlsg.gone`",
+    "`fedlsg.method.gone`",
+    "    python -m benchmarks.gone --json FILE",
+    "from fedlsg.gone import Gone",
+])  # fmt: skip
+def test_a_missing_name_is_found(planted):
+    assert len(problems(f"A sentence.\n\n{planted}\n", REPOSITORY / "docs")) == 1
+
+
+@pytest.mark.parametrize("good", [
+    "[text](performance.md#peak-memory)",
+    "[text](#a-heading)",
+    "`fedlsg/gradients/` and fedlsg/method.py.",
+    "`fedlsg.method.make_frame`",
+    "`python -m benchmarks.step --json docs/results/new.json`",
+    "`events.out.tfevents.fedlsg`, `~/fedlsg` and https://example.org/docs/gone.md",
+])  # fmt: skip
+def test_a_name_that_exists_is_no_problem(good):
+    assert problems(f"# A heading\n\n{good}\n", REPOSITORY / "docs") == []
