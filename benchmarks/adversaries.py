@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.neighbours import Subject, of_tensors
 from fedlsg.frame import Coordinates, Frame, make_blocks
-from fedlsg.gradients import Held, Numbers
+from fedlsg.gradients import GhostGradients, Numbers
 from fedlsg.privacy import Mechanism, clip_factors, clipped_sum, norms_of
 from simulations.models import digits_conv, digits_mlp, vision
 from simulations.models.encoder import build_encoder
@@ -131,7 +131,7 @@ def padded_to_the_longest() -> Iterator[None]:
 def summed_in(dtype: torch.dtype) -> AbstractContextManager[object]:
     """Gradients, factors and sum in ``dtype``, over microbatches too."""
 
-    def plant(gradients: Sequence[Tensor | Held], mechanism: Mechanism, **options: bool) -> Tensor:
+    def plant(gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanism, **options: bool) -> Tensor:
         blocks = [g for g in gradients if isinstance(g, Tensor)]
         squares = torch.stack([norms_of(g).square() for g in blocks]).sum(0)
         norms = squares.sqrt().nan_to_num(0.0)

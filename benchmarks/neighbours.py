@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fedlsg.training.client
 from fedlsg.carriers import carried_parameters, find_classifier
 from fedlsg.frame import Frame
-from fedlsg.gradients import Held, LossFunction, Numbers, trainable
+from fedlsg.gradients import GhostGradients, LossFunction, Numbers, trainable
 from fedlsg.method import Schedule, initial_needed, make_frame
 from fedlsg.privacy import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
@@ -143,10 +143,10 @@ def caught(watched: int | None) -> Iterator[tuple[list[Tensor], list[Tensor], li
         totals.append(total.clone())
         return add_noise(total, mechanism, noise)
 
-    def watch(gradients: Sequence[Tensor | Held], mechanism: Mechanism, **options: bool) -> Tensor:
+    def watch(gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanism, **options: bool) -> Tensor:
         if watched in positions:
             k = positions.index(watched)
-            one = [replace(g, g=g.g[k : k + 1], x=g.x[k : k + 1]) if isinstance(g, Held) else g[k : k + 1]
+            one = [replace(g, g=g.g[k : k + 1], x=g.x[k : k + 1]) if isinstance(g, GhostGradients) else g[k : k + 1]
                    for g in gradients]  # fmt: skip
             own.append(clipped_sum(one, mechanism, wide=True))
         return summed(gradients, mechanism, **options)

@@ -98,7 +98,7 @@ def announce(plan: Plan, console: Console) -> None:
         soft_wrap=True,
     )
     if not mechanism.private or s.reproducible:
-        why = "the noise is seeded" if mechanism.private else f"mechanism {mechanism.kind!r} claims no epsilon"
+        why = "the noise is reproducible" if mechanism.private else f"mechanism {mechanism.kind!r} claims no epsilon"
         console.print(f"NOT PRIVATE: {why}", style="bold red")
     if s.holdout is not None:
         why = "accuracies are of held-out training rows: computed without noise, what they tell is in no epsilon"

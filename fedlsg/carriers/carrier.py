@@ -38,7 +38,7 @@ LoraAlpha = Annotated[
         "LoRA's product is scaled by lora_alpha / rank; by 1 without it.", above=0, below=math.inf, name="lora_alpha"
     ),
 ]
-Residual = Annotated[bool, Setting("Keep what carriers do not span of W; false replaces W by L R before every round.")]
+Residual = Annotated[bool, Setting("Keep what carriers do not span of W; false replaces W by L R each round.")]
 
 
 PAYS_BELOW = 0.8

@@ -1,14 +1,15 @@
-"""Activations kept in bfloat16 between forward and backward: half the memory of what backward reads again.
+"""Activations stored in bfloat16 between forward and backward, in half the memory.
 
-Forward computes in its own precision; what autograd saves of it, and the inputs that our own hooks remember, are
-rounded to bfloat16 once a storage and brought back when backward asks. A relu's result, the next layer's input and
-what that layer's blocks need of it are one tensor, and stay one. Parameters, buffers and the batch are left as they
-are, for someone else keeps them; so are statistics of norms, the logarithms of attention's sums (an error there is one
-of an exponent), and what no layer comes after, such as the loss. Which numbers are rounded depends on the graph alone,
-never on how many examples there are: else one example more could change the gradients of all others.
+Forward computes in its own precision. The tensors that autograd saves, and the inputs that our own hooks keep, are
+rounded to bfloat16 once a storage, and widened again when backward reads them. A ReLU's result, the next layer's input
+and what that layer's blocks need of it are one tensor, and stay one. Not rounded are: parameters, buffers and the
+batch, which stay in memory anyway; statistics of norms; the logarithms of attention's sums, where an error is one of an
+exponent; and whatever no layer follows, such as the loss. The choice depends on the graph alone, never on the number of
+examples: otherwise one more example could change the gradients of all others.
 
-In-place changes: a rounded copy holds what was there when it was taken, as autograd's own check has seen, and later
-changes do not reach it: they need no refusal. What is left as it is stays under autograd's check and that of the hooks.
+In-place changes: a rounded copy has the values of the moment when it was made, which autograd's check accepted. Later
+changes do not affect it, so they are not refused. Tensors that are not rounded stay under the checks of autograd and of
+the hooks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,23 +22,23 @@ from jaxtyping import Float
 from torch import Tensor, UntypedStorage, nn
 from torch.autograd.graph import Node
 
-from fedlsg.gradients.hooked_layers import Remembered
 from fedlsg.gradients.precision import Numbers
-from fedlsg.gradients.rematerialize import RESULT_HELD, made_again
+from fedlsg.gradients.rematerialize import RESULT_SAVED, rematerialized_names
+from fedlsg.gradients.remember import LayerMemory
 
 LEFT = {
     "weight", "bias", "mean", "rstd", "result1", "result2", "result3", "logsumexp", "log_sumexp",
     "running_mean", "running_var", "save_mean", "save_invstd",
 }  # fmt: skip
-"""What autograd's nodes call parameters and statistics."""
+"""Names under which autograd's nodes save parameters and statistics."""
 EXPONENTS = {"LogSoftmaxBackward0", "LogsumexpBackward0"}
-"""Nodes that exponentiate what they saved."""
+"""Nodes that exponentiate the tensors that they saved."""
 
 _FIELDS: dict[type, tuple[str, ...]] = {}
 
 
 class ActivationStorage:
-    """The rounded copies of one pass. ``left``: tensors that are not to be copied, nor anything that shares memory."""
+    """The rounded copies of one pass. ``left``: tensors that are not rounded, nor any that shares their memory."""
 
     def __init__(self, left: Iterable[Tensor]) -> None:
         self.left = {t.untyped_storage() for t in left}
@@ -47,10 +48,10 @@ class ActivationStorage:
         self.restored: tuple[UntypedStorage | None, Tensor] = (None, torch.empty(0))
 
     def visit(self, output: object) -> None:
-        """Round what the new nodes of the graph behind a layer's output have saved.
+        """Round the tensors that the new nodes of the graph before a layer's output have saved.
 
-        What an activation holds as its result waits for the next layer, which may make it again (rebuilt.py) in place
-        of either copy: a node takes no second hook.
+        The saved result of an activation waits for the next layer, which may rematerialize it instead: a node accepts
+        no second hook.
         """
         for waiting in self.later:
             self.take(waiting, "result")
@@ -61,7 +62,7 @@ class ActivationStorage:
             if node is None or node in self.seen:
                 continue
             self.seen.add(node)
-            if node.name() in RESULT_HELD:
+            if node.name() in RESULT_SAVED:
                 self.later.append(node)
             else:
                 for name in saved_by(node):
@@ -69,8 +70,8 @@ class ActivationStorage:
             nodes += [behind for behind, _ in node.next_functions]
 
     def take(self, node: Node, name: str) -> None:
-        """Round one thing that a node has saved, where it is an activation in float32 that nobody makes again."""
-        if name in made_again(node):
+        """Round a tensor that a node saved, if it is a float32 activation that is not rematerialized."""
+        if name in rematerialized_names(node):
             return
         try:
             value = getattr(node, f"_saved_{name}")  # raises if it was changed in place: backward will say so, too
@@ -84,7 +85,7 @@ class ActivationStorage:
         return t.dtype == torch.float32 and t.ndim > 1 and t.untyped_storage() not in self.left
 
     def pack(self, t: Tensor) -> Tensor:
-        """t rounded: a view of the one copy of its storage, or a copy of its own where it is a small part of that."""
+        """t rounded: a view of the one copy of its storage, or an own copy if t is a small part of the storage."""
         storage = t.untyped_storage()
         part = 8 * t.numel() < storage.nbytes()
         key = (t._version, t.storage_offset(), t.shape, t.stride()) if part else (t._version,)
@@ -97,7 +98,7 @@ class ActivationStorage:
         return rounded.view(t.shape) if part else rounded.as_strided(t.shape, t.stride(), t.storage_offset())
 
     def unpack(self, rounded: Tensor) -> Tensor:
-        """What ``pack`` gave, in float32 again. The last storage is remembered: mostly it is asked for in a row."""
+        """The result of ``pack`` in float32 again. The last storage is cached: it is often read several times."""
         storage, last = self.restored
         if storage is not rounded.untyped_storage():
             storage, self.restored = rounded.untyped_storage(), (None, last.new_empty(0))
@@ -106,11 +107,11 @@ class ActivationStorage:
         return last.as_strided(rounded.shape, rounded.stride(), rounded.storage_offset())
 
     def rounded(self, g: Tensor) -> Tensor:
-        """A gradient at a layer's output that is held until the clip (held.py), which then is of the rounded one."""
+        """A gradient at a layer's output, as it is kept for ghost clipping: what is clipped is the rounded gradient."""
         return g.bfloat16() if g.dtype == torch.float32 else g
 
-    def pack_memory(self, memory: Remembered) -> None:
-        """The same for what a layer's blocks need of its input and output."""
+    def pack_memory(self, memory: LayerMemory) -> None:
+        """Round what a layer keeps of its input and output."""
         if memory.x is not None and self.takes(memory.x):
             memory.x = self.pack(memory.x)
             memory.version = memory.x._version
@@ -120,7 +121,7 @@ class ActivationStorage:
 
 
 def storage_of(model: nn.Module, inputs: Tensor | Mapping[str, Tensor], numbers: Numbers) -> ActivationStorage | None:
-    """What a pass of the model on a batch rounds its activations with; None where it does not."""
+    """The storage of a pass of the model on a batch; None if activations are not rounded."""
     if numbers.activation_storage == "float32":
         return None
     batch = [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
@@ -128,8 +129,8 @@ def storage_of(model: nn.Module, inputs: Tensor | Mapping[str, Tensor], numbers:
 
 
 @contextmanager
-def watched(storage: ActivationStorage | None, model: nn.Module) -> Iterator[None]:
-    """Round what autograd saves for the model's layers, each as soon as it was called."""
+def watch(storage: ActivationStorage | None, model: nn.Module) -> Iterator[None]:
+    """Inside the context, round what autograd saves for the model's layers, after the call of each."""
     if storage is None:
         yield
         return
@@ -141,7 +142,7 @@ def watched(storage: ActivationStorage | None, model: nn.Module) -> Iterator[Non
         for handle in handles:
             handle.remove()
         storage.later.clear()
-        storage.seen.clear()  # a node keeps its hooks, and they the storage
+        storage.seen.clear()  # a node keeps its hooks, and the hooks keep the storage
 
 
 def flat(storage: UntypedStorage, like: Tensor) -> Float[Tensor, " size"]:

@@ -1,16 +1,16 @@
-"""How many bits a pass computes with, and how many it keeps for backward. Both float32 unless asked for.
+"""The precision of a pass, and of the activations that it keeps for backward. Both are float32 by default.
 
-``precision="bfloat16"``: mixed precision. Forward runs under autocast, and so do the products of the layers that
-autocast runs in bfloat16, our own among them; norms, softmax and the loss keep what autocast leaves them.
-``activation_storage="bfloat16"``: see activation_storage.py.
+``precision="bfloat16"``: mixed precision. Forward runs under autocast. The products of layers that autocast runs in
+bfloat16 are also formed in bfloat16 here. Norms, softmax and the loss keep the precision that autocast gives them.
+``activation_storage="bfloat16"``: activations are rounded while they wait for backward (``ActivationStorage``).
 
-What this asks of privacy. What is clipped is a block of numbers in the parameter's own type, however it came about; its
-norm is taken of those very numbers in float64, and they are what is summed, in float32 at least, outside any autocast.
-So one example's contribution is as long as C at most. That alone does not bound what the example moves: a coarser block
-must also be a function of its own example. In bfloat16 it is not, where another shape of the pass (a padded length, a
-number of rows) selects other kernels, which round every row otherwise: the neighbours of one long text moved by up to C
-together. company.py therefore keeps the shape of a pass from depending on who else is in the batch, and
-tests/simulations/test_sensitivity.py measures the sum: C (1 + 1e-4) at most, in float32 and in bfloat16.
+Privacy. Blocks are clipped in the parameter's own type, whatever their precision before. The norm of a block is taken
+in float64, of the very numbers that are summed; the sum is in float32 at least, outside any autocast. So the
+contribution of one example is no longer than C. That alone does not bound the effect of one example: its neighbours'
+blocks must not depend on it. In bfloat16 they can: another shape of the pass (a padded length, a number of rows)
+selects other kernels, which round every row differently. The neighbours of one long text moved by up to C together.
+``training.microbatches`` therefore makes the shape of a pass independent of the other examples. The sensitivity test of
+the simulations measures the sum: at most C (1 + 1e-4), in float32 and in bfloat16.
 """
 
 from collections.abc import Callable
@@ -20,17 +20,17 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fedlsg.gradients.hooked_layers import Layer
-from fedlsg.tensors import exactly
+from fedlsg.gradients.plan import Layer
+from fedlsg.tensors import without_autocast
 
 Bits = Literal["float32", "bfloat16"]
 PRODUCTS = (nn.Linear, nn.Conv2d)
-"""Layers whose blocks are plain products of x and g, and so may be formed in bfloat16."""
+"""Layers whose blocks are plain products of x and g, so that they can be formed in bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """The numbers of a pass, forward and backward; see the module's header."""
+    """The precision of a pass, forward and backward; see the module docstring."""
 
     precision: Bits = "float32"
     activation_storage: Bits = "float32"
@@ -55,14 +55,14 @@ class Numbers:
             found = outputs()
         if isinstance(found, Tensor) and found.dtype == torch.bfloat16:
             found = found.float()
-        with exactly(like.device.type):
+        with without_autocast(like.device.type):
             return loss_fn(found, targets)
 
     def formed(self, layer: Layer) -> Layer:
         """The layer as its blocks are formed: in bfloat16 where autocast takes its product in bfloat16.
 
-        u comes from x then: the way through the output (through_output.py) would enlarge the rounding of y by the
-        condition of the carriers.
+        Then u is computed from x. The shortcut from the output would multiply the rounding of y by the condition number
+        of the carriers.
         """
         if not self.mixed or layer.dtype != torch.float32 or type(layer.module) not in PRODUCTS:
             return layer

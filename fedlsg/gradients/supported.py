@@ -1,7 +1,7 @@
-"""What per-example gradients refuse, by name and with the fix, before anything is computed.
+"""Refuse models without per-example gradients, before anything is computed; errors name the layer and the fix.
 
-A refusal protects the privacy claim: a layer that mixes examples, or a trainable parameter whose gradient escapes
-the clip, would void it silently. Draws no noise and sees no private data.
+A refusal protects the privacy claim: a layer that mixes examples, or a trainable parameter whose gradient is not
+clipped, would void it silently. Draws no noise and reads no private data.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedlsg.frame import Frame, make_blocks
-from fedlsg.gradients.layers import CARRIED, LAYERS
+from fedlsg.gradients.formulas.layers import CARRIED, LAYERS
 
 # These read the weights of their own submodules without calling them, so no hook sees the input.
 OPAQUE = {
@@ -23,17 +23,17 @@ OPAQUE = {
 
 
 Checked = Mapping[str, nn.Parameter]
-"""Trainable parameters of a model that ``check`` took, by name: whoever has them need not check again."""
+"""Trainable parameters by name of a model that ``check`` accepted: it need not be checked again."""
 
 
 class UnsupportedLayerError(ValueError):
-    """A layer or parameter has no per-example gradient here; the message says which, why, and what to do."""
+    """A layer or parameter has no per-example gradient; the message says which, why, and what to do."""
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that require a gradient, by name, in model order; a shared one under its first name.
 
-    As ``model.named_parameters()`` has them, in a third of its time: it is called several times in every step.
+    As ``model.named_parameters()``, in a third of its time: this is called several times in every step.
     """
     first: dict[nn.Parameter, str] = {}
     for name, parameter in _named(model):
@@ -43,7 +43,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _named(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
-    """All parameters with their names, those that are shared once for every name."""
+    """All parameters with their names; a shared one once for every name."""
     for name, parameter in module._parameters.items():
         if parameter is not None:
             yield prefix + name, parameter
@@ -53,7 +53,7 @@ def _named(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parame
 
 
 def check(model: nn.Module, frame: Frame) -> Checked:
-    """The trainable parameters of a model whose gradients in the frame can be computed, else UnsupportedLayerError."""
+    """The trainable parameters. Raises UnsupportedLayerError if gradients in the frame cannot be computed."""
     check_supported(model)
     check_frame(model, frame)
     return trainable(model)
@@ -81,7 +81,7 @@ def unsupported(path: str, module: nn.Module, reason: str) -> UnsupportedLayerEr
 
 
 def refusal(module: nn.Module) -> str | None:
-    """Why a module is refused, with the fix; None where it is supported."""
+    """Why a module is refused, with the fix; None if it is supported."""
     if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
         return "mixes the examples of a batch; replace BatchNorm by GroupNorm, or freeze it and call eval() on it"
     if isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
@@ -94,7 +94,7 @@ def refusal(module: nn.Module) -> str | None:
 
 
 def refusal_to_train(module: nn.Module, own: dict[str, nn.Parameter]) -> str | None:
-    """Why the trainable parameters that ``module`` itself owns are refused; None where they are supported."""
+    """Why the trainable parameters that ``module`` itself owns are refused; None if they are supported."""
     names = ", ".join(own)
     if isinstance(module, _BatchNorm | _InstanceNorm):
         return f"no per-example gradients for {names}; replace it by GroupNorm, or freeze it"
@@ -119,7 +119,7 @@ def check_sharing(model: nn.Module) -> None:
         if parameter.requires_grad and first.setdefault(id(parameter), name) != name:
             raise UnsupportedLayerError(
                 f"{first[id(parameter)]} and {name} are one shared parameter, whose two gradients cannot be clipped "
-                "apart; give each module its own, or freeze it"
+                "separately; give each module its own, or freeze it"
             )
 
 

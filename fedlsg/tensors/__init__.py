@@ -9,12 +9,11 @@ from fedlsg.tensors.memory_order import (
     to_kernel_order,
     to_memory_order,
 )
-from fedlsg.tensors.no_autocast import exactly
+from fedlsg.tensors.no_autocast import without_autocast
 from fedlsg.tensors.products import batch_times_transposed, times_transposed
 
 __all__ = [
     "batch_times_transposed",
-    "exactly",
     "in_memory_order",
     "leads_to",
     "matrix_in_memory_order",
@@ -23,4 +22,5 @@ __all__ = [
     "times_transposed",
     "to_kernel_order",
     "to_memory_order",
+    "without_autocast",
 ]

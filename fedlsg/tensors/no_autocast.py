@@ -5,6 +5,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 
-def exactly(device_type: str) -> AbstractContextManager[object]:
+def without_autocast(device_type: str) -> AbstractContextManager[object]:
     """No autocast. Where there is none, none is switched off: that costs as much as a small layer."""
     return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()

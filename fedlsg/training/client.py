@@ -13,15 +13,15 @@ from fedlsg.frame import Frame
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import (
     Checked,
-    Held,
+    GhostGradients,
     LossFunction,
     batch_size,
-    held_gradients,
+    block_gradients,
+    check,
     per_example_gradients,
     summable,
     summed_gradient,
 )
-from fedlsg.gradients.supported import check
 from fedlsg.privacy import Coins, CoinsAhead, Mechanism, add_noise, clipped_sum, poisson_batch
 from fedlsg.privacy.mechanism import NARROW_SUM
 from fedlsg.randomness import SecretStream
@@ -142,20 +142,20 @@ def _units(
     rows: int,
     scale: Sequence[Float[Tensor, " kept"]] | None,
     checked: Checked,
-) -> Sequence[Tensor | Held]:
+) -> Sequence[Tensor | GhostGradients]:
     """What is clipped for each example of a microbatch, which is filled up to ``rows`` examples for its pass."""
     real, rows = batch_size(inputs, targets), rows * local.multiplicity
     inputs, targets = filled(inputs, rows), filled(targets, rows)
     if mechanism.clips and mechanism.clip == "joint" and local.multiplicity == 1 and scale is None and holds(frame):
-        held = held_gradients(model, loss_fn, inputs, targets, frame, checked=checked, numbers=local.numbers)
-        return without_filling(held, real)
+        blocks = block_gradients(model, loss_fn, inputs, targets, frame, checked=checked, numbers=local.numbers)
+        return without_filling(blocks, real)
     gradients = per_example_gradients(model, loss_fn, inputs, targets, frame, checked=checked, numbers=local.numbers)
     units = per_unit([g[:real] for g in gradients], frame, local.multiplicity)
     return units if scale is None else [g * factor for g, factor in zip(units, scale, strict=True)]
 
 
 def holds(frame: Frame) -> bool:
-    """Whether gradients may be held back, or stay in the order they come in: no block weighs more than another."""
+    """Whether ghost clipping and any memory order are allowed: no block has a weight of its own in the clip."""
     return all(b.weight == 1 for b in frame.blocks)
 
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedlsg.gradients import FLOAT32, Batch, Held
-from fedlsg.gradients.ghost import all_digits
+from fedlsg.gradients import FLOAT32, Batch, GhostGradients, keeps_float32_digits
 from fedlsg.privacy import microbatches
 from fedlsg.training.local import LocalTraining, Positions
 
@@ -65,7 +64,7 @@ def shape_of(local: LocalTraining, parameters: Iterable[Tensor]) -> Shape:
     if local.one_shape or any(p.device.type != "cpu" for p in some):
         size = min(size, math.ceil(local.expected_batch + 6 * math.sqrt(local.expected_batch)))
         return Shape(size=size, multiple=size)
-    if local.numbers == FLOAT32 and all_digits("cpu") and all(p.itemsize >= FULL for p in some):
+    if local.numbers == FLOAT32 and keeps_float32_digits("cpu") and all(p.itemsize >= FULL for p in some):
         return Shape(size=size)
     return Shape(size=size, multiple=min(size, ROWS_ON_CPU))
 
@@ -110,6 +109,6 @@ def _filled(tensor: Tensor, rows: int) -> Tensor:
     return tensor if missing <= 0 else torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])])
 
 
-def without_filling(gradients: Sequence[Tensor | Held], rows: int) -> list[Tensor | Held]:
+def without_filling(gradients: Sequence[Tensor | GhostGradients], rows: int) -> list[Tensor | GhostGradients]:
     """The gradients of the first ``rows`` rows: those of examples."""
-    return [g.first(rows) if isinstance(g, Held) else g[:rows] for g in gradients]
+    return [g.first(rows) if isinstance(g, GhostGradients) else g[:rows] for g in gradients]

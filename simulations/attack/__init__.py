@@ -1,4 +1,4 @@
-"""``fedlsg attack``: what an adversary gets from the payloads that a run recorded.
+"""``fedlsg attack``: what an adversary gets from recorded payloads, or from a trained model.
 
-record.py  observations of a recorded run, truth not among them      truth.py  the batches, for scoring only
+recorded/  what a run recorded        images/, texts/  attacks on either kind        membership/  who was trained on
 """

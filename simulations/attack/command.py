@@ -1,4 +1,4 @@
-"""``fedlsg attack``: what an adversary gets from recorded updates, beside what it can guess without them."""
+"""``fedlsg attack``: what an adversary gets from recorded updates, next to what it can guess without them."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -6,32 +6,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 import strategies
 from fedlsg.attacks.observation import ThreatModel
-from simulations.attack.images import page
 from simulations.attack.images.attack import attack_images
 from simulations.attack.images.catalogue import attacks_named
+from simulations.attack.images.page import image_findings
 from simulations.attack.recorded import report
 from simulations.attack.recorded.observations import Record, open_record
-from simulations.attack.recorded.report import Section
+from simulations.attack.recorded.report import Findings, refusals
 from simulations.attack.texts.attack import attack_texts, is_text
 from simulations.attack.texts.catalogue import text_attacks
-from simulations.attack.texts.page import text_section
-from simulations.compare.grid import numbers, words
+from simulations.attack.texts.page import text_findings
+from simulations.compare.cells.grid_file import numbers, words
 from simulations.engines import local
 from simulations.plan.plan import make_plan
 from simulations.report.progress import Tick, bar
+from simulations.report.tables import print_note, print_table
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.diverged import refuse_diverged
 from simulations.settings.published import resolve
 from simulations.settings.settings import from_mapping, values_of
 
 RECORDED: Mapping[str, object] = {"clients": 8, "rounds": 4, "batch_size": 1, "noise_multiplier": 1.0}
-"""Of the runs that ``--compare`` records, unless -c says otherwise: small batches, one sigma for all."""
+"""Default settings of the runs that ``--compare`` records: small batches, the same sigma for all."""
 
 
 def attack_command(
@@ -52,7 +51,7 @@ def attack_command(
     """Attack runs, or runs of several methods recorded for it; print, write attack.json and attack.html.
 
     Raises ValueError for a wrong option, a run without recorded updates, a damaged record, or a threat model that
-    asks for what is not there.
+    is impossible for the run.
     """
     sizes = numbers("--batch", batches, int)
     if not sizes or min(sizes) < 1 or images < 1 or not seconds > 0:
@@ -67,7 +66,7 @@ def attack_command(
     with console.status("loading data") as status:
         for path in paths:
             records.append(open_record(path, threat, progress=status.update))
-    found: list[Section] = []
+    found: list[Findings] = []
     with bar(console) as tick:
         for number, record in enumerate(records):
             made = attack_one(
@@ -93,11 +92,11 @@ def attack_one(
     seconds: float,
     seed: int,
     tick: Tick,
-) -> Section:
-    """The report's part about one run of images or texts. Raises ValueError for an attack that the kind has not."""
+) -> Findings:
+    """What attacks find on one run of images or texts. Raises ValueError for an attack of the other kind."""
     if is_text(record.base.workload):
         on_texts = text_attacks(attacks, naive=naive)
-        return text_section(
+        return text_findings(
             attack_texts(
                 record, threat, batches=batches, texts=count, attacks=on_texts, seconds=seconds, seed=seed, tick=tick
             )
@@ -107,18 +106,18 @@ def attack_one(
         record, threat, batches=batches, images=count, attacks=on_images, naive=naive, seconds=seconds, seed=seed,
         tick=tick,
     )  # fmt: skip
-    return page.section(made)
+    return image_findings(made)
 
 
 def label(record: Record, records: Sequence[Record]) -> str:
-    """The method, with the directory's name where several runs have the same one."""
+    """The method, with the name of the directory if several runs have the same method."""
     method = record.base.settings.method
     same = sum(other.base.settings.method == method for other in records)
     return method if same == 1 else f"{method} ({record.run.path.name})"
 
 
 def place(runs: Sequence[str], out: str | None) -> Path:
-    """Where the files go: ``out``, the one run, or ``attack/`` here. Raises ValueError for a file."""
+    """The folder of the files: ``out``, the only run, or ``attack/`` here. Raises ValueError for a file."""
     path = Path(out or (runs[0] if len(runs) == 1 else "attack")).expanduser().resolve()
     if path.is_file():
         raise ValueError(f"{path} is a file; give --out as a folder")
@@ -126,9 +125,9 @@ def place(runs: Sequence[str], out: str | None) -> Path:
 
 
 def recorded(methods: Sequence[str], given: Mapping[str, Any], folder: Path, console: Console) -> list[str]:
-    """One recorded run a method at equal settings, in ``folder``/METHOD; one that is there is taken as it is.
+    """One recorded run for each method at equal settings, in ``folder``/METHOD; existing runs are reused.
 
-    Raises ValueError for methods that cannot be compared, and for a run that is there with other settings.
+    Raises ValueError for methods that cannot be compared, and for an existing run with other settings.
     """
     check_comparable(methods, given)
     paths = []
@@ -147,7 +146,7 @@ def recorded(methods: Sequence[str], given: Mapping[str, Any], folder: Path, con
 
 
 def check_comparable(methods: Sequence[str], given: Mapping[str, Any]) -> None:
-    """Raise ValueError for a method that is unknown, given twice, or has no noise where all are to have the same."""
+    """Raise ValueError for a method that is unknown, given twice, or has no noise while others have."""
     for method in methods:
         strategies.check_name(method)
     if len(set(methods)) < len(methods):
@@ -156,20 +155,22 @@ def check_comparable(methods: Sequence[str], given: Mapping[str, Any]) -> None:
         raise ValueError("--compare attacks methods at equal sigma: give noise_multiplier instead of epsilon")
     quiet = [method for method in methods if not strategies.recipe(method).mechanism.adds_noise]
     if quiet and "mechanism" not in given:
-        raise ValueError(f"{quiet[0]} adds no noise: leave it out, or compare all without any, -c mechanism=none")
+        raise ValueError(
+            f"{quiet[0]} adds no noise: leave it out, or compare all methods without noise, -c mechanism=none"
+        )
 
 
 def check_recorded(directory: Path, wanted: Mapping[str, Any]) -> None:
-    """Raise ValueError where the run that is there has other settings than those that are asked for."""
-    there, asked = values_of(RunDir.open(str(directory)).read_config()), values_of(from_mapping(resolve(wanted)))
+    """Raise ValueError if the existing run has other settings than ``wanted``."""
+    before, now = values_of(RunDir.open(str(directory)).read_config()), values_of(from_mapping(resolve(wanted)))
     for name in wanted:
-        old, new = there.get(name), asked.get(name)
+        old, new = before.get(name), now.get(name)
         if old != new:
             raise ValueError(f"{directory} was recorded with {name}={old}, not {new}; choose another --out")
 
 
 def record_run(wanted: Mapping[str, Any], folder: Path, say: Any) -> None:
-    """A run on the local engine whose payloads are kept."""
+    """Run on the local engine and keep every payload."""
     plan = make_plan(from_mapping(resolve(wanted)), progress=say)
     directory: RunDir = create(str(folder), plan.settings)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
@@ -177,16 +178,11 @@ def record_run(wanted: Mapping[str, Any], folder: Path, say: Any) -> None:
     refuse_diverged(local.run(plan, directory, on_round=lambda row: None))
 
 
-def show(found: Sequence[Section], console: Console) -> None:
-    """A table for each run, and the verdict below it."""
+def show(found: Sequence[Findings], console: Console) -> None:
+    """The table of each run, and the verdict below it."""
     for one in found:
-        view = Table(title=one.label, box=SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold")
-        for name in one.columns:
-            view.add_column(name, justify="left" if name == "attack" else "right")
-        for row in one.rows:
-            view.add_row(*row)
-        console.print(view)
-        for name, why in one.refused.items():
-            console.print(f"{name} does not apply: {why}", style="dim", markup=False, highlight=False, soft_wrap=True)
+        print_table(replace(one.table, title=one.label), console)
+        for refusal in refusals(one):
+            print_note(refusal, console)
         console.print(one.facts, markup=False, highlight=False, soft_wrap=True)
         console.print(one.verdict, style="bold", markup=False, highlight=False, soft_wrap=True)

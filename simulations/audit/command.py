@@ -1,6 +1,5 @@
 """``fedlsg audit``: try to prove a claimed epsilon wrong. It can end in "falsified", and never in "verified"."""
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +11,12 @@ from fedlsg.attacks.audit.checks import unit_checks
 from fedlsg.attacks.audit.plants import PLANTS, planted
 from fedlsg.attacks.audit.unit_mode import record, ticks
 from fedlsg.attacks.audit.verdict import Verdict, as_dict, judge
-from simulations.audit.display import THREATS, announce, progress_bar, show
+from simulations.audit.display import THREATS, announce, show
 from simulations.audit.examples import KINDS
 from simulations.audit.subject import Audited, audited_run, audited_settings
 from simulations.audit.training import audit_training
+from simulations.report.json_text import json_text
+from simulations.report.progress import count_bar
 from simulations.rundir.files.atomic import write_atomically
 
 MODES = ("unit", "training")
@@ -37,7 +38,7 @@ def audit_command(
 ) -> int:
     """Audit and print; returns the exit status: 0 for "not falsified", 1 for "falsified".
 
-    Raises ValueError for settings beside a run, an unknown mode, plant or kind of canary, or a mechanism that claims
+    Raises ValueError for settings next to a run, an unknown mode, plant or kind of canary, or a mechanism that claims
     no epsilon.
     """
     if run is not None and given:
@@ -73,7 +74,7 @@ def audit_command(
         "plant": plant,
         "seconds": round(time.monotonic() - began, 1),
     }
-    write_atomically(path, (json.dumps(finite(report), indent=2) + "\n").encode())
+    write_atomically(path, json_text(report, indent=2, not_finite=str))
     show(verdict, m, mode, console, not_private=audited.not_private)
     console.print(f"[bold]written[/bold]  {path}", highlight=False, soft_wrap=True)
     return FALSIFIED if verdict.falsified else 0
@@ -88,20 +89,9 @@ def place(run: str | None, out: str | None) -> Path:
 
 
 def audit_unit(audited: Audited, console: Console, *, canaries: int, plant: str | None, seed: int | None) -> Verdict:
-    """Canary gradients through the shipped client; the plant is in the mechanism only, the judge is not told."""
+    """Canary gradients through the shipped client; the plant is in the mechanism only, unknown to the judge."""
     setting = audited.setting
-    with progress_bar(console, "rounds", ticks(setting, canaries)) as tick, planted(plant):
+    with count_bar(console, "rounds", ticks(setting, canaries)) as tick, planted(plant):
         seen = record(setting, canaries, seed=seed, tick=tick)
     with console.status("computing bounds"):
         return judge(seen.scores, seen.coins, audited.claim, unit_checks(seen, setting))
-
-
-def finite(value: Any) -> Any:
-    """The same with infinite numbers as text, so that any JSON reader takes it."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and not -float("inf") < value < float("inf"):
-        return str(value)
-    return value

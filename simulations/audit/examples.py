@@ -1,7 +1,7 @@
-"""Canary examples for the training mode of ``fedlsg audit``: which rows, what they become, and who holds them.
+"""Canary examples for the training mode of ``fedlsg audit``: which rows, their new content, and their clients.
 
-Each canary is in its client's data by a fair secret coin; the other examples, their clients, the divisor and the noise
-stay as they are, whatever the coins.
+A fair secret coin decides whether a canary is in the data of its client. The other examples, their clients, the divisor
+and the noise do not depend on the coins.
 """
 
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def choose_canaries(plan: Plan, count: int, seed: int | None) -> Inserted:
 
 
 def strongest(train: Split) -> str:
-    """The kind that was told apart best where it was measured: two-tone images, wrong labels where there are none."""
+    """The kind that was easiest to distinguish in measurements: two-tone images, else wrong labels."""
     return "two-tone" if images_of(train, torch.zeros(1, dtype=torch.int64)) is not None else "mislabelled"
 
 

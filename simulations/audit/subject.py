@@ -1,4 +1,4 @@
-"""What ``fedlsg audit`` holds to account: the mechanism of a run or of settings, and the epsilon that is claimed of it.
+"""What ``fedlsg audit`` tests: the mechanism of a run or of settings, and the epsilon that is claimed for it.
 
 Reads a run directory and writes nothing into it.
 """
@@ -16,18 +16,17 @@ from fedlsg.privacy import Ledger
 from simulations.attack.recorded.claim import claim_of, training_event
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
 from simulations.plan.plan import client_terms, events_of
+from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.rundir import RunDir
 from simulations.workloads import Progress, silent
 from strategies.strategy import ClientTerms
-
-NOT_PRIVATE = "NOT PRIVATE: its noise can be drawn again (reproducible)"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audited:
     """A subject with the terms of its worst client: claim, unit-mode setting, and where the claim comes from.
 
-    reproducible: its noise can be drawn again, by its settings or an entry of a ledger; the claim then claims nothing.
+    reproducible: by its settings or an entry of a ledger, the noise can be drawn again; the claim is then void.
     """
 
     subject: Subject
@@ -38,8 +37,8 @@ class Audited:
 
     @property
     def not_private(self) -> str | None:
-        """Why the claim is not to be believed even where it is not falsified; None where there is no such reason."""
-        return NOT_PRIVATE if self.reproducible else None
+        """Why the claim is void even if it is not falsified; None if it is not void."""
+        return REPRODUCIBLE if self.reproducible else None
 
     @property
     def setting(self) -> Setting:
@@ -78,7 +77,7 @@ def audited_settings(given: Mapping[str, object], *, progress: Progress = silent
 
 
 def audited_run(path: str, *, progress: Progress = silent) -> Audited:
-    """A run directory: what its ledgers hold, and the epsilon that its summary reports (the ledger's before the end).
+    """A run directory: what its ledgers hold, and the epsilon of its summary (that of the ledgers before the end).
 
     Raises ValueError for a run that claims no epsilon, or without a ledger.
     """

@@ -1,7 +1,6 @@
 """The training mode of ``fedlsg audit``: a run on the local engine with canary examples, in a folder that is deleted.
 
-Clients, wire and server are those of a run, and the audit reads what it recorded. The canaries are made in
-audit_examples.py.
+Clients, wire and server are those of a run, and the audit reads what it recorded.
 """
 
 from collections.abc import Callable
@@ -18,12 +17,12 @@ from fedlsg.attacks.audit.training_mode import Seen, look, payload_checks, score
 from fedlsg.attacks.audit.verdict import Verdict, judge
 from fedlsg.attacks.observation import ThreatModel
 from simulations.attack.recorded.observations import Record, open_record
-from simulations.audit.display import progress_bar
 from simulations.audit.examples import Inserted, choose_canaries, strongest, with_canaries
 from simulations.audit.subject import Audited
 from simulations.client.train import serving
 from simulations.engines import local
 from simulations.plan.plan import Base, Plan, make_plan
+from simulations.report.progress import count_bar
 from simulations.rundir.files.scratch import scratch
 from simulations.rundir.rundir import RunDir
 from simulations.server.diverged import refuse_diverged
@@ -35,7 +34,7 @@ VIEW = ThreatModel(view="client")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found:
-    """What a run with canaries gives to judge: a score and a coin each, and the checks; how many, of which kind."""
+    """What a run with canaries shows: a score and a coin for each canary, the checks, and the kind of canary."""
 
     scores: Float[np.ndarray, " m"]
     coins: Bool[np.ndarray, " m"]
@@ -71,7 +70,7 @@ def find(
         directory = RunDir(folder)
         plan = with_canaries(replace(plan, settings=replace(plan.settings, run_dir=str(folder))), inserted, kind)
         directory.write_config(plan.settings)
-        with progress_bar(console, "training, round", plan.schedule.rounds) as tick, planted(plant), serving(plan):
+        with count_bar(console, "training, round", plan.schedule.rounds) as tick, planted(plant), serving(plan):
             refuse_diverged(local.run(plan, directory, on_round=lambda row: tick()))
         base = Base(**{f.name: getattr(plan, f.name) for f in fields(Base)})
         record = Record(run=directory, base=base, payloads=open_record(str(folder), VIEW).payloads)
@@ -85,7 +84,7 @@ def settings_of(settings: Settings, seed: int | None) -> Settings:
 
 
 def check(plan: Plan) -> None:
-    """Raise ValueError for a run whose payloads do not hold a sum of gradients of W_t with noise of their own."""
+    """Raise ValueError if a payload of the run is not a sum of gradients at W_t with noise of its own."""
     s = plan.settings
     if s.trust != "client" or plan.local.steps > 1:
         raise ValueError("mode training judges single payloads of one local step: use trust=client, local_steps=1")
@@ -99,7 +98,7 @@ def scores_of(record: Record, inserted: Inserted, kind: str, console: Console) -
     """Scores of all canaries from every payload of their client, and the checks of all payloads."""
     scores, coins, rounds = [], [], []
     total = sum(len(clients) for clients in record.payloads.values())
-    with progress_bar(console, "scoring, payload", total) as tick:
+    with count_bar(console, "scoring, payload", total) as tick:
         for client in range(len(record.base.parts)):
             seen, std = payloads_of(record, client, inserted, tick)
             rounds += seen
@@ -116,7 +115,7 @@ def scores_of(record: Record, inserted: Inserted, kind: str, console: Console) -
 
 
 def payloads_of(record: Record, client: int, inserted: Inserted, tick: Callable[[], None]) -> tuple[list[Seen], float]:
-    """All payloads of a client looked at for its canaries, and the deviation of their noise."""
+    """Each payload of a client with its canaries, and the standard deviation of the noise."""
     mine = inserted.clients == client
     canaries, coins = inserted.rows[mine], inserted.coins[mine]
     train, part = record.base.workload.train, record.base.parts[client]

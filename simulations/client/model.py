@@ -1,4 +1,4 @@
-"""What a process keeps between messages: the public data structures of a run, and the weights and frame of a round."""
+"""What a process keeps between messages: public data structures of a run, weights and frame of a round."""
 
 import hashlib
 from collections.abc import Iterator
@@ -27,8 +27,8 @@ from strategies.federation.wire import Announcement, flat_bytes, read_frame, rea
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loaded:
-    """What is the same for all clients of a round: its weights as they came, their digest, the frame, and the model's
-    parameters as they were checked against it.
+    """What all clients of a round share: the received weights, their digest, the frame, and the model's parameters
+    after the check that they fit the frame.
     """
 
     weights: bytes
@@ -64,7 +64,7 @@ _SERVED: list[Base] = []
 
 @contextmanager
 def serving(base: Base) -> Iterator[None]:
-    """Clients of this process take ``base`` instead of preparing their own: audits train on examples of their own."""
+    """Clients of this process use ``base`` instead of preparing their own: audits train on their own examples."""
     process.cache_clear()
     _SERVED.append(base)
     try:
@@ -82,13 +82,13 @@ def process(settings: Settings) -> Process:
 
 
 def set_up(settings: Settings) -> None:
-    """What holds for the whole process: torch's threads, and freed memory."""
+    """Settings of the whole process: torch's threads, and freed memory."""
     torch.set_num_threads(settings.threads)
     freed_memory.keep()
 
 
 def assemble(base: Base) -> Process:
-    """What is built of a base: initial model, W_0, replica."""
+    """Build from a base: initial model, W_0, replica."""
     model = base.build_model()
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
     needed = initial_needed(base.method, trainable(model), carried)
@@ -107,11 +107,12 @@ def assemble(base: Base) -> Process:
 def load(here: Process, announced: Announcement, content: RecordDict, followed: bytes | None) -> Loaded:
     """The model's weights and the frame, made by the first client of a process in a round and used by the others.
 
-    Guarantee: what is used again was made from the very same bytes; or, where a replica ``followed``, their digest.
+    Guarantee: weights and frame are reused only for the same received bytes, or, if a replica ``followed``, the same
+    digest.
     """
     sent = flat_bytes(content) if followed is None else followed
     version = (announced.round, announced.updates, announced.frame_digest)
-    known, here.loaded = here.loaded, None  # an error on the way leaves nothing that looks loaded
+    known, here.loaded = here.loaded, None  # after an error nothing looks loaded
     if followed is not None and (known is None or known.weights != followed):
         digest = followed
     elif known is None or known.weights != sent:

@@ -1,7 +1,7 @@
-"""Accuracy against all bytes of a run, at equal epsilon: which lines may stand in one picture, and their table.
+"""Accuracy against all bytes of a run, at equal epsilon: which lines share a panel, and its table.
 
-Two lines share a panel where they solve the same task under the same trust and delta, and their epsilons differ by one
-percent at most. Lines without any finite epsilon stand in every panel of their task, marked as NOT private.
+Two lines share a panel if they solve the same task under the same trust and delta, and their epsilons differ by one
+percent at most. Lines without a finite epsilon are in every panel of their task, marked as NOT PRIVATE.
 """
 
 import math
@@ -9,25 +9,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simulations.compare.table import Line
-from simulations.report.terminal import human_bytes
+from simulations.compare.lines import Line
+from simulations.compare.table import markdown
+from simulations.report.sections import Row, Table
+from simulations.report.words import NOT_PRIVATE, human_bytes
 
 SAME = 0.01
-"""Share by which epsilons may differ and still count as equal: calibration ends within it below its target."""
+"""Relative difference of epsilons that count as equal: calibration ends within it below its target."""
 
 TASK = ("workload", "dataset", "subset", "holdout")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Lines at one epsilon, the fewest uplink bytes first; ``title`` says which. Lines in it may be not private."""
+    """Lines at the epsilon of the ``title``, the fewest uplink bytes first; some of them may be not private."""
 
     title: str
     lines: tuple[Line, ...]
 
 
 def panels(table: Sequence[Line]) -> list[Panel]:
-    """The finished lines, in panels of equal epsilon: ascending, tasks in the order of the table."""
+    """The finished lines in panels of equal epsilon, ascending; tasks in the order of the table."""
     sent = [line for line in table if line.mean is not None and line.total_uplink]
     tasks = list(dict.fromkeys(_task(line) for line in sent))
     found = []
@@ -57,7 +59,7 @@ def _bounded(line: Line) -> bool:
 
 
 def _claim(line: Line) -> tuple[str, float]:
-    """What an epsilon is about, apart from its number."""
+    """What an epsilon refers to: trust and delta."""
     return str(line.setting("trust") or "client"), float(line.setting("delta") or 0.0)
 
 
@@ -71,7 +73,7 @@ def _title(group: Sequence[Line]) -> str:
     epsilons = sorted({f"{line.epsilon:.3g}" for line in group}, key=float)
     trust, delta = _claim(group[0])
     span = epsilons[0] if len(epsilons) == 1 else f"{epsilons[0]} to {epsilons[-1]}"
-    sums = ", of the sum alone (trust=aggregate)" if trust == "aggregate" else ""
+    sums = ", of the sum only (trust=aggregate)" if trust == "aggregate" else ""
     return f"epsilon {span} at delta {delta:g}{sums}"
 
 
@@ -85,11 +87,26 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def cells(panel: Panel) -> list[dict[str, str]]:
-    """What a reader sees of a panel's lines, by the keys of COLUMNS; no transfer where no link was asked for."""
+NOTE = (
+    "Bytes: payloads of a whole run over all clients, mean over seeds; saved: how many times smaller they are than "
+    "dense updates; both ways: uplink plus downlink. The methods of one table have the same epsilon (within one "
+    "percent), delta and trust."
+)
+
+
+def panel_table(panel: Panel) -> Table:
+    """A row for each line of a panel; no column of transfer if no link is given."""
     rows = [_cells(line) for line in panel.lines]
-    empty = {"transfer"} if all(line.transfer is None for line in panel.lines) else set()
-    return [{key: value for key, value in row.items() if key not in empty} for row in rows]
+    keys = [key for key in COLUMNS if key != "transfer" or any(line.transfer is not None for line in panel.lines)]
+    return Table(
+        title=panel.title,
+        columns=tuple(COLUMNS[key] for key in keys),
+        rows=tuple(
+            Row(cells=tuple(row[key] for key in keys), style="" if line.private else "not-private")
+            for line, row in zip(panel.lines, rows, strict=True)
+        ),
+        optional=tuple(keys.index(key) for key in ("both_saved", "up_saved")),
+    )
 
 
 def _cells(line: Line) -> dict[str, str]:
@@ -109,23 +126,11 @@ def _cells(line: Line) -> dict[str, str]:
 
 
 def marked(line: Line) -> str:
-    """Its name, and that it is not private where it is not."""
-    return line.name + ("" if line.private else ", NOT private")
+    """The name of a line; one that is not private says so."""
+    return line.name + ("" if line.private else f", {NOT_PRIVATE}")
 
 
 def bytes_markdown(table: Sequence[Line]) -> str:
     """A heading and a Markdown table for each panel."""
-    parts = []
-    for panel in panels(table):
-        rows = cells(panel)
-        parts += [f"## {panel.title}", "", "| " + " | ".join(COLUMNS[key] for key in rows[0]) + " |"]
-        parts += ["|" + "---|" * len(rows[0])]
-        parts += ["| " + " | ".join(value.replace("|", "\\|") for value in row.values()) + " |" for row in rows]
-        parts.append("")
-    return "\n".join([*parts, f"{NOTE}.", ""])
-
-
-NOTE = (
-    "bytes are payloads of a whole run over all clients, mean over seeds; saved: dense bytes over them, beside "
-    "it; both ways: uplink and downlink; panels hold what has the same epsilon (to one percent), delta and trust"
-)
+    parts = [part for panel in panels(table) for part in (f"## {panel.title}", "", markdown(panel_table(panel)))]
+    return "\n".join([*parts, NOTE, ""])

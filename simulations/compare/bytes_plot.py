@@ -1,25 +1,24 @@
-"""The figure of the bytes axis: a row for each epsilon; uplink on the left, uplink and downlink on the right."""
+"""The figure of the bytes axis: one row for each epsilon, uplink on the left, uplink plus downlink on the right."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulations.compare.bytes_axis import Panel, marked
-from simulations.compare.table import Line
-from simulations.report.figure import looks, short_bytes, wrapped
+from simulations.compare.lines import Line
+from simulations.report.figure import legend_outside, looks, new_figure, short_bytes, use_style, wrap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@use_style
 def accuracy_by_total_bytes(panels: Sequence[Panel]) -> "Figure":
     """Mean accuracy ± standard deviation over seeds against payload bytes of a whole run, logarithmic.
 
-    Filled marks are private, hollow ones are not. Every row holds one epsilon.
+    Filled marks are private, hollow ones are not. Each row of panels has one epsilon.
     """
-    from matplotlib.figure import Figure
-
     shapes = looks([(line.method, line.name) for panel in panels for line in panel.lines])
-    figure = Figure(figsize=(8.6, 0.9 + 2.7 * len(panels)), layout="constrained")
+    figure = new_figure(8.6, 0.9 + 2.7 * len(panels))
     grid = figure.subplots(len(panels), 2, squeeze=False, sharey="row", sharex="col")
     for row, panel in zip(grid, panels, strict=True):
         for axes, both in zip(row, (False, True), strict=True):
@@ -31,8 +30,7 @@ def accuracy_by_total_bytes(panels: Sequence[Panel]) -> "Figure":
     grid[-1][0].set_xlabel("uplink")
     grid[-1][1].set_xlabel("uplink + downlink")
     figure.supxlabel("payload bytes of the whole run, all clients (logarithmic)", fontsize=9)
-    handles = {h.get_label(): h for row in grid for h in row[0].get_legend_handles_labels()[0]}
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
+    legend_outside(figure, (row[0] for row in grid))
     return figure
 
 
@@ -42,7 +40,7 @@ def _mark(axes: Any, line: Line, both: bool, look: tuple[str, str]) -> None:
     place = (line.total_uplink or 0.0) + (line.total_downlink or 0.0 if both else 0.0)
     axes.errorbar(
         [place], [100 * line.mean], [100 * (line.sd or 0.0)], color=colour, marker=marker, capsize=2.5, markersize=6,
-        linestyle="none", markerfacecolor=colour if line.private else "white", label=wrapped(marked(line)),
+        linestyle="none", markerfacecolor=colour if line.private else "white", label=wrap(marked(line)),
     )  # fmt: skip
 
 

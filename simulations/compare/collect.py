@@ -1,4 +1,4 @@
-"""Results of the cells of a grid, and of run directories that somebody names, with labels that tell them apart."""
+"""Results of the cells of a grid and of given run directories, with labels that distinguish them."""
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,22 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from simulations.compare.grid import Cell, from_toml
-from simulations.compare.runner import Ended, Folder
+from simulations.compare.cells.grid import Cell
+from simulations.compare.cells.grid_file import from_toml
+from simulations.compare.cells.runner import Ended, Folder
 from simulations.plan.continuity import HARMLESS
 from simulations.rundir.links import Link
 from simulations.rundir.results import Result, read_run
 
 SHOWN = frozenset({"rank", "sparsity", "epsilon", "noise_multiplier"})
-"""Settings that have a column of their own, or follow from one that has."""
+"""Settings with a column of their own, or that follow from one."""
 
 CELLS = "cells"
 LABELLED = 2
-"""Settings that a label names at most."""
+"""A label names at most so many settings."""
 
 
 def cell_result(folder: Folder, cell: Cell, record: Mapping[str, Ended], link: Link | None = None) -> Result:
-    """How a cell stands, as a result; a run directory that cannot be read is a failed cell."""
+    """The state of a cell as a result; a run directory that cannot be read is a failed cell."""
     group = (cell.label, cell.epsilon, cell.rank, cell.sparsity)
     state = folder.status(cell, record)
     status, reason = state.status, state.reason
@@ -37,12 +38,12 @@ def cell_result(folder: Folder, cell: Cell, record: Mapping[str, Ended], link: L
 
 
 def read_runs(paths: Iterable[Path], link: Link | None = None) -> list[Result]:
-    """Run directories; a comparison's folder stands for all of its runs.
+    """Run directories; the folder of a comparison means all of its runs.
 
-    Runs that differ in nothing but their seed form a group. Where one method comes with several settings, its label is
-    that of the comparison's grid, where all of them have one and none stands for two things; else it names those that
-    differ, or a number where they are many. ``detail`` names all of them. Raises ValueError for a folder that is
-    neither, and where there is no run at all.
+    Runs that differ in their seed only form a group. If a method comes with several settings, its groups keep the
+    labels of their grids, provided that each has one and none is ambiguous. Otherwise a label names the settings that
+    differ, or a number if they are many; ``detail`` names all of them. Raises ValueError for a folder that is neither,
+    and if there is no run at all.
     """
     found: dict[Path, Result] = {}
     for path in paths:
@@ -66,7 +67,7 @@ def read_runs(paths: Iterable[Path], link: Link | None = None) -> list[Result]:
 
 
 def _grid_labels(found: Mapping[Path, Result]) -> dict[tuple[Any, ...], str]:
-    """What grids call the groups of their cells, where no other group of a workload goes by that name."""
+    """The labels of groups in their grids, if no other group of the workload has the same label."""
     grids = {run.parent: _cell_labels(run.parent.parent) for run in found}
     called: dict[tuple[Any, ...], set[str | None]] = {}
     meant: dict[tuple[Any, str | None], set[tuple[Any, ...]]] = {}
@@ -95,7 +96,7 @@ def _group(run: Result) -> tuple[Any, ...]:
 
 
 def _binding(run: Result) -> dict[str, Any]:
-    """What decides a run's outcome, its seed apart; what follows from other settings, or is not used, is left out."""
+    """The settings that decide the outcome of a run, except its seed, those that follow from others and unused ones."""
     follows = {"noise_multiplier"} if run.settings.get("epsilon") is not None else set()
     follows |= {"local_learning_rate"} if run.settings.get("local_steps", 1) == 1 else set()
     harmless = {name.replace("-", "_") for name in HARMLESS} | {"seed"} | follows

@@ -1,4 +1,4 @@
-"""``fedlsg compare`` and ``fedlsg report``, apart from parsing their options."""
+"""``fedlsg compare`` and ``fedlsg report``; their options are parsed in ``cli``."""
 
 import shlex
 import sys
@@ -15,17 +15,20 @@ from rich.console import Console
 import strategies
 from fedlsg.choices import choose
 from simulations import workloads
+from simulations.compare.bytes_axis import NOTE, panel_table, panels
+from simulations.compare.cells.grid import Cell, Grid
+from simulations.compare.cells.grid_file import as_toml, from_toml, numbers, split_settings, words
+from simulations.compare.cells.progress import GridDisplay
+from simulations.compare.cells.runner import Folder, check_same_settings, run_cells
+from simulations.compare.cells.worker import Outcome
 from simulations.compare.collect import cell_result, read_runs
-from simulations.compare.grid import Cell, Grid, as_toml, from_toml, numbers, split_settings, words
+from simulations.compare.lines import Line, lines
 from simulations.compare.output import Output, write_page, write_tables
-from simulations.compare.progress import GridDisplay
-from simulations.compare.runner import Folder, check_same_settings, run_cells
-from simulations.compare.table import lines, notes, unfinished, variants
-from simulations.compare.terminal import print_panels, terminal_table
+from simulations.compare.table import comparison_table, notes, unfinished, variants
 from simulations.compare.view import PLAIN, View
-from simulations.compare.worker import Outcome
 from simulations.engines.runtime.processes import sigterm_raises
 from simulations.report.run_page import run_page
+from simulations.report.tables import print_note, print_table
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.lock import exclusive
 from simulations.rundir.results import Result
@@ -119,19 +122,19 @@ def _run(
 
 
 CELLS_LEFT = "cells are left; the same command continues"
-RUNS_LEFT = "runs are not finished; fedlsg resume RUN, or the compare that began them, continues"
+RUNS_LEFT = "runs are not finished; continue with fedlsg resume RUN, or with the compare that started them"
 
 
 def show(results: Sequence[Result], folder: Path, console: Console, more: str = CELLS_LEFT, view: View = PLAIN) -> None:
-    """The table on the terminal, what is not in it, how ``more`` comes about, and where the page lies."""
+    """The table on the terminal, what is not in it, how to continue (``more``), and where the page is."""
     table = lines(results)
-    console.print(terminal_table(table, console.width))
+    print_table(comparison_table(table), console)
     for note in notes(table):
-        console.print(note, style="dim", markup=False, highlight=False)
+        print_note(note, console)
     if view.bytes:
         print_panels(table, console)
     for label, text in variants(table).items():
-        console.print(f"{label}: {text}", style="dim", markup=False, highlight=False)
+        print_note(f"{label}: {text}", console)
     for name, text in unfinished(table).items():
         if text == "not run":
             continue  # counted below; a large grid has hundreds
@@ -141,6 +144,13 @@ def show(results: Sequence[Result], folder: Path, console: Console, more: str = 
     if left:
         console.print(f"{left} of {len(results)} {more}", style="yellow")
     console.print(f"report  {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_panels(table: Sequence[Line], console: Console) -> None:
+    """The tables of the bytes axis."""
+    for panel in panels(table):
+        print_table(panel_table(panel), console)
+    print_note(NOTE, console)
 
 
 def report_command(runs: Sequence[str], out: str | None, console: Console, view: View = PLAIN) -> None:

@@ -1,4 +1,4 @@
-"""What a comparison leaves: results.csv, table.csv, table.md, plots/ and report.html, always of the same results."""
+"""The files of a comparison, all of the same results: results.csv, table.csv, table.md, plots/ and report.html."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from simulations.compare.bytes_axis import bytes_markdown
+from simulations.compare.lines import lines
 from simulations.compare.page import page
 from simulations.compare.plots import figures
-from simulations.compare.table import lines, table_csv, table_markdown
+from simulations.compare.table import table_csv, table_markdown
 from simulations.compare.view import PLAIN, View
 from simulations.report.figure import png
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, results_csv
 
 SHARE = 0.05
-"""Of the time since the last drawing, what a new one may take."""
+"""Share of the time that drawing may take while results come in."""
 
 
 def write_tables(folder: Path, results: Sequence[Result], view: View = PLAIN) -> None:
@@ -40,10 +41,10 @@ def write_page(
 
 @dataclass(kw_only=True)
 class Output:
-    """Keeps a folder's tables and page in step with its results while they come in.
+    """Writes tables and page again while results come in.
 
-    Guarantee: the tables follow every result; page and plots follow as often as they take a twentieth of the time, and
-    on ``finish``.
+    Guarantee: the tables follow every result. Page and plots take a twentieth of the time at most, and are written at
+    the end.
     """
 
     folder: Path

@@ -1,97 +1,32 @@
 """report.html of many runs: the table, the figures, what failed, and what the numbers do and do not mean."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from simulations.compare import bytes_axis
-from simulations.compare.plots import figures, looks_of
-from simulations.compare.table import COLUMNS, PROBE, Line, notes, shown, unfinished, variants
+from simulations.compare.lines import PROBE, Line
+from simulations.compare.plots import figures
+from simulations.compare.table import comparison_table, notes, unfinished, variants
 from simulations.compare.view import PLAIN, View
-from simulations.report.facts import HELD_OUT, facts, privacy
-from simulations.report.figure import svg
-from simulations.report.html import render
+from simulations.report.facts import HELD_OUT, epsilon_section, made_section
+from simulations.report.figure import picture
+from simulations.report.page import render
+from simulations.report.sections import Code, Page, Part, Section, Text, facts_of
+from simulations.report.words import NOT_PRIVATE
 from simulations.rundir.results import Result
 
+BARS = "Bars show one standard deviation over seeds."
 CAPTIONS = {
-    "accuracy-epsilon": "Test accuracy against epsilon; bars are one standard deviation over "
-    "seeds. Dotted, if near: chance. Dashed lines across: methods without privacy.",
-    "accuracy-bytes": "Accuracy against everything that all clients sent in the whole run; bars are one standard "
-    "deviation over seeds. Filled: the largest epsilon, or none.",
-    "accuracy-total-bytes": "Accuracy against the payload bytes of all clients in the whole run: uplink, and uplink "
-    "plus downlink. A row holds one epsilon, delta and trust. Bars are one standard deviation over seeds. Filled: "
-    "private; hollow: NOT private.",
-    "learning-curves": "Accuracy over rounds: mean over seeds; the band reaches from the worst to the best seed.",
+    "accuracy-epsilon": f"Test accuracy at each epsilon. {BARS} The dotted line, if there is one, is the accuracy of "
+    "guessing. Dashed horizontal lines are methods without privacy.",
+    "accuracy-bytes": f"Test accuracy against the payload bytes that all clients sent in the whole run. {BARS} Filled "
+    "marks have the largest epsilon, or none.",
+    "accuracy-total-bytes": "Test accuracy against the payload bytes of all clients in the whole run: uplink on the "
+    f"left, uplink plus downlink on the right. Each row has one epsilon, delta and trust. {BARS} Filled marks are "
+    f"private, hollow marks are {NOT_PRIVATE}.",
+    "learning-curves": "Test accuracy after each round: mean over seeds. The band reaches from the worst to the best "
+    "seed.",
 }
-
-TEMPLATE = """{% extends "layout" %}
-{% block content %}
-<h1>{{ title }}</h1>
-<p class="lead">{{ lead }}</p>
-{% for text in warnings %}
-<p class="warning">{{ text }}</p>
-{% endfor %}
-<div class="scroll"><table>
-<tr>{% for key in keys %}<th>{{ columns[key] }}</th>{% endfor %}</tr>
-{% for row in rows %}
-{% if row.section %}
-<tr class="section"><td colspan="{{ keys | length }}">{{ row.section }}</td></tr>
-{% endif %}
-<tr class="{{ row.kind }}">{% for key in keys %}<td>{% if loop.first -%}
-<span class="dot" style="background: {{ row.colour }}"></span>{% endif %}{{ row.cells[key] }}</td>{% endfor %}</tr>
-{% endfor %}
-</table></div>
-{% for text in notes %}
-<p class="note">{{ text }}.</p>
-{% endfor %}
-{% if variants %}
-<table class="facts">
-{% for name, text in variants.items() %}
-<tr><td>{{ name }}</td><td>{{ text }}</td></tr>
-{% endfor %}
-</table>
-{% endif %}
-{% for panel in panels %}
-<h2>Accuracy against bytes: {{ panel.title }}</h2>
-<div class="scroll"><table>
-<tr>{% for key in panel.rows[0] %}<th>{{ bytes_columns[key] }}</th>{% endfor %}</tr>
-{% for row in panel.rows %}
-<tr>{% for value in row.values() %}<td>{{ value }}</td>{% endfor %}</tr>
-{% endfor %}
-</table></div>
-{% if loop.last %}
-<p class="note">{{ bytes_note }}.</p>
-{% endif %}
-{% endfor %}
-{% for figure in figures %}
-<figure><img src="{{ figure.uri }}" alt="{{ figure.caption }}"><figcaption>{{ figure.caption }}</figcaption></figure>
-{% endfor %}
-<h2>What epsilon means here</h2>
-{% for text in privacy %}
-<p>{{ text }}</p>
-{% endfor %}
-{% if left %}
-<h2>Not in the means</h2>
-<table class="facts">
-{% for name, text in left.items() %}
-<tr><td>{{ name }}</td><td>{{ text }}</td></tr>
-{% endfor %}
-</table>
-{% endif %}
-<h2>How it was made</h2>
-<table class="facts">
-{% for name, text in facts.items() %}
-<tr><td>{{ name }}</td><td>{{ text }}</td></tr>
-{% endfor %}
-</table>
-{% if command %}
-<pre>{{ command }}</pre>
-{% endif %}
-{% if grid %}
-<p class="note">The grid; <code>fedlsg compare --grid grid.toml</code> runs it again.</p>
-<pre>{{ grid }}</pre>
-{% endif %}
-{% endblock %}
-"""
+GRID = "The grid; fedlsg compare --grid grid.toml runs it again:"
 
 
 def page(
@@ -99,39 +34,45 @@ def page(
     view: View = PLAIN,
 ) -> str:  # fmt: skip
     """The page of a comparison. ``command`` made it; ``grid`` is the text of its grid.toml."""
-    own = shown(table)
-    keys = list(own[0]) if own else ["method"]
     done = [run for run in results if run.done]
-    drawn = {name: svg(figure) for name, figure in figures(table, view).items()}
     return render(
-        TEMPLATE,
-        {
-            "title": title,
-            "lead": lead(results, table),
-            "warnings": warnings(table) + ([HELD_OUT] if any(run.held_out for run in results) else []),
-            "keys": keys,
-            "columns": COLUMNS,
-            "rows": _rows(table, own),
-            "notes": notes(table),
-            "variants": variants(table),
-            "bytes_columns": bytes_axis.COLUMNS,
-            "bytes_note": bytes_axis.NOTE,
-            "panels": [
-                {"title": panel.title, "rows": bytes_axis.cells(panel)}
-                for panel in (bytes_axis.panels(table) if view.bytes else [])
-            ],
-            "figures": [{"uri": uri, "caption": CAPTIONS[name]} for name, uri in drawn.items()],
-            "privacy": privacy(results),
-            "left": unfinished(table),
-            "facts": facts(done),
-            "command": command,
-            "grid": grid,
-        },
+        Page(
+            title=title,
+            lead=lead(results, table),
+            warnings=tuple(warnings(table)),
+            sections=(
+                Section(parts=tuple(_table(table))),
+                *_panels(table, view),
+                Section(parts=tuple(picture(figure, CAPTIONS[name]) for name, figure in figures(table, view).items())),
+                epsilon_section(results),
+                *_unfinished(table),
+                made_section(done, Code(text=command), Code(text=grid, note=GRID)),
+            ),
+        )
     )
 
 
+def _table(table: Sequence[Line]) -> list[Part]:
+    """The table, what its columns mean, and what numbered labels stand for."""
+    parts: list[Part] = [comparison_table(table), *(Text(words=note, style="note") for note in notes(table))]
+    named = variants(table)
+    return [*parts, facts_of(named)] if named else parts
+
+
+def _panels(table: Sequence[Line], view: View) -> list[Section]:
+    """The tables of the bytes axis, if the view has it."""
+    tables = [bytes_axis.panel_table(panel) for panel in (bytes_axis.panels(table) if view.bytes else [])]
+    note = Text(words=bytes_axis.NOTE, style="note")
+    return [Section(title="Accuracy against bytes", parts=(*tables, note))] if tables else []
+
+
+def _unfinished(table: Sequence[Line]) -> list[Section]:
+    left = unfinished(table)
+    return [Section(title="Not in the means", parts=(facts_of(left),))] if left else []
+
+
 def lead(results: Sequence[Result], table: Sequence[Line]) -> str:
-    """How much there is."""
+    """How many runs, settings and seeds."""
     done = sum(run.done for run in results)
     seeds = sorted({run.settings["seed"] for run in results if "seed" in run.settings})
     shown_seeds = ", ".join(map(str, seeds)) if len(seeds) <= 12 else f"{seeds[0]} to {seeds[-1]}"
@@ -139,41 +80,24 @@ def lead(results: Sequence[Result], table: Sequence[Line]) -> str:
 
 
 def warnings(table: Sequence[Line]) -> list[str]:
-    """What must not be overlooked: rows without privacy, rows at chance, a comparison without the linear probe."""
+    """What nobody may overlook: no privacy, no better than guessing, held-out accuracy, no linear probe."""
     found = []
-    open_lines = list(dict.fromkeys(line.name for line in table if line.private is False))
-    if open_lines:
-        found.append(f"NOT PRIVATE: {', '.join(open_lines)}. Their accuracies bought no privacy.")
+    public = list(dict.fromkeys(line.name for line in table if line.private is False))
+    if public:
+        found.append(f"{NOT_PRIVATE}: {', '.join(public)}. No privacy is claimed for these runs.")
     lost = [
         line.name if line.epsilon_target is None else f"{line.name} at epsilon {line.epsilon_target:g}"
         for line in table
         if line.beats_chance is False
     ]
     if lost:
-        found.append(f"Not above chance by three standard errors: {', '.join(lost)}.")
+        found.append(f"Not better than guessing by three standard errors: {', '.join(lost)}.")
     private = [line for line in table if line.private]
     if private and not any(line.method == PROBE for line in private):
         found.append(
-            "The private linear probe is missing. A private method that does not beat it has not earned its noise: "
+            "The private linear probe is missing. A private method is useful only if it is better than the probe: "
             f"add {PROBE} to the methods."
         )
+    if any(run.held_out for line in table for run in line.runs):
+        found.append(HELD_OUT)
     return found
-
-
-def _rows(table: Sequence[Line], cells: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
-    looks, rows = looks_of(table), []
-    before: object = object()
-    for line, own in zip(table, cells, strict=True):
-        target = line.epsilon_target
-        title = "no epsilon target" if target is None else f"epsilon {target:g}"
-        kind = "open" if line.private is False else "probe" if line.method == PROBE else ""
-        rows.append(
-            {
-                "section": title if target != before else "",
-                "kind": kind,
-                "colour": looks[line.name][0],
-                "cells": own,
-            }
-        )
-        before = target
-    return rows

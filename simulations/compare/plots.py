@@ -6,45 +6,56 @@ from typing import TYPE_CHECKING, Any
 
 from simulations.compare.bytes_axis import panels
 from simulations.compare.bytes_plot import accuracy_by_total_bytes
-from simulations.compare.table import Line
+from simulations.compare.lines import Line
 from simulations.compare.view import PLAIN, View
-from simulations.report.figure import drawn, looks, short_bytes, wrapped
+from simulations.report.figure import (
+    GUESSING,
+    legend_outside,
+    looks,
+    new_figure,
+    short_bytes,
+    use_style,
+    whole_numbers,
+    wrap,
+)
+from simulations.report.words import NOT_PRIVATE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 NEAR = 0.1
-"""Accuracy by which the lowest mean may be farther from chance than from the highest for chance to be drawn."""
+"""The line of guessing is drawn if it is at most this far below what the means already span, in accuracy."""
 DASHES = ("-", "--", ":", "-.")
 
 
 def figures(table: Sequence[Line], view: View = PLAIN) -> dict[str, "Figure"]:
-    """The figures of a comparison by file name; none where no run is done."""
+    """The figures of a comparison by file name; none if no run is done."""
     finished = [line for line in table if line.done]
     if not finished:
         return {}
     looks = looks_of(table)
     if view.bytes:
-        by_bytes = {"accuracy-total-bytes": drawn(lambda: accuracy_by_total_bytes(panels(finished)))}
-        return by_bytes | {"learning-curves": drawn(lambda: learning_curves(finished, looks))}
+        by_bytes = {"accuracy-total-bytes": accuracy_by_total_bytes(panels(finished))}
+        return by_bytes | {"learning-curves": learning_curves(finished, looks)}
     return {
-        "accuracy-epsilon": drawn(lambda: accuracy_by_epsilon(finished, looks)),
-        "accuracy-bytes": drawn(lambda: accuracy_by_bytes(finished, looks)),
-        "learning-curves": drawn(lambda: learning_curves(finished, looks)),
+        "accuracy-epsilon": accuracy_by_epsilon(finished, looks),
+        "accuracy-bytes": accuracy_by_bytes(finished, looks),
+        "learning-curves": learning_curves(finished, looks),
     }
 
 
 def looks_of(table: Sequence[Line]) -> dict[str, tuple[str, str, str]]:
-    """(colour, marker, dashes) by a line's name: a method's own look; variants of one differ in marker and dashes."""
+    """(colour, marker, dashes) by the name of a line; variants of a method share the colour only."""
     names = sorted({(line.method, line.name) for line in table})
     methods = [method for method, _ in names]
     variants = {name: position - methods.index(method) for position, (method, name) in enumerate(names)}
     return {name: (*look, DASHES[variants[name] % len(DASHES)]) for name, look in looks(names).items()}
 
 
+@use_style
 def accuracy_by_epsilon(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":
-    """Mean accuracy ± standard deviation at each epsilon; a row a method where there is one epsilon only."""
+    """Mean accuracy ± standard deviation at each epsilon; with one epsilon only, a row for each method."""
     targets = sorted({line.epsilon_target for line in table if line.epsilon_target is not None})
     return _curves_over_epsilon(table, looks, targets) if len(targets) > 1 else _dots(table, looks)
 
@@ -69,7 +80,7 @@ def _curves_over_epsilon(
     axes.set_xlabel("epsilon of each client's examples (target, logarithmic)")
     axes.set_ylabel("test accuracy, %")
     _chance(axes, table)
-    _key(axes)
+    legend_outside(figure, [axes])
     return figure
 
 
@@ -88,13 +99,14 @@ def _dots(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "
     return figure
 
 
+@use_style
 def accuracy_by_bytes(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":
     """Mean accuracy ± standard deviation against all payload bytes of a run, logarithmic."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     figure, axes = _figure(7.2, 4.0)
     targets = sorted({line.epsilon_target for line in table if line.epsilon_target is not None})
-    for line, place in zip(table, _apart([line.total_uplink or 0.0 for line in table]), strict=True):
+    for line, place in zip(table, _move_apart([line.total_uplink or 0.0 for line in table]), strict=True):
         if not place:
             continue
         colour, marker, _ = looks[line.name]
@@ -106,7 +118,7 @@ def accuracy_by_bytes(table: Sequence[Line], looks: Mapping[str, tuple[str, str,
         )  # fmt: skip
         if len(targets) > 1 and line.epsilon_target is not None:
             axes.annotate(
-                f"{line.epsilon_target:g}", (place, mean), textcoords="offset points", xytext=(5, 2),
+                f"{line.epsilon_target:g}", (place, mean), textcoords="offset points", xytext=(5, 3 if last else -8),
                 fontsize=6.5, color=colour,
             )  # fmt: skip
     axes.set_xscale("log")
@@ -116,12 +128,12 @@ def accuracy_by_bytes(table: Sequence[Line], looks: Mapping[str, tuple[str, str,
     axes.set_xlabel("uplink of the whole run, all clients (payload bytes, logarithmic)")
     axes.set_ylabel("test accuracy, %" + ("; numbers are epsilon" if len(targets) > 1 else ""))
     _chance(axes, table)
-    _key(axes)
+    legend_outside(figure, [axes])
     return figure
 
 
-def _apart(places: Sequence[float]) -> list[float]:
-    """Equal places on a logarithmic axis moved 2 % apart around their own, so that marks do not cover each other."""
+def _move_apart(places: Sequence[float]) -> list[float]:
+    """Move equal places of a logarithmic axis 2 % apart, so that marks do not cover each other."""
     found = []
     for index, place in enumerate(places):
         before, count = places[:index].count(place), places.count(place)
@@ -129,15 +141,13 @@ def _apart(places: Sequence[float]) -> list[float]:
     return found
 
 
+@use_style
 def learning_curves(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":
-    """Accuracy over rounds: mean over seeds, the band from the worst to the best; a panel for each epsilon."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
+    """Accuracy after each round: mean over seeds, band from the worst to the best seed; a panel for each epsilon."""
     targets = list(dict.fromkeys(line.epsilon_target for line in table))
-    columns = min(2, len(targets))
+    columns = min(3, len(targets))
     rows = -(-len(targets) // columns)
-    figure = Figure(figsize=(7.2, 2.6 * rows + 0.5), layout="constrained")
+    figure = new_figure(2.2 + 2.5 * columns, 2.6 * rows + 0.5)
     panels = figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True).flatten()
     for panel, target in zip(panels, targets, strict=False):
         for line in table:
@@ -145,18 +155,17 @@ def learning_curves(table: Sequence[Line], looks: Mapping[str, tuple[str, str, s
                 colour, marker, dashes = looks[line.name]
                 rounds, mean, low, high = curve(line)
                 mark = marker if len(rounds) == 1 else ""
-                panel.plot(rounds, mean, color=colour, marker=mark, linestyle=dashes, label=wrapped(line.name))
+                panel.plot(rounds, mean, color=colour, marker=mark, linestyle=dashes, label=wrap(line.name))
                 if len(line.done) > 1:
                     panel.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
         panel.set_title("no epsilon target" if target is None else f"epsilon {target:g}", fontsize=9, loc="left")
         panel.tick_params(labelbottom=True)
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_numbers(panel.xaxis)
     for panel in panels[len(targets) :]:
         panel.set_visible(False)
     figure.supxlabel("round", fontsize=9)
     figure.supylabel("test accuracy, %", fontsize=9)
-    handles = {h.get_label(): h for panel in panels for h in panel.get_legend_handles_labels()[0]}
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
+    legend_outside(figure, panels)
     return figure
 
 
@@ -169,9 +178,7 @@ def curve(line: Line) -> tuple[list[int], list[float], list[float], list[float]]
 
 
 def _figure(width: float, height: float) -> tuple["Figure", Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = new_figure(width, height)
     return figure, figure.subplots()
 
 
@@ -180,17 +187,13 @@ def _heights(own: Sequence[Line]) -> tuple[list[float], list[float]]:
 
 
 def _legend(own: Sequence[Line]) -> str:
-    return wrapped(own[0].name + ("" if own[0].private else ", NOT private"))
+    return wrap(own[0].name + ("" if own[0].private else f", {NOT_PRIVATE}"))
 
 
 def _chance(axes: "Axes", table: Sequence[Line], *, vertical: bool = False) -> None:
-    """A dotted line at chance, where all runs share it and it is near enough not to flatten everything else."""
+    """A dotted line at guessing, if all runs share it and it is near enough not to flatten everything else."""
     levels = {line.chance.level for line in table if line.chance is not None}
     means = [line.mean for line in table if line.mean is not None]
     if len(levels) == 1 and min(means) - max(levels) < NEAR + max(means) - min(means):
         mark = axes.axvline if vertical else axes.axhline
-        mark(100 * levels.pop(), color="#888888", linestyle=":", linewidth=1, label=None if vertical else "chance")
-
-
-def _key(axes: "Axes") -> None:
-    axes.figure.legend(loc="outside right upper")
+        mark(100 * levels.pop(), label=None if vertical else "guessing", **GUESSING)

@@ -1,161 +1,18 @@
-"""Means over seeds: one line for each setting, as CSV, Markdown, and on the terminal.
-
-An accuracy is mean ± sample standard deviation over seeds, on the public test split; its standard error, and the mark
-of one that does not beat chance, are those of simulations/workloads/chance.py.
-"""
+"""The lines of a comparison as a table: for pages and terminals, as CSV and as Markdown."""
 
 import csv
 import io
-import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simulations.report.terminal import human_bytes
-from simulations.rundir.results import Result
-from simulations.workloads.chance import STANDARD_ERRORS, Chance, beats_chance, standard_error
+from simulations.compare.lines import PROBE, Line
+from simulations.report.figure import looks
+from simulations.report.sections import Row, RowKind, Table
+from simulations.report.words import NOT_PRIVATE, human_bytes
+from simulations.workloads.chance import STANDARD_ERRORS
 
-PROBE = "linear-probe"
 CHANCE_MARK = "†"
-CHANCE_NOTE = f"{CHANCE_MARK} does not beat chance by {STANDARD_ERRORS:g} standard errors"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """Runs that differ in their seed only; the numbers are of those that are done."""
-
-    runs: tuple[Result, ...]
-    probe: float | None = None
-    """Mean accuracy of the private linear probe at the same epsilon target."""
-
-    @property
-    def label(self) -> str:
-        return self.runs[0].label
-
-    @property
-    def method(self) -> str:
-        return self.runs[0].method
-
-    @property
-    def done(self) -> tuple[Result, ...]:
-        return tuple(run for run in self.runs if run.done)
-
-    def setting(self, name: str) -> Any:
-        """A setting that all its runs share; None where it has none."""
-        return (self.done or self.runs)[0].settings.get(name)
-
-    @property
-    def accuracies(self) -> list[float]:
-        return [run.accuracy for run in self.done if run.accuracy is not None]
-
-    @property
-    def mean(self) -> float | None:
-        return statistics.fmean(self.accuracies) if self.done else None
-
-    @property
-    def sd(self) -> float | None:
-        """Sample standard deviation over seeds; None for fewer than two."""
-        return statistics.stdev(self.accuracies) if len(self.done) > 1 else None
-
-    @property
-    def chance(self) -> Chance | None:
-        return self.done[0].chance if self.done else None
-
-    @property
-    def standard_error(self) -> float | None:
-        return None if self.chance is None else standard_error(self.accuracies, self.chance)
-
-    @property
-    def beats_chance(self) -> bool | None:
-        """None where nothing is done, or its chance is not on record."""
-        return None if self.chance is None else beats_chance(self.accuracies, self.chance)
-
-    @property
-    def private(self) -> bool | None:
-        """Whether every finished run says so."""
-        return all(run.private for run in self.done) if self.done else None
-
-    @property
-    def epsilon_target(self) -> float | None:
-        return self.runs[0].epsilon_target
-
-    @property
-    def epsilon(self) -> float | None:
-        """The largest of its runs' epsilons; inf where nothing is claimed."""
-        return max((run.epsilon_max for run in self.done if run.epsilon_max is not None), default=None)
-
-    @property
-    def uplink(self) -> float | None:
-        """Payload bytes of a client in a round."""
-        messages = sum(run.messages for run in self.done)
-        return sum(run.summary["uplink_bytes"] for run in self.done) / messages if messages else None
-
-    def mean_of(self, name: str) -> float | None:
-        """Mean over finished seeds of a number in summary.json."""
-        return statistics.fmean(run.summary[name] for run in self.done) if self.done else None
-
-    @property
-    def total_uplink(self) -> float | None:
-        """Payload bytes of a whole run, mean over seeds."""
-        return self.mean_of("uplink_bytes")
-
-    @property
-    def total_downlink(self) -> float | None:
-        """As ``total_uplink``, the other way."""
-        return self.mean_of("downlink_bytes")
-
-    @property
-    def transfer(self) -> float | None:
-        """Seconds on a link, mean over seeds; None where no link was asked for."""
-        seconds = [run.transfer for run in self.done if run.transfer is not None]
-        return statistics.fmean(seconds) if seconds and len(seconds) == len(self.done) else None
-
-    @property
-    def saved(self) -> float | None:
-        """Dense bytes over sent bytes."""
-        up = sum(run.summary["uplink_bytes"] for run in self.done)
-        return sum(run.summary["uplink_bytes_dense"] for run in self.done) / up if up else None
-
-    @property
-    def seconds(self) -> float | None:
-        return self.mean_of("wall_seconds")
-
-    @property
-    def over_probe(self) -> float | None:
-        """Mean accuracy over the private linear probe's."""
-        return None if self.mean is None or self.probe is None or self.method == PROBE else self.mean - self.probe
-
-    @property
-    def name(self) -> str:
-        """Label with rank and sparsity, for legends."""
-        own = [f"r {self.setting('rank')}"] if self.setting("rank") else []
-        own += [f"p {self.setting('sparsity'):g}"] if self.setting("sparsity") is not None else []
-        return f"{self.label} ({', '.join(own)})" if own else self.label
-
-
-def lines(results: Iterable[Result]) -> list[Line]:
-    """Results by group: epsilon targets ascending, no target last, the best mean first, unfinished ones last."""
-    groups: dict[tuple[Any, ...], list[Result]] = {}
-    for result in results:
-        groups.setdefault(result.group or (result.name,), []).append(result)
-    found = [Line(runs=tuple(runs)) for runs in groups.values()]
-    probes: dict[tuple[Any, ...], float] = {}
-    for line in found:
-        if line.method == PROBE and line.mean is not None and line.private:
-            probes[_task(line)] = max(line.mean, probes.get(_task(line), 0.0))
-    found = [Line(runs=line.runs, probe=probes.get(_task(line))) for line in found]
-    return sorted(found, key=_order)
-
-
-def _task(line: Line) -> tuple[Any, ...]:
-    """Lines whose accuracies may be set against each other: of one workload's evaluated rows, at one epsilon target."""
-    return (*(line.setting(name) for name in ("workload", "dataset", "subset", "holdout")), line.epsilon_target)
-
-
-def _order(line: Line) -> tuple[Any, ...]:
-    target = math.inf if line.epsilon_target is None else line.epsilon_target
-    return (target, line.mean is None, -(line.mean or 0.0), line.name)
+CHANCE_NOTE = f"{CHANCE_MARK} not better than guessing by {STANDARD_ERRORS:g} standard errors"
 
 
 def as_record(line: Line) -> dict[str, Any]:
@@ -203,11 +60,35 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def shown(table: Sequence[Line]) -> list[dict[str, str]]:
-    """The cells that a reader sees, by the keys of COLUMNS; columns that say nothing are left out everywhere."""
+OPTIONAL = ("error", "seconds")
+"""Columns that a narrow terminal leaves out."""
+
+
+def comparison_table(table: Sequence[Line]) -> Table:
+    """One row a line, in groups of one epsilon target; columns in which no line says anything are left out."""
     cells = [_cells(line) for line in table]
     empty = {key for key in ("rank", "sparsity", "probe", "transfer") if all(row[key] in ("", "--") for row in cells)}
-    return [{key: value for key, value in row.items() if key not in empty} for row in cells]
+    keys = [key for key in COLUMNS if key not in empty]
+    colours = looks([(line.method, line.name) for line in table])
+    return Table(
+        columns=tuple(COLUMNS[key] for key in keys),
+        rows=tuple(
+            Row(
+                cells=tuple(row[key] for key in keys),
+                style=_style(line),
+                group="no epsilon target" if line.epsilon_target is None else f"epsilon {line.epsilon_target:g}",
+                colour=colours[line.name][0],
+            )
+            for line, row in zip(table, cells, strict=True)
+        ),
+        optional=tuple(keys.index(key) for key in OPTIONAL),
+    )
+
+
+def _style(line: Line) -> RowKind:
+    if line.private is False:
+        return "not-private"
+    return "reference" if line.method == PROBE else ""
 
 
 def _cells(line: Line) -> dict[str, str]:
@@ -233,7 +114,7 @@ def _cells(line: Line) -> dict[str, str]:
 def _epsilon(line: Line) -> str:
     if line.private is None:
         return "--" if line.epsilon_target is None else f"({line.epsilon_target:g})"
-    return f"{line.epsilon:.3f}" if line.private else "not private"
+    return f"{line.epsilon:.3f}" if line.private else NOT_PRIVATE
 
 
 def _number(value: float | None, form: str, scale: float = 1) -> str:
@@ -241,39 +122,43 @@ def _number(value: float | None, form: str, scale: float = 1) -> str:
 
 
 def notes(table: Sequence[Line]) -> list[str]:
-    """What the columns mean, as far as it is not plain, and the marks that occur."""
+    """What the columns and marks mean, in sentences."""
     kinds = {run.held_out for line in table for run in line.runs}
     splits = [] if kinds == {True} else ["the public test split"]
     splits += ["held-out training rows, which no epsilon covers"] if True in kinds else []
-    split = " or ".join(splits)
     found = [
-        f"accuracy: mean ± standard deviation over n seeds on {split}; s.e.: its standard error, in "
-        "points; uplink: payload of a client in a round; saved: dense bytes over sent bytes"
+        f"Accuracy: mean ± standard deviation over n seeds on {' or '.join(splits)}; s.e.: its standard error in "
+        "points, from the spread over seeds and the size of the test split.",
+        "Uplink: payload of one client in one round; saved: how many times smaller it is than a dense update.",
     ]
     links = dict.fromkeys(run.link for line in table if line.transfer is not None for run in line.runs if run.link)
-    found += [f"transfer: seconds that a run's messages would take on {link}" for link in links]
+    found += [f"Transfer: seconds that the messages of a run would take on {link}." for link in links]
     if any(line.over_probe is not None for line in table):
-        found.append("over probe: points above the private linear probe at the same epsilon")
+        found.append("Over probe: points above the private linear probe at the same epsilon.")
     if any(line.beats_chance is False for line in table):
         levels = sorted({line.chance.level for line in table if line.chance is not None})
-        found.append(f"{CHANCE_NOTE} ({', '.join(f'{100 * level:.1f} %' for level in levels)})")
+        found.append(f"{CHANCE_NOTE} ({', '.join(f'{100 * level:.1f} %' for level in levels)}).")
     return found
 
 
 def table_markdown(table: Sequence[Line]) -> str:
     """A Markdown table, its notes, and what did not finish."""
-    rows = shown(table)
-    keys = list(rows[0]) if rows else list(COLUMNS)
-    parts = ["| " + " | ".join(COLUMNS[key] for key in keys) + " |", "|" + "---|" * len(keys)]
-    parts += ["| " + " | ".join(_plain(row[key]) for key in keys) + " |" for row in rows]
-    parts += ["", *(f"{note}." for note in notes(table))]
     details = {**variants(table), **unfinished(table)}
+    parts = [markdown(comparison_table(table)), *notes(table)]
     parts += ["", *(f"- `{name}`: {_plain(text)}" for name, text in details.items())] if details else []
     return "\n".join(parts) + "\n"
 
 
+def markdown(table: Table) -> str:
+    """The columns and rows of a table in Markdown, and an empty line."""
+    head, *rows = [
+        "| " + " | ".join(map(_plain, cells)) + " |" for cells in (table.columns, *(row.cells for row in table.rows))
+    ]
+    return "\n".join([head, "|" + "---|" * len(table.columns), *rows]) + "\n"
+
+
 def variants(table: Sequence[Line]) -> Mapping[str, str]:
-    """What numbered labels stand for."""
+    """The settings that numbered labels stand for."""
     details = {line.label: line.runs[0].detail for line in table}
     return {label: detail for label, detail in details.items() if detail and detail not in label}
 

@@ -1,4 +1,4 @@
-"""How a comparison is looked at: along which axis, and on which link."""
+"""Which tables and figures a comparison shows: the axis, and the link of transfer times."""
 
 from dataclasses import dataclass
 

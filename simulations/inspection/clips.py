@@ -1,4 +1,4 @@
-"""How many examples a clip shortens, under the run's own mask and under others (002 Listing 1).
+"""How many examples a clip shortens, under the run's own mask and others (Ito et al. 2024).
 
 Per-example gradients, frames, masks and clip factors are those of a client's step; only the noise is missing.
 """
@@ -20,7 +20,7 @@ from fedlsg.training import Compression, per_unit
 from simulations.inspection.subject import Batch, Subject
 
 PASS_BYTES = 2**28
-"""Per-example gradients of one microbatch take no more than this, unless one example does."""
+"""Most bytes for per-example gradients of one microbatch; one example may take more."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,7 +38,7 @@ class ClipRow:
 
 
 def own_clip(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> ClipRow:
-    """The clip in the run's own frame: the pass that a client does."""
+    """The clip in the frame of the run: the same pass that a client does."""
     squares = torch.cat([block_squares(g) for g in _passes(subject, frame, rows)], dim=1)
     mask = subject.base.method.mask
     rate = mask.rate(subject.base.schedule.moment(subject.round))
@@ -46,7 +46,7 @@ def own_clip(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> ClipR
 
 
 def clip_rows(subject: Subject, own: Frame, rows: Int64[Tensor, " n"], sparsities: Sequence[float]) -> list[ClipRow]:
-    """The clip at each sparsity, out of one pass without a mask (002 Listing 1)."""
+    """The clip at each sparsity, from one pass without a mask (Ito et al. 2024, Listing 1)."""
     variants = [
         (p, choice, subject.frame_of(method)) for p, choice, method in masks_of(subject.base.method, sparsities)
     ]
@@ -63,8 +63,8 @@ def clip_rows(subject: Subject, own: Frame, rows: Int64[Tensor, " n"], sparsitie
 def masks_of(method: Method, sparsities: Sequence[float]) -> Iterator[tuple[float, str, Method]]:
     """The method under other masks: units from top, bottom and at random where it has carriers; else its own kind.
 
-    A method without a mask gets the uniform one. At p = 0 there is one mask, which keeps everything. What a client does
-    after its step (error feedback, which masks do not go with) is left out.
+    A method without a mask gets the uniform one. At p = 0 there is one mask, which keeps everything. Error feedback
+    is left out: masks do not work with it.
     """
     own, method = method.mask, replace(method, compression=Compression())
     for p in sparsities:
@@ -89,7 +89,7 @@ def unmasked(frame: Frame) -> Frame:
 
 
 def _passes(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> Iterator[list[Float[Tensor, "batch kept"]]]:
-    """What is clipped, microbatch by microbatch: as in ``method.client_step``."""
+    """The gradients that are clipped, by microbatch: as in ``client_step``."""
     local = subject.base.local
     fits = max(1, PASS_BYTES // (4 * frame.kept))
     size = max(1, min(local.microbatch_size, fits) // subject.copies)

@@ -1,6 +1,6 @@
 """The papers' statistics of one subject: stable ranks, projection residuals, clipping, energy of units.
 
-The batch gradient is neither clipped nor noised. What a clip does to single examples is in clips.py.
+The batch gradient is neither clipped nor noisy. ``clip_rows`` measures what a clip does to single examples.
 """
 
 import math
@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from fedlsg.carriers import Energy, kept_energy, principal_carriers, random_energy, residual, stable_rank
 from fedlsg.frame import Coordinates
-from fedlsg.gradients import trainable
-from fedlsg.gradients.per_example import call
+from fedlsg.gradients import call, trainable
 from fedlsg.lowrank import decompose, flatten_kernel, project, random_carriers
 from fedlsg.masks import Direction, keep_units, unit_importance
 from fedlsg.randomness import public_generator
@@ -24,8 +23,8 @@ from simulations.inspection.clips import ClipRow, clip_rows, own_clip
 from simulations.inspection.subject import Subject
 
 SOURCES = {
-    "self": "the gradient itself, r-SVD (001 Eq. 6)",
-    "start gradient": "the gradient of the same batch at W_0, r-SVD (001 Eq. 5)",
+    "self": "the gradient itself, r-SVD (Yu et al. 2021, Eq. 6)",
+    "start gradient": "the gradient of the same batch at W_0, r-SVD (Yu et al. 2021, Eq. 5)",
     "history": "the update W - W_0, power method (what rgp projects on)",
     "weight": "the weight W, power method (what lsg projects on)",
     "random": "nothing: random carriers (what rgp-random projects on)",
@@ -47,7 +46,7 @@ class LayerRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualRow:
-    """What carriers of ``rank`` from ``source`` lose of the layer's batch gradient."""
+    """Share of the batch gradient of a layer that carriers of ``rank`` from ``source`` lose."""
 
     layer: str
     source: str
@@ -57,7 +56,7 @@ class ResidualRow:
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyRow:
-    """Energy of the layer's batch gradient in the units that LSG keeps; ``carriers``: of (dL, dR), NaN if not carried.
+    """Energy of a layer's batch gradient in kept units; ``carriers``: energy of (dL, dR), NaN if not carried.
 
     ``choice`` top keeps the units of largest importance, bottom those of smallest; random is the mean over draws.
     """
@@ -73,7 +72,7 @@ class EnergyRow:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inspection:
-    """All numbers. ``own``: the clip in the frame of the run itself."""
+    """All results. ``own``: the clip in the frame of the run itself."""
 
     examples: int
     layers: list[LayerRow]
@@ -112,7 +111,7 @@ def inspect(subject: Subject, *, examples: int, sparsities: Sequence[float], ran
 
 
 def batch_gradient(subject: Subject, rows: Int64[Tensor, " n"]) -> dict[str, Tensor]:
-    """Mean gradient over the examples, neither clipped nor noised, of every trainable parameter."""
+    """Mean gradient of every trainable parameter over the examples, without clip and noise."""
     parameters = trainable(subject.model)
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     microbatch = max(1, subject.base.local.microbatch_size // subject.copies)
@@ -129,7 +128,7 @@ def batch_gradient(subject: Subject, rows: Int64[Tensor, " n"]) -> dict[str, Ten
 
 
 def layer_rows(subject: Subject, gradients: dict[str, Tensor]) -> list[LayerRow]:
-    """The matrices of the model, with the stable rank of each batch gradient (001 Fig. 2)."""
+    """The matrices of the model, with the stable rank of each batch gradient (Yu et al. 2021, Fig. 2)."""
     found = []
     for name in subject.layers:
         m, n = flatten_kernel(gradients[name]).shape
@@ -154,7 +153,7 @@ def residual_rows(
     before: dict[str, Tensor] | None,
     ranks: Sequence[int] | None,
 ) -> Iterator[ResidualRow]:
-    """001 Fig. 3 over ranks, for one layer. ``before``: gradients at W_0, None where W has not moved."""
+    """Residuals of one layer over ranks (Yu et al. 2021, Fig. 3). ``before``: gradients at W_0 if W has moved."""
     dW, W, W_0 = gradients[name], subject.weights[name], subject.start[name]
     m, n = flatten_kernel(dW).shape
     largest = min(m, n, LARGEST_RANK)
@@ -181,7 +180,7 @@ def residual_rows(
 
 
 def energy_rows(subject: Subject, name: str, dW: Tensor, sparsities: Sequence[float]) -> Iterator[EnergyRow]:
-    """How much of one layer's gradient lies in the units that LSG would keep, and in the others."""
+    """How much of the gradient of a layer is in the units that LSG would keep, and in the others."""
     out, into = unit_importance(subject.weights[name])
     where = next(c for c in subject.frame.coordinates if c.name == name)
     for p in sparsities:

@@ -1,9 +1,7 @@
 """Files of an inspection: inspection.json, a CSV for each table, a PNG for each figure, inspection.html."""
 
-import base64
 import csv
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,57 +12,37 @@ from simulations.inspection.clips import ClipRow
 from simulations.inspection.figures import PANELS, figures, spread
 from simulations.inspection.measure import SOURCES, Inspection
 from simulations.inspection.subject import Subject
-from simulations.report.figure import png
-from simulations.report.html import render
+from simulations.report.figure import picture, png
+from simulations.report.json_text import json_text
+from simulations.report.page import render
+from simulations.report.sections import Code, Page, Picture, Row, Section, Table
 from simulations.rundir.files.atomic import write_atomically
 
 WARNING = (
-    "NOT PRIVATE: made from un-noised gradients of the training data, in a simulation. No epsilon covers these numbers "
-    "and pictures, that of the run does not either; they must not leave the simulation."
+    "NOT PRIVATE: made from gradients of the training data without noise, in a simulation. No epsilon covers these "
+    "numbers and pictures, not even that of the run. They must not leave the simulation."
 )
 PRINTED = 21
-"""Examples whose clip factors are printed, as many as in 002 Listing 1."""
+"""Examples whose clip factors are shown, as many as in Ito et al. 2024, Listing 1."""
 
 CAPTIONS = {
-    "stable-rank": "Stable rank of each layer's batch gradient, ||dW||_F^2 / ||dW||_2^2 (001 Fig. 2).",
-    "residual": "What carriers of rank r lose of the batch gradient, ||dW - P(dW)||_F / ||dW||_F (001 Fig. 3). "
-    + "; ".join(f"{name}: {text}" for name, text in SOURCES.items())
-    + ".",
-    "clipping": "Norms of single examples' gradients, and the share that the clip shortens (002 Listing 1).",
-    "energy": "Energy of the batch gradient in the rows (out units) and columns (in units) that LSG keeps: of most "
-    "importance (top), of least (bottom), or at random (mean over draws). Above grey: the choice helps.",
-    "intensity": "Absolute values of a weight and of its batch gradient (000 Fig. 1). A large matrix shows the largest "
-    "entry of each tile.",
+    "stable-rank": "Stable rank of the batch gradient of each layer, ||dW||_F^2 / ||dW||_2^2 (Yu et al. 2021, Fig. 2).",
+    "residual": "Share of the batch gradient that carriers of rank r lose, ||dW - P(dW)||_F / ||dW||_F (Yu et al. "
+    "2021, Fig. 3). Sources of the carriers: " + "; ".join(f"{name}: {text}" for name, text in SOURCES.items()) + ".",
+    "clipping": "Norms of the gradients of single examples, and the share of examples that the clip shortens (Ito et "
+    "al. 2024, Listing 1).",
+    "energy": "Energy of the batch gradient in the rows (out units) and columns (in units) that LSG keeps: those of "
+    "largest importance (top), of smallest (bottom), or at random (mean over draws). A choice above the grey line "
+    "helps.",
+    "intensity": "Absolute values of a weight and of its batch gradient (Ito et al. 2023, Fig. 1). A large matrix "
+    "shows the largest entry of each tile.",
 }
-
-TEMPLATE = """{% extends "layout" %}
-{% block content %}
-<h1>{{ title }}</h1>
-<p class="lead">{{ lead }}</p>
-<p class="warning">{{ warning }}</p>
-<h2>Clip factors of the first examples</h2>
-{% for name, factors in printed.items() %}
-<p class="note">{{ name }}</p>
-<pre>{{ factors }}</pre>
-{% endfor %}
-{% for figure in figures %}
-<figure><img src="{{ figure.uri }}" alt="{{ figure.name }}"><figcaption>{{ figure.caption }}</figcaption></figure>
-{% endfor %}
-<h2>Share of an example's squared length</h2>
-<table>
-<tr><th>parameter</th><th>share</th></tr>
-{% for name, share in shares.items() %}
-<tr><td>{{ name }}</td><td>{{ "%.3f" | format(share) }}</td></tr>
-{% endfor %}
-</table>
-{% endblock %}
-"""
 
 
 def folder(subject: Subject, out: str | None) -> Path:
     """Where the files go: ``out``, or ``inspection`` in the run, or ``inspection-<workload>-<method>`` here.
 
-    Raises ValueError for a folder that a run lives in, or one with other files in it.
+    Raises ValueError for a folder of a run, or one with other files in it.
     """
     s = subject.base.settings
     if out is not None:
@@ -82,23 +60,25 @@ def folder(subject: Subject, out: str | None) -> Path:
 
 
 def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]) -> list[str]:
-    """Write everything and return the file names. ``layers`` have an intensity map; none given: some, evenly spread."""
+    """Write everything and return the file names. ``layers`` get an intensity map; by default some do."""
     path.mkdir(parents=True, exist_ok=True)
     maps = [resolve_layer(subject, name) for name in layers] or spread(subject.layers, PANELS)
-    images = {name: png(figure) for name, figure in figures(found, subject, maps).items()}
+    made = figures(found, subject, maps)
+    images = {name: png(figure) for name, figure in made.items()}
+    pictures = [picture(figure, _caption(name), images[name]) for name, figure in made.items()]
     for stale in path.glob("intensity-*.png"):
         stale.unlink()
     files = {f"{name}.png": image for name, image in images.items()}
     files |= {f"{name}.csv": as_csv(rows).encode() for name, rows in tables(found).items()}
-    files["inspection.html"] = page(subject, found, images).encode()
-    files["inspection.json"] = (json.dumps(finite(numbers(subject, found)), indent=1) + "\n").encode()
+    files["inspection.html"] = page(subject, found, pictures).encode()
+    files["inspection.json"] = json_text(numbers(subject, found))
     for name, content in files.items():
         write_atomically(path / name, content)
     return list(files)
 
 
 def resolve_layer(subject: Subject, name: str) -> str:
-    """The parameter of a layer's name, with or without ``.weight``. Raises ValueError for an unknown one."""
+    """The parameter of a layer, named with or without ``.weight``. Raises ValueError for an unknown one."""
     for candidate in (name, f"{name}.weight"):
         if candidate in subject.layers:
             return candidate
@@ -148,12 +128,12 @@ def numbers(subject: Subject, found: Inspection) -> dict[str, Any]:
         "sources": SOURCES,
         **tables(found),
         "squared_length_shares": dict(found.own.shares),
-        "clip_factors": {name: list(factors) for name, factors in printed(found).items()},
+        "clip_factors": {name: list(factors) for name, factors in first_factors(found).items()},
     }
 
 
-def printed(found: Inspection) -> dict[str, tuple[float, ...]]:
-    """Clip factors of the first examples by mask, as 002 Listing 1 prints them."""
+def first_factors(found: Inspection) -> dict[str, tuple[float, ...]]:
+    """Clip factors of the first examples by mask (Ito et al. 2024, Listing 1)."""
     dense = next((row for row in found.clips if row.choice == "all"), None)
     rows = {} if dense is None else {"nothing frozen": dense}
     rows[f"the run's own mask ({found.own.choice}, p = {found.own.sparsity:g})"] = found.own
@@ -161,33 +141,39 @@ def printed(found: Inspection) -> dict[str, tuple[float, ...]]:
 
 
 def lead(subject: Subject, found: Inspection) -> str:
-    """What was looked at, in one line."""
+    """What was measured, in one line."""
     s = subject.base.settings
     moment = "at its initial weights" if subject.state.updates == 0 else f"after round {subject.state.round}"
     return f"{s.workload} with {s.method}, model {s.model}, seed {s.seed}, {moment}; {found.examples} training examples"
 
 
-def page(subject: Subject, found: Inspection, images: Mapping[str, bytes]) -> str:
+def _caption(name: str) -> str:
+    """What a figure shows, and of which layer."""
+    kind, _, layer = name.partition("intensity-")
+    return CAPTIONS[kind] if kind else f"{layer}. {CAPTIONS['intensity']}"
+
+
+def page(subject: Subject, found: Inspection, pictures: Sequence[Picture]) -> str:
     """inspection.html: one file that needs no other."""
+    factors = (
+        Code(text=", ".join(f"{factor:.4f}" for factor in factors), note=name)
+        for name, factors in first_factors(found).items()
+    )
+    shares = Table(
+        columns=("parameter", "share"),
+        rows=tuple(Row(cells=(name, f"{share:.3f}")) for name, share in found.own.shares.items()),
+    )
     return render(
-        TEMPLATE,
-        {
-            "title": "Gradients as the papers show them",
-            "lead": lead(subject, found),
-            "warning": WARNING,
-            "printed": {
-                name: ", ".join(f"{factor:.4f}" for factor in factors) for name, factors in printed(found).items()
-            },
-            "figures": [
-                {
-                    "name": name,
-                    "caption": CAPTIONS["intensity" if name.startswith("intensity-") else name],
-                    "uri": "data:image/png;base64," + base64.b64encode(image).decode(),
-                }
-                for name, image in images.items()
-            ],
-            "shares": dict(found.own.shares),
-        },
+        Page(
+            title="Gradients as the papers show them",
+            lead=lead(subject, found),
+            warnings=(WARNING,),
+            sections=(
+                Section(title="Clip factors of the first examples", parts=tuple(factors)),
+                Section(title="Figures", parts=tuple(pictures)),
+                Section(title="Share of each parameter in the squared length of an example", parts=(shares,)),
+            ),
+        )
     )
 
 
@@ -198,15 +184,6 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows([{key: "" if _nan(value) else value for key, value in row.items()} for row in rows])
     return text.getvalue()
-
-
-def finite(value: Any) -> Any:
-    """The same with null for NaN and infinity, so that any JSON reader takes it."""
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _nan(value: Any) -> bool:

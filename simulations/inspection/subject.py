@@ -56,7 +56,7 @@ class Subject:
 
     @cached_property
     def round(self) -> int:
-        """The round whose frame is inspected: the next one, the last one of a run that is over."""
+        """The round whose frame is inspected: the next one, or the last one of a finished run."""
         return min(self.state.round + 1, self.base.schedule.rounds)
 
     @cached_property
@@ -99,13 +99,13 @@ class Subject:
         return 1 if self.base.augment is None else self.base.local.multiplicity
 
     def rows(self, examples: int) -> Int64[Tensor, " n"]:
-        """Rows of the training split, as many as there are up to ``examples``, drawn by the public seed."""
+        """At most ``examples`` rows of the training split, drawn by the public seed."""
         total = len(self.base.workload.train)
         draw = torch.randperm(total, generator=public_generator(self.state.seed, "inspect"))
         return self.base.workload.train.order(draw[: min(examples, total)].sort().values)
 
     def batches(self, rows: Int64[Tensor, " n"], size: int) -> Iterator[Batch]:
-        """Inputs and targets of ``rows`` in runs of ``size``, prepared and augmented as a client's are."""
+        """Inputs and targets of ``rows`` in batches of ``size``, prepared and augmented as on a client."""
         train, augment, changes = self.base.workload.train, self.base.augment, None
         if augment is not None:
             generator = public_generator(self.state.seed, "inspect", "augment")
@@ -119,7 +119,7 @@ class Subject:
 
     @contextmanager
     def at_start(self) -> Iterator[None]:
-        """The model at W_0 inside."""
+        """Inside, the model has the weights W_0."""
         now = {name: W.clone() for name, W in self.weights.items()}
         _write(self.model, self.start)
         try:
@@ -136,7 +136,7 @@ class Subject:
 
 
 def subject_of_run(path: str, *, progress: Progress = silent) -> Subject:
-    """The last checkpoint of a run directory. Raises ValueError for what is none, or holds other parameters."""
+    """The last checkpoint of a run directory. Raises ValueError if it is none, or has other parameters."""
     directory = RunDir.open(path)
     settings = directory.read_config()
     saved = directory.load_checkpoint() if directory.checkpoint.exists() else None

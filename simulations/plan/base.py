@@ -24,7 +24,8 @@ from simulations import workloads
 from simulations.plan.parts import Own, make_parts
 from simulations.settings.codecs import check_codecs, uplink_codec
 from simulations.settings.published import from_run_config
-from simulations.settings.resolve import build_method, check, fill, known, resolved
+from simulations.settings.resolve import build_method, check, fill, resolved
+from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings, as_config
 from simulations.workloads import Options, Progress, Workload, build_model, silent
 from simulations.workloads.workload import Augment
@@ -38,7 +39,7 @@ class Base:
     declared: N_k as the clients of a deployment declared them; the server has none of their rows, ``parts`` is empty.
     """
 
-    settings: Settings
+    settings: Resolved
     workload: Workload
     parts: Sequence[Tensor]
     method: Method
@@ -72,7 +73,7 @@ class Base:
     @property
     def divisor(self) -> float:
         """Clients a round times the expected batch: public, fixed before the run."""
-        return known(self.settings.clients_per_round) * self.local.expected_batch
+        return self.settings.clients_per_round * self.local.expected_batch
 
     @property
     def augment(self) -> Augment | None:
@@ -96,7 +97,7 @@ class Base:
     @cached_property
     def steps(self) -> list[int]:
         """Local steps of every client in the public schedule: K times the rounds in which it is selected."""
-        clients, per_round, seed = len(self.sizes), known(self.settings.clients_per_round), self.settings.seed
+        clients, per_round, seed = len(self.sizes), self.settings.clients_per_round, self.settings.seed
         asked: Counter[int] = Counter()
         for round in range(1, self.schedule.rounds + 1):
             asked.update(select_clients(clients, per_round, round=round, seed=seed))
@@ -123,21 +124,20 @@ def prepare(
     )
     if own is not None:
         workload = replace(workload, train=own.read(workload))
-    settings = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
-    check(settings)
-    if settings.augment != "none" and workload.augment is None:
-        raise ValueError(f"workload {workload.name} has no augmentation {settings.augment!r}; leave augment out")
-    parts = make_parts(settings, workload, own) if declared is None else []
+    filled = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
+    check(filled)
+    if filled.augment != "none" and workload.augment is None:
+        raise ValueError(f"workload {workload.name} has no augmentation {filled.augment!r}; leave augment out")
+    parts = make_parts(filled, workload, own) if declared is None else []
     mean_size = mean(declared) if declared is not None else len(workload.train) / (len(parts) if own is None else 1)
-    batch = settings.batch_size
-    rate = known(settings.sample_rate) if batch is None else min(batch / mean_size, 1.0)
+    rate = _rate(filled, mean_size)
     expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
-    schedule = Schedule(rounds=known(settings.rounds), local_steps=known(settings.local_steps), sample_rate=rate)
-    method = build_method(settings)
-    local = _local_training(settings, method, rate, expected_batch, deployed=own is not None)
-    check_codecs(settings, method)
+    schedule = Schedule(rounds=filled.rounds, local_steps=filled.local_steps, sample_rate=rate)
+    method = build_method(filled)
+    local = _local_training(filled, method, rate, expected_batch, deployed=own is not None)
+    check_codecs(filled, method)
     return Base(
-        settings=resolved(settings, method, local),
+        settings=resolved(filled, method, local),
         workload=workload,
         parts=parts,
         method=method,
@@ -147,17 +147,24 @@ def prepare(
     )
 
 
+def _rate(s: Resolved, mean_size: float) -> float:
+    if s.batch_size is not None:
+        return min(s.batch_size / mean_size, 1.0)
+    assert s.sample_rate is not None, "without a batch size there is a rate: see FALLBACK"
+    return s.sample_rate
+
+
 def _local_training(
-    s: Settings, method: Method, rate: float, expected_batch: float, *, deployed: bool
+    s: Resolved, method: Method, rate: float, expected_batch: float, *, deployed: bool
 ) -> LocalTraining:
     return LocalTraining(
-        steps=known(s.local_steps),
+        steps=s.local_steps,
         sample_rate=rate,
         learning_rate=method.after.learning_rate if s.local_learning_rate is None else s.local_learning_rate,
-        momentum=known(s.local_momentum),
+        momentum=s.local_momentum,
         expected_batch=expected_batch,
-        microbatch_size=known(s.microbatch_size),
-        multiplicity=known(s.multiplicity),
+        microbatch_size=s.microbatch_size,
+        multiplicity=s.multiplicity,
         numbers=Numbers(precision=s.precision, activation_storage=s.activation_storage),
         one_shape=deployed,  # the weights are the server's, which a deployed client does not trust
     )

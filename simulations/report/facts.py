@@ -1,26 +1,35 @@
-"""What every report of runs says in the same words: what its epsilon means, and what the runs ran on."""
+"""Sections that every page of runs has: what epsilon means, and what the runs ran on."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from simulations.report.sections import Code, Section, Text, facts_of
+from simulations.report.words import duration
 from simulations.rundir.results import Result
 
 PRIVACY = (
-    "Epsilon protects one example of one client (adjacency: add or remove it). Each client composes its own steps; the "
-    "number is the largest over clients and seeds, never a sum over clients.",
-    "A run's epsilon speaks of that run alone. Choosing the best of several cells, or hyperparameters by their "
-    "results, costs privacy that is not in any epsilon here; so does publishing several runs on the same data.",
+    "Epsilon protects one example of one client (adjacency: add or remove one example). Each client composes its own "
+    "steps. The number is the largest over clients and seeds; it is never a sum over clients.",
+    "The epsilon of a run covers that run only. It costs more privacy to choose the best of several runs, to choose "
+    "hyperparameters by their results, or to publish several runs on the same data. No epsilon here covers that.",
 )
 PUBLIC_TEST = "Accuracy is measured on a public test split, which no client trains on."
 HELD_OUT = (
-    "Accuracy is measured on held-out training rows (setting holdout): it is computed from private examples without "
-    "noise, and what it tells is in no epsilon. Choose settings with it, and do not publish it as a private result."
+    "Accuracy is measured on held-out training rows (setting holdout). It is computed from private examples without "
+    "noise, and no epsilon covers it. Use it to choose settings, and do not publish it as a private result."
 )
+UNKNOWN = "not on record"
 
 
-def privacy(results: Sequence[Result]) -> list[str]:
-    """What epsilon means; the last line only where no run measured its accuracy on private rows."""
-    return [*PRIVACY, *([] if any(run.held_out for run in results) else [PUBLIC_TEST])]
+def epsilon_section(results: Sequence[Result]) -> Section:
+    """What epsilon means; the last line only if no run measured its accuracy on private rows."""
+    texts = [*PRIVACY, *([] if any(run.held_out for run in results) else [PUBLIC_TEST])]
+    return Section(title="What epsilon means here", parts=tuple(Text(words=text) for text in texts))
+
+
+def made_section(done: Sequence[Result], *code: Code) -> Section:
+    """What the finished runs ran on, and the commands or files that repeat them."""
+    return Section(title="How it was made", parts=(facts_of(facts(done)), *(part for part in code if part.text)))
 
 
 def facts(done: Sequence[Result]) -> dict[str, str]:
@@ -33,29 +42,28 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
             for key in path:
                 value = value.get(key) if isinstance(value, dict) else None
             values.append(value)
-        return ", ".join(dict.fromkeys(str(value) for value in values if value is not None)) or "not on record"
+        return _listed(value for value in values if value is not None)
 
     if not done:
         return {"runs": "none finished"}
     versions = {name: of("versions", name) for name in done[-1].summary.get("versions", {})}
-    seconds = sum(float(run.summary.get("wall_seconds", 0)) for run in done)
     levels = {run.chance for run in done if run.chance is not None}
     return {
         "workload": f"{of('workload')}, model {of('model')}",
         "federation": f"{of('clients')} clients, {of('rounds')} rounds",
         "test split": "; ".join(
-            f"{c.test_examples:.0f} examples, {c.num_classes} classes, largest class {100 * c.majority_share:.1f} %: "
-            f"chance is {100 * c.level:.1f} %"
+            f"{c.test_examples:.0f} examples, {c.num_classes} classes, the largest class has "
+            f"{100 * c.majority_share:.1f} %; guessing reaches {100 * c.level:.1f} %"
             for c in levels
         )
-        or "not on record",
-        "hardware": f"{of('hardware', 'processor')}, {of('hardware', 'cores')} cores, device {of('device')}, "
-        f"{_threads(done)} threads a client step",
+        or UNKNOWN,
+        "hardware": f"{of('hardware', 'processor')}, {of('hardware', 'cores')} cores, device {of('device')}",
+        "threads": f"{_listed(run.settings.get('threads', 1) for run in done)} in each client step",
         "engine": of("engine"),
-        "computing": f"{seconds / 60:.1f} minutes over all finished runs",
+        "run time": f"{duration(sum(float(run.summary.get('wall_seconds', 0)) for run in done))}, all finished runs",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
 
 
-def _threads(done: Sequence[Result]) -> str:
-    return ", ".join(dict.fromkeys(str(run.settings.get("threads", 1)) for run in done))
+def _listed(values: Any) -> str:
+    return ", ".join(dict.fromkeys(map(str, values))) or UNKNOWN

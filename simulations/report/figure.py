@@ -1,20 +1,34 @@
-"""The style of every figure, and figures as SVG and PNG.
+"""The style of every figure: colours, fonts, legends; and figures as SVG, PNG and pictures of a page.
 
-Colours can be told apart by colour-blind readers and stay with a method from figure to figure; markers say the same
-again. Drawn without pyplot: no window, no global state.
+Colour-blind readers can distinguish the colours, and a method keeps its colour from figure to figure; markers say the
+same again. Figures are drawn without pyplot: no window, no global state.
 """
 
 import base64
+import functools
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+
+from simulations.report.sections import Picture
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
+P = ParamSpec("P")
 Look = tuple[str, str]
 """Colour and marker."""
+Place = Literal["outside right upper", "outside upper left"]
+
+BLUE, ORANGE, RED, GREEN, SKY = "#0072B2", "#E69F00", "#D55E00", "#117733", "#56B4E9"
+BLACK, GREY, LIGHT, ALARM = "#000000", "#999999", "#eeeeee", "#B00020"
+GUESSING: Any = {"color": "#888888", "linestyle": ":", "linewidth": 1}
+"""How a line at the accuracy or rate of guessing looks."""
+PIXELS = 96
+"""CSS pixels of an inch."""
 
 LOOKS: Mapping[str, Look] = {
     "lsg": ("#D55E00", "o"), "lsg-lora": ("#882255", "D"), "lora": ("#CC79A7", "s"), "rgp": ("#0072B2", "o"),
@@ -25,7 +39,7 @@ LOOKS: Mapping[str, Look] = {
 }  # fmt: skip
 SPARE: Sequence[Look] = tuple((colour, marker) for marker in "v<>P" for colour, _ in LOOKS.values())
 MARKERS = "osD^X*phd8"
-"""None that SPARE gives to methods without a look of their own."""
+"""Markers of variants. SPARE gives none of them to a method."""
 STYLE: Any = {
     "font.family": "sans-serif", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
     "axes.edgecolor": "#555555", "axes.labelcolor": "#222222", "text.color": "#222222", "xtick.color": "#555555",
@@ -35,36 +49,70 @@ STYLE: Any = {
 }  # fmt: skip
 
 
-def drawn(draw: Callable[[], "Figure"]) -> "Figure":
-    """The figure, in this module's style."""
-    import matplotlib
+def use_style(draw: "Callable[P, Figure]") -> "Callable[P, Figure]":
+    """Decorator: the function draws its figure in this module's style."""
 
-    with matplotlib.rc_context(STYLE):
-        return draw()
+    @functools.wraps(draw)
+    def draw_in_style(*args: P.args, **kwargs: P.kwargs) -> "Figure":
+        import matplotlib
+
+        with matplotlib.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return draw_in_style
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of this size in inches, in which nothing covers anything else."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def legend_outside(
+    figure: "Figure", panels: Iterable["Axes"], place: Place = "outside right upper", columns: int = 1
+) -> None:
+    """One legend for all panels, next to them; equal labels once."""
+    handles = {label: h for axes in panels for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc=place, ncols=columns)
+
+
+def whole_numbers(*axes: "Axis", most: int | None = None) -> None:
+    """Ticks at whole numbers only, at most ``most`` of them."""
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in axes:
+        axis.set_major_locator(MaxNLocator(nbins="auto" if most is None else most, integer=True))
+
+
+def picture(figure: "Figure", caption: str, png: bytes | None = None) -> Picture:
+    """A figure on a page: as SVG, or as the PNG that is already there."""
+    uri = svg(figure) if png is None else "data:image/png;base64," + base64.b64encode(png).decode()
+    return Picture(uri=uri, width=round(figure.get_figwidth() * PIXELS), caption=caption)
 
 
 def svg(figure: "Figure") -> str:
-    """A data URI of the figure as SVG, for an <img> of a page that asks nobody for anything."""
-    import matplotlib
-
-    file = BytesIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode()
+    """A data URI of the figure as SVG."""
+    file = _saved(figure, format="svg", metadata={"Date": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(file).decode()
 
 
 def png(figure: "Figure") -> bytes:
     """The figure as PNG at 150 dots an inch."""
+    return _saved(figure, format="png", dpi=150)
+
+
+def _saved(figure: "Figure", **options: Any) -> bytes:
     import matplotlib
 
     file = BytesIO()
     with matplotlib.rc_context(STYLE):
-        figure.savefig(file, format="png", dpi=150)
+        figure.savefig(file, **options)
     return file.getvalue()
 
 
 def looks(names: Sequence[tuple[str, str]]) -> dict[str, Look]:
-    """Colour and marker by a line's name, from (method, name): a colour a method, a marker a variant."""
+    """Colour and marker by the name of a line, from (method, name): one colour a method, one marker a variant."""
     strangers = sorted({method for method, _ in names} - LOOKS.keys())
     seen: dict[str, int] = {}
     found = {}
@@ -76,7 +124,8 @@ def looks(names: Sequence[tuple[str, str]]) -> dict[str, Look]:
     return found
 
 
-def wrapped(name: str) -> str:
+def wrap(name: str) -> str:
+    """A long name on several lines, for a legend."""
     return textwrap.fill(name, 28, break_long_words=True)
 
 

@@ -1,4 +1,4 @@
-"""What a user sees: one line of progress while a run goes on, and a table at its end."""
+"""What a user of ``fedlsg run`` sees: one line of progress during the run, and a table at its end."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fedlsg.carriers import LayerRow, grouped, totals
-from simulations.rundir.links import LINKS
+from simulations.report.words import human_bytes, outcome, percent
 from simulations.rundir.row import Row
 
 WIDTH_FOR_BAR = 110
-"""Columns of a terminal below which the numbers need the bar's room."""
+"""Terminals with fewer columns than this have no room for a bar."""
 
 
 class TimeLeft(ProgressColumn):
@@ -31,7 +31,7 @@ class TimeLeft(ProgressColumn):
 
 
 class RoundDisplay:
-    """Shows rows as they come: a bar on a terminal, about twenty plain lines elsewhere."""
+    """Shows each row when its round ends: a bar on a terminal, about twenty plain lines elsewhere."""
 
     def __init__(self, console: Console, rounds: int, first: int) -> None:
         self.console, self.rounds, self.first = console, rounds, first
@@ -51,7 +51,7 @@ class RoundDisplay:
         )
 
     def count(self, row: Row) -> None:
-        """Add a row to the totals; on its own for the rows of an earlier process."""
+        """Add a row to the totals. Rows of an earlier process are only counted."""
         self.up, self.down = self.up + row.uplink_bytes, self.down + row.downlink_bytes
         self.accuracy = row.accuracy if row.accuracy is not None else self.accuracy
 
@@ -85,9 +85,9 @@ def showing(console: Console, rounds: int, first: int) -> Iterator[RoundDisplay]
 
 
 def layers_shown(layers: Sequence[LayerRow]) -> Group:
-    """Which parameters are carried, dense and frozen, layers that differ in their number alone on one line.
+    """Which parameters are carried, dense and frozen. Layers that differ in their number only share one line.
 
-    A name too long for the terminal goes on in the next line: layers often differ in the end of their names only.
+    A name that is too long for the terminal continues on the next line: names often differ at their end only.
     """
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("parameter", overflow="fold")
@@ -101,72 +101,20 @@ def layers_shown(layers: Sequence[LayerRow]) -> Group:
     sums = totals(layers)
     total = sum(values for _, _, values in sums.values())
     parts = ", ".join(f"{tensors} {travel}" for travel, (tensors, _, _) in sums.items() if tensors)
-    return Group(table, Text(f"in all, before the mask: {parts}; {total:,} values sent", style="bold"))
+    return Group(table, Text(f"total before the mask: {parts}; {total:,} values sent", style="bold"))
 
 
-def summary_table(summary: dict[str, Any]) -> Table:
+def summary_table(summary: Mapping[str, Any]) -> Table:
     """The result of a run as a table of two columns."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    dense = summary["uplink_bytes_dense"]
-    saved = f" ({dense / summary['uplink_bytes']:.1f}x)" if summary["uplink_bytes"] else ""
     rows = {
-        "workload": f"{summary['workload']} ({summary['model']})",
+        "workload": f"{summary['workload']}, model {summary['model']}",
         "federation": f"{summary['clients']} clients, {summary['rounds']} rounds, engine {summary['engine']}",
-        "method": summary["method"],
-        "test accuracy": percent(summary["accuracy"]) + f"  (loss {float(summary['loss']):.3f})",
-        "privacy": privacy_line(summary),
-        "uplink": f"{human_bytes(summary['uplink_bytes'])} payload, {human_bytes(summary['uplink_bytes_wire'])} on the "
-        f"wire; dense {human_bytes(dense)}{saved}",
-        "downlink": f"{human_bytes(summary['downlink_bytes'])}, "
-        f"{human_bytes(summary['downlink_bytes_wire'])} on the wire",
-        "transfer": transfer_line(summary),
-        "empty rounds": empty_line(summary),
-        "time": f"{summary['wall_seconds']:.1f} s on {summary['device']}",
+        "method": str(summary["method"]),
+        **outcome(summary),
     }
-    for name, value in rows.items():
-        if value:
-            table.add_row(name, value)
+    for name, words in rows.items():
+        table.add_row(name, Text(words))
     return table
-
-
-def empty_line(summary: Mapping[str, Any]) -> str:
-    """How many rounds brought no update; empty where there were none, or nobody counted."""
-    count = summary.get("empty_rounds", 0)
-    return f"{count} of {summary['rounds']} brought no update" if count else ""
-
-
-def transfer_line(summary: Mapping[str, Any]) -> str:
-    """Seconds that the messages would take on each named link; empty for runs that did not count them."""
-    seconds: Mapping[str, float] = summary.get("transfer_seconds", {})
-    return ", ".join(f"{value:.3g} s on {LINKS[name].short}" for name, value in seconds.items() if name in LINKS)
-
-
-def privacy_line(summary: dict[str, Any]) -> str:
-    """Epsilon and what it rests on; NOT PRIVATE where it claims nothing."""
-    epsilon = float(summary["epsilon_max"])
-    if not summary["private"]:
-        why = "the noise is reproducible" if summary["reproducible"] else "no clipped and noised mechanism"
-        return f"NOT PRIVATE ({why})" + (f"; the ledger would say {epsilon:.3f}" if epsilon < float("inf") else "")
-    line = (
-        f"epsilon {epsilon:.3f} at delta {summary['delta']:g} (largest of {summary['clients']} clients, "
-        f"median {float(summary['epsilon_median']):.3f}; sigma {summary['noise_multiplier']:.4g})"
-    )
-    if summary["trust"] == "aggregate":
-        line += "; only the sum is private: an ideal secure aggregation is assumed and not provided"
-    return line
-
-
-def percent(share: float | None) -> str:
-    """A share as a percentage."""
-    return "--" if share is None else f"{100 * share:.2f} %"
-
-
-def human_bytes(count: float) -> str:
-    """Bytes with a decimal unit (1 kB = 1,000 B)."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")

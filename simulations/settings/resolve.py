@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, replace
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import torch
 
@@ -13,10 +13,9 @@ from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
 from simulations.settings.codecs import check_exact, fill_codecs
 from simulations.settings.declared import RUN, codec_settings, server_settings
+from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings, from_values, values_of
 from simulations.workloads import Workload
-
-T = TypeVar("T")
 
 FALLBACK: dict[str, Any] = {
     "clients": 5,
@@ -39,7 +38,7 @@ FALLBACK: dict[str, Any] = {
 """What a workload's preset may leave out."""
 
 
-def fill(settings: Settings, workload: Workload) -> Settings:
+def fill(settings: Settings, workload: Workload) -> Resolved:
     """Settings with every gap filled from the workload's preset (its row for the method first)."""
     given = settings.parameters
     without_noise = given.get("mechanism", strategies.default_mechanism(settings.method)) in ("none", "clip-only")
@@ -64,21 +63,15 @@ def fill(settings: Settings, workload: Workload) -> Settings:
         *server_settings(),
     }
     gaps = {name: value for name, value in preset.items() if name in wanted and name not in values_of(settings)}
-    filled = from_values({**values_of(settings), **gaps})
+    filled = fill_codecs(from_values({**values_of(settings), **gaps}))
     per_round = filled.clients if filled.clients_per_round is None else filled.clients_per_round
     survivors = per_round if filled.trust == "aggregate" else 1
-    return replace(
-        fill_codecs(filled),
-        model=workload.default_model if filled.model is None else filled.model,
-        clients_per_round=per_round,
-        min_survivors=survivors if filled.min_survivors is None else filled.min_survivors,
-    )
-
-
-def known(value: T | None) -> T:
-    """A setting that ``fill`` has filled."""
-    assert value is not None
-    return value
+    own = {
+        "model": workload.default_model if filled.model is None else filled.model,
+        "clients_per_round": per_round,
+        "min_survivors": survivors if filled.min_survivors is None else filled.min_survivors,
+    }
+    return Resolved(**{**vars(filled), **own})
 
 
 def build_method(settings: Settings) -> Method:
@@ -87,11 +80,11 @@ def build_method(settings: Settings) -> Method:
     if settings.noise_multiplier is not None:
         given["noise_multiplier"] = settings.noise_multiplier
     if settings.trust == "aggregate":
-        given["noise_share"] = 1 / math.sqrt(known(settings.min_survivors))
+        given["noise_share"] = 1 / math.sqrt(settings.min_survivors or 1)
     return strategies.recipe(settings.method, **given)
 
 
-def resolved(settings: Settings, method: Method, local: LocalTraining) -> Settings:
+def resolved(settings: Resolved, method: Method, local: LocalTraining) -> Resolved:
     """Settings with the recipe's own defaults written out, so that config.toml says all that was used."""
     parameters: dict[str, Any] = {**recipe_values(settings, method), **asdict(method.after)}
     parameters |= {"mechanism": method.mechanism.kind, "clip": method.mechanism.clip}
@@ -121,19 +114,19 @@ def recipe_values(settings: Settings, method: Method) -> dict[str, Any]:
     return found
 
 
-def check(s: Settings) -> None:
+def check(s: Resolved) -> None:
     if s.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda' was asked for, and torch finds no CUDA device here; use --device cpu")
     if s.device == "cuda" and s.precision == "bfloat16" and not torch.cuda.is_bf16_supported():
         raise ValueError("precision='bfloat16' was asked for, and this CUDA device has no bfloat16; use 'float32'")
     for name, declared in RUN.items():
         declared.check(getattr(s, name))
-    if s.augment == "none" and known(s.multiplicity) > 1:
+    if s.augment == "none" and s.multiplicity > 1:
         raise ValueError(f"multiplicity={s.multiplicity} averages augmented copies: give augment=flip-crop, too")
-    if not 1 <= known(s.clients_per_round) <= known(s.clients):
+    if not 1 <= s.clients_per_round <= s.clients:
         raise ValueError(f"expected 1 <= clients_per_round={s.clients_per_round} <= clients={s.clients}")
-    if not 1 <= known(s.min_survivors) <= known(s.clients_per_round):
+    if not 1 <= s.min_survivors <= s.clients_per_round:
         raise ValueError(f"expected 1 <= min_survivors={s.min_survivors} <= clients_per_round={s.clients_per_round}")
-    if s.trust == "aggregate" and known(s.local_steps) > 1:
+    if s.trust == "aggregate" and s.local_steps > 1:
         raise ValueError("trust='aggregate' shares one step's noise: it needs local_steps=1")
     check_exact(s)

@@ -108,18 +108,22 @@ class Settings:
     alpha: Annotated[float | None, Setting("Concentration of partition=dirichlet.", above=0, below=math.inf)] = None
     shards_per_client: Annotated[int | None, Setting("Shards of partition=shards.", "shards", at_least=1)] = None
     # what is sent and written
-    codec: Annotated[str, Setting("How values are sent.")] = "float32"
+    codec: Annotated[
+        str, Setting("How values are sent; fedlsg settings codec lists all.", aliases=("compression", "quantization"))
+    ] = "float32"
     indices: Annotated[Literal["derived", "explicit"], Setting("Positions follow from public data, or are sent.")] = (
         "derived"
     )
     downlink: Annotated[
         Literal["full", "sparse"], Setting("Send weights (full), or the updates that a client missed (sparse).")
     ] = "full"
-    downlink_codec: Annotated[str | None, Setting("Codec of downlink=sparse.")] = None
+    downlink_codec: Annotated[str | None, Setting("How values are sent with downlink=sparse.")] = None
     record_updates: Annotated[bool, Setting("Keep every payload in updates/.")] = False
     evaluate_every: Annotated[int, Setting("Rounds between two evaluations.", "rounds", at_least=1)] = 1
     # where it runs
-    engine: Annotated[Literal["flower", "local"], Setting("Flower on Ray, or one process.")] = "flower"
+    engine: Annotated[
+        Literal["flower", "local"], Setting("Clients run in Flower on Ray (flower), or in one process (local).")
+    ] = "flower"
     device: Annotated[Literal["cpu", "cuda"], Setting("Where models are computed.", aliases=("gpu",))] = "cpu"
     precision: Annotated[Bits, Setting("Numbers of the forward and backward pass.")] = "float32"
     activation_storage: Annotated[Bits, Setting("Numbers in which activations wait for the backward pass.")] = "float32"
@@ -135,3 +139,27 @@ class Settings:
     run_dir: Annotated[str | None, Setting("Run directory; fedlsg run takes it as --out.", aliases=("out",))] = None
     parameters: dict[str, Any] = field(default_factory=dict, hash=False)
     """Settings of method, mechanism, server and codec, by name: ``simulations.settings.declared`` lists them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved(Settings):
+    """What a run uses: the gaps are filled. None is left where there is nothing to say.
+
+    ``epsilon`` is None without a target, ``noise_multiplier`` where clients have different ones or none; of
+    ``sample_rate`` and ``batch_size`` one is None; what says more about data or model may be None as before.
+    """
+
+    model: str
+    augment: Literal["none", "flip-crop"]
+    multiplicity: int
+    delta: float
+    min_survivors: int
+    rounds: int
+    clients: int
+    clients_per_round: int
+    local_steps: int
+    local_momentum: float
+    microbatch_size: int
+    partition: Literal["iid", "dirichlet", "shards"]
+    alpha: float
+    shards_per_client: int

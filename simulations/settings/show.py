@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 import strategies
+from fedlsg.payload import all_codecs
 from fedlsg.setting import REQUIRED, Declared, unknown
 from simulations import workloads
 from simulations.settings.declared import all_settings, in_order
@@ -56,7 +57,7 @@ def whole(one: Declared) -> Table:
         "setting": one.name,
         "meaning": one.setting.meaning,
         "unit": one.setting.unit,
-        "range": one.range,
+        "range": range_of(one),
         "default": by_value(used.defaults) or default_of(one),
         "used by": used.by,
         "presets": by_value(used.workloads),
@@ -65,6 +66,13 @@ def whole(one: Declared) -> Table:
         if text:
             table.add_row(title, Text(text))
     return table
+
+
+def range_of(one: Declared) -> str:
+    """What a setting accepts, for a reader."""
+    codecs = {codec.name: codec.goes_down for codec in all_codecs().values()}
+    names = {"codec": list(codecs), "downlink_codec": [name for name, down in codecs.items() if down]}
+    return ", ".join(names[one.name]) if one.name in names else one.range
 
 
 def by_value(found: Mapping[str, object]) -> str:
@@ -107,7 +115,15 @@ def as_markdown() -> str:
             one, used = found[name], used_by(name)
             methods = by_value(used.defaults) or ("all" if used.by != "every run" else "")
             presets = by_value(used.workloads)
-            cells = (f"`{name}`", one.setting.meaning, one.setting.unit, one.range, default_of(one), presets, methods)
+            cells = (
+                f"`{name}`",
+                one.setting.meaning,
+                one.setting.unit,
+                range_of(one),
+                default_of(one),
+                presets,
+                methods,
+            )
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])
 

@@ -1,4 +1,4 @@
-"""Whether a model treats the examples of a batch independently: public probe inputs, each alone and with others."""
+"""Check that a model treats the examples of a batch independently, on public probe inputs."""
 
 from fedlsg.gradients.independence.check import check_independent
 

@@ -1,29 +1,29 @@
-"""Whether a model treats examples independently: public probe inputs alone and in company, forward and backward.
+"""Check that a model treats examples independently: run public probe inputs alone and in batches, and compare.
 
-The clip bounds what one example adds to the sum only if its gradient depends on no other example. supported.py knows
-layers that mix examples by their type. Here the model is run: activations, losses and per-example gradients of a
-probe must be the same alone, in batches of ``BATCHES`` with other neighbours, and again after those batches. Batches
-of the model's own small sizes (tokens, channels) are tried as well: there a layer with another axis first looks right.
+The clip bounds what one example adds to the sum only if its gradient depends on no other example. ``check_supported``
+refuses layers that mix examples by their type. Here the model is run: activations, losses and per-example gradients of
+a probe must be the same alone, in batches of ``BATCHES`` with other neighbours, and again after those batches. Batches
+of the model's own small sizes (tokens, channels) are tried as well: there a layer with another first axis looks right.
 
-How weak mixing is found: in float64 on a copy of the model, where rounding leaves differences of 1e-15; ``TOLERANCE``
-is 1e-9 of a row's length, of an example's whole gradient for gradients. Random draws are coupled by example
-(coupled.py). Trainable weights are moved a little, so that a branch behind a weight of zero counts; numbers of the
-inputs are made a little smaller, against ties. One neighbour is ``LARGE`` times as large, one is a duplicate.
+How weak mixing is found: in float64 on a copy of the model, where rounding leaves differences of 1e-15. ``TOLERANCE``
+is 1e-9 of a row's length; for gradients, of the length of an example's whole gradient. Random draws are coupled by
+example (``Draws``). Trainable weights are moved a little, so that a branch after a weight of zero counts. Numbers of
+the inputs are made a little smaller, against ties. One neighbour is ``LARGE`` times as large, one is a duplicate.
 
 What it cannot find:
     - mixing on a condition that no probe meets: batches larger than ``LARGEST``, other values, lengths or labels, other
       weights, the hundredth call, another device, precision or mode than that of the check;
     - mixing below ``TOLERANCE``; in a model that cannot run in float64, or computes in float32 inside, mixing below
       ``COARSE``, and below ``KINK`` where only the gradient mixes;
-    - mixing by chance, in draws other than those of the check. A draw of one number for the whole batch (mixup now and
-      then) has one value here;
-    - what padding does: all probes are padded alike, alone and in company. Nor is it mixing here that batches of other
-      sizes are rounded otherwise in a coarser precision (precision.py);
+    - mixing by chance, in draws other than those of the check. A draw of one number for the whole batch (occasional
+      mixup) has one value here;
+    - effects of padding: all probes are padded alike, alone and in batches. Nor does it find that batches of other
+      sizes are rounded differently in a coarser precision (``precision``);
     - a model or a loss that recognises the check. It finds mistakes. Nothing here helps against the author of the
       model's code: that code sees the private rows and can send them elsewhere.
-It refuses, though nothing is mixed: draws whose distribution depends on a tensor, draws from numpy by place in the
-batch, and a buffer of floating point that every call changes. It needs memory for a copy of the model in float64.
-Draws no noise and sees public inputs only.
+It also refuses, although nothing is mixed: draws whose distribution depends on a tensor, draws from numpy by position
+in the batch, and a floating-point buffer that every call changes. It needs memory for a copy of the model in float64.
+Draws no noise and reads public inputs only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,36 +32,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedlsg.gradients.batch import Batch, LossFunction, batch_size
 from fedlsg.gradients.independence.probe import FIX, Outcome, Subject, prepare
 from fedlsg.gradients.independence.trace import Key, Seen, Trace
-from fedlsg.gradients.per_example import Batch, LossFunction, batch_size
 from fedlsg.gradients.supported import UnsupportedLayerError, check_supported, unsupported
 
 BATCHES = (2, 7)
 LARGEST = 16
-"""The largest batch that is tried because the model has a dimension of that size."""
+"""The largest batch that is tried because a dimension of the model has its size."""
 WORK = 2**20
-"""Numbers that pass through the modules for one example, above which only the inputs' dimensions are tried."""
+"""Activations of one example, in numbers, above which only the dimensions of the inputs are tried."""
 TOLERANCE = 1e-9
 COARSE, KINK = 1e-4, 0.05
-"""In a model that computes in float32: of an activation or loss, and of a gradient. There a unit at the kink of a relu
-may flip by rounding, and moves a gradient of these networks by up to 0.008 of its length."""
+"""Tolerances for a model that computes in float32: of an activation or loss, and of a gradient. Rounding may flip a
+unit at the kink of a ReLU, which moves a gradient of these networks by up to 0.008 of its length."""
 
 
 def check_independent(model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch) -> None:
     """Raise UnsupportedLayerError, naming the layer, if the gradient of an example depends on other examples.
 
     ``inputs`` and ``targets`` are two or more public examples (seven are better, the longest first) as they would be
-    trained on, batch first; never private ones: whether a model is refused may depend on them. ``loss_fn`` as in
+    trained on, batch first; never private ones, because the answer depends on them. ``loss_fn`` as in
     ``per_example_gradients``. The model is checked in the modes (train, eval) that its modules are in, on a copy in
-    float64; it comes back untouched. Named is the layer where the difference begins in the order of computation:
-    forward, loss, backward. See the module's header for how it is done, and for what it cannot find.
+    float64; the model itself is not changed. The error names the layer where the difference begins in the order of
+    computation: forward, loss, backward. The module docstring says how it is done, and what it cannot find.
     Raises ValueError for a single example, or one whose loss is not finite.
     """
     check_supported(model)
     count = batch_size(inputs, targets)
     if count < 2:
-        raise ValueError(f"expected two probe examples or more, to compare them alone and in company, got {count}")
+        raise ValueError(f"expected two probe examples or more, to compare them alone and in batches, got {count}")
     for dtype in (torch.float64, None):
         subject = prepare(model, loss_fn, inputs, targets, dtype)
         try:
@@ -74,7 +74,7 @@ def check_independent(model: nn.Module, loss_fn: LossFunction, inputs: Batch, ta
 
 
 def sizes(subject: Subject, alone: Trace) -> list[int]:
-    """Batch sizes to try: ``BATCHES``, small dimensions of the inputs and, where that is cheap, of all activations."""
+    """Batch sizes to try: ``BATCHES``, small dimensions of the inputs and, if that is cheap, of all activations."""
     given = [x.shape[1:] for x in ([subject.inputs] if isinstance(subject.inputs, Tensor) else subject.inputs.values())]
     shapes = [seen.shape for seen in alone.forward.values()]
     if sum(shape.numel() for shape in shapes) <= WORK:
@@ -102,7 +102,7 @@ def compare(subject: Subject, first: Outcome) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Judge:
-    """The comparison of passes with the probes alone. ``buffers`` are the model's after its first pass."""
+    """Compares passes with the probes alone. ``buffers`` are those of the model after its first pass."""
 
     subject: Subject
     alone: Mapping[int, Outcome]
@@ -110,7 +110,7 @@ class Judge:
 
     @property
     def fine(self) -> bool:
-        """Whether the model computes in float64 all through."""
+        """Whether the model computes in float64 throughout."""
         return self.subject.draws.coarsest < 1e-12
 
     @property
@@ -120,11 +120,11 @@ class Judge:
 
     @property
     def floor(self) -> float:
-        """Length below which a row is nothing but rounding."""
+        """Length below which a row is rounding only."""
         return 1e-6 if self.fine else 1e-2
 
     def state(self, again: Outcome) -> None:
-        """Probe 0 alone, after all other batches: nothing may remember them."""
+        """Probe 0 alone, after all other batches: the model must not remember them."""
         self.refuse(again, f"depends on earlier batches: the same example alone gives another {{}} after them; {FIX}")
         for name, now in self.subject.model.named_buffers():
             if now.is_floating_point() and not torch.equal(now, self.buffers.get(name, now)):
@@ -139,7 +139,7 @@ class Judge:
     def refuse(self, outcome: Outcome, message: str) -> None:
         """Raise for the first tensor, loss or gradient that differs. Raises UnsupportedLayerError.
 
-        A tensor in which no examples are found is not refused by itself; it is named where a later one differs.
+        A tensor in which no examples are found is not refused by itself; it is named if a later one differs.
         """
         places = [place for place, member in enumerate(outcome.members) if member in self.alone]
         first = None
@@ -159,13 +159,13 @@ class Judge:
             self.fail(self.source(outcome, places, wrong), message.format("gradient (its backward pass mixes)"))
 
     def differs(self, side: str, key: Key, seen: Seen, outcome: Outcome, places: Sequence[int]) -> bool:
-        """Whether a tensor's rows differ, however its examples are found."""
+        """Whether a tensor's rows differ for every way to find its examples."""
         known = {m: getattr(o.trace, side).get(key) for m, o in self.alone.items()}
         shape = None if known[0] is None else known[0].shape
         alone = {m: k for m, k in known.items() if k is not None and k.shape == shape}
         places = [p for p in places if outcome.members[p] in alone]
         if not places:
-            return False  # examples of other shapes than probe 0, by which rows are found: what comes later decides
+            return False  # rows are found by the shape of probe 0; these examples have others: later tensors decide
         scale = max(float(k.rows[0][0, -1]) for k in alone.values())
         verdicts = []
         for rows in seen.rows:
@@ -192,8 +192,7 @@ class Judge:
     def source(self, outcome: Outcome, places: Sequence[int], wrong: Sequence[str]) -> str | None:
         """The module in whose backward pass the mixing begins; None for the loss function.
 
-        Where the gradient at a module's output differs, and those at the outputs that are computed from it agree, it
-        began between them.
+        Mixing begins between an output whose gradient differs and the outputs computed from it, whose gradients agree.
         """
         trace = outcome.trace
         bad = [k for k, seen in trace.backward.items() if self.differs("backward", k, seen, outcome, places)]
@@ -205,7 +204,7 @@ class Judge:
         return None if bad[0] in trace.sources.get(("", "loss", 1, 0), set()) else bad[0][0]
 
     def fail_at(self, trace: Trace, key: Key, message: str) -> None:
-        """Raise for a module's output, or for what the module around it computed before its input."""
+        """Raise for a module's output, or for the module around it, which computed its input."""
         path, side, _, _ = key
         if side == "output":
             self.fail(path, message.format("output"))

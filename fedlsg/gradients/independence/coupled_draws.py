@@ -1,11 +1,11 @@
 """Random draws of a forward pass, coupled by example: each example of a batch gets the draws that it gets alone.
 
-Dropout masks and the like are drawn by place in the batch. Two passes over the same example in other batches would then
-differ although the model treats examples independently. ``Draws`` records what a pass over one example draws and gives
-every example of later passes the same numbers. The masks stay in place, so nothing that comes after them is hidden;
-they are equal for all examples, and the examples themselves are not.
+Dropout masks and the like are drawn by position in the batch. Two passes over the same example in different batches
+would then differ although the model treats examples independently. ``Draws`` records what a pass over one example draws
+and gives every example of later passes the same numbers. The masks stay in force, so they hide no layer after them:
+the masks are equal for all examples, and the examples are not.
 
-Draws no noise and sees public probe inputs only; see independence.py.
+Draws no noise and reads public probe inputs only.
 """
 
 import random
@@ -32,9 +32,9 @@ class UncoupledDrawError(ValueError):
 class Draws(TorchDispatchMode):
     """The random draws of one-example passes, repeated for each example of a batch.
 
-    Guarantee inside the context, for the k-th draw of a pass: its numbers are those of the k-th draw of the first pass,
-    repeated along the one dimension that is longer. A draw of the same shape in every batch is repeated as it is.
-    Differs from the distribution that is trained with: all examples share one mask.
+    Guarantee inside the context: the k-th draw of a pass has the numbers of the k-th draw of the first pass, repeated
+    along the one dimension that is longer. A draw of the same shape in every batch is repeated unchanged.
+    Differs from the distribution in training: all examples share one mask.
     ``coarsest`` is the largest unit in the last place of any float type that sums were taken in.
     Raises UncoupledDrawError for a draw whose distribution depends on a tensor.
     """
@@ -48,7 +48,7 @@ class Draws(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         draws, sums = kind(func)
-        if not draws or silent(func, args, kwargs):
+        if not draws or draws_nothing(func, args, kwargs):
             out = func(*args, **kwargs)
             if sums:
                 self._watch(out)
@@ -75,7 +75,7 @@ class Draws(TorchDispatchMode):
         first = self.first[place]
         if first.shape == drawn.shape:
             return first
-        longer = scaled(first.shape, drawn.shape)
+        longer = longer_dimension(first.shape, drawn.shape)
         if longer is None:
             return drawn
         dim, times = longer
@@ -88,18 +88,18 @@ class Draws(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: else torch would import its compiler, for seconds, at the first operation."""
+        """No: otherwise torch would import its compiler at the first operation, which takes seconds."""
         return False
 
 
 @cache
 def kind(func: Any) -> tuple[bool, bool]:
-    """Whether an operation may draw, and whether it takes sums."""
+    """Whether an operation may draw, and whether it sums."""
     return RANDOM in func.tags, any(part in func._schema.name for part in SUMS)
 
 
-def silent(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operation that may draw has its dropout switched off."""
+def draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether dropout is switched off in an operation that may draw."""
     for number, argument in enumerate(func._schema.arguments):
         given = args[number] if number < len(args) else kwargs.get(argument.name, argument.default_value)
         if argument.name in ("dropout_p", "dropout"):
@@ -110,13 +110,13 @@ def silent(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def depends_on_data(func: Any) -> bool:
-    """Whether the distribution of a draw depends on the values of a tensor: not where it only has one's shape."""
+    """Whether the distribution of a draw depends on the values of a tensor, and not only on its shape."""
     tensors = sum(str(argument.type).startswith(("Tensor", "Optional[Tensor")) for argument in func._schema.arguments)
     shape_only = func._schema.is_mutable or func._schema.name.endswith("_like")
     return tensors > (1 if shape_only else 0)
 
 
-def scaled(alone: torch.Size, together: torch.Size) -> tuple[int, int] | None:
+def longer_dimension(alone: torch.Size, together: torch.Size) -> tuple[int, int] | None:
     """The one dimension in which ``together`` is a multiple of ``alone``, and the factor; None if there is none."""
     if len(alone) != len(together):
         return None
@@ -127,10 +127,10 @@ def scaled(alone: torch.Size, together: torch.Size) -> tuple[int, int] | None:
 
 
 @contextmanager
-def coupled(draws: Draws, device: torch.device) -> Iterator[None]:
-    """A pass whose draws are coupled; the states of all generators come back as they were.
+def couple(draws: Draws, device: torch.device) -> Iterator[None]:
+    """Couple the draws of a pass; on exit the states of all generators are restored.
 
-    Fused attention draws inside its kernel: here torch computes attention from its parts.
+    Fused attention draws inside its kernel, so torch computes attention from its parts here.
     """
     state, numpy_state = random.getstate(), np.random.get_state()
     draws.place = 0

@@ -1,7 +1,7 @@
-"""A copy of a model with public probe examples: one pass over a batch of them, as a client would make it.
+"""A copy of a model with public probe examples, and one pass over a batch of them as a client would make it.
 
-Gradients are those of per_example_gradients in random carriers of rank 1: a difference shows in any projection, and
-the gradient of a whole weight is not formed for every example. See independence.py.
+Gradients are those of ``per_example_gradients`` in random carriers of rank 1: a difference shows in any projection, and
+the gradient of a whole weight is not formed for every example.
 """
 
 import copy
@@ -16,10 +16,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from fedlsg.frame import Coordinates, Frame, make_blocks
-from fedlsg.gradients.independence.coupled_draws import Draws, coupled
-from fedlsg.gradients.independence.trace import Trace, traced
-from fedlsg.gradients.layers import CARRIED
-from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, per_example_gradients
+from fedlsg.gradients.batch import Batch, LossFunction, batch_size
+from fedlsg.gradients.formulas.layers import CARRIED
+from fedlsg.gradients.independence.coupled_draws import Draws, couple
+from fedlsg.gradients.independence.trace import Trace, trace_modules
+from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsupported
 
 LARGE = 30.0
@@ -47,7 +48,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """A copy of the model with probes: as they are, then as many that are ``LARGE`` times as large."""
+    """A copy of the model with probes: the given ones, then the same ones ``LARGE`` times as large."""
 
     model: nn.Module
     loss_fn: LossFunction
@@ -58,7 +59,7 @@ class Subject:
     draws: Draws = field(default_factory=Draws)
 
     def run_in_company(self, size: int, like: Trace) -> Outcome:
-        """Probes 0 and 1 in a batch of a size; without the large neighbour where the model cannot take it."""
+        """Probes 0 and 1 in a batch of a size; without the large neighbour if the model fails on it."""
         members = company(size, self.count)
         try:
             return self.run(members, like)
@@ -82,7 +83,7 @@ class Subject:
         chosen = pick(self.inputs, rows), pick(self.targets, rows)
         device = next(self.model.parameters()).device
         try:
-            with traced(self.model, trace), coupled(self.draws, device):
+            with trace_modules(self.model, trace), couple(self.draws, device):
                 found = per_example_gradients(self.model, loss, *chosen, self.frame)
         except UnsupportedLayerError:
             raise
@@ -102,7 +103,7 @@ class Subject:
 def prepare(
     model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch, dtype: torch.dtype | None
 ) -> Subject:
-    """The subject in a type, or in the model's own where it is None."""
+    """The subject in ``dtype``, or in the model's own type if that is None."""
     copied = copy.deepcopy(model)
     if dtype is not None:
         copied = copied.to(dtype)
@@ -137,14 +138,14 @@ def company(size: int, count: int) -> list[int]:
 
 
 def unit(rows: int, columns: int, like: Tensor, generator: torch.Generator) -> Float[Tensor, "rows columns"]:
-    """A random matrix of Frobenius norm 1: what it projects a gradient on shows every difference."""
+    """A random matrix of Frobenius norm 1: a projection on it shows every difference."""
     drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
     matrix: Tensor = drawn / drawn.norm()
     return matrix.to(like)
 
 
 def each(value: Batch, change: Any) -> Any:
-    """A change to the tensor or to every tensor of a batch."""
+    """Apply a change to the tensor, or to every tensor of a batch."""
     return change(value) if isinstance(value, Tensor) else {name: change(t) for name, t in value.items()}
 
 
@@ -154,14 +155,14 @@ def pick(value: Batch, rows: Tensor) -> Any:
 
 
 def floats(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Floating point in a type; anything else as it is."""
+    """x in ``dtype`` if it is floating point; otherwise unchanged."""
     return x.to(dtype) if x.is_floating_point() else x
 
 
 def widen(x: Tensor, generator: torch.Generator) -> Tensor:
     """The rows, each number made up to 0.1 % smaller against ties, then the same rows ``LARGE`` times as large.
 
-    Integers, and places where every row holds a whole number, are left: they may be masks, categories or lengths.
+    Integers, and positions with a whole number in every row, are not changed: they may be masks, categories or lengths.
     """
     if not x.is_floating_point():
         return torch.cat([x, x])

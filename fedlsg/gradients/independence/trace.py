@@ -1,8 +1,8 @@
-"""What passes through a model's modules, example by example, as short sketches that two passes are compared by.
+"""Record what passes through a model's modules as short sketches, by which two passes are compared.
 
 A sketch of a row x is (x P, ||x||) with a fixed random matrix P of ``WIDTH`` columns: rows that differ by d have
-sketches that differ by about ||d||, and no activation has to be kept. Symbols: B examples, k rows of a tensor an
-example. See independence.py.
+sketches that differ by about ||d||, and no activation is kept. Symbols: B examples, k rows of a tensor for each
+example.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.utils.rnn import PackedSequence
 
-from fedlsg.gradients.independence.coupled_draws import scaled
+from fedlsg.gradients.independence.coupled_draws import longer_dimension
 
 WIDTH = 3
 Key = tuple[str, str, int, int]
@@ -28,12 +28,12 @@ Key = tuple[str, str, int, int]
 
 @lru_cache(maxsize=64)
 def projection(length: int) -> Float64[Tensor, "length width"]:
-    """P for rows of a length; its draws go round torch's generators, which the passes couple."""
+    """P for rows of a length; drawn by numpy, because the passes couple torch's generators."""
     return torch.from_numpy(np.random.default_rng(length).standard_normal((length, WIDTH)) / WIDTH**0.5)
 
 
 def sketch(rows: Tensor) -> Float64[Tensor, "b sketch"]:
-    """Sketch and norm of each row. Infinities and NaN become numbers, so that they compare."""
+    """Sketch and norm of each row. Infinities and NaN become numbers, so that they can be compared."""
     x = rows.flatten(1).double()
     short = torch.cat(
         [x @ projection(x.shape[1]).to(x.device), torch.linalg.vector_norm(x, dim=1, keepdim=True)], 1
@@ -59,13 +59,13 @@ class Seen:
 
 
 def see(tensor: Tensor, alone: Seen | None, batch: int) -> Seen:
-    """The sketches of a tensor; ``alone`` is the same place in a pass over one example, None in that pass itself."""
+    """The sketches of a tensor; ``alone`` is the same tensor in a pass over one example, None in that pass itself."""
     tensor = tensor.detach()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     if alone is None or tensor.shape == alone.shape:
         return Seen(shape=tensor.shape, rows=(sketch(tensor.unsqueeze(0)),))
-    found = scaled(alone.shape, tensor.shape)
+    found = longer_dimension(alone.shape, tensor.shape)
     if found is None or found[1] != batch:
         return Seen(shape=tensor.shape, rows=())
     dim, k = found[0], alone.shape[found[0]]
@@ -77,11 +77,11 @@ def see(tensor: Tensor, alone: Seen | None, batch: int) -> Seen:
 
 @dataclass(kw_only=True, eq=False)
 class Trace:
-    """One pass: what was seen in the order of computation, forward and backward, and the modules that are running.
+    """One pass: the tensors in the order of computation, forward and backward, and the modules that are running.
 
     like: the pass over one example that this one is compared with.
-    places: the modules by node of the graph that made their outputs, innermost first.
-    sources: by module, the modules whose outputs it computes with in the graph, nothing recorded between them.
+    places: the modules by the node that computed their output, innermost first.
+    sources: by module, the modules whose outputs it computes from directly.
     """
 
     batch: int
@@ -96,7 +96,7 @@ class Trace:
     last: tuple[Tensor | None, int, Seen | None] = (None, 0, None)
 
     def note(self, path: str, side: str, values: Iterable[Tensor]) -> None:
-        """Remember tensors at one side of a module."""
+        """Record the tensors at one side of a module."""
         self.calls[path, side] += 1
         for number, tensor in enumerate(values):
             key = (path, side, self.calls[path, side], number)
@@ -109,7 +109,7 @@ class Trace:
                 self._follow(key, tensor)
 
     def _see(self, tensor: Tensor, alone: Seen | None) -> Seen:
-        """As ``see``, once for a tensor that is one layer's output and the next one's input."""
+        """As ``see``, but once for a tensor that is one layer's output and the next one's input."""
         last, version, seen = self.last
         if last is tensor and version == tensor._version and seen is not None:
             return seen
@@ -133,7 +133,7 @@ class Trace:
         node.register_prehook(arrived)
 
     def link(self) -> None:
-        """Fill ``sources`` and let go of the graph: its nodes hold hooks, and these the trace."""
+        """Fill ``sources``, then free the graph: its nodes have hooks, and the hooks hold the trace."""
         for start, key in self.places.items():
             found, due, done = self.sources.setdefault(key, set()), [start], set()
             while due:
@@ -158,10 +158,10 @@ class Trace:
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """The dense tensors of real or complex numbers in what a module takes or gives, in order.
+    """The dense tensors of real or complex numbers in a module's arguments or result, in order.
 
-    Not integers: row numbers of a batch differ by right. What they select shows in the numbers. Nor packed sequences,
-    whose rows do not lie by example.
+    Not integers: row numbers of a batch may differ, and what they select is recorded. Nor packed sequences, whose rows
+    are not ordered by example.
     """
     if isinstance(value, Tensor):
         numbers = value.is_floating_point() or value.is_complex()
@@ -180,8 +180,8 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 @contextmanager
-def traced(model: nn.Module, trace: Trace) -> Iterator[None]:
-    """Hook all modules of the model; the hooks are gone afterwards."""
+def trace_modules(model: nn.Module, trace: Trace) -> Iterator[None]:
+    """Hook all modules of the model inside the context."""
     handles = []
     try:
         for path, module in model.named_modules():

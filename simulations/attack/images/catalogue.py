@@ -1,4 +1,4 @@
-"""The attacks on images by name, and which of them suit an observation: closed forms first, then matching."""
+"""The attacks on images by name, and which of them fit an observation: closed forms first, then matching."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from fedlsg.choices import choose
 Run = Callable[[Observation, Knowledge, Prior, torch.Generator, float, Progress], Guess]
 NAIVE = "-naive"
 SMALL = 1024
-"""Numbers of an image up to which the presets of matching.py are meant: several short restarts."""
+"""Numbers of an image up to which the presets of ``ATTACKS`` (several short restarts) are meant."""
 LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "inverting-gradients": {"evaluations": 2400, "restarts": 1, "total_variation": 5e-2},
@@ -29,7 +29,7 @@ LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "map": {"evaluations": 600, "restarts": 1},
     }
 )
-"""What larger images need instead: one long search."""
+"""Presets for larger images: one long search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def _matching(name: str, *, naive: bool) -> Run:
 
 
 def with_labels(seen: Observation, prior: Prior, known: Knowledge) -> Knowledge:
-    """Labels read off the classifier's gradient where they are not granted (iDLG, for batches too); else as it is."""
+    """Labels from the gradient of the classifier if they are not granted (iDLG, also for batches)."""
     if known.labels is not None or known.examples is None:
         return known
     try:
@@ -105,7 +105,7 @@ IMAGE_ATTACKS: Mapping[str, Attack] = MappingProxyType(
         **{
             name + NAIVE: Attack(name=name + NAIVE, run=_matching(name, naive=True), source=SOURCES[name])
             for name in ATTACKS
-            if name != "map"  # a likelihood has no naive form: the noise lies in the frame
+            if name != "map"  # a likelihood has no naive form: the noise is in the frame
         },
     }
 )
@@ -119,7 +119,7 @@ def attacks_named(names: str) -> list[Attack]:
 def strongest(seen: Observation, known: Knowledge, *, naive: bool) -> list[Attack]:
     """The attacks that may work on an observation: closed forms without noise, matching always.
 
-    ``naive`` adds the naive forms beside the adaptive ones, to show the difference.
+    ``naive`` adds the naive forms to the adaptive ones, to show the difference.
     """
     found = []
     if seen.noise_std == 0 and _starts_linear(seen.model):

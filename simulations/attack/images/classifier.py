@@ -1,6 +1,6 @@
-"""What the classifier's own gradient gives away, scored: labels, and the inputs of the classifier.
+"""What the gradient of the classifier gives away: labels, and the inputs of the classifier, scored.
 
-Methods send the classifier dense, so that this needs no search (fedlsg/attacks/inversion/head.py).
+Methods send the classifier dense, so no search is needed.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from fedlsg.carriers import find_classifier
 from simulations.attack.recorded.target import Target
 
 DRAWS = 200
-"""Random guesses that the blind number of labels is a mean of."""
+"""Random guesses of labels; the blind guess is their mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +42,17 @@ class ClassifierLeak:
     def words(self) -> str:
         """A part of a sentence."""
         found = (
-            f"read off the classifier without being granted: {self.labels} of {self.examples} labels "
+            f"the gradient of the classifier alone shows {self.labels} of {self.examples} labels "
             f"(blind guess {self.by_chance:.1f})"
         )
         if self.features is None:
             return found
         blind = f"blind guess {self.cosine_of_expected:.3f}"
-        return f"{found}, its input for one example at cosine {self.features:.3f} ({blind})"
+        return f"{found}, and its input for one example with cosine {self.features:.3f} ({blind})"
 
 
 def classifier_leak(targets: Iterable[Target], prior: Prior, threat: ThreatModel) -> ClassifierLeak | None:
-    """Labels and features of all targets, B granted as the threat model has it; None where the method hides them."""
+    """Labels and features of all targets, B granted as the threat model has it; None if the method hides them."""
     right, chance, examples = 0, 0.0, 0
     cosines, blinds = [], []
     for target in targets:
@@ -85,7 +85,7 @@ def classifier_leak(targets: Iterable[Target], prior: Prior, threat: ThreatModel
 
 
 def overlap(labels: Tensor, others: Tensor) -> int:
-    """How many labels the two have in common, each as often as both have it."""
+    """How many labels the two have in common, with repeats."""
     return (Counter(labels.tolist()) & Counter(others.tolist())).total()
 
 
@@ -97,7 +97,7 @@ def drawn_right(target: Target, count: int) -> float:
 
 
 def classifier_input(seen: Observation, inputs: Tensor) -> Tensor:
-    """What the classifier of W_t gets for these inputs, (B, h)."""
+    """The inputs of the classifier at W_t for these examples, (B, h)."""
     got: list[Tensor] = []
     module = seen.model.get_submodule(find_classifier(seen.model))
     handle = module.register_forward_pre_hook(lambda _, args: got.append(args[0].detach()))

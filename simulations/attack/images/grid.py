@@ -1,4 +1,4 @@
-"""The image grid: a column an image, a row for the original, the blind guess, and each attack of each run."""
+"""The image grid: one column for each image; rows for originals, blind guesses and each attack."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedlsg.attacks.inversion.prior import Prior
 from simulations.attack.images.attack import Attacked
-from simulations.report.figure import drawn
+from simulations.report.figure import new_figure, use_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,11 +18,11 @@ COLUMNS = 8
 CELL = 1.05
 """Inches of one image."""
 UNKNOWN = (1.0, 0.86, 0.86)
-"""Pixels that an attack knows nothing of."""
+"""Colour of pixels that an attack knows nothing about."""
 
 
 def shown(image: Tensor, prior: Prior) -> np.ndarray:
-    """(h, w, 3) in 0..1 from (C, h, w) in the model's units; what is unknown in UNKNOWN."""
+    """(h, w, 3) in 0..1 from (C, h, w) in the units of the model; unknown pixels have the colour UNKNOWN."""
     low, high = prior.bounds
     scaled = ((image.double().cpu() - low) / (high - low)).clamp(0, 1)
     pixels = scaled.expand(3, *scaled.shape[1:]) if len(scaled) == 1 else scaled
@@ -30,17 +30,12 @@ def shown(image: Tensor, prior: Prior) -> np.ndarray:
     return pixels.permute(1, 2, 0).numpy()
 
 
+@use_style
 def grid(one: Attacked) -> "Figure":
-    """The first images of a run, as many as fit in a row. Decibels stand under each."""
-    return drawn(lambda: _grid(one))
-
-
-def _grid(one: Attacked) -> "Figure":
-    from matplotlib.figure import Figure
-
+    """The first images of a run, as many as fit in a row. The PSNR is below each image."""
     rows, labels, notes = _rows(one)
     columns = min(COLUMNS, len(rows[0]))
-    figure = Figure(figsize=(1.9 + columns * CELL, 0.5 + len(rows) * (CELL + 0.18)), layout="constrained")
+    figure = new_figure(1.9 + columns * CELL, 0.5 + len(rows) * (CELL + 0.18))
     axes = figure.subplots(len(rows), columns, squeeze=False)
     for line, name, images, texts in zip(axes, labels, rows, notes, strict=True):
         for position, axis in enumerate(line):
@@ -65,7 +60,7 @@ def _rows(one: Attacked) -> tuple[list[list[Tensor]], list[str], list[list[str]]
         for index, images in enumerate(one.blind)
         for value in (first[index].blind if index in first else [0.0] * len(images))
     ]
-    rows, labels, notes = [truths, blind], ["original", "blind"], [sizes, below]
+    rows, labels, notes = [truths, blind], ["original", "blind guess"], [sizes, below]
     for name in dict.fromkeys(result.attack for results in one.results for result in results):
         images, texts = [], []
         for target, results in zip(one.targets, one.results, strict=True):

@@ -1,4 +1,4 @@
-"""What an image run's section of the report says."""
+"""What attacks found on a run of images: table, facts, picture, numbers."""
 
 from dataclasses import asdict
 from typing import Any
@@ -6,38 +6,39 @@ from typing import Any
 from simulations.attack.images.attack import Attacked
 from simulations.attack.images.grid import grid
 from simulations.attack.images.score import Summary, summarise, verdict
-from simulations.attack.recorded.report import Section, privacy_facts
-from simulations.report.figure import png
+from simulations.attack.recorded.report import Findings, privacy_facts
+from simulations.report.figure import picture, png
+from simulations.report.sections import Row, Table
 
 COLUMNS = ("attack", "batch", "images", "PSNR, dB", "SSIM", "blind, dB", "gain, dB", "95 % interval", "seconds")
+SECONDS = (COLUMNS.index("seconds"),)
+"""What a narrow terminal leaves out."""
 CAPTION = (
-    "Decibels below each image; pink: unknown to the attack. Images of a batch are paired with the originals by least "
-    "squared error, the blind guess alike."
+    "Originals, blind guesses and recovered images. The number below an image is its PSNR. Pink pixels are unknown to "
+    "the attack. Recovered images and blind guesses are paired with the originals by least squared error."
 )
-LIMITS = "PSNR of a blind guess is printed beside every number because a grey image already has 10 to 12 dB."
+LIMITS = "Each PSNR is shown next to that of a blind guess, because a grey image already has 10 to 12 dB."
 GRANTED = {"prior": "the public range of pixels, and the mean and covariance of public test images by class"}
 
 
-def section(one: Attacked) -> Section:
+def image_findings(one: Attacked) -> Findings:
     """Table, picture and numbers of one run."""
-    rows = summaries(one)
-    return Section(
+    rows, figure = summaries(one), grid(one)
+    return Findings(
         label=one.label,
         verdict=verdict(rows),
         facts=facts(one),
-        columns=COLUMNS,
-        rows=tuple(cells(row) for row in rows),
+        table=Table(columns=COLUMNS, rows=tuple(Row(cells=cells(row)) for row in rows), optional=SECONDS),
+        shown=picture(figure, CAPTION, png(figure)),
         numbers=numbers(one),
         refused=one.refused,
         granted=GRANTED,
         limits=LIMITS,
-        caption=CAPTION,
-        picture=png(grid(one)),
     )
 
 
 def summaries(one: Attacked) -> list[Summary]:
-    """A line for each attack and batch size, the largest gain first."""
+    """One row for each attack and batch size, the largest gain first."""
     groups: dict[tuple[str, int], list[Any]] = {}
     for target, results in zip(one.targets, one.results, strict=True):
         for result in results:
@@ -47,26 +48,26 @@ def summaries(one: Attacked) -> list[Summary]:
 
 
 def facts(one: Attacked) -> str:
-    """Epsilon, sigma, membership and numbers received, in a sentence."""
+    """Epsilon, sigma, membership and the count of numbers received, in one sentence."""
     what = (
-        "as many as an exact solution needs at least, if there were no noise" if one.count.enough else "too few for one"
+        "at least as many as an exact solution needs without noise" if one.count.enough else "too few for an exact one"
     )
     return "; ".join(
         [
             *privacy_facts(one.record, one.targets[0].seen, one.membership),
             *([] if one.leak is None else [one.leak.words]),
-            f"{one.count.received:,} numbers received, {one.count.equations:,} of them independent, against "
-            f"{one.count.unknowns:,} unknown ones in a batch of {one.count.examples}: {what}.",
+            f"{one.count.received:,} numbers received, {one.count.equations:,} of them independent, for "
+            f"{one.count.unknowns:,} unknowns in a batch of {one.count.examples}: {what}.",
         ]
     )
 
 
 def cells(row: Summary) -> tuple[str, ...]:
-    """A line of the table."""
-    reach = "--" if row.gain is None else f"{row.gain.low:+.1f} to {row.gain.high:+.1f}"
+    """The cells of one row."""
+    reach = "--" if row.gain is None else f"{row.gain.low:+z.1f} to {row.gain.high:+z.1f}"
     return (
         row.attack, str(row.batch), str(row.images), f"{row.psnr:.1f}", f"{row.ssim:.2f}", f"{row.blind:.1f}",
-        f"{row.mean_gain:+.1f}", reach, f"{row.seconds:.1f}",
+        f"{row.mean_gain:+z.1f}", reach, f"{row.seconds:.1f}",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Guesses beside the truth and the blind baseline: the one place where they meet."""
+"""Guesses compared with the truth and with the blind guess: the only place that sees both."""
 
 import math
 import statistics
@@ -14,12 +14,12 @@ from fedlsg.attacks.inversion.metrics import Interval, best_matching, mean_inter
 from fedlsg.attacks.inversion.prior import Prior
 
 EXACT_DB = 200.0
-"""A perfect image has no finite PSNR: it counts as this."""
+"""The PSNR of a perfect image, which has no finite one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scored:
-    """One attack on one update, its images paired with the true ones, in their order.
+    """One attack on one update; images are paired with the true ones, in their order.
 
     images: (B, C, h, w) of the guess, NaN where it knows nothing; psnr, ssim, blind: one number an image, decibels for
     the first and the last.
@@ -43,9 +43,9 @@ class Scored:
 def scored(
     name: str, guess: Guess, truth: Float[Tensor, "batch c h w"], blind: Tensor, prior: Prior, seconds: float
 ) -> Scored:
-    """Pair, fill what is unknown with what the prior expects there, measure within the public range.
+    """Pair with the true images, fill unknown pixels with what the prior expects, measure in the public range.
 
-    Of more guesses than examples the first ones count: to pair the nearest would choose them by the truth.
+    If there are more guesses than examples, the first ones count: the nearest ones would be chosen by the truth.
     """
     low, high = prior.bounds
     truth, images = truth.double(), guess.inputs.detach().double().cpu().reshape(-1, *truth.shape[1:])[: len(truth)]
@@ -68,7 +68,7 @@ def scored(
 
 
 def in_order(blind: Tensor, truth: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
-    """The blind images in the order of the true ones: labels are granted without an order, for every attack alike."""
+    """The blind images in the order of the true ones: labels are granted without an order, for every attack."""
     guesses, truths = best_matching(squared_errors(blind, truth))
     return blind[guesses[truths.argsort()]]
 
@@ -116,18 +116,18 @@ FINDING_DB = 1.0
 
 
 def verdict(rows: Sequence[Summary]) -> str:
-    """In words: whether the strongest attack gets more than the blind guess that needs no payload."""
+    """Whether the strongest attack gets more than the blind guess, which needs no payload, in words."""
     if not rows:
-        return "no attack applies to these updates: the reasons stand below, and they are no proof of privacy"
+        return "no attack applies to these updates, for the given reasons: that is no proof of privacy"
     best = max(rows, key=lambda row: (-math.inf if row.gain is None else row.gain.low, row.mean_gain))
-    told = f"the strongest attack ({best.attack}, batch of {best.batch}) gains {best.mean_gain:.1f} dB"
+    best_words = f"the strongest attack ({best.attack}, batch of {best.batch}) gains {best.mean_gain:z.1f} dB"
     if best.gain is None:
-        return f"{told} over the blind guess on one image: too few for a verdict"
-    reach = f"{told} over the blind guess, 95 % interval {best.gain.low:.1f} to {best.gain.high:.1f} dB"
+        return f"{best_words} over the blind guess on one image: too few for a verdict"
+    reach = f"{best_words} over the blind guess, 95 % interval {best.gain.low:z.1f} to {best.gain.high:z.1f} dB"
     if best.gain.low > FINDING_DB:
         return f"THESE UPDATES LEAK IMAGES: {reach}"
     if best.gain.low > 0:
-        return f"a little more than nothing: {reach}"
+        return f"slightly better than a blind guess: {reach}"
     if any(row.gain is None or row.gain.high > FINDING_DB for row in rows):
         return f"undecided, too few images: {reach}"
     return f"no image recovered better than a blind guess: {reach}. Other attacks may do better"

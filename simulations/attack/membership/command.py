@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table as View
 
 from fedlsg.attacks.membership.loss_threshold import LossThreshold, loss_threshold
 from fedlsg.randomness import public_generator
@@ -20,6 +18,8 @@ from simulations.attack.membership.per_round import per_round
 from simulations.attack.membership.shadows import check_shadows, confidences, state_of, train_all
 from simulations.plan.plan import Plan, make_plan
 from simulations.report.progress import bar
+from simulations.report.tables import print_note, print_table
+from simulations.report.words import duration
 from simulations.rundir.rundir import RunDir
 from simulations.settings.published import resolve
 from simulations.settings.settings import Settings, from_mapping
@@ -36,7 +36,7 @@ def membership_command(
 ) -> None:
     """Train, attack, print; write membership.json and membership.html.
 
-    Raises ValueError for a wrong option, settings beside a run, or settings that no half can be trained with.
+    Raises ValueError for a wrong option, settings next to a run, or settings that cannot train on half of the data.
     """
     if run is not None and given:
         raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the run")
@@ -68,9 +68,9 @@ def membership_command(
     console.print(f"[bold]written[/bold]  {folder}/membership.html, membership.json", highlight=False, soft_wrap=True)
 
 
-def only(runs: Sequence[str], asked: Collection[str]) -> str | None:
-    """The one run, or None. Raises ValueError for several, and for options that --membership has no use for."""
-    unused = sorted(set(asked) - USED)
+def only(runs: Sequence[str], given: Collection[str]) -> str | None:
+    """The only run, or None. Raises ValueError for several, and for options that --membership does not use."""
+    unused = sorted(set(given) - USED)
     if unused:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
         raise ValueError(f"--membership trains models and attacks no recorded update: leave out {names}")
@@ -80,7 +80,7 @@ def only(runs: Sequence[str], asked: Collection[str]) -> str | None:
 
 
 def place(run: str | None, out: str | None) -> Path:
-    """Where the files go: ``out``, the run, or ``attack/`` here. Raises ValueError for a file."""
+    """The folder of the files: ``out``, the run, or ``attack/`` here. Raises ValueError for a file."""
     path = Path(out or run or "attack").expanduser().resolve()
     if path.is_file():
         raise ValueError(f"{path} is a file; give --out as a folder")
@@ -88,14 +88,14 @@ def place(run: str | None, out: str | None) -> Path:
 
 
 def as_shadow(wanted: Settings) -> Settings:
-    """The settings as shadow models are trained: nothing recorded, nothing evaluated on the way, noise that repeats."""
+    """The settings of shadow models: nothing recorded, evaluated at the end only, reproducible noise."""
     if wanted.device == "cuda" and not torch.cuda.is_available():
         wanted = replace(wanted, device="cpu")  # a run made on a GPU can be attacked without one
     return replace(wanted, engine="local", record_updates=False, reproducible=True, evaluate_every=10**6, run_dir=None)
 
 
 def own_model(run: str, plan: Plan, seed: int) -> LossThreshold | None:
-    """001's protocol on the run's own last model: training against test examples; None before its first checkpoint."""
+    """Loss threshold of Yu et al. 2021 on the run's last model; None before its first checkpoint."""
     directory = RunDir.open(run)
     if not directory.checkpoint.exists():
         return None
@@ -113,23 +113,18 @@ def own_model(run: str, plan: Plan, seed: int) -> LossThreshold | None:
 
 
 def lead(report: Report, run: str | None) -> str:
-    """The page's second line."""
+    """One line: run, date, shadows, seed, time."""
     s = report.settings
     of = f"{s.workload}, {s.method}" if run is None else f"{Path(run).resolve().name} ({s.workload}, {s.method})"
-    minutes = f"{report.seconds / 60:.1f} minutes"
+    minutes = duration(report.seconds)
     return f"{of}; {time.strftime('%Y-%m-%d')}; {len(report.models.inside) - 1} shadows, seed {report.seed}; {minutes}"
 
 
 def show(report: Report, console: Console) -> None:
     """The tables, the verdict last."""
     for table in tables(report):
-        view = View(title=table.title, box=SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold")
-        for name in table.columns:
-            view.add_column(name, justify="left" if name == "attack" else "right")
-        for row in table.rows:
-            view.add_row(*(cell.replace(" [", "\n[") for cell in row))
-        console.print(view)
-    console.print("what the attacker is granted", style="dim")
+        print_table(table, console)
+    print_note("what the attacker is granted", console)
     for name, text in granted(report).items():
         console.print(f"{name}: {text}", style="dim", markup=False, highlight=False, soft_wrap=True)
     console.print(facts(report), markup=False, highlight=False, soft_wrap=True)

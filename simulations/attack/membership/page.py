@@ -1,9 +1,6 @@
-"""membership.json and membership.html: rates beside guessing and beside what the claim allows, and what was granted."""
+"""membership.json and membership.html: rates next to guessing and to what the claim allows, and assumptions."""
 
-import json
-import textwrap
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,80 +9,88 @@ import numpy as np
 from fedlsg.attacks.membership.roc import LOW_RATES, Roc
 from simulations.attack.membership.findings import Report, facts, granted, tables, verdict
 from simulations.attack.membership.measure import GRID
-from simulations.inspection.output import finite
-from simulations.report.figure import drawn, svg
-from simulations.report.html import render
+from simulations.report.figure import (
+    BLACK,
+    BLUE,
+    GUESSING,
+    ORANGE,
+    SKY,
+    legend_outside,
+    new_figure,
+    picture,
+    use_style,
+    wrap,
+)
+from simulations.report.json_text import json_text
+from simulations.report.page import render
+from simulations.report.sections import Page, Section, Text, facts_of
 from simulations.rundir.files.atomic import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LOOKS = {"loss threshold": ("#E69F00", "-"), "LiRA offline": ("#56B4E9", "-"), "LiRA online": ("#0072B2", "-")}
+COLOURS = {"loss threshold": ORANGE, "LiRA offline": SKY, "LiRA online": BLUE}
 LIMITS = "An attack that fails proves nothing: a stronger one may exist."
 BOUNDS = (
-    "The bounds hold for every attacker, also one that sees all payloads of all rounds; they follow from the claim and "
+    "The bounds hold for every attacker, even one that sees all payloads of all rounds. They follow from the claim and "
     "were not measured."
 )
 CAPTION = (
-    "True positives against false positives, both logarithmic, all models in turn. Left of the first point there are "
-    "too few non-members to tell. Dotted: guessing."
+    "True positive rate against false positive rate, both logarithmic, each model as the target in turn. Smaller rates "
+    "than the first point cannot be measured with so few non-members. The dotted line is guessing."
 )
-DASHED = "Dashed: what the claim allows; no attacker is above."
-
-TEMPLATE = """{% extends "layout" %}
-{% macro rows(table) %}
-<div class="scroll"><table>
-<tr>{% for name in table.columns %}<th>{{ name }}</th>{% endfor %}</tr>
-{% for row in table.rows %}
-<tr{% if row[0] in marked %} class="probe"{% endif %}>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}
-</table></div>
-<p class="note">{{ table.note }}</p>
-{% endmacro %}
-{% block content %}
-<h1>{{ title }}</h1>
-<p class="lead">{{ lead }}</p>
-<p><strong>{{ verdict }}</strong></p>
-<p class="note">{{ facts }}</p>
-<figure><img src="{{ picture }}" alt="true positive rates against false positive rates"><figcaption>{{ caption }}
-</figcaption></figure>
-{% for table in tables %}
-<h2>{{ table.title }}</h2>
-{{ rows(table) }}
-{% endfor %}
-<h2>What the attacker is granted</h2>
-<table class="facts">
-{% for name, text in granted.items() %}
-<tr><td>{{ name }}</td><td>{{ text }}</td></tr>
-{% endfor %}
-</table>
-<p class="note">{{ limits }}</p>
-{% endblock %}
-"""
+DASHED = "Dashed lines are what the claim allows any attacker."
 
 
-def picture(report: Report) -> "Figure":
+def write(folder: Path, report: Report, lead: str) -> None:
+    """membership.json and membership.html, each replaced whole."""
+    write_atomically(folder / "membership.json", json_text(numbers(report)))
+    write_atomically(folder / "membership.html", page(report, lead).encode())
+
+
+def page(report: Report, lead: str) -> str:
+    """membership.html: one file that requests nothing. It shows no example."""
+    caption = f"{CAPTION} {DASHED}" if report.limits else CAPTION
+    limits = f"{LIMITS} {BOUNDS}" if report.limits else LIMITS
+    return render(
+        Page(
+            title="Who was in the training set",
+            lead=lead,
+            sections=(
+                Section(
+                    parts=(
+                        Text(words=verdict(report), style="verdict"),
+                        Text(words=facts(report), style="note"),
+                        picture(curves(report), caption),
+                    )
+                ),
+                *(Section(title=table.title, parts=(replace(table, title=""),)) for table in tables(report)),
+                Section(
+                    title="What the attacker is granted",
+                    parts=(facts_of(granted(report)), Text(words=limits, style="note")),
+                ),
+            ),
+        )
+    )
+
+
+@use_style
+def curves(report: Report) -> "Figure":
     """The ROC curves, logarithmic on both axes."""
-    return drawn(lambda: _picture(report))
-
-
-def _picture(report: Report) -> "Figure":
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    figure = new_figure(7.2, 4.4)
     axes = figure.subplots()
     shown = np.isfinite(report.found[0].curve)
     start = float(GRID[shown].min(initial=1.0))
     rates = GRID[start <= GRID]
-    axes.plot(rates, rates, color="#888888", linestyle=":", linewidth=1.2, label="guessing")
+    axes.plot(rates, rates, label="guessing", **GUESSING)
     for one in report.found:
-        colour, dashes = LOOKS[one.attack]
         heights = np.where(one.curve > 0, one.curve, np.nan)
-        axes.plot(GRID, heights, color=colour, linestyle=dashes, label=one.attack)
+        axes.plot(GRID, heights, color=COLOURS[one.attack], label=one.attack)
     for limit, dashes in zip(report.limits, ("--", "-."), strict=False):
-        axes.plot(rates, [limit.bound(float(x)) for x in rates], color="#000000", linestyle=dashes, linewidth=1.2,
-                  label=textwrap.fill(limit.name, 28))  # fmt: skip
+        axes.plot(rates, [limit.bound(float(x)) for x in rates], color=BLACK, linestyle=dashes, linewidth=1.2,
+                  label=wrap(limit.name))  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(start, 1)
@@ -95,31 +100,8 @@ def _picture(report: Report) -> "Figure":
     axes.yaxis.set_major_formatter(per_cent)
     axes.set_xlabel("false positive rate: non-members called members")
     axes.set_ylabel("true positive rate: members found")
-    figure.legend(loc="outside right upper")
+    legend_outside(figure, [axes])
     return figure
-
-
-def write(folder: Path, report: Report, lead: str) -> None:
-    """membership.json and membership.html, each replaced whole."""
-    write_atomically(folder / "membership.json", (json.dumps(finite(numbers(report)), indent=1) + "\n").encode())
-    write_atomically(folder / "membership.html", page(report, lead).encode())
-
-
-def page(report: Report, lead: str) -> str:
-    """membership.html: one file that asks nobody for anything. It shows no example."""
-    values: Mapping[str, Any] = {
-        "title": "Who was in the training set",
-        "lead": lead,
-        "verdict": verdict(report),
-        "facts": facts(report),
-        "picture": svg(picture(report)),
-        "caption": f"{CAPTION} {DASHED}" if report.limits else CAPTION,
-        "tables": tables(report),
-        "marked": ("guessing",),
-        "granted": granted(report),
-        "limits": f"{LIMITS} {BOUNDS}" if report.limits else LIMITS,
-    }
-    return render(TEMPLATE, values)
 
 
 def numbers(report: Report) -> dict[str, Any]:

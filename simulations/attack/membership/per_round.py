@@ -1,7 +1,7 @@
 """Membership in one payload: the matched filter's closed form at the run's sigma, and the same game played.
 
-This attacker is another one than those of ``membership.py``: it sees a client's payload of one round as it was sent,
-and knows the rest of the batch.
+This attacker differs from those on the trained model: it sees a client's payload of one round as it was sent, and
+knows the rest of the batch.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from simulations.workloads import to_device
 COMPANY = 32
 TRIALS, FEWEST_TRIALS = 2000, 100
 WORK = 2 * 10**8
-"""Numbers of noise that are drawn for one rate at most: few trials on large payloads, none on the largest."""
+"""Most noise values for one rate: few trials on large payloads, none on the largest."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""Observations from a recorded run: payloads as sent, and frames derived anew from the public weights of their round.
+"""Observations from a recorded run: payloads as sent, and frames computed again from the public weights of their round.
 
-Reads config.toml, rounds.csv, ledger/ and updates/ of a run directory, never updates-truth/ (see truth.py). A payload
-has a checksum and names the digest of its frame; weights and kept positions have checksums beside them.
+Reads config.toml, rounds.csv, ledger/ and updates/ of a run directory, never updates-truth/. A payload has a
+checksum and names the digest of its frame; the files of weights and kept positions have checksums as well.
 """
 
 import math
@@ -27,7 +27,6 @@ from fedlsg.state import load_weights
 from simulations.plan.plan import Base, prepare
 from simulations.rundir import arrays
 from simulations.rundir.rundir import RunDir
-from simulations.settings.resolve import known
 from simulations.workloads import Progress, silent
 
 RECORD = "record one with: fedlsg run ... --record-updates"
@@ -37,7 +36,7 @@ CLIENT = re.compile(r"client-(\d{6})\.bin")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Record:
-    """What a run recorded, and the public state to read it with. ``payloads``: files by round and client."""
+    """What a run recorded, and the public state that its reading needs. ``payloads``: files by round and client."""
 
     run: RunDir
     base: Base
@@ -119,7 +118,7 @@ class Record:
         )
 
     def _updates_before(self, round: int) -> int:
-        survivors = known(self.base.settings.min_survivors)
+        survivors = self.base.settings.min_survivors
         rows = [row for row in self.run.read_rounds() if int(row["round"]) < round]
         return sum(len(row["answered"].split()) >= survivors for row in rows)
 
@@ -153,7 +152,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def summed(seen: list[Observation]) -> Observation:
-    """What is left behind a secure sum: the clients' values added up, and their noise."""
+    """What a secure sum shows: the sum of the values of all clients, with the sum of their noise."""
     first = seen[0]
     return replace(
         first,
@@ -167,7 +166,7 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
     """The record of a run directory.
 
     Raises ValueError for a directory without recorded updates, one that the attacks cannot replay (augmentation,
-    error feedback), and a threat model that asks for what a run does not give away.
+    error feedback), and for a threat model that sees more than the run shows.
     """
     run = RunDir.open(path)
     settings = run.read_config()
@@ -176,15 +175,15 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
         raise ValueError(f"{path} holds no recorded updates; {RECORD}")
     if settings.trust == "aggregate" and threat.view == "client":
         raise ValueError(
-            "this run has trust=aggregate: nobody is assumed to see one client's payload, whose share of the noise is "
-            "too small alone; attack what is seen with --view aggregate"
+            "this run has trust=aggregate: one payload has too small a share of the noise, and nobody is assumed to "
+            "see a single payload; attack the sum with --view aggregate"
         )
     base = prepare(replace(settings, device="cpu"), progress=progress)
     if base.augment is not None:
         raise ValueError("attacks replay a client without augmentation: record a run with -c augment=none")
     if keeps_memory(base.method, base.codec):
         raise ValueError(
-            f"attacks replay a client without memory, and {base.method.name!r} with codec {settings.codec!r} sends "
+            f"attacks replay a client without memory, but {base.method.name!r} with codec {settings.codec!r} sends "
             "what earlier rounds left out: attack method sgd with another codec, which hides nothing either"
         )
     return Record(run=run, base=base, payloads=payloads)

@@ -1,106 +1,49 @@
-"""attack.json and attack.html: verdict, table, pictures or texts, what was granted. Both hold private examples."""
+"""attack.json and attack.html: verdict, table, pictures or texts, assumptions. Both hold private examples."""
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedlsg.attacks.observation import Observation, ThreatModel
 from simulations.attack.recorded.observations import Record
 from simulations.attack.recorded.target import FPR
-from simulations.inspection.output import finite
-from simulations.report.html import render
+from simulations.report.json_text import json_text
+from simulations.report.page import render
+from simulations.report.sections import Page, Picture, Section, Table, Text, TokenLines, facts_of
+from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.files.atomic import write_atomically
 
 WARNING = (
-    "This page shows training examples of the clients, the originals and what was recovered of them: made in a "
-    "simulation, for judging a method. Do not publish it for data that are not public."
+    "This page shows training examples of the clients: the originals and what attacks recovered. It was made in a "
+    "simulation, to judge a method. Do not publish it if the data are not public."
 )
-
-TEMPLATE = """{% extends "layout" %}
-{% block content %}
-<style>.texts td { white-space: normal } .texts td:nth-child(2) { text-align: left }
-.texts .moved { color: #555; border-bottom: 1px dotted #555 }
-.texts .wrong { color: #b00020; text-decoration: line-through }</style>
-<h1>{{ title }}</h1>
-<p class="lead">{{ lead }}</p>
-<p class="warning">{{ warning }}</p>
-{% for run in runs %}
-<h2>{{ run.label }}</h2>
-<p><strong>{{ run.verdict }}</strong></p>
-<p class="note">{{ run.facts }}</p>
-<div class="scroll"><table>
-<tr>{% for name in run.columns %}<th>{{ name }}</th>{% endfor %}</tr>
-{% for row in run.rows %}
-<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}
-</table></div>
-{% if run.picture %}
-<figure><img src="{{ run.picture }}" alt="{{ run.label }}: originals, blind guesses and what was recovered">
-<figcaption>{{ run.caption }}</figcaption></figure>
-{% endif %}
-{% if run.texts %}
-<table class="texts">
-{% for line in run.texts %}
-<tr{% if line.first %} class="section"{% endif %}><td>{{ line.name }}</td><td>
-{% for token, mark in line.tokens %}<span class="{{ mark }}">{{ token }}</span> {% endfor %}</td></tr>
-{% endfor %}
-</table>
-<p class="note">{{ run.caption }}</p>
-{% endif %}
-{% for name, why in run.refused.items() %}
-<p class="note">{{ name }} does not apply: {{ why }}</p>
-{% endfor %}
-{% endfor %}
-<h2>What the adversary is granted</h2>
-<table class="facts">
-{% for name, text in granted.items() %}
-<tr><td>{{ name }}</td><td>{{ text }}</td></tr>
-{% endfor %}
-</table>
-<p class="note">{{ limits }}</p>
-{% endblock %}
-"""
-
-LIMITS = "An attack that fails proves nothing: a stronger one may exist, and only the epsilon bounds them all."
+LIMITS = "An attack that fails proves nothing: a stronger one may exist. Only the epsilon bounds every attack."
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TextLine:
-    """A line of tokens, each with what is thought of it: "", "moved" or "wrong". first: a new text begins."""
+class Findings:
+    """What attacks found on one run: for the page, the terminal and attack.json (``numbers``).
 
-    name: str
-    tokens: tuple[tuple[str, str], ...]
-    first: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Section:
-    """One run on the page, in the terminal, and in attack.json (``numbers``).
-
-    columns, rows: the table. picture: a PNG; texts: lines; caption: below either. granted: assumptions beside the
-    threat model's; limits: what a reader should know about the numbers.
+    shown: recovered images or texts. refused: why an attack did not apply, by its name. granted: assumptions in
+    addition to those of the threat model. limits: what a reader should know about the numbers.
     """
 
     label: str
     verdict: str
     facts: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    table: Table
+    shown: Picture | TokenLines
     numbers: Mapping[str, Any]
     refused: Mapping[str, str]
     granted: Mapping[str, str]
     limits: str
-    caption: str
-    picture: bytes | None = None
-    texts: tuple[TextLine, ...] = field(default=())
 
 
-def write(folder: Path, sections: Sequence[Section], threat: ThreatModel, *, lead: str) -> None:
+def write(folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: str) -> None:
     """attack.json and attack.html, each replaced whole."""
-    assumed = granted(threat, sections)
+    assumed = granted(threat, runs)
     numbers = {
         "warning": WARNING,
         "threat_model": asdict(threat),
@@ -113,52 +56,62 @@ def write(folder: Path, sections: Sequence[Section], threat: ThreatModel, *, lea
                 **one.numbers,
                 "not_applicable": dict(one.refused),
             }
-            for one in sections
+            for one in runs
         ],
     }
-    write_atomically(folder / "attack.json", (json.dumps(finite(numbers), indent=1) + "\n").encode())
-    write_atomically(folder / "attack.html", page(sections, assumed, lead).encode())
+    write_atomically(folder / "attack.json", json_text(numbers))
+    write_atomically(folder / "attack.html", page(runs, assumed, lead).encode())
 
 
-def page(sections: Sequence[Section], assumed: Mapping[str, str], lead: str) -> str:
-    """attack.html: one file that asks nobody for anything."""
-    runs = [
-        vars(one) | {"picture": None if one.picture is None else _data_uri(one.picture)}  # the figure lies in the page
-        for one in sections
-    ]
-    limits = " ".join(dict.fromkeys([LIMITS, *(one.limits for one in sections)]))
+def page(runs: Sequence[Findings], assumed: Mapping[str, str], lead: str) -> str:
+    """attack.html: one file that requests nothing."""
+    limits = " ".join(dict.fromkeys([LIMITS, *(one.limits for one in runs)]))
+    assumptions = Section(
+        title="What the adversary is granted", parts=(facts_of(assumed), Text(words=limits, style="note"))
+    )
     return render(
-        TEMPLATE,
-        {
-            "title": "What the updates give away",
-            "lead": lead,
-            "warning": WARNING,
-            "granted": assumed,
-            "limits": limits,
-            "runs": runs,
-        },
+        Page(
+            title="What the updates give away",
+            lead=lead,
+            warnings=(WARNING,),
+            sections=(*(_section(one) for one in runs), assumptions),
+        )
     )
 
 
-def _data_uri(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()
+def _section(one: Findings) -> Section:
+    notes = (Text(words=words, style="note") for words in refusals(one))
+    facts = Text(words=one.facts, style="note")
+    return Section(
+        title=one.label,
+        parts=(Text(words=one.verdict, style="verdict"), facts, one.table, one.shown, *notes),
+    )
 
 
-def granted(threat: ThreatModel, sections: Sequence[Section]) -> dict[str, str]:
-    """The assumptions in words."""
+def refusals(one: Findings) -> list[str]:
+    """Which attacks did not apply, and why."""
+    return [f"{name} does not apply: {why}" for name, why in one.refused.items()]
+
+
+def granted(threat: ThreatModel, runs: Sequence[Findings]) -> dict[str, str]:
+    """What the adversary sees and knows, in words."""
     common = {
         "sees": "every client's payload as it was sent" if threat.view == "client" else "the sum of all payloads",
         "knows": "architecture, weights of the round, carriers, mask, clip norm, sigma, Poisson rate, local optimizer",
-        "labels": "of the batch, without an order" if threat.labels == "known" else "unknown: searched for",
-        "number of examples": "of the batch" if threat.examples == "known" else "unknown: the declared expected batch",
+        "labels": "of the batch, without an order"
+        if threat.labels == "known"
+        else "unknown: the attack searches for them",
+        "number of examples": "of the batch"
+        if threat.examples == "known"
+        else "unknown: the expected batch size is used",
     }
-    for one in sections:
+    for one in runs:
         common.update(one.granted)
     return common
 
 
 def privacy_facts(record: Record, seen: Observation, membership: float | None) -> list[str]:
-    """Workload, sigma, epsilon and the membership bound, each a part of a sentence."""
+    """Workload, sigma, epsilon and the membership bound: parts of one sentence."""
     s = record.base.settings
     parts = [f"{s.workload}, model {s.model}, {seen.local.steps} local step(s)"]
     if seen.mechanism.private:
@@ -168,17 +121,17 @@ def privacy_facts(record: Record, seen: Observation, membership: float | None) -
     else:
         parts.append(f"mechanism {seen.mechanism.kind!r}: no epsilon")
     if s.reproducible:
-        parts.append("NOT PRIVATE: its noise can be drawn again (reproducible)")
+        parts.append(REPRODUCIBLE)
     if membership is not None:
         parts.append(
-            f"whether an example took part in one round is told at {100 * FPR:g} % false alarms with a power of "
-            f"{100 * membership:.1f} % (closed form, for an example that is clipped)"
+            f"at {100 * FPR:g} % false alarms an attacker recognises {100 * membership:.1f} % of the clipped examples "
+            "that took part in one round (closed form)"
         )
     return parts
 
 
 def epsilon_of(record: Record) -> str:
-    """What the run's summary reports."""
+    """Epsilon as the summary of the run reports it."""
     try:
         value = json.loads(record.run.summary.read_text())["epsilon_max"]
         return value if isinstance(value, str) else f"{value:.3f}"

@@ -1,4 +1,4 @@
-"""Which recorded updates are attacked, and what is the same for images and texts."""
+"""Which recorded updates are attacked, and the steps that images and texts share."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +45,10 @@ def membership_of(seen: Observation) -> float | None:
 
 
 def pick(record: Record, threat: ThreatModel, *, batches: Sequence[int], examples: int) -> list[Target]:
-    """The first recorded updates that hold batches of these sizes, about ``examples`` examples of each."""
+    """The first recorded updates of these batch sizes, about ``examples`` examples of each size.
+
+    Raises ValueError if no update has such a size.
+    """
     whole = threat.view == "aggregate"
     sizes = {(number, client): n for number, of in batch_sizes(record).items() for client, n in of.items()}
     if whole:
@@ -76,9 +79,9 @@ def attempts(
     refused: dict[str, str],
     tick: Tick,
 ) -> Iterator[tuple[A, Guess, float]]:
-    """Run every attack on update ``number`` of ``of``: (attack, guess, seconds), those left out that do not apply.
+    """Run every attack that applies on update ``number`` of ``of``: (attack, guess, seconds).
 
-    Why not goes into ``refused``, by name.
+    ``refused`` gets the reasons of the others by name.
     """
     for position, attack in enumerate(chosen):
         done, part = (number + position / len(chosen)) / of, 1 / len(chosen) / of

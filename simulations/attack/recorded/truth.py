@@ -30,7 +30,7 @@ class Truth:
 def truth_of(record: Record, seen: Observation) -> Truth:
     """The batches of an observation's clients, one after the other.
 
-    Raises ValueError where the run kept none: then nothing can be scored.
+    Raises ValueError if the run kept none: then nothing can be scored.
     """
     rows = torch.cat([_rows(record, seen.round, client) for client in seen.clients])
     inputs, labels = record.base.workload.train.batch(rows)

@@ -1,4 +1,4 @@
-"""Attack the recorded updates of a text workload: which tokens come back, beside a guess without any payload."""
+"""Attack the recorded updates of a text workload: which tokens an attack recovers, next to a blind guess."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class TextPublic:
     def blind(self, count: int) -> list[int]:
         """The ``count`` tokens that hold most of a public text on average: no other guess blind to it holds more.
 
-        A token stands in it as often as it pays: its second copy by how many texts hold it twice.
+        A token is in it more than once if that pays: its second copy counts the texts that hold it twice.
         """
         held: Counter[tuple[int, int]] = Counter()
         for counted in self.counts:
@@ -180,13 +180,13 @@ def text_public(record: Record) -> TextPublic:
 
 
 def embedding_paths(model: nn.Module) -> tuple[str, str]:
-    """(table of word embeddings, as transformers tells it, the module of embeddings that it is in).
+    """(table of word embeddings according to transformers, module of embeddings that it is in).
 
     Raises ValueError for a model that has none.
     """
     ask = next((m.get_input_embeddings for m in model.modules() if hasattr(m, "get_input_embeddings")), None)
-    told = ask() if callable(ask) else None
-    words = next((name for name, m in model.named_modules() if m is told and isinstance(m, nn.Embedding)), "")
+    table = ask() if callable(ask) else None
+    words = next((name for name, m in model.named_modules() if m is table and isinstance(m, nn.Embedding)), "")
     if not words:
         raise ValueError("the model has no table of word embeddings: its tokens cannot be attacked")
     return words, words.rpartition(".")[0]

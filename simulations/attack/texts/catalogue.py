@@ -85,7 +85,7 @@ TEXT_ATTACKS: Mapping[str, TextAttack] = MappingProxyType(
 
 
 def text_attacks(names: str | None, *, naive: bool) -> list[TextAttack]:
-    """Attacks from a list with commas; None: all, the naive one if asked for. Raises ValueError naming the known."""
+    """Attacks from a list with commas; None: all of them. Raises ValueError naming the known."""
     if names is not None:
         return [choose("attack", name.strip(), TEXT_ATTACKS) for name in names.split(",")]
     return [attack for name, attack in TEXT_ATTACKS.items() if naive or name != "matching-naive"]

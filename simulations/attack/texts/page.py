@@ -1,51 +1,52 @@
-"""What a text run's section of the report says: the texts beside what was recovered of them."""
+"""What attacks found on a run of texts: table, facts, texts next to what was recovered, numbers."""
 
 import math
 from collections.abc import Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
-from simulations.attack.recorded.report import Section, TextLine, privacy_facts
+from simulations.attack.recorded.report import Findings, privacy_facts
 from simulations.attack.texts.attack import AttackedTexts, tokens_of
 from simulations.attack.texts.score import ScoredText, TextSummary, summarise, verdict
+from simulations.report.sections import Mark, Row, Table, TokenLine, TokenLines
 
 COLUMNS = ("attack", "batch", "texts", "recall", "blind", "gain", "95 % interval", "exact", "seconds")
+SECONDS = (COLUMNS.index("seconds"),)
+"""What a narrow terminal leaves out."""
 SHOWN = 12
-"""Texts that are printed, of all that were attacked."""
+"""Texts on the page, of all that were attacked."""
 CAPTION = (
-    "Struck through: no token of the batch. Dotted: one of it, from another position or text. Texts of a batch are "
-    "paired with the originals by the tokens that they miss; the blind guess is of the whole batch."
+    "Struck through: the token is not in the batch. Dotted: it is in the batch, in another position or text. Recovered "
+    "texts are paired with the originals by the tokens that they miss. The blind guess is for the whole batch."
 )
 LIMITS = (
-    "Recall counts tokens with repeats and in any order, without padding, begin and end; a blind guess is printed "
-    "beside it because the most frequent tokens are in many texts."
+    "Recall counts tokens with repeats and in any order, without padding, begin and end. It is shown next to a blind "
+    "guess, because many texts hold the most frequent tokens."
 )
 GRANTED = {
     "prior": "tokenizer, and how often public test texts hold each token",
-    "length": "tokens of the batch's longest text; the rank of a noise-free payload shows it as well",
+    "length": "tokens of the longest text of the batch; the rank of a payload without noise shows it as well",
 }
 
 
-def text_section(one: AttackedTexts) -> Section:
+def text_findings(one: AttackedTexts) -> Findings:
     """Table, texts and numbers of one run."""
     rows = summaries(one)
-    return Section(
+    return Findings(
         label=one.label,
         verdict=verdict(rows),
         facts=facts(one),
-        columns=COLUMNS,
-        rows=tuple(cells(row) for row in rows),
+        table=Table(columns=COLUMNS, rows=tuple(Row(cells=cells(row)) for row in rows), optional=SECONDS),
+        shown=TokenLines(lines=tuple(lines(one)), caption=CAPTION),
         numbers=numbers(one, rows),
         refused=one.refused,
         granted=GRANTED,
         limits=LIMITS,
-        caption=CAPTION,
-        texts=tuple(lines(one)),
     )
 
 
 def summaries(one: AttackedTexts) -> list[TextSummary]:
-    """A line for each attack and batch size, the largest gain first."""
+    """One row for each attack and batch size, the largest gain first."""
     groups: dict[tuple[str, int], list[ScoredText]] = {}
     for results in one.results:
         for result in results:
@@ -54,10 +55,10 @@ def summaries(one: AttackedTexts) -> list[TextSummary]:
 
 
 def facts(one: AttackedTexts) -> str:
-    """Epsilon, sigma, membership, and which layers were trained, in a sentence."""
+    """Epsilon, sigma, membership, and which layers were trained, in one sentence."""
     seen = one.targets[0].seen
     layers = one.record.base.settings.train_layers
-    trained = "all layers trained" if layers is None else f"only the top {layers} layers trained, those below frozen"
+    trained = "all layers trained" if layers is None else f"only the top {layers} layers trained, the others frozen"
     return "; ".join(
         [
             *privacy_facts(one.record, seen, one.membership),
@@ -69,9 +70,9 @@ def facts(one: AttackedTexts) -> str:
 
 
 def bits_at_most(one: AttackedTexts) -> list[str]:
-    """What noise leaves room for: a Gaussian channel of power B^2 C^2 / sigma^2 C^2 carries half of it in nats.
+    """The most that noise lets through: a Gaussian channel of power B^2 C^2 / sigma^2 C^2 carries half of it in nats.
 
-    Over all inputs of the channel, so over all texts. Nothing without noise, and for several local steps.
+    The bound holds on average over all texts. There is none without noise, or for several local steps.
     """
     seen = one.targets[0].seen
     if not seen.mechanism.private or seen.local.steps > 1:
@@ -79,11 +80,11 @@ def bits_at_most(one: AttackedTexts) -> list[str]:
     sigma = seen.noise_std / seen.mechanism.sensitivity(len(seen.frame.blocks))
     batch = max(len(target.truth.rows) for target in one.targets)
     bits = batch**2 / (2 * sigma**2 * math.log(2))
-    return [f"the noise leaves room for {bits:.3g} bits about a batch of {batch} in a payload, on average"]
+    return [f"with this noise a payload carries at most {bits:.3g} bits about a batch of {batch}, on average"]
 
 
 def cells(row: TextSummary) -> tuple[str, ...]:
-    """A line of the table."""
+    """The cells of one row."""
     reach = "--" if row.gain is None else f"{100 * row.gain.low:+.0f} to {100 * row.gain.high:+.0f}"
     return (
         row.attack, str(row.batch), str(row.texts), f"{100 * row.recall:.0f} %", f"{100 * row.blind:.0f} %",
@@ -91,30 +92,30 @@ def cells(row: TextSummary) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def lines(one: AttackedTexts) -> list[TextLine]:
+def lines(one: AttackedTexts) -> list[TokenLine]:
     """Original, blind guess and every attack of the first texts."""
     words = one.public.tokenizer.convert_ids_to_tokens
-    made: list[TextLine] = []
+    made: list[TokenLine] = []
     for target, blind, results in zip(one.targets, one.blind, one.results, strict=True):
         held = set(tokens_of(target).flatten().tolist())
         for row, text in enumerate(tokens_of(target).tolist()):
             if sum(line.first for line in made) == SHOWN:
                 return made
             known = [token for token in text if token not in one.public.ignored]
-            made.append(TextLine(name="original", tokens=tuple((words(token), "") for token in known), first=True))
+            made.append(TokenLine(name="original", tokens=tuple((words(token), "") for token in known), first=True))
             if row == 0:
-                guessed = tuple((words(token), "" if token in held else "wrong") for token in blind)
-                made.append(TextLine(name="blind", tokens=guessed))
-            made += [TextLine(name=r.attack, tokens=tuple(marked(r, row, text, held, one))) for r in results]
+                marks: list[Mark] = ["" if token in held else "wrong" for token in blind]
+                made.append(TokenLine(name="blind guess", tokens=tuple(zip(map(words, blind), marks, strict=True))))
+            made += [TokenLine(name=r.attack, tokens=tuple(marked(r, row, text, held, one))) for r in results]
     return made
 
 
 def marked(
     result: ScoredText, row: int, text: Sequence[int], held: Set[int], one: AttackedTexts
-) -> list[tuple[str, str]]:
+) -> list[tuple[str, Mark]]:
     """Recovered tokens of one text, each with its mark; ``held``: all tokens of the batch."""
     words, ignored = one.public.tokenizer.convert_ids_to_tokens, one.public.ignored
-    found = []
+    found: list[tuple[str, Mark]] = []
     for token, true in zip(result.tokens[row].tolist(), text, strict=True):
         if token < 0 or token in ignored:
             continue

@@ -1,4 +1,4 @@
-"""Recovered texts beside the truth and the blind baseline: the one place where they meet."""
+"""Recovered texts compared with the truth and with the blind guess: the only place that sees both."""
 
 import math
 import statistics
@@ -15,7 +15,7 @@ from fedlsg.attacks.inversion.metrics import Interval, best_matching, exact_matc
 Blind = Callable[[int], list[int]]
 """The blind guess of so many tokens."""
 LEAK = 0.05
-"""Share of the tokens over the blind guess from which updates are said to leak texts."""
+"""Updates leak texts if an attack recovers this share of the tokens more than the blind guess."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,21 +104,21 @@ def summarise(results: Sequence[ScoredText], batch: int) -> TextSummary:
 
 
 def verdict(rows: Sequence[TextSummary]) -> str:
-    """In words: whether the strongest attack gets more tokens than the blind guess that needs no payload."""
+    """Whether the strongest attack gets more tokens than the blind guess, which needs no payload, in words."""
     if not rows:
-        return "no attack applies to these updates, see below why: nothing was tried, which proves nothing"
+        return "no attack applies to these updates, for the given reasons: that is no proof of privacy"
     best = max(rows, key=lambda row: (-math.inf if row.gain is None else row.gain.low, row.mean_gain))
-    told = (
+    best_words = (
         f"the strongest attack ({best.attack}, batch of {best.batch}) recovers {100 * best.recall:.0f} % of the "
         f"tokens, a blind guess {100 * best.blind:.0f} %; {best.exact} of {best.texts} texts word by word"
     )
     if best.gain is None:
-        return f"{told}; one update: too few for a verdict"
-    reach = f"{told}; 95 % interval of the gain {100 * best.gain.low:+.0f} to {100 * best.gain.high:+.0f} points"
+        return f"{best_words}; one update: too few for a verdict"
+    reach = f"{best_words}; 95 % interval of the gain {100 * best.gain.low:+.0f} to {100 * best.gain.high:+.0f} points"
     if best.gain.low > LEAK:
         return f"THESE UPDATES LEAK TEXTS: {reach}"
     if best.gain.low > 0:
-        return f"a little more than nothing: {reach}"
+        return f"slightly better than a blind guess: {reach}"
     if any(row.gain is None or row.gain.high > LEAK for row in rows):
         return f"undecided, too few texts: {reach}"
     return f"no tokens recovered beyond a blind guess: {reach}. Other attacks may do better"

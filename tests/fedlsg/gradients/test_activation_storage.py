@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fedlsg.gradients.activation_storage as activation_storage
-import fedlsg.gradients.per_example as persample
+import fedlsg.gradients.per_example as per_example
 import fedlsg.gradients.rematerialize as rebuilt
 from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import ActivationStorage
@@ -169,8 +169,8 @@ def test_a_pass_leaves_nothing_behind(loss, monkeypatch):
     model, _, inputs, targets = make(mlp, torch.float32)
     frame, before = make_frame(model, rank=2, sparsity=0.0), state(model)
     seen: list[weakref.ref[object]] = []
-    honest = persample.storage_of
-    monkeypatch.setattr(persample, "storage_of", lambda *given: (s := honest(*given), seen.append(weakref.ref(s)))[0])
+    honest = per_example.storage_of
+    monkeypatch.setattr(per_example, "storage_of", lambda *given: (s := honest(*given), seen.append(weakref.ref(s)))[0])
     model[2].register_forward_hook(lambda module, args, output: seen.append(weakref.ref(args[0])))
     hooks = [len(m._forward_hooks) for m in model.modules()]
     try:
@@ -186,7 +186,7 @@ def test_a_pass_leaves_nothing_behind(loss, monkeypatch):
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU(inplace=True), nn.Tanh()])
 def test_an_example_has_the_same_gradient_in_any_company_where_inputs_are_made_again(activation, monkeypatch):
     """64 numbers of an example are made again, and 63 are not, however many examples there are."""
-    monkeypatch.setattr(rebuilt, "REBUILT_FROM", 64)
+    monkeypatch.setattr(rebuilt, "REMATERIALIZED_FROM", 64)
     torch.manual_seed(0)
     for units in (64, 63):
         layers = [nn.Linear(9, units), nn.LayerNorm(units), activation, nn.Linear(units, 3), nn.Flatten()]
@@ -194,7 +194,7 @@ def test_an_example_has_the_same_gradient_in_any_company_where_inputs_are_made_a
         frame = make_frame(model, rank=2, sparsity=0.0)
         together = per_example_gradients(model, cross_entropy, x, y, frame, numbers=STORED)
         alone = per_example_gradients(model, cross_entropy, x[:1], y[:1], frame, numbers=STORED)
-        held = per_example_gradients(model, cross_entropy, x, y, frame)
-        for a, b, exact in zip(alone, together, held, strict=True):
+        unrounded = per_example_gradients(model, cross_entropy, x, y, frame)
+        for a, b, exact in zip(alone, together, unrounded, strict=True):
             assert (a[0] - b[0]).norm() <= 1e-5 * b[0].norm()
             assert (b - exact).norm() <= 2**-5 * exact.norm()  # a ReLU made again may have a sign of its own near 0

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fedlsg.gradients.per_example as persample
+import fedlsg.gradients.hooks as hooks
 from fedlsg.frame import Frame
-from fedlsg.gradients.layers import LinearGradients
+from fedlsg.gradients.formulas.layers import LinearGradients
 from fedlsg.gradients.per_example import per_example_gradients
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
 from tests.fedlsg.support.problems import cnn, make, mlp, transformer
@@ -152,7 +152,7 @@ def test_a_weight_shaped_gradient_would_be_seen(monkeypatch):
     model, x, targets, frame = carried_problem()
     with pytest.raises(AssertionError, match="made a tensor of shape"), ForbidShapes(model, frame, len(x)):
         squared_error(model(x), targets).sum().backward()
-    honest = persample.block_gradient
+    honest = hooks.form_block
 
     def planted(layer, slot, memory, g):
         if isinstance(layer.module, nn.Linear):
@@ -162,6 +162,6 @@ def test_a_weight_shaped_gradient_would_be_seen(monkeypatch):
     def memory_input(layer, g):
         return torch.ones(g.flatten(0, -2).shape[0], layer.module.in_features)
 
-    monkeypatch.setattr(persample, "block_gradient", planted)
+    monkeypatch.setattr(hooks, "form_block", planted)
     with pytest.raises(AssertionError, match="made a tensor of shape"), ForbidShapes(model, frame, len(x)):
         per_example_gradients(model, squared_error, x, targets, frame)

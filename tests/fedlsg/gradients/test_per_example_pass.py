@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import fedlsg.gradients.per_example as persample
+import fedlsg.gradients.hooks as hooks
 from fedlsg.frame import EVERYTHING, Frame, Keep
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError
@@ -62,7 +62,7 @@ def test_only_kept_units_of_the_input_are_remembered():
     model, _, inputs, targets = make(mlp)
     frame = make_frame(model, rank=2, sparsity=0.5)
     kept = {}
-    honest = persample.remember
+    honest = hooks.remember
 
     def spy(layer, x, again):
         memory = honest(layer, x, again)
@@ -70,7 +70,7 @@ def test_only_kept_units_of_the_input_are_remembered():
         return memory
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(persample, "remember", spy)
+        patch.setattr(hooks, "remember", spy)
         per_example_gradients(model, cross_entropy, inputs, targets, frame)
     assert kept == {"0": (5, 5), "2": (5, 4), "3": (5, 7), "4": (5, 4)}
 
@@ -187,7 +187,7 @@ UNSOUND = {
     "positions in the batch": (lambda m, x: m.first(x.repeat(2, 1)).view(3, -1), r"batch of 3, got shape \(6, 4\)"),
     "no batch dimension": (lambda m, x: torch.stack([m.first(x[:, 0].repeat(2)[:4])] * 3), "first dimension"),
     "an input changed in place": (in_place_after_the_call, r"first \(Linear\): its input was changed in place"),
-    "a hidden gradient": (hidden_gradient, r"requires a gradient that no parameter asked for"),
+    "a hidden gradient": (hidden_gradient, r"requires a gradient, but no trainable parameter comes before it"),
 }
 
 

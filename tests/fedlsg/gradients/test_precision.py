@@ -16,11 +16,11 @@ from torch import Tensor, nn
 import fedlsg.privacy.mechanism
 import fedlsg.training.client
 from fedlsg.frame import Frame
-from fedlsg.gradients.ghost import Held
-from fedlsg.gradients.per_example import held_gradients, per_example_gradients
+from fedlsg.gradients.formulas.ghost import GhostGradients
+from fedlsg.gradients.formulas.standardized import StandardizedConv2d
+from fedlsg.gradients.per_example import block_gradients, per_example_gradients
 from fedlsg.gradients.plain_sum import summable, summed_gradient
 from fedlsg.gradients.precision import FLOAT32, Numbers
-from fedlsg.gradients.standardized import StandardizedConv2d
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
 from fedlsg.training.client import LocalTraining
 from tests.fedlsg.support.gradient_oracle import cross_entropy, make_frame, naive
@@ -115,12 +115,12 @@ def test_an_example_counts_the_same_alone(build, numbers):
 
 
 def contributions(build: Callable[[], Problem], carry: bool, numbers: Numbers) -> list[float]:
-    """Length of each example's clipped contribution, in float64, over C; it is held back where that pays."""
+    """Length of each example's clipped contribution, in float64, over C; by ghost clipping where that is cheaper."""
     (model, loss_fn, inputs, targets), frame = made(build, carry)
     lengths = []
     for i in range(len(targets)):
-        blocks = held_gradients(model, loss_fn, one(inputs, i), targets[i : i + 1], frame, numbers=numbers)
-        assert any(isinstance(block, Held) for block in blocks) == (build is wide and not carry)
+        blocks = block_gradients(model, loss_fn, one(inputs, i), targets[i : i + 1], frame, numbers=numbers)
+        assert any(isinstance(block, GhostGradients) for block in blocks) == (build is wide and not carry)
         lengths.append(float(clipped_sum(blocks, CLIP).double().norm()) / CLIP.clip_norm)
     return lengths
 
@@ -144,7 +144,7 @@ def test_factors_of_other_numbers_than_are_summed_are_caught(build, carry, numbe
     for i in range(len(targets)):
         batch = (model, loss_fn, one(inputs, i), targets[i : i + 1], frame)
         exact = iter([fedlsg.privacy.mechanism.norms_of(t) for t in per_example_gradients(*batch)])
-        blocks = held_gradients(*batch, numbers=numbers)
+        blocks = block_gradients(*batch, numbers=numbers)
         with monkeypatch.context() as patch:
             patch.setattr(fedlsg.privacy.mechanism, "norms_of", lambda block, exact=exact: next(exact))
             broken.append(float(clipped_sum(blocks, CLIP).double().norm()) / CLIP.clip_norm)
@@ -159,7 +159,7 @@ def longest_under_autocast() -> float:
 
 def test_a_callers_autocast_has_no_hold_of_the_clip(monkeypatch):
     assert longest_under_autocast() <= 1
-    monkeypatch.setattr(fedlsg.privacy.mechanism, "exactly", lambda device: nullcontext())
+    monkeypatch.setattr(fedlsg.privacy.mechanism, "without_autocast", lambda device: nullcontext())
     assert longest_under_autocast() > 1
 
 
@@ -193,9 +193,9 @@ def test_a_step_of_fewer_bits_is_near_the_exact_one(kind, numbers):
 def test_factors_are_of_the_parameters_type():
     model, loss_fn, inputs, targets = make(wide, torch.float32)
     frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
-    blocks = held_gradients(model, loss_fn, inputs, targets, frame, numbers=BOTH)
+    blocks = block_gradients(model, loss_fn, inputs, targets, frame, numbers=BOTH)
     assert {block.dtype for block in blocks} == {torch.float32}
-    kept = [t.dtype for block in blocks if isinstance(block, Held) for t in (block.x, block.g)]
+    kept = [t.dtype for block in blocks if isinstance(block, GhostGradients) for t in (block.x, block.g)]
     assert kept == [torch.bfloat16] * 4
     assert clip_factors(torch.ones(1), 0.5, blocks[0].dtype, 9).dtype == torch.float32
 

@@ -1,4 +1,4 @@
-"""Activations that backward makes again: the same bits, and what is no longer held."""
+"""Rematerialized inputs of layers: the same bits, and less memory."""
 
 import weakref
 from collections.abc import Callable
@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedlsg.gradients.rematerialize
+from fedlsg.gradients.formulas.standardized import StandardizedConv2d
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.rematerialize import Rebuilding, Rebuilt
-from fedlsg.gradients.standardized import StandardizedConv2d
+from fedlsg.gradients.rematerialize import Rematerialization, Rematerialized
 from tests.fedlsg.gradients.test_per_example_pass import cross_entropy, make_frame
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, naive
 
@@ -98,19 +98,19 @@ HELD = {
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors, too; seeded."""
     torch.manual_seed(0)
-    monkeypatch.setattr(fedlsg.gradients.rematerialize, "REBUILT_FROM", 1)
+    monkeypatch.setattr(fedlsg.gradients.rematerialize, "REMATERIALIZED_FROM", 1)
 
 
-def rebuilt_values(monkeypatch: pytest.MonkeyPatch) -> list[Rebuilt]:
+def rebuilt_values(monkeypatch: pytest.MonkeyPatch) -> list[Rematerialized]:
     """Every value that is made again from now on."""
-    found: list[Rebuilt] = []
-    shipped = Rebuilt.__init__
+    found: list[Rematerialized] = []
+    shipped = Rematerialized.__init__
 
-    def watched(self: Rebuilt, make: Callable[[], Tensor]) -> None:
+    def watched(self: Rematerialized, make: Callable[[], Tensor]) -> None:
         shipped(self, make)
         found.append(self)
 
-    monkeypatch.setattr(Rebuilt, "__init__", watched)
+    monkeypatch.setattr(Rematerialized, "__init__", watched)
     return found
 
 
@@ -123,9 +123,9 @@ def test_gradients_are_the_same_bits(case, sparsity, monkeypatch):
     made = rebuilt_values(monkeypatch)
     got = per_example_gradients(model, cross_entropy, inputs, targets, frame)
     assert bool(made) == (case in REBUILT)
-    monkeypatch.setattr(Rebuilding, "of", lambda self, x: None)
-    held = per_example_gradients(model, cross_entropy, inputs, targets, frame)
-    assert all(torch.equal(a, b) for a, b in zip(got, held, strict=True))
+    monkeypatch.setattr(Rematerialization, "of", lambda self, x: None)
+    kept = per_example_gradients(model, cross_entropy, inputs, targets, frame)
+    assert all(torch.equal(a, b) for a, b in zip(got, kept, strict=True))
     assert error(got, naive(model, cross_entropy, inputs, targets, frame)) < TOLERANCE
 
 
@@ -133,7 +133,7 @@ def test_a_wrong_value_is_seen(monkeypatch):
     """Negative control: what is made again is what gradients are made of."""
     model, inputs = with_norm(nn.ReLU())
     frame = make_frame(model, rank=2, sparsity=0.0)
-    monkeypatch.setitem(fedlsg.gradients.rematerialize.RESULT_HELD, "ReluBackward0", torch.tanh_)
+    monkeypatch.setitem(fedlsg.gradients.rematerialize.RESULT_SAVED, "ReluBackward0", torch.tanh_)
     got = per_example_gradients(model, cross_entropy, inputs, torch.arange(B), frame)
     assert error(got, naive(model, cross_entropy, inputs, torch.arange(B), frame)) > 1e-3
 

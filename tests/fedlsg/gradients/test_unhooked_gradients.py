@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlsg.gradients.per_example import Pass, per_example_gradients
+from fedlsg.gradients.hooks import Pass
+from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError
 from tests.fedlsg.gradients.test_per_example_pass import assert_refused, custom
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, naive, squared_error
@@ -77,6 +78,6 @@ def test_negative_control_unasked_they_go_wrong_without_an_error(forward, monkey
 
     model, x, targets, frame = custom(forward)
     monkeypatch.setattr(Pass, "backward", unasked)
-    monkeypatch.setattr("fedlsg.gradients.per_example.leads_to", lambda end, places: False)
+    monkeypatch.setattr("fedlsg.gradients.hooks.leads_to", lambda end, places: False)
     got = per_example_gradients(model, squared_error, x, targets, frame)
     assert error(got, naive(model, squared_error, x, targets, frame)) > 0.1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlsg.gradients.standardized import StandardizedConv2d as Conv
+from fedlsg.gradients.formulas.standardized import StandardizedConv2d as Conv
 from fedlsg.masks.pruning import Prune
 from fedlsg.masks.synflow import Linearised, flow, keep_public, keep_synflow, linear_model
 

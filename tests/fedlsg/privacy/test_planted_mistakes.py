@@ -183,7 +183,7 @@ PLANTS = {
     ),
     "divided by the batch": (twice_the_data_gives_twice_the_sum, CLIENT, "clipped_sum", mean_of_the_batch),
     "divided by who answered": (two_clients_count_twice, METHOD, "aggregate", mean_of_those_who_answered),
-    "clip before mask": (the_step_equals_the_naive_loop, CLIENT, "held_gradients", clip_before_mask),
+    "clip before mask": (the_step_equals_the_naive_loop, CLIENT, "block_gradients", clip_before_mask),
     "clip after sum, by the loop": (the_step_equals_the_naive_loop, CLIENT, "clipped_sum", clip_after_sum),
     "factor to nearest": (float32_contributions_stay_within_the_clip, PRIVATIZE, "clip_factors", factor_to_nearest),
     "factor rounded up": (float32_contributions_stay_within_the_clip, PRIVATIZE, "clip_factors", factor_rounded_up),
@@ -259,7 +259,7 @@ def test_a_charge_after_the_batch_is_caught(monkeypatch, kind):
 def test_clip_before_mask_is_private_but_another_mechanism(monkeypatch):
     """Pinned: scaling by the norm of all coordinates stays within C, yet sends less than mask-then-clip does."""
     shipped = problem().step(CLIP_ONLY)
-    monkeypatch.setattr(CLIENT, "held_gradients", clip_before_mask)
+    monkeypatch.setattr(CLIENT, "block_gradients", clip_before_mask)
     assert one_example_moves_the_sum_by_the_sensitivity_at_most(CLIP_ONLY)
     planted = problem().step(CLIP_ONLY)
     assert float((planted - shipped).norm()) > 0.01 * float(shipped.norm())

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlsg.gradients.standardized import StandardizedConv2d
+from fedlsg.gradients.formulas.standardized import StandardizedConv2d
 
 WIDTH, TOKENS, CLASSES = 8, 7, 3
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedlsg.gradients.activation_storage
-import fedlsg.gradients.per_example
+import fedlsg.gradients.hooks
 import fedlsg.gradients.rematerialize
 import fedlsg.training.server
 from benchmarks.arms import plain, private
@@ -16,7 +16,7 @@ from benchmarks.subjects import Encoder, Subject
 from fedlsg.carriers.carrier import Carrier, coordinates
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.precision import FLOAT32, Numbers
-from fedlsg.gradients.rematerialize import Rebuilding
+from fedlsg.gradients.rematerialize import Rematerialization
 from fedlsg.gradients.supported import trainable
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.training.server import server_step
@@ -31,7 +31,7 @@ MEGABYTE = 2**20
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors are made again, too; seeded."""
     torch.manual_seed(0)
-    monkeypatch.setattr(fedlsg.gradients.rematerialize, "REBUILT_FROM", 1)
+    monkeypatch.setattr(fedlsg.gradients.rematerialize, "REMATERIALIZED_FROM", 1)
 
 
 def small_wrn() -> Subject:
@@ -73,14 +73,14 @@ def test_peak_memory_stays_below_the_plain_steps(subject, sparsity):
 @pytest.mark.parametrize("subject", LIMITS)
 def test_held_inputs_are_seen_in_the_peak(subject, monkeypatch):
     """Negative control: a planted hold on what was let go."""
-    held = []
-    shipped = fedlsg.gradients.per_example.remember
+    planted = []
+    shipped = fedlsg.gradients.hooks.remember
 
     def greedy(layer, x, again):
-        held.append(x)
+        planted.append(x)
         return shipped(layer, x, again)
 
-    monkeypatch.setattr(fedlsg.gradients.per_example, "remember", greedy)
+    monkeypatch.setattr(fedlsg.gradients.hooks, "remember", greedy)
     assert over_plain(subject(), 0.0) > LIMITS[subject]
 
 
@@ -102,7 +102,7 @@ def test_what_is_made_again_is_made_of_rounded_activations():
 
 def test_to_ask_a_node_for_what_it_let_go_of_is_seen(monkeypatch):
     """Negative control: who rounds what is made again has made it, and it stays."""
-    monkeypatch.setattr(fedlsg.gradients.activation_storage, "made_again", lambda node: set())
+    monkeypatch.setattr(fedlsg.gradients.activation_storage, "rematerialized_names", lambda node: set())
     assert over_plain(deep_wrn(), 0.0, STORED) > 0.8 * over_plain(deep_wrn(), 0.0)
 
 
@@ -125,7 +125,7 @@ def test_a_step_leaves_nothing_to_the_collector(numbers):
 
 def test_a_circle_through_the_graph_is_seen(monkeypatch):
     """Negative control: without ``forget`` the nodes' own hooks keep the pass, and no collector finds that."""
-    monkeypatch.setattr(Rebuilding, "forget", lambda self: None)
+    monkeypatch.setattr(Rematerialization, "forget", lambda self: None)
     assert left_after_a_step() > 0
 
 

@@ -15,7 +15,7 @@ from fedlsg.attacks.observation import Knowledge, ThreatModel
 from simulations.attack.recorded.observations import open_record
 from simulations.attack.texts.attack import TextPublic, attack_texts, embedding_paths, is_text, text_public
 from simulations.attack.texts.catalogue import TEXT_ATTACKS, text_attacks
-from simulations.attack.texts.page import summaries, text_section
+from simulations.attack.texts.page import summaries, text_findings
 from simulations.attack.texts.score import scored, verdict
 from tests.simulations.support.made_texts import VOCABULARY, make_bert, sentences, write_split
 from tests.simulations.support.runs import run_local
@@ -106,13 +106,13 @@ def test_noise_leaves_nothing_to_be_read(recorded):
     assert verdict(summaries(found)).startswith("no attack applies")
     matched = attacked(recorded("noisy"), "matching", batches=(1,))
     assert summaries(matched)[0].mean_gain <= 0.35
-    assert "bits" in text_section(matched).facts
+    assert "bits" in text_findings(matched).facts
 
 
 def test_frozen_layers_below_are_said(recorded):
     found = attacked(recorded("frozen"), "span,matching", batches=(1,))
     assert "the lowest layers are frozen" in found.refused["span"]
-    assert "only the top 1 layers trained, those below frozen" in text_section(found).facts
+    assert "only the top 1 layers trained, the others frozen" in text_findings(found).facts
     assert {row.attack for row in summaries(found)} == {"matching"}
 
 

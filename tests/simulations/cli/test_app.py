@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedlsg.accounting.bounds import epsilon
 from simulations.cli import app as cli
-from simulations.report.terminal import empty_line
+from simulations.report.words import empty_line
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run
 
@@ -44,7 +44,7 @@ def test_a_run_says_what_it_did(fedlsg, tmp_path):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (("--reproducible",), "NOT PRIVATE: the noise is seeded"),
+        (("--reproducible",), "NOT PRIVATE: the noise is reproducible"),
         (("--method", "sgd"), "NOT PRIVATE: mechanism 'none' claims no epsilon"),
         (("-c", "mechanism=clip-only"), "NOT PRIVATE: mechanism 'clip-only' claims no epsilon"),
     ],
@@ -54,7 +54,7 @@ def test_what_is_not_private_says_so_first_and_last(options, line, fedlsg):
     assert status == 0
     lines = out.splitlines()
     assert line in lines[:2]
-    assert any(text.startswith("privacy") and "NOT PRIVATE (" in text for text in lines)
+    assert any(text.startswith("privacy") and "NOT PRIVATE:" in text for text in lines)
 
 
 def test_a_second_run_does_not_overwrite_the_first(fedlsg, tmp_path):
@@ -225,7 +225,7 @@ def test_resuming_a_finished_run_prints_its_summary(fedlsg, small, tmp_path):
     shutil.copytree(small.path, tmp_path / "run")
     status, out, err = fedlsg("resume", "run")
     assert (status, err) == (0, "")
-    assert "NOT PRIVATE (the noise is reproducible)" in " ".join(out.split())
+    assert "NOT PRIVATE: the noise is reproducible" in " ".join(out.split())
     assert Run(tmp_path / "run").rows == small.rows
 
 
@@ -306,3 +306,11 @@ def test_help_shows_no_escapes(command, fedlsg):
     status, out, err = fedlsg(command, "--help")
     assert (status, err) == (0, "")
     assert "\\" not in out
+
+
+def test_options_that_are_settings_have_the_sentence_of_their_declaration(fedlsg):
+    """Those of methods are written out on the command line, for looking at its help must not import torch."""
+    words = " ".join(fedlsg("run", "--help")[1].split())
+    found = {name for name, one in all_settings().items() if f"--{name.replace('_', '-')} " in words}
+    assert found > {"rank", "sparsity", "epsilon", "engine", "record_updates"}
+    assert [name for name in found if all_settings()[name].setting.meaning.removesuffix(".") not in words] == []

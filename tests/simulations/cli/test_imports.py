@@ -19,47 +19,39 @@ ALWAYS_LATER = {"sklearn", "pandas", "matplotlib", "tensorboard", "jinja2", "dat
                 "constriction", "torch._dynamo", "sympy", "ray", *ACCOUNTANTS}  # fmt: skip
 
 
-def imported(code: str) -> set[str]:
-    """The heavy modules that a fresh process has after running ``code``."""
-    code += f"\nimport json, sys; print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
+PROBE = """
+import json, sys
+heavy, codes, found = *json.loads(sys.argv[1]), []
+for code in codes:
+    exec(code, {"__name__": "probe"})
+    found.append([name for name in heavy if name in sys.modules])
+print(json.dumps(found))
+"""
+
+
+def imported(*codes: str) -> list[set[str]]:
+    """The heavy modules that a fresh process has after running each of ``codes``, one after another."""
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, check=True)
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    command = [sys.executable, "-P", "-c", PROBE, json.dumps([HEAVY, codes])]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    return [set(found) for found in json.loads(done.stdout.splitlines()[-1])]
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
+def test_before_a_command_runs_nothing_heavy_is_imported():
+    codes = (
         "import fedlsg",
         "import simulations.cli.app",
         "import simulations.engines.runtime.superlink",
         "from simulations.engines import ahead, engine_of; ahead('local'); engine_of('nowhere')",
         "from simulations.settings import published, settings; settings.from_mapping(published.resolve({}))",
         "import sys; sys.argv = ['fedlsg', '--help']\nfrom simulations.cli.app import app\napp(standalone_mode=False)",
-    ],
-)
-def test_before_a_command_runs_nothing_heavy_is_imported(code):
-    assert imported(code) == set()
+    )
+    *nothing, planted = imported(*codes, "import scipy.special")
+    assert dict(zip(codes, nothing, strict=True)) == {code: set() for code in codes}
+    assert planted >= {"scipy", "numpy"}, "negative control"
 
 
-def test_flowers_simulation_process_loads_the_client_without_torch():
-    """Ray starts once the ClientApp is loaded."""
-    assert not imported("import simulations.engines.runtime.deferred_client") & {"torch", *ALWAYS_LATER}
-
-
-@pytest.mark.parametrize(
-    "module", ["client_app", "client", "commands", "server_app", "engines.local", "engines.flower"]
-)
-def test_apps_leave_to_later_what_they_may_not_need(module):
-    found = imported(f"import simulations.{module}")
-    assert "torch" in found  # negative control: what is imported shows
-    assert not found & ALWAYS_LATER
-
-
-def test_a_planted_import_is_found():
-    assert imported("import simulations.cli.app, scipy.special") >= {"scipy", "numpy"}
-
-
+APPS = ("client.app", "client.train", "run", "server.app", "engines.local", "engines.flower")
 FIRST_ROUND = """
 import torch
 from simulations import workloads
@@ -70,26 +62,47 @@ def entry(steps):
                  num_examples=100, mechanism="dp", reproducible=False)
 assert Ledger({path!r}, client=0).would_exceed(entry({steps}), 8.0, 1e-5) is {exceeds}
 """
+STEP = """
+from fedlsg.gradients.per_example import per_example_gradients
+from tests.fedlsg.support.step_oracle import problem
+p = problem()
+per_example_gradients(p.model, p.loss_fn, p.inputs, p.targets, p.frame)
+"""
+HANDED = "import torch; x = torch.ones(2, requires_grad=True); torch.autograd.grad(2 * x, x, torch.ones(2))"
 
 
-def test_a_client_far_from_its_budget_needs_no_accountant(tmp_path):
-    code = FIRST_ROUND.format(path=str(tmp_path / "ledger"), steps=1, exceeds=False)
-    assert not imported(code) & ALWAYS_LATER
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """What one process has imported after each part of a run, in the order of these parts."""
+    path = str(tmp_path_factory.mktemp("probed") / "ledger")
+    parts = {
+        "Flower's process": "import simulations.engines.runtime.deferred_client",
+        **{app: f"import simulations.{app}" for app in APPS},
+        "far from the budget": FIRST_ROUND.format(path=path, steps=1, exceeds=False),
+        "a private step": STEP,
+        "a gradient handed to torch": HANDED,
+        "beyond the budget": FIRST_ROUND.format(path=path, steps=400, exceeds=True),
+    }
+    return dict(zip(parts, imported(*parts.values()), strict=True))
 
 
-def test_a_client_beyond_its_budget_asks_both(tmp_path):
-    code = FIRST_ROUND.format(path=str(tmp_path / "ledger"), steps=400, exceeds=True)
-    assert imported(code) >= ACCOUNTANTS
+def test_flowers_simulation_process_loads_the_client_without_torch(life):
+    """Ray starts once the ClientApp is loaded."""
+    assert not life["Flower's process"] & {"torch", *ALWAYS_LATER}
 
 
-def test_a_private_step_needs_no_sympy():
+@pytest.mark.parametrize("app", APPS)
+def test_apps_leave_to_later_what_they_may_not_need(app, life):
+    assert "torch" in life[app]  # negative control: what is imported shows
+    assert not life[app] & ALWAYS_LATER
+
+
+def test_accountants_are_imported_by_a_client_beyond_its_budget_only(life):
+    assert not life["far from the budget"] & ALWAYS_LATER
+    assert life["beyond the budget"] >= ACCOUNTANTS
+
+
+def test_a_private_step_needs_no_sympy(life):
     """Half a second of each actor's start: torch imports it to compare the shapes of gradients that it is handed."""
-    step = (
-        "from fedlsg.gradients.per_example import per_example_gradients\n"
-        "from tests.fedlsg.support.step_oracle import problem\n"
-        "p = problem()\n"
-        "per_example_gradients(p.model, p.loss_fn, p.inputs, p.targets, p.frame)"
-    )
-    assert "sympy" not in imported(step)
-    handed = "import torch; x = torch.ones(2, requires_grad=True); torch.autograd.grad(2 * x, x, torch.ones(2))"
-    assert "sympy" in imported(handed), "negative control; where torch no longer does, the detour can go"
+    assert "sympy" not in life["a private step"]
+    assert "sympy" in life["a gradient handed to torch"], "where torch no longer does, the detour can go"

@@ -63,12 +63,13 @@ def weights_of_run(
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("make", [hostile, clone_without_noise])
+@pytest.mark.parametrize("make", [hostile, pytest.param(clone_without_noise, marks=pytest.mark.slow)])
 def test_workers_import_what_the_driver_imported(make, tmp_path):
     weights = weights_of_run(command_in(tmp_path / "bin"), make(tmp_path / "here"), tmp_path / "run", path=REPOSITORY)
     assert weights.equal(run_local(tmp_path / "local", rounds=1).weights)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_clone_that_is_run_as_a_module_is_what_runs_everywhere(tmp_path):
     """Driver, server and workers are all the clone's, wherever another version is installed."""

@@ -19,7 +19,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from fedlsg.state.server_state import ServerState
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.grids.virtual import named
-from simulations.plan.plan import Plan, known
+from simulations.plan.plan import Plan
 from simulations.settings.settings import as_config
 from strategies.federation.report import RoundReport
 from strategies.federation.serial import over_the_wire
@@ -60,7 +60,7 @@ def federation(plan: Plan, run_dir: Path, on_round: Callable[[RoundReport], None
     )  # fmt: skip
     settings = FederationSettings(
         terms=plan.terms,
-        clients_per_round=known(plan.settings.clients_per_round),
+        clients_per_round=plan.settings.clients_per_round,
         local=plan.local,
         codec=plan.codec,
         run_dir=str(run_dir),
@@ -192,6 +192,7 @@ def left_in(temporary: Path) -> list[str]:
     return [path.name for path in sorted(temporary.iterdir()) if not path.name.startswith("torchinductor_")]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_terminated_and_killed_flower_leaves_no_folder_and_is_continued(tmp_path, unbroken):
     """SIGTERM ends a run as Ctrl-C does; after SIGKILL the processes that are left clean up."""

@@ -1,4 +1,4 @@
-"""Accuracy against all bytes: what may stand in one panel, numbers by hand, the figure, the page, the commands."""
+"""Accuracy against all bytes: which lines share a panel, numbers by hand, the figure, the page, the commands."""
 
 import csv
 import io
@@ -7,14 +7,14 @@ import shutil
 import pytest
 from rich.console import Console
 
-from simulations.compare.bytes_axis import SAME, bytes_markdown, cells, panels
+from simulations.compare.bytes_axis import SAME, bytes_markdown, panel_table, panels
 from simulations.compare.bytes_plot import accuracy_by_total_bytes
+from simulations.compare.command import print_panels
+from simulations.compare.lines import lines
 from simulations.compare.page import page
 from simulations.compare.plots import figures
-from simulations.compare.table import lines
-from simulations.compare.terminal import print_panels
 from simulations.compare.view import View, make_view
-from simulations.report.figure import drawn, looks, png
+from simulations.report.figure import looks, png
 from simulations.rundir.links import LINKS, transfer_seconds
 from simulations.rundir.messages import read
 from tests.simulations.support.compare_cases import result
@@ -82,7 +82,7 @@ def test_a_seeded_run_stands_at_its_epsilon_and_is_marked():
     seeded = claimed(8.0, method="rs", private=False)
     (first, own) = panels(lines([result(0.8), seeded]))
     assert [line.name for line in first.lines] == ["lsg"]
-    assert cells(own)[0]["method"] == "rs, NOT private"
+    assert panel_table(own).rows[0].cells[0] == "rs, NOT PRIVATE"
 
 
 def test_the_table_by_hand():
@@ -96,22 +96,22 @@ def test_the_table_by_hand():
         "| dpsgd | 81.0 | 1 | 1.00 kB | 4.0x | 5.00 kB | 1.6x |",
         "| lsg | 82.0 ± 2.8 | 2 | 1.00 kB | 4.0x | 5.00 kB | 1.6x |",
     ]
-    assert "| sgd, NOT private | 97.0 |" in text
+    assert "| sgd, NOT PRIVATE | 97.0 |" in text
 
 
 def test_the_figure_has_a_row_an_epsilon_and_hollow_marks_for_what_is_not_private():
-    figure = drawn(lambda: accuracy_by_total_bytes(panels(lines(TABLE))))
+    figure = accuracy_by_total_bytes(panels(lines(TABLE)))
     axes = figure.get_axes()
     assert len(axes) == 4
     assert all(one.get_xscale() == "log" for one in axes)
     for one, place in zip(axes, (1000, 5000) * 2, strict=True):
         marks = {bar.get_label(): bar.lines[0] for bar in one.containers}
         assert {float(mark.get_xdata()[0]) for mark in marks.values()} == {place}
-        assert {name for name, m in marks.items() if m.get_markerfacecolor() == "white"} == {"sgd, NOT private"}
+        assert {name for name, m in marks.items() if m.get_markerfacecolor() == "white"} == {"sgd, NOT PRIVATE"}
     ends = [bar.lines[2][0].get_segments()[0][:, 1] for bar in axes[0].containers]
     assert any(abs(end[1] - end[0] - 2 * 100 * 0.02 * 2**0.5) < 1e-6 for end in ends), "one deviation to each side"
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["dpsgd", "lsg", "sgd, NOT private"]
+    assert legend == ["dpsgd", "lsg", "sgd, NOT PRIVATE"]
     assert png(figure).startswith(b"\x89PNG")
 
 
@@ -126,9 +126,9 @@ def test_the_page_and_the_terminal_show_the_panels():
     view = View(axis="bytes", link=LINKS["broadband"])
     table = lines(TABLE)
     source = page("digits", TABLE, table, view=view)
-    assert "Accuracy against bytes: epsilon 3 at delta 1e-05" in source
+    assert "epsilon 3 at delta 1e-05" in source
     assert source.count("data:image/svg+xml;base64,") == 2
-    assert "Accuracy against bytes:" not in page("digits", TABLE, table)
+    assert "Accuracy against bytes" not in page("digits", TABLE, table)
     assert set(figures(table, view)) == {"accuracy-total-bytes", "learning-curves"}
     assert set(figures(table)) == {"accuracy-epsilon", "accuracy-bytes", "learning-curves"}
     for width in (80, 120):
@@ -136,7 +136,7 @@ def test_the_page_and_the_terminal_show_the_panels():
         print_panels(table, console)
         text = console.file.getvalue()
         assert max(map(len, text.splitlines())) <= width
-        assert "sgd, NOT private" in text
+        assert "sgd, NOT PRIVATE" in text
 
 
 def test_an_axis_that_does_not_exist_is_refused(fedlsg):
@@ -156,11 +156,13 @@ def test_report_along_bytes_of_runs_that_exist(fedlsg, small, tmp_path):
     arguments = [str(small.path), "other", "old", "--axis", "bytes", "--link", "10/50/50", "--out", "there"]
     status, out, err = fedlsg("report", *arguments, width=120)
     assert (status, err) == (0, "")
-    seconds = "transfer: seconds that a run's messages would take on 10/50/50 (10 Mbit/s up, 50 Mbit/s down, 50 ms)"
+    seconds = (
+        "Transfer: seconds that the messages of a run would take on 10/50/50 (10 Mbit/s up, 50 Mbit/s down, 50 ms)"
+    )
     assert seconds in " ".join(out.split())
     assert "epsilon 0.221 at delta 1e-05" in out
     assert (tmp_path / "there" / "plots" / "accuracy-total-bytes.png").exists()
-    assert "NOT private" in (tmp_path / "there" / "bytes.md").read_text()
+    assert "NOT PRIVATE" in (tmp_path / "there" / "bytes.md").read_text()
     results = (tmp_path / "there" / "results.csv").read_text()
     rows = {row["name"]: row for row in csv.DictReader(results.splitlines())}
     seconds = transfer_seconds(read(small.directory.messages), LINKS["broadband"])

@@ -1,4 +1,4 @@
-"""Means over seeds against numbers worked by hand, the chance mark, and what a terminal shows."""
+"""Means over seeds against numbers worked by hand, the mark of guessing, and what a terminal shows."""
 
 import csv
 import io
@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from simulations.compare.table import as_record, lines, notes, table_csv, table_markdown, unfinished
-from simulations.compare.terminal import terminal_table
+from simulations.compare.lines import lines
+from simulations.compare.table import as_record, comparison_table, notes, table_csv, table_markdown, unfinished
+from simulations.report.tables import terminal_table
 from simulations.rundir.results import results_csv
 from tests.simulations.support.compare_cases import result
 
@@ -44,8 +45,8 @@ def test_order_marks_and_failures():
     assert [line.beats_chance for line in found] == [True, True, True, False, None, True]
     assert [line.private for line in found] == [True, True, True, True, None, False]
     assert unfinished(found) == {"dpsgd-seed1": "failed: rank too big", "rgp-seed0": "failed: rank too big"}
-    assert any("does not beat chance" in note for note in notes(found))
-    assert not any("does not beat chance" in note for note in notes(lines(TABLE[:3])))
+    assert any("not better than guessing" in note for note in notes(found))
+    assert not any("not better than guessing" in note for note in notes(lines(TABLE[:3])))
 
 
 def test_a_probe_that_is_not_private_is_no_measure():
@@ -78,7 +79,7 @@ def test_markdown_by_hand():
         "| dpsgd | -- | -- | 2.999 | 81.0 | 2.0 | 1/2 | +9.0 | 100 B | 4.0x | 10 |",
     ]
     assert "| rs | -- | 0.5 | 2.999 | 11.0 ± 1.4 † |" in text
-    assert "not private" in text
+    assert "NOT PRIVATE" in text
     assert "- `rgp-seed0`: failed: rank too big" in text
 
 
@@ -89,10 +90,10 @@ def test_a_pipe_does_not_break_a_markdown_table():
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_terminal_table_fits(width):
     console = Console(record=True, width=width, file=io.StringIO())
-    console.print(terminal_table(lines(TABLE), width))
+    console.print(terminal_table(comparison_table(lines(TABLE)), width))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
-    for part in ("83.0 ± 2.6", "11.0 ± 1.4 †", "not private", "+11.0", "100 B", "1/2"):
+    for part in ("83.0 ± 2.6", "11.0 ± 1.4 †", "NOT PRIVATE", "+11.0", "100 B", "1/2"):
         assert part in text
     assert "…" not in text
     assert ("s.e." in text) is (width >= 100)

@@ -23,7 +23,7 @@ CLIENTS = REPOSITORY / "tests" / "simulations" / "support"
 SETTINGS = {"codec": "noise-floor", "record_updates": True, "rounds": 1}
 
 FRAMING = {"up": (800, 1250), "down": (150, 400)}
-"""Bytes over our wire count a request, least and most: docs/communication.md, "What the socket carries"."""
+"""Bytes over our wire count a request, least and most: docs/communication.md, "Bytes on a socket"."""
 
 LONGER_IDS = 100
 """Bytes by which the deployment's serialised messages are longer: names that are hashes, and random ids."""

@@ -195,13 +195,13 @@ def test_a_resumed_run_that_forgot_is_caught(case, tmp_path, whole, monkeypatch)
     assert not same(resume_local(stopped.path), whole(case))
 
 
-ALONE = ("dp-powersgd", "dp-ssgd", "lsg", "lsg-lora", "sgd")
-"""Recipes whose messages have a form of their own. The others take some 25 s each on Ray and are marked slow."""
+ALWAYS = ("dp-ssgd",)
+"""A recipe that no other test runs on Ray, nor one like it. The others take some 25 s each and are marked slow."""
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=() if name in ALONE else pytest.mark.slow) for name in RECIPES]
+    "case", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in RECIPES]
 )
 def test_every_recipe_runs_alike_on_flower(case, tmp_path, whole):
     """Two clients, two rounds, Ray: weights, ledgers and payloads as on the local engine."""

@@ -207,6 +207,7 @@ def test_every_attempt_that_drew_noise_is_in_the_ledger(deadly):
     assert rounds == {client: [1, 3, 4] if client == ALWAYS else [1, 2, 3, 4] for client in range(5)}
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_round_in_which_every_actor_died_is_asked_again(tmp_path, monkeypatch):
     """All are lost, and sent again, and lost: no round. The next attempt ends as the run in which nobody died."""

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.gradients.formulas.standardized import StandardizedConv2d
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.standardized import StandardizedConv2d
 from fedlsg.gradients.supported import check_supported
 from simulations.models import vision
 from simulations.models.resnet import resnet34

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from simulations.compare.collect import read_runs
+from simulations.compare.lines import lines
 from simulations.compare.page import page
-from simulations.compare.plots import _apart, curve, looks_of
-from simulations.compare.table import lines, notes
+from simulations.compare.plots import _move_apart, curve, looks_of
+from simulations.compare.table import notes
 from simulations.report.course import course
-from simulations.report.figure import drawn, png
+from simulations.report.figure import png
 from simulations.report.run_page import command, run_page, write_run_page
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import result, row
@@ -60,9 +61,9 @@ def test_the_page_says_what_a_reader_must_know():
     words = Page(made(command="fedlsg compare digits", grid="seeds = [0]")).words
     for part in (
         "6 of 7 runs finished", "seeds 0, 1", "82.0 ± 2.8", "NOT PRIVATE: sgd", "one example of one client",
-        "add or remove it", "costs privacy that is not in any epsilon", "rgp-seed0", "failed: rank too big",
-        "Not above chance by three standard errors: rs at epsilon 3", "linear-probe", "Some CPU, 2 cores",
-        "torch 2.13.0", "fedlsg compare digits", "seeds = [0]", "chance is 10.0 %",
+        "add or remove one example", "No epsilon here covers that", "rgp-seed0", "failed: rank too big",
+        "Not better than guessing by three standard errors: rs at epsilon 3", "linear-probe", "Some CPU, 2 cores",
+        "torch 2.13.0", "fedlsg compare digits", "seeds = [0]", "guessing reaches 10.0 %",
     ):  # fmt: skip
         assert part in words, part
     assert "linear probe is missing" not in words
@@ -98,7 +99,7 @@ def test_hostile_text_stays_text(small):
 
 def test_every_run_leaves_its_own_page(small):
     words = Page((small.path / "report.html").read_text()).words
-    for part in ("digits with lsg, seed 0", "NOT PRIVATE (the noise is reproducible)", "2 cores", "noise_multiplier"):
+    for part in ("digits with lsg, seed 0", "NOT PRIVATE: the noise is reproducible", "2 cores", "noise_multiplier"):
         assert part.replace("2 cores", "cores") in words
     assert str(small.path) not in words  # no folder of this machine in what one may publish
 
@@ -172,7 +173,7 @@ SLOW: dict[str, object] = {"learning-rate": 0.2, "momentum": 0.5, "clip-norm": 0
 
 
 def test_a_comparison_keeps_the_labels_of_its_grid(small, tmp_path):
-    """Of the folder, and of its cells named one by one; beside a run of another grid the settings tell them apart."""
+    """Of the folder, and of its cells named one by one; next to another grid their settings distinguish them."""
     folder = compared(small, tmp_path / "a", lsg={}, slow=SLOW)
     for paths in ([folder], sorted((folder / "cells").iterdir())):
         table = lines(read_runs(paths))
@@ -244,7 +245,7 @@ def test_a_method_keeps_its_look():
 
 @pytest.mark.parametrize("rows", [[row(1, None)], [row(1, 0.5, epsilon_max=float("inf"), epsilon_median=float("inf"))]])
 def test_a_run_of_one_round_is_drawn(rows):
-    figure = drawn(lambda: course(rows, 0.1))
+    figure = course(rows, 0.1)
     assert png(figure).startswith(b"\x89PNG")
     for panel in figure.axes:  # a line through one point would be invisible
         assert all(line.get_marker() == "o" for line in panel.lines if len(line.get_xdata()) == 1)
@@ -253,8 +254,8 @@ def test_a_run_of_one_round_is_drawn(rows):
 
 def test_equal_bytes_do_not_cover_each_other():
     """Three methods of 100 bytes, one of 200: golden by hand, and the order of size stays."""
-    assert _apart([100.0, 200.0, 100.0, 100.0]) == pytest.approx([100 / 1.02, 200.0, 100.0, 102.0])
-    assert _apart([0.0, 7.0]) == [0.0, 7.0]
+    assert _move_apart([100.0, 200.0, 100.0, 100.0]) == pytest.approx([100 / 1.02, 200.0, 100.0, 102.0])
+    assert _move_apart([0.0, 7.0]) == [0.0, 7.0]
 
 
 def test_held_out_accuracies_are_not_called_public():
@@ -263,15 +264,15 @@ def test_held_out_accuracies_are_not_called_public():
         words = " ".join(Page(found).words.split())
         assert "held-out training rows" in words
         assert "which no client trains on" not in words
-        assert "on the public test split;" not in words
+        assert "on the public test split; s.e." not in words
     for found in (run_page(public), made([public])):  # negative control
         assert "which no client trains on" in Page(found).words
         assert "held-out" not in Page(found).words
 
 
-def test_a_run_at_chance_says_so_on_its_page():
-    assert "not above chance" in Page(run_page(result(0.12))).words
-    assert "not above chance" not in Page(run_page(result(0.8))).words
+def test_a_run_that_only_guesses_says_so_on_its_page():
+    assert "not better than guessing" in Page(run_page(result(0.12))).words
+    assert "not better than guessing" not in Page(run_page(result(0.8))).words
 
 
 def test_a_report_that_cannot_be_written_is_one_line(fedlsg, small, tmp_path):

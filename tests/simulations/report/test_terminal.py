@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fedlsg.carriers.layout import LayerRow
-from simulations.report.terminal import (
-    RoundDisplay,
-    human_bytes,
-    layers_shown,
-    percent,
-    privacy_line,
-    showing,
-    summary_table,
-)
+from simulations.report.terminal import RoundDisplay, layers_shown, showing, summary_table
+from simulations.report.words import human_bytes, percent, privacy_line
 from simulations.rundir.row import Row
 
 SUMMARY: dict[str, Any] = {
@@ -51,9 +44,10 @@ def test_the_summary_fits_and_says_everything(width):
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
     for part in (
-        "digits (mlp)", "5 clients, 100 rounds, engine flower", "93.06 % (loss 0.251)",
+        "digits, model mlp", "5 clients, 100 rounds, engine flower", "93.06 %, loss 0.251",
         "epsilon 7.998 at delta 1e-05 (largest of 5 clients, median 7.900; sigma 6.123)",
-        "2.19 MB payload, 2.30 MB on the wire; dense 9.62 MB (4.4x)", "9.62 MB, 9.70 MB on the wire", "42.5 s on cpu",
+        "2.19 MB of payload, 4.4x smaller than dense updates (9.62 MB); 2.30 MB on the wire",
+        "9.62 MB of payload; 9.70 MB on the wire", "42.5 s on cpu",
     ):  # fmt: skip
         assert part in words, part
     assert "NOT PRIVATE" not in words
@@ -64,9 +58,9 @@ def test_the_summary_fits_and_says_everything(width):
     [
         (
             {"private": False, "reproducible": True},
-            "NOT PRIVATE (the noise is reproducible); the ledger would say 7.998",
+            "NOT PRIVATE: the noise is reproducible; the ledger alone would say epsilon 7.998",
         ),
-        ({"private": False, "epsilon_max": "inf"}, "NOT PRIVATE (no clipped and noised mechanism)"),
+        ({"private": False, "epsilon_max": "inf"}, "NOT PRIVATE: no finite epsilon is claimed"),
         ({"trust": "aggregate"}, "only the sum is private: an ideal secure aggregation is assumed and not provided"),
     ],
 )
@@ -150,4 +144,4 @@ def test_long_layer_names_stay_apart():
     assert "…" not in text
     joined = "".join(line.split("  ")[0].strip() for line in text.splitlines()[1:-1])
     assert joined == "".join(names)
-    assert "in all, before the mask: 36 carried; 552,960 values sent" in text
+    assert "total before the mask: 36 carried; 552,960 values sent" in text

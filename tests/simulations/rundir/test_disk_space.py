@@ -135,7 +135,7 @@ def mounting() -> bool:
 
 
 @pytest.mark.skipif(not mounting(), reason="needs unshare -rm (Linux, user namespaces)")
-@pytest.mark.parametrize("kilobytes", [96, 128, 192])
+@pytest.mark.parametrize("kilobytes", [128, *(pytest.param(size, marks=pytest.mark.slow) for size in (96, 192))])
 def test_a_real_full_disk(kilobytes, tmp_path, unbroken):
     """It fills at another place for each size; after there is room the run is what it would have been."""
     (tmp_path / "disk").mkdir()
@@ -159,7 +159,7 @@ def test_a_real_full_disk(kilobytes, tmp_path, unbroken):
 MERGED_ON_A_FULL_DISK = """
 import subprocess, sys
 from pathlib import Path
-from fedlsg.privacy.ledger import merge
+from fedlsg.privacy import merge
 from simulations.rundir.files.disk_space import resumable
 ledgers, disk = Path(sys.argv[1]), Path(sys.argv[2])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", disk], check=True)

@@ -1,14 +1,15 @@
 """A method with a parameter of its own is one new file: every way of giving settings takes the parameter."""
 
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import strategies
+from simulations.compare.command import make_grid
 from simulations.settings.published import from_run_config
+from simulations.settings.resolve import build_method
 from simulations.settings.settings import as_config, from_mapping
 from tests.simulations.support.runs import Run
 
@@ -44,7 +45,7 @@ def test_a_run_takes_it_and_its_files_say_it(fedlsg, tmp_path):
     run = Run(tmp_path / "run")
     assert run.config["width"] == 3
     assert list(run.config)[-2:] == ["run-dir", "width"], "files of before keep the order of their keys"
-    assert run.plan().method.mask.sparsity == 0.3
+    assert build_method(run.directory.read_config()).mask.sparsity == 0.3
     assert fedlsg("resume", "run")[0] == 0
     assert fedlsg("run", *SHORT, "--out", "again")[0] == 0
     assert Run(tmp_path / "again").config["width"] == 2, "config.toml says the recipe's own default, too"
@@ -72,14 +73,12 @@ def test_a_method_without_it_refuses_it(fedlsg):
 
 
 @pytest.mark.usefixtures("wide")
-def test_a_comparison_gives_it_to_the_methods_that_have_it(fedlsg, tmp_path):
-    status, out, err = fedlsg(
-        "compare", "--methods", "wide,dpsgd", "--epsilons", "8", "-c", "width=4", "-c", "rounds=1", "-c", "clients=2",
-        "--budget-minutes", "0",
-    )  # fmt: skip
-    assert "width" not in err, (status, out)
-    grid = tomllib.loads((tmp_path / "runs" / "compare-digits" / "grid.toml").read_text())
-    assert "width" in str(grid)
+def test_a_comparison_gives_it_to_the_methods_that_have_it():
+    axes = dict.fromkeys(("epsilons", "ranks", "sparsities", "seeds"))
+    grid = make_grid("digits", {"methods": "wide,dpsgd", **axes}, {"width": "4", "engine": "local"}, None)
+    assert {cell.method: cell.given.get("width") for cell in grid.cells()} == {"wide": 4, "dpsgd": None}
+    with pytest.raises(ValueError, match="none of the methods dpsgd has a setting width"):
+        make_grid("digits", {"methods": "dpsgd", **axes}, {"width": "4"}, None)
 
 
 @pytest.mark.usefixtures("wide")

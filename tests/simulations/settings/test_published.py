@@ -305,9 +305,9 @@ def test_flower_run_config_resolves_a_preset():
     assert (naive.method, naive.workload) == ("lsg", "digits")
 
 
-@pytest.mark.parametrize("app", ["server_app", "client_app"])
+@pytest.mark.parametrize("app", ["server", "client"])
 def test_both_flower_apps_resolve(app):
-    source = (ROOT / "simulations" / f"{app}.py").read_text()
+    source = (ROOT / "simulations" / app / "app.py").read_text()
     assert "from_run_config(" in source
     assert "from_mapping(" not in source
 

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from fedlsg.frame import Frame
-from fedlsg.privacy.ledger import Entry, read_entries
+from fedlsg.privacy import Entry, read_entries
 from fedlsg.privacy.ledger_copy import extend, head_of
 from fedlsg.state.server_state import ServerState
 from simulations import workloads

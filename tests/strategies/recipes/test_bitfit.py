@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-import fedlsg.gradients.layers
+import fedlsg.gradients.formulas.layers
 from fedlsg.carriers.carrier import Carrier
 from fedlsg.carriers.lora import prepare_model
 from fedlsg.frame import Frame
@@ -69,7 +69,7 @@ def test_per_example_gradients_are_autograds(make):
 def weights_formed(monkeypatch, method: str) -> list[tuple[int, ...]]:
     """Shapes of the weights whose gradients a step forms, example by example or held back, on the convolution net."""
     formed: list[tuple[int, ...]] = []
-    for kind in (fedlsg.gradients.layers.LinearGradients, fedlsg.gradients.layers.ConvGradients):
+    for kind in (fedlsg.gradients.formulas.layers.LinearGradients, fedlsg.gradients.formulas.layers.ConvGradients):
 
         def watched(self, g, x, shipped=kind.weight):
             formed.append(tuple(self.layer.weight.shape))

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from simulations.compare.grid import Cell
-from simulations.compare.runner import Folder
-from simulations.compare.worker import Outcome
-from simulations.report.terminal import percent
+from simulations.compare.cells.grid import Cell
+from simulations.compare.cells.runner import Folder
+from simulations.compare.cells.worker import Outcome
+from simulations.report.words import percent
 from simulations.rundir.results import Result, read_run
 
 WORDS = {"done": "done", "failed": "FAILED", "interrupted": "interrupted"}
@@ -51,7 +51,7 @@ class GridDisplay:
                 )
 
     def _look(self, cell: Cell) -> Result | None:
-        """A cell as it lies there; a damaged one is reported by its worker and must not end the others."""
+        """A cell as it is on disk; its worker reports a damaged one, which must not end the others."""
         try:
             return read_run(self.folder.run(cell).path)
         except ValueError:

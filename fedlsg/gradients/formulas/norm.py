@@ -1,9 +1,9 @@
-"""Per-example gradients of the scale and shift of GroupNorm and LayerNorm.
+"""Gradients of the scale and shift of GroupNorm and LayerNorm for each example.
 
 Symbols: g gradient at the output, x input, mean and rstd of each group as the forward pass found them; sums over the
 positions of one example
     d scale = sum g (x - mean) rstd        d shift = sum g
-The forward pass's own mean and rstd are taken from its node of the graph: normalising again would cost a pass.
+Mean and rstd are read from the node of the forward pass: computing them again would cost a pass.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class GroupNormGradients:
         return x.ndim >= 2
 
     def statistics(self, x: Float[Tensor, "batch c *t"], node: Node | None) -> Statistics:
-        """Mean and rstd, (B, groups) each, from the node that made the output where it has them."""
+        """Mean and rstd, (B, groups) each, from the node of the output if it has them."""
         if node is not None and node.name() == "NativeGroupNormBackward0":
             return node._saved_result1.detach(), node._saved_result2.detach()  # type: ignore[attr-defined]
         batch, channels, groups = x.shape[0], x.shape[1], self.layer.num_groups
@@ -48,7 +48,7 @@ class GroupNormGradients:
         mean, rstd = (s.to(x.dtype) for s in statistics)
         batch, channels = x.shape[:2]
         if g.is_contiguous() and x.is_contiguous():
-            # One pass of the kernel behind autograd, which sums over the batch: here the examples are its channels.
+            # One call of autograd's own kernel. It sums over the batch, so the examples are passed as channels.
             rows = batch * channels
             _, scale, shift = torch.ops.aten.native_group_norm_backward(
                 g.view(1, rows, -1), x.view(1, rows, -1), mean.reshape(1, -1), rstd.reshape(1, -1), x.new_ones(rows),
@@ -72,7 +72,7 @@ class LayerNormGradients:
         return x.ndim > len(self.layer.normalized_shape)
 
     def statistics(self, x: Float[Tensor, "batch *t"], node: Node | None) -> Statistics:
-        """Mean and rstd of every position, from the node that made the output where it has them."""
+        """Mean and rstd of every position, from the node of the output if it has them."""
         if node is not None and node.name() == "NativeLayerNormBackward0":
             return node._saved_result1.detach(), node._saved_result2.detach()  # type: ignore[attr-defined]
         _, mean, rstd = torch.native_layer_norm(x, self.layer.normalized_shape, None, None, self.layer.eps)

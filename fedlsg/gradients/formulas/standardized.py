@@ -1,14 +1,14 @@
-"""A convolution whose kernel is standardised filter by filter, and the gradient of its weight under that.
+"""A convolution with standardized filters, and the gradient of its stored weight.
 
 Symbols: W (m, n) weight as stored, n = c * kh * kw, one filter a row; sums over one row
     v = sum (W - mean)^2     s = 1 / sqrt(max(v, eps))     K = s (W - mean): the kernel that the convolution uses
     G (m, n) gradient of a loss with respect to K    S = G 1 (m,)     A_i = <G_i, K_i> (m,)
     dW = diag(s) (G - S 1^T / n - diag(A) K),  without the last term in a row where v < eps
 (Brock et al. 2021, "Characterizing signal propagation", and De et al. 2022, without their gain of each filter.)
-Both S and A are sums over the positions t of one example, of what the layer has at hand: with g the gradient at the
+Both S and A are sums over the positions t of one example, and the layer has their terms: with g the gradient at the
 output, y the output without its bias, and p the sum of the input under the kernel,
     S = sum_t g(t) p(t)        A = sum_t g(t) y(t)
-so that the r-sized gradients of a carried weight need no (m, n) gradient of an example:
+so the r-sized gradients of a carried weight need no (m, n) gradient of an example:
     dL = dW R^T = diag(s) (G R^T - S (R 1)^T / n - diag(A) K R^T)
     dR = L^T dW = (diag(s) L)^T G - (L^T diag(s) S) 1^T / n - L^T diag(s) diag(A) K
 """
@@ -24,10 +24,10 @@ EPS = 1e-4
 
 
 class StandardizedConv2d(nn.Conv2d):
-    """Conv2d whose filters have mean 0 and unit norm whatever their stored weights; the bias is added as it is.
+    """Conv2d whose filters have mean 0 and norm 1 for any stored weights; the bias is added unchanged.
 
-    A scaled or shifted filter gives the same output, so its gradient is orthogonal to it and to the constants.
-    Differs from De et al.: no gain.
+    A scaled or shifted filter gives the same output, so its gradient is orthogonal to the filter and to constants.
+    Differs from De et al. 2022: no gain.
     """
 
     def forward(self, input: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b m oh ow"]:
@@ -38,7 +38,7 @@ class StandardizedConv2d(nn.Conv2d):
 
 @dataclass(frozen=True, eq=False)
 class Standardized:
-    """K, s, and where the norm of a filter counts (v > eps); see the module's header."""
+    """K, s, and where the norm of a filter counts (v > eps); see the module docstring."""
 
     kernel: Float[Tensor, "m n"]
     scale: Float[Tensor, " m"]
@@ -46,7 +46,7 @@ class Standardized:
 
 
 def standardize(W: Float[Tensor, "m n"]) -> Standardized:
-    """The kernel that a stored weight stands for. Differentiable in W."""
+    """The kernel that the convolution uses for a stored weight. Differentiable in W."""
     centred = W - W.mean(1, keepdim=True)
     v = torch.linalg.vector_norm(centred, dim=1).square()  # 20 times as fast as var
     scale = v.clamp(min=EPS).rsqrt()
@@ -54,7 +54,7 @@ def standardize(W: Float[Tensor, "m n"]) -> Standardized:
 
 
 def scales(W: Float[Tensor, "m n"]) -> Float[Tensor, " m"]:
-    """s alone: the scale of ``standardize``."""
+    """s: the scale of ``standardize``."""
     norms: Tensor = torch.linalg.vector_norm(W - W.mean(1, keepdim=True), dim=1)
     return norms.square().clamp(min=EPS).rsqrt()
 
@@ -68,9 +68,9 @@ def pull_back(G: Float[Tensor, "batch m n"], standardized: Standardized) -> Floa
 
 @dataclass(eq=False)
 class OutputNote:
-    """What the r-sized gradients need of a call beside u and x: y (with the bias), p, and y's in-place version.
+    """What the r-sized gradients need of a call in addition to u and x: y (with the bias), p, and y's in-place version.
 
-    Usually y is alive anyway: the norm behind the convolution keeps its input.
+    Usually y costs no memory: the norm after the convolution keeps its input anyway.
     """
 
     y: Float[Tensor, "batch m oh ow"]
@@ -86,7 +86,7 @@ class OutputNote:
         return self.y._version != self.version
 
     def sums(self, g: Float[Tensor, "batch m oh ow"]) -> tuple[Float[Tensor, "batch m"], Float[Tensor, "batch m"]]:
-        """s S / n and s A of each example, A zero where the norm does not count. Computed once."""
+        """s S / n and s A of each example; A is zero where the norm does not count. Computed once."""
         if self._sums is None:
             K = self.standardized
             flat = g.flatten(2)
@@ -119,7 +119,7 @@ def finish_left(
     note: OutputNote,
     index: Int[Tensor, " kept"] | None,
 ) -> Float[Tensor, "batch kept r"]:
-    """dL from G R^T, both for the out units ``index`` (all where it is None)."""
+    """dL from G R^T, both for the out units ``index`` (all if it is None)."""
     S, A = note.sums(g)
     scale, KR = note.standardized.scale, note.standardized.kernel @ R.mT
     if index is not None:
@@ -135,7 +135,7 @@ def finish_right(
     note: OutputNote,
     index: Int[Tensor, " kept"] | None,
 ) -> Float[Tensor, "batch r kept taps"]:
-    """dR from (diag(s) L)^T G, both for the in channels ``index`` (all where it is None)."""
+    """dR from (diag(s) L)^T G, both for the in channels ``index`` (all if it is None)."""
     S, A = note.sums(g)
     K = note.standardized.kernel.unflatten(1, (-1, vx.shape[3]))
     if index is not None:

@@ -1,10 +1,10 @@
-"""Per-example kernel gradient of a convolution as one batched product, with the smaller side unfolded.
+"""The gradient of a convolution's kernel for each example, as one batched product.
 
 Symbols: x (batch, c, h, w) input, g (batch, k, oh, ow) gradient at the output or its projection v = L^T g,
     gradient[k, c, i, j] = sum over outputs (y, z) of
         g[k, y, z] * x[c, y * stride + i * dilation - padding, z * stride + j * dilation - padding]
-Two unfoldings give it. Patches of x cost c * taps * oh * ow values, patches of g cost k * taps * h * w; a carried
-kernel has k = r, so mostly g is the cheaper one, by 7 times where c is 8 r.
+Either side can be unfolded into patches: those of x have c * taps * oh * ow values, those of g have k * taps * h * w.
+The cheaper side is unfolded. A carried kernel has k = r, so this is mostly g: 7 times cheaper if c is 8 r.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedlsg.tensors import batch_times_transposed
 
 CACHED, UNCACHED = 2**18, 2**28
-"""Values unfolded at once: on a CPU as many as stay in its cache, 4 times as fast as all at B = 1000."""
+"""Values unfolded at once. On a CPU they fit in its cache: 4 times as fast as all at once for B = 1000."""
 
 
 def kernel_gradient(
@@ -26,8 +26,8 @@ def kernel_gradient(
 ) -> Float[Tensor, "batch k c taps"]:
     """Gradient of each example's loss with respect to the kernel between the channels of x and those of g.
 
-    ``conv`` gives kernel size, stride, padding and dilation; x and g may hold any channels. Examples are taken in
-    tiles, so that memory stays bounded too. The result lies in memory as the product left it, not always in its order.
+    ``conv`` gives kernel size, stride, padding and dilation; x and g may have any channels. Examples are processed in
+    tiles, which bounds the memory. The result keeps the memory order of the product, which need not be its own.
     """
     if by_example(g, x, conv):
         return torch.stack([own_gradient(*pair, conv) for pair in zip(g.split(1), x.split(1), strict=True)])
@@ -38,9 +38,9 @@ def kernel_gradient(
 
 
 def by_example(g: Float[Tensor, "batch k oh ow"], x: Float[Tensor, "batch c h w"], conv: nn.Conv2d) -> bool:
-    """Whether the convolution's own backward kernel, called once an example, is faster: both sides wide, on a CPU.
+    """Whether calling the convolution's own backward kernel for each example is faster: both sides wide, on a CPU.
 
-    It unfolds nothing, which for k >= 64 takes 0.4 to 0.9 of the time; a GPU would idle between the calls.
+    It unfolds nothing: for k >= 64 it takes 0.4 to 0.9 of the time. A GPU would idle between the calls.
     """
     return (
         x.device.type == "cpu"
@@ -53,7 +53,7 @@ def by_example(g: Float[Tensor, "batch k oh ow"], x: Float[Tensor, "batch c h w"
 def own_gradient(
     g: Float[Tensor, "1 k oh ow"], x: Float[Tensor, "1 c h w"], conv: nn.Conv2d
 ) -> Float[Tensor, "k c taps"]:
-    """Kernel gradient of one example by the kernel behind autograd."""
+    """Kernel gradient of one example, by the kernel that autograd calls."""
     like = g.new_empty(g.shape[1], x.shape[1], *conv.kernel_size)
     _, gradient, _ = torch.ops.aten.convolution_backward(
         g, x, like, None, conv.stride, conv.padding, conv.dilation, False, [0, 0], 1, [False, True, False]
@@ -81,8 +81,8 @@ def unfolding_output(
 ) -> Float[Tensor, "batch k c taps"]:
     """Kernel gradient as the patches of g, spread by the stride, times x, ``tile`` examples at a time.
 
-    Tap i sends x[y] to output y + padding - i * dilation, so patches run against the taps: the rows of the product
-    are taken from the last tap to the first.
+    Tap i sends x[y] to output y + padding - i * dilation, so patches run opposite to the taps: the rows of the product
+    are in order from the last tap to the first.
     """
     reach = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
     before = [d - p for d, p in zip(reach, padding_before(conv), strict=True)]
@@ -116,7 +116,7 @@ def spread(g: Float[Tensor, "batch k oh ow"], stride: Sequence[int]) -> Float[Te
 def pad_to(
     t: Float[Tensor, "batch k h w"], before: Sequence[int], spans: Sequence[int]
 ) -> Float[Tensor, "batch k h2 w2"]:
-    """t behind ``before`` zeros, then cut or filled with zeros to ``spans``; a negative ``before`` cuts."""
+    """t after ``before`` zeros, then cut or padded with zeros to ``spans``; a negative ``before`` cuts."""
     (top, left), (height, width) = before, spans
     return F.pad(t, (left, width - left - t.shape[3], top, height - top - t.shape[2]))
 

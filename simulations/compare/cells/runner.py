@@ -1,4 +1,4 @@
-"""Run the cells of a grid: what is finished is skipped, what was interrupted is resumed, what fails is written down.
+"""Run the cells of a grid: skip finished cells, resume interrupted ones, write down why others failed.
 
 The folder of a comparison:
 
@@ -16,8 +16,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from simulations.compare.grid import Cell
-from simulations.compare.worker import Job, Outcome, Worker
+from simulations.compare.cells.grid import Cell
+from simulations.compare.cells.worker import Job, Outcome, Worker
 from simulations.plan.continuity import HARMLESS
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.rundir import RunDir
@@ -29,7 +29,7 @@ PATIENCE = 0.25  # a cell may run this share of the budget longer than the budge
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a cell was left: the settings that it was asked for, its status, the reason of a failure."""
+    """How a cell was left: the given settings, its status, the reason of a failure."""
 
     given: Mapping[str, Any]
     status: str
@@ -82,7 +82,7 @@ class Folder:
 
 
 def check_same_settings(folder: Folder, cells: Sequence[Cell]) -> None:
-    """Raise ValueError, naming the settings, if a cell that has begun was asked for with others than now."""
+    """Raise ValueError, naming the settings, if a cell was started with other settings than now."""
     record = folder.record()
     for cell in cells:
         run = folder.run(cell)
@@ -123,7 +123,7 @@ def run_cells(
 
     Once ``budget_seconds`` have passed no cell is started; one that is still running after a quarter more is
     interrupted, to be resumed. ``started``, ``running`` (about twice a second) and ``ended(cell, outcome, seconds)``
-    hear of the progress. However this ends, no process is left and every begun cell can be resumed.
+    report the progress. However this ends, no process is left and every started cell can be resumed.
     """
     record = folder.record()
     pending = deque(cell for cell in cells if folder.status(cell, record).status != "done")

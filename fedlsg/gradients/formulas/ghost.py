@@ -1,20 +1,20 @@
-"""Dense weight gradients of one batch that are never formed example by example: their norms, and their weighted sum.
+"""Ghost clipping: norms and the clipped sum of dense weight gradients that are never formed for each example.
 
 Symbols: x (B, T, n) input, g (B, T, m) gradient at the output, f factors of the clip; u rounding unit of W's type.
 The gradient of example b is G_b = g_b^T x_b. Its squared norm is a sum over pairs of positions (ghost norm, Goodfellow
 2015; Li et al. 2022), and sum_b f_b G_b is one product (book-keeping, Bu et al. 2023):
     |G_b|^2 = sum_st <g_s, g_t> <x_s, x_t>        sum_b f_b G_b = (f g)^T x
 For a convolution x_t is the patch under output t, and patches of pixels p, q have <x_s, x_t> = sum over taps of the
-pixels' own products: nothing is unfolded.
+pixels' own products, so nothing is unfolded.
 
-Why the clip holds: norms are computed in float64 from the very g and x that are summed, and the most that rounding can
-take off their squares, (m + n + T^2) 2^-52 |g_b|^2 |x_b|^2, is added. f g, were it rounded in the type of g, would
-move the contribution of b by at most u f_b sum_t |g_t| |x_t| <= u f_b |g_b| |x_b|, which ``norms`` adds, too (patches
-overlap: taps times the squares of x).
-What forming G_b first would give for free is that every summand is as short as C. Here the sum runs over positions,
-and where those of one example cancel, summands of C |g_b| |x_b| / |G_b| would round away what others have added: an
-example could move the sum by many C. ``norms`` therefore never falls below CANCELLED |g_b| |x_b|: no summand is longer
-than C / CANCELLED. And the sum is taken in float64, whose rounding of such summands is far below 1e-4 C.
+Why the clip bounds each contribution by C. Norms are computed in float64 from the very g and x that are summed. The
+largest loss that rounding can cause in their squares, (m + n + T^2) 2^-52 |g_b|^2 |x_b|^2, is added. Rounding f g in
+the type of g would move the contribution of b by at most u f_b sum_t |g_t| |x_t| <= u f_b |g_b| |x_b|. This is added,
+too (patches overlap: taps times the squares of x).
+Why the sum is safe. If G_b were formed first, no summand would be longer than C. Here the sum runs over positions.
+If those of one example cancel, its summands are as long as C |g_b| |x_b| / |G_b| and would round away what others have
+added: one example could move the sum by many C. ``norms`` therefore never falls below CANCELLED |g_b| |x_b|, so that no
+summand is longer than C / CANCELLED. And the sum is in float64, which rounds such summands by far less than 1e-4 C.
 """
 
 import math
@@ -25,23 +25,23 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from fedlsg.gradients.conv import padding_before
+from fedlsg.gradients.formulas.conv import padding_before
 
-HELD_FROM = 2**14
-"""Weights smaller than this are not worth the bookkeeping."""
+SMALLEST_WEIGHT = 2**14
+"""Size of a weight from which ghost clipping is considered."""
 PAIRS = 32
-"""Multiplications that one number of a sum over taps costs, strided as they lie."""
+"""Cost of one number of a sum over taps, in multiplications; the numbers are strided in memory."""
 MEMORY = 64
-"""Multiplications that writing, and twice reading, a number of G_b costs."""
+"""Cost of writing a number of G_b once and reading it twice, in multiplications."""
 CANCELLED = 1e-3
-"""Share of |g_b| |x_b| that |G_b| is taken to have at least; positions at right angles to each other have T^-1/2."""
+"""Lower bound on |G_b| that ``norms`` assumes, as a share of |g_b| |x_b|; orthogonal positions have T^-1/2."""
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """What a batch's gradients of one weight are made of, in place of them. Not private, as they are not.
+class GhostGradients:
+    """The factors g and x of a batch's gradients of one weight, in place of the gradients. Not private.
 
-    g and x may lie in fewer bits than the weight: they are widened, which is exact, before anything is computed.
+    g and x may have fewer bits than the weight: they are widened, which is exact, before anything is computed.
     """
 
     layer: nn.Linear | nn.Conv2d
@@ -60,9 +60,9 @@ class Held:
         return len(self.g), self.layer.weight.numel()
 
     def norms(self) -> Float[Tensor, " batch"]:
-        """No less than the norm of what each example adds to ``weighted_sum`` under factor 1, in float64.
+        """An upper bound on the norm of what each example adds to ``weighted_sum`` with factor 1, in float64.
 
-        More than that where positions cancel to a thousandth: such an example is clipped shorter than C.
+        It is above the norm if positions cancel to a thousandth: such an example is clipped to less than C.
         """
         squares = squared_norms(self.layer, self.g, self.x)
         lengths = [torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=torch.float64) for t in (self.g, self.x)]
@@ -73,16 +73,16 @@ class Held:
         bound: Tensor = (squares.clamp(min=0) + lost).sqrt() + torch.finfo(self.dtype).eps * positions
         return torch.maximum(bound, CANCELLED * positions)
 
-    def first(self, count: int) -> "Held":
-        """The same of the first ``count`` examples."""
+    def first(self, count: int) -> "GhostGradients":
+        """The ghost gradients of the first ``count`` examples."""
         return replace(self, g=self.g[:count], x=self.x[:count])
 
     def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:
         """sum_b f_b G_b over the examples that are ``finite``, in the order of the weight; in float64.
 
-        In float32 32 examples whose positions cancel to a thousandth moved what the others add by 3e-4 C.
+        In float32, 32 examples whose positions cancel to a thousandth moved the sum of the others by 3e-4 C.
         """
-        assert self.g._version == self.version  # nobody has written into what autograd handed over
+        assert self.g._version == self.version  # autograd's tensor was not written to since
         g, x, factors = self.g.double(), self.x.double(), factors.double()
         if not finite.all():
             g, x, factors = g[finite], x[finite], factors[finite]
@@ -100,17 +100,17 @@ class Held:
         return flat
 
 
-def worth_holding(layer: nn.Module, g: Tensor) -> bool:
-    """Whether norms over pairs of positions cost less than gradients example by example, and are as true.
+def ghost_is_cheaper(layer: nn.Module, g: Tensor) -> bool:
+    """Whether norms over pairs of positions cost less than one gradient for each example, and are as exact.
 
-    The float64 products count twice.
+    Products in float64 count twice.
     """
     weight = layer.get_parameter("weight")
-    exact = weight.dtype in (torch.float32, torch.float64) and all_digits(g.device.type)
+    exact = weight.dtype in (torch.float32, torch.float64) and keeps_float32_digits(g.device.type)
     if not exact or type(layer) not in (nn.Linear, nn.Conv2d):
         return False
     m, c, taps = weight.shape[0], weight.shape[1], weight[0, 0].numel()
-    if weight.numel() < HELD_FROM:
+    if weight.numel() < SMALLEST_WEIGHT:
         return False
     if isinstance(layer, nn.Conv2d):
         if layer.stride != (1, 1) or layer.dilation != (1, 1) or layer.padding in ("same", "valid"):
@@ -123,10 +123,10 @@ def worth_holding(layer: nn.Module, g: Tensor) -> bool:
     return pairs < weight.numel() * (positions + MEMORY)
 
 
-def all_digits(device_type: str) -> bool:
-    """Whether products of float32 keep its digits: TF32 or bfloat16 would round g and x further than ``norms`` covers.
+def keeps_float32_digits(device_type: str) -> bool:
+    """Whether products of float32 keep its digits. TF32 or bfloat16 would round g and x more than ``norms`` covers.
 
-    Under "high" and "medium" processors with units for them use those, too.
+    With matmul precision "high" or "medium", CPUs that have bfloat16 units use them, too.
     """
     if torch.get_float32_matmul_precision() != "highest":
         return False
@@ -137,7 +137,7 @@ def all_digits(device_type: str) -> bool:
 
 
 def squared_norms(layer: nn.Module, g: Tensor, x: Tensor) -> Float[Tensor, " batch"]:
-    """|G_b|^2 of every example, in float64; for one that is not finite, NaN or infinite."""
+    """|G_b|^2 of every example, in float64; NaN or infinite for an example that is not finite."""
     if isinstance(layer, nn.Conv2d):
         G, X = g.double().flatten(2), padded(x.double(), padding_before(layer))
         patches = sum_over_taps(pixel_products(X), g.shape[2:], layer.kernel_size)
@@ -147,13 +147,13 @@ def squared_norms(layer: nn.Module, g: Tensor, x: Tensor) -> Float[Tensor, " bat
 
 
 def row_products(A: Float[Tensor, "batch *any"], B: Float[Tensor, "batch *other"]) -> Float[Tensor, " batch"]:
-    """Inner product of A and B, example by example."""
+    """Inner product of A and B for each example."""
     products: Tensor = torch.linalg.vecdot(A.flatten(1), B.flatten(1))
     return products
 
 
 def padded(x: Float[Tensor, "batch c h w"], padding: Sequence[int]) -> Float[Tensor, "batch c h2 w2"]:
-    """x within the zeros of a convolution's padding."""
+    """x with the zeros of a convolution's padding around it."""
     return nn.functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
 
 
@@ -167,7 +167,7 @@ def pixel_products(x: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch h w 
 def sum_over_taps(
     products: Float[Tensor, "batch h w h w"], out: torch.Size, kernel: tuple[int, ...]
 ) -> Float[Tensor, "batch oh ow oh ow"]:
-    """<patch_s, patch_t> of a convolution of stride 1: the products of the pixels under every tap, added up."""
+    """<patch_s, patch_t> of a convolution of stride 1: the products of the pixels under every tap, summed."""
     (height, width), total = out, None
     for i in range(kernel[0]):
         for j in range(kernel[1]):

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import fedlsg.gradients.conv as conv_gradients
+import fedlsg.gradients.formulas.conv as conv_gradients
 from fedlsg.frame import Keep
-from fedlsg.gradients.layers import ConvGradients, LinearGradients, kept_values, units
+from fedlsg.gradients.formulas.layers import ConvGradients, LinearGradients, kept_values, units
 from fedlsg.gradients.per_example import per_example_gradients
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
 

@@ -1,4 +1,4 @@
-"""Held gradients against autograd's own, their clip, and planted mistakes."""
+"""Ghost gradients against autograd's own, their clip, and planted mistakes."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import fedlsg.gradients.ghost as held
-from fedlsg.gradients.ghost import Held, worth_holding
-from fedlsg.gradients.per_example import held_gradients, per_example_gradients
+import fedlsg.gradients.formulas.ghost as ghost
+from fedlsg.gradients.formulas.ghost import GhostGradients, ghost_is_cheaper
+from fedlsg.gradients.per_example import block_gradients, per_example_gradients
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.training.client import holds
 from tests.fedlsg.support.gradient_oracle import cross_entropy, make_frame
@@ -39,7 +39,7 @@ def test_norms_and_sums_are_those_of_the_gradients(made, dtype, seed):
     torch.manual_seed(seed)
     layer, x = made[0].to(dtype), made[1].to(dtype)
     g = torch.randn_like(layer(x)).detach()
-    own, block = dense_gradients(layer, x, g), Held(layer, g, x, g._version)
+    own, block = dense_gradients(layer, x, g), GhostGradients(layer, g, x, g._version)
     norms, factors = own.double().norm(dim=1), torch.rand(len(x), dtype=dtype)
     exact = dense_gradients(layer.double(), x.double(), g.double()).norm(dim=1)
     assert (block.norms() >= exact).all()
@@ -65,8 +65,8 @@ def both(dtype: torch.dtype = torch.float64, mechanism: Mechanism = CLIP) -> tup
     model, x, y = wide_problem(dtype)
     frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
     assert holds(frame)
-    blocks = held_gradients(model, cross_entropy, x, y, frame)
-    assert sum(isinstance(block, Held) for block in blocks) == 2
+    blocks = block_gradients(model, cross_entropy, x, y, frame)
+    assert sum(isinstance(block, GhostGradients) for block in blocks) == 2
     return clipped_sum(blocks, mechanism), clipped_sum(
         per_example_gradients(model, cross_entropy, x, y, frame), mechanism
     )
@@ -82,7 +82,7 @@ def test_one_example_stays_within_the_clip_in_float32():
     model, x, y = wide_problem(torch.float32)
     frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
     for i in range(len(x)):
-        sent = clipped_sum(held_gradients(model, cross_entropy, x[i : i + 1], y[i : i + 1], frame), CLIP)
+        sent = clipped_sum(block_gradients(model, cross_entropy, x[i : i + 1], y[i : i + 1], frame), CLIP)
         assert 0.99 * CLIP.clip_norm < sent.double().norm() <= CLIP.clip_norm
 
 
@@ -91,18 +91,18 @@ def test_a_broken_example_adds_nothing():
     frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
     x[2] = torch.inf
     rest = [0, 1, 3, 4]
-    whole = clipped_sum(held_gradients(model, cross_entropy, x, y, frame), CLIP)
-    assert torch.allclose(whole, clipped_sum(held_gradients(model, cross_entropy, x[rest], y[rest], frame), CLIP))
+    whole = clipped_sum(block_gradients(model, cross_entropy, x, y, frame), CLIP)
+    assert torch.allclose(whole, clipped_sum(block_gradients(model, cross_entropy, x[rest], y[rest], frame), CLIP))
 
 
 def test_what_is_strided_small_or_cheaper_in_full_is_not_held():
     g = torch.randn(2, 64, 32, 32)
-    assert not worth_holding(nn.Conv2d(64, 64, 3, padding=1), g)
-    assert not worth_holding(nn.Conv2d(256, 256, 3, stride=2), torch.randn(2, 256, 8, 8))
-    assert not worth_holding(nn.Linear(9, 9), torch.randn(2, 9))
-    assert not worth_holding(nn.Linear(384, 384).bfloat16(), torch.randn(2, 64, 384).bfloat16())
-    assert worth_holding(nn.Conv2d(256, 256, 3, padding=1), torch.randn(2, 256, 8, 8))
-    assert worth_holding(nn.Linear(384, 384), torch.randn(2, 64, 384))
+    assert not ghost_is_cheaper(nn.Conv2d(64, 64, 3, padding=1), g)
+    assert not ghost_is_cheaper(nn.Conv2d(256, 256, 3, stride=2), torch.randn(2, 256, 8, 8))
+    assert not ghost_is_cheaper(nn.Linear(9, 9), torch.randn(2, 9))
+    assert not ghost_is_cheaper(nn.Linear(384, 384).bfloat16(), torch.randn(2, 64, 384).bfloat16())
+    assert ghost_is_cheaper(nn.Conv2d(256, 256, 3, padding=1), torch.randn(2, 256, 8, 8))
+    assert ghost_is_cheaper(nn.Linear(384, 384), torch.randn(2, 64, 384))
 
 
 @pytest.mark.parametrize("precision", ["high", "medium"])
@@ -110,51 +110,51 @@ def test_nothing_is_held_where_products_may_be_rounded_further(precision):
     layer, g = nn.Linear(384, 384), torch.randn(2, 64, 384)
     torch.set_float32_matmul_precision(precision)
     try:
-        assert not worth_holding(layer, g)
+        assert not ghost_is_cheaper(layer, g)
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert worth_holding(layer, g)
+    assert ghost_is_cheaper(layer, g)
 
 
 def test_negative_control_rounded_further_an_example_passes_the_clip(monkeypatch):
     """What a processor with units for bfloat16 makes of the product at precision "medium": 0.8 % beyond C."""
     layer, number = nn.Linear(128, 128, bias=False), 1 + 2**-8 + 2**-12  # is rounded up to 1 + 2^-7
     g = x = torch.full((1, 1, 128), number)
-    block = Held(layer, g, x, g._version)
+    block = GhostGradients(layer, g, x, g._version)
     assert clipped_sum([block], CLIP).double().norm() <= CLIP.clip_norm
-    honest = Held.weighted_sum
+    honest = GhostGradients.weighted_sum
 
-    def rounded(self: Held, factors: Tensor, finite: Tensor) -> Tensor:
+    def rounded(self: GhostGradients, factors: Tensor, finite: Tensor) -> Tensor:
         g, x = self.g.bfloat16().float(), self.x.bfloat16().float()
-        return honest(Held(self.layer, g, x, g._version), factors, finite)
+        return honest(GhostGradients(self.layer, g, x, g._version), factors, finite)
 
-    monkeypatch.setattr(Held, "weighted_sum", rounded)
+    monkeypatch.setattr(GhostGradients, "weighted_sum", rounded)
     assert clipped_sum([block], CLIP).double().norm() > 1.005 * CLIP.clip_norm
 
 
 def test_a_gradient_that_was_written_into_is_noticed():
     layer, x, g = nn.Linear(3, 2), torch.randn(1, 3), torch.randn(1, 2)
-    block = Held(layer, g, x, g._version)
+    block = GhostGradients(layer, g, x, g._version)
     g.zero_()
     with pytest.raises(AssertionError):
         block.weighted_sum(torch.ones(1), torch.ones(1, dtype=torch.bool))
 
 
 def forget_a_tap(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = held.sum_over_taps
-    monkeypatch.setattr(held, "sum_over_taps", lambda products, out, kernel: honest(products, out, (1, kernel[1])))
+    honest = ghost.sum_over_taps
+    monkeypatch.setattr(ghost, "sum_over_taps", lambda products, out, kernel: honest(products, out, (1, kernel[1])))
 
 
 def forget_other_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     def diagonal(A: Tensor, B: Tensor) -> Tensor:
         return (A * B.reshape(A.shape)).diagonal(dim1=1, dim2=2).sum(1)
 
-    monkeypatch.setattr(held, "row_products", diagonal)
+    monkeypatch.setattr(ghost, "row_products", diagonal)
 
 
 def forget_the_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = held.padded
-    monkeypatch.setattr(held, "padded", lambda x, padding: honest(0 * x, padding))
+    honest = ghost.padded
+    monkeypatch.setattr(ghost, "padded", lambda x, padding: honest(0 * x, padding))
 
 
 @pytest.mark.parametrize("plant", [forget_a_tap, forget_other_positions, forget_the_padding])
@@ -176,12 +176,12 @@ def moved_by_cancelling_positions() -> float:
     g[3, half:] *= -(1 + 1e-7)
 
     def total(rows: slice) -> Tensor:
-        return clipped_sum([Held(layer, g[rows], x[rows], g[rows]._version)], CLIP).double()
+        return clipped_sum([GhostGradients(layer, g[rows], x[rows], g[rows]._version)], CLIP).double()
 
     return float((total(slice(4)) - total(slice(3))).norm()) / CLIP.clip_norm
 
 
-def summed_in_float32(self: Held, factors: Tensor, finite: Tensor) -> Tensor:
+def summed_in_float32(self: GhostGradients, factors: Tensor, finite: Tensor) -> Tensor:
     """A linear layer's sum over positions as it was before."""
     scaled = self.g * factors.view(-1, 1, 1)
     return (scaled.flatten(0, -2).mT @ self.x.flatten(0, -2)).flatten()
@@ -193,9 +193,11 @@ def test_an_example_whose_positions_cancel_rounds_nobody_away():
 
 def test_negative_control_without_the_floor_or_float64_it_does(monkeypatch):
     """Ten times as much without the floor; more than C without any allowance for rounding."""
-    monkeypatch.setattr(Held, "weighted_sum", summed_in_float32)
+    monkeypatch.setattr(GhostGradients, "weighted_sum", summed_in_float32)
     assert moved_by_cancelling_positions() > 1e-4
-    monkeypatch.setattr(held, "CANCELLED", 0.0)
+    monkeypatch.setattr(ghost, "CANCELLED", 0.0)
     assert moved_by_cancelling_positions() > 1e-2
-    monkeypatch.setattr(Held, "norms", lambda self: held.squared_norms(self.layer, self.g, self.x).clamp(min=0).sqrt())
+    monkeypatch.setattr(
+        GhostGradients, "norms", lambda self: ghost.squared_norms(self.layer, self.g, self.x).clamp(min=0).sqrt()
+    )
     assert moved_by_cancelling_positions() > 1

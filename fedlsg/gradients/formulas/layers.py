@@ -1,11 +1,11 @@
-"""Per-example gradients of one layer, from its input x and the gradient g at its output: formulas without state.
+"""Formulas for the gradients of each example in one layer, from its input x and the gradient g at its output.
 
 Symbols: B examples, T positions of one example (tokens or pixels), all sums over the positions of one example
     W (m, n) weight; a kernel (m, c, kh, kw) has n = c * kh * kw      L (m, r), R (r, n) its carriers
-    u = x R^T (B, T, r)      dL = g^T u       (000 Eq. 8, 001 Eq. 2)
+    u = x R^T (B, T, r)      dL = g^T u       (Ito et al. 2023, Eq. 8; Yu et al. 2021, Eq. 2)
     v = g L   (B, T, r)      dR = v^T x
 The (m, n) gradient of a carried weight is never formed: one side of every product has r columns.
-A new layer type is one more class here and one more line in LAYERS.
+A new layer type is one more class here and one more entry in LAYERS.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedlsg.frame import Keep
-from fedlsg.gradients.conv import kernel_gradient
-from fedlsg.gradients.norm import GroupNormGradients, LayerNormGradients, NormGradients
-from fedlsg.gradients.standardized import StandardizedConv2d, pull_back, scales, standardize
+from fedlsg.gradients.formulas.conv import kernel_gradient
+from fedlsg.gradients.formulas.norm import GroupNormGradients, LayerNormGradients, NormGradients
+from fedlsg.gradients.formulas.standardized import StandardizedConv2d, pull_back, scales, standardize
 
 
 @runtime_checkable
 class LayerGradients(Protocol):
-    """Gradients of a layer's two parameters. Those of norms are in norm_gradients.py.
+    """Gradients of a layer's two parameters; for norm layers see ``NormGradients``.
 
-    A layer whose weight may be carried (CARRIED) adds ``inner(x, R)`` and ``outer(g, L)``, which give u and v laid
-    out like activations, ``left(g, u)``, which gives dL for the out units that g holds, and ``right(v, x)``, which
-    gives dR for the in units that x holds.
+    A layer whose weight can be carried (CARRIED) adds ``inner(x, R)`` and ``outer(g, L)``, which give u and v in the
+    layout of activations; ``left(g, u)``, which gives dL for the out units in g; and ``right(v, x)``, which gives dR
+    for the in units in x.
     """
 
     @property
@@ -37,10 +37,10 @@ class LayerGradients(Protocol):
 
     @property
     def selects_late(self) -> bool:
-        """Whether kept in units are taken of x in backward: where autograd holds x anyway, a copy would only cost."""
+        """Whether kept in units are selected in backward: if autograd keeps x anyway, an earlier copy only costs."""
 
     def batch_first(self, x: Tensor) -> bool:
-        """Whether x has a batch dimension in front of what the layer needs."""
+        """Whether x has a batch dimension before the dimensions that the layer needs."""
 
     def weight(self, g: Tensor, x: Tensor) -> Tensor:
         """Dense gradient of the weight, (B, *weight shape); a kernel's taps are one axis."""
@@ -81,7 +81,7 @@ class LinearGradients:
 
 @dataclass(frozen=True)
 class ConvGradients:
-    """Conv2d on (B, c, h, w), any stride, padding and dilation, one group. See conv_gradients.py."""
+    """Conv2d on (B, c, h, w), any stride, padding and dilation, one group."""
 
     layer: nn.Conv2d
     axis: ClassVar[int] = 1
@@ -117,7 +117,7 @@ class ConvGradients:
 
 @dataclass(frozen=True)
 class StandardizedConvGradients(ConvGradients):
-    """StandardizedConv2d as Conv2d. dL and dR are to be finished with the output (standardized.py)."""
+    """StandardizedConv2d. dL and dR are completed by ``finish_left`` and ``finish_right``."""
 
     layer: StandardizedConv2d
 
@@ -141,11 +141,11 @@ LAYERS: dict[type[nn.Module], Callable[[Any], LayerGradients | NormGradients]] =
 CarriedGradients = LinearGradients | ConvGradients
 CARRIED = (nn.Linear, nn.Conv2d, StandardizedConv2d)
 THROUGH_OUTPUT = (nn.Linear, nn.Conv2d)
-"""Layers whose output is their weight's product with the input, as through_output.py needs it."""
+"""Layers whose output is the product of their weight and their input, as ``output_carriers`` needs it."""
 
 
 def times_rows(x: Float[Tensor, "*t n"], A: Float[Tensor, "r n"]) -> Float[Tensor, "*t r"]:
-    """x A^T as the wide product A x^T: the tall one, r columns wide, takes up to 3 times as long."""
+    """x A^T, computed as the wide product A x^T: the tall one, r columns wide, takes up to 3 times as long."""
     wide: Tensor = A @ x.reshape(-1, x.shape[-1]).mT
     tall: Tensor = wide.mT.unflatten(0, x.shape[:-1])
     return tall
@@ -157,9 +157,10 @@ def sequence(t: Float[Tensor, "batch *t units"]) -> Float[Tensor, "batch positio
 
 
 def units(t: Tensor, axis: int, index: Int[Tensor, " kept"] | None) -> Tensor:
-    """The units ``index`` of t along ``axis``; t itself where ``index`` is None.
+    """The units ``index`` of t along ``axis``; t itself if ``index`` is None.
 
-    Units that lie side by side are taken of rows: through more dimensions torch needs 3 to 16 times as long.
+    Units that are contiguous in memory are selected from a matrix: with more dimensions torch takes 3 to 16 times as
+    long.
     """
     if index is None:
         return t

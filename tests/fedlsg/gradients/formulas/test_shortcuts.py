@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fedlsg.gradients.hooked_layers as hooked_layers
+import fedlsg.gradients.plan as planning
 import fedlsg.privacy.mechanism as privatize
-from fedlsg.gradients.hooked_layers import plan
 from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.gradients.plan import plan
 from fedlsg.lowrank import decompose, reconstruct
 from fedlsg.masks.rules import unit_importance
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
@@ -69,14 +69,14 @@ def test_and_not_where_the_bias_has_rounded_the_product_away():
 
 
 def test_negative_control_the_carriers_alone_do_not_tell(monkeypatch):
-    monkeypatch.setattr(hooked_layers, "bias_lost", lambda bias, A: 0.0)
+    monkeypatch.setattr(planning, "bias_lost", lambda bias, A: 0.0)
     used, found = error_under_a_long_bias()
     assert used == [True, False, True]
     assert found > 100 * TOLERANCE
 
 
 def test_a_check_that_lets_everything_through_is_caught(monkeypatch):
-    monkeypatch.setattr(hooked_layers, "tolerance", lambda R: 1e9)
+    monkeypatch.setattr(planning, "tolerance", lambda R: 1e9)
     model, x, y = wide()
     frame = make_frame(model, rank=2, sparsity=0.0)
     with torch.no_grad():

@@ -1,8 +1,8 @@
 """The process that runs cells, one after the other: an error, or a crash of the whole process, costs one cell.
 
 It lives on between cells, because importing torch and calibrating the noise takes longer than a small run. It has a
-session of its own, so the terminal's Ctrl-C reaches only the parent, which then interrupts it in order. Should the
-parent die, it interrupts itself. An interrupted cell stays resumable.
+session of its own, so Ctrl-C on the terminal reaches only the parent, which then interrupts it in order. If the parent
+dies, it interrupts itself. An interrupted cell stays resumable.
 """
 
 import os
@@ -25,7 +25,7 @@ SAFE_PATH = "PYTHONSAFEPATH"
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One cell to run: where its run directory and its log lie, and the settings to run with."""
+    """One cell to run: the paths of its run directory and its log, and its settings."""
 
     path: str
     log: str
@@ -51,12 +51,12 @@ class Worker:
         theirs.close()
 
     def submit(self, job: Job) -> None:
-        """Start a cell; a process that has died in the meantime shows in ``outcome``."""
+        """Start a cell; if the process has died, ``outcome`` says so."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.channel.send(job)
 
     def outcome(self) -> Outcome:
-        """How the submitted cell ended; the process's own end counts as its failure."""
+        """How the submitted cell ended; if the process ended, the cell failed."""
         try:
             result: Outcome = self.channel.recv()
             return result
@@ -78,7 +78,7 @@ class Worker:
             os.kill(pid, signal.SIGINT)
 
     def close(self) -> None:
-        """End the process: in order, and by force if it does not listen."""
+        """End the process: in order, or by force if it does not react."""
         self.channel.close()  # an idle one reads the end of its work; a busy one finds out after its cell
         self.process.join(PARTING_SECONDS)
         for end in (self.process.terminate, self.process.kill):
@@ -92,8 +92,8 @@ class Worker:
 def _safe_path() -> Iterator[None]:
     """Processes that are started here do not search the working directory for modules.
 
-    multiprocessing starts ``python -c``, which would, until it has copied this process's path: a ``random.py`` of the
-    user's would end the worker.
+    multiprocessing starts ``python -c``, which searches it until it has copied the path of this process. Then a
+    ``random.py`` of the user would end the worker.
     """
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"

@@ -9,13 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import fedlsg.gradients.hooked_layers as hooked_layers
-import fedlsg.gradients.layers as layer_gradients
-import fedlsg.gradients.standardized as standardized
+import fedlsg.gradients.formulas.layers as layer_gradients
+import fedlsg.gradients.formulas.standardized as standardized
+import fedlsg.gradients.remember as remember
 from fedlsg.carriers.carrier import Carrier, carried_parameters
-from fedlsg.gradients.hooked_layers import plan
+from fedlsg.gradients.formulas.standardized import (
+    EPS,
+    StandardizedConv2d,
+    finish_left,
+    finish_right,
+    note_output,
+    standardize,
+)
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.standardized import EPS, StandardizedConv2d, finish_left, finish_right, note_output, standardize
+from fedlsg.gradients.plan import plan
 from fedlsg.gradients.supported import UnsupportedLayerError, check_supported
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
 
@@ -181,9 +188,9 @@ def test_other_layers_remember_no_output():
     x = torch.randn(2, 3, 6, 6)
     carried = plan(model, make_frame(model, rank=1, sparsity=0.0))
     dense = plan(model, make_frame(model, rank=1, sparsity=0.0, carry=False))
-    assert [hooked_layers.note(layer, x, layer.module(x)) is None for layer in (carried[1], dense[1])] == [False, True]
-    assert hooked_layers.note(carried[0], x[:, :2], x) is None
-    assert hooked_layers.note(carried[2], x, x) is None
+    assert [remember.note(layer, x, layer.module(x)) is None for layer in (carried[1], dense[1])] == [False, True]
+    assert remember.note(carried[0], x[:, :2], x) is None
+    assert remember.note(carried[2], x, x) is None
 
 
 def test_bfloat16_autocast_gives_blocks_of_the_parameters_type():
@@ -222,7 +229,7 @@ def keep_the_bias_in_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
         made.bias = None
         return made
 
-    monkeypatch.setattr(hooked_layers, "note_output", planted)
+    monkeypatch.setattr(remember, "note_output", planted)
 
 
 def forget_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +250,7 @@ def forget_the_padding(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return made
 
-    monkeypatch.setattr(hooked_layers, "note_output", planted)
+    monkeypatch.setattr(remember, "note_output", planted)
 
 
 def gradient_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

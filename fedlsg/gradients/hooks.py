@@ -1,0 +1,194 @@
+"""One forward and backward pass with hooks: each layer's blocks are formed as soon as its gradient arrives.
+
+A forward hook on each layer that owns a trainable parameter keeps what the layer's formulas need of the input. A hook
+in the autograd graph receives the gradient at the layer's output, forms the layer's blocks and frees the memory.
+A layer's own parameters are frozen during its call, so backward computes no weight gradient. If a parameter gets a
+gradient all the same, it was used elsewhere (F.linear(x, layer.weight)), where no hook sees it: the pass is refused.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from fedlsg.frame import Frame
+from fedlsg.gradients.activation_storage import ActivationStorage
+from fedlsg.gradients.blocks import form_block, use_ghost
+from fedlsg.gradients.formulas.ghost import GhostGradients
+from fedlsg.gradients.plan import Layer, Slot, plan
+from fedlsg.gradients.precision import Numbers
+from fedlsg.gradients.rematerialize import NORMS, Rematerialization, release
+from fedlsg.gradients.remember import LayerMemory, needs_input, recall, remember, remember_output
+from fedlsg.gradients.supported import Checked, UnsupportedLayerError, unsupported
+from fedlsg.tensors import leads_to, without_autocast
+
+HIDDEN = "its input requires a gradient, but no trainable parameter comes before it; detach the input"
+TWICE = (
+    "called twice in one pass (activation checkpointing does that, too); its gradient is then a sum over the calls: "
+    "give each call its own module, switch checkpointing off, or freeze it"
+)
+
+
+@contextmanager
+def hook_layers(model: nn.Module, frame: Frame, step: "Pass", parameters: Checked) -> Iterator[None]:
+    """Hook the layers inside the context; on exit remove the hooks and unfreeze ``parameters``, even after an error."""
+    handles = []
+    try:
+        for layer in map(step.numbers.formed, plan(model, frame)):
+            handles.append(layer.module.register_forward_pre_hook(partial(freeze, layer)))
+            # The first hook sees the layer's own output, before a hook of the user changes it.
+            on_output = partial(step.on_output, layer)
+            handles.append(layer.module.register_forward_hook(on_output, with_kwargs=True, prepend=True))
+        norms = (module for module in model.modules() if type(module) in NORMS)
+        handles += [module.register_forward_hook(step.rematerialization.on_norm, prepend=True) for module in norms]
+        yield
+    finally:
+        for p in parameters.values():
+            p.requires_grad_(True)
+        for handle in handles:
+            handle.remove()
+        step.rematerialization.forget()
+        step.due.clear()  # nodes hold their hooks, and the hooks hold the pass: no collector sees this circle
+
+
+def freeze(layer: Layer, *_: object) -> None:
+    """Before a layer's call: keep its parameters out of the graph, until ``Pass.on_output``."""
+    for p in layer.parameters:
+        p.requires_grad_(False)
+
+
+def producer(output: Tensor) -> Node:
+    """The node of the graph that computed the values of a layer's output.
+
+    A hook on the output itself can be lost: a linear layer returns a view, and the first in-place change of a view
+    (ReLU(inplace=True)) removes its node from the graph, with its hooks. The node of the viewed tensor stays.
+    """
+    made = output._base if output._is_view() and output._base is not None else output
+    assert made.grad_fn is not None
+    assert made.numel() == output.numel()
+    return made.grad_fn
+
+
+class Pass:
+    """The state of one forward and backward pass: what layers keep, and the blocks, None for layers not reached."""
+
+    def __init__(
+        self, *, batch: int, blocks: int, ghost: bool, numbers: Numbers, storage: ActivationStorage | None
+    ) -> None:
+        self.batch = batch
+        self.ghost = ghost
+        self.numbers = numbers
+        self.storage = storage
+        self.values: list[Tensor | GhostGradients | None] = [None] * blocks
+        self.memories: dict[str, LayerMemory] = {}
+        self.called: set[str] = set()
+        self.due: dict[str, tuple[Layer, Node]] = {}
+        self.starts: list[Tensor] = []
+        self.rematerialization = Rematerialization()
+
+    def on_output(
+        self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> Tensor | None:
+        """Forward hook: keep what the layer needs of its input, and hook the gradient at its output."""
+        for p in layer.parameters:
+            p.requires_grad_(True)
+        if not torch.is_grad_enabled():
+            return None  # no gradient comes back through this call
+        x = args[0] if args else kwargs["input"]
+        self.check_call(layer, x)
+        self.keep(layer, x, output)
+        start = not output.requires_grad
+        if start:
+            # Everything before this layer is frozen, so the graph starts here. The model gets a copy, because it may
+            # change its activations in place, which a leaf of the graph forbids.
+            self.starts.append(output.requires_grad_())
+            output = output.clone()
+        elif not self.starts:
+            raise unsupported(layer.path, module, HIDDEN)
+        again = self.memories[layer.path].again
+        if again is not None:
+            release(again, x, output)
+        node = producer(output)
+        self.due[layer.path] = layer, node
+        node.register_prehook(partial(self.on_gradient, layer, output.shape))
+        return output if start else None
+
+    def check_call(self, layer: Layer, x: Tensor) -> None:
+        """Raise UnsupportedLayerError for a second call, or an input that is not batch first."""
+        if layer.path in self.called:
+            raise unsupported(layer.path, layer.module, TWICE)
+        self.called.add(layer.path)
+        if not layer.formulas.batch_first(x) or x.shape[0] != self.batch:
+            raise unsupported(
+                layer.path,
+                layer.module,
+                f"expected an input whose first dimension is the batch of {self.batch}, got shape {tuple(x.shape)}; "
+                "keep examples on the first dimension (no flattening of positions into it), or freeze it",
+            )
+
+    def keep(self, layer: Layer, x: Tensor, output: Tensor) -> None:
+        """Store what the layer's blocks need of its input x and its output."""
+        with torch.no_grad(), without_autocast(x.device.type):
+            again = self.rematerialization.of(x) if needs_input(layer) and x.dtype == layer.dtype else None
+            given, x = x.detach(), x.detach().to(layer.dtype)
+            self.memories[layer.path] = memory = remember(layer, x, again)
+            remember_output(layer, memory, x, output, output.grad_fn)
+            if memory.x is not None and memory.x is x and given.itemsize < x.itemsize:
+                memory.x, memory.version = given, given._version  # autograd keeps this one, not the wider copy
+            if self.storage is not None:
+                self.storage.pack_memory(memory)
+
+    def on_gradient(self, layer: Layer, shape: torch.Size, gradients: tuple[Tensor | None, ...]) -> None:
+        """Backward hook: form the layer's blocks, then free its memory."""
+        memory = self.memories.pop(layer.path)
+        del self.due[layer.path]
+        if changed := memory.changed:
+            reason = (
+                f"its {changed} was changed in place after the call; use the out-of-place operation (inplace=False)"
+            )
+            raise unsupported(layer.path, layer.module, reason)
+        if gradients[0] is None:
+            return  # autograd's way to say zero
+        g = gradients[0].reshape(shape).to(layer.dtype)
+        with without_autocast(g.device.type):
+            recall(layer, memory)
+            for slot in layer.slots:
+                self.values[slot.position] = self.block(layer, slot, memory, g)
+
+    def block(self, layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Tensor | GhostGradients:
+        """The slot's gradients, in the type of the parameter; as ``GhostGradients`` where those are cheaper."""
+        if self.ghost and use_ghost(layer, slot, g):
+            assert memory.x is not None
+            assert isinstance(layer.module, nn.Linear | nn.Conv2d)
+            kept = g if self.storage is None else self.storage.rounded(g)
+            return GhostGradients(layer.module, kept, memory.x, kept._version)
+        if memory.x is not None and memory.x.dtype != layer.dtype:
+            memory.x = memory.x.to(layer.dtype) if self.storage is None else self.storage.unpack(memory.x)
+        own = layer.module.get_parameter(slot.parameter).dtype
+        return form_block(layer, slot, memory, g).to(own)
+
+    def backward(self, losses: Float[Tensor, " batch"], parameters: Checked) -> None:
+        """Send the gradient of every example's own loss back to the first hooked layers.
+
+        Raises UnsupportedLayerError if a gradient arrives at a parameter: the parameter was not frozen, so no hook saw
+        its use. Also if no gradient reached a layer on which the losses depend.
+        """
+        if not losses.requires_grad:
+            return
+        wanted = [*self.starts, *parameters.values()]
+        # The sum sends a one to every loss. Given those ones, torch would import sympy, for half a second a process.
+        found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)[len(self.starts) :]
+        if elsewhere := [name for name, g in zip(parameters, found, strict=True) if g is not None]:
+            raise UnsupportedLayerError(
+                f"{', '.join(elsewhere)}: used outside of its own layer's call, where its gradient cannot be split by "
+                "example; call the layer instead of reading its weight (F.linear(x, layer.weight), layer.forward(x), a "
+                "penalty in the loss), or freeze it"
+            )
+        for layer, node in self.due.values():
+            if leads_to(losses.grad_fn, {node}):
+                raise unsupported(layer.path, layer.module, HIDDEN)

@@ -1,0 +1,153 @@
+"""Means over seeds: runs that differ in their seed only are one line.
+
+An accuracy is mean ± sample standard deviation over seeds, on the public test split. Its standard error, and whether
+it is better than guessing, are those of ``workloads.chance``.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from simulations.rundir.results import Result
+from simulations.workloads.chance import Chance, beats_chance, standard_error
+
+PROBE = "linear-probe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Runs that differ in their seed only; the numbers are of those that are done."""
+
+    runs: tuple[Result, ...]
+    probe: float | None = None
+    """Mean accuracy of the private linear probe at the same epsilon target."""
+
+    @property
+    def label(self) -> str:
+        return self.runs[0].label
+
+    @property
+    def method(self) -> str:
+        return self.runs[0].method
+
+    @property
+    def done(self) -> tuple[Result, ...]:
+        return tuple(run for run in self.runs if run.done)
+
+    def setting(self, name: str) -> Any:
+        """A setting that all its runs share; None if there is none."""
+        return (self.done or self.runs)[0].settings.get(name)
+
+    @property
+    def accuracies(self) -> list[float]:
+        return [run.accuracy for run in self.done if run.accuracy is not None]
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.accuracies) if self.done else None
+
+    @property
+    def sd(self) -> float | None:
+        """Sample standard deviation over seeds; None for fewer than two."""
+        return statistics.stdev(self.accuracies) if len(self.done) > 1 else None
+
+    @property
+    def chance(self) -> Chance | None:
+        return self.done[0].chance if self.done else None
+
+    @property
+    def standard_error(self) -> float | None:
+        return None if self.chance is None else standard_error(self.accuracies, self.chance)
+
+    @property
+    def beats_chance(self) -> bool | None:
+        """None if nothing is done, or the accuracy of guessing is not on record."""
+        return None if self.chance is None else beats_chance(self.accuracies, self.chance)
+
+    @property
+    def private(self) -> bool | None:
+        """Whether every finished run is private."""
+        return all(run.private for run in self.done) if self.done else None
+
+    @property
+    def epsilon_target(self) -> float | None:
+        return self.runs[0].epsilon_target
+
+    @property
+    def epsilon(self) -> float | None:
+        """The largest epsilon of its runs; inf if nothing is claimed."""
+        return max((run.epsilon_max for run in self.done if run.epsilon_max is not None), default=None)
+
+    @property
+    def uplink(self) -> float | None:
+        """Payload bytes of a client in a round."""
+        messages = sum(run.messages for run in self.done)
+        return sum(run.summary["uplink_bytes"] for run in self.done) / messages if messages else None
+
+    def mean_of(self, name: str) -> float | None:
+        """Mean over finished seeds of a number in summary.json."""
+        return statistics.fmean(run.summary[name] for run in self.done) if self.done else None
+
+    @property
+    def total_uplink(self) -> float | None:
+        """Payload bytes of a whole run, mean over seeds."""
+        return self.mean_of("uplink_bytes")
+
+    @property
+    def total_downlink(self) -> float | None:
+        """As ``total_uplink``, to the clients."""
+        return self.mean_of("downlink_bytes")
+
+    @property
+    def transfer(self) -> float | None:
+        """Seconds on a link, mean over seeds; None if no link is given."""
+        seconds = [run.transfer for run in self.done if run.transfer is not None]
+        return statistics.fmean(seconds) if seconds and len(seconds) == len(self.done) else None
+
+    @property
+    def saved(self) -> float | None:
+        """How many times smaller the payloads are than dense updates."""
+        up = sum(run.summary["uplink_bytes"] for run in self.done)
+        return sum(run.summary["uplink_bytes_dense"] for run in self.done) / up if up else None
+
+    @property
+    def seconds(self) -> float | None:
+        return self.mean_of("wall_seconds")
+
+    @property
+    def over_probe(self) -> float | None:
+        """Mean accuracy minus that of the private linear probe."""
+        return None if self.mean is None or self.probe is None or self.method == PROBE else self.mean - self.probe
+
+    @property
+    def name(self) -> str:
+        """Label with rank and sparsity, for legends."""
+        own = [f"r {self.setting('rank')}"] if self.setting("rank") else []
+        own += [f"p {self.setting('sparsity'):g}"] if self.setting("sparsity") is not None else []
+        return f"{self.label} ({', '.join(own)})" if own else self.label
+
+
+def lines(results: Iterable[Result]) -> list[Line]:
+    """Results by group: epsilon targets ascending, no target last, the best mean first, unfinished ones last."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for result in results:
+        groups.setdefault(result.group or (result.name,), []).append(result)
+    found = [Line(runs=tuple(runs)) for runs in groups.values()]
+    probes: dict[tuple[Any, ...], float] = {}
+    for line in found:
+        if line.method == PROBE and line.mean is not None and line.private:
+            probes[_task(line)] = max(line.mean, probes.get(_task(line), 0.0))
+    found = [Line(runs=line.runs, probe=probes.get(_task(line))) for line in found]
+    return sorted(found, key=_order)
+
+
+def _task(line: Line) -> tuple[Any, ...]:
+    """What lines need in common to be compared: the evaluated rows of one workload, and the epsilon target."""
+    return (*(line.setting(name) for name in ("workload", "dataset", "subset", "holdout")), line.epsilon_target)
+
+
+def _order(line: Line) -> tuple[Any, ...]:
+    target = math.inf if line.epsilon_target is None else line.epsilon_target
+    return (target, line.mean is None, -(line.mean or 0.0), line.name)

@@ -1,0 +1,127 @@
+"""The one template of every HTML page: one file that requests nothing, readable on a screen, a phone and paper.
+
+Jinja escapes every value. Only the style sheet of this file is inserted as it is.
+"""
+
+from simulations.report.sections import Page
+
+CSS = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 "Source Sans 3", "Helvetica Neue", Arial, sans-serif; color: #1b1b1b; background: #fff;
+  max-width: 60rem; margin: 2.5rem auto; padding: 0 1.5rem; overflow-wrap: break-word; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .3rem; }
+h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
+p.lead { color: #555; margin: 0 0 1.5rem; }
+p.warning { border-left: 4px solid #b00020; padding: .5rem .9rem; background: #fdf3f4; margin: 1rem 0; }
+p.note, figcaption { color: #444; font-size: .9rem; }
+p.verdict { font-weight: 600; }
+.scroll { overflow-x: auto; margin: .8rem 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
+caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
+th { text-align: right; font-weight: 600; border-bottom: 1.5px solid #1b1b1b; }
+td { text-align: right; border-bottom: 1px solid #e4e4e4; }
+th, td { padding: .28rem .9rem .28rem 0; vertical-align: top; white-space: nowrap; }
+th.left, td.left, tr.group td { text-align: left; }
+tr.group td { border-bottom: 0; padding-top: .9rem; font-weight: 600; }
+tr.reference td { background: #f3f3f3; }
+tr.own td { font-weight: 600; }
+tr.not-private td { color: #8a3b00; }
+tr.dim td { color: #777; }
+tr.alert td { color: #b00020; font-weight: 600; }
+table.facts, table.tokens { width: 100%; margin: .6rem 0; }
+table.facts td, table.tokens td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+table.facts td:first-child { color: #555; width: 10rem; overflow-wrap: break-word; }
+table.tokens td:first-child { width: 8rem; overflow-wrap: break-word; }
+.moved { color: #555; border-bottom: 1px dotted #555; }
+.wrong { color: #b00020; text-decoration: line-through; }
+.dot { display: inline-block; width: .65em; height: .65em; border-radius: 50%; margin-right: .5em; }
+figure { margin: 1.4rem 0; break-inside: avoid; }
+img { max-width: 100%; display: block; margin: .4rem 0; }
+code, pre { font: .86em/1.45 "DejaVu Sans Mono", Menlo, Consolas, monospace; }
+pre { background: #f6f6f6; padding: .7rem .9rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+@media screen and (max-width: 40rem) { body { margin: 1.2rem auto; padding: 0 1rem; } img { max-width: none; }
+  table.facts td:first-child, table.tokens td:first-child { width: 6.5rem; } }
+@media print { body { margin: 0; max-width: none; font-size: 10.5pt; } h2 { break-after: avoid; }
+  tr, .warning { break-inside: avoid; } table { font-size: 8pt; } th, td { padding-right: .5rem; } }
+"""
+
+TEMPLATE = """<!DOCTYPE html>
+{% macro table(part) %}
+<div class="scroll"><table>
+{% if part.title %}<caption>{{ part.title }}</caption>{% endif %}
+<tr>{% for name in part.columns %}<th{% if loop.index0 in part.left %} class="left"{% endif %}>{{ name }}</th>
+{%- endfor %}</tr>
+{% for row in part.rows %}
+{% if row.group and (loop.first or row.group != part.rows[loop.index0 - 1].group) %}
+<tr class="group"><td colspan="{{ part.columns | length }}">{{ row.group }}</td></tr>
+{% endif %}
+<tr{% if row.style %} class="{{ row.style }}"{% endif %}>
+{% for cell in row.cells %}
+<td{% if loop.index0 in part.left %} class="left"{% endif %}>
+{%- if loop.first and row.colour %}<span class="dot" style="background: {{ row.colour }}"></span>{% endif -%}
+{{ cell }}</td>
+{% endfor %}
+</tr>
+{% endfor %}
+</table></div>
+{% if part.note %}<p class="note">{{ part.note }}</p>{% endif %}
+{% endmacro %}
+{% macro tokens(part) %}
+<table class="tokens">
+{% for line in part.lines %}
+<tr{% if line.first %} class="group"{% endif %}><td>{{ line.name }}</td><td>
+{% for token, mark in line.tokens %}<span{% if mark %} class="{{ mark }}"{% endif %}>{{ token }}</span> {% endfor %}
+</td></tr>
+{% endfor %}
+</table>
+<p class="note">{{ part.caption }}</p>
+{% endmacro %}
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ page.title }}</title>
+<style>{{ css }}</style>
+</head>
+<body>
+<h1>{{ page.title }}</h1>
+<p class="lead">{{ page.lead }}</p>
+{% for words in page.warnings %}
+<p class="warning">{{ words }}</p>
+{% endfor %}
+{% for section in page.sections %}
+{% if section.title %}<h2>{{ section.title }}</h2>{% endif %}
+{% for part in section.parts %}
+{% if part.kind == "text" %}
+<p{% if part.style != "plain" %} class="{{ part.style }}"{% endif %}>{{ part.words }}</p>
+{% elif part.kind == "facts" %}
+<table class="facts">
+{% for name, words in part.rows %}
+<tr><td>{{ name }}</td><td>{{ words }}</td></tr>
+{% endfor %}
+</table>
+{% elif part.kind == "table" %}
+{{ table(part) }}
+{% elif part.kind == "picture" %}
+<figure><div class="scroll"><img src="{{ part.uri }}" width="{{ part.width }}" alt="{{ part.caption }}"></div>
+<figcaption>{{ part.caption }}</figcaption></figure>
+{% elif part.kind == "tokens" %}
+{{ tokens(part) }}
+{% elif part.kind == "code" %}
+{% if part.note %}<p class="note">{{ part.note }}</p>{% endif %}
+<pre>{{ part.text }}</pre>
+{% endif %}
+{% endfor %}
+{% endfor %}
+</body>
+</html>
+"""
+
+
+def render(page: Page) -> str:
+    """The page as HTML. Guarantee: text stays text, whatever it holds, and a browser requests nothing."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(TEMPLATE).render(page=page, css=Markup(CSS))

@@ -1,0 +1,75 @@
+"""The tables of a page on a terminal: the same titles, columns, cells and notes."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rich.console import Console, Group
+from rich.measure import Measurement
+from rich.table import Table as View
+from rich.text import Text
+
+from simulations.report.sections import Table
+
+STYLES = {"": "", "reference": "", "own": "bold", "not-private": "yellow", "dim": "dim", "alert": "bold red"}
+WIDE, NARROW = 2, 1
+"""Spaces between columns."""
+
+
+def terminal_table(table: Table, width: int) -> Group:
+    """For a terminal of ``width`` columns.
+
+    Optional columns are left out until the table fits. If it never does, intervals go to a second line and names fold.
+    """
+    title = [Text(table.title, style="bold")] if table.title else []
+    return Group(*title, next((view for view in _views(table) if _width(view) <= width), _narrowest(table)))
+
+
+def print_table(table: Table, console: Console) -> None:
+    """The table, and its note below. A table with a title has an empty line before it."""
+    if table.title:
+        console.print()
+    console.print(terminal_table(table, console.width), highlight=False)
+    if table.note:
+        print_note(table.note, console)
+
+
+def print_note(words: str, console: Console, style: str = "dim") -> None:
+    """Text as it is: no markup in it is obeyed."""
+    console.print(words, style=style, markup=False, highlight=False)
+
+
+def _views(table: Table) -> Iterator[View]:
+    for count in range(len(table.optional) + 1):
+        yield from (_view(table, table.optional[:count], space) for space in (WIDE, NARROW))
+
+
+def _narrowest(table: Table) -> View:
+    rows = tuple(replace(row, cells=tuple(cell.replace(" [", "\n[") for cell in row.cells)) for row in table.rows)
+    return _view(replace(table, rows=rows), table.optional, NARROW)
+
+
+def _view(table: Table, hidden: tuple[int, ...], space: int) -> View:
+    view = View(box=None, padding=(0, space, 0, 0), header_style="bold", pad_edge=False)
+    kept = [position for position in range(len(table.columns)) if position not in hidden]
+    for position in kept:
+        words = position in table.left
+        view.add_column(
+            Text(table.columns[position]), justify="left" if words else "right", no_wrap=not words, overflow="fold"
+        )
+    before = None
+    for row in table.rows:
+        if before is not None and row.group != before:
+            view.add_row()
+        before = row.group
+        view.add_row(*(Text(row.cells[position]) for position in kept), style=STYLES[row.style])
+    return view
+
+
+def fits(table: Table, width: int) -> bool:
+    """Whether all columns of the table fit on a terminal of ``width`` columns."""
+    return _width(_view(table, (), WIDE)) <= width
+
+
+def _width(view: View) -> int:
+    console = Console(width=1000)
+    return Measurement.get(console, console.options, view).maximum

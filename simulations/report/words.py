@@ -1,0 +1,88 @@
+"""One wording for each fact of a run, in the terminal and on every page."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from simulations.rundir.links import LINKS
+
+NOT_PRIVATE = "NOT PRIVATE"
+REPRODUCIBLE = f"{NOT_PRIVATE}: the noise is reproducible"
+NO_EPSILON = f"{NOT_PRIVATE}: no finite epsilon is claimed"
+
+
+def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
+    """What a finished run reached and what it cost, from its summary.json."""
+    dense = float(summary["uplink_bytes_dense"])
+    facts = {
+        "test accuracy": f"{percent(summary['accuracy'])}, loss {float(summary['loss']):.3f}",
+        "privacy": privacy_line(summary),
+        "uplink": f"{human_bytes(summary['uplink_bytes'])} of payload, "
+        f"{against_dense(dense, summary['uplink_bytes'])} ({human_bytes(dense)}){_wire(summary, 'uplink')}",
+        "downlink": f"{human_bytes(summary['downlink_bytes'])} of payload{_wire(summary, 'downlink')}",
+        "transfer": transfer_line(summary),
+        "empty rounds": empty_line(summary),
+        "time": f"{duration(summary['wall_seconds'])} on {summary['device']}",
+    }
+    return {name: words for name, words in facts.items() if words}
+
+
+def _wire(summary: Mapping[str, Any], direction: str) -> str:
+    """What the messages took with their framing; nothing for runs that did not count it."""
+    count = summary.get(f"{direction}_bytes_wire")
+    return "" if count is None else f"; {human_bytes(count)} on the wire"
+
+
+def against_dense(dense: float, sent: float) -> str:
+    """How the sent bytes compare with dense updates."""
+    if not sent:
+        return "dense updates would be larger"
+    ratio = dense / sent
+    if 0.95 < ratio < 1.05:
+        return "as large as dense updates"
+    return f"{ratio:.1f}x smaller than dense updates" if ratio > 1 else f"{1 / ratio:.1f}x larger than dense updates"
+
+
+def privacy_line(summary: Mapping[str, Any]) -> str:
+    """Epsilon and what it rests on; NOT PRIVATE where nothing is claimed."""
+    epsilon = float(summary["epsilon_max"])
+    if not summary["private"]:
+        why = REPRODUCIBLE if summary["reproducible"] else NO_EPSILON
+        return why + (f"; the ledger alone would say epsilon {epsilon:.3f}" if epsilon < float("inf") else "")
+    line = (
+        f"epsilon {epsilon:.3f} at delta {summary['delta']:g} (largest of {summary['clients']} clients, "
+        f"median {float(summary['epsilon_median']):.3f}; sigma {summary['noise_multiplier']:.4g})"
+    )
+    if summary["trust"] == "aggregate":
+        line += "; only the sum is private: an ideal secure aggregation is assumed and not provided"
+    return line
+
+
+def transfer_line(summary: Mapping[str, Any]) -> str:
+    """Seconds that the messages would take on each named link; empty for runs that did not count them."""
+    seconds: Mapping[str, float] = summary.get("transfer_seconds", {})
+    return ", ".join(f"{value:.3g} s on {LINKS[name].short}" for name, value in seconds.items() if name in LINKS)
+
+
+def empty_line(summary: Mapping[str, Any]) -> str:
+    """How many rounds brought no update; empty where there were none, or nobody counted."""
+    count = summary.get("empty_rounds", 0)
+    return f"{count} of {summary['rounds']} brought no update" if count else ""
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage."""
+    return "--" if share is None else f"{100 * share:.2f} %"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, or minutes where they are many."""
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} minutes"
+
+
+def human_bytes(count: float) -> str:
+    """Bytes with a decimal unit (1 kB = 1,000 B)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")

@@ -1,0 +1,100 @@
+"""Pages are lists of sections: HTML is in one file, every part of a page arrives, text stays text."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from simulations.report.page import render
+from simulations.report.sections import (
+    Code,
+    Facts,
+    Page,
+    Picture,
+    Row,
+    Section,
+    Table,
+    Text,
+    TokenLine,
+    TokenLines,
+)
+from tests.places import REPOSITORY
+
+TAGS = "html|head|body|style|title|h[1-6]|p|div|span|table|caption|tr|th|td|img|figure|figcaption|pre|code|ul|ol|li|a"
+TAG = re.compile(rf"</?({TAGS})(\s[^<>]*)?>")
+"""Tags of a page. ``<br>`` is not among them: it is the only line break in a cell of Markdown."""
+OWNER = "simulations/report/page.py"
+
+
+def html_in(source: str) -> list[str]:
+    """Tags in the string literals of a source."""
+    texts = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    return [match.group() for text in texts if isinstance(text, str) for match in TAG.finditer(text)]
+
+
+def sources() -> list[Path]:
+    return [path for top in ("fedlsg", "strategies", "simulations") for path in (REPOSITORY / top).rglob("*.py")]
+
+
+def test_html_is_in_one_file_only():
+    found = {str(path.relative_to(REPOSITORY)): html_in(path.read_text()) for path in sources()}
+    assert {name for name, tags in found.items() if tags} == {OWNER}
+
+
+@pytest.mark.parametrize("planted", ['x = "<td>"', 'x = f"<p class=note>{y}</p>"', 'def f():\n    """<table>"""'])
+def test_planted_html_is_found(planted):
+    """Negative control."""
+    assert html_in(planted)
+
+
+def test_comparisons_and_placeholders_are_no_html():
+    assert html_in('x = "a < b > c; <name>; -c KEY=<value>; a <br> b"') == []
+
+
+def page_of(*parts: object) -> str:
+    return render(Page(title="T", lead="L", warnings=("W",), sections=(Section(title="S", parts=parts),)))  # type: ignore[arg-type]
+
+
+def test_every_part_arrives():
+    table = Table(
+        title="A table",
+        columns=("name", "number"),
+        rows=(
+            Row(cells=("one", "1"), group="first group", colour="#123456"),
+            Row(cells=("two", "2"), group="first group", style="not-private"),
+            Row(cells=("three", "3"), group="second group", style="reference"),
+        ),
+        note="Its note.",
+        optional=(1,),
+    )
+    tokens = TokenLines(lines=(TokenLine(name="original", tokens=(("word", "wrong"),), first=True),), caption="Tokens.")
+    source = page_of(
+        Text(words="A verdict.", style="verdict"),
+        Facts(rows=(("fact", "is true"),)),
+        table,
+        Picture(uri="data:image/png;base64,AA", width=300, caption="A picture."),
+        tokens,
+        Code(text="fedlsg run", note="A command:"),
+    )
+    for words in (
+        "<h1>T</h1>", "L", '<p class="warning">W</p>', "<h2>S</h2>", '<p class="verdict">A verdict.</p>', "is true",
+        "A table", "Its note.", 'background: #123456', '<tr class="not-private">', '<tr class="reference">',
+        'width="300"', "A picture.", '<span class="wrong">word</span>', "Tokens.", "A command:",
+        "<pre>fedlsg run</pre>",
+    ):  # fmt: skip
+        assert words in source, words
+    assert source.count("first group") == source.count("second group") == 1
+    assert source.count("<td") == 2 + 3 * 2 + 2 + 2, "a page has optional columns as well"
+
+
+def test_text_stays_text():
+    bad = '<script>"&'
+    parts = (
+        Text(words=bad), Facts(rows=((bad, bad),)), Code(text=bad, note=bad),
+        Table(columns=(bad,), rows=(Row(cells=(bad,), group=bad),), title=bad, note=bad),
+        TokenLines(lines=(TokenLine(name=bad, tokens=((bad, ""),)),), caption=bad),
+    )  # fmt: skip
+    source = page_of(*parts)
+    assert "<script" not in source
+    assert source.count("&lt;script&gt;&#34;&amp;") == 13
