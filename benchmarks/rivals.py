@@ -1,6 +1,6 @@
-"""The same step by other means: Opacus with hooks and with ghost norms, torch.func, and RGP's reparametrised forward.
+"""The same step in other libraries: Opacus with hooks and with ghost norms, torch.func, RGP's reparametrised forward.
 
-Each clips per example and adds noise as its users would: Opacus' own optimizers; a plain generator for the other two.
+Each clips per example and adds noise as its users do: Opacus by its own optimizers, the other two by a plain generator.
 """
 
 from collections.abc import Callable
@@ -81,8 +81,8 @@ def func_vmap(subject: Subject) -> Step:
 def rgp_reparametrised(subject: Subject, rank: int = 8) -> Step:
     """RGP as published: W is replaced by (W - L R) + L R in the forward pass, and L and R get per-example gradients.
 
-    Decomposes and takes one Eq. 3 step each time, like fedlsg; kernels of fedlsg where they fit, so that what is
-    measured is the reparametrisation and not somebody's unfold.
+    Decomposes and takes one Eq. 3 step each time, like fedlsg; uses kernels of fedlsg where they fit, so that the
+    reparametrisation is measured, and not another unfold.
     """
     model = subject.build()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
