@@ -24,15 +24,15 @@ DELTA, ROUNDS, BATCH = 1e-5, 200, 10
 def made(clients: int, *, own_noise: bool) -> list[Events]:
     """The events in every client's ledger at the end of a run."""
     draw = random.Random(0)
-    asked = [0] * clients
+    selected = [0] * clients
     for round in range(1, ROUNDS + 1):
         for client in select_clients(clients, clients // 10, round=round, seed=0):
-            asked[client] += 1
+            selected[client] += 1
     rates = [BATCH / int(20 * 25 ** draw.random()) for _ in range(clients)]
     noise = [2 * (q / 0.02) ** 0.8 if own_noise else 2.0 for q in rates]
     return [
         (Event(sample_rate=q, noise_multiplier=sigma, steps=max(steps, 1)),)
-        for q, sigma, steps in zip(rates, noise, asked, strict=True)
+        for q, sigma, steps in zip(rates, noise, selected, strict=True)
     ]
 
 

@@ -35,7 +35,7 @@ def made_texts(
 
     Args:
         encoder: the only model, a short name or an absolute folder; it goes by ``name``, or else by ``encoder``.
-        words: the first id of a word and the one behind the last, as in the vocabulary of ``encoder``.
+        words: the first id of a word and the one after the last, as in the vocabulary of ``encoder``.
     """
     draw = np.random.default_rng(3)
     ids = [np.array([ends[0], *draw.integers(*words, length - 2), ends[1]]) for length in LENGTHS]

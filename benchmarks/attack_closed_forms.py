@@ -129,7 +129,7 @@ def first_layer(seeds: int) -> Lines:
     """One line for each method, dtype and bias."""
     yield "| method | payload | bias | inputs known | relative error: median, worst | within the limit |"
     yield "|---|---|---|---|---|---|"
-    for dtype, asked in ((torch.float64, 1e-6), (torch.float32, 1e-4)):
+    for dtype, limit in ((torch.float64, 1e-6), (torch.float32, 1e-4)):
         for name in METHODS:
             for bias in (True, False):
                 errors, how, known = [], "yes", set()
@@ -142,7 +142,7 @@ def first_layer(seeds: int) -> Lines:
                         guess, how = without_bias(seen, guess)
                     errors.append(off(guess.inputs, x, scaled="direction" in how))
                 values = torch.tensor(errors)
-                met = f"{int((values <= asked).sum())} of {seeds} <= {asked:g}"
+                met = f"{int((values <= limit).sum())} of {seeds} <= {limit:g}"
                 yield (
                     f"| `{name}` | {str(dtype)[6:]} | {how} | {', '.join(map(str, sorted(known)))} of 64 "
                     f"| {values.median():.0e}, {values.max():.0e} | {met} |"

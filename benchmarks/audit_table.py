@@ -67,10 +67,10 @@ def settings(audited: Audited, own: dict[str, Any]) -> tuple[str, str]:
     )
 
 
-def gathered(told: list[tuple[str, str]]) -> str:
+def gathered(stated: list[tuple[str, str]]) -> str:
     """The settings of all methods; methods with equal settings share one entry."""
     alike: dict[str, list[str]] = {}
-    for name, rest in told:
+    for name, rest in stated:
         alike.setdefault(rest, []).append(name)
     return "; ".join(f"{', '.join(names)} with {rest}" for rest, names in alike.items())
 
@@ -111,10 +111,10 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     clean, plants, stated, began = [], [], [], time.monotonic()
     for method in args.methods.split(","):
-        first, found, told = rows(method, args)
+        first, found, setting = rows(method, args)
         clean.append(first)
         plants += found
-        stated.append(told)
+        stated.append(setting)
     text = [
         "Correct code:", "",
         "| method | values | steps | accused | one-run bound | f-DP one-run bound | GDP estimate |",

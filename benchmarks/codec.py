@@ -30,7 +30,7 @@ from fedlsg.payload.codecs.noise_floor import NoiseFloor, classes
 
 SEED, ROUND, SIGMA = 0, 1, 1.7
 SIGNAL = (0.0, 0.3, 1.0, 3.0)
-"""Deviation of what lies under the noise, in units of it, block by block."""
+"""Deviation of the signal in each block, in units of the noise's deviation."""
 
 
 def entropy(symbols: np.ndarray) -> float:

@@ -43,7 +43,7 @@ class CountingProxy:
                 caller, _ = self._listener.accept()
                 try:
                     server = socket.create_connection(("127.0.0.1", self.target))
-                except OSError:  # nobody listens there any more: the caller is told so
+                except OSError:  # nobody listens there any more: close the connection
                     caller.close()
                     continue
                 connection = Connection()
