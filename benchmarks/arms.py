@@ -13,10 +13,10 @@ from torch.optim import SGD
 
 import strategies
 from benchmarks.subjects import Subject, losses
-from fedlsg.carriers import carried_parameters
 from fedlsg.gradients import FLOAT32, Numbers, trainable
-from fedlsg.method import LocalTraining, Schedule, aggregate, client_step, initial_needed, make_frame, server_step
+from fedlsg.method import LocalTraining, Schedule, aggregate, client_step, server_step
 from fedlsg.randomness import secret_stream
+from fedlsg.state import PublicState
 from fedlsg.training import make_optimizer
 
 Step = Callable[[], object]
@@ -62,21 +62,16 @@ def private(subject: Subject, recipe: str, *, rank: int = 8, sparsity: float = 0
         learning_rate=LEARNING_RATE,
     )
     batch = len(subject.targets)
-    carried = carried_parameters(model, method.carrier, classifier=subject.classifier)
-    weights = {name: p.detach() for name, p in trainable(model).items()}
-    initial = {name: weights[name].clone() for name in initial_needed(method, weights, carried)}
+    public = PublicState.start(model, method, Schedule(rounds=1000), seed=0, classifier=subject.classifier)
     optimizer, scheduler = make_optimizer(
         trainable(model), replace(method.after, momentum=0.0), updates=1000, classifier=subject.classifier
     )
-    schedule, noise, sampler = Schedule(rounds=1000), secret_stream(), secret_stream()
+    noise, sampler = secret_stream(), secret_stream()
     rounds = iter(range(1, 1000))
 
     def step() -> None:
         now = next(rounds)
-        frame = make_frame(
-            method, {name: p.detach() for name, p in trainable(model).items()}, initial, carried=carried, round=now,
-            updates=now, schedule=schedule, seed=0, classifier=subject.classifier,
-        )  # fmt: skip
+        frame = public.frame(now, updates=now)
         values = client_step(
             model, lambda rows: (subject.inputs[rows], subject.targets[rows]), losses, frame=frame,
             mechanism=method.mechanism, local=LocalTraining(microbatch_size=batch, numbers=numbers),

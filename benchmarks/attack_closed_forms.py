@@ -13,6 +13,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,11 @@ from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.relu_batch import relu_batch
 from fedlsg.attacks.membership.matched_filter import measure
 from fedlsg.attacks.observation import Knowledge, Observation
-from fedlsg.carriers import carried_parameters
-from fedlsg.gradients import per_example_gradients, trainable
-from fedlsg.method import LocalTraining, Schedule, client_step, make_frame
+from fedlsg.gradients import per_example_gradients
+from fedlsg.method import LocalTraining, Schedule, client_step
 from fedlsg.privacy import Mechanism
 from fedlsg.randomness import public_generator, reproducible_stream
+from fedlsg.state import PublicState
 from fedlsg.training import per_unit
 from simulations.workloads import load
 
@@ -81,12 +82,9 @@ def observe(name: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int, dty
     """The payload, without noise, of a client that takes all of these examples; all of it computed in ``dtype``."""
     method = strategies.recipe(name, mechanism="clip-only", clip_norm=0.1, **METHODS[name])
     model = model.to(dtype)
-    weights = {parameter: p.detach() for parameter, p in trainable(model).items()}
-    carried = carried_parameters(model, method.carrier, classifier="classifier")
-    frame = make_frame(
-        method, weights, {p: weights[p] * 0.9 for p in carried}, carried=carried, round=2, updates=1,
-        schedule=Schedule(rounds=2), seed=seed, classifier="classifier",
-    )  # fmt: skip
+    public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier")
+    initial = {parameter: W * 0.9 for parameter, W in public.parameters.items()}
+    frame = replace(public, initial=initial).frame(2, updates=1)
     local = LocalTraining(expected_batch=float(len(y)))
     values = client_step(
         model, lambda rows: (x[rows].to(dtype), y[rows]), cross_entropy, frame=frame, mechanism=method.mechanism,

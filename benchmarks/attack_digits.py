@@ -26,10 +26,10 @@ from fedlsg.attacks.inversion.matching import ATTACKS, Matching, match
 from fedlsg.attacks.inversion.metrics import mean_interval, psnr
 from fedlsg.attacks.inversion.prior import Prior, prior_from
 from fedlsg.attacks.observation import Knowledge, Observation
-from fedlsg.carriers import carried_parameters
 from fedlsg.gradients import trainable
-from fedlsg.method import LocalTraining, Schedule, client_step, make_frame
+from fedlsg.method import LocalTraining, Schedule, client_step
 from fedlsg.randomness import public_generator, reproducible_stream
+from fedlsg.state import PublicState
 from simulations.models.small import digits_conv, digits_mlp
 from simulations.workloads import load
 
@@ -65,12 +65,8 @@ def observe(
     """The payload of a client with a single example: clipped to C = 0.5, with noise if sigma > 0."""
     noise: dict[str, Any] = {"mechanism": "dp", "noise_multiplier": sigma} if sigma else {"mechanism": "clip-only"}
     method = strategies.recipe(name, clip_norm=0.5, **noise, **METHODS[name])
-    weights = {parameter: p.detach() for parameter, p in trainable(model).items()}
-    carried = carried_parameters(model, method.carrier, classifier="classifier")
-    frame = make_frame(
-        method, weights, {parameter: initial[parameter] for parameter in carried}, carried=carried, round=2, updates=1,
-        schedule=Schedule(rounds=2), seed=seed, classifier="classifier",
-    )  # fmt: skip
+    public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier")
+    frame = replace(public, initial=initial).frame(2, updates=1)
     values = client_step(
         model, lambda rows: (x[rows], y[rows]), loss_fn, frame=frame, mechanism=method.mechanism, local=LocalTraining(),
         num_examples=1, sampler=reproducible_stream(seed, "sampler", image), charge=lambda: None,

@@ -13,7 +13,7 @@ from benchmarks import jobs
 from fedlsg.gradients import trainable
 from fedlsg.method import aggregate, client_step, server_step
 from fedlsg.randomness import secret_stream
-from fedlsg.state import ServerState, select_clients
+from fedlsg.state import PublicState, ServerState, select_clients
 from simulations.plan.plan import Plan
 
 Round = Callable[[int], object]
@@ -21,9 +21,8 @@ Round = Callable[[int], object]
 
 def private(plan: Plan) -> Round:
     """One round, by number."""
-    model = plan.build_model()
-    state = ServerState(model, plan.method, plan.schedule, divisor=plan.divisor, seed=0, classifier="classifier")
-    train = plan.workload.train
+    public = PublicState.start(plan.build_model(), plan.method, plan.schedule, seed=0, classifier="classifier")
+    state, model, train = ServerState(public, divisor=plan.divisor), public.model, plan.workload.train
 
     def round_(number: int) -> None:
         frame, values = state.frame(), []

@@ -26,7 +26,7 @@ from benchmarks.socket_proxy import CountingProxy, counting
 from benchmarks.socket_traffic import moved
 from simulations.engines.flower import CLIENT_APP, write_app
 from simulations.engines.runtime import home as flower_home
-from simulations.engines.runtime import superlink as flower_runtime
+from simulations.engines.runtime import superlink
 from simulations.plan.plan import Plan, make_plan
 from simulations.rundir.messages import read
 from simulations.rundir.rundir import RunDir, create
@@ -58,7 +58,7 @@ def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP
     app = write_app(folder / "app", plan, client_app=client_app)
     with ExitStack() as stack:
         log = stack.enter_context(log_file.open("ab"))
-        port = flower_runtime.free_port()
+        port = superlink.free_port()
         proxies = tuple(stack.enter_context(counting(port)) for _ in range(nodes))
         home = stack.enter_context(flower_home.private_home(children))
         env = flower_home.environment(home)
@@ -76,7 +76,7 @@ def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP
         for index, proxy in enumerate(proxies):
             start(
                 "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{proxy.port}",
-                "--port", str(flower_runtime.free_port()),
+                "--port", str(superlink.free_port()),
                 "--node-config", node_config(index, nodes, folder),
             )  # fmt: skip
         start("flwr", "run", str(app), "fedlsg", "--stream").wait(timeout=4 * PATIENCE)

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedlsg.training.client
-from fedlsg.carriers import carried_parameters, find_classifier
 from fedlsg.frame import Frame
-from fedlsg.gradients import GhostGradients, LossFunction, Numbers, trainable
-from fedlsg.method import Schedule, initial_needed, make_frame
+from fedlsg.gradients import GhostGradients, LossFunction, Numbers
+from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
+from fedlsg.state import PublicState
 from fedlsg.training import Batch, Groups, LocalTraining, Positions, together
 from simulations.client.batches import batches, groups
 from simulations.plan.plan import Base
@@ -74,21 +74,15 @@ def subject(
         settings=s, workload=workload, parts=[torch.arange(len(workload.train))], method=build_method(s),
         schedule=Schedule(rounds=1), local=local,
     )  # fmt: skip
-    built = base.build_model()
-    weights = {name: p.detach() for name, p in trainable(built).items()}
-    carried = carried_parameters(built, base.method.carrier, classifier=workload.classifier)
-    initial = {name: weights[name].clone() for name in initial_needed(base.method, weights, carried)}
-    frame = make_frame(
-        base.method, weights, initial, carried=carried, round=1, updates=0, schedule=base.schedule, seed=0,
-        classifier=find_classifier(built, workload.classifier),
-    )  # fmt: skip
+    public = PublicState.start(base.build_model(), base.method, base.schedule, seed=0, classifier=workload.classifier)
+    frame = public.frame(1, updates=0)
 
     def data(rows: Positions) -> tuple[Batch, Groups]:
         own = replace(base, parts=[rows])
         return batches(own, 0, 1, []), groups(own, 0)
 
     mechanism = replace(base.method.mechanism, kind="clip-only")
-    return Subject(model=built, frame=frame, loss_fn=loss, mechanism=mechanism, local=local, data=data)
+    return Subject(model=public.model, frame=frame, loss_fn=loss, mechanism=mechanism, local=local, data=data)
 
 
 def of_tensors(

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import strategies
-from fedlsg.carriers import carried_parameters, frozen_bases, prepare_model
+from fedlsg.carriers import prepare_model
 from fedlsg.carriers.powersgd import encode
-from fedlsg.gradients import trainable
-from fedlsg.method import LocalTraining, Method, Schedule, client_step, initial_needed, make_frame
+from fedlsg.method import LocalTraining, Method, Schedule, client_step
 from fedlsg.randomness import secret_stream
+from fedlsg.state import PublicState
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder, load_tokenizer
 from simulations.workloads.mirror import data_root
@@ -60,14 +60,9 @@ def recipe(name: str, rank: int) -> Method:
 
 def step(model: nn.Module, method: Method, inputs: dict[str, Tensor], targets: Tensor) -> tuple[int, int]:
     """One client step of the model that the method trains; (values sent, dense values of a frame)."""
-    carried = carried_parameters(model, method.carrier, classifier="classifier")
-    weights = {name: p.detach() for name, p in trainable(model).items()}
-    initial = {name: weights[name] for name in initial_needed(method, weights, carried)} | frozen_bases(model)
     schedule = Schedule(rounds=10, sample_rate=1.0)
-    frame = make_frame(
-        method, weights, initial, carried=carried, round=schedule.rounds, updates=0, schedule=schedule, seed=0,
-        classifier="classifier",
-    )  # fmt: skip
+    public = PublicState.start(model, method, schedule, seed=0, classifier="classifier")
+    frame = public.frame(schedule.rounds, updates=0)
     values = client_step(
         model,
         lambda rows: ({name: tensor[rows] for name, tensor in inputs.items()}, targets[rows]),

@@ -1,6 +1,6 @@
 """The frame of a round: which coordinates of the model a step differentiates, and which of them are kept.
 
-Symbols: L (m, r), R (r, n) carriers of a weight W (m, n); see lowrank.py.
+Symbols: L (m, r), R (r, n) carriers of a weight W (m, n).
 A trainable parameter is *carried* (two blocks: dL and dR) or *dense* (one block, the parameter itself). Blocks lie
 one after the other in one flat vector of ``frame.size`` coordinates; the mask keeps some of them. Everything here is
 public: a function of the weights, the round and the public seed.
@@ -102,7 +102,7 @@ class Block:
 class Frame:
     """All trainable parameters in model order, and the blocks that they make (dL before dR).
 
-    ``sent`` is the frame of what travels where that differs from what a step differentiates (powersgd.py).
+    ``sent`` is the frame of what is sent, if that differs from what a step differentiates (PowerSGD).
     """
 
     coordinates: tuple[Coordinates, ...]
@@ -159,7 +159,7 @@ class Frame:
     def gradients(self, values: Float[Tensor, " kept"], *, averaged: bool = False) -> dict[str, Tensor]:
         """Weight-shaped gradients implied by kept values: zeros where frozen, Eq. 3 where carried.
 
-        Linear in ``values``. ``averaged`` first averages the two copies of the r x r core (lowrank.average_core).
+        Linear in ``values``. ``averaged`` first averages the two copies of the r x r core (``average_core``).
         Raises ValueError if the number of values is not ``kept``.
         """
         parts = dict(zip([(b.parameter, b.part) for b in self.blocks], self.unflatten(values), strict=True))

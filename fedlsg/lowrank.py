@@ -4,7 +4,7 @@ Symbols (Ito et al. 2023, sec. 3.3; Yu et al. 2021, sec. 3):
     W (m, n) public weight      L (m, r) orthonormal columns
     R (r, n) orthonormal rows   dX loss gradient with respect to X
 A convolution kernel (m, c, kh, kw) is flattened to (m, c * kh * kw) first (sec. 3.4).
-Draws no noise and sees no private data; see privatize.py.
+Draws no noise and reads no private data.
 """
 
 import torch
@@ -24,8 +24,9 @@ def flatten_kernel(W: Float[Tensor, "m *rest"]) -> Float[Tensor, "m n"]:
 def decompose(
     W: Float[Tensor, "m *rest"], rank: int, *, generator: torch.Generator, power_steps: int = 1
 ) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
-    """Orthonormal carriers (L, R) of W by the power method with a Gaussian start (001 Alg. 2, 000 Alg. 2).
+    """Orthonormal carriers (L, R) of W by the power method with a Gaussian start.
 
+    Source: Yu et al. 2021, Alg. 2; Ito et al. 2023, Alg. 2.
     ``power_steps=1`` is the papers' single step: L spans W R0^T, R spans L^T W. Each further step starts from
     the R just found. Guarantee: L^T L = R R^T = I to rounding, also where rank(W) < ``rank`` (or W = 0);
     the same W, rank, generator state and build of LAPACK give the same bits.
@@ -51,9 +52,9 @@ def decompose(
 def random_carriers(
     shape: tuple[int, int], rank: int, *, generator: torch.Generator, like: Tensor
 ) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
-    """Uniformly random orthonormal carriers for a weight of ``shape`` (001 sec. 4, "RGP-random").
+    """Uniformly random orthonormal carriers for a weight of ``shape`` (Yu et al. 2021, sec. 4, "RGP-random").
 
-    ``like`` gives dtype and device; no weight is looked at.
+    ``like`` gives dtype and device; no weight is read.
     """
     m, n = shape
     check_rank(rank, shape)
@@ -78,7 +79,7 @@ def orthonormal_columns(A: Float[Tensor, "k r"]) -> Float[Tensor, "k r"]:
 def project(
     dW: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]
 ) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
-    """Carrier gradients dL = dW R^T and dR = L^T dW (000 Eq. 8, 001 Eq. 2)."""
+    """Carrier gradients dL = dW R^T and dR = L^T dW (Ito et al. 2023, Eq. 8; Yu et al. 2021, Eq. 2)."""
     dW = flatten_kernel(dW)
     return dW @ R.mT, L.mT @ dW
 
@@ -86,7 +87,7 @@ def project(
 def reconstruct(
     dL: Float[Tensor, "m r"], dR: Float[Tensor, "r n"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]
 ) -> Float[Tensor, "m n"]:
-    """Weight gradient implied by carrier gradients: dW = dL R + L dR - L L^T dL R (000 Eq. 3).
+    """Weight gradient implied by carrier gradients: dW = dL R + L dR - L L^T dL R (Ito et al. 2023, Eq. 3).
 
     Guarantee: ``reconstruct(*project(dW, L, R), L, R)`` is the orthogonal projection of dW onto the tangent
     space of (L, R), so it never lengthens it. Linear in (dL, dR). With frozen rows or columns it is no
@@ -99,7 +100,7 @@ def reconstruct(
 def average_core(
     dL: Float[Tensor, "m r"], dR: Float[Tensor, "r n"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]
 ) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
-    """Average the two noised copies of the r x r core L^T dL = dR R^T: free denoising, not in the papers.
+    """Average the two noisy copies of the r x r core L^T dL = dR R^T: less noise for free, not in the papers.
 
     Unbiased for unmasked carriers under one joint clip; with frozen units the two cores differ, so it is biased.
     """

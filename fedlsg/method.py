@@ -1,12 +1,12 @@
-"""The front door: a method is four choices; a client takes private steps, the server takes one.
+"""A method: in which coordinates gradients are sent, which of them are kept, what protects them, what the server does.
 
     method = Method(carrier, mask, mechanism, after)
-    frame  = make_frame(method, weights, ...)                  public: which coordinates, which of them kept
+    frame  = PublicState.start(model, method, ...).frame(...)  public: which coordinates, which of them kept
     values = client_step(model, batch, loss_fn, frame=...)     per-example gradients -> mask -> clip -> sum -> noise
     total  = aggregate([values of client 0, of client 1, ...])
     server_step(model, optimizer, scheduler, total, ...)       divide by a constant, Eq. 3, optimizer
 
-Symbols: q Poisson rate, K local steps, N_k examples of client k; the rest as in lowrank.py.
+Symbols: q Poisson rate, K local steps, N_k examples of client k; the rest as in ``fedlsg.lowrank``.
 """
 
 import math
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from fedlsg.carriers import Carrier, coordinates, masked_factors
+from fedlsg.carriers import Carrier, coordinates, mask_factors
 from fedlsg.frame import Block, Frame, group_of, make_blocks
 from fedlsg.masks import Mask, Moment, Prune, Public, masked, split_kept
 from fedlsg.privacy import Mechanism, check_sample_rate
@@ -49,7 +49,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A private federated training method: where gradients live, what is kept, what protects it, what follows."""
+    """A federated training method: coordinates, mask, clip and noise, server optimizer; pruning, compression."""
 
     name: str
     carrier: Carrier = field(default_factory=Carrier)
@@ -83,13 +83,13 @@ class Method:
         if self.compression.error_feedback:
             check_memory(self.name, self.mechanism, self.carrier, self.mask, self.prune)
         if self.compression.chooses and self.carrier.kind == "factors":
-            raise ValueError("topk_rate chooses among values of the update, and factors are none: give one of the two")
+            raise ValueError("topk_rate selects values of the update, which factors are not: use one of the two")
 
 
 def initial_needed(method: Method, names: Mapping[str, Tensor], carried: Sequence[str]) -> tuple[str, ...]:
-    """Names of the trainable parameters whose W_0 frames are made from, of all parameters by name.
+    """Names of the trainable parameters whose W_0 is needed to make frames; ``names``: all of them.
 
-    Carried weights, and every weight tensor where a mask of magnitudes keeps that of the start, or weights are pruned.
+    Carried weights; and every weight tensor if weights are pruned, or if the mask is that of the magnitudes of W_0.
     """
     tensors = method.prune.active or (method.mask.kind == "magnitude" and not method.mask.refresh)
     return tuple(name for name, W in names.items() if name in carried or (tensors and W.ndim >= 2))
@@ -139,31 +139,32 @@ def make_frame(
 
     ``weights``: trainable parameters W_t in model order; ``initial``: W_0; ``carried``: names from
     ``carriers.carried_parameters``; ``seed``: the public seed; ``classifier``: the output layer's path; ``kept``: the
-    kept positions where they are no function of the rest (ranking.py).
+    kept positions where the server chose them (``Memory.kept``).
     """
     where = coordinates(
         weights, initial, carrier=method.carrier, carried=carried, round=round, updates=updates, seed=seed
     )
     sent = None
-    if method.carrier.kind == "factors":  # the step is dense; what travels is made of its noised result
+    if method.carrier.kind == "factors":  # the step is dense; factors of its noisy result are sent
         sent = Frame(coordinates=where, blocks=make_blocks(where))
         where = tuple(replace(c, L=None, R=None) for c in where)
-    public = Public(
-        weights=weights,
-        initial=initial,
-        coordinates=where,
-        moment=schedule.moment(round),
-        seed=seed,
-        pruned=method.prune.active,
-    )
-    blocks = make_blocks(where)
     if kept is None:
-        blocks = masked(blocks, method.mask, public)
+        public = Public(
+            weights=weights, initial=initial, coordinates=where, moment=schedule.moment(round), seed=seed,
+            pruned=method.prune.active,
+        )  # fmt: skip
+        blocks = kept_blocks(method, public)
     else:
-        blocks = split_kept(blocks, kept.to(next(iter(weights.values())).device))
-    if method.carrier.kind == "lora" and method.mask.kind == "units":
-        blocks = masked_factors(blocks, weights, initial, method.mask, method.carrier)
+        blocks = split_kept(make_blocks(where), kept.to(next(iter(weights.values())).device))
     return Frame(coordinates=where, blocks=weighted(blocks, weights, method.mechanism, classifier), sent=sent)
+
+
+def kept_blocks(method: Method, public: Public) -> tuple[Block, ...]:
+    """The blocks of a frame with what the mask keeps of each."""
+    blocks = masked(make_blocks(public.coordinates), method.mask, public)
+    if method.carrier.kind == "lora" and method.mask.kind == "units":
+        return mask_factors(blocks, public.weights, public.initial, method.mask, method.carrier)
+    return blocks
 
 
 def weighted(
@@ -171,5 +172,5 @@ def weighted(
 ) -> tuple[Block, ...]:
     """The blocks with the weights that their groups have in the clip."""
     groups = {name: group_of(name, tuple(W.shape), classifier) for name, W in weights.items()}
-    due = [mechanism.weight_of(groups[block.parameter]) for block in blocks]
-    return tuple(b if b.weight == w else replace(b, weight=w) for b, w in zip(blocks, due, strict=True))
+    weights_of = [mechanism.weight_of(groups[block.parameter]) for block in blocks]
+    return tuple(b if b.weight == w else replace(b, weight=w) for b, w in zip(blocks, weights_of, strict=True))

@@ -56,7 +56,7 @@ class SecretStream:
         return draws
 
     def bernoulli(self, count: int, probability: float) -> Bool[Tensor, " count"]:
-        """Independent coins that are true with ``probability``, exact to 2^-53; probability 1 is always true."""
+        """Independent draws that are true with ``probability``, exact to 2^-53; probability 1 is always true."""
         return torch.from_numpy(self._uniform(count) < probability)
 
     def _uniform(self, count: int) -> np.ndarray:

@@ -133,13 +133,17 @@ def declared(of: Callable[..., object], *, without: Iterable[str] = ()) -> dict[
     A parameter without a ``Setting`` is a setting without sentence and range, one without annotation has the type of
     its default. Raises TypeError for a parameter whose type no setting has.
     """
+    return {one.name: one for one in _declarations(of, tuple(without))}
+
+
+@cache
+def _declarations(of: Callable[..., object], without: tuple[str, ...]) -> tuple[Declared, ...]:
     hints = get_type_hints(of, include_extras=True)
-    found = [
+    return tuple(
         _declared(of, name, hints.get(name, type(parameter.default)), parameter.default)
         for name, parameter in signature(of).parameters.items()
-        if name not in tuple(without)
-    ]
-    return {one.name: one for one in found}
+        if name not in without
+    )
 
 
 def check_declared(instance: object, *, without: Iterable[str] = ()) -> None:
@@ -156,6 +160,12 @@ def check_declared(instance: object, *, without: Iterable[str] = ()) -> None:
 def check_value(name: str, hint: Any, value: object) -> None:
     """Raise ValueError, naming the parameter, unless a value is what an annotation such as ``Rank`` says."""
     _declared(check_value, name, hint, REQUIRED).check(value)
+
+
+def values_of(instance: object) -> dict[str, tuple[Setting, Any]]:
+    """The declared fields of a dataclass instance, by the name that a user gives: declaration and value."""
+    cls: Callable[..., object] = type(instance)
+    return {one.name: (one.setting, getattr(instance, field)) for field, one in _fields(cls).items()}
 
 
 @cache

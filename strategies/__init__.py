@@ -7,7 +7,8 @@ new method, and needs no registration. The keywords of its function are its sett
 are its annotation (``fedlsg.setting``), and every run accepts them.
 """
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from inspect import signature
@@ -75,18 +76,25 @@ def own_settings(name: str) -> frozenset[str]:
     return frozenset(declared_by(name))
 
 
-@cache
-def recipe_settings() -> Mapping[str, Declared]:
+def recipe_settings() -> dict[str, Declared]:
     """Settings that only some recipes have, by name.
 
-    Raises ValueError where two recipes declare one name with different types or ranges.
+    Raises ValueError where two recipes declare one name with different types or ranges, and for a name that the
+    mechanism or the server has.
     """
     found: dict[str, Declared] = {}
     for method in names():
         for name, one in declared_by(method).items():
-            takers = (f"method {takers_of(name)[0]!r}", f"method {method!r}")
-            found[name] = same(found[name], one, takers) if name in found else one
+            if name in common_settings():
+                raise ValueError(f"method {method!r} declares {name!r}, which every method has: give it another name")
+            first = next(taker for taker in names() if name in declared_by(taker))
+            found[name] = same(found.get(name, one), one, (f"method {first!r}", f"method {method!r}"))
     return found
+
+
+def common_settings() -> dict[str, Declared]:
+    """Settings that every recipe has: those of the mechanism, then those of the server."""
+    return {**declared(Mechanism), **declared(After)}
 
 
 def takers_of(setting: str) -> tuple[str, ...]:
@@ -94,18 +102,29 @@ def takers_of(setting: str) -> tuple[str, ...]:
     return tuple(name for name in names() if setting in declared_by(name))
 
 
+def summary(name: str) -> str:
+    """The first sentence of a recipe's file."""
+    text = sys.modules[_build(name).__module__].__doc__ or ""
+    return text.strip().partition("\n")[0]
+
+
 def _build(name: str) -> Callable[..., Method]:
     return _recipes()[name]
 
 
-@cache
 def _recipes() -> dict[str, Callable[..., Method]]:
+    return _recipes_in(tuple(recipes.__path__))
+
+
+@cache
+def _recipes_in(folders: tuple[str, ...]) -> dict[str, Callable[..., Method]]:
     """A file without ``recipe`` is a helper of other recipes, and no method."""
-    modules = (import_module(f"{recipes.__name__}.{file.name}") for file in iter_modules(recipes.__path__))
+    modules = (import_module(f"{recipes.__name__}.{file.name}") for file in iter_modules(folders))
     found = {module.__name__.rpartition(".")[2]: getattr(module, "recipe", None) for module in modules}
     return {name.replace("_", "-"): build for name, build in found.items() if build is not None}
 
 
 __all__ = [
-    "check_name", "declared_by", "default_mechanism", "names", "own_settings", "recipe", "recipe_settings", "takers_of",
+    "check_name", "common_settings", "declared_by", "default_mechanism", "names", "own_settings", "recipe",
+    "recipe_settings", "summary", "takers_of",
 ]  # fmt: skip

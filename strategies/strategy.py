@@ -21,10 +21,10 @@ from strategies.federation.ledger_copies import LedgerCopies
 from strategies.federation.nodes import Roster
 from strategies.federation.report import RoundReport
 from strategies.federation.stopped import BudgetSpentError, Patience, finite
-from strategies.federation.terms import ClientTerms, FederationSettings
+from strategies.federation.terms import FederationSettings
 from strategies.federation.wire import flat_record
 
-__all__ = ["ClientTerms", "FedLSG", "FederationSettings"]
+__all__ = ["FedLSG", "FederationSettings"]
 
 
 class FedLSG(Strategy):
@@ -33,7 +33,7 @@ class FedLSG(Strategy):
     Clients are sampled by partition with the public generator. A client that fails, or whose payload does not pass
     ``fedlsg.payload.unpack``, is named in the log and in the report, and the round continues without it; the divisor
     does not change. ``on_round`` is called after every round, when the state already holds its result. If pruning
-    reads the data, there is a round 0 before them, of all clients, and ``on_pruned`` is called after it, also if it
+    reads the data, a pruning round of all clients comes first, and ``on_pruned`` is called after it, also if it
     failed: the state then still awaits pruning. A round without any reply is repeated if workers died in it.
     Raises BudgetSpentError when every selected client refuses to pass its budget, RuntimeError after three rounds or
     attempts in a row without a valid update, and, before ``on_round``, DivergedError for an update that is not finite.
@@ -68,22 +68,23 @@ class FedLSG(Strategy):
         self.exchange.connect(grid)
         if self.state.awaits_pruning:
             self._prune()
-        clients, per_round, round = len(self.settings.terms), self.settings.clients_per_round, self.state.round + 1
-        selected = select_clients(clients, per_round, round=round, seed=self.state.seed)
-        return self.exchange.begin(round, self.state.frame(), selected)
+        plan = self.state.plan(self.settings.local)
+        clients, per_round = len(self.settings.terms), self.settings.clients_per_round
+        selected = select_clients(clients, per_round, round=plan.round, seed=self.state.seed)
+        return self.exchange.begin(plan, selected)
 
     def _prune(self) -> None:
-        """Round 0: noisy saliencies of every client. Clients without a reply are left out, down to min_survivors."""
-        terms, least, frame = self.settings.terms, self.settings.min_survivors, self.state.saliency_frame()
-        values = self.exchange.run(0, frame, range(len(terms)))
+        """Noisy saliencies of every client. Clients without a valid reply are left out, down to min_survivors."""
+        terms, least, plan = self.settings.terms, self.settings.min_survivors, self.state.plan(self.settings.local)
+        values = self.exchange.run(plan, range(len(terms)))
         if len(values) >= least:
             ordered = [values[partition] for partition in sorted(values)]
-            self.downlink.prune(frame, ordered, num_examples=sum(t.num_examples for t in terms))
+            self.downlink.prune(plan.frame, ordered, num_examples=sum(t.num_examples for t in terms))
         report = self.exchange.end(values)
         self.on_pruned(report)
         if self.state.awaits_pruning:
             why = (
-                f"pruning reads the data of at least {least} clients, {len(values)} replied in round 0: "
+                f"expected at least {least} clients in the pruning round, {len(values)} replied: "
                 f"client {report.reasons}"
             )
             raise BudgetSpentError(why) if report.budget_spent else RuntimeError(why)
@@ -99,10 +100,10 @@ class FedLSG(Strategy):
             values = exchange.run_again()
         survivors = len(values) >= self.settings.min_survivors
         ordered = [values[partition] for partition in sorted(values)] if survivors else []
-        round = exchange.report.round
-        noise = exchange.expectations.noise_of_sum(values, round)
-        with finite(self.state, round):
-            self.downlink.finish_round(exchange.frame, ordered, noise)
+        plan = exchange.plan
+        noise = exchange.expectations.noise_of_sum(values, plan)
+        with finite(self.state, plan.round):
+            self.downlink.finish_round(plan.frame, ordered, noise)
         report = exchange.end(values)
         self.on_round(report)
         self._patience.count(report, updated=bool(ordered))
@@ -120,13 +121,13 @@ class FedLSG(Strategy):
 
     def summary(self) -> None:
         """Log method and frame."""
-        frame = self.state.frame()
+        frame = self.state.frame(self.state.round + 1)  # that of training, even if pruning is still to come
         log(
             INFO,
             "method %s: %d of %d coordinates kept, %d carried layers, divisor %g",
             self.state.method.name,
             frame.kept,
             frame.dense_size,
-            len(self.state.carried),
+            len(self.state.public.carried),
             self.state.divisor,
         )

@@ -1,7 +1,6 @@
-"""Epsilon of Poisson-subsampled Gaussian steps, its inverse in sigma and in steps; the front door to two
-accountants.
+"""Epsilon of Poisson-subsampled Gaussian steps from two accountants, and its inverses in sigma and in steps.
 
-Every number is asked of prv-accountant and of dp-accounting's privacy loss distributions; both intervals are
+Every number is computed by prv-accountant and by dp-accounting's privacy loss distributions; both intervals are
 kept and the larger upper bound is the epsilon. Unit of privacy: one example, add/remove adjacency. Disjoint
 clients compose in parallel: take the maximum over clients, never a sum. Results are cached by value.
 """
@@ -64,7 +63,7 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
     that the true epsilon is not above its own. Below `SMALLEST_DELTA` it is the Renyi bound ("renyi").
     No events, no release: 0. ``accountants=("pld",)`` suffices for a progress display; the reported number takes both.
 
-    Raises: ValueError for a setting out of range; AccountingError where nobody certifies a finite epsilon.
+    Raises: ValueError for a setting out of range; AccountingError if no accountant certifies a finite epsilon.
     """
     delta = checked_delta(delta)
     if not accountants or not set(accountants) <= set(ACCOUNTANTS):
@@ -161,7 +160,7 @@ def _answer(name: str, events: tuple[Event, ...], delta: float) -> Interval | st
 
 
 def _library(name: str) -> ModuleType:
-    """An accountant's module, imported when first asked: its libraries take a second, and most clients never ask."""
+    """An accountant's module, imported on first use: its libraries take a second, and most clients never need it."""
     if name == "prv":
         from fedlsg.accounting import prv as accountant_prv
 

@@ -55,7 +55,7 @@ def smallest_sigma(cheap: Bound, reported: Bound, target: float) -> float:
 def largest_steps(cheap: StepsBound, reported: StepsBound, target: float) -> int:
     """The largest n with ``reported(n) <= target``, at most MAX_STEPS, 0 if there is none; both bounds rise with n.
 
-    Guarantee: ``reported`` was asked at n and at n + 1 (unless n is MAX_STEPS).
+    Guarantee: ``reported`` was called at n and at n + 1 (unless n is MAX_STEPS).
     """
     if cheap(1) > target:
         return 0
@@ -77,7 +77,7 @@ def largest_steps(cheap: StepsBound, reported: StepsBound, target: float) -> int
             return within
         if attempt >= 6 or not 0 < found < math.inf:
             steps = (within + beyond) // 2
-        else:  # epsilon grows about like the square root of steps: one correction ends beside the root
+        else:  # epsilon grows about like the square root of steps: one correction ends next to the root
             steps = round(steps * (target / found) ** 2) + (0 if found > target else 1)
     raise AssertionError("a bracket of 10^8 integers is halved at most 27 times")
 

@@ -1,4 +1,4 @@
-"""Privacy events and bounds: what an accountant is asked and what it answers.
+"""Privacy events and bounds: the input of an accountant, and its result.
 
 Symbols: q is ``sample_rate`` (Poisson inclusion probability of one example in one step), sigma is
 ``noise_multiplier`` (standard deviation of the noise over the joint L2 sensitivity), T is ``steps``.
@@ -57,7 +57,7 @@ class EpsilonBound:
 
     ``accountant`` names whose interval this is: the one with the larger upper bound among those that
     answered. ``intervals`` holds every answer, ``failures`` the text of every accountant that failed, was
-    refused or was not asked; its key "agreement" is set where two intervals exclude each other.
+    refused or was not called; its key "agreement" is set where two intervals exclude each other.
     """
 
     lower: float

@@ -1,9 +1,9 @@
-"""The largest and the median epsilon of very many clients, from few questions to the accountants; never too low.
+"""The largest and the median epsilon of very many clients, from few calls of the accountants; never too low.
 
 Epsilon rises with q and with the number of steps T, and falls with sigma. So an answer for one client is an upper bound
-for every client with no larger q, no smaller sigma and no more steps: of a set of clients only its *front* is asked,
-those that no other covers. The largest epsilon is that of the front of all; the median is bounded by the front of any
-half of them, the better chosen the closer.
+for every client with no larger q, no smaller sigma and no more steps. Of a set of clients only the *front* is computed:
+those that no other client covers. The largest epsilon is that of the front of all. The median is bounded by the front
+of any half of them; a better choice of the half gives a closer bound.
 
 A front is large where larger q come with larger sigma. Then its members are put into cells of a grid, 2^(k/n) for
 integers k, n points an octave: q and T move up to the next and sigma down, which can only raise epsilon. The cell with
@@ -23,10 +23,10 @@ from fedlsg.accounting.events import Event, canonical
 
 Events = tuple[Event, ...]
 
-EXACT = 16  # so many different clients are each asked, of both accountants: half a second each
-FRONT = 32  # so many of a front are each asked, of the cheap accountant: 0.05 s each
-QUESTIONS = 80  # so many are asked in all before a cell's bound is taken as it is
-SAMPLE = 9  # from so many answers it is guessed which half is the lower one
+EXACT = 16  # up to so many different clients, each is computed by both accountants: half a second each
+FRONT = 32  # up to so many of a front, each is computed by the cheap accountant: 0.05 s each
+QUESTIONS = 80  # after so many calls a cell's bound is accepted
+SAMPLE = 9  # the lower half of the clients is guessed from so many results
 LEVELS = (2, 4, 8, 16, 32, 64, 128)
 OWN = len(LEVELS)  # the depth behind the finest grid: a client's own numbers
 DISPLAYED = 8
@@ -45,8 +45,8 @@ class Spread:
 def displayed(population: Sequence[Sequence[Event]], *, delta: float) -> Spread:
     """`spread` for a running display: by the cheap accountant; beyond `EXACT` different clients on a grid of q and T.
 
-    Later rounds then ask what earlier ones have asked. Differs from `spread` upwards only: q and T rise by less than a
-    tenth.
+    Later rounds then find cached results of earlier ones. Differs from `spread` upwards only: q and T rise by less than
+    a tenth.
     """
     merged = [canonical(events) for events in population]
     if len(set(merged)) > EXACT:
@@ -55,7 +55,7 @@ def displayed(population: Sequence[Sequence[Event]], *, delta: float) -> Spread:
 
 
 def spread(population: Sequence[Sequence[Event]], *, delta: float, accountants: Sequence[str] = ACCOUNTANTS) -> Spread:
-    """Largest and median epsilon at ``delta`` over clients, given by their events; infinite where nobody certifies it.
+    """Largest and median epsilon at ``delta`` over clients, given by their events; infinite if none is certified.
 
     Guarantee: neither is below what one of the ``accountants`` certifies of the client in question. Up to `EXACT`
     different clients both are exactly those of `compose`. Beyond that the largest is exact unless `QUESTIONS` did not

@@ -53,7 +53,7 @@ def interval(events: tuple[Event, ...], delta: float) -> Interval:
 
 
 def _attempts(events: Sequence[Event], delta: float, eps_error: float) -> Interval:
-    """One grid, and two finer ones where the library refuses: a step's whole mass may fall beside one cell's centre."""
+    """One grid, and two finer ones if the library fails: a step's whole mass may be next to one cell's centre."""
     failures = []
     for finer in (1.0, 0.7, 0.45):
         try:

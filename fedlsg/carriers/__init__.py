@@ -15,7 +15,7 @@ from fedlsg.carriers.carrier import (
     without_residual,
 )
 from fedlsg.carriers.layout import LayerRow, grouped, layer_table, totals
-from fedlsg.carriers.lora import Adapted, frozen_bases, masked_factors, prepare_model
+from fedlsg.carriers.lora import Adapted, frozen_bases, mask_factors, prepare_model
 from fedlsg.carriers.statistics import (
     Clipping,
     Energy,
@@ -51,7 +51,7 @@ __all__ = [
     "grouped",
     "kept_energy",
     "layer_table",
-    "masked_factors",
+    "mask_factors",
     "prepare_model",
     "principal_carriers",
     "random_energy",

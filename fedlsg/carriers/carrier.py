@@ -27,7 +27,9 @@ StepCarrier = Annotated[
 ]
 """The kinds that a step may have by choice; the others belong to their recipes."""
 
-Rank = Annotated[int, Setting("Rank r of the carriers.", at_least=1)]
+Rank = Annotated[int, Setting("Rank r of the carriers.", at_least=0, aliases=("r",))]
+"""0 is for dense gradients alone, see ``Carrier``."""
+
 PowerSteps = Annotated[int, Setting("Power steps with which carriers follow a matrix.", at_least=1)]
 Warmup = Annotated[int, Setting("Updates of the server before carriers come from W - W_0, not W.", at_least=1)]
 LoraAlpha = Annotated[
@@ -36,7 +38,7 @@ LoraAlpha = Annotated[
         "LoRA's product is scaled by lora_alpha / rank; by 1 without it.", above=0, below=math.inf, name="lora_alpha"
     ),
 ]
-Residual = Annotated[bool, Setting("Keep what carriers do not span of W; false replaces W by L R before every round.")]
+Residual = Annotated[bool, Setting("Keep what carriers do not span of W; false replaces W by L R each round.")]
 
 
 PAYS_BELOW = 0.8
@@ -47,18 +49,18 @@ PAYS_BELOW = 0.8
 class Carrier:
     """How a weight's gradient travels.
 
-    ``dense``: as it is. ``low-rank``: carriers of W (000 Alg. 2). ``low-rank-change``: of W - W_0 once ``warmup``
-    server updates are done, of W before (001 Alg. 1). ``random``: random orthonormal carriers, drawn anew each round.
-    ``lora``: W is frozen and two factors are trained in its place (adapters.py). ``factors``: the step is dense, and
-    rank-r factors of its noised result are sent (powersgd.py).
+    ``dense``: unchanged. ``low-rank``: carriers of W (Ito et al. 2023, Alg. 2). ``low-rank-change``: carriers of
+    W - W_0 after ``warmup`` server updates, of W before (Yu et al. 2021, Alg. 1). ``random``: random orthonormal
+    carriers, drawn again each round. ``lora``: W is frozen and two factors are trained in its place (``Adapted``).
+    ``factors``: the step is dense, and rank-r factors of its noisy result are sent (PowerSGD).
     ``train="classifier"`` freezes everything but the output layer, ``"biases"`` everything but it and the bias terms,
     ``"up"`` everything but it and LoRA's B. ``alpha``: LoRA's s is alpha / rank; None means
-    s = 1. ``residual=False`` replaces W by its rank-r part before every round (001 App. C), W_0 included
-    (adapters.prepare_model).
+    s = 1. ``residual=False`` replaces W by its rank-r part before every round (Yu et al. 2021, App. C), W_0 included
+    (``prepare_model``).
     """
 
     kind: Annotated[CarrierKind, Setting(name="carrier kind")] = "dense"
-    rank: int = 0
+    rank: Rank = 0
     power_steps: PowerSteps = 1
     warmup: Warmup = 1
     alpha: LoraAlpha = None
@@ -90,7 +92,7 @@ def carried_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | 
 
     Rule: a trainable weight of a Linear or Conv2d, not of the classifier, where r (m + n) < 0.8 m n.
     ``classifier`` names the module to keep dense; without it, the last Linear of the model.
-    Raises ValueError if low-rank carriers are asked for and no layer of the model pays.
+    Raises ValueError if low-rank carriers are chosen and no layer of the model is large enough.
     """
     if carrier.kind in ("dense", "lora"):
         return ()
@@ -133,7 +135,7 @@ def pays(W: Tensor, rank: int) -> bool:
 def without_residual(
     W: Float[Tensor, "m *rest"], carrier: Carrier, *, generator: torch.Generator
 ) -> Float[Tensor, "m *rest"]:
-    """W in the spans of its own carriers, rank r at most: what stays where the residual is left out (001 App. C)."""
+    """W in the spans of its own carriers, rank r at most: the rest is left out (Yu et al. 2021, App. C)."""
     L, R = decompose(W, carrier.rank, generator=generator, power_steps=carrier.power_steps)
     return (L @ (L.mT @ flatten_kernel(W) @ R.mT) @ R).reshape(W.shape)
 

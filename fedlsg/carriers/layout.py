@@ -1,6 +1,6 @@
 """How each parameter of a model travels: carried, dense or frozen, and how many values it sends before the mask.
 
-The rule is that of ``carriers.carried_parameters``; this module only spells it out, for people and for tests.
+The rule is that of ``carried_parameters``; this module only spells it out, for people and for tests.
 """
 
 import math
@@ -34,7 +34,7 @@ class LayerRow:
 
 
 def layer_table(model: nn.Module, carrier: Carrier, classifier: str | None = None) -> list[LayerRow]:
-    """A row for every parameter, in model order. The model is one that ``adapters.prepare_model`` has prepared.
+    """A row for every parameter, in model order. The model is one that ``prepare_model`` has prepared.
 
     A weight that LoRA adapts is one carried row under its own name; its factors are the values. Works on the meta
     device: only shapes are read. Raises what ``carried_parameters`` raises.

@@ -1,4 +1,4 @@
-"""LoRA: a frozen weight beside two trained factors (Hu et al. 2022), and which parameters a method trains at all.
+"""LoRA: a frozen weight plus two trained factors (Hu et al. 2022), and which parameters a method trains.
 
 Symbols: W_0 (m, n) frozen weight    A (r, n) "down"    B (m, r) "up"    s = alpha / r
     y = W_0 x + s B A x, and the effective weight is W_0 + s B A
@@ -116,12 +116,13 @@ def effective_weight(
     return W_0 + scale * (B.flatten(1) @ A.flatten(1)).reshape(W_0.shape)
 
 
-def masked_factors(
+def mask_factors(
     blocks: Sequence[Block], weights: Mapping[str, Tensor], initial: Mapping[str, Tensor], mask: Mask, carrier: Carrier
 ) -> tuple[Block, ...]:
-    """Blocks of which dB keeps the rows of important out units and dA the columns of important in units (002 Alg. 1).
+    """Blocks of which dB keeps the rows of important out units and dA the columns of important in units.
 
-    Importance is that of the effective weight W_0 + s B A; everything that is no factor is kept whole.
+    Source: Ito et al. 2024, Alg. 1. Importance is that of the effective weight W_0 + s B A. All other blocks are kept
+    whole.
     """
     return tuple(replace(block, keep=_keep(block, weights, initial, mask, carrier)) for block in blocks)
 

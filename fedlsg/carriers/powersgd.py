@@ -1,10 +1,11 @@
-"""PowerSGD on noised gradients: a client sends rank-r factors of its own update (Vogels et al. 2019, Algorithm 1).
+"""PowerSGD on noisy gradients: a client sends rank-r factors of its own update (Vogels et al. 2019, Algorithm 1).
 
-Symbols: G (m, n) a client's noised sum of clipped gradients     R (r, n) shared public start
+Symbols: G (m, n) a client's noisy sum of clipped gradients     R (r, n) shared public start
     P = orthonormal columns of G R^T (m, r),  Q = P^T G (r, n),  the server adds P Q of every client
-Everything here is post-processing of what the mechanism has already noised: epsilon is that of dense DP-SGD.
-Differs from the source: no error feedback, which would carry un-sent noise from round to round; the shared start is the
-right carrier of W - W_0 (the history of all clients) instead of the last aggregate, because every client can derive it.
+Everything here is post-processing of the noisy output of the mechanism: epsilon is that of dense DP-SGD.
+Differs from the source: there is no error feedback, which would carry noise that was not sent from round to round. The
+shared start is the right carrier of W - W_0 (the history of all clients), not the last aggregate: every client can
+derive it.
 """
 
 import math
@@ -18,7 +19,7 @@ from fedlsg.lowrank import flatten_kernel, orthonormal_columns
 
 
 def encode(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " sent"]:
-    """What is sent for the noised values of a step: the values themselves, or factors where ``frame.sent`` has any."""
+    """What is sent for the noisy values of a step: the values themselves, or factors if ``frame.sent`` has any."""
     if frame.sent is None:
         return values
     sent = []

@@ -2,7 +2,7 @@
 
 Symbols: dW (m, n) gradient of a weight W, L (m, r), R (r, n) carriers, P their projection (Eq. 3), C clip norm, p
 sparsity; a convolution kernel (m, c, kh, kw) is flattened, and its in units are the c channels.
-Not private: everything here is a function of un-noised gradients, for looking at a simulation, never for a release.
+Not private: everything here is a function of gradients without noise, to inspect a simulation, never to release.
 A gradient that is zero everywhere has no such statistics: they are NaN.
 """
 
@@ -22,14 +22,14 @@ LEVELS = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
 def stable_rank(dW: Float[Tensor, "m *rest"]) -> float:
-    """||dW||_F^2 / ||dW||_2^2 (001 Fig. 2), in float64: from 1 to rank(dW)."""
+    """||dW||_F^2 / ||dW||_2^2 (Yu et al. 2021, Fig. 2), in float64: from 1 to rank(dW)."""
     A = flatten_kernel(dW.detach()).double()
     squares = A.square().sum()
     return float(squares / torch.linalg.matrix_norm(A, 2).square()) if squares > 0 else math.nan
 
 
 def principal_carriers(A: Float[Tensor, "m *rest"], rank: int) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
-    """The first ``rank`` left and right singular vectors of A: the paper's r-SVD (001 sec. 4.2).
+    """The first ``rank`` left and right singular vectors of A: the r-SVD of Yu et al. 2021, sec. 4.2.
 
     Raises ValueError for a rank outside 1..min(m, n).
     """
@@ -40,7 +40,7 @@ def principal_carriers(A: Float[Tensor, "m *rest"], rank: int) -> tuple[Float[Te
 
 
 def residual(dW: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]) -> float:
-    """||dW - P(dW)||_F / ||dW||_F, the share of dW's length that carriers lose (001 Eq. 5-6), in float64.
+    """||dW - P(dW)||_F / ||dW||_F, the share of dW's length that carriers lose (Yu et al. 2021, Eq. 5-6), in float64.
 
     P is ``reconstruct(*project(dW, L, R), L, R)``, so that it is (I - L L^T) dW (I - R^T R) that is left over.
     """
@@ -89,7 +89,7 @@ def unit_squares(dW: Float[Tensor, "m n *taps"]) -> Float64[Tensor, "m n"]:
 
 
 def block_squares(gradients: Sequence[Float[Tensor, "batch _"]]) -> Float64[Tensor, "blocks batch"]:
-    """Squared length of every example's gradient, block by block, as ``privatize.clipped_sum`` takes it."""
+    """Squared length of every example's gradient, block by block, as ``clipped_sum`` takes it."""
     norms = [torch.linalg.vector_norm(block, dim=1, dtype=torch.float64) for block in gradients]
     return torch.stack(norms).square()
 
@@ -111,8 +111,8 @@ def select_kept(
 class Clipping:
     """What one clip does to a batch of examples.
 
-    clipped: share of the factors below 1 (002 Listing 1 prints the factors), over the examples whose gradient is
-        finite; under a clip of each block, over examples and blocks.
+    clipped: share of the factors below 1 (Ito et al. 2024, Listing 1 prints the factors), over the examples whose
+        gradient is finite; under a clip of each block, over examples and blocks.
     mean_factor: their mean, how much of its length a gradient keeps.
     norms: quantiles of the joint norm, by level.
     dropped: examples with a gradient that is not finite, which the clip counts as zero.
@@ -130,7 +130,7 @@ class Clipping:
 def clipping(
     squares: Float64[Tensor, "blocks batch"], mechanism: Mechanism, *, dtype: torch.dtype, coordinates: int
 ) -> Clipping:
-    """The clip of examples whose squared lengths are ``squares``: the factors of ``privatize.clipped_sum``.
+    """The clip of examples whose squared lengths are ``squares``: the factors of ``clipped_sum``.
 
     ``dtype`` and ``coordinates`` of the clipped gradients set the factors' margin for rounding. ``factors`` are one an
     example, the smallest of its blocks' where each block is clipped. Raises ValueError without an example.

@@ -27,7 +27,7 @@ from fedlsg.masks.pruning import (
     prunable,
     prune_in_place,
 )
-from fedlsg.masks.ranking import Memory, accumulated_noise, noised_everywhere
+from fedlsg.masks.ranking import Memory, accumulated_noise, noisy_everywhere
 from fedlsg.masks.rules import Direction, frozen_count, keep_units, smallest, uniform, unit_importance
 from fedlsg.masks.synflow import keep_public
 
@@ -58,7 +58,7 @@ __all__ = [
     "keep_snip",
     "keep_units",
     "masked",
-    "noised_everywhere",
+    "noisy_everywhere",
     "prunable",
     "prune_in_place",
     "pruning_mechanism",

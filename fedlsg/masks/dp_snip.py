@@ -1,12 +1,13 @@
-"""DP-SNIP: pruning by connection sensitivity, privately (Lee et al. 2019; 004 Alg. 2).
+"""DP-SNIP: private pruning by connection sensitivity (SNIP: Lee et al. 2019).
 
-    g_j = dL/dc_j = w_j dL/dw_j        effect of connection j on the loss      score s_j = |sum of noised g_j| / N
+    g_j = dL/dc_j = w_j dL/dw_j        effect of connection j on the loss      score s_j = |sum of noisy g_j| / N
 
-A round 0 before training: ``saliency_frame`` says which weights are scored, ``client_step`` with the ``scale`` of
-``saliency_scale`` makes one noised sum of clipped per-example saliencies a client, ``keep_snip`` ranks their total.
-Differs from the paper: it clips the sum over the data set, whose sensitivity is then not the clip norm, so that its
-epsilon does not follow. Here every example's whole saliency vector is clipped on its own, the noised sum is
-divided by a public constant, and the release is one q = 1 entry in the ledger of each client.
+It is the pruning round, before training. ``saliency_frame`` says which weights are scored. ``client_step`` with the
+``scale`` of ``saliency_scale`` gives one noisy sum of clipped per-example saliencies a client. ``keep_snip`` ranks the
+total of these sums.
+Differs from the paper that introduced DP-SNIP: it clips the sum over the data set, whose sensitivity is then not the
+clip norm, so that its epsilon does not follow. Here every example's whole saliency vector is clipped on its own, the
+noisy sum is divided by a public constant, and the release is one q = 1 entry in the ledger of each client.
 """
 
 from collections.abc import Mapping
@@ -22,9 +23,9 @@ from fedlsg.privacy import Mechanism
 
 
 def saliency_frame(weights: Weights) -> Frame:
-    """The frame of round 0: every trainable parameter dense, of which the prunable weights are kept and nothing else.
+    """The frame of the pruning round: all trainable parameters dense, of which only the prunable weights are kept.
 
-    A function of which weights are 0, thus the same in every process. Raises ValueError where nothing can be pruned.
+    It depends only on which weights are 0, so it is the same in every process. Raises ValueError if no weight is left.
     """
     may = prunable(weights)
     if not may:
@@ -42,13 +43,13 @@ def _keep(block: Block, may: Masks) -> Keep:
 
 
 def saliency_scale(weights: Weights, frame: Frame) -> list[Float[Tensor, " kept"]]:
-    """w_j of each block's kept weights: a gradient times it is a saliency."""
+    """w_j of the kept weights of each block: a gradient times w_j is a saliency."""
     flat = ((block, weights[block.parameter].detach().flatten()) for block in frame.blocks)
     return [W[block.keep.positions(block.shape).to(W.device)] for block, W in flat]
 
 
 def pruning_mechanism(mechanism: Mechanism, prune: Prune) -> Mechanism:
-    """The mechanism of round 0: the same kind, joint over all scored weights, at pruning's own clip norm."""
+    """The mechanism of the pruning round: the same kind, joint over all scored weights, at pruning's own clip norm."""
     return replace(
         mechanism,
         clip_norm=prune.clip_norm,
@@ -61,7 +62,7 @@ def pruning_mechanism(mechanism: Mechanism, prune: Prune) -> Mechanism:
 def keep_snip(
     total: Float[Tensor, " kept"], frame: Frame, weights: Weights, rate: float, *, num_examples: int
 ) -> dict[str, Tensor]:
-    """Kept weights by the summed noised saliencies: all but the floor(p n) smallest |sum| / N over the whole network.
+    """Kept weights by the summed noisy saliencies: all but the floor(p n) smallest |sum| / N over the whole network.
 
     ``num_examples`` is the declared N of all clients, a public constant. At least one weight of every tensor stays
     (differs from the paper, whose threshold can cut a layer off). Post-processing: no privacy is spent here.

@@ -1,10 +1,10 @@
 """Which coordinates are kept: the rules of the papers, as public data.
 
-Symbols (000 Eq. 4-7; 003 Alg. 1; 004 Alg. 3):
+Symbols (Ito et al. 2023, Eq. 4-7; Zhu and Blaschko 2023, Alg. 1; Adamczewski et al. 2023, Alg. 3):
     O (m,) importance of the out units of W     p sparsity, the share that is frozen
     I (n,) or (c,) importance of the in units   e epoch, E epochs; t round, T rounds
-Masks come from public values only (weights, carriers, round, epoch, public seed), never from un-noised gradients: no
-function here takes a gradient. The counting rules are in mask_rules.py, ranked sparsification in ranking.py.
+Masks come from public values only (weights, carriers, round, epoch, public seed), never from gradients
+without noise: no function here takes a gradient. A ranking (``Memory``) sees noisy gradients only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,17 +64,19 @@ DropRate = Annotated[
 class Mask:
     """Which coordinates a step keeps; ``sparsity`` is the share that it freezes.
 
-    ``all``: keeps every one. ``units``: rows of dL and columns of dR of important units, dense blocks whole (000
-    Alg. 1); ``importance`` is read from W, from the carriers' own weights, or is none: random units, as many of them,
-    drawn anew every epoch (000 sec. 4.4; drawn units, not entries, so that nothing but the choice differs).
+    ``all``: keeps every one. ``units``: rows of dL and columns of dR of important units, dense blocks whole (Ito
+    et al. 2023, Alg. 1); ``importance`` is that of W or of the carriers; or the same number of units is random,
+    drawn again every epoch (Ito et al. 2023, sec. 4.4; units and not entries, so that only the choice differs).
     ``uniform``: uniformly random over all coordinates, redrawn every epoch or every step; ``cooling`` ramps the rate
-    from 0 to ``sparsity`` over the epochs (003 Alg. 1); ``ranking="gradients"`` freezes what last epoch's noised
-    gradients rank lowest (003 App. I; ranking.py).
+    from 0 to ``sparsity`` over the epochs (Zhu and Blaschko 2023, Alg. 1); ``ranking="gradients"`` freezes the
+    coordinates that the noisy gradients of the last epoch rank lowest (App. I there).
     ``magnitude``: in every weight tensor the entries of smallest abs(W_0), or of smallest abs(W_t) with ``refresh``;
-    biases and norms whole (the baseline "Sparse DPSGD" of 000).
-    ``drop``: in every weight tensor, anew in every step, random entries or those of smallest abs(W_t) (004 Alg. 3).
-    ``sparsity_from``: before that share of the rounds nothing is frozen (000 sec. 4.3); a ramp is cut off there, not
-    shifted. "Step" here is a round: the local steps of a round share its mask, so that one payload can carry them.
+    biases and norms whole (the baseline "Sparse DPSGD" of Ito et al. 2023).
+    ``drop``: in every weight tensor and every step, random entries or those of smallest abs(W_t) (Adamczewski et al.
+    2023, Alg. 3).
+    ``sparsity_from``: before that share of the rounds nothing is frozen (Ito et al. 2023, sec. 4.3); a ramp is cut off
+    there, not shifted. "Step" here is a round: the local steps of a round share its mask, so one payload can carry
+    them.
     """
 
     kind: Annotated[MaskKind, Setting(name="mask kind")] = "all"
@@ -173,7 +175,8 @@ def _importance(mask: Mask, public: Public, parameter: str) -> tuple[Tensor, Ten
 def carrier_importance(c: Coordinates) -> tuple[Float[Tensor, " m"], Float[Tensor, " n_or_c"]]:
     """Importance of out and in units by the carriers' own weights: row sums of abs(L), column sums of abs(R).
 
-    An in channel of a convolution sums over its taps. (000 sec. 4.4, "Sparsification based on low-rank matrices".)
+    An in channel of a convolution sums over its taps. (Ito et al. 2023, sec. 4.4: "Sparsification based on low-rank
+    matrices".)
     """
     assert c.L is not None
     assert c.R is not None
@@ -212,7 +215,7 @@ def not_pruned(W: Float[Tensor, "*shape"], W_0: Float[Tensor, "*shape"]) -> Tens
 
 
 def split_kept(blocks: Sequence[Block], kept: Int[Tensor, " k"]) -> tuple[Block, ...]:
-    """The blocks with kept positions of their flat vector, which ascend, handed to the block that each lies in."""
+    """The blocks with the ascending positions ``kept`` of their flat vector, each assigned to its own block."""
     ends = torch.tensor([block.size for block in blocks]).cumsum(0)
     cuts = torch.searchsorted(kept, torch.cat([torch.zeros(1, dtype=torch.int64), ends]).to(kept.device)).tolist()
     out = []

@@ -1,11 +1,11 @@
-"""Pruning before training: which weights are set to 0 for the whole run (004 sec. 3.1).
+"""Pruning before training: which weights are set to 0 for the whole run (Adamczewski et al. 2023, sec. 3.1).
 
     kept = keep_top(scores, prunable(weights), rate)     which weights stay, by any score
     prune_in_place(parameters, kept)                     the public model before round 1
 
 Symbols: W_0 initial weight, p pruning rate. Pruned weights are 0 in the public model and their gradients are masked,
-so they stay 0 and no mask has to be sent: everyone reads it off W_0 and W_t (masks.not_pruned). Random and SynFlow
-scores are public; those of DP-SNIP (snip.py) are noised by the clients and entered in their ledgers.
+so they stay 0 and no mask has to be sent: it follows from W_0 and W_t (``not_pruned``). Random and SynFlow scores are
+public. Clients add noise to the scores of DP-SNIP and charge them to their ledgers.
 Under weight standardisation a stored 0 is not an absent connection: the kernel has the filter's mean taken off.
 """
 
@@ -50,10 +50,10 @@ Masks = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Prune:
-    """Pruning before training at ``rate``: none, random, SynFlow (synflow.py) or DP-SNIP (snip.py).
+    """Pruning before training at ``rate``: none, random, SynFlow or DP-SNIP.
 
-    Only ``dp-snip`` reads data, in a round 0 of its own: examples' saliencies are clipped to ``clip_norm``, and the
-    noise is such that this round alone has ``epsilon_share`` of the epsilon. Training gets what composition leaves.
+    Only ``dp-snip`` reads data, in a pruning round before training: examples' saliencies are clipped to ``clip_norm``,
+    and the noise is such that this round alone has ``epsilon_share`` of the epsilon. Training gets the rest.
     """
 
     kind: PruneKind = "none"
@@ -73,7 +73,7 @@ class Prune:
 
     @property
     def reads_data(self) -> bool:
-        """Whether clients take part, in a round 0 that their ledgers are charged for."""
+        """Whether there is a pruning round, in which clients take part and which their ledgers are charged for."""
         return self.kind == "dp-snip"
 
 
@@ -86,7 +86,7 @@ def prunable(weights: Weights) -> Masks:
 
 
 def keep_random(weights: Weights, rate: float, *, seed: int) -> Masks:
-    """Kept weights: in each tensor all but floor(p n) drawn uniformly, at least one (004 Alg. 2, "Random")."""
+    """Kept weights: in each tensor all but floor(p n), drawn uniformly, at least one (Adamczewski et al. 2023)."""
     kept: Masks = {}
     for name, mask in prunable(weights).items():
         draw = torch.rand(mask.shape, generator=public_generator(seed, "prune", name), dtype=torch.float64)

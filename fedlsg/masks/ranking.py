@@ -1,10 +1,12 @@
-"""Ranked sparsification: freeze what last epoch's noised gradients rank lowest (003 Algorithm 4 and Appendix I).
+"""Ranked sparsification: freeze the coordinates that the last epoch's noisy gradients rank lowest.
+
+Source: Zhu and Blaschko 2023, Algorithm 4 and Appendix I.
 
 The ranking is post-processing of what was released already, so it costs no privacy; but it is a function of the
-server's memory, which clients do not have: the server sends them the kept positions (strategies/federation/wire.py).
-Differs from the paper: there a client also noises the coordinates that are frozen, so that their estimate is not 0 and
-they can come back. Here payloads hold kept coordinates only, and the server adds that noise to its memory itself,
-from the public generator and with the same deviation: pure noise is equally distributed whoever draws it.
+server's memory, which clients do not have: the server sends them the kept positions.
+Differs from the paper: there a client also adds noise to frozen coordinates, so that their estimate is not 0 and they
+can come back. Here payloads have kept coordinates only, and the server adds that noise to its memory itself, from the
+public generator and with the same deviation: pure noise has the same distribution on either side.
 """
 
 import math
@@ -21,7 +23,7 @@ from fedlsg.masks.rules import frozen_count, smallest
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Memory:
-    """Sums of noised gradients: ``current`` over the ``updates`` of ``epoch``, ``last`` over an epoch before it."""
+    """Sums of noisy gradients: ``current`` over the ``updates`` of ``epoch``, ``last`` over an epoch before it."""
 
     epoch: int = 0
     updates: int = 0
@@ -41,7 +43,7 @@ class Memory:
         return Memory(epoch=epoch, last=self.last if self.current is None else self.current)
 
     def kept(self, rate: float, epoch: int) -> Int[Tensor, " k"] | None:
-        """Kept positions, ascending: all but the floor(p d) of smallest magnitude; None before anything is known."""
+        """Kept positions, ascending: all but the floor(p d) of smallest magnitude; None before the first update."""
         last = self.at(epoch).last
         if last is None:
             return None
@@ -55,10 +57,10 @@ class Memory:
         return {"epoch": self.epoch, "updates": self.updates, "current": self.current, "last": self.last}
 
 
-def noised_everywhere(
+def noisy_everywhere(
     values: Float[Tensor, " kept"], frame: Frame, noise_std: float, *, generator: torch.Generator
 ) -> Float[Tensor, " size"]:
-    """The noised gradient, with N(0, noise_std^2) on frozen coordinates too (before the clip's weights), on the CPU."""
+    """The noisy gradient, with N(0, noise_std^2) on frozen coordinates too (before the clip's weights), on the CPU."""
     full = torch.cat([piece.flatten() for piece in frame.split(values)]).cpu()
     frozen = torch.ones(frame.size, dtype=torch.bool)
     frozen[frame.indices] = False

@@ -1,7 +1,7 @@
 """How many are frozen, and which: importance of units, smallest values, uniform draws, gradual cooling.
 
 Pure functions of public values. Of equal values the one of lower index is frozen first; at least one is kept.
-Symbols as in masks.py.
+Symbols: W (m, n) weight, O and I importance of its out and in units, p sparsity, e epoch of E.
 """
 
 import math
@@ -20,7 +20,7 @@ Direction = Annotated[
 
 
 def unit_importance(W: Tensor) -> tuple[Float[Tensor, " m"], Float[Tensor, " n_or_c"]]:
-    """Importance O of out units and I of in units: row and column sums of abs(W) (000 Eq. 4-5).
+    """Importance O of out units and I of in units: row and column sums of abs(W) (Ito et al. 2023, Eq. 4-5).
 
     For a convolution kernel (m, c, kh, kw) the sums run over whole kernels (Eq. 6-7): I has one entry an input
     channel. Differs from the paper: its symbols I and O name the rows and columns of a transposed W.
@@ -57,14 +57,14 @@ def smallest(values: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:
 
 
 def uniform(total: int, rate: float, *, generator: torch.Generator) -> Int[Tensor, " k"]:
-    """Kept coordinates, ascending, after freezing exactly floor(rate * total) drawn uniformly (003 sec. 3)."""
+    """Kept coordinates, ascending: floor(rate * total) are frozen, drawn uniformly (Zhu and Blaschko 2023)."""
     check_sparsity(rate)
     frozen = min(frozen_count(total, rate), total - 1)
     return torch.randperm(total, generator=generator)[frozen:].sort().values
 
 
 def gradual_cooling(final_rate: float, epoch: int, epochs: int) -> float:
-    """Sparsification rate of one epoch: p_e = p* e / (E - 1), from 0 in the first to p* in the last (003 sec. 4.1)."""
+    """Sparsification rate of an epoch: p_e = p* e / (E - 1), from 0 to p* (Zhu and Blaschko 2023, sec. 4.1)."""
     check_sparsity(final_rate)
     if not 0 <= epoch < epochs:
         raise ValueError(f"expected 0 <= {epoch=} < {epochs=}")

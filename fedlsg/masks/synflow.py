@@ -1,4 +1,4 @@
-"""SynFlow: pruning by synaptic flow, without data (Tanaka et al. 2020; 004 Eq. 2).
+"""SynFlow: pruning by synaptic flow, without data (Tanaka et al. 2020; Adamczewski et al. 2023, Eq. 2).
 
     R = 1^T (prod_l abs(W_l)) 1        score of a weight: W * dR/dW, on abs(W)
 
@@ -65,7 +65,7 @@ def keep_synflow(model: nn.Module, probe: object, rate: float, *, iterations: in
 
     ``probe`` is any batch of the model's inputs: its shape is read, its values are not. In iteration k of n the
     share (1 - p)^(k / n) of the weights is left, those of highest score among all layers; the scores are then
-    computed anew on what is left, in double precision. At least one weight of every tensor stays.
+    computed again on the weights that are left, in double precision. At least one weight of every tensor stays.
     Raises ValueError for inputs that are not one real-valued tensor: there is no "input of ones" for words.
     """
     if not isinstance(probe, Tensor) or not probe.is_floating_point():

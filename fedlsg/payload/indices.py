@@ -29,7 +29,7 @@ Shape = tuple[int, ...]
 
 
 def encode_indices(indices: Int[Tensor, " kept"], shapes: Sequence[Shape]) -> bytes:
-    """Bytes of ascending flat positions in the blocks of ``shapes``, which lie one after the other."""
+    """Bytes of ascending flat positions in consecutive blocks of these ``shapes``."""
     flat = indices.cpu().numpy()
     ends = [0, *itertools.accumulate(math.prod(shape) for shape in shapes)]
     cuts = np.searchsorted(flat, ends)
@@ -54,12 +54,12 @@ def decode_indices(stream: bytes, shapes: Sequence[Shape], most: int | None = No
         found.append(kept + start)
         start += math.prod(shape)
     if place != len(stream):
-        raise ValueError("payload indices: bytes behind the last block")
+        raise ValueError("payload indices: bytes after the last block")
     return torch.from_numpy(np.concatenate([*found, np.zeros(0, dtype=np.int64)]))
 
 
 def section_bound(shapes: Sequence[Shape], most: int) -> int:
-    """Bytes that no ``encode_indices`` of ``most`` positions passes: bitmaps, or gaps of the widest kind."""
+    """Largest size of ``encode_indices`` for ``most`` positions: bitmaps, or gaps of the widest kind."""
     sizes = [math.prod(shape) for shape in shapes]
     width = len(leb128(max([1, *sizes]) - 1))
     gaps = len(sizes) * (1 + len(leb128(most * width))) + most * width
@@ -67,16 +67,16 @@ def section_bound(shapes: Sequence[Shape], most: int) -> int:
 
 
 def counts_within(positions: Int[Tensor, " kept"], shapes: Sequence[Shape]) -> list[int]:
-    """How many ascending flat positions lie in each of the blocks."""
+    """How many ascending flat positions are in each of the blocks."""
     ends = [0, *itertools.accumulate(math.prod(shape) for shape in shapes)]
     return [int(n) for n in np.diff(np.searchsorted(positions.cpu().numpy(), ends))]
 
 
 def read_chosen(body: bytes, shapes: Sequence[Shape], most: int) -> tuple[Int[Tensor, " kept"], bytes]:
-    """Positions that a sender chose, ``most`` of them at most, from a section behind its length; and what follows it.
+    """Positions that a sender chose, at most ``most``, from a section that starts with its size; and what follows it.
 
     Guarantee: nothing is read beyond the longest section of ``most`` positions, and each set has one form only.
-    Raises ValueError for what no encoder makes.
+    Raises ValueError for bytes that no encoder makes.
     """
     longest = section_bound(shapes, most)
     length = int.from_bytes(body[:4], "little") if len(body) >= 4 else longest + 1
@@ -90,7 +90,7 @@ def read_chosen(body: bytes, shapes: Sequence[Shape], most: int) -> tuple[Int[Te
 
 
 def digest_of(section: bytes) -> bytes:
-    """Eight bytes that stand for indices that were sent before."""
+    """Eight bytes that replace indices that were sent before."""
     return hashlib.sha256(section).digest()[:DIGEST_BYTES]
 
 
@@ -139,14 +139,14 @@ def _read_block(stream: bytes, place: int, shape: Shape, most: int) -> tuple[np.
 
 
 def _few(count: int, most: int) -> int:
-    """``count``, before anything is allocated for it. Raises ValueError where it is more than is left of ``most``."""
+    """``count``, checked before anything is allocated. Raises ValueError if it is more than is left of ``most``."""
     if count > most:
         raise ValueError(f"payload indices: more positions than were agreed on: {count} in a block, {most} left")
     return count
 
 
 def _read_list(stream: bytes, place: int, size: int, *, gaps: bool) -> tuple[np.ndarray, int]:
-    """Ascending numbers below ``size`` and the place behind them."""
+    """Ascending numbers below ``size``, and the place after them."""
     if not gaps:
         end = place + (size + 7) // 8
         bits = np.unpackbits(np.frombuffer(stream[place:end], np.uint8))

@@ -1,4 +1,4 @@
-"""Positions that the values of a payload lie at: as many as values, ascending, within the model."""
+"""Checks of the positions in a payload: as many as values, ascending, within the model."""
 
 import weakref
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from fedlsg.payload.values.codec import PayloadError
 LARGEST_SIZE = 2**32
 
 _ascending: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)
-"""The positions that were last found to ascend, and which version of them: all clients of a round share a frame."""
+"""The last positions found to ascend, and their version: all clients of a round share one frame."""
 
 
 def check_positions(values: Tensor, indices: Tensor, size: int) -> None:
@@ -24,7 +24,7 @@ def check_positions(values: Tensor, indices: Tensor, size: int) -> None:
 
 
 def ascend(indices: Tensor) -> bool:
-    """Whether each is larger than the one before; not looked at again while the same tensor stays unchanged."""
+    """Whether each is larger than the one before; not computed again for the same unchanged tensor."""
     global _ascending
     known, version = _ascending
     if known() is indices and version == indices._version:

@@ -1,19 +1,22 @@
-"""Clip and noise, Poisson sampling, and the ledger of what each client has spent."""
+"""Clip and noise, Poisson sampling, and the ledger of the privacy that each client has spent."""
 
-from fedlsg.privacy.ledger import Ledger, ledger_path, merge, read_entries, verify_extends
+from fedlsg.privacy.ledger import Ledger
+from fedlsg.privacy.ledger_chain import GENESIS
 from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
-from fedlsg.privacy.ledger_file import Entry, LedgerError, locked
+from fedlsg.privacy.ledger_entry import Entry, LedgerError
+from fedlsg.privacy.ledger_file import load, locked
+from fedlsg.privacy.ledger_folder import ledger_path, merge, read_entries, verify_extends
 from fedlsg.privacy.mechanism import Mechanism, NoiseMultiplier, add_noise, clip_factors, clipped_sum, norms_of
-from fedlsg.privacy.sampling import Coins, CoinsAhead, check_sample_rate, microbatches, poisson_batch
+from fedlsg.privacy.sampling import BernoulliDraws, BernoulliSource, check_sample_rate, microbatches, poisson_batch
 
 __all__ = [
-    "Coins",
-    "CoinsAhead",
+    "GENESIS",
+    "BernoulliDraws",
+    "BernoulliSource",
     "Entry",
     "Ledger",
     "LedgerError",
     "Mechanism",
-    "NoiseMultiplier",
     "add_noise",
     "check_sample_rate",
     "clip_factors",
@@ -22,6 +25,7 @@ __all__ = [
     "head_of",
     "ledger_path",
     "lines_since",
+    "load",
     "locked",
     "merge",
     "microbatches",

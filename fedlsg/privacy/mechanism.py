@@ -1,8 +1,8 @@
-"""Clip and noise: the mechanism whose sensitivity the ledger is told.
+"""Clip and noise: the mechanism, and the noise multiplier that the ledger is charged with.
 
 Symbols: C clip norm, sigma noise multiplier, G number of blocks.
-Order: mask, then clip, then noise on exactly the kept coordinates. The gradients that come in are already masked
-(persample.py returns kept coordinates only), so the vector that is clipped, summed and noised is one and the same.
+Order: mask, then clip, then noise on exactly the kept coordinates. The input gradients are masked already
+(``per_example_gradients`` returns kept coordinates only), so the same coordinates are clipped, summed and made noisy.
 """
 
 import math
@@ -25,28 +25,24 @@ MechanismKind = Literal["dp", "clip-only", "noise-only", "none"]
 ClipKind = Literal["joint", "per-block"]
 
 AT_ONCE = 2**16
-"""Coordinates noised at once: what is drawn for them stays in the processor's cache."""
+"""Coordinates that get noise at once: the draws for them fit in the processor's cache."""
 
 SUMMED_AT_ONCE = 2**16
-"""Coordinates that are widened at once: they stay in the processor's cache."""
+"""Coordinates that are widened at once: they fit in the processor's cache."""
 
 NARROW_SUM = 32
-"""Examples whose sum may be taken in float32. Rounding adds at most n (n + 1) / 2 * 2^-24 C, 3.1e-5 C at 32, to what
-the same sum without one example differs by; at 256 aligned examples 2.3e-4 C were measured."""
+"""Largest number of examples that are summed in float32. Rounding adds at most n (n + 1) / 2 * 2^-24 C to the
+difference that one example makes: 3.1e-5 C at 32. At 256 aligned examples, 2.3e-4 C were measured."""
 
 SMALLEST_CLIP_NORM = 1e-30
-"""Far below it squared norms vanish in float64 and the clip would no longer hold."""
+"""Far below it squared norms underflow in float64, and the clip would not bound them."""
 
 LARGEST_CLIP_NORM = 1e30
-"""Far above it the float32 sum of two clipped gradients overflows, which no noise hides: infinite stays infinite."""
+"""Far above it the float32 sum of two clipped gradients overflows. No noise hides an infinite value."""
 
 ClipNorm = Annotated[
     float,
     Setting("Clip norm C of an example's gradient.", "norm", at_least=SMALLEST_CLIP_NORM, at_most=LARGEST_CLIP_NORM),
-]
-NoiseMultiplier = Annotated[
-    float,
-    Setting("Noise over clip norm, instead of a target.", above=0, below=math.inf, aliases=("sigma", "noise", "z")),
 ]
 
 
@@ -55,20 +51,20 @@ class Mechanism:
     """What happens to per-example gradients between the mask and the payload.
 
     ``dp`` clips and adds noise, and is the only one that is private. ``clip="joint"`` scales an example's whole kept
-    gradient to norm C at most. ``clip="per-block"`` scales every block to C on its own, as 000 Alg. 1 lines 25-27
-    and 002 Alg. 1 lines 11-12 are written.
+    gradient to norm C at most. ``clip="per-block"`` scales every block to C on its own, as written in Ito et al. 2023,
+    Alg. 1, lines 25-27, and Ito et al. 2024, Alg. 1, lines 11-12.
     Differs from the papers: they account per-block clipping as if its sensitivity were C. It is C sqrt(G), and
-    ``effective_noise_multiplier`` says so.
-    ``norms_clip_weight`` and ``classifier_clip_weight`` multiply those groups' gradients (groups.py) before the joint
-    clip and divide what comes back: the sensitivity of what is clipped stays C, the noise on the group shrinks.
-    ``noise_share`` scales the noise of one client where an ideal secure sum is assumed (1 otherwise).
+    ``effective_noise_multiplier`` uses that.
+    ``norms_clip_weight`` and ``classifier_clip_weight`` multiply the gradients of those groups before the joint clip,
+    and divide the noisy result: the sensitivity stays C, and the noise on the group is smaller.
+    ``noise_share`` scales the noise of one client if an ideal secure sum is assumed; otherwise it is 1.
     """
 
     kind: Annotated[
         MechanismKind, Setting("What happens to examples' gradients; only dp is private.", name="mechanism")
     ] = "dp"
     clip_norm: ClipNorm = 1.0
-    noise_multiplier: NoiseMultiplier = 1.0
+    noise_multiplier: float = 1.0
     clip: Annotated[ClipKind, Setting("Clip an example's whole gradient, or each block of it on its own.")] = "joint"
     norms_clip_weight: Annotated[
         float, Setting("Weight of norm layers' gradients in the clip.", "factor", above=0, below=math.inf)
@@ -133,15 +129,15 @@ class Mechanism:
 def clipped_sum(
     gradients: Sequence[Float[Tensor, "batch *kept"] | GhostGradients], mechanism: Mechanism, *, wide: bool = False
 ) -> Float[Tensor, " kept"]:
-    """Sum over examples of their clipped gradients; one (B, *kept) tensor a block, flat and in a row in the result.
+    """Sum of the examples' clipped gradients: of one (B, *kept) tensor a block, concatenated to a flat vector.
 
     Guarantee: each example moves the sum by at most ``mechanism.sensitivity`` in L2 (before the rounding of the
     sum itself): factors come from float64 norms of the very numbers that are summed and are rounded down. An
     example with a non-finite coordinate or norm contributes exactly zero. An empty batch gives zeros.
-    A caller's autocast has no hold of the products: it would round to fewer digits than the clip's margin covers.
-    GhostGradients blocks (held.py) come under a joint clip only; their norms are bounds on what is summed.
-    The sum is taken and returned in float32 at least, in float64 where it is ``wide``. Factors are the same in both, so
-    that an example adds the same whether its neighbours are many or few.
+    A caller's autocast is switched off for the products: it would round more than the clip's margin covers.
+    ``GhostGradients`` are for a joint clip only; their norms are upper bounds.
+    The sum is taken and returned in float32 at least, and in float64 if ``wide``. The factors are the same in both, so
+    an example adds the same whether it has many neighbours or few.
     """
     narrow = reduce(torch.promote_types, (block.dtype for block in gradients), torch.float32)
     dtype = torch.float64 if wide else narrow
@@ -178,7 +174,7 @@ def clipped_sum(
 
 
 def norms_of(block: Float[Tensor, "batch *kept"] | GhostGradients) -> Float[Tensor, " batch"]:
-    """Norm of each example's block in float64; a bound on it where the block is held back."""
+    """Norm of each example's block in float64; an upper bound on it for ``GhostGradients``."""
     if isinstance(block, GhostGradients):
         return block.norms()
     norms: Tensor = torch.linalg.vector_norm(in_memory_order(block).flatten(1), dim=1, dtype=torch.float64)
@@ -190,7 +186,7 @@ def weighted_sum(
 ) -> Float[Tensor, " kept"]:
     """Sum over examples of factor times row, taken in ``dtype``: the factors' own unless given.
 
-    What lies in another memory order than its own is summed as it lies; only the sum is brought into order.
+    A block in another memory order is summed in that order; only the sum is reordered.
     A matrix product under TF32 or bfloat16 would round its inputs to fewer digits than the clip's margin covers.
     """
     rows = in_memory_order(block)
@@ -209,7 +205,7 @@ def weighted_sum(
 def clip_factors(
     norms: Float[Tensor, "*any"], clip_norm: float, dtype: torch.dtype, coordinates: int
 ) -> Float[Tensor, "*any"]:
-    """min(1, C / norm), rounded down by a margin where it is below 1; 0 where it is subnormal in ``dtype``.
+    """min(1, C / norm), rounded down by a margin if it is below 1; 0 if it is subnormal in ``dtype``.
 
     The margin is four units in the last place of ``dtype`` for the rounding of the factor and of each product, and
     one of float64 a coordinate for the rounding of the norm: a clipped gradient never exceeds C. A subnormal factor
@@ -225,7 +221,7 @@ def add_noise(total: Float[Tensor, " kept"], mechanism: Mechanism, noise: Secret
     """The sum plus independent N(0, (sigma C)^2) on every kept coordinate, and on nothing else."""
     if not mechanism.adds_noise:
         return total
-    noised = torch.empty_like(total)
-    for part, out in zip(total.split(AT_ONCE), noised.split(AT_ONCE), strict=True):
+    noisy = torch.empty_like(total)
+    for part, out in zip(total.split(AT_ONCE), noisy.split(AT_ONCE), strict=True):
         out.copy_(part.double() + noise.normal(part.numel()).to(total.device) * mechanism.noise_std)
-    return noised
+    return noisy

@@ -21,43 +21,43 @@ def check_sample_rate(sample_rate: float) -> None:
     check_value("sample_rate", SampleRate, sample_rate)
 
 
-class Coins(Protocol):
-    """Secret coins: a ``SecretStream``, or what draws ahead from one."""
+class BernoulliSource(Protocol):
+    """Where secret Bernoulli draws come from: a ``SecretStream``, or ``BernoulliDraws`` made ahead from one."""
 
     def bernoulli(self, count: int, probability: float) -> Bool[Tensor, " count"]:
-        """Independent coins that are true with ``probability``."""
+        """Independent draws that are true with ``probability``."""
 
 
 AT_ONCE = 2**20
-"""Coins drawn ahead at most: 8 MB of the stream."""
+"""Draws made ahead at most: 8 MB of the stream."""
 
 
-class CoinsAhead:
-    """The coins of several batches of one size, drawn from a stream at once.
+class BernoulliDraws:
+    """The Bernoulli draws of several batches of one size, made from a stream at once.
 
-    Guarantee: bit for bit those that a draw a batch gives, each used once. Raises ValueError for a batch of another
-    size or rate than the first, or one batch more.
+    Guarantee: bit for bit those of one call of the stream a batch, each used once. Raises ValueError for a batch of
+    another size or rate than the first, or one batch more.
     """
 
     def __init__(self, stream: SecretStream, *, batches: int) -> None:
         self.stream, self.left = stream, batches
         self._wanted: tuple[int, float] | None = None
-        self._drawn: list[Tensor] = []
+        self._made: list[Tensor] = []
 
     def bernoulli(self, count: int, probability: float) -> Bool[Tensor, " count"]:
-        """The next batch's coins."""
+        """The draws of the next batch."""
         if self._wanted is None:
             self._wanted = count, probability
         if not self.left or self._wanted != (count, probability):
-            raise ValueError(f"expected {self.left} more batches of {self._wanted}, asked for {(count, probability)}")
-        if not self._drawn:
+            raise ValueError(f"expected {self.left} more batches of {self._wanted}, got {(count, probability)}")
+        if not self._made:
             runs = max(1, min(self.left, AT_ONCE // max(1, count)))
-            self._drawn = list(self.stream.bernoulli(runs * count, probability).view(runs, count))[::-1]
+            self._made = list(self.stream.bernoulli(runs * count, probability).view(runs, count))[::-1]
         self.left -= 1
-        return self._drawn.pop()
+        return self._made.pop()
 
 
-def poisson_batch(num_examples: int, sample_rate: float, sampler: Coins) -> Int[Tensor, " batch"]:
+def poisson_batch(num_examples: int, sample_rate: float, sampler: BernoulliSource) -> Int[Tensor, " batch"]:
     """Positions in 0..num_examples-1 of one Poisson batch, ascending; possibly empty.
 
     An empty batch is a batch: the step that gets it still adds noise and still counts. The size is secret: it

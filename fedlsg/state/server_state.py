@@ -1,10 +1,11 @@
-"""The server's public state: model, W_0, optimizer, round. It never sees an un-noised gradient.
+"""The server's public state: model, W_0, optimizer, round. It never sees a gradient without noise.
 
 Everything in it may be checkpointed and published; client data and secret generators are elsewhere.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,47 +13,33 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from fedlsg.carriers import carried_parameters, find_classifier, frozen_bases, without_residual
+from fedlsg.carriers import frozen_bases, without_residual
 from fedlsg.frame import Frame
-from fedlsg.gradients import check_supported, trainable
-from fedlsg.masks import Memory, keep_public, keep_snip, noised_everywhere, prune_in_place, saliency_frame
-from fedlsg.method import Method, Schedule, aggregate, initial_needed, make_frame, server_step
+from fedlsg.gradients import trainable
+from fedlsg.masks import Memory, keep_public, keep_snip, noisy_everywhere, prune_in_place
+from fedlsg.method import LocalTraining, aggregate, server_step
 from fedlsg.randomness import public_generator
+from fedlsg.state.public_state import PublicState
+from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
 from fedlsg.training import make_optimizer
 
 
 class ServerState:
-    """W_t, W_0, the server optimizer, and the counters ``round`` (last finished) and ``updates`` (applied).
+    """The public state, the server optimizer, and the counters ``round`` (last finished) and ``updates`` (applied).
 
     The two differ where a round had no valid update. ``divisor`` is fixed for the run; ``probe``
-    is a batch of public inputs, of which pruning without data reads the shape. Raises ValueError for a
-    model with unsupported layers, or of which no layer can be carried at this rank.
+    is a batch of public inputs, of which pruning without data reads the shape: it prunes the model at once.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        method: Method,
-        schedule: Schedule,
-        *,
-        divisor: float,
-        seed: int,
-        classifier: str | None,
-        probe: object = None,
-    ) -> None:
-        check_supported(model)
-        self.model, self.method, self.schedule = model, method, schedule
-        self.divisor, self.seed = divisor, seed
-        self.carried = carried_parameters(model, method.carrier, classifier=classifier)
-        needed = initial_needed(method, trainable(model), self.carried)
-        self.initial = {name: trainable(model)[name].detach().clone() for name in needed}
-        self.initial |= frozen_bases(model)
-        self.classifier = find_classifier(model, classifier)
+    def __init__(self, public: PublicState, *, divisor: float, probe: object = None) -> None:
+        self.public, self.divisor = public, divisor
+        self.model, self.method, self.schedule, self.seed = public.model, public.method, public.schedule, public.seed
+        parameters, method = trainable(self.model), self.method
         self.optimizer, self.scheduler = make_optimizer(
-            trainable(model), method.after, updates=schedule.rounds, classifier=self.classifier
+            parameters, method.after, updates=self.schedule.rounds, classifier=public.classifier
         )
         if method.prune.active and not method.prune.reads_data:
-            prune_in_place(trainable(model), keep_public(model, method.prune, probe, seed=seed))
+            prune_in_place(parameters, keep_public(self.model, method.prune, probe, seed=self.seed))
         self.average = self.weights if method.after.ema else None
         self.round, self.updates = 0, 0
         self.pruned = not method.prune.reads_data
@@ -60,44 +47,34 @@ class ServerState:
 
     @property
     def awaits_pruning(self) -> bool:
-        """Whether clients have to be asked which weights matter, before the first round."""
+        """Whether the pruning round is still to come."""
         return not self.pruned
 
-    def saliency_frame(self) -> Frame:
-        """The frame of the pruning round."""
-        return saliency_frame(self._parameters())
+    @property
+    def next_round(self) -> int:
+        """Number of the round that comes next: the pruning round's where that is still to come."""
+        return PRUNING_ROUND if self.awaits_pruning else self.round + 1
+
+    def frame(self, round: int | None = None) -> Frame:
+        """The frame of ``round`` at the weights of now, by default of the round that comes next."""
+        round, kept = self.next_round if round is None else round, None
+        if self.memory is not None:
+            moment = self.schedule.moment(round)
+            kept = self.memory.kept(self.method.mask.rate(moment), moment.epoch)
+        return self.public.frame(round, updates=self.updates, kept=kept)
+
+    def plan(self, local: LocalTraining) -> RoundPlan:
+        """The plan of the round that comes next; ``local``: the federation's local training."""
+        return plan_round(self.method, self.next_round, self.frame(), local)
 
     def prune(self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, num_examples: int) -> None:
-        """Set the weights of smallest noised saliency to 0, by the clients' values, given in client order."""
+        """Set the weights of smallest noisy saliency to 0, by the clients' values, given in client order."""
         kept = keep_snip(
-            aggregate(updates), frame, self._parameters(), self.method.prune.rate, num_examples=num_examples
+            aggregate(updates), frame, self.public.parameters, self.method.prune.rate, num_examples=num_examples
         )
         prune_in_place(trainable(self.model), kept)
         self.average = self.weights if self.method.after.ema else None
         self.pruned = True
-
-    def _parameters(self) -> dict[str, Tensor]:
-        return {name: p.detach() for name, p in trainable(self.model).items()}
-
-    def _kept(self) -> Tensor | None:
-        """Kept positions where they are the server's choice (ranking.py), of the round that comes next."""
-        moment = self.schedule.moment(self.round + 1)
-        return None if self.memory is None else self.memory.kept(self.method.mask.rate(moment), moment.epoch)
-
-    def frame(self) -> Frame:
-        """The frame of the round that comes next."""
-        return make_frame(
-            self.method,
-            self._parameters(),
-            self.initial,
-            carried=self.carried,
-            round=self.round + 1,
-            updates=self.updates,
-            schedule=self.schedule,
-            seed=self.seed,
-            classifier=self.classifier,
-            kept=self._kept(),
-        )
 
     @property
     def weights(self) -> Float[Tensor, " parameters"]:
@@ -116,8 +93,8 @@ class ServerState:
     def step(self, total: Float[Tensor, " kept"], frame: Frame, *, noise_std: float = 0.0) -> None:
         """One server update by the clients' sum.
 
-        Guarantee: it depends on ``total`` through (total / divisor) in the weights' own type alone, so that a replica
-        that is sent these numbers (fedlsg/state/server_update.py) comes to the very same state.
+        Guarantee: it depends on ``total`` only through (total / divisor) in the weights' own type. So a replica that
+        receives these numbers (``Step``) gets exactly the same state.
         """
         dtype = next(iter(trainable(self.model).values())).dtype
         total = (total / self.divisor).to(dtype).double() * self.divisor
@@ -139,7 +116,7 @@ class ServerState:
         if self.memory is not None:
             round = self.round + 1
             generator = public_generator(self.seed, "memory", round)
-            gradient = noised_everywhere(total, frame, noise_std, generator=generator)
+            gradient = noisy_everywhere(total, frame, noise_std, generator=generator)
             self.memory = self.memory.add(gradient.float(), self.schedule.epoch(round))
 
     def _average(self) -> None:
@@ -148,10 +125,10 @@ class ServerState:
             self.average = decay * self.average + (1 - decay) * self.weights
 
     def truncate(self) -> None:
-        """Without the residual (001 App. C): W becomes its part in the spans of one power step, rank r at most."""
+        """Without the residual (Yu et al. 2021, App. C): keep of W its part in the spans of one power step."""
         if self.method.carrier.residual:
             return
-        for name in self.carried:
+        for name in self.public.carried:
             W = trainable(self.model)[name].detach()
             generator = public_generator(self.seed, "truncate", self.updates, name)
             W.copy_(without_residual(W, self.method.carrier, generator=generator))
@@ -170,16 +147,17 @@ class ServerState:
             load_weights(self.model, current)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs of the server; the public generator is its seed and the round.
+        """Everything that a resumed run needs of the server. The public generator follows from seed and round.
 
         Frozen parameters are not in it: they are those of the initial model.
         """
+        frozen = frozen_bases(self.model)
         return {
-            "model": {name: p.detach() for name, p in trainable(self.model).items()},
+            "model": self.public.parameters,
             "average": self.average,
             "pruned": self.pruned,
             "memory": None if self.memory is None else self.memory.state_dict(),
-            "initial": {name: W for name, W in self.initial.items() if name not in frozen_bases(self.model)},
+            "initial": {name: W for name, W in self.public.initial.items() if name not in frozen},
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "round": self.round,
@@ -198,7 +176,9 @@ class ServerState:
             for name, value in state["model"].items():
                 parameters[name].copy_(value)
         self.average = None if state["average"] is None else state["average"].to(self.weights)
-        self.initial |= {name: W.to(next(self.model.parameters()).device) for name, W in state["initial"].items()}
+        device = next(self.model.parameters()).device
+        initial = {name: W.to(device) for name, W in state["initial"].items()}
+        self.public = replace(self.public, initial={**self.public.initial, **initial})
         self.pruned = state["pruned"]
         self.memory = None if state["memory"] is None else Memory(**state["memory"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -219,7 +199,7 @@ def load_weights(model: nn.Module, weights: Float[Tensor, " parameters"]) -> Non
 
 
 def select_clients(clients: int, per_round: int, *, round: int, seed: int) -> list[int]:
-    """Partition ids asked in ``round``, ascending: a public draw without replacement, known before the run."""
+    """Partition ids selected in ``round``, ascending: a public draw without replacement, known before the run."""
     if per_round == clients:
         return list(range(clients))
     draw = torch.randperm(clients, generator=public_generator(seed, "clients", round))

@@ -1,7 +1,7 @@
-"""One server update as it is sent down: encoded once, then applied by the server and by every replica of it alike.
+"""One server update as clients receive it: encoded once, then decoded and applied by the server and by every replica.
 
-    server   sum of a round -> encoded          step -> what its own message says -> ServerState.step
-    replica                                     step -> in the frame that it derives itself -> ServerState.step
+    server    sum of a round -> step -> decoded sum -> ServerState.step
+    replica                     step -> decoded sum, in the frame that it derives itself -> ServerState.step
 
     offset  size  field
     0       1     kind: 1 values of an update, 2 kept weights of the pruning round
@@ -10,8 +10,8 @@
     13      4     length of the payload
     17      ...   values: sum / divisor in the layout of fedlsg.payload.pack; kept weights: a bit a prunable weight
 
-A step is made of the sum over a round's clients and of public constants alone: nothing of one client's payload goes
-down by itself. It says what the difference of two public models says, so that no epsilon changes.
+A step depends only on the sum over the clients of a round and on public constants, not on the payload of a single
+client otherwise. It contains no more than the difference of two public models, so no epsilon changes.
 """
 
 import struct
@@ -27,6 +27,7 @@ from fedlsg.gradients import trainable
 from fedlsg.masks import Masks, prunable, prune_in_place
 from fedlsg.payload import LEVELS, Codec, Dither, Expected, IndexMode, pack, unpack
 from fedlsg.randomness import public_generator
+from fedlsg.state.round_plan import PRUNING_ROUND
 from fedlsg.state.server_state import ServerState
 
 HEADER = struct.Struct("<BIdI")
@@ -34,7 +35,7 @@ VALUES, PRUNING = 1, 2
 
 
 class StepError(ValueError):
-    """A step that this state cannot take: damaged, of another round, or of a frame that is not derived here."""
+    """A step that this state cannot take: it is damaged, or belongs to another round or frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class Step:
 
 
 class DownDither(Dither):
-    """The dither of what goes down: never the numbers that a client's values were rounded with."""
+    """The dither of server updates: independent of the numbers that clients' values were rounded with."""
 
     def draw(self, round: int, count: int) -> np.ndarray:
         """As ``Dither.draw``, for a purpose of its own."""
@@ -66,7 +67,7 @@ def down_dither(state: ServerState, noise_std: float) -> DownDither:
 
 
 def read_steps(data: bytes) -> list[Step]:
-    """Steps that were written one after the other. StepError for anything else."""
+    """The steps in a run of bytes, one after the other. Raises StepError for anything else."""
     steps, place = [], 0
     while place < len(data):
         if place + HEADER.size > len(data):
@@ -81,7 +82,7 @@ def read_steps(data: bytes) -> list[Step]:
 
 
 def index_mode(state: ServerState) -> IndexMode:
-    """Positions go down where clients choose their own; everywhere else both sides derive them."""
+    """Positions are sent where clients choose their own; otherwise server and clients derive them."""
     return "chosen" if state.method.compression.chooses else "derived"
 
 
@@ -90,7 +91,7 @@ def encode_update(
 ) -> Step:
     """The round's sum as a step. Raises PayloadError for values that the codec cannot hold (not finite)."""
     values, positions, mode = (total / state.divisor).float(), frame.indices, index_mode(state)
-    if mode == "chosen":  # what no client chose is 0 in the sum
+    if mode == "chosen":  # positions that no client chose are 0 in the sum
         positions = values.nonzero().squeeze(1)
         values = values[positions]
     payload = pack(
@@ -108,7 +109,7 @@ def encode_update(
 
 
 def received(state: ServerState, frame: Frame, step: Step, codec: Codec) -> tuple[Tensor, float]:
-    """The sum that a step of values says, exactly, and the deviation of its noise. PayloadError for a misfit."""
+    """The sum that a step of values encodes, exactly, and the deviation of its noise. Raises PayloadError."""
     dither = down_dither(state, step.noise_std)
     values = unpack(
         step.payload,
@@ -132,11 +133,13 @@ def encode_pruning(before: Masks, state: ServerState) -> Step:
     """Which of the weights that were prunable ``before`` the state has kept."""
     weights = trainable(state.model)
     kept = [(weights[name].detach() != 0)[mask].cpu() for name, mask in before.items()]
-    return Step(kind=PRUNING, round=0, noise_std=0.0, payload=np.packbits(torch.cat(kept).numpy()).tobytes())
+    return Step(
+        kind=PRUNING, round=PRUNING_ROUND, noise_std=0.0, payload=np.packbits(torch.cat(kept).numpy()).tobytes()
+    )
 
 
 def apply_pruning(state: ServerState, step: Step) -> None:
-    """Set to 0 what the server pruned."""
+    """Set to 0 the weights that the server pruned."""
     may = prunable(trainable(state.model))
     sizes = [int(mask.sum()) for mask in may.values()]
     if state.pruned or len(step.payload) != (sum(sizes) + 7) // 8:
@@ -152,7 +155,7 @@ def apply_pruning(state: ServerState, step: Step) -> None:
 def replay(state: ServerState, step: Step, codec: Codec, frame: Frame | None = None) -> None:
     """Take one step of the server on a replica; ``frame`` is that of its round where it was derived before.
 
-    Raises StepError or PayloadError for a step that does not follow on this state. The state is then good for nothing.
+    Raises StepError or PayloadError for a step that does not follow on this state. Do not use the state after that.
     """
     if step.kind == PRUNING:
         apply_pruning(state, step)

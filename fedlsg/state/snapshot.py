@@ -1,6 +1,6 @@
-"""What a replica needs beside the weights to go on from them: the optimizer's memory, and that of ranked masks.
+"""What a replica needs in addition to the weights to continue: the memory of the optimizer and of ranked masks.
 
-Everything else of ``ServerState`` follows from settings, round and number of updates: W_0, schedules, pruned weights.
+The rest of ``ServerState`` follows from settings, round and number of updates: W_0, schedules, pruned weights.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedlsg.gradients import trainable
 from fedlsg.masks import Memory
+from fedlsg.state.round_plan import Phase, finished_before, phase_of
 from fedlsg.state.server_state import ServerState, load_weights
 
 STEP = "step"
@@ -29,7 +30,7 @@ def beside_weights(state: ServerState) -> dict[str, Tensor]:
 
 
 def restart(state: ServerState, weights: Tensor, beside: Mapping[str, Tensor], *, round: int, updates: int) -> None:
-    """Make a replica that of the server after ``round`` rounds and ``updates`` updates.
+    """Make a replica that of the server as ``round`` begins, after ``updates`` updates.
 
     Raises ValueError for vectors that do not fit the model.
     """
@@ -50,8 +51,8 @@ def restart(state: ServerState, weights: Tensor, beside: Mapping[str, Tensor], *
         sums = (beside.get("memory-current"), beside.get("memory-last"))
         state.memory = Memory(epoch=epoch, updates=counted, current=sums[0], last=sums[1])
     schedule(state, updates)
-    state.round, state.updates = round, updates
-    state.pruned = round >= 0 or not state.method.prune.reads_data  # -1: the pruning round is still to come
+    state.round, state.updates = finished_before(round), updates
+    state.pruned = phase_of(round) is Phase.TRAINING
 
 
 def schedule(state: ServerState, updates: int) -> None:

@@ -1,4 +1,4 @@
-"""Shapes, memory order and autograd: what several packages need of torch, and torch does not have."""
+"""Helpers for memory order, products and autograd that torch lacks and several packages need."""
 
 from fedlsg.tensors.autograd_graph import leads_to
 from fedlsg.tensors.memory_order import (

@@ -1,4 +1,4 @@
-"""What leads where in autograd's graph."""
+"""Questions about autograd's graph."""
 
 from collections.abc import Collection
 
@@ -6,7 +6,7 @@ from torch.autograd.graph import Node
 
 
 def leads_to(end: Node | None, places: Collection[Node]) -> bool:
-    """Whether what was made at ``end`` was made from what was made at one of the ``places``."""
+    """Whether the value of node ``end`` was computed from the value of one of the nodes ``places``."""
     seen: set[Node] = set()
     due = [end]
     while due:

@@ -1,7 +1,7 @@
-"""What becomes of memory that a large tensor no longer needs: this process keeps it for the next one.
+"""Keep the memory of freed large tensors in this process, for the next tensor.
 
 By default the C library gives blocks above 32 MB back to the kernel at once, and gets them page by page, each page
-cleared, for the next tensor: for vectors of 22 M parameters that is most of what a round costs beside its products.
+cleared, for the next tensor: for vectors of 22 M parameters that is most of the time of a round outside its products.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ KEPT_BYTES = 2**31 - 1
 def keep() -> bool:
     """Keep up to 2 GB of freed memory at the top of the heap; whether the C library is glibc and took it.
 
-    Costs memory: peaks of up to a fifth more (22 M parameters), and nothing is given back between them.
+    Costs memory: peaks of up to a fifth more (22 M parameters), and nothing is returned to the system between them.
     """
     if not sys.platform.startswith("linux"):
         return False

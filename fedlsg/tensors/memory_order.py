@@ -1,6 +1,6 @@
-"""A kernel as a matrix without a copy, whichever way its memory lies.
+"""A kernel as a matrix without a copy, for both memory formats.
 
-A kernel (m, c, kh, kw) is the matrix (m, c * kh * kw) of lowrank.py with its columns in *kernel order*: channel by
+A kernel (m, c, kh, kw) is the matrix (m, c * kh * kw) with its columns in *kernel order*: channel by
 channel, each with its taps. In torch.channels_last memory the same numbers lie tap by tap, each with its channels
 (*memory order* there), and reading them in kernel order would copy the weight. Products over all columns may take any
 order, and what is r wide is cheap to reorder.
@@ -47,7 +47,7 @@ def axes_in_memory(t: Float[Tensor, "batch *any"]) -> list[int]:
 
 
 def in_memory_order(t: Float[Tensor, "batch *any"]) -> Float[Tensor, "batch *any"]:
-    """The same numbers with every example's axes in the order in which they lie in memory: a view."""
+    """The same numbers with every example's axes in their order in memory: a view."""
     return t.permute(0, *axes_in_memory(t))
 
 

@@ -1,4 +1,4 @@
-"""Products of one example's matrices by the fastest kernel at hand."""
+"""Products of one example's matrices by the fastest available kernel."""
 
 from collections.abc import Callable
 
@@ -7,15 +7,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 NARROW = 2**18
-"""Numbers of the wider side from which oneDNN is the faster one where the other is r wide."""
+"""Size of the wider matrix from which oneDNN is faster, if the other one is r wide."""
 WORTH_A_CALL = 2**21
-"""Multiplications of one example's product from which a call of its own pays."""
+"""Multiplications in one example's product from which a call for each example is faster."""
 
 
 def linear_kernel(like: Tensor) -> Callable[..., Tensor] | None:
-    """oneDNN's A X^T, which is behind no public function of torch; None where there is none for tensors such as this.
+    """oneDNN's A X^T, for which torch has no public function; None if there is none for such tensors.
 
-    Processors other than Intel's: MKL, which is behind mm and bmm, keeps to narrow vectors there, oneDNN does not.
+    On CPUs that are not from Intel, MKL (torch's mm and bmm) uses narrow vectors only; oneDNN does not.
     """
     if like.device.type != "cpu" or like.dtype != torch.float32:
         return None
@@ -40,7 +40,7 @@ def batch_times_transposed(
 ) -> None:
     """``out`` becomes A_b X_b^T of every example, its rows in the order ``rows``.
 
-    Large ones by oneDNN, up to 1.8 times as fast; its sizes do not hold the batch, so that no kernel is built anew.
+    Large ones by oneDNN, up to 1.8 times as fast; its sizes do not depend on the batch, so no new kernel is built.
     """
     product = linear_kernel(A) if A[0].numel() * X.shape[1] >= WORTH_A_CALL else None
     if product is None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,12 +23,13 @@ from fedlsg.gradients import (
     summable,
     summed_gradient,
 )
-from fedlsg.privacy import Coins, CoinsAhead, Mechanism, add_noise, clipped_sum, poisson_batch
+from fedlsg.privacy import BernoulliDraws, Mechanism, add_noise, clipped_sum, poisson_batch
 from fedlsg.privacy.mechanism import NARROW_SUM
 from fedlsg.randomness import SecretStream
 from fedlsg.training.local import Batch, LocalTraining, Positions
 from fedlsg.training.microbatches import Groups, check_alike, filled, runs_of, shape_of, together, without_filling
 from fedlsg.training.plain import plain_steps, unprotected
+from fedlsg.training.step_inputs import StepInputs
 from fedlsg.training.update import move
 
 __all__ = ["Batch", "LocalTraining", "Positions", "client_step", "holds", "norm_bound", "per_unit"]
@@ -49,44 +51,45 @@ def client_step(
     scale: Sequence[Float[Tensor, " kept"]] | None = None,
     checked: Checked | None = None,
 ) -> Float[Tensor, " kept"]:
-    """K local steps in one frame; the accumulated noisy sum of clipped per-example gradients, kept coordinates only.
+    """K local steps in one frame: the accumulated noisy sum of clipped per-example gradients, kept coordinates only.
 
     Each step has its own Poisson batch (Ito et al. 2023, Alg. 1 line 13). ``charge`` is called once, before the first
     batch: it writes the ledger for all K steps, or raises to forbid them. A step that fails later stays charged,
     because the failure may depend on the batch. The model comes back unchanged.
-    ``groups`` says which positions may share a microbatch, for instance those of one padded length. An example's group
-    and what ``batch`` makes of it must depend on that example alone (company.py). ``scale`` multiplies each block's
-    gradients before the clip: by the weights it makes saliencies of them (snip.py).
-    ``checked`` as in ``per_example_gradients``: many clients share a model and a frame.
-    With momentum mu the result is sum_k v_k, v_k = mu v_(k-1) + s_k, so -lr Eq3(result) is the local change of W.
-    Differs from the paper: one joint clip over all blocks and dense parameters (see privatize.py).
+    ``groups`` says which positions may share a microbatch. The group of an example, and what ``batch`` makes of it,
+    must depend on that example alone. ``scale`` multiplies the gradients before the clip: weights give saliencies.
+    ``checked``: what ``check`` found of this model and frame, which many clients share.
+    Differs from the paper: one joint clip over all blocks and dense parameters (``Mechanism``).
     """
     parameters = check(model, frame) if checked is None else checked
     charge()
-    coins = CoinsAhead(sampler, batches=local.steps)
-    if scale is None and unprotected(mechanism, frame, parameters):
-        return plain_steps(
-            model, batch, loss_fn, frame=frame, local=local, num_examples=num_examples, coins=coins, groups=groups,
-            parameters=parameters,
-        )  # fmt: skip
+    inputs = StepInputs(
+        model=model, batch=batch, loss_fn=loss_fn, frame=frame, mechanism=mechanism, local=local, groups=groups,
+        num_examples=num_examples, draws=BernoulliDraws(sampler, batches=local.steps), scale=scale,
+        parameters=parameters,
+    )  # fmt: skip
+    plain = scale is None and unprotected(mechanism, frame, parameters)
+    return plain_steps(inputs) if plain else _noisy_steps(inputs, noise)
+
+
+def _noisy_steps(x: StepInputs, noise: SecretStream) -> Float[Tensor, " kept"]:
+    """sum_k v_k of noisy sums s_k, where v_k = mu v_(k-1) + s_k: -lr times its Eq. 3 is the local change of W."""
+    local, parameters = x.local, x.parameters
     dtype = reduce(torch.promote_types, (p.dtype for p in parameters.values()), torch.float32)
     start = [p.detach().clone() for p in parameters.values()] if local.steps > 1 else []
     velocity = accumulated = torch.zeros(0)
     try:
         for step in range(local.steps):
-            total = _clipped_batch_sum(
-                model, batch, loss_fn, frame, mechanism, local, num_examples, coins, groups, scale, parameters
-            )
+            noisy = add_noise(_clipped_batch_sum(x), x.mechanism, noise).to(dtype)
             if step == 0:
-                velocity = add_noise(total, mechanism, noise).to(dtype)
+                velocity = noisy
                 accumulated = velocity.clone() if local.momentum and local.steps > 1 else velocity
-            else:  # in place: a large model's vectors cost more to allocate than to add
-                noised = add_noise(total, mechanism, noise).to(dtype)
-                velocity = velocity.mul_(local.momentum).add_(noised) if local.momentum else noised
+            else:  # in place: for a large model, allocating vectors takes longer than adding them
+                velocity = velocity.mul_(local.momentum).add_(noisy) if local.momentum else noisy
                 accumulated.add_(velocity)
             if step + 1 < local.steps:
                 rate = -local.learning_rate / local.expected_batch
-                move(parameters, frame, velocity, dict.fromkeys(parameters, rate))
+                move(parameters, x.frame, velocity, dict.fromkeys(parameters, rate))
     finally:
         with torch.no_grad():
             for p, value in zip(parameters.values(), start, strict=False):
@@ -94,64 +97,42 @@ def client_step(
     return accumulated
 
 
-def _clipped_batch_sum(
-    model: nn.Module,
-    batch: Batch,
-    loss_fn: LossFunction,
-    frame: Frame,
-    mechanism: Mechanism,
-    local: LocalTraining,
-    num_examples: int,
-    coins: Coins,
-    groups: Groups,
-    scale: Sequence[Float[Tensor, " kept"]] | None,
-    checked: Checked,
-) -> Float[Tensor, " kept"]:
+def _clipped_batch_sum(x: StepInputs) -> Float[Tensor, " kept"]:
     """The sum over a Poisson batch; in float64 where it has several microbatches, or more than NARROW_SUM examples."""
     total: Tensor | None = None
-    shape = shape_of(local, checked.values())
-    runs = runs_of(poisson_batch(num_examples, local.sample_rate, coins), groups, shape)
+    shape = shape_of(x.local, x.parameters.values())
+    runs = runs_of(poisson_batch(x.num_examples, x.local.sample_rate, x.draws), x.groups, shape)
     wide = len(runs) > 1 or len(runs[0][1]) > NARROW_SUM
     seen: dict[int, list[torch.Size]] = {}
     for group, micro in runs:
-        inputs, targets = batch(micro)
-        if mechanism.clips and shape.multiple > 1:
+        inputs, targets = x.batch(micro)
+        if x.mechanism.clips and shape.multiple > 1:
             check_alike(inputs, group, seen)
-        if not mechanism.clips and scale is None and summable(frame):
-            part = summed_gradient(model, loss_fn, inputs, targets, frame, checked=checked, numbers=local.numbers)
-            part = part if local.multiplicity == 1 else part / local.multiplicity
+        if not x.mechanism.clips and x.scale is None and summable(x.frame):
+            part = summed_gradient(
+                x.model, x.loss_fn, inputs, targets, x.frame, checked=x.parameters, numbers=x.local.numbers
+            )
+            part = part if x.local.multiplicity == 1 else part / x.local.multiplicity
             part = part.double() if len(runs) > 1 else part
         else:
-            units = _units(
-                model, loss_fn, inputs, targets, frame, mechanism, local, shape.rows(len(micro)), scale, checked
-            )
-            part = clipped_sum(units, mechanism, wide=wide)
+            part = clipped_sum(_units(x, inputs, targets, shape.rows(len(micro))), x.mechanism, wide=wide)
         total = part if total is None else total.add_(part)
     assert total is not None  # runs_of() gives at least one run, an empty one for an empty batch
     return total
 
 
-def _units(
-    model: nn.Module,
-    loss_fn: LossFunction,
-    inputs: Inputs,
-    targets: Inputs,
-    frame: Frame,
-    mechanism: Mechanism,
-    local: LocalTraining,
-    rows: int,
-    scale: Sequence[Float[Tensor, " kept"]] | None,
-    checked: Checked,
-) -> Sequence[Tensor | GhostGradients]:
+def _units(x: StepInputs, inputs: Inputs, targets: Inputs, rows: int) -> Sequence[Tensor | GhostGradients]:
     """What is clipped for each example of a microbatch, which is filled up to ``rows`` examples for its pass."""
-    real, rows = batch_size(inputs, targets), rows * local.multiplicity
+    local, multiplicity = x.local, x.local.multiplicity
+    real, rows = batch_size(inputs, targets), rows * multiplicity
     inputs, targets = filled(inputs, rows), filled(targets, rows)
-    if mechanism.clips and mechanism.clip == "joint" and local.multiplicity == 1 and scale is None and holds(frame):
-        blocks = block_gradients(model, loss_fn, inputs, targets, frame, checked=checked, numbers=local.numbers)
-        return without_filling(blocks, real)
-    gradients = per_example_gradients(model, loss_fn, inputs, targets, frame, checked=checked, numbers=local.numbers)
-    units = per_unit([g[:real] for g in gradients], frame, local.multiplicity)
-    return units if scale is None else [g * factor for g, factor in zip(units, scale, strict=True)]
+    given: dict[str, Any] = {"checked": x.parameters, "numbers": local.numbers}
+    joint = x.mechanism.clips and x.mechanism.clip == "joint"
+    if joint and multiplicity == 1 and x.scale is None and holds(x.frame):
+        return without_filling(block_gradients(x.model, x.loss_fn, inputs, targets, x.frame, **given), real)
+    gradients = per_example_gradients(x.model, x.loss_fn, inputs, targets, x.frame, **given)
+    units = per_unit([g[:real] for g in gradients], x.frame, multiplicity)
+    return units if x.scale is None else [g * factor for g, factor in zip(units, x.scale, strict=True)]
 
 
 def holds(frame: Frame) -> bool:

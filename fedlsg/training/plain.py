@@ -1,53 +1,37 @@
-"""Local steps where nothing is clipped, noised or left out: no flat vector is formed before the last one."""
+"""Local steps without clip, noise or mask: no flat vector is formed before the last step."""
 
 from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlsg.frame import Frame
-from fedlsg.gradients import Checked, LossFunction, summable, summed_gradients
-from fedlsg.privacy import Coins, Mechanism, poisson_batch
-from fedlsg.training.local import Batch, LocalTraining, Positions
-from fedlsg.training.microbatches import Groups, runs_of, shape_of
+from fedlsg.gradients import Checked, summable, summed_gradients
+from fedlsg.privacy import Mechanism, poisson_batch
+from fedlsg.training.local import LocalTraining
+from fedlsg.training.microbatches import runs_of, shape_of
+from fedlsg.training.step_inputs import StepInputs
 
 Gradients = list[Tensor]
 """One tensor a parameter, in its shape."""
 
 
 def unprotected(mechanism: Mechanism, frame: Frame, parameters: Checked) -> bool:
-    """Whether what leaves is the plain sum of gradients of all parameters, which lie as they are sent."""
+    """Whether the result is the plain sum of all gradients, of parameters whose memory is in the order of sending."""
     if mechanism.clips or mechanism.adds_noise or frame.kept != frame.size or not summable(frame):
         return False
     alike = all(a.dtype == b.dtype and a.device == b.device for a, b in pairwise(parameters.values()))
     return alike and all(p.is_contiguous() for p in parameters.values())
 
 
-def plain_steps(
-    model: nn.Module,
-    batch: Batch,
-    loss_fn: LossFunction,
-    *,
-    frame: Frame,
-    local: LocalTraining,
-    num_examples: int,
-    coins: Coins,
-    groups: Groups,
-    parameters: Checked,
-) -> Float[Tensor, " kept"]:
+def plain_steps(x: StepInputs) -> Float[Tensor, " kept"]:
     """What ``client_step`` gives where ``unprotected``, bit for bit; it was charged. The model comes back unchanged."""
-    owned: list[Tensor] = list(parameters.values())
-
-    def gradients() -> Gradients:
-        positions = poisson_batch(num_examples, local.sample_rate, coins)
-        runs = runs_of(positions, groups, shape_of(local, parameters.values()))
-        return _batch_gradients(model, batch, loss_fn, frame, local, runs, parameters)
-
-    start = [p.detach().clone() for p in owned] if local.steps > 1 else []
+    owned: list[Tensor] = list(x.parameters.values())
+    start = [p.detach().clone() for p in owned] if x.local.steps > 1 else []
     try:
-        return _steps(owned, gradients, local)
+        return _steps(owned, lambda: _batch_gradients(x), x.local)
     finally:
         if start:
             with torch.no_grad():
@@ -76,23 +60,19 @@ def _steps(owned: list[Tensor], gradients: Callable[[], Gradients], local: Local
     return accumulated
 
 
-def _batch_gradients(
-    model: nn.Module,
-    batch: Batch,
-    loss_fn: LossFunction,
-    frame: Frame,
-    local: LocalTraining,
-    runs: list[tuple[int, Positions]],
-    parameters: Checked,
-) -> Gradients:
+def _batch_gradients(x: StepInputs) -> Gradients:
     """Sum over a Poisson batch, microbatch by microbatch; in float64 where there are several."""
-    total: Gradients | None = None
+    local, total = x.local, None
+    positions = poisson_batch(x.num_examples, local.sample_rate, x.draws)
+    runs = runs_of(positions, x.groups, shape_of(local, x.parameters.values()))
     for _, micro in runs:
-        found = summed_gradients(model, loss_fn, *batch(micro), frame, checked=parameters, numbers=local.numbers)
+        found = summed_gradients(
+            x.model, x.loss_fn, *x.batch(micro), x.frame, checked=x.parameters, numbers=local.numbers
+        )
         if local.multiplicity > 1:
             found = [g / local.multiplicity for g in found]
         found = [g.double() for g in found] if len(runs) > 1 else found
         total = found if total is None else [t.add_(g) for t, g in zip(total, found, strict=True)]
     assert total is not None  # runs_of() gives at least one run, an empty one for an empty batch
-    types = [torch.promote_types(p.dtype, torch.float32) for p in parameters.values()]
+    types = [torch.promote_types(p.dtype, torch.float32) for p in x.parameters.values()]
     return [g.to(dtype).contiguous() for g, dtype in zip(total, types, strict=True)]

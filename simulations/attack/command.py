@@ -19,7 +19,7 @@ from simulations.attack.recorded.report import Findings, refusals
 from simulations.attack.texts.attack import attack_texts, is_text
 from simulations.attack.texts.catalogue import text_attacks
 from simulations.attack.texts.page import text_findings
-from simulations.compare.grid import numbers, words
+from simulations.compare.cells.grid_file import numbers, words
 from simulations.engines import local
 from simulations.plan.plan import make_plan
 from simulations.report.progress import Tick, bar
@@ -27,7 +27,7 @@ from simulations.report.tables import print_note, print_table
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.diverged import refuse_diverged
 from simulations.settings.published import resolve
-from simulations.settings.settings import from_mapping
+from simulations.settings.settings import from_mapping, values_of
 
 RECORDED: Mapping[str, object] = {"clients": 8, "rounds": 4, "batch_size": 1, "noise_multiplier": 1.0}
 """Default settings of the runs that ``--compare`` records: small batches, the same sigma for all."""
@@ -162,9 +162,9 @@ def check_comparable(methods: Sequence[str], given: Mapping[str, Any]) -> None:
 
 def check_recorded(directory: Path, wanted: Mapping[str, Any]) -> None:
     """Raise ValueError if the existing run has other settings than ``wanted``."""
-    before, now = RunDir.open(str(directory)).read_config(), from_mapping(resolve(wanted))
+    before, now = values_of(RunDir.open(str(directory)).read_config()), values_of(from_mapping(resolve(wanted)))
     for name in wanted:
-        old, new = getattr(before, name), getattr(now, name)
+        old, new = before.get(name), now.get(name)
         if old != new:
             raise ValueError(f"{directory} was recorded with {name}={old}, not {new}; choose another --out")
 

@@ -13,13 +13,13 @@ from fedlsg.accounting import Event, compose
 from fedlsg.attacks.audit.unit_mode import Setting
 from fedlsg.attacks.audit.verdict import Claim
 from fedlsg.privacy import Ledger
+from fedlsg.state import ClientTerms
 from simulations.attack.recorded.claim import claim_of, training_event
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
 from simulations.plan.plan import client_terms, events_of
 from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.rundir import RunDir
 from simulations.workloads import Progress, silent
-from strategies.strategy import ClientTerms
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

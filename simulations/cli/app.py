@@ -14,7 +14,8 @@ import typer.core
 from rich.console import Console
 
 from simulations.cli.examine import attack, audit, inspect
-from simulations.cli.options import Choice, console, merge, option
+from simulations.cli.lists import methods, settings, version, workloads
+from simulations.cli.options import Choice, console, merge, option, setting
 from simulations.engines.runtime.processes import sigterm_raises
 
 typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
@@ -35,45 +36,39 @@ LINK = "Seconds of transfer on broadband, mobile, datacentre or UP/DOWN/LATENCY 
 def run(
     workload: Annotated[
         str | None,
-        typer.Argument(help="digits (default), cifar10, glue-sst2, hf-image, ...; docs/methods.md lists all."),
+        typer.Argument(help="digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg workloads lists all."),
     ] = None,
-    method: Annotated[str | None, option(help="Recipe, default lsg; docs/methods.md lists all.")] = None,
-    preset: Annotated[str | None, option(help="A paper's row, see fedlsg presets; options override it.")] = None,
+    method: Annotated[str | None, setting("method")] = None,
+    preset: Annotated[str | None, setting("preset")] = None,
     rank: Annotated[int | None, option(help="Rank r of the carriers.")] = None,
     sparsity: Annotated[float | None, option(help="Share p of units or coordinates that is frozen.")] = None,
-    epsilon: Annotated[float | None, option(help="Privacy budget of each client; calibrates the noise.")] = None,
-    noise_multiplier: Annotated[float | None, option(help="Noise over clip norm, instead of a target.")] = None,
-    rounds: Annotated[int | None, option(help="Server rounds.")] = None,
-    clients: Annotated[int | None, option(help="Clients that the data is partitioned over.")] = None,
-    clients_per_round: Annotated[int | None, option(help="Clients asked each round; default all.")] = None,
-    local_steps: Annotated[int | None, option(help="Private steps a client takes each round.")] = None,
-    engine: Annotated[str, option(help="flower (Flower on Ray, default) or local (one process).")] = "flower",
-    device: Annotated[str, option(help="cpu (default) or cuda.")] = "cpu",
-    seed: Annotated[int, option(help="Public seed, default 0: initial weights, partition, carriers, masks.")] = 0,
-    reproducible: Annotated[bool, option("--reproducible", help="Seed the noise too: NOT PRIVATE.")] = False,
-    codec: Annotated[
-        str, option(help="How values are sent, default float32; docs/communication.md lists all.")
-    ] = "float32",
-    downlink: Annotated[
-        str, option(help="full (default): weights; sparse: the updates that a client missed.")
-    ] = "full",
+    epsilon: Annotated[float | None, setting("epsilon")] = None,
+    noise_multiplier: Annotated[float | None, setting("noise_multiplier")] = None,
+    rounds: Annotated[int | None, setting("rounds")] = None,
+    clients: Annotated[int | None, setting("clients")] = None,
+    clients_per_round: Annotated[int | None, setting("clients_per_round")] = None,
+    local_steps: Annotated[int | None, setting("local_steps")] = None,
+    engine: Annotated[str, setting("engine")] = "flower",
+    device: Annotated[str, setting("device")] = "cpu",
+    seed: Annotated[int, setting("seed")] = 0,
+    reproducible: Annotated[bool, setting("reproducible", "--reproducible")] = False,
+    codec: Annotated[str, setting("codec")] = "float32",
+    downlink: Annotated[str, setting("downlink")] = "full",
     out: Annotated[str | None, option(help="Run directory; default runs/<time>-<workload>-<method>.")] = None,
-    data_dir: Annotated[str | None, option(help="Local mirror of the data; default FEDLSG_DATA, then the hub.")] = None,
-    record_updates: Annotated[bool, option("--record-updates", help="Keep every payload in updates/.")] = False,
+    data_dir: Annotated[str | None, setting("data_dir")] = None,
+    record_updates: Annotated[bool, setting("record_updates", "--record-updates")] = False,
     config: Choice = None,
 ) -> None:
     """Train WORKLOAD across clients and leave a run directory.
 
-    WORKLOAD is digits (default), cifar10, glue-sst2, hf-image, ...; docs/methods.md lists all.
+    WORKLOAD is digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg workloads lists all.
     """
     given = {key: value for key, value in locals().items() if key not in ("out", "config") and value is not None}
     from simulations.engines import ahead
-    from simulations.settings.published import resolve
-    from simulations.settings.settings import from_mapping
+    from simulations.settings.published import first_look
 
     given = merge(given, config or [])
-    settings = from_mapping(resolve(given))  # what is wrong by itself is said before anything is imported or started
-    with ahead(settings.engine):
+    with ahead(first_look(given)):
         from simulations.run import run_command
 
         run_command(given, out, console)
@@ -157,7 +152,7 @@ def calibrate(
 @app.command(short_help="Who would hold what: sizes and classes of the clients.")
 def partition(
     workload: Annotated[str, typer.Argument(help="As in run; default digits.", show_default=False)] = "digits",
-    clients: Annotated[int | None, option(help="Clients that the data is partitioned over.")] = None,
+    clients: Annotated[int | None, setting("clients")] = None,
     seed: Annotated[int, option(help="Public seed of the partition; default 0.")] = 0,
     data_dir: Annotated[str | None, option(help="Local mirror of the data; as in run.")] = None,
     out: Annotated[str | None, option(help="Directory for partition.csv and partition.png.")] = None,
@@ -182,6 +177,10 @@ def presets(
     presets_command(words or "", json, markdown, console)
 
 
+app.callback()(version)
+app.command(short_help="Every setting, or one whole: meaning, unit, range, default.")(settings)
+app.command()(workloads)
+app.command()(methods)
 app.command(short_help="Statistics of un-noised gradients: NOT PRIVATE.")(inspect)
 app.command(short_help="Try to prove a claimed epsilon wrong.")(audit)
 app.command(short_help="What recorded updates, or a released model, give away.")(attack)

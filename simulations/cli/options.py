@@ -5,12 +5,23 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from simulations.settings.declared import RUN
+
 console = Console()
 
 
 def option(*names: str, help: str, metavar: str | None = None) -> Any:
     """An option whose own help says its default, in words that also cover what a workload decides."""
     return typer.Option(*names, help=help, metavar=metavar, show_default=False)
+
+
+def setting(name: str, *names: str) -> Any:
+    """The option of a setting of every run: its declaration's sentence, choices and default."""
+    declared = RUN[name]
+    words = [declared.setting.meaning.removesuffix(".")]
+    words += [] if all(str(choice) in words[0] for choice in declared.choices) else [declared.range]
+    words += [f"default {declared.default}"] if declared.kind is not bool and declared.default is not None else []
+    return option(*names, help="; ".join(words) + ".")
 
 
 Choice = Annotated[list[str] | None, option("-c", metavar="KEY=VALUE", help="Any other setting; repeatable.")]

@@ -1,4 +1,4 @@
-"""What a client charges its training to: its ledger, its budget, and the folder of the run.
+"""A client's account, which its training is charged to: its ledger, its budget, and the folder of the run.
 
 A simulated client's account is its ledger in the run's directory; a deployed client has ``node.account``.
 """
@@ -16,6 +16,7 @@ from torch import Tensor
 from fedlsg.privacy import Entry, Ledger
 from simulations.grids.refusals import OverBudgetError
 from simulations.rundir.rundir import RunDir
+from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings
 
 
@@ -45,13 +46,13 @@ class Account(Protocol):
         """The attempt that the next entry of a round takes."""
 
     def check(self, entry: Entry) -> None:
-        """Raise OverBudgetError if the entry would pass the budget: before anything is prepared for it."""
+        """Raise OverBudgetError if the entry would pass the budget, before anything is computed."""
 
     def charge(self, entry: Entry) -> None:
-        """Check the budget and charge the entry: when this returns, it is on disk."""
+        """Check the budget and charge the entry; when this returns, the entry is on disk."""
 
     def keep_truth(self, round: int, drawn: Sequence[Tensor]) -> None:
-        """Record the rows of the batches, where a simulation keeps them for evaluating attacks."""
+        """Record the rows of the batches, if a simulation keeps them for evaluating attacks."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class SimulatedAccount:
 
     run: RunDir
     client: int
-    settings: Settings
+    settings: Resolved
     name: str = ""
 
     @property
@@ -103,7 +104,7 @@ _DIRECTORIES: dict[Settings, str] = {}
 def own_directory(settings: Settings, announced: str) -> RunDir:
     """Where a simulated client keeps its ledger: its own setting, else the first place that was ``announced``.
 
-    A server that names another place later would hand out a fresh budget: ValueError.
+    Raises ValueError if the server names another place later: the client would have its budget once more.
     """
     own = _DIRECTORIES.setdefault(settings, settings.run_dir or announced)
     path = _resolved(own, os.getcwd())
@@ -114,5 +115,5 @@ def own_directory(settings: Settings, announced: str) -> RunDir:
 
 @lru_cache(maxsize=16)
 def _resolved(path: str, working_directory: str) -> Path:
-    """Asked for every client of every round, it would be a hundredth of a small round."""
+    """Cached: for every client of every round it would take a hundredth of a small round."""
     return Path(working_directory, path).resolve()

@@ -28,10 +28,10 @@ def groups(base: Base, partition: int) -> Groups:
 def batches(base: Base, partition: int, round: int, drawn: list[Tensor]) -> Batch:
     """Inputs and targets of positions in a client's part, augmented where the settings say so; rows go to ``drawn``.
 
-    Guarantee: what an example's row becomes does not depend on which others the client holds or the batch has. Draws
-    belong to a row of the training split: public draws by place would let one example more or less change all that
-    come after it, and the sum would move by more than its sensitivity. In a client's own data one row less moves all
-    rows after it: there the draws are secret and independent, so that which row has which draw does not matter.
+    Guarantee: how an example is augmented does not depend on the client's other examples or on the batch. Each draw
+    belongs to a row of the training split. With public draws by place, one example more or less would change all
+    examples after it, and the sum would move by more than its sensitivity. In a client's own data, one row less moves
+    all rows after it: there the draws are secret and independent, so it does not matter which row has which draw.
     """
     s, augment, changes = base.settings, base.augment, None
     if augment is not None:

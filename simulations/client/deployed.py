@@ -1,7 +1,6 @@
-"""A deployed client's two answers: who it is, and the payload of a round.
+"""A deployed client's two replies: its identity, and the payload of a round.
 
-Its terms are checked in both, because each message brings its own run config. Every refusal comes before anything is
-spent.
+Both check its terms, because each message has its own run config. Every refusal comes before anything is spent.
 """
 
 from dataclasses import dataclass, field
@@ -35,14 +34,14 @@ def is_deployed(context: Context) -> bool:
 
 @dataclass(frozen=True)
 class Deployed:
-    """A client under the terms of its node config, asked with the settings of a run."""
+    """A client under the terms of its node config, with the settings of a run."""
 
     terms: Terms
     settings: Settings
 
     @classmethod
     def of(cls, node_config: Any, settings: Settings) -> "Deployed":
-        """Raises TermsError for a node config that says too little, or for settings that are weaker than it."""
+        """Raises TermsError for an incomplete node config, or for settings that are weaker than it."""
         terms = read_terms(node_config)
         return cls(terms, usable(settings, terms))
 
@@ -55,10 +54,10 @@ class Deployed:
         return content
 
     def update(self, content: RecordDict) -> RecordDict:
-        """The payload of a round, and the ledger's lines that the server lacks."""
+        """The payload of a round, and the lines of the ledger that the server does not have."""
         held = _held(content)
         folder, here = self._admitted(read_round(content).expected_batch)
-        folder.news(held.head)  # a server that holds what this ledger lacks is found before anything is spent
+        folder.news(held.head)  # refuse a server with entries that this ledger lacks, before anything is spent
         account = NodeAccount(folder, here.process.base.settings, held.run)
         payload = answer_in(here.process, account, content)
         reply = update(payload, self.terms.partition)
@@ -73,9 +72,9 @@ class Deployed:
         return folder, here
 
     def _refuse_hopeless(self, folder: NodeFolder, here: "NodeProcess") -> None:
-        """Raise OverBudgetError where one round at the given noise multiplier is more than the whole budget.
+        """Raise OverBudgetError if one round at the given noise multiplier would spend more than the whole budget.
 
-        A budget that earlier rounds have spent is no reason here: the server still needs the ledger.
+        A budget that earlier rounds have spent is not refused here: the server still needs the ledger.
         """
         base, size = here.process.base, here.num_examples
         if base.settings.noise_multiplier is None:
@@ -102,7 +101,7 @@ class Deployed:
 
 @dataclass(frozen=True, eq=False)
 class NodeProcess:
-    """What a deployed client's process keeps. ``blocks``: of every frame of the run."""
+    """What a deployed client's process keeps. ``blocks``: number of blocks in every frame of the run."""
 
     process: Process
     blocks: int
@@ -110,7 +109,7 @@ class NodeProcess:
 
     @property
     def form(self) -> str:
-        """How the rows are read, as public settings say it."""
+        """Digest of the public settings that say how rows are read."""
         return form_of(self.process.base.settings, self.process.base.workload)
 
     @property
@@ -127,7 +126,7 @@ class NodeProcess:
 
 @lru_cache(maxsize=2)
 def node_process(settings: Settings, terms: Terms, expected_batch: float | None) -> NodeProcess:
-    """Own data, initial model and W_0, built once a process; the model was compared with and without company.
+    """Own data, initial model and W_0, built once a process; the model was checked for independent examples.
 
     Raises OwnDataError for the client's data, SettingsError for anything else: settings, public files, the model.
     """
@@ -135,7 +134,7 @@ def node_process(settings: Settings, terms: Terms, expected_batch: float | None)
     own = Own(client=terms.partition, read=reader(terms, settings), expected_batch=expected_batch)
     try:
         base = prepare(settings, own=own)
-        blocks = count_blocks(base)  # the client's own look at the model: the server's plan may have left it out
+        blocks = count_blocks(base)  # the client checks the model itself: the server's plan may have skipped that
     except RefusalError:
         raise
     except (ValueError, OSError, ImportError) as error:
@@ -147,7 +146,7 @@ def _held(content: RecordDict) -> Held:
     held = read_held(content)
     if held is None:
         raise TermsError(
-            "the server names no run: it takes this client for a simulated one, or has another version of fedlsg; "
-            "a deployed client would be charged without being able to prove it"
+            "the server names no run: it treats this client as a simulated one, or has another version of fedlsg; "
+            "a deployed client would be charged without a proof of it"
         )
     return held

@@ -8,18 +8,16 @@ The model of the replica is the one that clients train: whoever trains it puts i
 """
 
 import io
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from flwr.app import Context, RecordDict
-from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
-from fedlsg.state import ServerState, Step, load_weights, replay, restart
+from fedlsg.state import PublicState, ServerState, Step, finished_before, load_weights, replay, restart
 from fedlsg.state.server_update import read_steps
 from simulations.grids.grouped import in_simulation
 from simulations.grids.virtual import SHARED
@@ -44,7 +42,7 @@ class ReplicaDiffersError(RuntimeError):
 
 
 def is_shared(context: Context) -> bool:
-    """Whether this client is simulated beside others, by our engines or by Flower's own (a message each)."""
+    """Whether this client is simulated next to others, by our engines or by Flower's own (a message each)."""
     return SHARED in context.node_config or in_simulation()
 
 
@@ -62,8 +60,7 @@ class Replica:
     """The state of ``known``; where that is None the model holds something that no step leads on from."""
 
     base: Base
-    model: nn.Module
-    initial: Mapping[str, Tensor]
+    public: PublicState
     state: ServerState = field(init=False)
     known: Known | None = None
     _at_start: bool = True
@@ -92,7 +89,7 @@ class Replica:
                 raise ReplicaDiffersError(f"other weights here than the announced ones of version {wanted.version}")
             if not goes_on:
                 return wanted.digest
-        self.state.round = announced.round - 1
+        self.state.round = finished_before(announced.round)
         if known != wanted and wanted.owner is not None:
             self._save(run.replica(wanted.owner), wanted)
         self.known = wanted
@@ -101,25 +98,16 @@ class Replica:
     def frame(self, round: int) -> Frame:
         """The frame of a round that starts from this state; the step of that round is taken in it, too."""
         if self._frame is None or self._frame[0] != round:
-            self._frame = round, self.state.frame()
+            self._frame = round, self.state.frame(round)
         return self._frame[1]
 
     def _begin(self) -> None:
-        base, s = self.base, self.base.settings
-        self.state = ServerState(
-            self.model,
-            base.method,
-            base.schedule,
-            divisor=base.divisor,
-            seed=s.seed,
-            classifier=base.workload.classifier,
-            probe=base.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
-        )
-        self.state.initial, self.state.average = dict(self.initial), None
+        self.state = self.base.server_state(self.public)
+        self.state.average = None
 
     def _begin_again(self) -> None:
         if not self._at_start:
-            load_weights(self.model, parameters_to_vector(trainable(self.base.build_model()).values()).detach())
+            load_weights(self.public.model, parameters_to_vector(trainable(self.base.build_model()).values()).detach())
             self._begin()
 
     def _take(
@@ -135,7 +123,7 @@ class Replica:
         if reference.base == reference.version:
             self._at_start = False
             beside = read_beside(content)
-            restart(self.state, read_weights(content), beside, round=announced.round - 1, updates=announced.updates)
+            restart(self.state, read_weights(content), beside, round=announced.round, updates=announced.updates)
             return True
         if wanted.owner is None:  # the message leaves this client without a replica; the process still has one
             try:
@@ -145,7 +133,7 @@ class Replica:
             except (ReplicaMissingError, ReplicaDiffersError):
                 pass
         self._at_start = False
-        load_weights(self.model, read_weights(content))
+        load_weights(self.public.model, read_weights(content))
         return False
 
     def _catch_up(

@@ -1,5 +1,5 @@
-"""What leaves a client: its values as a payload, stored before it is sent where it carries noise; and what error
-feedback keeps behind.
+"""What leaves a client: its values as a payload, which is stored before it is sent if it has noise; and the memory
+that error feedback keeps.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from strategies.federation.wire import Announcement
 
 
 def open_box(base: Base, run: RunDir, partition: int) -> Outbox | FeedbackBox:
-    """Where the client's last payload lies: with its memory, where the run's method keeps one."""
+    """Where the client's last payload is: with its memory, if the run's method keeps one."""
     if keeps_memory(base.method, base.codec):
         return FeedbackBox(run.own(partition), partition)
     return Outbox(run.outbox(partition))
@@ -33,13 +33,13 @@ def send(
     box: Outbox | FeedbackBox,
     question: str,
 ) -> bytes:
-    """The payload of a round's values; with noise or memory, once it is stored under the question that it answers."""
+    """The payload of a round's values; with noise or memory it is stored first, under the question that it answers."""
     if isinstance(box, Outbox):
         payload = packed(encode(values, frame), frame, base, announced, dither, box.last)
-        if base.method.mechanism.adds_noise or base.index_mode == "explicit":  # else sending anew costs nobody anything
+        if base.method.mechanism.adds_noise or base.index_mode == "explicit":  # without noise, resending is free
             box.store(question, payload)
         return payload
-    if base.method.mechanism.kind != "none":  # refused when the plan was made; once more, where it would happen
+    if base.method.mechanism.kind != "none":  # the plan refused it; checked again at the point of use
         raise ValueError(f"error feedback under mechanism {base.method.mechanism.kind!r} would leak: not sent")
     due = values.detach().cpu().double() + box.memory(announced.round, frame.kept)
     payload = packed(encode(due, frame), frame, base, announced, dither, box.last)
@@ -55,7 +55,7 @@ def packed(
     dither: Dither,
     last: Callable[[], bytes | None],
 ) -> bytes:
-    """A payload of what is to be sent; where the client chooses, of its largest values alone."""
+    """A payload of the values; with compression, of the largest ones only."""
     where = frame.wire
     positions = where.indices
     most = base.method.compression.most(where.size)
@@ -77,7 +77,7 @@ def packed(
 
 
 def expected(frame: Frame, base: Base, announced: Announcement, dither: Dither) -> Expected:
-    """What the server expects of this client, but for the norm."""
+    """What the server expects of this client, except for the bound on the norm."""
     return Expected(
         round=announced.round,
         codec=base.codec,

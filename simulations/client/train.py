@@ -13,19 +13,18 @@ from flwr.app import RecordDict
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedlsg.frame import Frame
-from fedlsg.masks import pruning_mechanism, saliency_scale
-from fedlsg.method import LocalTraining, client_step
-from fedlsg.privacy import Entry, LedgerError, Mechanism
+from fedlsg.gradients import Checked
+from fedlsg.method import client_step
+from fedlsg.privacy import Entry, LedgerError
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
+from fedlsg.state import ClientTerms, RoundPlan
 from simulations.client.account import Account, SimulatedAccount, own_directory
 from simulations.client.batches import batches, groups
-from simulations.client.model import Loaded, Process, load, process, serving
+from simulations.client.model import Process, load, process, serving
 from simulations.client.sending import open_box, send
 from simulations.plan.plan import Base
 from simulations.settings.settings import Settings
-from strategies.federation.wire import Announcement, read_round
-from strategies.strategy import ClientTerms
+from strategies.federation.wire import read_round
 
 __all__ = ["answer", "answer_in", "process", "serving"]
 
@@ -59,17 +58,19 @@ def answer_in(here: Process, account: Account, content: RecordDict, *, shared: b
         if not account.of_round(announced.round):
             raise LedgerError(f"{account.path} lost the entry of round {announced.round}, whose payload is stored")
         return stored
-    values = _train(here, account, announced, loaded)
-    dither = here.base.dither(partition, *_training(here.base, announced, partition))
-    return send(values, loaded.frame, here.base, announced, dither, outbox, question)
+    terms = ClientTerms(
+        num_examples=len(here.base.parts[partition]),
+        sample_rate=announced.sample_rate,
+        noise_multiplier=announced.noise_multiplier,
+    )
+    plan = loaded.plan.for_client(terms)
+    values = _train(here, account, plan, terms.num_examples, loaded.parameters)
+    return send(values, plan.frame, here.base, announced, here.base.dither(partition, plan), outbox, question)
 
 
-def _train(here: Process, account: Account, announced: Announcement, loaded: Loaded) -> Tensor:
-    base, s, partition, frame = here.base, here.base.settings, account.client, loaded.frame
-    pruning = announced.round == 0
-    terms = _terms(base, announced, partition)
-    mechanism, local = _training(base, announced, partition)
-    entry = _entry(s, mechanism, terms, local.steps, announced.round, account, frame)
+def _train(here: Process, account: Account, plan: RoundPlan, num_examples: int, checked: Checked) -> Tensor:
+    base, s, partition, round = here.base, here.base.settings, account.client, plan.round
+    entry = _entry(s, plan, num_examples, account)
     account.check(entry)
     drawn: list[Tensor] = []
 
@@ -79,43 +80,26 @@ def _train(here: Process, account: Account, announced: Announcement, loaded: Loa
         # each other, so the release is distributed as if every example had drawn its own in advance. Given those masks
         # one example moves the sum by C at most, and what holds for all of them holds for their mixture.
         # In the test mode the draws are the same on every engine (and a run is NOT PRIVATE).
-        repeatable = public_generator(s.seed, "dropout", partition, announced.round).initial_seed()
+        repeatable = public_generator(s.seed, "dropout", partition, round).initial_seed()
         seed = torch.default_generator.manual_seed if s.device == "cpu" else torch.manual_seed  # the latter asks around
         seed(repeatable if s.reproducible else secrets.randbits(63))
         values = client_step(
-            here.model,
-            batches(base, partition, announced.round, drawn),
+            here.state.model,
+            batches(base, partition, round, drawn),
             lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none"),
-            frame=frame,
-            mechanism=mechanism,
-            local=local,
-            num_examples=terms.num_examples,
-            sampler=_stream(base, "sampler", partition, announced.round),
-            noise=_stream(base, "noise", partition, announced.round),
+            frame=plan.frame,
+            mechanism=plan.mechanism,
+            local=plan.local,
+            num_examples=num_examples,
+            sampler=_stream(base, "sampler", partition, round),
+            noise=_stream(base, "noise", partition, round),
             charge=lambda: account.charge(entry),
             groups=groups(base, partition),
-            scale=saliency_scale(here.weights, frame) if pruning else None,
-            checked=loaded.parameters,
+            scale=plan.scale(here.state.parameters),
+            checked=checked,
         )
-    account.keep_truth(announced.round, drawn)
+    account.keep_truth(round, drawn)
     return values
-
-
-def _terms(base: Base, announced: Announcement, partition: int) -> ClientTerms:
-    return ClientTerms(
-        num_examples=len(base.parts[partition]),
-        sample_rate=announced.sample_rate,
-        noise_multiplier=announced.noise_multiplier,
-    )
-
-
-def _training(base: Base, announced: Announcement, partition: int) -> tuple[Mechanism, LocalTraining]:
-    """Mechanism and local training of a round, at the rate and noise that were announced."""
-    terms = _terms(base, announced, partition)
-    local = base.local.at_rate(announced.sample_rate)
-    if announced.round == 0:
-        return terms.mechanism(pruning_mechanism(base.method.mechanism, base.method.prune)), local.single()
-    return terms.mechanism(base.method.mechanism), local
 
 
 def _stream(base: Base, purpose: str, partition: int, round: int) -> SecretStream:
@@ -123,19 +107,12 @@ def _stream(base: Base, purpose: str, partition: int, round: int) -> SecretStrea
     return reproducible_stream(s.seed, *base.stream, purpose, partition, round) if s.reproducible else secret_stream()
 
 
-def _entry(
-    s: Settings, mechanism: Mechanism, terms: ClientTerms, steps: int, round: int, account: Account, frame: Frame
-) -> Entry:
+def _entry(s: Settings, plan: RoundPlan, num_examples: int, account: Account) -> Entry:
     return Entry(
         client=account.client,
-        round=round,
-        attempt=account.next_attempt(round),
-        steps=steps,
-        sample_rate=terms.sample_rate,
-        noise_multiplier=mechanism.effective_noise_multiplier(len(frame.blocks)),
-        clip_norm=mechanism.clip_norm,
-        num_examples=terms.num_examples,
-        mechanism=mechanism.kind,
+        round=plan.round,
+        attempt=account.next_attempt(plan.round),
         reproducible=s.reproducible,
         run=account.name,
+        **plan.charge(num_examples),
     )

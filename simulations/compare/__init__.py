@@ -1,8 +1,6 @@
-"""Many runs side by side: a grid of them, one tidy table, plots and a page.
+"""Many runs next to each other: a grid of runs, one table, figures and a page.
 
-grid.py      which cells           results.py   what a run directory holds      plots.py   figures
-worker.py    one cell's process    table.py     means over seeds                page.py    report.html of many runs
-runner.py    all cells             commands.py  the two commands                run_page.py  report.html of one run
-view.py      axis and link         terminal.py  tables on a terminal            course.py   its figure
-bytes_axis.py  all bytes at equal epsilon                                       bytes_plot.py  their figure
+cells/    which runs, and running them        lines.py       means over seeds       page.py, output.py  report and files
+collect   results of runs, and their labels   table.py       the table              view.py             axis and link
+command   compare and report                  bytes_axis.py  bytes at equal epsilon plots.py, bytes_plot.py  figures
 """

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from simulations.compare.grid import Cell, from_toml
-from simulations.compare.runner import Ended, Folder
+from simulations.compare.cells.grid import Cell
+from simulations.compare.cells.grid_file import from_toml
+from simulations.compare.cells.runner import Ended, Folder
 from simulations.plan.continuity import HARMLESS
 from simulations.rundir.links import Link
 from simulations.rundir.results import Result, read_run

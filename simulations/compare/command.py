@@ -16,15 +16,16 @@ import strategies
 from fedlsg.choices import choose
 from simulations import workloads
 from simulations.compare.bytes_axis import NOTE, panel_table, panels
+from simulations.compare.cells.grid import Cell, Grid
+from simulations.compare.cells.grid_file import as_toml, from_toml, numbers, split_settings, words
+from simulations.compare.cells.progress import GridDisplay
+from simulations.compare.cells.runner import Folder, check_same_settings, run_cells
+from simulations.compare.cells.worker import Outcome
 from simulations.compare.collect import cell_result, read_runs
-from simulations.compare.grid import Cell, Grid, as_toml, from_toml, numbers, split_settings, words
 from simulations.compare.lines import Line, lines
 from simulations.compare.output import Output, write_page, write_tables
-from simulations.compare.progress import GridDisplay
-from simulations.compare.runner import Folder, check_same_settings, run_cells
 from simulations.compare.table import comparison_table, notes, unfinished, variants
 from simulations.compare.view import PLAIN, View
-from simulations.compare.worker import Outcome
 from simulations.engines.runtime.processes import sigterm_raises
 from simulations.report.run_page import run_page
 from simulations.report.tables import print_note, print_table

@@ -16,7 +16,6 @@ from simulations.engines.runtime.superlink import run_app
 from simulations.plan.plan import Plan
 from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir
-from simulations.settings.resolve import known
 from simulations.settings.settings import as_config
 
 SERVER_APP, CLIENT_APP = "simulations.server.app:app", "simulations.engines.runtime.deferred_client:app"
@@ -45,7 +44,7 @@ def run(
     try:
         outcome = run_app(
             lambda home: write_app(home / "fedlsg-run", plan, server_app, client_app),
-            num_supernodes=known(s.clients_per_round) if s.grouped else len(plan.terms),
+            num_supernodes=s.clients_per_round if s.grouped else len(plan.terms),
             log_file=directory.log,
             cpus_per_client=s.client_cpus,
             gpus_per_client=s.client_gpus if s.device == "cuda" else 0,

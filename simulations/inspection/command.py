@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from simulations.compare.grid import numbers
+from simulations.compare.cells.grid_file import numbers
 from simulations.inspection.measure import inspect
 from simulations.inspection.output import WARNING, first_factors, folder, lead, resolve_layer, write
 from simulations.inspection.subject import subject_of_run, subject_of_settings

@@ -11,7 +11,18 @@ from fedlsg.lowrank import flatten_kernel
 from simulations.inspection.clips import ClipRow
 from simulations.inspection.measure import SOURCES, EnergyRow, Inspection, LayerRow, ResidualRow
 from simulations.inspection.subject import Subject
-from simulations.report.figure import BLACK, BLUE, GREEN, GREY, LIGHT, RED, legend_outside, new_figure, use_style
+from simulations.report.figure import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    LIGHT,
+    RED,
+    legend_outside,
+    new_figure,
+    use_style,
+    whole_numbers,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -166,6 +177,7 @@ def intensity(name: str, W: Tensor, dW: Tensor) -> "Figure":
             values, cmap="inferno", vmin=0, vmax=top, aspect="auto", interpolation="nearest", extent=(0, n, m, 0)
         )
         axes.grid(visible=False)
+        whole_numbers(axes.xaxis, axes.yaxis)
         axes.set_title(title, fontsize="medium")
         axes.set_ylabel("out unit")
         axes.set_xlabel("in unit" if W.ndim == 2 else "in channel and tap")

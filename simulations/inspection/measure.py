@@ -136,7 +136,7 @@ def layer_rows(subject: Subject, gradients: dict[str, Tensor]) -> list[LayerRow]
         found.append(
             LayerRow(
                 layer=name,
-                treated="carried" if name in subject.state.carried else treated,
+                treated="carried" if name in subject.state.public.carried else treated,
                 shape=(m, n),
                 stable_rank=stable_rank(gradients[name]),
                 gradient_norm=float(gradients[name].norm()),

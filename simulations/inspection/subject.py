@@ -14,10 +14,9 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from fedlsg.carriers import find_classifier
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
-from fedlsg.method import Method, make_frame
+from fedlsg.method import Method
 from fedlsg.randomness import public_generator
 from fedlsg.state import ServerState
 from simulations.plan.plan import Base, prepare
@@ -47,7 +46,7 @@ class Subject:
     @property
     def weights(self) -> dict[str, Tensor]:
         """W_t by name."""
-        return {name: p.detach() for name, p in trainable(self.model).items()}
+        return self.state.public.parameters
 
     @property
     def moved(self) -> bool:
@@ -56,7 +55,7 @@ class Subject:
 
     @cached_property
     def round(self) -> int:
-        """The round whose frame is inspected: the next one, the last one of a run that is over."""
+        """The round whose frame is inspected: the next one, or the last one of a finished run."""
         return min(self.state.round + 1, self.base.schedule.rounds)
 
     @cached_property
@@ -68,30 +67,18 @@ class Subject:
     @cached_property
     def frame(self) -> Frame:
         """The frame that the server would announce."""
-        before, self.state.round = self.state.round, self.round - 1
-        try:
-            return self.state.frame()
-        finally:
-            self.state.round = before
+        return self.state.frame(self.round)
 
     def frame_of(self, method: Method) -> Frame:
         """The frame of the same round under another mask: the carriers are the same."""
-        return make_frame(
-            method,
-            self.weights,
-            {**self.start, **self.state.initial},
-            carried=self.state.carried,
-            round=self.round,
-            updates=self.state.updates,
-            schedule=self.base.schedule,
-            seed=self.state.seed,
-            classifier=self.state.classifier,
-        )
+        public = self.state.public
+        public = replace(public, method=method, initial={**self.start, **public.initial})
+        return public.frame(self.round, updates=self.state.updates)
 
     @property
     def classifier(self) -> str:
         """Name of the output layer's weight."""
-        return find_classifier(self.model, self.base.workload.classifier) + ".weight"
+        return self.state.public.classifier + ".weight"
 
     @property
     def copies(self) -> int:
@@ -99,13 +86,13 @@ class Subject:
         return 1 if self.base.augment is None else self.base.local.multiplicity
 
     def rows(self, examples: int) -> Int64[Tensor, " n"]:
-        """Rows of the training split, as many as there are up to ``examples``, drawn by the public seed."""
+        """At most ``examples`` rows of the training split, drawn by the public seed."""
         total = len(self.base.workload.train)
         draw = torch.randperm(total, generator=public_generator(self.state.seed, "inspect"))
         return self.base.workload.train.order(draw[: min(examples, total)].sort().values)
 
     def batches(self, rows: Int64[Tensor, " n"], size: int) -> Iterator[Batch]:
-        """Inputs and targets of ``rows`` in runs of ``size``, prepared and augmented as a client's are."""
+        """Inputs and targets of ``rows`` in batches of ``size``, prepared and augmented as on a client."""
         train, augment, changes = self.base.workload.train, self.base.augment, None
         if augment is not None:
             generator = public_generator(self.state.seed, "inspect", "augment")
@@ -119,7 +106,7 @@ class Subject:
 
     @contextmanager
     def at_start(self) -> Iterator[None]:
-        """The model at W_0 inside."""
+        """Inside, the model has the weights W_0."""
         now = {name: W.clone() for name, W in self.weights.items()}
         _write(self.model, self.start)
         try:
@@ -136,7 +123,7 @@ class Subject:
 
 
 def subject_of_run(path: str, *, progress: Progress = silent) -> Subject:
-    """The last checkpoint of a run directory. Raises ValueError for what is none, or holds other parameters."""
+    """The last checkpoint of a run directory. Raises ValueError if it is none, or has other parameters."""
     directory = RunDir.open(path)
     settings = directory.read_config()
     saved = directory.load_checkpoint() if directory.checkpoint.exists() else None
@@ -152,17 +139,9 @@ def _subject(settings: Settings, run: Path | None, saved: dict[str, Any] | None,
     if settings.device == "cuda" and not torch.cuda.is_available():
         settings = replace(settings, device="cpu")  # a run made on a GPU can be looked at without one
     base = prepare(settings, progress=progress)
-    model = base.build_model()
-    start = {name: p.detach().clone() for name, p in trainable(model).items()}
-    state = ServerState(
-        model,
-        base.method,
-        base.schedule,
-        divisor=1.0,
-        seed=base.settings.seed,
-        classifier=base.workload.classifier,
-        probe=base.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
-    )
+    public = base.public_state()
+    start = {name: p.clone() for name, p in public.parameters.items()}
+    state = base.server_state(public)
     if saved is not None:
         state.load_state_dict(saved["server"])
     return Subject(base=base, state=state, start=start, run=run)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from simulations.plan.plan import Base
-from simulations.settings.resolve import known
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,7 +66,7 @@ def measure(base: Base) -> Balance:
     of = {"dirichlet": f" (alpha {s.alpha:g})", "shards": f" ({s.shards_per_client} a client)"}
     return Balance(
         title=f"{s.workload}: {sizes.sum():,} examples over {len(sizes)} clients, {s.partition}"
-        f"{of.get(known(s.partition), '')}, seed {s.seed}",
+        f"{of.get(s.partition, '')}, seed {s.seed}",
         counts=counts.numpy(),
         rates=rates,
         expected_batch=base.local.expected_batch,

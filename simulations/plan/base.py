@@ -10,21 +10,21 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean as mean
 
+import torch
 from torch import Tensor, nn
 
 import strategies
 from fedlsg.carriers import prepare_model
 from fedlsg.gradients import Numbers, trainable
-from fedlsg.masks import accumulated_noise
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import Codec, Dither, IndexMode
-from fedlsg.privacy import Mechanism
-from fedlsg.state import select_clients
+from fedlsg.state import PublicState, RoundPlan, ServerState, select_clients
 from simulations import workloads
 from simulations.plan.parts import Own, make_parts
 from simulations.settings.codecs import check_codecs, uplink_codec
 from simulations.settings.published import from_run_config
-from simulations.settings.resolve import build_method, check, fill, known, resolved
+from simulations.settings.resolve import build_method, check, fill, resolved
+from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings, as_config
 from simulations.workloads import Options, Progress, Workload, build_model, silent
 from simulations.workloads.workload import Augment
@@ -38,7 +38,7 @@ class Base:
     declared: N_k as the clients of a deployment declared them; the server has none of their rows, ``parts`` is empty.
     """
 
-    settings: Settings
+    settings: Resolved
     workload: Workload
     parts: Sequence[Tensor]
     method: Method
@@ -59,6 +59,16 @@ class Base:
         prepare_model(model, self.method.carrier, classifier=self.workload.classifier, seed=s.seed)
         return model.to(s.device)
 
+    def public_state(self) -> PublicState:
+        """The public state before the first round, on a model of its own."""
+        seed, classifier = self.settings.seed, self.workload.classifier
+        return PublicState.start(self.build_model(), self.method, self.schedule, seed=seed, classifier=classifier)
+
+    def server_state(self, public: PublicState | None = None) -> ServerState:
+        """The server's state before the first round; ``public``: that of the initial model, where it exists already."""
+        probe = self.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0]
+        return ServerState(self.public_state() if public is None else public, divisor=self.divisor, probe=probe)
+
     @cached_property
     def codec(self) -> Codec:
         """How a client's values are sent."""
@@ -72,19 +82,19 @@ class Base:
     @property
     def divisor(self) -> float:
         """Clients a round times the expected batch: public, fixed before the run."""
-        return known(self.settings.clients_per_round) * self.local.expected_batch
+        return self.settings.clients_per_round * self.local.expected_batch
 
     @property
     def augment(self) -> Augment | None:
         """How training inputs are changed at random, None where they are not."""
         return None if self.settings.augment == "none" else self.workload.augment
 
-    def dither(self, client: int, mechanism: Mechanism, local: LocalTraining) -> Dither:
+    def dither(self, client: int, plan: RoundPlan) -> Dither:
         """How a client's values are rounded: public, so that server, client and readers of a record agree."""
         return Dither(
             seed=self.settings.seed,
             client=client,
-            noise_std=accumulated_noise(mechanism.noise_std, local.steps, local.momentum),
+            noise_std=plan.noise_std,
         )
 
     @cached_property
@@ -96,7 +106,7 @@ class Base:
     @cached_property
     def steps(self) -> list[int]:
         """Local steps of every client in the public schedule: K times the rounds in which it is selected."""
-        clients, per_round, seed = len(self.sizes), known(self.settings.clients_per_round), self.settings.seed
+        clients, per_round, seed = len(self.sizes), self.settings.clients_per_round, self.settings.seed
         asked: Counter[int] = Counter()
         for round in range(1, self.schedule.rounds + 1):
             asked.update(select_clients(clients, per_round, round=round, seed=seed))
@@ -123,21 +133,20 @@ def prepare(
     )
     if own is not None:
         workload = replace(workload, train=own.read(workload))
-    settings = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
-    check(settings)
-    if settings.augment != "none" and workload.augment is None:
-        raise ValueError(f"workload {workload.name} has no augmentation {settings.augment!r}; leave augment out")
-    parts = make_parts(settings, workload, own) if declared is None else []
+    filled = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
+    check(filled)
+    if filled.augment != "none" and workload.augment is None:
+        raise ValueError(f"workload {workload.name} has no augmentation {filled.augment!r}; leave augment out")
+    parts = make_parts(filled, workload, own) if declared is None else []
     mean_size = mean(declared) if declared is not None else len(workload.train) / (len(parts) if own is None else 1)
-    batch = settings.batch_size
-    rate = known(settings.sample_rate) if batch is None else min(batch / mean_size, 1.0)
+    rate = _rate(filled, mean_size)
     expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
-    schedule = Schedule(rounds=known(settings.rounds), local_steps=known(settings.local_steps), sample_rate=rate)
-    local = _local_training(settings, rate, expected_batch, deployed=own is not None)
-    method = build_method(settings)
-    check_codecs(settings, method)
+    schedule = Schedule(rounds=filled.rounds, local_steps=filled.local_steps, sample_rate=rate)
+    method = build_method(filled)
+    local = _local_training(filled, method, rate, expected_batch, deployed=own is not None)
+    check_codecs(filled, method)
     return Base(
-        settings=resolved(settings, method, local),
+        settings=resolved(filled, method, local),
         workload=workload,
         parts=parts,
         method=method,
@@ -147,16 +156,24 @@ def prepare(
     )
 
 
-def _local_training(s: Settings, rate: float, expected_batch: float, *, deployed: bool) -> LocalTraining:
-    rates = (s.local_learning_rate, s.learning_rate)
+def _rate(s: Resolved, mean_size: float) -> float:
+    if s.batch_size is not None:
+        return min(s.batch_size / mean_size, 1.0)
+    assert s.sample_rate is not None, "without a batch size there is a rate: see FALLBACK"
+    return s.sample_rate
+
+
+def _local_training(
+    s: Resolved, method: Method, rate: float, expected_batch: float, *, deployed: bool
+) -> LocalTraining:
     return LocalTraining(
-        steps=known(s.local_steps),
+        steps=s.local_steps,
         sample_rate=rate,
-        learning_rate=next(value for value in rates if value is not None),
-        momentum=known(s.local_momentum),
+        learning_rate=method.after.learning_rate if s.local_learning_rate is None else s.local_learning_rate,
+        momentum=s.local_momentum,
         expected_batch=expected_batch,
-        microbatch_size=known(s.microbatch_size),
-        multiplicity=known(s.multiplicity),
+        microbatch_size=s.microbatch_size,
+        multiplicity=s.multiplicity,
         numbers=Numbers(precision=s.precision, activation_storage=s.activation_storage),
         one_shape=deployed,  # the weights are the server's, which a deployed client does not trust
     )

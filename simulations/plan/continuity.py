@@ -35,6 +35,11 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
     return {"settings": dict(as_config(plan.settings)), "partition": sha.hexdigest(), "tests": tests}
 
 
+def keep_data_digest(plan: Plan, run: RunDir) -> None:
+    """Keep the digest of all training rows, with which ``check_unchanged`` compares those of a resumed run."""
+    run.write_data_digest(data_digest(plan.workload.train))
+
+
 def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[str]:
     """Raise ValueError, naming what, if settings or data differ from those that a checkpoint was made with.
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simulations.settings.resolve import known
-from simulations.settings.settings import Settings
+from simulations.settings.run import Resolved
 from simulations.workloads import Split, Workload
 from simulations.workloads.partition import partition
 
@@ -41,15 +40,15 @@ class OwnPart(Sequence[Tensor]):
         raise LookupError("a deployed client does not know the data of the others")
 
 
-def make_parts(settings: Settings, workload: Workload, own: Own | None) -> Sequence[Tensor]:
+def make_parts(settings: Resolved, workload: Workload, own: Own | None) -> Sequence[Tensor]:
     """Each client's rows of the training split; for a client with data of its own, its part alone."""
     if own is not None:
         return OwnPart(own.client, len(workload.train))
     return partition(
         workload.train.labels,
-        num_clients=known(settings.clients),
-        scheme=known(settings.partition),
+        num_clients=settings.clients,
+        scheme=settings.partition,
         seed=settings.seed,
-        alpha=known(settings.alpha),
-        shards_per_client=known(settings.shards_per_client),
+        alpha=settings.alpha,
+        shards_per_client=settings.shards_per_client,
     )

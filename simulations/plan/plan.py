@@ -11,12 +11,11 @@ from fedlsg.accounting.population import front
 from fedlsg.carriers import carried_parameters
 from fedlsg.gradients import check_supported, trainable
 from fedlsg.privacy import Mechanism
+from fedlsg.state import ClientTerms
 from simulations.plan.base import Base, prepare
 from simulations.plan.probes import check_model
-from simulations.settings.resolve import known
 from simulations.settings.settings import Settings
 from simulations.workloads import Progress, silent
-from strategies.strategy import ClientTerms
 
 __all__ = ["Base", "Plan", "make_plan", "prepare"]
 
@@ -52,7 +51,7 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
     s, mechanism = base.settings, base.method.mechanism
     rates = [base.local.sample_rate if s.batch_size is None else min(s.batch_size / n, 1.0) for n in base.sizes]
     if mechanism.private:
-        check_delta(known(s.delta), max(base.sizes))
+        check_delta(s.delta, max(base.sizes))
     blocks = count_blocks(base)
     terms, most = [], max(base.steps)
     # Noise that is enough for a larger rate is enough: beyond SHARED different rates, clients share it.
@@ -69,7 +68,7 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
         terms = [replace(t, noise_multiplier=largest, prune_noise_multiplier=pruning) for t in terms]
     if mechanism.private:
         for events in front([tuple(events_of(base, t, blocks)) for t in terms]):
-            check_certified(events, known(s.delta))
+            check_certified(events, s.delta)
             check_budget(events, base)
     return tuple(terms)
 
@@ -90,7 +89,7 @@ def pruning_round(base: Base) -> tuple[Event, ...]:
     if not (prune.reads_data and base.method.mechanism.adds_noise) or s.epsilon is None:
         return ()
     target = prune.epsilon_share * s.epsilon
-    sigma = calibrate_noise_multiplier(epsilon=target, delta=known(s.delta), sample_rate=1.0, steps=1)
+    sigma = calibrate_noise_multiplier(epsilon=target, delta=s.delta, sample_rate=1.0, steps=1)
     return (Event(sample_rate=1.0, noise_multiplier=sigma, steps=1),)
 
 
@@ -105,7 +104,7 @@ def pruning_noise(base: Base, terms: ClientTerms, blocks: int) -> float:
     known_round = pruning_round(base)
     if known_round:
         return known_round[0].noise_multiplier
-    delta = known(base.settings.delta)
+    delta = base.settings.delta
     target = prune.epsilon_share * compose(events_of(base, terms, blocks), delta=delta).upper
     return calibrate_noise_multiplier(epsilon=target, delta=delta, sample_rate=1.0, steps=1)
 
@@ -118,7 +117,7 @@ def check_budget(events: Sequence[Event], base: Base) -> None:
     first, *besides = events
     once = [replace(first, steps=base.local.steps), *besides]
     try:
-        spent = compose(once, delta=known(s.delta), accountants=("pld",)).upper
+        spent = compose(once, delta=s.delta, accountants=("pld",)).upper
     except AccountingError:  # the cheap accountant cannot tell; every client asks both before it trains
         return
     if spent > s.epsilon:

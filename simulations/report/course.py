@@ -13,6 +13,7 @@ from simulations.report.figure import (
     GUESSING,
     ORANGE,
     RED,
+    new_figure,
     short_bytes,
     use_style,
     whole_numbers,
@@ -33,9 +34,7 @@ CAPTION = (
 @use_style
 def course(rows: Sequence[Row], chance: float | None) -> "Figure":
     """The rounds of one run in four panels; ``chance`` is the accuracy of guessing."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 4.8))  # fixed places: every run draws this, and a layout engine doubles its time
+    figure = new_figure(7.2, 4.8, arrange=False)  # every run draws this, and finding places doubles its time
     places = {"left": 0.09, "right": 0.985, "bottom": 0.095, "top": 0.95, "wspace": 0.22, "hspace": 0.3}
     panels = figure.subplots(2, 2, gridspec_kw=places)
     (accuracy, epsilon), (sent, clients) = panels

@@ -62,11 +62,11 @@ def use_style(draw: "Callable[P, Figure]") -> "Callable[P, Figure]":
     return draw_in_style
 
 
-def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure of this size in inches, in which nothing covers anything else."""
+def new_figure(width: float, height: float, *, arrange: bool = True) -> "Figure":
+    """An empty figure of this size in inches. ``arrange`` finds places in which nothing covers anything else."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained" if arrange else None)
 
 
 def legend_outside(

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
-from simulations.report.figure import BLACK, BLUE, legend_outside, new_figure, png, use_style, whole_numbers
+from simulations.report.figure import BLACK, BLUE, new_figure, png, use_style, whole_numbers
 from simulations.report.sections import Row, Table
 from simulations.report.tables import fits, print_table
 from simulations.settings.settings import from_mapping
@@ -168,11 +168,11 @@ def figure(balance: Balance) -> "Figure":
     made = new_figure(min(12, max(7, 2.5 + 0.45 * clients)), 5.6)
     upper, lower = made.subplots(2, 1, sharex=True, height_ratios=(2, 3))
     upper.bar(range(clients), balance.sizes, width=0.8, color=BLUE)
-    upper.axhline(balance.sizes.mean(), color=BLACK, linewidth=1, linestyle="--", label="mean")
+    upper.axhline(balance.sizes.mean(), color=BLACK, linewidth=1, linestyle="--")
     upper.grid(visible=False, axis="x")
     upper.set_ylabel("examples $N_k$")
     upper.set_title(balance.title, fontsize=9, loc="left")
-    legend_outside(made, [upper])
+    upper.set_title("dashed line: mean", fontsize=8, loc="right")
     shares = 100 * balance.shares.T
     image = lower.imshow(shares, aspect="auto", origin="lower", cmap="viridis", vmin=0, interpolation="nearest")
     lower.grid(visible=False)

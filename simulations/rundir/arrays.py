@@ -1,6 +1,6 @@
-"""Arrays of a run directory, each with its checksum beside it: a damaged one would be read as another experiment.
+"""Arrays of a run directory, each with a checksum: a damaged array would be read as another experiment.
 
-NAME.npy has NAME.npy.sha256 in the form of ``sha256sum``, which checks it, too.
+The checksum of NAME.npy is in NAME.npy.sha256, in the form of the program ``sha256sum``.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from simulations.rundir.files.atomic import write_atomically
 
 
 def save(path: Path, array: np.ndarray, *, private: bool = False) -> None:
-    """Write an array and its checksum, each atomically; ``private``: for their owner alone."""
+    """Write an array and its checksum, each atomically; ``private``: for their owner only."""
     buffer = io.BytesIO()
     np.save(buffer, array)
     content = buffer.getvalue()
@@ -36,5 +36,5 @@ def load(path: Path) -> np.ndarray:
 
 
 def checksum_of(path: Path) -> Path:
-    """Where the checksum of an array lies."""
+    """The file of an array's checksum."""
     return path.with_name(f"{path.name}.sha256")

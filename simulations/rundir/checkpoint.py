@@ -1,6 +1,6 @@
-"""A checkpoint file: format, SHA-256, then what torch saved; the one before is kept as a fallback.
+"""A checkpoint file: format, SHA-256, then the bytes of ``torch.save``; the one before is kept as a fallback.
 
-Guarantee: torch.load sees no byte of a file whose digest does not fit.
+Guarantee: ``torch.load`` reads only files whose digest is right.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from simulations.rundir.files.sealed import DamagedError
 FORMAT = b"fedlsg checkpoint 2\n"
 BEGIN = len(FORMAT) + hashlib.sha256().digest_size
 FIRST_FORMAT = b"PK"
-"""How checkpoints of the first format begin, which had no digest: those of torch.save."""
+"""The first bytes of checkpoints of the first format, which had no digest."""
 
 
 class OldFormatError(ValueError):
@@ -27,9 +27,9 @@ class OldFormatError(ValueError):
 
 
 def save(path: Path, previous: Path, state: dict[str, Any]) -> None:
-    """Replace the checkpoint, atomically and durably; the one that was there becomes ``previous``.
+    """Replace the checkpoint, atomically and durably; the one before becomes ``previous``.
 
-    There is a whole file under ``path`` at any time.
+    There is a complete file at ``path`` at any time.
     """
     body = io.BytesIO()
     torch.save(state, body)
@@ -53,13 +53,13 @@ def load(path: Path) -> dict[str, Any]:
         raise damaged
     try:
         state: dict[str, Any] = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
-    except Exception:  # another program wrote it: the digest fits, and torch cannot read it
+    except Exception:  # another program wrote it: the digest is right, and torch cannot read it
         raise damaged from None
     return state
 
 
 def _link(path: Path, previous: Path) -> None:
-    """Another name for the same file; a copy where the file system has no such thing."""
+    """A hard link; a copy if the file system has no links."""
     temporary = previous.with_name(f".{previous.name}.{os.getpid()}")
     try:
         with suppress(FileNotFoundError):

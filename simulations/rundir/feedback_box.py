@@ -1,18 +1,18 @@
-"""A client's memory of error feedback, in one file with the payload that it belongs to: both change, or neither.
+"""A client's memory of error feedback, in one file with its payload: both change, or neither.
 
     clients/client-000003/feedback-000012.bin      JSON header, newline, payload of round 12, memory after it (float64)
 
-What is in it is SECRET: sums of the client's gradients without noise. It is in the client's own folder, which only its
-owner can read. Only this module reads it, and only the payload part is ever handed out to be sent.
+The memory is SECRET: sums of the client's gradients without noise. It is in the client's own folder, which only its
+owner can read. Only ``FeedbackBox`` reads it, and it returns only the payload for sending.
 
-A crash before the file is in place leaves round 11: the client trains again, from the memory of round 11. A crash after
-it leaves the payload: asked again, the client sends it again and the memory stays. There is no moment in between, which
-two files would have. The file of the round before is kept, for a server that asks the same round anew in other words
-(carriers of another processor): the new payload then starts from the memory that the old one started from.
+If the process ends before the file is in place, the client trains again, from the memory of round 11. If it ends
+later, the client sends the stored payload again and the memory stays. Two files would leave a moment in between.
+The file of the round before is kept: the server may announce the same round once more with another frame (carriers of
+another processor). The new payload then starts from the memory that the old one started from.
 
-Two processes may answer for one client: a late one to which an earlier round had been given, or a second one to which
-the same message was. What is stored first stays: a memory of a later round is never replaced, nor is the answer to the
-same question. The folder is locked from that check to the end of the store (POSIX).
+Two processes may reply for one client: a late one with the message of an earlier round, or a second one with the same
+message. The file that is stored first stays: neither a memory of a later round nor the reply to the same question is
+replaced. The folder is locked from that check to the end of the store (POSIX).
 """
 
 import hashlib
@@ -50,7 +50,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class FeedbackBox:
-    """The folder of one client. Raises ValueError, naming the file, where what is looked for is damaged."""
+    """The folder of one client. Raises ValueError, naming the file, if a file that is needed is damaged."""
 
     folder: Path
     client: int
@@ -73,7 +73,7 @@ class FeedbackBox:
     def memory(self, round: int, size: int) -> Float[Tensor, " size"]:
         """The memory that the payload of ``round`` starts from: float64, zeros for a client that has sent nothing.
 
-        Raises ValueError where a later round is remembered, or only rounds from this one on, or the model has other
+        Raises ValueError if a later round is stored, or only rounds from this one on, or the model has other
         coordinates.
         """
         files = self._files()
@@ -89,10 +89,10 @@ class FeedbackBox:
         return before.memory
 
     def store(self, question: str, payload: bytes, memory: Float[Tensor, " size"], *, round: int) -> bytes:
-        """Write payload and memory as one, atomically and durably; drop what is older than the round before.
+        """Write payload and memory as one, atomically and durably; delete files older than the round before.
 
         Returns the payload to send: this one, or the one that another process has stored for the same question.
-        Raises ValueError for a memory that is not finite, or where that of a later round is there by now.
+        Raises ValueError for a memory that is not finite, or if the memory of a later round is stored by now.
         """
         if not bool(memory.isfinite().all()):
             raise ValueError("error feedback: the memory would not be finite; choose a smaller learning rate")
@@ -113,18 +113,18 @@ class FeedbackBox:
         return payload
 
     def check(self) -> None:
-        """Raise ValueError where a file is damaged."""
+        """Raise ValueError if a file is damaged."""
         for file in self._files():
             self._read(*file)
 
     def forget_after(self, round: int) -> None:
-        """Delete the answers to later rounds, and the memories that belong to them: the server went back."""
+        """Delete the payloads of later rounds, and their memories: the server went back."""
         for _, path in [file for file in self._files() if file[0] > round]:
             path.unlink()
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Nobody else stores meanwhile."""
+        """No other process stores meanwhile."""
         make_folder(self.folder)
         if os.name != "posix":
             yield
@@ -142,15 +142,16 @@ class FeedbackBox:
 
     def _went_back(self, round: int, remembered: int) -> str:
         return (
-            f"{self.folder} remembers round {remembered}, and round {round} is asked: this answer comes too late, or "
-            "the server went back; in that case restore the folder to that round, or remove it to begin without memory"
+            f"{self.folder} remembers round {remembered}, and the server announced round {round}: this client is too "
+            "late, or the server went back; in that case restore the folder to that round, or remove it to begin "
+            "without memory"
         )
 
     def _path(self, round: int) -> Path:
         return self.folder / f"feedback-{round:06d}.bin"
 
     def _files(self) -> list[tuple[int, Path]]:
-        """Rounds and files, the last first."""
+        """Rounds and files, the last round first."""
         found = [(int(path.stem.rpartition("-")[2]), path) for path in self.folder.glob("feedback-*.bin")]
         return sorted(found, reverse=True)
 

@@ -40,7 +40,7 @@ class Link:
 
     @property
     def short(self) -> str:
-        """Its name and numbers in few characters."""
+        """Its name and numbers, short."""
         return f"{self.name} ({self.up / 1e6:g}/{self.down / 1e6:g} Mbit/s, {1000 * self.latency:g} ms)"
 
     def seconds(self, line: Line) -> float:
@@ -56,7 +56,7 @@ LINKS = {
         Link(name="datacentre", up=10e9, down=10e9, latency=0.0005),
     )
 }
-"""Round numbers that stand for a kind of connection, not measurements of one."""
+"""Round numbers that represent a kind of connection, not measurements."""
 
 
 def parse_link(text: str) -> Link:
@@ -75,7 +75,7 @@ def parse_link(text: str) -> Link:
 
 
 def round_seconds(lines: Iterable[Line], link: Link) -> dict[int, float]:
-    """Seconds of each round on ``link``; the lines of a round must come together, as they do in bytes.csv."""
+    """Seconds of each round on ``link``; the lines of a round must be together, as they are in bytes.csv."""
     found = {}
     for round, messages in groupby(lines, key=lambda line: line.round):
         clients: dict[int, float] = {}
@@ -91,7 +91,7 @@ def transfer_seconds(lines: Iterable[Line], link: Link) -> float:
 
 
 def run_seconds(path: Path) -> dict[str, float]:
-    """Transfer seconds of a run on every named link, from its bytes.csv; none where there is no such file."""
+    """Transfer seconds of a run on every named link, from its bytes.csv; empty without such a file."""
     lines = list(read(path)) if path.exists() else []
     return {name: round(transfer_seconds(lines, link), 6) for name, link in LINKS.items()} if lines else {}
 

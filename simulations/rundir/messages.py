@@ -1,8 +1,7 @@
-"""bytes.csv: one line a message, at three levels (strategies/federation/sent.py), beside the sums in rounds.csv.
+"""bytes.csv: one line a message, at the three levels of ``Sent``; rounds.csv has the sums.
 
-Lines come in the order in which the server counted them: a round's announcements, then its replies. Round 0 is the
-pruning round, where there is one. The lines of a round add up to its row of rounds.csv, all lines to summary.json.
-``Journal`` (journal.py) writes the file.
+Lines have the order in which the server counted them: a round's announcements, then its replies. Round 0 is the pruning
+round, if there is one. The lines of a round add up to its row of rounds.csv, all lines to summary.json.
 """
 
 from collections.abc import Iterator
@@ -41,9 +40,9 @@ def lines_of(report: RoundReport) -> str:
 
 
 def read(path: Path) -> Iterator[Line]:
-    """The whole lines of a bytes.csv, one after the other; a last one that a crash tore is left out.
+    """The complete lines of a bytes.csv; without a last one that a crash left incomplete.
 
-    Raises ValueError, naming the file, for one that is none of ours.
+    Raises ValueError, naming the file, for another kind of file.
     """
     damaged = f"{path} is damaged, or of another version: restore it from a copy"
     with path.open(newline="") as file:

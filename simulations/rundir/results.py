@@ -1,4 +1,4 @@
-"""What a run directory says, as one row of ``results.csv``; finished, half-finished or failed."""
+"""A run directory as one row of ``results.csv``: a run that is finished, interrupted or failed."""
 
 import csv
 import io
@@ -22,10 +22,10 @@ class Result:
 
     name: of its directory. label: its method, or the name that a grid gives a variant of one.
     status: "done", "interrupted", "failed" or "not run"; only what is done enters a mean.
-    settings: by field name; resolved where the run began, else what was asked for.
+    settings: by field name; resolved if the run began, else as they were given.
     summary: summary.json; empty until the run is done. rows: finished rounds.
-    group: equal for runs that differ in their seed only. detail: what its label stands for, where it says too little.
-    transfer: seconds that its messages would take on the link ``link``, where one was asked for and it counted them.
+    group: equal for runs that differ in their seed only. detail: an explanation of the label, if it needs one.
+    transfer: seconds that its messages would take on the link ``link``, if one was given and the run counted messages.
     """
 
     name: str
@@ -50,41 +50,41 @@ class Result:
 
     @property
     def private(self) -> bool:
-        """Whether the run itself says so; what is not done claims nothing."""
+        """Whether the run itself says so; a run that is not done claims no privacy."""
         return bool(self.summary.get("private", False))
 
     @property
     def held_out(self) -> bool:
-        """Whether its accuracies are of training rows that were held out, and no public test split's."""
+        """Whether its accuracies are of held-out training rows instead of the public test split."""
         return self.settings.get("holdout") is not None
 
     @property
-    def noised(self) -> bool:
+    def noisy(self) -> bool:
         """Whether the run was to add noise, so that its epsilon target means something."""
         default = strategies.default_mechanism(self.method) if self.method in strategies.names() else "dp"
         return self.settings.get("mechanism", default) in ("dp", "noise-only")
 
     @property
     def epsilon_target(self) -> float | None:
-        return self.settings.get("epsilon") if self.noised else None
+        return self.settings.get("epsilon") if self.noisy else None
 
     @property
     def epsilon_max(self) -> float | None:
-        """Of the ledgers; inf where nothing is claimed."""
+        """From the ledgers; infinite if the run claims no privacy."""
         if self.summary:
             return float(self.summary["epsilon_max"])
         return self.rows[-1].epsilon_max if self.rows else None
 
     @property
     def accuracy(self) -> float | None:
-        """On the public test split: the final one, or the last one of a run that is not done."""
+        """On the public test split: the final accuracy, or the last one of a run that is not done."""
         if self.summary:
             return float(self.summary["accuracy"])
         return next((row.accuracy for row in reversed(self.rows) if row.accuracy is not None), None)
 
     @property
     def chance(self) -> Chance | None:
-        """None for runs of a version that did not record it."""
+        """None for runs of an older version, which did not record it."""
         found = self.summary.get("chance")
         return None if found is None else Chance(**found)
 
@@ -95,12 +95,12 @@ class Result:
 
     @property
     def saved(self) -> float | None:
-        """Bytes that a dense update would have taken over those that were sent."""
+        """Bytes of dense updates divided by the bytes that were sent."""
         up = self.summary.get("uplink_bytes", 0)
         return self.summary["uplink_bytes_dense"] / up if up else None
 
     def as_row(self) -> dict[str, Any]:
-        """The run's line of results.csv; None where there is nothing to say."""
+        """The run's line of results.csv; None for a cell without a value."""
         summary, settings = self.summary, self.settings
         copied = (
             "delta", "noise_multiplier", "loss", "uplink_bytes", "downlink_bytes", "uplink_bytes_dense",
@@ -129,9 +129,9 @@ class Result:
 def read_run(
     path: Path, *, label: str | None = None, status: str | None = None, reason: str = "", link: Link | None = None
 ) -> Result:
-    """A run directory as it lies there; without a summary it is "interrupted" unless ``status`` knows better.
+    """The result of a run directory; without a summary it is "interrupted" unless ``status`` says otherwise.
 
-    One that diverged is "failed".
+    A run that diverged is "failed".
 
     Raises ValueError, naming the path, for a folder that is no run directory or holds a damaged file.
     """
@@ -168,7 +168,7 @@ def _read_summary(run: RunDir) -> dict[str, Any]:
 
 
 def results_csv(results: Iterable[Result]) -> str:
-    """One line a run under a header; empty cells where there is nothing to say."""
+    """A header and one line for each run; cells without a value are empty."""
     rows = [result.as_row() for result in results]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]) if rows else ["name"], lineterminator="\n")

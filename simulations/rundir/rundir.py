@@ -2,20 +2,20 @@
 
 config.toml      resolved settings                     ledger/          one ledger a client: the authority
 rounds.csv       one row a round                       ledger.jsonl     merged copy of the ledgers
-bytes.csv        one line a message (messages.py)
+bytes.csv        one line a message
 summary.json     results, written last                 checkpoint/      latest.pt, previous.pt; outbox/: last payloads;
                                                                         sent.json: bytes sent down in this round
 updates/         payloads (with record_updates)        updates-truth/   SECRET batches, for evaluating attacks
-clients/         SECRET digest of the training rows; memories of error feedback, where a method without privacy keeps
+clients/         SECRET digest of the training rows; memories of error feedback, if a method without privacy keeps
                  them, in a folder for each client
 run.log          SECRET what Flower, Ray and we log     report.html      plots and settings, written at the end
 downlink/        updates as they were sent (sparse)     replicas/        the public state as a deployed client last had
 events.out.tfevents.fedlsg   numbers for TensorBoard                    it (in the client's own folder)
 .lock            the process that uses the directory
 
-restore.py lists which of them ``fedlsg resume`` reads; each of those has a digest. What is SECRET
-can be read by its owner alone, whatever the umask is (private_files.py). run.log is, because the traceback of a client
-that failed may quote its data.
+``simulations.server.restore.READ`` lists which of them ``fedlsg resume`` reads; each of those has a digest. Only their
+owner can read SECRET files, whatever the umask is. run.log is SECRET because the traceback of a client that failed may
+quote its data.
 """
 
 import csv
@@ -79,17 +79,17 @@ class RunDir:
 
     @property
     def previous(self) -> Path:
-        """The checkpoint before the last one: what is left where that is damaged."""
+        """The checkpoint before the last one, for a run whose last one is damaged."""
         return self.path / "checkpoint" / "previous.pt"
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is a round, or a beginning, to continue from."""
+        """Whether there is a checkpoint to continue from."""
         return self.checkpoint.exists() or self.previous.exists()
 
     @property
     def sent(self) -> Path:
-        """What went down in the round that is going on."""
+        """What the server has sent down in the current round."""
         return self.path / "checkpoint" / "sent.json"
 
     @property
@@ -106,20 +106,20 @@ class RunDir:
 
     @property
     def data_digest(self) -> Path:
-        """SECRET: the digest of all training rows (workloads/digest.py says why)."""
+        """SECRET: the digest of all training rows, with which one could test guesses of a row."""
         return self.path / "clients" / "training-data.json"
 
     def own(self, client: int) -> Path:
-        """The folder for what a client keeps to itself."""
+        """The folder for what a client never sends."""
         return self.path / "clients" / f"client-{client:06d}"
 
     @property
     def steps(self) -> Path:
-        """Server updates as they went down."""
+        """Server updates as they were sent down."""
         return self.path / "downlink"
 
     def replica(self, client: int) -> Path:
-        """The public state as a client on a machine of its own last had it."""
+        """The last public state of a client on a machine of its own."""
         return self.path / "replicas" / f"client-{client:06d}.bin"
 
     def merge_ledgers(self) -> None:
@@ -127,7 +127,7 @@ class RunDir:
         merge(self.ledgers.glob("client-*.jsonl"), self.path / "ledger.jsonl")
 
     def write_data_digest(self, digest: str) -> None:
-        """Write the digest of all training rows, for the owner alone: it is as secret as the rows."""
+        """Write the digest of all training rows, for the owner only: it is as secret as the rows."""
         write_atomically(self.data_digest, seal({"rows": digest}), private=True)
 
     def read_data_digest(self) -> str:
@@ -146,7 +146,7 @@ class RunDir:
         """What was noted, attempt 0 where nothing was. Raises DamagedError."""
         try:
             return unseal(
-                self.sent, otherwise="remove it to go on; what an interrupted round sent down is then not counted"
+                self.sent, otherwise="remove it to continue; what an interrupted round sent down is then not counted"
             )
         except FileNotFoundError:
             return {"attempt": 0}
@@ -156,15 +156,15 @@ class RunDir:
         write_atomically(self.path / "updates" / f"round-{round:06d}" / f"client-{client:06d}.bin", payload)
 
     def save_weights(self, round: int, weights: Tensor) -> None:
-        """Record the public weights that a round started from, flat float32."""
+        """Record the public weights at the start of a round, flat float32."""
         arrays.save(self.path / "updates" / f"round-{round:06d}" / "weights.npy", weights.cpu().numpy())
 
     def save_kept(self, round: int, positions: Tensor) -> None:
-        """Record the kept positions of a round where the server chose them: they are no function of its weights."""
+        """Record the kept positions of a round, if the server chose them: they do not follow from its weights."""
         arrays.save(self.path / "updates" / f"round-{round:06d}" / "kept.npy", positions.cpu().numpy())
 
     def save_truth(self, round: int, client: int, rows: Tensor) -> None:
-        """Record the rows of the training split in a client's batches: a secret, kept apart from what was sent."""
+        """Record the rows of the training split in a client's batches: a secret, in a folder of its own."""
         folder = self.path / "updates-truth"
         make_folder(folder)
         arrays.save(folder / f"round-{round:06d}" / f"client-{client:06d}.npy", rows.cpu().numpy(), private=True)
@@ -185,12 +185,12 @@ class RunDir:
             raise ValueError(f"{self.config}: {error}") from None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write summary.json; infinite numbers become the string "inf", so that any JSON reader takes it."""
+        """Write summary.json; infinite numbers become the string "inf", which any JSON reader accepts."""
         clean = {k: str(v) if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}
         write_atomically(self.summary, seal(clean, indent=2))
 
     def read_summary(self, *, strict: bool = True) -> dict[str, Any]:
-        """What ``write_summary`` wrote, without its digest. ``strict=False`` takes one without a digest, too.
+        """What ``write_summary`` wrote, without its digest. ``strict=False`` accepts a file without a digest, too.
 
         Raises FileNotFoundError; DamagedError.
         """
@@ -201,16 +201,16 @@ class RunDir:
         checkpoint.save(self.checkpoint, self.previous, state)
 
     def load_checkpoint(self) -> dict[str, Any]:
-        """The last checkpoint. Raises ValueError where there is none or it is damaged."""
+        """The last checkpoint. Raises ValueError if there is none or it is damaged."""
         try:
             return checkpoint.load(self.checkpoint)
         except FileNotFoundError:
             raise ValueError(f"{self.path} holds no checkpoint: it cannot be continued, start a new run") from None
 
     def resume_point(self) -> tuple[dict[str, Any], str | None]:
-        """What a resumed run continues from, and a sentence about why where that is not the last checkpoint.
+        """The checkpoint to continue from; and, if that is not the last one, a sentence that says why.
 
-        Raises ValueError where both are missing or damaged, or of an older version.
+        Raises ValueError if both are missing or damaged, or of an older version.
         """
         try:
             return checkpoint.load(self.checkpoint), None
@@ -228,9 +228,9 @@ class RunDir:
         return before, f"{why}: continuing from {self.previous.name}, after round {before['server']['round']}"
 
     def read_rounds(self) -> list[dict[str, str]]:
-        """Whole rows of rounds.csv as text; a last line that a crash tore is left out.
+        """Complete rows of rounds.csv as text; without a last line that a crash left incomplete.
 
-        Raises ValueError for a file that is none of ours.
+        Raises ValueError for another kind of file.
         """
         if not self.rounds.exists():
             return []

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fedlsg.accounting import Spread
 from simulations.rundir import messages, tensorboard
 from simulations.rundir.files.journal import Journal
 from simulations.rundir.row import HEADER, Row
@@ -30,7 +31,7 @@ class Tables:
         self._events_size = tensorboard.append(self._run.path, row)
 
     def append_messages(self, report: RoundReport) -> None:
-        """Add the messages alone: of the pruning round, which has no row."""
+        """Add only the messages: the pruning round has no row."""
         self._messages.append(messages.lines_of(report))
 
     def marks(self) -> dict[str, Any]:
@@ -46,3 +47,25 @@ class Tables:
     def cut_events(self) -> None:
         """Cut TensorBoard's events, too, or write them again from the rows."""
         tensorboard.cut(self._run.path, self._events_size, [Row.parse(row) for row in self._run.read_rounds()])
+
+
+def row_of(report: RoundReport, *, accuracy: float | None, loss: float | None, spent: Spread) -> Row:
+    """The row of a round; accuracy and loss are None in rounds that were not evaluated."""
+    return Row(
+        round=report.round,
+        accuracy=accuracy,
+        loss=loss,
+        epsilon_max=spent.largest,
+        epsilon_median=spent.median,
+        uplink_bytes=report.uplink_bytes,
+        downlink_bytes=report.downlink_bytes,
+        uplink_bytes_wire=report.uplink_bytes_wire,
+        downlink_bytes_wire=report.downlink_bytes_wire,
+        uplink_messages=report.uplink_messages,
+        downlink_messages=report.downlink_messages,
+        seconds=round(report.seconds, 4),
+        asked=" ".join(map(str, report.asked)),
+        answered=" ".join(map(str, report.answered)),
+        rejected=" ".join(map(str, sorted(report.rejected))),
+        reasons=report.reasons,
+    )

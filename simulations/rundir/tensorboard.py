@@ -1,9 +1,8 @@
-"""TensorBoard events of a run: the numbers of rounds.csv, in one file that never holds a step twice.
+"""TensorBoard events of a run: the numbers of rounds.csv, in one file without duplicate steps.
 
-``tensorboard --logdir runs`` shows every run under its directory's name. The file is appended to after each round and
-closed again, so that nothing is lost when a process dies and no thread writes behind our back, which is why torch's
-``SummaryWriter`` is not used; the records and their checksums are tensorboard's own. A resumed run cuts the file to the
-size that its checkpoint holds, without reading it.
+``tensorboard --logdir runs`` shows every run under its directory's name. Each round is appended and the file is closed
+again. So nothing is lost when a process dies; torch's ``SummaryWriter`` has a thread that writes later. Records and
+their checksums are made by tensorboard. A resumed run cuts the file to the size in its checkpoint, without reading it.
 """
 
 import math
@@ -26,7 +25,7 @@ FILE = "events.out.tfevents.fedlsg"
 
 
 def scalars(row: "Row") -> dict[str, float]:
-    """What a row shows, by tag. Left out: what was not measured, and what is infinite (epsilon of no privacy)."""
+    """Numbers of a row, by tag; without those that were not measured or are infinite (epsilon without privacy)."""
     values = {
         "test/accuracy": row.accuracy,
         "test/loss": row.loss,
@@ -51,7 +50,7 @@ def append(folder: Path, row: "Row") -> int:
 
 
 def cut(folder: Path, size: int, rows: Iterable["Row"]) -> None:
-    """Go back to a size, at which the file held these rounds; what is shorter is written again, as of now."""
+    """Go back to the size at which the file had these rounds; a shorter file is written again, with today's time."""
     path = folder / FILE
     if size and path.exists() and path.stat().st_size >= size:
         os.truncate(path, size)
@@ -60,7 +59,7 @@ def cut(folder: Path, size: int, rows: Iterable["Row"]) -> None:
 
 
 def read(path: Path) -> Iterator[tuple[int, float, Mapping[str, float]]]:
-    """(step, wall time, values by tag) of every whole record; a record that a crash tore ends the file."""
+    """(step, wall time, values by tag) of every complete record; an incomplete one ends the file."""
     from tensorboard.compat.proto.event_pb2 import Event
 
     data, at = path.read_bytes(), 0

@@ -33,8 +33,8 @@ def main(grid: Grid, context: Context) -> None:
 def run_rounds(grid: Grid, context: Context, *, on_round: Callable[[Row], None] | None = None) -> None:
     """Plan, make a run directory unless the command line already did, and run all rounds.
 
-    Where no number of clients is set, every node of the federation is one. In a deployment the nodes say how many
-    examples they hold before the plan is made.
+    If no number of clients is set, every node of the federation is a client. In a deployment the nodes declare how many
+    examples they have before the plan is made.
     """
     settings = from_run_config(context.run_config)
     if isinstance(grid, InMemoryGrid):
@@ -56,7 +56,7 @@ def run_rounds(grid: Grid, context: Context, *, on_round: Callable[[Row], None] 
 
 
 def grouped(grid: InMemoryGrid, plan: Plan) -> Grid:
-    """The grid that a simulation uses: one message for many clients. A deployed client answers alone."""
+    """The grid of a simulation: one message for many clients."""
     s = plan.settings
     prompt.reply_at_once(grid)
     if not s.grouped:

@@ -8,17 +8,16 @@ from simulations.rundir.rundir import RunDir
 from simulations.rundir.steps import StepFiles
 from simulations.server.counting_downlink import NOTHING, CountingDownlink
 from simulations.settings.codecs import downlink_codec
+from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings
 from strategies.federation.downlink import FullDownlink
 from strategies.federation.sparse_downlink import SparseDownlink
 
 
-def make_downlink(s: Settings, state: ServerState, run: RunDir) -> CountingDownlink:
+def make_downlink(s: Resolved, state: ServerState, run: RunDir) -> CountingDownlink:
     """The server's side of the downlink."""
     if s.downlink == "full":
         return CountingDownlink(FullDownlink(state), run)
-    assert s.clients is not None
-    assert s.clients_per_round is not None
     sparse = SparseDownlink(
         state, downlink_codec(s), clients=s.clients, clients_per_round=s.clients_per_round, store=StepFiles(run.steps)
     )

@@ -1,5 +1,6 @@
 """Accuracy and loss on public test splits."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +11,16 @@ from torch.nn import functional as F
 
 from fedlsg.state import ServerState
 from simulations.workloads import Split, Workload, to_device
+from strategies.federation.stopped import DivergedError
 
 FEW_ROWS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Accuracy in 0..1 and mean cross-entropy in nats; of several splits, their means with equal weights.
+    """Accuracy in 0..1 and mean cross-entropy in nats; for several splits, their means with equal weights.
 
-    ``by_split`` holds each split's own accuracy.
+    ``by_split`` has the accuracy of each split.
     """
 
     accuracy: float
@@ -41,7 +43,15 @@ class Evaluation:
             self._measured = self._state.round, found
         return self._measured[1]
 
-    def loss_on_few_rows(self) -> float:
+    def after_round(self, round: int, *, due: bool) -> Score | None:
+        """The score if an evaluation is ``due``. Raises DivergedError, due or not, if the loss is not finite."""
+        score = self.measure() if due else None
+        loss = self._loss_on_few_rows() if score is None else score.loss
+        if not math.isfinite(loss):
+            raise DivergedError(f"round {round} left a model whose test loss is {loss}")
+        return score
+
+    def _loss_on_few_rows(self) -> float:
         """For rounds that are not evaluated: enough to see that the loss is not finite."""
         test = self._workload.test
         few = test.pick(torch.arange(min(FEW_ROWS, len(test))))

@@ -1,8 +1,8 @@
-"""Before a run goes on: check every file that it will read, and put its directory back to the checkpoint.
+"""Before a run continues: check every file that it will read, and put its directory back to the checkpoint.
 
-A damaged file is refused by name, or made again; a damaged checkpoint is replaced by the one before. A note says so.
-A file that is not in ``READ`` is never opened for reading: run.log, TensorBoard's events, report.html, ledger.jsonl,
-updates/ and updates-truth/.
+A damaged file is refused by name, or made again; the checkpoint before replaces a damaged one. A note says so. A file
+that is not in ``READ`` is never opened for reading: run.log, TensorBoard's events, report.html, ledger.jsonl, updates/
+and updates-truth/.
 """
 
 from dataclasses import dataclass
@@ -21,43 +21,43 @@ from simulations.rundir.rundir import RunDir
 from simulations.rundir.steps import StepFiles
 
 READ = (
-    "config.toml",  # compared with the settings in the checkpoint (continuity.py)
+    "config.toml",  # compared with the settings in the checkpoint (check_unchanged)
     "checkpoint/latest.pt",
     "checkpoint/previous.pt",
     "checkpoint/sent.json",
     "checkpoint/outbox/client-*.bin",
     "ledger/client-*.jsonl",
-    "rounds.csv",  # the checkpoint holds the digest of both tables
+    "rounds.csv",  # the checkpoint has the digest of both tables
     "bytes.csv",
     "downlink/step-*.bin",
     "replicas/client-*.bin",
     "clients/training-data.json",
     "clients/client-*/feedback-*.bin",
     "summary.json",
-    ".lock",  # the id of the process that holds the directory; no run depends on it
+    ".lock",  # the id of the process that uses the directory; no run depends on it
 )
-"""What ``fedlsg resume`` opens for reading, of the files that were there before. Each holds its own digest, or the
-checkpoint does; except ``config.toml`` and ``.lock``, see there."""
+"""Files of a run directory that ``fedlsg resume`` reads. Each has its own digest, or the checkpoint has it; except
+``config.toml`` and ``.lock``, see there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """The checkpoint to continue from, and what had to be done to get there, a sentence each."""
+    """The checkpoint to continue from, and what was repaired, a sentence each."""
 
     state: dict[str, Any]
     notes: tuple[str, ...]
 
 
 def restore(run: RunDir) -> Restored:
-    """Check the files of a run, then cut or replace what does not belong to the checkpoint; notes go to run.log, too.
+    """Check the files of a run, then cut or replace what does not belong to the checkpoint; notes are also in run.log.
 
-    Raises ValueError, naming the file, where one is damaged that nothing replaces; nothing is changed then.
+    Raises ValueError, naming the file, if a damaged file cannot be replaced; no file is changed then.
     """
     state, note = run.resume_point()
     notes = [] if note is None else [note]
     verify_extends(state["ledgers"], run.ledgers)
     for path in sorted(run.ledgers.glob("client-*.jsonl")):
-        read_entries(path)  # also those that began after the checkpoint
+        read_entries(path)  # also ledgers that began after the checkpoint
     tables = ((run.rounds, state["rounds"]), (run.messages, state["messages"]))
     for path, mark in tables:
         verified(path, mark)
@@ -68,7 +68,7 @@ def restore(run: RunDir) -> Restored:
     notes += _damaged(run)
     if note is not None:
         _go_back(run, boxes, int(state["server"]["round"]))
-    for path, mark in tables:  # before an engine starts, which shows new rows as they appear
+    for path, mark in tables:  # before the engine starts: its display shows new rows
         Journal(path, "").cut(mark)
     if _summary_damaged(run):
         run.summary.unlink()
@@ -110,9 +110,9 @@ def _boxes(run: RunDir) -> list[FeedbackBox]:
 
 
 def _go_back(run: RunDir, boxes: list[FeedbackBox], round: int) -> None:
-    """The checkpoint before takes the place of the last one, which stays as damaged.pt; clients forget later rounds.
+    """Replace the last checkpoint by the one before, and keep it as damaged.pt; clients forget later rounds.
 
-    Payloads of the round after it are answered again for free, where clients have stored no later ones since.
+    Resending is free for clients whose stored payload is of the round after that checkpoint.
     """
     if run.checkpoint.exists():
         run.checkpoint.replace(run.checkpoint.with_name("damaged.pt"))

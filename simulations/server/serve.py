@@ -1,12 +1,13 @@
 """The server's part of a run, the same on every engine: state, strategy, records."""
 
 from collections.abc import Callable
+from logging import ERROR
 from typing import Any
 
 import torch
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedlsg.state import ServerState
 from fedlsg.tensors import freed_memory
 from simulations.plan.plan import Plan
 from simulations.rundir.files.disk_space import resumable
@@ -17,7 +18,7 @@ from simulations.server.deployment import Deployment
 from simulations.server.diverged import explain
 from simulations.server.downlink import make_downlink
 from simulations.server.recorder import Recorder
-from simulations.settings.resolve import known
+from simulations.server.summary import Outcome, summarize
 from strategies.federation.report import RoundReport
 from strategies.federation.stopped import BudgetSpentError, DivergedError
 from strategies.federation.wire import flat_record
@@ -37,7 +38,7 @@ def serve(
 ) -> dict[str, Any]:
     """Run the remaining rounds over ``grid`` and return the summary; continue from a checkpoint if there is one.
 
-    ``on_round(row)`` is called with every finished row of rounds.csv; ``page`` asks for report.html. Ends early, with a
+    ``on_round(row)`` is called with every finished row of rounds.csv; ``page``: write report.html. Ends early, with a
     summary that says so, when every client's privacy budget is spent; and, back at the last finished round, when the
     weights or the loss are not finite. Raises ValueError if another process holds the run directory, DiskFullError if
     the disk is full.
@@ -45,7 +46,7 @@ def serve(
     torch.set_num_threads(plan.settings.threads)
     freed_memory.keep()
     with resumable(run.path), exclusive(run):
-        state = _initial_state(plan)
+        state = plan.server_state()
         downlink = make_downlink(plan.settings, state, run)
         recorder = Recorder(run, plan, state, downlink, deployed=deployment is not None)
         if run.has_checkpoint:
@@ -54,22 +55,33 @@ def serve(
             recorder.begin()
         if state.round == plan.schedule.rounds and run.summary.exists():
             return run.read_summary()
-        summary = _finished(grid, plan, recorder, on_round or _ignore, deployment)
-        if page:
-            from simulations.report.run_page import write_run_page
+        stopped, diverged = _run_rounds(grid, plan, recorder, on_round or _ignore, deployment)
+        if diverged:
+            log(ERROR, "%s", stopped)
+            recorder.go_back()
+        return _finish(run, plan, recorder.outcome(stopped=stopped, diverged=diverged), page=page)
 
-            write_run_page(run)
-        return summary
+
+def _finish(run: RunDir, plan: Plan, outcome: Outcome, *, page: bool) -> dict[str, Any]:
+    """Write the merged ledger, the summary and, with ``page``, report.html; returns the summary."""
+    run.merge_ledgers()
+    summary = summarize(plan, outcome)
+    run.write_summary(summary)
+    if page:
+        from simulations.report.run_page import write_run_page
+
+        write_run_page(run)
+    return summary
 
 
-def _finished(
+def _run_rounds(
     grid: Grid, plan: Plan, recorder: Recorder, on_round: OnRound, deployment: Deployment | None
-) -> dict[str, Any]:
-    """Run the rounds that remain; the summary."""
+) -> tuple[str | None, bool]:
+    """Run the rounds that remain; returns why they ended early, None after the last one, and whether they diverged."""
     run, state = recorder.run, recorder.state
     remaining = plan.schedule.rounds - state.round
     if remaining == 0:
-        return recorder.finish()
+        return None, False
 
     def finished(report: RoundReport) -> None:
         on_round(recorder.on_round(report))
@@ -83,44 +95,32 @@ def _finished(
     strategy = FedLSG(state, _federation_settings(plan, run), finished, pruned, recorder.downlink)
     if deployment is not None:
         strategy.join(deployment.roster, deployment.open(run.ledgers, recorder.name))
-    stopped = diverged = None
+    stopped, diverged = None, False
     try:
         timeout = plan.settings.round_timeout
         strategy.start(grid, flat_record(state.weights), num_rounds=remaining, timeout=timeout)
     except BudgetSpentError as error:
         stopped = str(error)
     except DivergedError as error:
-        diverged = explain(error, plan.settings)
+        stopped, diverged = explain(error, plan.settings), True
     if deployment is not None:
         deployment.close(grid)
-    return recorder.finish(stopped) if diverged is None else recorder.give_up(diverged)
+    return stopped, diverged
 
 
 def _ignore(row: Row) -> None:
     pass
 
 
-def _initial_state(plan: Plan) -> ServerState:
-    return ServerState(
-        plan.build_model(),
-        plan.method,
-        plan.schedule,
-        divisor=plan.divisor,
-        seed=plan.settings.seed,
-        classifier=plan.workload.classifier,
-        probe=plan.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
-    )
-
-
 def _federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
     s = plan.settings
     return FederationSettings(
         terms=plan.terms,
-        clients_per_round=known(s.clients_per_round),
+        clients_per_round=s.clients_per_round,
         local=plan.local,
         codec=plan.codec,
         index_mode=plan.index_mode,
-        min_survivors=known(s.min_survivors),
+        min_survivors=s.min_survivors,
         timeout=s.round_timeout,
         run_dir=str(run.path),
     )

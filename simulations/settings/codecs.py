@@ -1,6 +1,5 @@
 """Codecs of a run, up and down: what is filled in where none is given, which combinations there are, what they add."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +10,12 @@ from simulations.settings.settings import Settings
 
 def uplink_codec(s: Settings) -> Codec:
     """How a client's values are sent."""
-    return find_codec(s.codec).with_settings(_given(s))
+    return find_codec(s.codec).with_settings(s.parameters)
 
 
 def downlink_codec(s: Settings) -> Codec:
     """How updates go down, where they do."""
-    return find_codec(s.downlink_codec or DEFAULT_CODEC).with_settings(_given(s))
+    return find_codec(s.downlink_codec or DEFAULT_CODEC).with_settings(s.parameters)
 
 
 def fill_codecs(s: Settings) -> Settings:
@@ -28,7 +27,7 @@ def fill_codecs(s: Settings) -> Settings:
     if s.downlink != "full" and s.downlink_codec is None:
         s = replace(s, downlink_codec=up.name if up.grid_from_noise and up.goes_down else DEFAULT_CODEC)
     own = _own(uplink_codec(s)) | ({} if s.downlink_codec is None else _own(downlink_codec(s)))
-    return replace(s, **own)
+    return replace(s, parameters={**s.parameters, **own})
 
 
 def check_codecs(s: Settings, method: Method) -> None:
@@ -36,7 +35,7 @@ def check_codecs(s: Settings, method: Method) -> None:
     _check_downlink(s, method)
     for codec in all_codecs().values():
         for name in codec.settings if codec.name not in (s.codec, s.downlink_codec) else ():
-            if (value := _given(s).get(name)) is not None:
+            if (value := s.parameters.get(name)) is not None:
                 raise ValueError(f"{name}={value} is a setting of codec {codec.name!r}, not {s.codec!r}")
     if method.compression.chooses and (s.indices != "derived" or s.trust == "aggregate"):
         raise ValueError(
@@ -90,11 +89,6 @@ def _check_downlink(s: Settings, method: Method) -> None:
             f"downlink_codec {down.name!r} takes its grid from the noise in the sum, and codec {s.codec!r} leaves one "
             f"of no known deviation there: choose downlink_codec among {others}"
         )
-
-
-def _given(s: Settings) -> Mapping[str, Any]:
-    """Settings by name."""
-    return vars(s)
 
 
 def _own(codec: Codec) -> dict[str, Any]:

@@ -5,9 +5,10 @@ the registry.
 Importing this package imports torch, and no data library: those are imported when a workload is loaded.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
+from typing import Any
 
 from fedlsg.choices import choose
 from simulations.workloads import digits, hf_image, hf_text
@@ -16,24 +17,48 @@ from simulations.workloads.image_sets import IMAGE_SETS
 from simulations.workloads.rows import check_public_only, restrict
 from simulations.workloads.workload import Options, Progress, Split, Workload, build_model, silent, to_device
 
-__all__ = ["Options", "Progress", "Split", "Workload", "build_model", "load", "names", "silent", "to_device"]
+__all__ = [
+    "Options",
+    "Progress",
+    "Split",
+    "Workload",
+    "build_model",
+    "load",
+    "names",
+    "presets",
+    "silent",
+    "summary",
+    "to_device",
+]
 
 DEFAULT = Options()
 
-_REGISTRY: Mapping[str, Callable[..., Workload]] = MappingProxyType(
-    {
-        "digits": digits.load,
-        **{name: image_set.load for name, image_set in IMAGE_SETS.items()},
-        "hf-image": hf_image.load,
-        **{name: task.load for name, task in TASKS.items()},
-        "hf-text": hf_text.load,
-    }
+_REGISTRY: Mapping[str, Any] = MappingProxyType(
+    {"digits": digits, **IMAGE_SETS, "hf-image": hf_image, **TASKS, "hf-text": hf_text}
 )
+"""What loads a workload and has its preset: a module, or one of several alike."""
 
 
 def names() -> tuple[str, ...]:
     """The known workloads, the default first."""
     return tuple(_REGISTRY)
+
+
+def presets(name: str) -> tuple[Mapping[str, object], Mapping[str, Mapping[str, object]]]:
+    """A workload's preset, and what differs from it for a method; no data is read."""
+    found = choose("workload", name, _REGISTRY)
+    return (found.DEFAULTS, found.METHOD_DEFAULTS) if isinstance(found, ModuleType) else (
+        found.defaults, found.method_defaults
+    )  # fmt: skip
+
+
+def summary(name: str) -> str:
+    """What a workload is, in one line."""
+    found = choose("workload", name, _REGISTRY)
+    if not isinstance(found, ModuleType):
+        return str(found.summary)
+    text = str(found.__doc__).splitlines()[0].removeprefix(f"{name}: ")
+    return text[:1].upper() + text[1:]
 
 
 def load(
@@ -59,7 +84,7 @@ def load(
         OSError: missing data, an unreachable hub, or a cache that cannot be written.
         ImportError: a data library that the base installation does not bring.
     """
-    loaded = choose("workload", name, _REGISTRY)(
+    loaded: Workload = choose("workload", name, _REGISTRY).load(
         data_dir=data_dir, cache_dir=cache_dir, options=options, progress=progress, public_only=public_only
     )
     if public_only:

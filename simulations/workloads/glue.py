@@ -60,6 +60,14 @@ class Task:
     def defaults(self) -> Mapping[str, object]:
         return MappingProxyType({**DEFAULTS, "delta": self.delta})
 
+    @property
+    def method_defaults(self) -> Mapping[str, Mapping[str, object]]:
+        return METHOD_DEFAULTS
+
+    @property
+    def summary(self) -> str:
+        return f"GLUE's {self.subset}: {' and '.join(self.inputs)}, {self.num_classes} classes."
+
     def load(
         self,
         *,
@@ -89,7 +97,7 @@ class Task:
             columns=columns,
             num_classes=self.num_classes,
             defaults=self.defaults,
-            method_defaults=METHOD_DEFAULTS,
+            method_defaults=self.method_defaults,
             options=options,
             data_dir=data_dir,
             cache_dir=cache_dir,

@@ -42,6 +42,10 @@ class ImageSet:
     defaults: Mapping[str, object]
     method_defaults: Mapping[str, Mapping[str, object]]
 
+    @property
+    def summary(self) -> str:
+        return f"Images of {self.shape}, {self.num_classes} classes ({self.hub_name})."
+
     def load(
         self,
         *,

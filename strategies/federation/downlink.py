@@ -77,4 +77,4 @@ class FullDownlink:
 
 def ranked(state: ServerState) -> bool:
     """Whether the mask depends on the server's memory, so that clients cannot derive it from the weights."""
-    return state.memory is not None and not state.awaits_pruning
+    return state.memory is not None

@@ -12,7 +12,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedlsg.frame import Frame
+from fedlsg.state import RoundPlan
 from strategies.federation.downlink import Downlink
 from strategies.federation.expectations import Expectations
 from strategies.federation.ledger_copies import LedgerCopies
@@ -32,7 +32,7 @@ class Exchange:
     """
 
     report: RoundReport
-    frame: Frame
+    plan: RoundPlan
 
     def __init__(self, expectations: Expectations, downlink: Downlink) -> None:
         self.expectations, self.downlink = expectations, downlink
@@ -52,11 +52,11 @@ class Exchange:
         else:
             self.roster.gather(grid, len(self.expectations.settings.terms))
 
-    def begin(self, round: int, frame: Frame, selected: Sequence[int]) -> list[Message]:
+    def begin(self, plan: RoundPlan, selected: Sequence[int]) -> list[Message]:
         """The announcements of a round, for the caller to send."""
         self._started = time.monotonic()
-        self.frame = frame
-        self.report = RoundReport(round=round, asked=selected)
+        self.plan = plan
+        self.report = RoundReport(round=plan.round, asked=selected)
         return self._announce_to(selected)
 
     def collect(self, replies: Iterable[Message]) -> dict[int, Tensor]:
@@ -78,16 +78,16 @@ class Exchange:
             framed, lost, back = framed | frames, lost | models, back | returned
             values |= self._read(self._send(self._announce_to(sorted(frames | models | returned), framed, models)))
 
-    def run(self, round: int, frame: Frame, selected: Sequence[int]) -> dict[int, Tensor]:
+    def run(self, plan: RoundPlan, selected: Sequence[int]) -> dict[int, Tensor]:
         """A whole exchange: announce, wait, collect."""
-        return self.collect(self._send(self.begin(round, frame, selected)))
+        return self.collect(self._send(self.begin(plan, selected)))
 
     def run_again(self) -> dict[int, Tensor]:
         """The same round once more because no reply arrived; clients resend stored payloads for free."""
         log(WARNING, "round %d: no client replied, sending the round again", self.report.round)
         self.downlink.abandon_round()
         self.roster.wait(self._grid, self.report.asked)
-        return self.run(self.report.round, self.frame, self.report.asked)
+        return self.run(self.plan, self.report.asked)
 
     def end(self, values: Collection[int]) -> RoundReport:
         """The report, once the round is over; ``values`` came from these partitions."""
@@ -110,7 +110,7 @@ class Exchange:
         """Announcements to those of the clients that have a node; the others are rejected in the report."""
         nodes = {partition: self.roster.node(partition) for partition in partitions}
         there = {partition: node for partition, node in nodes.items() if node is not None}
-        records = self.downlink.records(list(there), self.frame, framed=framed, lost=lost)
+        records = self.downlink.records(list(there), self.plan.frame, framed=framed, lost=lost)
         if away := sorted(nodes.keys() - there.keys()):
             log(WARNING, "round %d: clients %s: %s", self.report.round, away, AWAY)
         self.report.rejected |= dict.fromkeys(away, AWAY)
@@ -118,12 +118,12 @@ class Exchange:
         return [message for _, message in self._sent]
 
     def _announce(self, partition: int, node: int, records: Records) -> Message:
-        expected, round = self.expectations, self.report.round
-        terms, copies = expected.terms(partition, round), expected.copies
+        expected, plan = self.expectations, self.plan
+        terms, copies = expected.terms(partition, plan.phase), expected.copies
         announced = Announcement(
-            round=round,
+            round=plan.round,
             updates=expected.state.updates,
-            frame_digest=self.frame.digest,
+            frame_digest=plan.frame.digest,
             sample_rate=terms.sample_rate,
             noise_multiplier=terms.noise_multiplier,
             expected_batch=expected.settings.local.expected_batch,
@@ -132,7 +132,7 @@ class Exchange:
         content = announced_to(records, announced)
         if copies is not None:
             content[RECORD] = held_record(copies.held(partition))
-        return Message(content, node, MessageType.TRAIN, group_id=str(round))
+        return Message(content, node, MessageType.TRAIN, group_id=str(plan.round))
 
     def _read(self, replies: Iterable[Message]) -> dict[int, Tensor]:
         """Valid values by partition; everything else is entered in the report.
@@ -167,7 +167,7 @@ class Exchange:
         before, values = self.report.so_far("up"), None
         try:
             self.report.uplink_bytes_wire += wire_size(reply)
-            values = self.expectations.read(reply, partition, self.frame, self.report)
+            values = self.expectations.read(reply, partition, self.plan, self.report)
             del self.report.rejected[partition]
         except Exception as error:  # whatever a client sends must not end the round
             self.report.rejected[partition] = reason_of(error)

@@ -8,16 +8,13 @@ from flwr.app import Message
 from torch import Tensor
 
 from fedlsg.carriers.powersgd import decode
-from fedlsg.frame import Frame
-from fedlsg.masks import accumulated_noise, pruning_mechanism
-from fedlsg.method import LocalTraining, norm_bound
+from fedlsg.method import norm_bound
 from fedlsg.payload import Dither, Expected, unpack
-from fedlsg.privacy import Mechanism
-from fedlsg.state import ServerState
+from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
 from strategies.federation.ledger_copies import LedgerCopies
 from strategies.federation.ledger_wire import read_news
 from strategies.federation.report import RoundReport
-from strategies.federation.terms import ClientTerms, FederationSettings
+from strategies.federation.terms import FederationSettings
 from strategies.federation.wire import read_update
 
 
@@ -29,7 +26,7 @@ class Expectations:
     settings: FederationSettings
     copies: LedgerCopies | None = None
 
-    def read(self, reply: Message, partition: int, frame: Frame, report: RoundReport) -> Tensor:
+    def read(self, reply: Message, partition: int, common: RoundPlan, report: RoundReport) -> Tensor:
         """The values of a reply; bytes and payload are entered in the report.
 
         Raises for an error, for a payload that does not pass ``unpack`` and, from a deployed client, for a ledger
@@ -40,61 +37,40 @@ class Expectations:
         payload = read_update(reply.content)
         report.uplink_messages += 1
         report.uplink_bytes += len(payload)
+        terms = self.terms(partition, common.phase)
+        plan = common.for_client(terms)
         if self.copies is not None:
             self.copies.take(partition, read_news(reply.content))
-            self.copies.insist(partition, report.round, self._charged(partition, frame, report.round))
-        values = unpack(payload, self._expected(partition, frame, report.round))
+            self.copies.insist(partition, plan.round, plan.charge(terms.num_examples))
+        values = unpack(payload, self._expected(partition, plan, terms.num_examples))
         report.payloads[partition] = payload
-        return decode(values, frame)
+        return decode(values, plan.frame)
 
-    def terms(self, partition: int, round: int) -> ClientTerms:
-        """The client's terms in a round."""
-        terms = self.settings.terms[partition]
-        return terms if round else terms.of_round_0()
+    def terms(self, partition: int, phase: Phase) -> ClientTerms:
+        """The client's terms in a phase."""
+        return self.settings.terms[partition].of(phase)
 
-    def noise_of_sum(self, partitions: Iterable[int], round: int) -> float:
+    def noise_of_sum(self, partitions: Iterable[int], common: RoundPlan) -> float:
         """Standard deviation of the noise on each coordinate of the sum of these clients' values."""
-        each = [self._dither(partition, round) for partition in partitions]
+        plans = {partition: common.for_client(self.terms(partition, common.phase)) for partition in partitions}
+        each = [self._dither(partition, plan) for partition, plan in plans.items()]
         return math.hypot(*(self.settings.codec.received_noise(one.noise_std) for one in each))
 
-    def _mechanism(self, partition: int, round: int) -> Mechanism:
-        method = self.state.method
-        return self.terms(partition, round).mechanism(
-            method.mechanism if round else pruning_mechanism(method.mechanism, method.prune)
-        )
-
-    def _local(self, round: int) -> LocalTraining:
-        return self.settings.local if round else self.settings.local.single()
-
-    def _dither(self, partition: int, round: int) -> Dither:
+    def _dither(self, partition: int, plan: RoundPlan) -> Dither:
         """The public parameters of a client's quantization in this round."""
-        local = self._local(round)
-        noise_std = accumulated_noise(self._mechanism(partition, round).noise_std, local.steps, local.momentum)
-        return Dither(seed=self.state.seed, client=partition, noise_std=noise_std)
+        return Dither(seed=self.state.seed, client=partition, noise_std=plan.noise_std)
 
-    def _expected(self, partition: int, frame: Frame, round: int) -> Expected:
-        num_examples, local = self.terms(partition, round).num_examples, self._local(round)
+    def _expected(self, partition: int, plan: RoundPlan, num_examples: int) -> Expected:
+        wire = plan.frame.wire
         return Expected(
-            round=round,
+            round=plan.round,
             codec=self.settings.codec,
             index_mode=self.settings.index_mode,
-            size=frame.wire.size,
-            indices=frame.wire.indices,
-            digest=frame.digest,
-            max_norm=norm_bound(self._mechanism(partition, round), frame, num_examples=num_examples, local=local),
-            blocks=frame.wire.blocks,
-            dither=self._dither(partition, round),
-            most=self.state.method.compression.most(frame.wire.size),
+            size=wire.size,
+            indices=wire.indices,
+            digest=plan.frame.digest,
+            max_norm=norm_bound(plan.mechanism, plan.frame, num_examples=num_examples, local=plan.local),
+            blocks=wire.blocks,
+            dither=self._dither(partition, plan),
+            most=self.state.method.compression.most(wire.size),
         )
-
-    def _charged(self, partition: int, frame: Frame, round: int) -> dict[str, object]:
-        """Fields of the ledger entry that an honest client makes."""
-        terms, mechanism = self.terms(partition, round), self._mechanism(partition, round)
-        return {
-            "steps": self._local(round).steps,
-            "sample_rate": terms.sample_rate,
-            "noise_multiplier": mechanism.effective_noise_multiplier(len(frame.blocks)),
-            "clip_norm": mechanism.clip_norm,
-            "num_examples": terms.num_examples,
-            "mechanism": mechanism.kind,
-        }

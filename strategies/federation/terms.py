@@ -1,32 +1,11 @@
 """Public terms of a federation: what each client trains with, and what is common to all."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fedlsg.method import LocalTraining
 from fedlsg.payload import Codec, IndexMode
-from fedlsg.privacy import Mechanism
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientTerms:
-    """Public terms of one client: declared examples N_k, Poisson rate, nominal noise multiplier.
-
-    ``prune_noise_multiplier`` is that of round 0, in which pruning reads the data.
-    """
-
-    num_examples: int
-    sample_rate: float
-    noise_multiplier: float
-    prune_noise_multiplier: float = 0.0
-
-    def mechanism(self, common: Mechanism) -> Mechanism:
-        """The federation's mechanism at this client's noise multiplier."""
-        return replace(common, noise_multiplier=self.noise_multiplier) if common.adds_noise else common
-
-    def of_round_0(self) -> "ClientTerms":
-        """The terms of the pruning round: every example takes part."""
-        return replace(self, sample_rate=1.0, noise_multiplier=self.prune_noise_multiplier)
+from fedlsg.state import ClientTerms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,16 +16,15 @@ from scipy.stats import chi2
 from torch import Tensor, nn
 
 import fedlsg.method
-from fedlsg.carriers.carrier import carried_parameters, find_classifier
-from fedlsg.carriers.lora import frozen_bases, prepare_model
+from fedlsg.carriers.lora import prepare_model
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
-from fedlsg.gradients.supported import trainable
-from fedlsg.masks.dp_snip import pruning_mechanism, saliency_frame, saliency_scale
-from fedlsg.method import LocalTraining, Method, Schedule, initial_needed, norm_bound
+from fedlsg.method import LocalTraining, Method, Schedule, norm_bound
 from fedlsg.payload import Expected, IndexMode, pack, unpack
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream
+from fedlsg.state.public_state import PublicState
+from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
 from fedlsg.state.server_state import ServerState, load_weights
 from strategies import default_mechanism, own_settings, recipe
 from strategies.federation.wire import Announcement, announced_to, kept_record, read_kept
@@ -89,20 +88,37 @@ def weighted_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 class Subject:
     """One step of a case on a model: the server's frame, and a client's own model and frame."""
 
-    mechanism: Mechanism
-    round: int
     frame: Frame
-    model: nn.Module
-    derived: Frame
-    multiplicity: int = 1
+    state: PublicState
+    plan: RoundPlan
+
+    @property
+    def model(self) -> nn.Module:
+        return self.state.model
+
+    @property
+    def derived(self) -> Frame:
+        return self.plan.frame
+
+    @property
+    def mechanism(self) -> Mechanism:
+        return self.plan.mechanism
+
+    @property
+    def round(self) -> int:
+        return self.plan.round
+
+    @property
+    def multiplicity(self) -> int:
+        return self.plan.local.multiplicity
 
     def step(self, data: "Data", **changes: Any) -> Tensor:
         """One local step over all examples, on noise that is zero unless a stream is given: the clipped sum."""
         known = {
-            "local": LocalTraining(microbatch_size=3 * self.multiplicity, multiplicity=self.multiplicity),
+            "local": self.plan.local,
             "num_examples": len(data.inputs), "sampler": reproducible_stream(0), "noise": Silence(),
             "charge": lambda: None, "frame": self.derived, "mechanism": self.mechanism,
-            "scale": None if self.round else saliency_scale(weights_of(self.model), self.derived),
+            "scale": self.plan.scale(self.state.parameters),
         }  # fmt: skip
         return fedlsg.method.client_step(self.model, data.batch, weighted_loss, **(known | changes))
 
@@ -137,33 +153,28 @@ class Data:
 def subject(case: Case, make: Callable[[], nn.Module] = mlp, dtype: torch.dtype = torch.float64) -> Subject:
     """Server and client of a case, each with a model of its own, before the pruning round or before round 3."""
     method, (public, own) = case.method, (started(case.method, make, dtype) for _ in range(2))
-    carried = carried_parameters(own, method.carrier, classifier="classifier")
-    needed = initial_needed(method, trainable(own), carried)
-    initial = {name: trainable(own)[name].detach().clone() for name in needed} | frozen_bases(own)
-    probe = torch.zeros(1, FEATURES, dtype=dtype)
-    state = ServerState(public, method, SCHEDULE, divisor=4.0, seed=SEED, classifier="classifier", probe=probe)
+    server, client = (
+        PublicState.start(model, method, SCHEDULE, seed=SEED, classifier="classifier") for model in (public, own)
+    )
+    state = ServerState(server, divisor=4.0, probe=torch.zeros(1, FEATURES, dtype=dtype))
+    local = LocalTraining(microbatch_size=3 * case.multiplicity, multiplicity=case.multiplicity)
     if state.awaits_pruning:
-        frame = state.saliency_frame()
+        frame = state.frame()
         if case.pruning:
-            step = {
-                "mechanism": pruning_mechanism(method.mechanism, method.prune),
-                "round": 0,
-                "multiplicity": case.multiplicity,
-            }
-            return Subject(frame=frame, model=own, derived=saliency_frame(weights_of(own)), **step)
+            derived = derived_frame(client, PRUNING_ROUND, updates=0)
+            return Subject(frame=frame, state=client, plan=plan_round(method, PRUNING_ROUND, derived, local))
         state.prune(frame, [random_values(frame, UPDATES)], num_examples=EXAMPLES)
     for update in range(UPDATES):
         frame = state.frame()
         state.finish_round(frame, [random_values(frame, update)], noise_std=1.0)
     load_weights(own, state.weights)
-    derived = fedlsg.method.make_frame(
-        method, weights_of(own), initial, carried=carried, round=UPDATES + 1, updates=UPDATES, schedule=SCHEDULE,
-        seed=SEED, classifier=find_classifier(own, "classifier"), kept=announced_positions(state),
-    )  # fmt: skip
-    return Subject(
-        mechanism=method.mechanism, round=UPDATES + 1, frame=state.frame(), model=own, derived=derived,
-        multiplicity=case.multiplicity,
-    )  # fmt: skip
+    derived = derived_frame(client, UPDATES + 1, updates=UPDATES, kept=announced_positions(state))
+    return Subject(frame=state.frame(), state=client, plan=plan_round(method, UPDATES + 1, derived, local))
+
+
+def derived_frame(client: PublicState, round: int, *, updates: int, kept: Tensor | None = None) -> Frame:
+    """The frame as a client derives it."""
+    return client.frame(round, updates=updates, kept=kept)
 
 
 def announced_positions(state: ServerState) -> Tensor | None:
@@ -175,10 +186,6 @@ def announced_positions(state: ServerState) -> Tensor | None:
         expected_batch=1.0, run_dir="",
     )  # fmt: skip
     return read_kept(announced_to({"kept": kept_record(state.frame())}, announced), len(state.weights))
-
-
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach() for name, p in trainable(model).items()}
 
 
 def random_values(frame: Frame, seed: int) -> Tensor:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, Schedule
 from fedlsg.payload import find_codec, pack
+from fedlsg.state.public_state import PublicState
+from fedlsg.state.round_plan import ClientTerms
 from fedlsg.state.server_state import ServerState
 from simulations.engines.local import LocalGrid
 from strategies import recipe
@@ -24,7 +26,7 @@ from strategies.federation.wire import (
     read_round,
     update,
 )
-from strategies.strategy import ClientTerms, FederationSettings, FedLSG
+from strategies.strategy import FederationSettings, FedLSG
 
 EXAMPLES = 50
 
@@ -40,15 +42,9 @@ def server_state(
     method: str = "lsg", *, rounds: int = 10, divisor: float = 4.0, seed: int = 0, **choices: Any
 ) -> ServerState:
     choices = {"rank": 2, "learning_rate": 0.5, "momentum": 0.9} | choices if method == "lsg" else choices
-    return ServerState(
-        model(),
-        recipe(method, **choices),
-        Schedule(rounds=rounds),
-        divisor=divisor,
-        seed=seed,
-        classifier="classifier",
-        probe=torch.zeros(1, 12),
-    )
+    how, schedule = recipe(method, **choices), Schedule(rounds=rounds)
+    public = PublicState.start(model(), how, schedule, seed=seed, classifier="classifier")
+    return ServerState(public, divisor=divisor, probe=torch.zeros(1, 12))
 
 
 def values_for(frame: Frame, partition: int, round: int) -> Tensor:

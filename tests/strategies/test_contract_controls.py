@@ -13,6 +13,7 @@ from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.payload import PayloadError
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
 from fedlsg.training.client import per_unit
+from tests.strategies import contract
 from tests.strategies.contract import (
     NOISE,
     Data,
@@ -182,13 +183,13 @@ def test_a_gradient_on_frozen_coordinates_is_caught(case, monkeypatch):
 @pytest.mark.parametrize("case", ["lsg", "rgp-random", "rs: new mask every step", "dp-powersgd"])
 def test_a_client_with_another_seed_is_caught(case, monkeypatch):
     """Its frame has another digest, and its payload is refused by that name."""
-    shipped, derived = METHOD.make_frame, []
+    shipped, derived = contract.derived_frame, []
 
-    def with_another_seed(*args, seed, **rest):
-        derived.append(shipped(*args, seed=seed + 1, **rest))
+    def with_another_seed(client, round, **rest):
+        derived.append(shipped(replace(client, seed=client.seed + 1), round, **rest))
         return derived[-1]
 
-    monkeypatch.setattr(METHOD, "make_frame", with_another_seed)
+    monkeypatch.setattr(contract, "derived_frame", with_another_seed)
     s = subject(CASES[case])
     assert s.derived is derived[-1]
     assert s.frame.digest != s.derived.digest

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fedlsg.carriers.lora import prepare_model
+from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
 from strategies import default_mechanism, own_settings, recipe
 from tests.strategies.contract import FEATURES, SCHEDULE, SMALL, WIDTH, mlp
@@ -97,7 +98,9 @@ def start(name: str, model: nn.Module, **settings: Any) -> ServerState:
     method = recipe(name, **(defaults | settings))
     prepare_model(model, method.carrier, classifier="classifier", seed=0)
     probe = torch.zeros(1, FEATURES)
-    return ServerState(model, method, SCHEDULE, divisor=1.0, seed=0, classifier="classifier", probe=probe)
+    return ServerState(
+        PublicState.start(model, method, SCHEDULE, seed=0, classifier="classifier"), divisor=1.0, probe=probe
+    )
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedlsg.payload.message import pack
 from fedlsg.privacy.mechanism import Mechanism
+from fedlsg.state.round_plan import ClientTerms
 from simulations.grids.virtual import FIRST_NODE
 from strategies.federation.ledger_copies import LedgerCopies
 from strategies.federation.report import AWAY, NO_REPLY, REASON_LENGTH, reason_of
@@ -29,7 +30,6 @@ from strategies.federation.wire import (
     read_update,
     update,
 )
-from strategies.strategy import ClientTerms
 from tests.strategies.small_federation import EXAMPLES, Federation, server_state, values_for
 
 

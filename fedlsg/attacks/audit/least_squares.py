@@ -1,7 +1,7 @@
-"""Least squares on a layer's linear equations, and what noise and a random mask make of it (003 Eq. 16, Theorem 5.1).
+"""Least squares on a layer's linear equations, and what noise and a random mask make of it (Theorem 5.1).
 
-Symbols (003 sec. 5): K (equations, unknowns) constraints, g = K x gradient, x input, s noise deviation, k a K of one
-column, m a random mask of rate p, * the product of entries, C clip norm, c clip factor.
+Symbols (Zhu and Blaschko 2023, sec. 5): K (equations, unknowns) constraints, g = K x gradient, x input, s noise
+deviation, k a K of one column, m a random mask of rate p, * the product of entries, C clip norm, c clip factor.
     Eq. 16        |x' - x|^2 = |K^+ n|^2 for noise n on g, in expectation s^2 trace((K^T K)^-1)
     Theorem 5.1   E (x' - x)^2 = s^2 E[1 / |m*k|^2] >= s^2 / ((1 - p) |k|^2)        (Jensen)
 Theorem 5.1 leaves the clip out. With it, and c granted to the attacker, k becomes c k:
@@ -36,7 +36,7 @@ def least_squares(
     g: Float[Tensor, "equations *several"],
     kept: Bool[Tensor, " equations"] | None = None,
 ) -> Float[Tensor, "unknowns *several"]:
-    """x' = K^+ g over the kept equations (003 Eq. 16), for one gradient or several.
+    """x' = K^+ g over the kept equations (Eq. 16), for one gradient or several.
 
     Raises ValueError where they do not determine x: the error would be arbitrary.
     """
@@ -108,8 +108,8 @@ def measured(
 
     Mask, clip and noise are the code that clients run; the standard error counts masks.
 
-    An experiment on the theorem, not an attack: it is told x. The attacker is granted k and the clip factor, as 003
-    grants them by leaving the clip out; an attack on a payload has to find both (linear_input.py).
+    An experiment on the theorem, not an attack: x is known. The attacker is granted k and the clip factor, as the
+    paper grants them by leaving the clip out; an attack on a payload has to find both (linear_input.py).
     """
     check_order(order)
     gradient, errors = (k * x).double(), []

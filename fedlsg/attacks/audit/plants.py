@@ -29,7 +29,7 @@ def halved_noise() -> Patches:
 
 
 def per_block_clip() -> Patches:
-    """Every block clipped to C on its own, claimed as if the whole were: 000 Alg. 1 lines 25-27."""
+    """Every block clipped to C on its own, claimed as if the whole were (Ito et al. 2023, Alg. 1)."""
 
     def plant(gradients: Sequence[Tensor], mechanism: Mechanism, **options: bool) -> Tensor:
         return clipped_sum(gradients, replace(mechanism, clip="per-block"), **options)

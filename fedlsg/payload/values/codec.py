@@ -84,7 +84,7 @@ class Codec(ABC):
         return noise_std * math.sqrt(1 + self.added_variance)
 
     def summary(self) -> dict[str, Any]:
-        """What the summary of a run says of it, besides the name: its own settings."""
+        """What the summary of a run says of it, in addition to the name: its own settings."""
         return {name: getattr(self, name) for name in self.settings}
 
     def check(self, method: Method) -> None:  # noqa: B027, most codecs suit every method
@@ -98,7 +98,7 @@ class Codec(ABC):
     def encode(
         self, values: Float[Tensor, " kept"], counts: Sequence[int], dither: Dither | None, round: int
     ) -> bytes | memoryview:
-        """Bytes of finite float32 values, ``counts`` of them in each block.
+        """Bytes of finite float32 values, ``counts`` of them in each block: at most 16 a value and 4 a block.
 
         They may be the memory of ``values`` itself: copy them before those change.
         Raises ValueError for values out of range.
@@ -110,8 +110,8 @@ class Codec(ABC):
     ) -> Float[Tensor, " kept"]:
         """The float32 values that ``encode`` wrote, to within rounding.
 
-        ``body`` may come from a client that lies: raises ValueError for bytes that no encoder makes, and allocates in
-        proportion to ``counts``, whatever it says. The caller checks that values are finite, and their norm.
+        Guarantee: ``body`` may come from a hostile client. Bytes that no encoder makes raise ValueError, and what is
+        allocated is in proportion to ``counts``. The caller checks that values are finite, and their norm.
         """
 
 

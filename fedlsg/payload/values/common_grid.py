@@ -3,7 +3,7 @@
 Symbols: x a client's value, D the step (a power of two), u public dither in (-1/2, 1/2), the same for all clients,
 K summed clients, b bits, s deviation of the noise on each x:
     sender    q = floor(x / D + u + 1/2) mod 2^b      receiver    (sum of q - K u) D
-A dither of each client's own (quantize.py) needs to know who is in the sum; a common one needs K only. It keeps every
+A dither of each client's own (``Dither``) needs to know who is in the sum; a common one needs K only. It keeps every
 single error uniform in (-D/2, D/2] whatever x is: the sum is unbiased, with or without noise. The errors of two clients
 are not independent of each other, though: their covariance is at most
     D^2 / (2 pi^2) * sum over k >= 1 of exp(-4 pi^2 k^2 s^2 / D^2) / k^2
@@ -11,9 +11,9 @@ where x carries Gaussian noise of deviation s: nothing (4e-19 D^2) at s = D, all
 values err equally. Stochastic rounding with secret coins would be independent at any s, with up to D^2 / 4 a client.
 
 Guarantees: a sender refuses a value whose integer could overflow the sum of all clients; what the receiver computes is
-the sum of the dequantised values exactly, in float64, without any rounding.
+the sum of the dequantized values exactly, in float64, without any rounding.
 No privacy claim: the integers of one client are as private as its values were. Noise that is rounded on a grid is not
-Gaussian: the sum of quantised shares of noise (``trust="aggregate"``) has no epsilon here, see
+Gaussian: the sum of quantized shares of noise (``trust="aggregate"``) has no epsilon here, see
 docs/secure-aggregation.md.
 """
 
@@ -110,7 +110,7 @@ def to_grid(values: Float[Tensor, " kept"], grid: CommonGrid, round: int) -> Int
 
 
 def from_sum(total: Int[Tensor, " kept"], grid: CommonGrid, round: int, clients: int) -> Float[Tensor, " kept"]:
-    """The float64 sum of the dequantised values of ``clients`` clients, from the sum of their integers modulo 2^bits.
+    """The float64 sum of the dequantized values of ``clients`` clients, from the sum of their integers modulo 2^bits.
 
     Raises ValueError for integers outside [0, 2^bits), or more clients than the grid was planned for.
     """

@@ -1,13 +1,13 @@
-"""Entropy coding of integers under a Gaussian, one scale a block: range ANS (Duda 2015) by the library constriction.
+"""Entropy coding of integers under a Gaussian, one scale a block: range ANS (Duda 2015) of the library constriction.
 
 Symbols: q integers on the grid     s Gaussian scale in grid steps     u dither in [-1/2, 1/2), known to both sides
     P(q | u) = Phi((q + 1/2 - u) / s) - Phi((q - 1/2 - u) / s),  u rounded to the middle of one of ``CLASSES`` classes
-    s = 2^(code / 8 - 4) for a code of one byte: at worst 4.4 % off, which costs 0.003 bits a value
+    s = 2^(code / 8 - 4) for a code of one byte: an error of at most 4.4 %, or 0.003 bits a value
 
-Both sides must build the very same model, whatever their processor: every weight of it comes from integer arithmetic
-(no libm, no rounding of a float), and what the library makes of them with ``perfect=False`` is one IEEE division, sums
-and products in order, and truncation.
-Symbols beyond 4.5 s are sent as the outermost one, and their excess as a LEB128 number apart.
+Both sides must build the same model on any processor. So its weights come from integer arithmetic (no libm, no rounding
+of a float), and with ``perfect=False`` the library applies one IEEE division, sums and products in order, and
+truncation to them.
+A symbol beyond 4.5 s is sent as the outermost one; its excess is sent separately, as a LEB128 number.
 """
 
 from functools import cache, lru_cache
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 CLASSES = 8
-"""Classes that the dither is coded in: a power of two, so that a class is the dither's first bits."""
+"""Classes of the dither: a power of two, so that a class is the dither's first bits."""
 
 CODES, LARGEST = 256, 4095
 """Scale codes; and the outermost symbol of any table, which bounds what a hostile scale can allocate."""
@@ -61,7 +61,7 @@ def _knots() -> np.ndarray:
 
 @lru_cache(maxsize=1024)
 def weights(code: int, dither_class: int) -> np.ndarray:
-    """Integer weights (int64, all positive) of the symbols -T, ..., T under one scale and dither class."""
+    """Integer weights (int64, positive) of the symbols -T, ..., T for one scale and one dither class."""
     octave, part = divmod(code, 8)
     inverse = isqrt(isqrt(isqrt(2 ** (240 - part))))  # 2^(30 - part / 8)
     top = outermost(code)
@@ -96,7 +96,7 @@ def _groups(codes: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, list[tu
 
 
 def encode(symbols: np.ndarray, codes: np.ndarray, classes: np.ndarray) -> bytes:
-    """Bytes of int64 ``symbols`` under each one's scale code (uint8) and dither class (uint8).
+    """Bytes of int64 ``symbols``, each with its scale code (uint8) and dither class (uint8).
 
     excess length (LEB128), excesses (LEB128 each, in order), coder words (uint32, little-endian)
     """
@@ -116,7 +116,7 @@ def encode(symbols: np.ndarray, codes: np.ndarray, classes: np.ndarray) -> bytes
 
 
 def decode(stream: bytes, codes: np.ndarray, classes: np.ndarray, *, largest: int) -> np.ndarray:
-    """The int64 symbols of ``encode``; allocates in proportion to ``codes``, whatever the stream says.
+    """The int64 symbols of ``encode``; allocates in proportion to ``codes``, whatever the stream claims.
 
     Raises ValueError for a stream that ``encode`` does not make, or a symbol beyond ``largest``.
     """

@@ -1,4 +1,4 @@
-"""The attacks on images by name, and which of them suit an observation: closed forms first, then matching."""
+"""The attacks on images by name, and which of them fit an observation: closed forms first, then matching."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "map": {"evaluations": 600, "restarts": 1},
     }
 )
-"""What larger images need instead: one long search."""
+"""Presets for larger images: one long search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def _matching(name: str, *, naive: bool) -> Run:
 
 
 def with_labels(seen: Observation, prior: Prior, known: Knowledge) -> Knowledge:
-    """Labels read off the classifier's gradient where they are not granted (iDLG, for batches too); else as it is."""
+    """Labels from the gradient of the classifier if they are not granted (iDLG, also for batches)."""
     if known.labels is not None or known.examples is None:
         return known
     try:

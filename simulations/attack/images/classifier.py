@@ -52,7 +52,7 @@ class ClassifierLeak:
 
 
 def classifier_leak(targets: Iterable[Target], prior: Prior, threat: ThreatModel) -> ClassifierLeak | None:
-    """Labels and features of all targets, B granted as the threat model has it; None where the method hides them."""
+    """Labels and features of all targets, B granted as the threat model has it; None if the method hides them."""
     right, chance, examples = 0, 0.0, 0
     cosines, blinds = [], []
     for target in targets:
@@ -85,7 +85,7 @@ def classifier_leak(targets: Iterable[Target], prior: Prior, threat: ThreatModel
 
 
 def overlap(labels: Tensor, others: Tensor) -> int:
-    """How many labels the two have in common, each as often as both have it."""
+    """How many labels the two have in common, with repeats."""
     return (Counter(labels.tolist()) & Counter(others.tolist())).total()
 
 
@@ -97,7 +97,7 @@ def drawn_right(target: Target, count: int) -> float:
 
 
 def classifier_input(seen: Observation, inputs: Tensor) -> Tensor:
-    """What the classifier of W_t gets for these inputs, (B, h)."""
+    """The inputs of the classifier at W_t for these examples, (B, h)."""
     got: list[Tensor] = []
     module = seen.model.get_submodule(find_classifier(seen.model))
     handle = module.register_forward_pre_hook(lambda _, args: got.append(args[0].detach()))

@@ -64,10 +64,10 @@ def facts(one: Attacked) -> str:
 
 def cells(row: Summary) -> tuple[str, ...]:
     """The cells of one row."""
-    reach = "--" if row.gain is None else f"{row.gain.low:+.1f} to {row.gain.high:+.1f}"
+    reach = "--" if row.gain is None else f"{row.gain.low:+z.1f} to {row.gain.high:+z.1f}"
     return (
         row.attack, str(row.batch), str(row.images), f"{row.psnr:.1f}", f"{row.ssim:.2f}", f"{row.blind:.1f}",
-        f"{row.mean_gain:+.1f}", reach, f"{row.seconds:.1f}",
+        f"{row.mean_gain:+z.1f}", reach, f"{row.seconds:.1f}",
     )  # fmt: skip
 
 

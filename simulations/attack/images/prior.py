@@ -1,4 +1,4 @@
-"""What the adversary knows of a workload's images beforehand: the public test split, and the public range of values."""
+"""What the adversary knows about the images beforehand: the public test split, and the range of pixels."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ PUBLIC_IMAGES = 2000
 def image_prior(workload: Workload) -> Prior:
     """Shape, range, and the Gaussian around each class that public test images give.
 
-    The range is that of the stored pixels, prepared as every input is. Raises ValueError for inputs that are no images.
+    The range is that of the stored pixels, prepared like every input. Raises ValueError for inputs that are not images.
     """
     count = min(PUBLIC_IMAGES, len(workload.test))
     images, labels = workload.test.batch(torch.arange(count))

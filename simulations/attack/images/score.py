@@ -120,10 +120,10 @@ def verdict(rows: Sequence[Summary]) -> str:
     if not rows:
         return "no attack applies to these updates, for the given reasons: that is no proof of privacy"
     best = max(rows, key=lambda row: (-math.inf if row.gain is None else row.gain.low, row.mean_gain))
-    best_words = f"the strongest attack ({best.attack}, batch of {best.batch}) gains {best.mean_gain:.1f} dB"
+    best_words = f"the strongest attack ({best.attack}, batch of {best.batch}) gains {best.mean_gain:z.1f} dB"
     if best.gain is None:
         return f"{best_words} over the blind guess on one image: too few for a verdict"
-    reach = f"{best_words} over the blind guess, 95 % interval {best.gain.low:.1f} to {best.gain.high:.1f} dB"
+    reach = f"{best_words} over the blind guess, 95 % interval {best.gain.low:z.1f} to {best.gain.high:z.1f} dB"
     if best.gain.low > FINDING_DB:
         return f"THESE UPDATES LEAK IMAGES: {reach}"
     if best.gain.low > 0:

@@ -15,7 +15,7 @@ from simulations.attack.membership.findings import Report, facts, granted, table
 from simulations.attack.membership.measure import attack, claimed
 from simulations.attack.membership.page import write
 from simulations.attack.membership.per_round import per_round
-from simulations.attack.membership.shadows import check_shadows, confidences, state_of, train_all
+from simulations.attack.membership.shadows import check_shadows, confidences, train_all
 from simulations.plan.plan import Plan, make_plan
 from simulations.report.progress import bar
 from simulations.report.tables import print_note, print_table
@@ -99,7 +99,7 @@ def own_model(run: str, plan: Plan, seed: int) -> LossThreshold | None:
     directory = RunDir.open(run)
     if not directory.checkpoint.exists():
         return None
-    state = state_of(plan)
+    state = plan.server_state()
     state.load_state_dict(directory.load_checkpoint()["server"])
     generator = public_generator(seed, "membership", "own")
     train, test, device = plan.workload.train, plan.workload.test, plan.settings.device

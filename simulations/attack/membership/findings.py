@@ -17,7 +17,7 @@ from simulations.settings.settings import Settings
 GRANTED = {
     "candidates": "every example with its label and its client, but not whether it was in the training set; a fair "
     "coin decided that, so guessing is right half of the time",
-    "data": "shadow models train on halves of the same examples; a real attacker has no data that are as close",
+    "data": "shadow models train on halves of the same examples; an attacker outside has no data that are as close",
     "algorithm": "every setting, sigma and the public seed: initial weights, carriers, masks, the client of each "
     "example",
     "sees": "the answers (logits) of the trained model, once for each example; no payload and no earlier round",
@@ -182,8 +182,8 @@ def _strongest(found: Sequence[Found]) -> str:
             f"0.5), but none of these attacks does {at}: the best, {best}, finds {_rate(tprs[best])} of the members."
         )
     return (
-        f"None of these attacks is better than guessing: the best, {best}, finds {_rate(tprs[best])} of the members "
-        f"{at}."
+        f"None of these attacks can be distinguished from guessing: the best, {best}, finds {_rate(tprs[best])} of the "
+        f"members {at}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Membership of single examples from a trained model's answers: loss threshold and LiRA, with their bounds.
+"""Membership of single examples from the answers of a trained model: loss threshold and LiRA, with bounds.
 
 phi is the scaled confidence log(p / (1 - p)) of the true class, so that the loss is log(1 + exp(-phi)). Scores are
 higher for members. Everything is computed from ``Trained``; the coins of the target are used for scoring only.
@@ -21,7 +21,6 @@ from fedlsg.randomness import public_generator
 from simulations.attack.membership.shadows import Trained, pair_of
 from simulations.attack.recorded.claim import claim_of, training_event
 from simulations.plan.plan import Plan, count_blocks, events_of
-from simulations.settings.resolve import known
 
 ATTACKS = ("loss threshold", "LiRA offline", "LiRA online")
 DRAWS = 200
@@ -51,7 +50,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Limit:
-    """The largest expected rates that a claim allows any attacker on all payloads of the run."""
+    """The largest expected rates that a claim allows, for any attacker that sees all payloads of the run."""
 
     name: str
     bound: BoundOf
@@ -139,20 +138,20 @@ def _above(members: Float[np.ndarray, " n"], ascending: Float[np.ndarray, " m"],
 
 
 def curve(members: Float[np.ndarray, " n"], others: Float[np.ndarray, " m"]) -> Float[np.ndarray, " grid"]:
-    """True positive rates at GRID; NaN below the first rate that so many others can show."""
+    """True positive rates at GRID; NaN below the smallest rate that can be measured with so many non-members."""
     ascending = np.sort(others)
     return np.array([_above(members, ascending, rate) if rate >= 1 / len(others) else np.nan for rate in GRID])
 
 
 def claimed(plan: Plan) -> tuple[Claim, tuple[Limit, ...]] | None:
-    """The planned schedule's claim for its worst client, and what it allows; None where there is no claim.
+    """The claim of the planned schedule for its worst client, and what it allows; None without a claim.
 
     The rates of one example are bounded at each false positive rate, and the bound is concave, so that it holds for
     the mean over examples at one threshold, too.
     """
     if not plan.method.mechanism.private:
         return None
-    blocks, delta = count_blocks(plan), known(plan.settings.delta)
+    blocks, delta = count_blocks(plan), plan.settings.delta
     by_client = {tuple(events_of(plan, t, blocks)) for t in plan.terms}
     spent = {events: compose(list(events), delta=delta).upper for events in by_client}
     worst = max(spent, key=lambda events: spent[events])

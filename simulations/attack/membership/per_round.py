@@ -13,7 +13,6 @@ from fedlsg.attacks.membership.roc import LOW_RATES
 from fedlsg.gradients import per_example_gradients
 from fedlsg.randomness import reproducible_stream
 from fedlsg.training import per_unit
-from simulations.attack.membership.shadows import state_of
 from simulations.attack.recorded.observations import cross_entropy
 from simulations.plan.plan import Plan
 from simulations.workloads import to_device
@@ -69,7 +68,7 @@ def per_round(plan: Plan, *, seed: int) -> list[PerRound]:
 
 def _gradients(plan: Plan) -> tuple[list[torch.Tensor], int]:
     """Per-example gradients of each block, the longest example first, and the number of blocks."""
-    state = state_of(plan)
+    state = plan.server_state()
     frame, device = state.frame(), plan.settings.device
     inputs, labels = plan.workload.train.batch(plan.parts[0][:COMPANY])
     rows = per_example_gradients(

@@ -1,8 +1,8 @@
 """Models of a run's settings on random halves of the training set, for membership attacks (Carlini et al. 2022).
 
-Model 0 is the target: every example is in it by a fair coin. The others are shadows in pairs, a random half and what it
-leaves out, so that every example is in half of the shadows. Clients, wire, ledger and server are those of a run, in a
-folder that is deleted; what a model was trained with is public to the attacks except the coins of the target.
+Model 0 is the target: a fair coin decides whether it has an example. The others are shadows in pairs, a random half and
+its complement, so that every example is in half of the shadows. Clients, wire, ledger and server are those of a run, in
+a folder that is deleted; the attacks know everything about the training except the coins of the target.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.membership.lira import scaled_confidence
 from fedlsg.randomness import public_generator
-from fedlsg.state import ServerState
 from simulations.client.train import serving
 from simulations.engines import local
-from simulations.plan.plan import Base, Plan
+from simulations.plan.plan import Plan
 from simulations.report.progress import Tick
 from simulations.rundir.files.scratch import scratch
 from simulations.rundir.rundir import RunDir
@@ -28,14 +27,14 @@ from simulations.workloads import to_device
 from simulations.workloads.workload import Split
 
 FEWEST = 6
-"""Shadows: without a shadow that is the target in turn and without its pair, every example has two of each kind."""
+"""Fewest shadows: without the target in turn and its pair, two shadows still have each example and two do not."""
 CANDIDATES = 10_000
 BATCH = 500
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trained:
-    """What the attacks read: phi = log(p / (1 - p)) of the true class, and who was trained with what.
+    """What the attacks read: phi = log(p / (1 - p)) of the true class, and which model has which example.
 
     rows: the candidates in the training split. confidence: phi of each candidate under each model, target first.
     inside: whether the model was trained with it. accuracy: of each model on the test split, in 0..1.
@@ -48,7 +47,7 @@ class Trained:
 
 
 def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
-    """Train the target and its shadows, and ask each about every candidate (all examples, or 10,000 at random).
+    """Train the target and its shadows, and query each for every candidate (all examples, or 10,000 at random).
 
     ``seed`` repeats coins, batches and noise. The initial weights, carriers and clients of all models are those of
     ``plan``: they come from its public seed, which the attacker knows.
@@ -80,10 +79,10 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
 
 
 def halves(shadows: int, examples: int, seed: int) -> Bool[Tensor, "models examples"]:
-    """Who is in which model, the target first; the shadows 1 and 2, 3 and 4, ... leave out what the other has.
+    """Which model has which example, the target first. Shadows 1 and 2, 3 and 4, ... complement each other.
 
-    Guarantee: each model has each example by a fair coin, and the coins of a model say nothing about those of another
-    one but its pair. Raises ValueError for an odd number of shadows, or too few.
+    Guarantee: a fair coin decides whether a model has an example. Coins of different models are independent, except
+    within a pair. Raises ValueError for an odd number of shadows, or too few.
     """
     check_shadows(shadows)
     generator = public_generator(seed, "membership", "coins")
@@ -107,10 +106,10 @@ def pair_of(model: int) -> int | None:
 
 
 def on_half(plan: Plan, members: Bool[Tensor, " examples"]) -> Plan:
-    """The plan on the examples of one half: rate and noise as they are, the public divisor that of half the data."""
+    """The plan on the examples of one half: same rate and noise, and the public divisor of half the data."""
     parts = [part[members[part]] for part in plan.parts]
     if any(not len(part) for part in parts):
-        raise ValueError("a client is left without an example in half of the training set: take fewer clients")
+        raise ValueError("a client has no example in its half of the training set: take fewer clients")
     terms = tuple(replace(t, num_examples=len(part)) for t, part in zip(plan.terms, parts, strict=True))
     expected = replace(plan.local, expected_batch=plan.local.expected_batch / 2)
     return replace(plan, parts=parts, terms=terms, local=expected)
@@ -118,7 +117,7 @@ def on_half(plan: Plan, members: Bool[Tensor, " examples"]) -> Plan:
 
 @contextmanager
 def trained(plan: Plan, seed: int, number: int, on_round: Callable[[int], None]) -> Iterator[nn.Module]:
-    """A model that was trained by the local engine, in its evaluated form."""
+    """A model trained by the local engine, as it is evaluated."""
     with scratch() as folder:
         directory = RunDir(folder)
         # On the public seed alone all models would draw the same noise.
@@ -127,27 +126,14 @@ def trained(plan: Plan, seed: int, number: int, on_round: Callable[[int], None])
         directory.write_config(plan.settings)
         with serving(plan):
             refuse_diverged(local.run(plan, directory, on_round=lambda row: on_round(row.round), page=False))
-        state = state_of(plan, plan.divisor)
+        state = plan.server_state()
         state.load_state_dict(directory.load_checkpoint()["server"])
     with state.evaluated() as model:
         yield model
 
 
-def state_of(base: Base, divisor: float = 1.0) -> ServerState:
-    """The server's state before the first round."""
-    return ServerState(
-        base.build_model(),
-        base.method,
-        base.schedule,
-        divisor=divisor,
-        seed=base.settings.seed,
-        classifier=base.workload.classifier,
-        probe=base.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0],
-    )
-
-
 def confidences(model: nn.Module, split: Split, rows: Tensor, device: str) -> Float[np.ndarray, " rows"]:
-    """phi of each row's true class, one query each, without augmentation."""
+    """phi of the true class of each row, from one query without augmentation."""
     return np.concatenate([scaled_confidence(z, y).numpy() for z, y in answers(model, split, rows, device)])
 
 

@@ -16,18 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlsg.attacks.observation import Observation, ThreatModel
-from fedlsg.carriers import carried_parameters, find_classifier, frozen_bases
 from fedlsg.carriers.powersgd import decode
 from fedlsg.frame import Frame
-from fedlsg.gradients import trainable
-from fedlsg.method import aggregate, initial_needed, make_frame
+from fedlsg.method import aggregate
 from fedlsg.payload import Expected, PayloadError, keeps_memory, unpack
-from fedlsg.privacy import Entry, Ledger, Mechanism
-from fedlsg.state import load_weights
+from fedlsg.privacy import Entry, Ledger
+from fedlsg.state import ClientTerms, Phase, PublicState, load_weights, phase_of, plan_round
 from simulations.plan.plan import Base, prepare
 from simulations.rundir import arrays
 from simulations.rundir.rundir import RunDir
-from simulations.settings.resolve import known
 from simulations.workloads import Progress, silent
 
 RECORD = "record one with: fedlsg run ... --record-updates"
@@ -37,7 +34,7 @@ CLIENT = re.compile(r"client-(\d{6})\.bin")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Record:
-    """What a run recorded, and the public state to read it with. ``payloads``: files by round and client."""
+    """What a run recorded, and the public state that its reading needs. ``payloads``: files by round and client."""
 
     run: RunDir
     base: Base
@@ -50,12 +47,12 @@ class Record:
 
     def observation(self, round: int, client: int) -> Observation:
         """One client's payload. Raises ValueError naming the file for one that is damaged, or of another frame."""
-        model = self.model_of(round)
-        frame = self._frame(model, round)
-        mechanism = self._mechanism(round, client, len(frame.blocks))
-        local = self.base.local.at_rate(self._entry(round, client).sample_rate)
+        state = replace(self._start, model=self.model_of(round))
+        frame = self._frame(state, round)
+        plan = plan_round(state.method, round, frame, self.base.local)
+        plan = plan.for_client(self._terms(round, client, len(frame.blocks)))
         path = self.payloads[round][client]
-        dither = self.base.dither(client, mechanism, local)
+        dither = self.base.dither(client, plan)
         expected = Expected(
             round=round,
             codec=self.base.codec,
@@ -73,12 +70,12 @@ class Record:
         except PayloadError as error:
             raise ValueError(f"{path}: {error}; the record is damaged, or other weights or settings made it") from None
         return Observation(
-            model=model,
+            model=state.model,
             loss_fn=cross_entropy,
             frame=frame,
             values=values,
-            mechanism=mechanism,
-            local=local,
+            mechanism=plan.mechanism,
+            local=plan.local,
             noise_std=self.base.codec.received_noise(dither.noise_std),
             round=round,
             clients=(client,),
@@ -95,31 +92,16 @@ class Record:
         return model
 
     @cached_property
-    def _initial(self) -> dict[str, Tensor]:
-        model = self.base.build_model()
-        needed = initial_needed(self.base.method, trainable(model), self._carried(model))
-        return {name: trainable(model)[name].detach().clone() for name in needed} | frozen_bases(model)
+    def _start(self) -> PublicState:
+        return self.base.public_state()
 
-    def _carried(self, model: nn.Module) -> tuple[str, ...]:
-        return carried_parameters(model, self.base.method.carrier, classifier=self.base.workload.classifier)
-
-    def _frame(self, model: nn.Module, round: int) -> Frame:
-        kept = self.run.path / "updates" / f"round-{round:06d}" / "kept.npy"
-        return make_frame(
-            self.base.method,
-            {name: p.detach() for name, p in trainable(model).items()},
-            self._initial,
-            carried=self._carried(model),
-            round=round,
-            updates=self._updates_before(round),
-            schedule=self.base.schedule,
-            seed=self.base.settings.seed,
-            classifier=find_classifier(model, self.base.workload.classifier),
-            kept=_positions(kept) if kept.exists() else None,
-        )
+    def _frame(self, state: PublicState, round: int) -> Frame:
+        path = self.run.path / "updates" / f"round-{round:06d}" / "kept.npy"
+        kept = _positions(path) if path.exists() else None
+        return state.frame(round, updates=self._updates_before(round), kept=kept)
 
     def _updates_before(self, round: int) -> int:
-        survivors = known(self.base.settings.min_survivors)
+        survivors = self.base.settings.min_survivors
         rows = [row for row in self.run.read_rounds() if int(row["round"]) < round]
         return sum(len(row["answered"].split()) >= survivors for row in rows)
 
@@ -130,13 +112,13 @@ class Record:
             raise ValueError(f"{ledger.path} holds no entry of round {round}: the record is not whole")
         return entries[-1]
 
-    def _mechanism(self, round: int, client: int, blocks: int) -> Mechanism:
-        """The client's own mechanism: its ledger holds the effective sigma, noise over joint sensitivity."""
-        common = self.base.method.mechanism
-        if not common.private:
-            return common
-        effective = self._entry(round, client).noise_multiplier
-        return replace(common, noise_multiplier=effective * common.sensitivity(blocks) / common.clip_norm)
+    def _terms(self, round: int, client: int, blocks: int) -> ClientTerms:
+        """The client's own terms: its ledger holds the effective sigma, noise over joint sensitivity."""
+        entry, common = self._entry(round, client), self.base.method.mechanism
+        nominal = common.noise_multiplier
+        if common.private:
+            nominal = entry.noise_multiplier * common.sensitivity(blocks) / common.clip_norm
+        return ClientTerms(num_examples=entry.num_examples, sample_rate=entry.sample_rate, noise_multiplier=nominal)
 
 
 def _positions(path: Path) -> Tensor:
@@ -191,10 +173,10 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
 
 
 def _payloads(folder: Path) -> dict[int, dict[int, Path]]:
-    """Payload files by round (from 1) and client; the pruning round, whose values are saliencies, is left out."""
+    """Payload files by training round and client. The values of the pruning round are saliencies: it is left out."""
     found: dict[int, dict[int, Path]] = {}
     for path in sorted(folder.glob("round-*/client-*.bin")):
         round, client = ROUND.fullmatch(path.parent.name), CLIENT.fullmatch(path.name)
-        if round and client and int(round.group(1)) > 0:
+        if round and client and phase_of(int(round.group(1))) is Phase.TRAINING:
             found.setdefault(int(round.group(1)), {})[int(client.group(1))] = path
     return found

@@ -11,8 +11,7 @@ from simulations.client.node.conditions import check_mechanism
 from simulations.client.node.folder import Budget, NodeFolder
 from simulations.grids.refusals import TermsError
 from simulations.rundir.rundir import RunDir
-from simulations.settings.resolve import known
-from simulations.settings.settings import Settings
+from simulations.settings.run import Resolved
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class NodeAccount:
     """The account of a run called ``name``. ``settings``: of the run, resolved."""
 
     folder: NodeFolder
-    settings: Settings
+    settings: Resolved
     name: str
 
     @property
@@ -67,7 +66,7 @@ class NodeAccount:
         own = Budget(epsilon=terms.epsilon_max, delta=terms.delta_max)
         if s.epsilon is None:
             return (own,)
-        return own, Budget(epsilon=s.epsilon, delta=known(s.delta), run=self.name)
+        return own, Budget(epsilon=s.epsilon, delta=s.delta, run=self.name)
 
     def keep_truth(self, round: int, drawn: Sequence[Tensor]) -> None:
         """Nothing: a deployed client writes no private row."""

@@ -1,6 +1,6 @@
-"""What a deployed client compares with its own terms before anything is spent: the settings that the server announces.
+"""A deployed client compares the settings that the server announces with its own terms, before anything is spent.
 
-Each refusal names the setting, what the run asks, and what the node config allows.
+Each refusal names the setting, the run's value, and what the node config allows.
 """
 
 from dataclasses import replace
@@ -10,7 +10,6 @@ from simulations.client.node.data import own_path, with_own_columns
 from simulations.client.node.terms import Terms
 from simulations.grids.refusals import SettingsError, TermsError
 from simulations.plan.plan import Base
-from simulations.settings.resolve import known
 from simulations.settings.settings import Settings
 
 
@@ -25,7 +24,9 @@ def usable(settings: Settings, terms: Terms) -> Settings:
         strategies.check_name(settings.method)
     except ValueError as error:
         raise SettingsError(str(error)) from None
-    check_mechanism(settings.mechanism or strategies.default_mechanism(settings.method), settings.method)
+    check_mechanism(
+        settings.parameters.get("mechanism", strategies.default_mechanism(settings.method)), settings.method
+    )
     if settings.trust == "aggregate" and terms.trust != "aggregate":
         raise TermsError(
             "trust=aggregate: alone, this client's payload would carry too little noise; it accepts trust=client "
@@ -44,7 +45,7 @@ def usable(settings: Settings, terms: Terms) -> Settings:
 
 
 def _refuse_paths(s: Settings) -> None:
-    """Raise TermsError for a path of the server's choice: what is said of it would tell which files are here."""
+    """Raise TermsError for a path that the server chose: the reply would reveal which files exist here."""
     for name in ("model", "pretrained"):
         value = getattr(s, name)
         if value is not None and value.startswith(("/", "~", ".", "\\")):
@@ -60,11 +61,11 @@ def check_mechanism(kind: str, method: str) -> None:
 
 
 def check_base(base: Base, terms: Terms) -> None:
-    """Raise TermsError where the resolved settings, or the number of rows, do not fit the terms."""
+    """Raise TermsError if the resolved settings, or the number of rows, do not fit the terms."""
     check_mechanism(base.method.mechanism.kind, base.method.name)
     _check_privacy(base.settings, terms)
     size = len(base.parts[terms.partition])
-    for name, delta in (("delta-max", terms.delta_max), ("the run's delta", known(base.settings.delta))):
+    for name, delta in (("delta-max", terms.delta_max), ("the run's delta", base.settings.delta)):
         if delta >= 1 / size:
             raise TermsError(
                 f"{name}={delta:g} is not below 1/N_k = {1 / size:.3g}, with N_k={size} training rows here: such a "
@@ -85,7 +86,7 @@ def _check_privacy(s: Settings, terms: Terms) -> None:
 def _counted(s: Settings, terms: Terms, *, own: bool) -> Settings:
     """The settings with a number of clients.
 
-    A client with data of its own needs it only where its share of the noise, or its replica, depends on it.
+    A client with its own data needs it only if its share of the noise, or its replica, depends on it.
     """
     if s.clients is None and terms.num_partitions is not None:
         s = replace(s, clients=terms.num_partitions)

@@ -1,9 +1,9 @@
 """A deployed client's own training rows, read in the form of the run's workload.
 
-``data`` in its node config, ``WORKLOAD:PATH``, names the workload that the rows belong to, and a file or a folder with
-the shards of a training split. A run of another workload is refused. The client itself says in which form its rows are
-read: a server that chose the label column, or the number of classes, would learn which values are out of range.
-Without ``data`` the client takes its partition of the run's workload, as a simulated client does.
+``data`` in its node config, ``WORKLOAD:PATH``, names the workload of the rows, and a file or a folder with shards of a
+training split. A run of another workload is refused. The client itself says how its rows are read: a server that
+chose the label column, or the number of classes, would learn which values are out of range. Without ``data`` the client
+takes its partition of the run's workload, as a simulated client does.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from pathlib import Path
 from simulations import workloads
 from simulations.client.node.terms import Terms, absolute
 from simulations.grids.refusals import OwnDataError, TermsError, log_failure
+from simulations.plan.plan import prepare
 from simulations.settings.settings import Settings
 from simulations.workloads import Options, Split, Workload, own_rows
 from simulations.workloads.mirror import split_names
@@ -41,7 +42,7 @@ def own_path(terms: Terms, workload: str) -> Path | None:
 
 
 def with_own_columns(settings: Settings, terms: Terms) -> Settings:
-    """The settings with the columns that the node config names, where a run could choose. TermsError for others."""
+    """The settings with the node config's columns, if a run could choose them. TermsError for other columns."""
     if settings.workload not in FREE:
         return settings
     for key in ("input-columns", "label-column", "classes"):
@@ -55,17 +56,17 @@ def with_own_columns(settings: Settings, terms: Terms) -> Settings:
 
 
 def form_of(settings: Settings, workload: Workload) -> str:
-    """Digest of the form in which rows are read, from settings alone; of texts also of the model that they are for."""
+    """Digest of the settings that say how rows are read; for texts also of the model that they are prepared for."""
     names = [*FORM, *(("model", "pretrained", "max_length") if workload.train.lengths is not None else ())]
     known = [workload.num_classes, *(getattr(settings, name) for name in names)]
     return hashlib.sha256(repr(known).encode()).hexdigest()
 
 
 def reader(terms: Terms, settings: Settings) -> Read:
-    """What reads the client's rows once the public part of the run's workload is known.
+    """A function that reads the client's rows, given the public part of the run's workload.
 
-    ``settings``: of the run, with the number of clients. It raises OwnDataError, whose text is always the same: a
-    loader's own text may quote a row. The client's log has it.
+    ``settings``: of the run, with the number of clients. The function raises OwnDataError, whose text is always the
+    same: a loader's own text may quote a row. The client's log has that text.
     """
     path = own_path(terms, settings.workload)
 
@@ -89,7 +90,9 @@ def reader(terms: Terms, settings: Settings) -> Read:
 
 def _rows(path: Path, terms: Terms, settings: Settings, workload: Workload) -> Split:
     cache = terms.ledger_dir / "cache"
-    if path.is_dir() and workload.parquet is not None and "train" not in split_names(path):  # a mirror: further down
+    if (
+        path.is_dir() and workload.parquet is not None and "train" not in split_names(path)
+    ):  # a mirror with the split in a sub-folder
         options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
         return workloads.load(settings.workload, data_dir=path, cache_dir=cache, options=options).train
     return own_rows.read(path, workload, cache)
@@ -97,7 +100,5 @@ def _rows(path: Path, terms: Terms, settings: Settings, workload: Workload) -> S
 
 def _partition(terms: Terms, settings: Settings) -> Split:
     """The client's part of the run's workload, as every simulated client derives it."""
-    from simulations.plan.plan import prepare  # which imports what a client's own data are
-
     base = prepare(settings)
     return base.workload.train.pick(base.parts[terms.partition])

@@ -1,12 +1,12 @@
 """The folder that a deployed client's node config names (ledger-dir): its one ledger, its secret, a record of its data.
 
-ledger.jsonl   the privacy ledger, never restarted: it goes on over runs and servers
+ledger.jsonl   the privacy ledger, never restarted: it continues over runs and servers
 secret.key     32 random bytes that never leave this folder
-data.json      a hash of the training rows under that secret, their number, and how far the ledger had come
+data.json      a hash of the training rows under that secret, their number, and the end of the ledger
 runs/<run>/    stored payloads and the replica of one run
 cache/         decoded or tokenized rows of the client's own .parquet files: as private as the rows
 
-Only its owner can read it. One lock, on the folder, covers every check and the charge that follows from it.
+Only its owner can read it. One lock, on the folder, covers every check and the charge after it.
 """
 
 import json
@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlsg.privacy import Entry, Ledger, LedgerError, head_of, lines_since, locked
-from fedlsg.privacy.ledger_file import GENESIS, load
+from fedlsg.privacy import GENESIS, Entry, Ledger, LedgerError, head_of, lines_since, load, locked
 from simulations.client.node.terms import Terms
 from simulations.grids.refusals import OverBudgetError, TermsError
 from simulations.rundir.files.atomic import write_atomically
@@ -37,7 +36,7 @@ Digest = Callable[[bytes], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What the entries of a ledger may spend together; of one ``run``, where that is named."""
+    """What the entries of a ledger may spend together; with ``run``, the entries of that run."""
 
     epsilon: float
     delta: float
@@ -52,7 +51,7 @@ class NodeFolder:
 
     @classmethod
     def open(cls, terms: Terms) -> "NodeFolder":
-        """Make the folder where there is none, and check that its ledger is this client's, whole and writable."""
+        """Make the folder if there is none, and check that its ledger is this client's, undamaged and writable."""
         folder = cls(terms)
         _make_private(terms.ledger_dir)
         try:
@@ -69,12 +68,12 @@ class NodeFolder:
 
     @property
     def ledger(self) -> Ledger:
-        """The one ledger. Raises TermsError where it is that of another partition-id, LedgerError for damage."""
+        """The one ledger. Raises TermsError if it is another partition-id's, LedgerError for damage."""
         owner = load(self.path, None)[0]
         if owner not in (-1, self.terms.partition):
             raise TermsError(
                 f"{self.path} is the ledger of partition-id={owner}, and this client's node config says "
-                f"partition-id={self.terms.partition}: keep the number, for the ledger goes on over runs"
+                f"partition-id={self.terms.partition}: keep the number, because one ledger serves all runs"
             )
         return Ledger(self.path, client=self.terms.partition)
 
@@ -85,18 +84,18 @@ class NodeFolder:
         return RunDir(self.terms.ledger_dir / "runs" / name)
 
     def news(self, head: str = GENESIS) -> News:
-        """The ledger's lines after the one that the server holds."""
+        """The ledger's lines after the last one that the server has."""
         with self._locked():
             self._checked_ledger()
             client = self.terms.partition
             return News(lines=lines_since(self.path, client, head), head=head_of(self.path, client))
 
     def admit(self, form: str, num_examples: int, digest: Digest) -> None:
-        """Check that the training rows are those that this ledger is for; the rows of the first charge are recorded.
+        """Check that the training rows are those of this ledger; the rows of the first charge are recorded.
 
-        ``form``: a public digest of how the rows are read. It is compared first, and alone where it differs: what is
-        said of the rows must not depend on what a server asks of them.
-        Raises TermsError for other rows, unless the terms accept them: the ledger then goes on at the spent epsilon.
+        ``form``: a public digest of how the rows are read. It is compared first; if it differs, nothing else is: a
+        reply about the rows must not depend on how a server wants them to be read.
+        Raises TermsError for other rows, unless the terms accept them: the ledger then continues at the spent epsilon.
         """
         with self._locked():
             begun = bool(self._checked_ledger().entries)
@@ -128,7 +127,7 @@ class NodeFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Nobody else reads or writes the folder meanwhile (POSIX)."""
+        """No other process reads or writes the folder meanwhile (POSIX)."""
         if os.name != "posix":
             yield
             return
@@ -140,7 +139,7 @@ class NodeFolder:
             os.close(descriptor)
 
     def _checked_ledger(self) -> Ledger:
-        """The ledger, if it still begins with all that was charged: its own chain cannot miss its last lines."""
+        """The ledger, if it still begins with all charged entries: its chain cannot show that last lines are lost."""
         ledger, record = self.ledger, self._record(required=False)
         if record is None:
             return ledger
@@ -167,7 +166,7 @@ class NodeFolder:
         except (ValueError, OSError):
             raise TermsError(
                 f"{path} is damaged, or another partition-id's: restore it from a copy, or remove it and set "
-                "accept-changed-data=true to go on at the epsilon that is spent"
+                "accept-changed-data=true to continue at the spent epsilon"
             ) from None
         return record
 
@@ -195,7 +194,7 @@ class NodeFolder:
 
 
 def _make_private(folder: Path) -> None:
-    """A folder that its owner alone can read. Raises TermsError where it cannot be made, or is open to others."""
+    """A folder that only its owner can read. Raises TermsError if it cannot be made, or is open to others."""
     try:
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -212,7 +211,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _touch(path: Path) -> None:
-    """A file that its owner alone can read, and that can be appended to."""
+    """Make a file that only its owner can read, and check that it can be appended to."""
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
 
 
@@ -233,22 +232,22 @@ def _compare(record: dict[str, Any], found: dict[str, Any], folder: Path) -> Non
     if changed is not None:
         raise TermsError(
             f"this client has {changed} the ledger in {folder} is for: restore them, take another ledger-dir for other "
-            "people's data, or set accept-changed-data=true to go on at the epsilon that is spent"
+            "people's data, or set accept-changed-data=true to continue at the spent epsilon"
         )
 
 
 def _other_form(folder: Path) -> str:
     return (
         f"the run reads this client's rows in another form (workload, columns or, for texts, model and max_length) "
-        f"than that of the ledger in {folder}: take that form, or set accept-changed-data=true to go on at the epsilon "
-        "that is spent"
+        f"than that of the ledger in {folder}: take that form, or set accept-changed-data=true to continue at the "
+        "spent epsilon"
     )
 
 
 def _missing(path: Path) -> str:
     return (
         f"{path} is missing, so the data cannot be compared with those that were trained on: restore it from a copy, "
-        "or set accept-changed-data=true to go on at the epsilon that is spent"
+        "or set accept-changed-data=true to continue at the spent epsilon"
     )
 
 

@@ -31,7 +31,7 @@ class Terms:
     ledger_dir: the folder of its one ledger. epsilon_max, delta_max: what it may spend on its data, over all runs.
     data: its own rows, as ``WORKLOAD:PATH``; None takes its partition of the run's workload.
     input_columns, label_column, classes: of its own rows, where the workload leaves them to the settings of a run.
-    trust: the weakest that it accepts. accept_changed_data: go on at the spent epsilon with other data than before.
+    trust: the weakest that it accepts. accept_changed_data: continue at the spent epsilon with changed data.
     """
 
     partition: int

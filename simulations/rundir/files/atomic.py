@@ -10,7 +10,7 @@ from simulations.rundir.files.private_files import make_folder, opener_for
 def write_atomically(path: Path, *content: bytes, durable: bool = True, private: bool = False) -> None:
     """Write a file so that a crash of the process leaves either the old content or the new one, never a part.
 
-    ``durable``: so does a crash of the machine. ``private``: the owner alone can read the file and its folder. Raises
+    ``durable``: so does a crash of the machine. ``private``: only the owner can read the file and its folder. Raises
     OSError with the name of the file, also where the disk is full.
     """
     with naming(path):

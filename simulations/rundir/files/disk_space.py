@@ -1,4 +1,4 @@
-"""Errors of a full disk: they name the file that could not be written, and the command that continues the run."""
+"""Errors of a full disk name the file that could not be written, and the command that continues the run."""
 
 import errno
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ class DiskFullError(OSError):
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError of a write, which names no file by itself, names ``path``."""
+    """Let an OSError of a write, which names no file, name ``path``."""
     try:
         yield
     except OSError as error:
@@ -25,7 +25,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def resumable(run: Path) -> Iterator[None]:
-    """Where a disk is full, raise DiskFullError with the file and with the command that continues the run."""
+    """If a disk is full, raise DiskFullError with the file and with the command that continues the run."""
     try:
         yield
     except Exception as error:
@@ -39,7 +39,7 @@ def resumable(run: Path) -> Iterator[None]:
 
 
 def cause_of(error: BaseException | None) -> OSError | None:
-    """The full disk behind an error, if that is what it comes from."""
+    """The error of a full disk that caused an error, None if there is none."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in FULL:
             return error

@@ -1,7 +1,7 @@
-"""A table that only grows, and the digest of every byte that this run has written to it.
+"""A table that only grows, and the digest of every byte that the run has written to it.
 
-A checkpoint keeps the ``mark`` of that moment: length and digest. What follows the mark was written by a process that
-died before its next checkpoint, and is cut. What precedes it must have the digest of the mark.
+A checkpoint keeps the table's ``mark``: length and digest. Bytes after the mark were written by a process that ended
+before its next checkpoint, and are cut. Bytes before it must have the digest of the mark.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ CHUNK = 2**20
 
 
 class Journal:
-    """One file: a header line, then what was appended."""
+    """One file: a header line, then appended lines."""
 
     def __init__(self, path: Path, header: str) -> None:
         self.path, self.header = path, header
         self.size, self._sha = 0, hashlib.sha256()
 
     def append(self, text: str) -> None:
-        """Add text in one write, after the header where it is the first."""
+        """Add text in one write; the first text after the header."""
         data = (text if self.size else self.header + text).encode()
         with naming(self.path), self.path.open("ab" if self.size else "wb") as file:
             file.write(data)
@@ -36,7 +36,7 @@ class Journal:
         return {"bytes": self.size, "sha256": self._sha.hexdigest()}
 
     def cut(self, mark: Mapping[str, Any]) -> None:
-        """Go back to a mark. Raises DamagedError where the file is not what it says up to there."""
+        """Go back to a mark. Raises DamagedError if the file differs up to there."""
         sha = verified(self.path, mark)
         if mark["bytes"]:
             os.truncate(self.path, mark["bytes"])
@@ -46,7 +46,7 @@ class Journal:
 
 
 def verified(path: Path, mark: Mapping[str, Any]) -> "hashlib._Hash":
-    """The digest's state at a mark. Raises DamagedError where the file is not what the mark says up to there."""
+    """The digest's state at a mark. Raises DamagedError if the file differs up to there."""
     sha, left = hashlib.sha256(), int(mark["bytes"])
     if left:
         try:

@@ -1,7 +1,7 @@
-"""Files and folders that their owner alone can read, from the moment they exist and whatever the umask is.
+"""Files and folders that only their owner can read, from their first moment and whatever the umask is.
 
-For what clients keep to themselves in a run directory: batches, memories of error feedback, and the log, into which a
-client's traceback may put a private value.
+For what a client never sends: batches, memories of error feedback, and the log, because a client's traceback may quote
+a private value.
 """
 
 import os
@@ -13,7 +13,7 @@ FILE, FOLDER = 0o600, 0o700
 
 
 def opener(path: str, flags: int) -> int:
-    """``open(..., opener=opener)`` makes a missing file for its owner alone."""
+    """``open(..., opener=opener)`` makes a missing file readable for its owner only."""
     return os.open(path, flags, FILE)
 
 
@@ -23,13 +23,13 @@ def opener_for(*, private: bool) -> Callable[[str, int], int] | None:
 
 
 def make_file(path: Path) -> None:
-    """Make an empty file, unless there is one; one of ours that others could read is closed to them."""
+    """Make an empty file, unless there is one; an own file that others could read is closed to them."""
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE))
     _close_to_others(path, FILE)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its missing parents; a folder of ours that others could read is closed to them."""
+    """Make a folder and its missing parents; an own folder that others could read is closed to them."""
     try:
         path.mkdir(mode=FOLDER)
     except FileExistsError:
@@ -40,7 +40,7 @@ def make_folder(path: Path) -> None:
 
 
 def _close_to_others(path: Path, mode: int) -> None:
-    """What an older version made readable; left as it is: another owner's, and a device (a log sent to /dev/null)."""
+    """Close what an older version made readable; not another owner's file, nor a device (a log to /dev/null)."""
     if os.name == "posix":
         found = path.stat()
         plain = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)

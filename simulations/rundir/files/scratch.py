@@ -13,14 +13,15 @@ WATCHER = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], igno
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A new folder, which its owner alone can read; on leaving it is gone.
+    """A new folder that only its owner can read; it is removed at the end.
 
-    A small process waits for the end of a pipe that only this process holds. It has a session of its own, so the
-    terminal's Ctrl-C and a signal to the group do not reach it. Should both be killed at once, the folder stays.
+    A small process waits for the end of a pipe that only this process holds, then removes the folder. It has a session
+    of its own, so the terminal's Ctrl-C and a signal to the group do not reach it. If both are killed at once, the
+    folder stays.
     """
     folder = Path(tempfile.mkdtemp(prefix="fedlsg-"))
     command = [sys.executable, "-I", "-S", "-c", WATCHER, str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # on leaving, its pipe is closed
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # its pipe is closed at the end
         try:
             yield folder
         finally:

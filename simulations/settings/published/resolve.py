@@ -4,12 +4,16 @@ This happens once. The result names the preset as ``from_preset``, not as ``pres
 every client read the resolved values, and no preset is merged a second time.
 """
 
+import shlex
 from collections.abc import Mapping
-from dataclasses import fields
 
+from simulations.settings.declared import KNOWN, RUN
 from simulations.settings.published.catalogue import find
 from simulations.settings.published.preset import GROUP_RATES
-from simulations.settings.settings import Settings, from_mapping, parse
+from simulations.settings.settings import Settings, from_mapping, from_values, parse
+
+FREE_FORM = "settings"
+"""The key of Flower's run config that carries settings which pyproject.toml does not list."""
 
 
 def resolve(given: Mapping[str, object]) -> dict[str, object]:
@@ -55,14 +59,38 @@ def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset
     return frozenset(gone)
 
 
+def first_look(given: Mapping[str, object]) -> str:
+    """The engine of raw settings, and an error for what is wrong with them, as far as no torch is needed for that.
+
+    What only methods know waits until the engine is getting ready: it imports torch in that time.
+    """
+    said = parse({name: value for name, value in given.items() if name.replace("-", "_") not in KNOWN})
+    if "preset" in said:
+        find(str(said["preset"]))
+    return str(said.get("engine", RUN["engine"].default))
+
+
 def from_run_config(config: Mapping[str, object]) -> Settings:
     """Settings of Flower's run config, its preset resolved.
 
-    Flower hands over every setting, those that nobody gave at their default: under a preset, a setting at its default
-    counts as not given. (``method='lsg'`` therefore cannot override a preset's method there; ``fedlsg run`` can.)
+    Flower hands over every setting that the app's pyproject.toml lists, those that nobody gave at their default: under
+    a preset, a setting at its default counts as not given. (``method='lsg'`` therefore cannot override a preset's
+    method there; ``fedlsg run`` can.) Settings that are not listed come in ``settings="width=3 other=4"``.
     """
-    known = parse(config)
+    known = parse(unfolded(config))
     if "preset" not in known:
-        return from_mapping(config)
-    defaults = {f.name: f.default for f in fields(Settings)}
-    return from_mapping(resolve({name: value for name, value in known.items() if value != defaults[name]}))
+        return from_values(known)
+    defaults = {name: declared.default for name, declared in RUN.items()}
+    return from_mapping(resolve({name: value for name, value in known.items() if value != defaults.get(name)}))
+
+
+def unfolded(config: Mapping[str, object]) -> dict[str, object]:
+    """A run config with what its free-form key says in that key's place. Raises ValueError for a word without "="."""
+    rest = {name: value for name, value in config.items() if name != FREE_FORM}
+    for word in shlex.split(str(config.get(FREE_FORM, ""))):
+        name, separator, value = word.partition("=")
+        if not separator or not name:
+            raise ValueError(f'expected {FREE_FORM}="name=value other=value", got {word!r}')
+        rest = {key: old for key, old in rest.items() if key.replace("-", "_") != name.replace("-", "_")}
+        rest[name] = value
+    return rest

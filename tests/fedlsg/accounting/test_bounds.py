@@ -153,7 +153,7 @@ def test_published_values(q, sigma, steps, published):
         pytest.param(3.3, 1e-5, 0.02, 10_000, 2.6699, marks=pytest.mark.slow, id="cifar10-3.3"),
         pytest.param(6.8, 1e-5, 0.02, 10_000, 1.5474, marks=pytest.mark.slow, id="cifar10-6.8"),
         pytest.param(3.3, 1e-5, 2000 / 67349, 673, 1.2475, id="sst2"),
-        pytest.param(3.4, 1e-6, 2000 / 363846, 3638, 0.8087, id="qqp"),
+        pytest.param(3.4, 1e-6, 2000 / 363846, 3638, 0.8087, marks=pytest.mark.slow, id="qqp"),
     ],
 )
 def test_calibration_of_the_published_table(target, delta, q, steps, published):
@@ -194,9 +194,9 @@ def test_epsilon_is_monotone_in_steps_rate_and_noise():
         return epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=1e-5).upper
 
     for name, rising in {
-        "steps": (1, 2, 5, 20, 50, 200),
-        "q": (0.001, 0.02, 0.1, 0.5, 0.99, 1.0),
-        "sigma": (20.0, 5.0, 2.0, 1.5, 1.0, 0.5),
+        "steps": (1, 2, 50, 200),
+        "q": (0.001, 0.1, 0.99, 1.0),
+        "sigma": (20.0, 2.0, 1.5, 0.5),
     }.items():
         values = [upper(**{name: value}) for value in rising]
         assert values == sorted(values), name

@@ -62,7 +62,7 @@ def test_a_few_clients_are_exact():
 
 @pytest.mark.parametrize("own_noise", [False, True])
 def test_many_clients_are_bounded_closely_from_above(own_noise):
-    clients = unequal(40, own_noise=own_noise)
+    clients = unequal(24, own_noise=own_noise)
     cheap = [upper(events, DELTA, ("pld",)) for events in clients]
     found = spread(clients, delta=DELTA, accountants=("pld",))
     assert found.largest == pytest.approx(max(cheap), rel=1e-9)
@@ -142,6 +142,7 @@ def test_a_budget_holds_to_the_step_whether_settings_are_few_or_many(tmp_path, m
     for exact in (16, 0):
         monkeypatch.setattr(population, "EXACT", exact)
         ledger = Ledger(tmp_path / f"{exact}.jsonl", client=0)
-        fits = [n for n in range(150, 400, 10) if not ledger.would_exceed(Entry(round=1, steps=n, **entry), 2.0, DELTA)]
-        allowed.append(max(fits))
+        fits = [n for n in range(230, 310, 10) if not ledger.would_exceed(Entry(round=1, steps=n, **entry), 2.0, DELTA)]
+        allowed.append(fits)
     assert allowed[0] == allowed[1]
+    assert 0 < len(fits) < 8, "some fit and some do not"

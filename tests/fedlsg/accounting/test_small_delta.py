@@ -4,9 +4,7 @@ import math
 
 import pytest
 
-from fedlsg.accounting import pld as accountant_pld
-from fedlsg.accounting import prv as accountant_prv
-from fedlsg.accounting import renyi as accountant_renyi
+from fedlsg.accounting import pld, prv, renyi
 from fedlsg.accounting.bounds import SMALLEST_DELTA, calibrate_noise_multiplier, compose, epsilon, max_steps
 from fedlsg.accounting.events import Event
 from tests.fedlsg.accounting.test_bounds import exact_full_batch, exact_one_step
@@ -28,8 +26,8 @@ def test_it_covers_the_analytic_gaussian():
 
 def test_a_bound_a_fifth_too_low_is_caught(monkeypatch):
     """Negative control."""
-    bound = accountant_renyi.upper_bound
-    monkeypatch.setattr(accountant_renyi, "upper_bound", lambda events, delta: 0.8 * bound(events, delta))
+    bound = renyi.upper_bound
+    monkeypatch.setattr(renyi, "upper_bound", lambda events, delta: 0.8 * bound(events, delta))
     assert not covers_full_batches()
 
 
@@ -52,12 +50,12 @@ def test_it_goes_on_where_the_accountants_end(q, sigma, steps):
 
 
 def test_the_limits_are_one():
-    assert SMALLEST_DELTA == accountant_pld.MIN_DELTA == accountant_prv.MIN_DELTA
+    assert SMALLEST_DELTA == pld.MIN_DELTA == prv.MIN_DELTA
 
 
 def test_room_for_rounding_grows_with_the_steps():
     event = Event(sample_rate=0.01, noise_multiplier=2.0, steps=10**6)
-    room = accountant_renyi.interval([event], 1e-12).upper - accountant_renyi.upper_bound([event], 1e-12)
+    room = renyi.interval([event], 1e-12).upper - renyi.upper_bound([event], 1e-12)
     assert room == pytest.approx(4e-6, rel=1e-6)
 
 

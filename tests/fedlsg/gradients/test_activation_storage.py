@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fedlsg.gradients.activation_storage as activation_storage
 import fedlsg.gradients.per_example as per_example
-import fedlsg.gradients.rematerialize as rebuilt
 from fedlsg.frame import Frame
+from fedlsg.gradients import activation_storage, rematerialize
 from fedlsg.gradients.activation_storage import ActivationStorage
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.precision import Numbers
@@ -186,7 +185,7 @@ def test_a_pass_leaves_nothing_behind(loss, monkeypatch):
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU(inplace=True), nn.Tanh()])
 def test_an_example_has_the_same_gradient_in_any_company_where_inputs_are_made_again(activation, monkeypatch):
     """64 numbers of an example are made again, and 63 are not, however many examples there are."""
-    monkeypatch.setattr(rebuilt, "REMATERIALIZED_FROM", 64)
+    monkeypatch.setattr(rematerialize, "REMATERIALIZED_FROM", 64)
     torch.manual_seed(0)
     for units in (64, 63):
         layers = [nn.Linear(9, units), nn.LayerNorm(units), activation, nn.Linear(units, 3), nn.Flatten()]

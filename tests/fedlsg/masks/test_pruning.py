@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedlsg.masks.mask import Mask
 from fedlsg.masks.pruning import Prune, keep_random, keep_top, prunable, prune_in_place
 from fedlsg.method import Method, Schedule, server_step
+from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
 from fedlsg.training.server_optimizer import After
 
@@ -125,7 +126,9 @@ def test_pruned_weights_stay_exactly_zero_and_all_others_move(after):
     )
     model = Wide()
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    state = ServerState(model, method, Schedule(rounds=9), divisor=1.0, seed=0, classifier="classifier")
+    state = ServerState(
+        PublicState.start(model, method, Schedule(rounds=9), seed=0, classifier="classifier"), divisor=1.0
+    )
     pruned = {n: (p == 0) & (start[n] != 0) for n, p in model.named_parameters()}
     assert {n: int(mask.sum()) for n, mask in pruned.items() if mask.any()} == {
         "hidden.weight": 72,
@@ -147,9 +150,11 @@ def test_a_zero_that_is_not_masked_would_move():
     """Negative control: the same server step with a mask that forgets what was pruned."""
     model = nn.Linear(4, 2)
     method = Method(name="test", prune=Prune(kind="random", rate=0.5))
-    state = ServerState(model, method, Schedule(rounds=1), divisor=1.0, seed=0, classifier=None)
+    state = ServerState(PublicState.start(model, method, Schedule(rounds=1), seed=0, classifier=None), divisor=1.0)
     assert int((model.weight == 0).sum()) == 4
-    forgetful = ServerState(nn.Linear(4, 2), Method(name="t"), Schedule(rounds=1), divisor=1.0, seed=0, classifier=None)
+    forgetful = ServerState(
+        PublicState.start(nn.Linear(4, 2), Method(name="t"), Schedule(rounds=1), seed=0, classifier=None), divisor=1.0
+    )
     frame = forgetful.frame()
     server_step(
         model, state.optimizer, state.scheduler, torch.ones(frame.kept), frame=frame, divisor=1.0, after=After()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlsg.frame import Block, Frame, Keep
-from fedlsg.masks.ranking import Memory, accumulated_noise, noised_everywhere
+from fedlsg.masks.ranking import Memory, accumulated_noise, noisy_everywhere
 from tests.fedlsg.support.step_oracle import EMPTY, NOISY, problem
 
 
@@ -60,7 +60,7 @@ def test_frozen_coordinates_get_the_noise_that_kept_ones_have(weight):
     """On the scale of the gradient: a block of weight 4 in the clip has a quarter of the noise."""
     f = frame(list(range(0, 4000, 2)), weight=weight)
     values = 3.0 * torch.randn(f.kept, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    full = noised_everywhere(values, f, 3.0, generator=torch.Generator().manual_seed(1))
+    full = noisy_everywhere(values, f, 3.0, generator=torch.Generator().manual_seed(1))
     assert torch.equal(full[::2], values / weight)
     assert abs(float(full[1::2].std()) / float(full[::2].std()) - 1) < 0.06
     assert abs(float(full[1::2].mean())) < 0.3 / weight
@@ -72,7 +72,7 @@ def come_back(noise_std: float) -> bool:
     values = torch.tensor([0.5, -0.5]).double()
     seen = set()
     for draw in range(30):
-        full = noised_everywhere(values, f, noise_std, generator=torch.Generator().manual_seed(draw))
+        full = noisy_everywhere(values, f, noise_std, generator=torch.Generator().manual_seed(draw))
         seen |= set(Memory().add(full, 0).kept(0.5, 1).tolist())
     return seen == {0, 1, 2, 3}
 

@@ -102,7 +102,7 @@ def forged(section: bytes, codec="float32", values=bytes(48), length=None) -> tu
         (bytes.fromhex("0000000200"), "more positions than were agreed on: 18 in a block, 3 left"),
         (b"\x05\x02\x01\x02" + SECTION[2:], "not in their cheapest form"),  # two rows as gaps, and as bits
         (SECTION[:-2] + b"\x02\x00", "cheapest form|a section of"),  # an empty block as gaps, and as bitmap
-        (SECTION + b"\x00", "bytes behind the last block|a section of"),
+        (SECTION + b"\x00", "bytes after the last block|a section of"),
         (SECTION[:-1], "cut short|does not fit"),
         (b"\xff" * 10, "unknown form"),
         (b"", "cut short"),

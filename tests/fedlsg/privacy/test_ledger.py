@@ -18,18 +18,9 @@ from hypothesis import strategies as st
 
 from fedlsg.accounting.bounds import Event, epsilon, max_steps
 from fedlsg.privacy import ledger as ledger_module
-from fedlsg.privacy.ledger import (
-    Entry,
-    Ledger,
-    LedgerError,
-    fingerprint,
-    ledger_path,
-    merge,
-    read_entries,
-    snapshot,
-    verify_extends,
-)
-from fedlsg.privacy.ledger_file import encode_line
+from fedlsg.privacy.ledger import Entry, Ledger, LedgerError
+from fedlsg.privacy.ledger_chain import encode_line
+from fedlsg.privacy.ledger_folder import ledger_path, merge, read_entries, verify_extends
 from tests.places import REPOSITORY
 
 ROOT = REPOSITORY
@@ -55,6 +46,12 @@ def filled(path: Path, rounds: int = 4) -> Ledger:
     for number in range(rounds):
         ledger.charge(entry(number))
     return ledger
+
+
+def snapshots(paths: list[Path]) -> dict[str, tuple[int, str]]:
+    """The part of a checkpoint that ``verify_extends`` reads."""
+    ledgers = [Ledger(path, client=read_entries(path)[0].client) for path in paths]
+    return {str(ledger.client): ledger.snapshot() for ledger in ledgers}
 
 
 @pytest.fixture
@@ -244,7 +241,7 @@ TAMPERS = {
 def test_a_tampered_file_is_refused_by_file_and_line(path, tamper):
     filled(path, rounds=5)
     path.write_bytes(b"\n".join([*tamper(path.read_bytes().split(b"\n")[:-1]), b""]))
-    for read in (lambda: Ledger(path, client=3), lambda: read_entries(path), lambda: snapshot([path])):
+    for read in (lambda: Ledger(path, client=3), lambda: read_entries(path)):
         with pytest.raises(LedgerError, match=rf"{path.name}, line \d"):
             read()
 
@@ -298,7 +295,7 @@ def test_a_file_of_schema_1_is_read_and_continued(path):
 def test_a_forged_chain_is_caught_by_a_checkpoint_only(path):
     """What a hash chain cannot do: someone who rewrites the whole file. The negative control of `verify_extends`."""
     ledger = filled(path, rounds=5)
-    before = snapshot([path])
+    before = snapshots([path])
     kept = [dataclasses.replace(e, steps=1) for e in ledger.entries]
     path.unlink()
     forged = Ledger(path, client=3)
@@ -334,7 +331,7 @@ def test_a_ledger_of_another_client_or_schema_is_refused(path):
 
 def test_negative_control_without_the_chain_an_edit_passes(path, monkeypatch):
     """If every line hashed to the same value, the tampering above would go unseen: the chain is what finds it."""
-    monkeypatch.setattr("fedlsg.privacy.ledger_file.sha256", lambda line: "0" * 64)
+    monkeypatch.setattr("fedlsg.privacy.ledger_chain.sha256", lambda line: "0" * 64)
     monkeypatch.setattr(ledger_module, "sha256", lambda line: "0" * 64)
     filled(path, rounds=5)
     lines = path.read_bytes().split(b"\n")[:-1]
@@ -501,23 +498,14 @@ def test_the_merged_copy_is_sorted_whole_and_replaced_in_one_go(tmp_path, monkey
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ledger", "ledger.jsonl"]
 
 
-def test_fingerprint_follows_content_and_not_order(tmp_path):
-    paths = several(tmp_path)
-    first = fingerprint(paths)
-    assert fingerprint(reversed(paths)) == first
-    Ledger(paths[0], client=11).charge(entry(9, client=11))
-    assert fingerprint(paths) != first
-    assert fingerprint([]) == fingerprint([tmp_path / "absent.jsonl"])
-
-
 def test_a_resumed_ledger_may_be_ahead_and_never_behind_or_different_or_missing(tmp_path):
     paths = several(tmp_path)
-    checkpoint = json.loads(json.dumps(snapshot(paths)))
+    checkpoint = json.loads(json.dumps(snapshots(paths)))
     verify_extends(checkpoint, tmp_path)
     ahead = Ledger(paths[1], client=2)
     ahead.charge(entry(9, client=2))
     verify_extends(checkpoint, tmp_path)
-    content, later = paths[1].read_bytes(), snapshot(paths)
+    content, later = paths[1].read_bytes(), snapshots(paths)
     paths[1].write_bytes(content[: content.rstrip().rindex(b"\n") + 1])
     with pytest.raises(LedgerError, match="3 entries, fewer than the checkpoint's 4"):
         verify_extends(later, tmp_path)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedlsg.privacy.ledger import Entry, Ledger, LedgerError, read_entries
+from fedlsg.privacy import Entry, Ledger, LedgerError, read_entries
+from fedlsg.privacy.ledger_chain import GENESIS
 from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
-from fedlsg.privacy.ledger_file import GENESIS
 
 
 def entry(round: int, *, run: str = "a", attempt: int = 0, client: int = 3) -> Entry:

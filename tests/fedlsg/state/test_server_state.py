@@ -12,6 +12,7 @@ from torch import nn
 from fedlsg.carriers.lora import prepare_model
 from fedlsg.lowrank import project, reconstruct
 from fedlsg.method import Schedule, aggregate
+from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState, load_weights, select_clients
 from strategies import recipe
 from tests.strategies.small_federation import model, server_state, values_for
@@ -99,7 +100,7 @@ def test_a_checkpoint_that_loses_a_part_is_caught(lost):
     state = through_a_file(first.state_dict())
     state[lost] = state["model"] if lost == "initial" else fresh.state_dict()[lost]
     if lost == "initial":
-        state[lost] = {name: state["model"][name] for name in fresh.initial}
+        state[lost] = {name: state["model"][name] for name in fresh.public.initial}
     second = server_state("rgp", rank=2, warmup=2, momentum=0.5)
     second.load_state_dict(state)
     advance(second, 2)
@@ -108,10 +109,10 @@ def test_a_checkpoint_that_loses_a_part_is_caught(lost):
 
 def test_the_initial_weights_are_kept():
     state = server_state("rgp", rank=2)
-    start = {name: W.clone() for name, W in state.initial.items()}
+    start = {name: W.clone() for name, W in state.public.initial.items()}
     assert set(start) == {"0.weight"}
     advance(state, 3)
-    assert all(state.initial[name].equal(W) for name, W in start.items())
+    assert all(state.public.initial[name].equal(W) for name, W in start.items())
     assert not dict(state.model.named_parameters())["0.weight"].equal(start["0.weight"])
 
 
@@ -148,7 +149,7 @@ def test_weights_of_another_model_are_refused(count):
 def test_models_that_cannot_be_private_are_refused():
     mixing = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     with pytest.raises(ValueError, match="BatchNorm1d"):
-        ServerState(mixing, recipe("dpsgd"), Schedule(rounds=1), divisor=1.0, seed=0, classifier=None)
+        PublicState.start(mixing, recipe("dpsgd"), Schedule(rounds=1), seed=0, classifier=None)
     with pytest.raises(ValueError, match="rank=9 carries no layer"):
         server_state(rank=9)
 
@@ -221,7 +222,7 @@ def no_residual(*, prepared: bool) -> ServerState:
     method = recipe("rgp", rank=3, residual=False, learning_rate=0.1)
     if prepared:
         prepare_model(net, method.carrier, classifier="2", seed=0)
-    return ServerState(net, method, Schedule(rounds=4), divisor=10.0, seed=0, classifier="2")
+    return ServerState(PublicState.start(net, method, Schedule(rounds=4), seed=0, classifier="2"), divisor=10.0)
 
 
 def test_without_the_residual_carried_weights_have_the_rank_of_their_carriers():

@@ -5,6 +5,7 @@ import torch
 
 from fedlsg.gradients.supported import trainable
 from fedlsg.payload import find_codec
+from fedlsg.state.round_plan import PRUNING_ROUND
 from fedlsg.state.server_state import load_weights
 from fedlsg.state.server_update import read_steps, replay
 from fedlsg.state.snapshot import beside_weights, restart
@@ -30,17 +31,18 @@ def test_a_replica_goes_on_from_a_whole_model_bit_for_bit(choices):
             pass
         downlink.finish_round(frame, [values_for(frame, 0, round)], 1.0)
         if round < 2:
-            restart(replica, server.weights, beside_weights(server), round=server.round, updates=server.updates)
+            restart(replica, server.weights, beside_weights(server), round=server.next_round, updates=server.updates)
         else:
             replay(replica, read_steps(downlink.steps[-1])[0], find_codec("float32"))
         assert replica.weights.equal(server.weights)
 
 
-@pytest.mark.parametrize("round", [-1, 0])
-def test_a_whole_model_in_round_0_leaves_the_pruning_to_come(round):
+@pytest.mark.parametrize("round", [PRUNING_ROUND, 1])
+def test_a_whole_model_in_the_pruning_round_leaves_the_pruning_to_come(round):
     state = server_state("dp-ssgd", prune="dp-snip", prune_rate=0.3, learning_rate=0.1)
     restart(state, state.weights, beside_weights(state), round=round, updates=0)
-    assert state.awaits_pruning is (round < 0)
+    assert state.awaits_pruning is (round == PRUNING_ROUND)
+    assert (state.round, state.next_round) == (0, round)
 
 
 def test_values_that_only_the_codec_makes_infinite_end_no_run():

@@ -1,4 +1,4 @@
-"""Steps without clip and noise give the very bits that the general steps give, and coins drawn at once are the same."""
+"""Steps without clip and noise give the very bits of the general steps; draws made ahead are the same draws."""
 
 import pytest
 import torch
@@ -9,10 +9,9 @@ from torch.nn import functional as F
 
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.privacy.sampling import CoinsAhead, poisson_batch
+from fedlsg.privacy.sampling import BernoulliDraws, poisson_batch
 from fedlsg.randomness import reproducible_stream, secret_stream
-from fedlsg.training import client
-from fedlsg.training import plain as unprotected
+from fedlsg.training import client, plain
 from fedlsg.training.client import LocalTraining
 
 N = 23
@@ -80,8 +79,8 @@ def test_the_short_way_is_taken_where_nothing_is_protected_and_nowhere_else(monk
     parameters = dict(model.named_parameters())
     masked = Block(parameter="0.bias", part="dense", shape=(5,), keep=Keep(axis=0, index=torch.tensor([1])))
     some = Frame(coordinates=frame.coordinates, blocks=(frame.blocks[0], masked, *frame.blocks[2:]))
-    assert unprotected.unprotected(Mechanism(kind="none"), frame, parameters)
-    assert not unprotected.unprotected(Mechanism(kind="none"), some, parameters)
+    assert plain.unprotected(Mechanism(kind="none"), frame, parameters)
+    assert not plain.unprotected(Mechanism(kind="none"), some, parameters)
 
 
 def test_a_refused_charge_leaves_the_model_as_it_was_and_nothing_to_send():
@@ -107,8 +106,8 @@ def test_negative_control_steps_in_another_order_are_told_apart(monkeypatch):
 
 
 @given(seed=st.integers(0, 99), count=st.integers(1, 300), rate=st.floats(0.01, 1.0), batches=st.integers(1, 6))
-def test_coins_drawn_ahead_are_those_drawn_one_batch_at_a_time(seed, count, rate, batches):
-    ahead = CoinsAhead(reproducible_stream(seed), batches=batches)
+def test_draws_made_ahead_are_those_made_one_batch_at_a_time(seed, count, rate, batches):
+    ahead = BernoulliDraws(reproducible_stream(seed), batches=batches)
     stream = reproducible_stream(seed)
     for _ in range(batches):
         assert torch.equal(poisson_batch(count, rate, ahead), poisson_batch(count, rate, stream))
@@ -116,9 +115,9 @@ def test_coins_drawn_ahead_are_those_drawn_one_batch_at_a_time(seed, count, rate
         ahead.bernoulli(count, rate)
 
 
-def test_many_coins_are_drawn_in_parts_and_other_batches_are_refused(monkeypatch):
+def test_many_draws_are_made_in_parts_and_other_batches_are_refused(monkeypatch):
     monkeypatch.setattr("fedlsg.privacy.sampling.AT_ONCE", 25)
-    ahead, stream = CoinsAhead(reproducible_stream(0), batches=7), reproducible_stream(0)
+    ahead, stream = BernoulliDraws(reproducible_stream(0), batches=7), reproducible_stream(0)
     for _ in range(6):
         assert torch.equal(ahead.bernoulli(10, 0.5), stream.bernoulli(10, 0.5))
     with pytest.raises(ValueError, match="expected 1 more"):
@@ -128,5 +127,5 @@ def test_many_coins_are_drawn_in_parts_and_other_batches_are_refused(monkeypatch
 
 
 def test_no_coin_is_used_twice():
-    ahead = CoinsAhead(secret_stream(), batches=2)
+    ahead = BernoulliDraws(secret_stream(), batches=2)
     assert not torch.equal(ahead.bernoulli(256, 0.5), ahead.bernoulli(256, 0.5))

@@ -234,7 +234,7 @@ def test_batches_of_other_data_are_noticed(copied):
         (["--compare", "lsg,nope"], "nope"),
         (["--compare", "lsg,lsg"], "names a method twice"),
         (["--compare", "lsg", "-c", "epsilon=8"], "equal sigma: give noise_multiplier"),
-        (["--compare", "dpsgd,sgd"], "sgd adds no noise: leave it out, or compare all without any"),
+        (["--compare", "dpsgd,sgd"], "sgd adds no noise: leave it out, or compare all methods without noise"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_is_recorded(fedlsg, options, why, tmp_path):
@@ -248,7 +248,7 @@ def test_reproducible_runs_are_not_called_private(tmp_path):
     path = run_local(tmp_path, **{**RECORDING, "noise_multiplier": 2.0, "reproducible": True}).path
     record = open_record(str(path), CLIENT)
     seen = record.observation(1, 0)
-    assert "NOT PRIVATE: its noise can be drawn again" in " ".join(privacy_facts(record, seen, None))
+    assert "NOT PRIVATE: the noise is reproducible" in " ".join(privacy_facts(record, seen, None))
     (path / "summary.json").write_text("[1]")
     assert "unknown (the run has no summary" in " ".join(privacy_facts(record, seen, None))
 
@@ -296,7 +296,7 @@ def test_what_cannot_be_attacked_is_said(recorded, tmp_path, copied):
     plain = run_local(tmp_path / "plain").path
     with pytest.raises(ValueError, match=r"holds no recorded updates; record one with"):
         open_record(str(plain), CLIENT)
-    with pytest.raises(ValueError, match=r"trust=aggregate: nobody is assumed to see one client"):
+    with pytest.raises(ValueError, match=r"nobody is assumed to see a single payload"):
         open_record(recorded("sum"), CLIENT)
     with pytest.raises(ValueError, match=r"no recorded update holds 500 examples, there are updates of"):
         attacked(recorded("noisy lsg"), batches=(500,))

@@ -193,10 +193,10 @@ def said(**changes) -> str:
 
 def test_the_verdict_says_what_was_found():
     guessed, even = Rate(value=0.012, low=0.008, high=0.02), Rate(value=0.51, low=0.49, high=0.53)
-    assert said().startswith(("LiRA online names", "LiRA offline names"))
+    assert said().startswith(("LiRA online finds", "LiRA offline finds"))
     assert "better than guessing, AUC 0.9" in said(tpr={0.01: guessed})
     assert "none of these attacks does at 1 % false alarms (guessing: 1 %)" in said(tpr={0.01: guessed})
-    assert said(tpr={0.01: guessed}, auc=even).startswith("None of these attacks is told from guessing")
+    assert said(tpr={0.01: guessed}, auc=even).startswith("None of these attacks can be distinguished from guessing")
 
 
 def test_a_claim_that_a_leaky_model_breaks_is_named():

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedlsg.attacks.audit.plants import PLANTS
 from fedlsg.attacks.audit.training_mode import payload_checks
-from simulations.audit import training as audit_training
+from simulations.audit import training
 from simulations.audit.command import audit_command
 from simulations.audit.subject import audited_run, audited_settings
 from simulations.cli.app import app
@@ -129,7 +129,7 @@ def test_training_mode_with_canaries_of_another_kind(tmp_path, kind):
 def test_batches_far_above_the_noise_are_not_accused(monkeypatch):
     """Training at sigma 0.05: residuals of two payloads correlate above 1/2 by chance, with fresh noise."""
     seen = []
-    monkeypatch.setattr(audit_training, "payload_checks", lambda rounds: seen.extend(rounds) or payload_checks(rounds))
+    monkeypatch.setattr(training, "payload_checks", lambda rounds: seen.extend(rounds) or payload_checks(rounds))
     given = SETTINGS | {"method": "linear-probe", "noise_multiplier": 0.05, "rounds": 3, "clients": 4}
     found = found_in(given, seed=2)
     assert np.abs(np.corrcoef([one.residual for one in seen])[np.triu_indices(12, 1)]).max() > 0.5
@@ -146,7 +146,7 @@ def test_noise_used_again_at_sigma_1_is_found():
 def found_in(given, *, plant=None, seed=1):
     """What a run with 100 canaries gives to judge."""
     console = Console(file=io.StringIO())
-    return audit_training.find(audited_settings(given), console, canaries=100, kind=None, plant=plant, seed=seed)
+    return training.find(audited_settings(given), console, canaries=100, kind=None, plant=plant, seed=seed)
 
 
 def test_training_mode_finds_full_batches(tmp_path):

@@ -306,3 +306,11 @@ def test_help_shows_no_escapes(command, fedlsg):
     status, out, err = fedlsg(command, "--help")
     assert (status, err) == (0, "")
     assert "\\" not in out
+
+
+def test_options_that_are_settings_have_the_sentence_of_their_declaration(fedlsg):
+    """Those of methods are written out on the command line, for looking at its help must not import torch."""
+    words = " ".join(fedlsg("run", "--help")[1].split())
+    found = {name for name, one in all_settings().items() if f"--{name.replace('_', '-')} " in words}
+    assert found > {"rank", "sparsity", "epsilon", "engine", "record_updates"}
+    assert [name for name in found if all_settings()[name].setting.meaning.removesuffix(".") not in words] == []

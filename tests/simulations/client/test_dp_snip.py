@@ -210,7 +210,8 @@ def test_a_server_that_asks_for_a_round_0_that_was_not_agreed_gets_nothing(tmp_p
         return app(message, context)
 
     with pytest.raises(
-        RuntimeError, match=r"0 replied in round 0: client 0 1: \[1001\] a client failed, and only its own log"
+        RuntimeError,
+        match=r"in the pruning round, 0 replied: client 0 1: \[1001\] a client failed, and only its own log",
     ):
         run_local(tmp_path / "run", client=client, **SNIP)
     assert not list((tmp_path / "run" / "ledger").glob("*"))
@@ -229,4 +230,4 @@ def test_without_noise_there_is_no_epsilon_and_no_noise_in_round_0(tmp_path):
 
 
 def test_clients_build_what_round_0_needs(pruned):
-    assert set(process(pruned.plan.settings).initial) == {"hidden.weight", "classifier.weight"}
+    assert set(process(pruned.plan.settings).state.initial) == {"hidden.weight", "classifier.weight"}

@@ -16,10 +16,9 @@ from flwr.app import Message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
-from fedlsg.state.server_state import ServerState
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.grids.virtual import named
-from simulations.plan.plan import Plan, known
+from simulations.plan.plan import Plan
 from simulations.settings.settings import as_config
 from strategies.federation.report import RoundReport
 from strategies.federation.serial import over_the_wire
@@ -54,13 +53,10 @@ class PipeGrid(LocalGrid):
 
 def federation(plan: Plan, run_dir: Path, on_round: Callable[[RoundReport], None]) -> FedLSG:
     """The strategy with a fresh state, without a recorder: nothing is read from the clients' directory."""
-    state = ServerState(
-        plan.build_model(), plan.method, plan.schedule,
-        divisor=plan.divisor, seed=plan.settings.seed, classifier=plan.workload.classifier,
-    )  # fmt: skip
+    state = plan.server_state()
     settings = FederationSettings(
         terms=plan.terms,
-        clients_per_round=known(plan.settings.clients_per_round),
+        clients_per_round=plan.settings.clients_per_round,
         local=plan.local,
         codec=plan.codec,
         run_dir=str(run_dir),

@@ -138,7 +138,7 @@ def test_who_joins_late_gets_what_it_missed(tmp_path):
 def flip(settings: Any) -> None:
     """One bit of one weight of this process's replica."""
     here = process(settings)
-    weight = next(iter(here.weights.values())).view(torch.int32)
+    weight = next(iter(here.state.parameters.values())).view(torch.int32)
     weight.view(-1)[5] ^= 1 << 20
 
 

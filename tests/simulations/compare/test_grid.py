@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strategies
+from simulations.compare.cells.grid_file import as_toml, from_toml, split_settings
 from simulations.compare.command import make_grid
-from simulations.compare.grid import as_toml, from_toml, split_settings
 from tests.simulations.support.compare_cases import grid
 
 SAID = {"methods": None, "epsilons": None, "seeds": None, "ranks": None, "sparsities": None}

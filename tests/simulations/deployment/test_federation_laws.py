@@ -1,6 +1,7 @@
 """Laws of a federation: what it equals, how its noise adds up, when its ledger is charged."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from simulations.client.app import app
 from simulations.grids.virtual import ClientFunction
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir
+from strategies.federation.wire import Announcement
 from tests.simulations.support.runs import Run, run_local
 
 N = 1437  # training images of digits
@@ -215,11 +217,11 @@ def test_three_rounds_in_a_row_without_an_update_end_the_run(tmp_path):
 
 
 def test_a_client_that_derives_another_frame_gets_it_sent(tmp_path, monkeypatch, small):
-    make_frame = simulations.client.model.make_frame
+    derived_frame = simulations.client.model.derived_frame
     frames: list[Frame] = []
 
-    def rounded_otherwise(*args: object, **kwargs: object) -> Frame:
-        frame = make_frame(*args, **kwargs)
+    def rounded_otherwise(*args: object) -> Frame:
+        frame = derived_frame(*args)
         frames.append(frame)
         (carried, *others) = frame.coordinates
         assert carried.carried
@@ -232,7 +234,7 @@ def test_a_client_that_derives_another_frame_gets_it_sent(tmp_path, monkeypatch,
     def client(message: Message, context: Context) -> Message:
         with monkeypatch.context() as patch:
             if context.node_config["partition-id"] == 1:  # on a machine of its own
-                patch.setattr(simulations.client.model, "make_frame", rounded_otherwise)
+                patch.setattr(simulations.client.model, "derived_frame", rounded_otherwise)
                 patch.setattr(simulations.client.train, "process", simulations.client.train.process.__wrapped__)
             reply = app(message, context)
         if context.node_config["partition-id"] == 1 and message.metadata.message_type == "train":
@@ -258,12 +260,12 @@ def test_a_client_that_derives_another_frame_gets_it_sent(tmp_path, monkeypatch,
 
 def test_a_sent_frame_that_is_not_the_announced_one_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(simulations.client.model, "read_frame", lambda content, derived: derived)
-    make_frame = simulations.client.model.make_frame
+    derived_frame = simulations.client.model.derived_frame
 
-    def other(*args: object, round: int, **kwargs: object) -> Frame:
-        return make_frame(*args, round=round + 100, **kwargs)
+    def other(here: object, announced: Announcement, content: object) -> Frame:
+        return derived_frame(here, replace(announced, round=announced.round + 100), content)
 
-    monkeypatch.setattr(simulations.client.model, "make_frame", other)
+    monkeypatch.setattr(simulations.client.model, "derived_frame", other)
     run = run_local(tmp_path / "run", rounds=1)
     assert run.rows[0].rejected == "0 1"
     assert run.rows[0].reasons.startswith("0 1: [1002]")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations import run as commands
+from simulations import run
 from simulations.engines import ahead, engine_of
 from simulations.engines.runtime import home as flower_home
 from simulations.engines.runtime import processes as flower_processes
@@ -95,7 +95,7 @@ def test_they_end_with_whoever_started_them(number):
 def test_a_run_that_is_resumed_imports_ahead_as_well(engine, count, fedlsg, tmp_path, monkeypatch):
     """While its plan is made."""
     seen: list[int] = []
-    monkeypatch.setattr(commands, "resume_command", lambda *_: seen.append(len(flower_home._AHEAD)))
+    monkeypatch.setattr(run, "resume_command", lambda *_: seen.append(len(flower_home._AHEAD)))
     (tmp_path / "config.toml").write_text(f'engine = "{engine}"\n')
     assert fedlsg("resume", str(tmp_path))[0] == 0
     assert seen == [count]

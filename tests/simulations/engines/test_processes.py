@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.engines.runtime import processes as flower_processes
+from simulations.engines.runtime import processes
 from simulations.engines.runtime.processes import Process, of_run
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
@@ -56,9 +56,9 @@ def lives(pid: int) -> bool:
 def test_the_sweep_takes_who_lost_the_mark(tmp_path):
     leader, pids = started(FAMILY, FLWR_HOME=str(tmp_path))
     try:
-        assert flower_processes.carrying(tmp_path) == {leader.pid}  # the mark alone would miss two
+        assert processes.carrying(tmp_path) == {leader.pid}  # the mark alone would miss two
         assert [lives(pid) for pid in pids] == [True, True]
-        flower_processes.end_all(tmp_path, [leader])  # type: ignore[list-item]
+        processes.end_all(tmp_path, [leader])  # type: ignore[list-item]
         assert [lives(pid) for pid in pids] == [False, False]
     finally:
         for pid in [leader.pid, *pids]:
@@ -71,7 +71,7 @@ def test_the_sweep_takes_who_lost_the_mark(tmp_path):
 def test_a_terminal_in_which_one_process_is_of_the_run_survives(tmp_path):
     terminal, (inside,) = started(LOOKING_ON, str(tmp_path))
     try:
-        flower_processes.end_all(tmp_path, [])
+        processes.end_all(tmp_path, [])
         assert not lives(inside)
         assert terminal.poll() is None
     finally:
@@ -133,9 +133,9 @@ def test_the_sweep_takes_the_detached_and_the_stubborn_but_no_stranger(tmp_path)
 
     ours, stranger = sleeper(str(tmp_path)), sleeper(f"{tmp_path}-of-another-run")
     try:
-        assert flower_processes.carrying(tmp_path) == {ours.pid}
+        assert processes.carrying(tmp_path) == {ours.pid}
         ThreadPoolExecutor(1).submit(ours.wait)  # a zombie carries nothing, but an unread one would be waited for
-        flower_processes.end_all(tmp_path, [])
+        processes.end_all(tmp_path, [])
         assert ours.wait(timeout=5) == -signal.SIGKILL
         assert stranger.poll() is None
     finally:
@@ -146,7 +146,7 @@ def test_the_sweep_takes_the_detached_and_the_stubborn_but_no_stranger(tmp_path)
 
 def test_sigterm_raises_inside_only_and_leaves_what_nohup_ignores():
     def hang_up_and_end() -> None:
-        with flower_processes.sigterm_raises():
+        with processes.sigterm_raises():
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -20,8 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.engines.runtime import home as flower_home
-from simulations.engines.runtime import superlink as flower_runtime
+from simulations.engines.runtime import home, superlink
 from simulations.engines.runtime.superlink import RunOutcome, run_app
 from tests.places import REPOSITORY
 
@@ -146,10 +145,10 @@ def test_a_taken_port_is_tried_again_and_a_refused_app_is_named(tmp_path, monkey
     monkeypatch.setattr(tempfile, "tempdir", str(short_tmp))
     app_dir = write_app(tmp_path / "app", "complete")
     (app_dir / "pyproject.toml").write_text("[project]\nname = 'tiny'\nversion = '0.1.0'\n")
-    free_port = flower_runtime.free_port
+    free_port = superlink.free_port
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = iter([taken.getsockname()[1]])
-        monkeypatch.setattr(flower_runtime, "free_port", lambda: next(ports, None) or free_port())
+        monkeypatch.setattr(superlink, "free_port", lambda: next(ports, None) or free_port())
         with pytest.raises(RuntimeError, match=r"(?s)expected Flower to run .*Missing \[tool\.flwr\.app\]"):
             run_app(app_dir, num_supernodes=2, log_file=tmp_path / "flower.log", poll=lambda: None)
     log = (tmp_path / "flower.log").read_text()
@@ -244,13 +243,13 @@ def alive(family: set[tuple[int, int]]) -> set[int]:
 
 def config(**settings: object) -> dict[str, str]:
     defaults = {"num_supernodes": 5, "cpus": 1, "gpus": 0, "total_cpus": None, "total_gpus": None}
-    text = flower_runtime._federation_config(**{**defaults, **settings})  # type: ignore[arg-type]
+    text = superlink._federation_config(**{**defaults, **settings})  # type: ignore[arg-type]
     return dict(pair.split("=") for pair in text.split(" "))
 
 
 def test_federation_config_by_hand(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(flower_runtime, "_cpu_count", lambda: 64)
+    monkeypatch.setattr(superlink, "_cpu_count", lambda: 64)
     assert config() == {
         "num-supernodes": "5",
         "client-resources-num-cpus": "1",
@@ -268,7 +267,7 @@ def test_federation_config_by_hand(monkeypatch):
 def test_there_is_always_room_for_one_client_and_never_for_more_than_ask(num_supernodes, cpus, cores):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setattr(flower_runtime, "_cpu_count", lambda: cores)
+        patch.setattr(superlink, "_cpu_count", lambda: cores)
         total = int(config(num_supernodes=num_supernodes, cpus=cpus)["init-args-num-cpus"])
     assert total >= cpus
     assert total < num_supernodes * cpus + 1
@@ -293,11 +292,11 @@ def test_resources_that_ray_would_wait_for_are_refused(settings, message, monkey
 
 def test_a_private_ray_stays_away_from_other_clusters_and_networks(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    env = flower_home.environment(tmp_path)
+    env = home.environment(tmp_path)
     assert (env["FLWR_HOME"], env["RAY_TMPDIR"]) == (str(tmp_path), str(tmp_path))
     assert env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
     assert env["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    joined = flower_home.environment(tmp_path)
+    joined = home.environment(tmp_path)
     assert "RAY_TMPDIR" not in joined
     assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in joined

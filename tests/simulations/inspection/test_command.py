@@ -26,7 +26,7 @@ from fedlsg.lowrank import project
 from fedlsg.masks.mask import Mask
 from fedlsg.privacy.mechanism import clipped_sum
 from simulations.cli import app as cli
-from simulations.cli import examine as cli_examine
+from simulations.cli import examine
 from simulations.inspection.clips import clip_rows, masks_of, own_clip, unmasked
 from simulations.inspection.command import inspect_command
 from simulations.inspection.figures import spread, tiled
@@ -260,7 +260,7 @@ def test_texts_go_the_same_way(tmp_path, monkeypatch):
 def test_the_files_and_what_is_left_alone(stopped, capsys, monkeypatch):
     """Every other file of the run keeps its bytes and its time; the run goes on afterwards."""
     monkeypatch.setattr("sys.argv", ["fedlsg", "inspect", str(stopped.path), "--examples", "24", "--layer", "hidden"])
-    monkeypatch.setattr(cli_examine, "console", Console(force_terminal=True, width=200))
+    monkeypatch.setattr(examine, "console", Console(force_terminal=True, width=200))
     before = files_of(stopped.path)
     with pytest.raises(SystemExit) as end:
         cli.main()

@@ -27,11 +27,14 @@ def plan_of(**settings: object) -> Plan:
 def test_gaps_are_filled_from_the_workload_and_the_recipe():
     s = make_plan(from_mapping({"noise_multiplier": 2.0})).settings
     assert (s.workload, s.method, s.model, s.clients, s.rounds) == ("digits", "lsg", "mlp", 5, 100)
-    assert (s.rank, s.sparsity, s.direction, s.power_steps) == (4, 0.3, "top", 1)
-    assert (s.warmup, s.cooling) == (None, None), "lsg has no warm-up and no cooling"
-    assert (s.mechanism, s.clip, s.clip_norm, s.delta, s.epsilon) == ("dp", "joint", 0.5, 1e-5, None)
-    assert (s.optimizer, s.momentum, s.schedule, s.estimator) == ("sgd", 0.9, "constant", "eq3")
-    assert (s.clients_per_round, s.min_survivors, s.local_learning_rate) == (5, 1, s.learning_rate)
+    assert s.parameters == {
+        "rank": 4, "sparsity": 0.3, "direction": "top", "power_steps": 1, "importance": "weights", "residual": True,
+        "sparsity_from": 0.0, "mechanism": "dp", "clip": "joint", "clip_norm": 0.5, "optimizer": "sgd",
+        "learning_rate": 0.8, "momentum": 0.9, "schedule": "constant", "estimator": "eq3", "weight_decay": 0.0,
+        "sparsify_update": 0.0, "ema": 0.0,
+    }, "and no warm-up and no cooling, which lsg does not have"  # fmt: skip
+    assert (s.delta, s.epsilon) == (1e-5, None)
+    assert (s.clients_per_round, s.min_survivors, s.local_learning_rate) == (5, 1, 0.8)
 
 
 def test_what_is_given_stays():

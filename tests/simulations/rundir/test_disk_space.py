@@ -159,7 +159,7 @@ def test_a_real_full_disk(kilobytes, tmp_path, unbroken):
 MERGED_ON_A_FULL_DISK = """
 import subprocess, sys
 from pathlib import Path
-from fedlsg.privacy.ledger import merge
+from fedlsg.privacy import merge
 from simulations.rundir.files.disk_space import resumable
 ledgers, disk = Path(sys.argv[1]), Path(sys.argv[2])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", disk], check=True)

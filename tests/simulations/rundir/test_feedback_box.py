@@ -72,7 +72,9 @@ def test_a_late_answer_of_an_earlier_round_takes_nothing_away(tmp_path):
     found = stored(tmp_path, 1, 2)
     before = held(found)
     for attempt in (lambda: found.memory(1, 4), lambda: found.store("q1 anew", b"x", M[5], round=1)):
-        with pytest.raises(ValueError, match="remembers round 2, and round 1 is asked: this answer comes too late"):
+        with pytest.raises(
+            ValueError, match="remembers round 2, and the server announced round 1: this client is too late"
+        ):
             attempt()
         assert held(found) == before
 
@@ -83,7 +85,7 @@ def test_a_late_answer_of_a_round_that_was_left_out_takes_nothing_away(tmp_path)
     assert torch.equal(found.memory(3, 4), M[2])
     stored(tmp_path, 5)
     before = held(found)
-    with pytest.raises(ValueError, match="remembers round 5, and round 3 is asked"):
+    with pytest.raises(ValueError, match="remembers round 5, and the server announced round 3"):
         found.store("q3", b"late", M[3], round=3)
     assert held(found) == before
     assert torch.equal(found.memory(6, 4), M[5])

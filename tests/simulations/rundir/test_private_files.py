@@ -10,9 +10,8 @@ import pytest
 from flwr.app import Context, Message
 
 import simulations.client.app
-from simulations.compare.worker import Job, run_cell
-from simulations.rundir.files import atomic as outbox
-from simulations.rundir.files import private_files
+from simulations.compare.cells.worker import Job, run_cell
+from simulations.rundir.files import atomic, private_files
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 
 SECRET = ("updates-truth", "clients", "run.log")
@@ -81,9 +80,9 @@ def test_a_secret_that_is_written_like_the_rest_is_found(module, tmp_path, monke
     """Negative control."""
 
     def plainly(path: Path, *content: bytes, private: bool = False, **how: Any) -> None:
-        outbox.write_atomically(path, *content, **how)
+        atomic.write_atomically(path, *content, **how)
 
-    monkeypatch.setattr(f"simulations.{module}.write_atomically", plainly)
+    monkeypatch.setattr(f"simulations.rundir.{module}.write_atomically", plainly)
     run = run_local(tmp_path / "run", rounds=1, **SETTINGS)
     assert wrong(modes(run.path), run.path)
 
@@ -127,8 +126,8 @@ def test_modes_by_hand(umask, tmp_path):
     try:
         private_files.make_folder(tmp_path / "a" / "b")
         private_files.make_file(tmp_path / "a" / "c")
-        outbox.write_atomically(tmp_path / "d" / "e", b"secret", private=True)
-        outbox.write_atomically(tmp_path / "public", b"")
+        atomic.write_atomically(tmp_path / "d" / "e", b"secret", private=True)
+        atomic.write_atomically(tmp_path / "public", b"")
     finally:
         os.umask(before)
     public = oct(0o666 & ~umask)[2:]

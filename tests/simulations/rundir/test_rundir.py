@@ -11,7 +11,7 @@ from simulations.rundir import checkpoint
 from simulations.rundir.rundir import RunDir, create
 from simulations.settings.settings import Settings
 
-SETTINGS = Settings(workload="digits", method="lsg", rank=4, noise_multiplier=1.25)
+SETTINGS = Settings(workload="digits", method="lsg", noise_multiplier=1.25, parameters={"rank": 4})
 
 
 def test_a_run_leaves_what_the_design_lists(small):

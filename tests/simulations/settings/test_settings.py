@@ -2,43 +2,40 @@
 
 import math
 import tomllib
-from dataclasses import MISSING, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
 import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.settings.settings import PRESET, Settings, as_config, from_mapping, parse
+from fedlsg.setting import REQUIRED, Declared
+from simulations.settings.declared import KNOWN, RUN, all_settings
+from simulations.settings.published.resolve import FREE_FORM, from_run_config
+from simulations.settings.settings import PRESET, Settings, as_config, from_mapping, from_values, parse
 from tests.places import REPOSITORY
 
-HINTS = get_type_hints(Settings)
+ALL = all_settings()
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 RUN_CONFIG = PYPROJECT["tool"]["flwr"]["app"]["config"]
 
 
-def kind_of(name: str) -> Any:
-    """The type of a setting without None."""
-    options = [option for option in get_args(HINTS[name]) if option is not type(None)]
-    return options[0] if type(None) in get_args(HINTS[name]) else HINTS[name]
-
-
-def values_of(name: str) -> st.SearchStrategy[Any]:
-    kind = kind_of(name)
-    if get_origin(kind) is Literal:
-        return st.sampled_from(get_args(kind))
-    numbers = {int: st.integers(-(10**6), 10**6), float: st.floats(allow_nan=False, allow_infinity=False)}
+def values_of_kind(declared: Declared) -> st.SearchStrategy[Any]:
+    """Values that a setting accepts."""
+    if declared.choices:
+        return st.sampled_from(declared.choices)
     words = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1).filter(lambda s: s != PRESET)
-    return {bool: st.booleans(), str: words, **numbers}[kind]
+    floats = st.floats(allow_nan=False, allow_infinity=False) | st.floats(0, 1)
+    kinds = {bool: st.booleans(), str: words, int: st.integers(0, 10**6), float: floats}
+    return kinds[declared.kind].filter(lambda value: declared.kind in (bool, str) or declared.setting.contains(value))
 
 
-all_settings = st.fixed_dictionaries({}, optional={f.name: values_of(f.name) for f in fields(Settings)})
+some_settings = st.fixed_dictionaries({}, optional={name: values_of_kind(one) for name, one in ALL.items()})
 
 
-@given(all_settings)
+@given(some_settings)
 def test_a_command_line_says_the_same_as_toml(values):
-    settings = Settings(**values)
+    settings = from_values(values)
     assert from_mapping({name: str(value) for name, value in values.items()}) == settings
     assert (
         from_mapping(tomllib.loads(tomli_w.dumps({name.replace("_", "-"): v for name, v in values.items()})))
@@ -46,9 +43,9 @@ def test_a_command_line_says_the_same_as_toml(values):
     )
 
 
-@given(all_settings)
+@given(some_settings)
 def test_config_toml_round_trips(values):
-    settings = Settings(**values)
+    settings = from_values(values)
     config = as_config(settings)
     assert from_mapping(tomllib.loads(tomli_w.dumps(config))) == settings
     assert all("_" not in name for name in config)
@@ -62,21 +59,42 @@ def test_every_kind_of_setting_by_hand():
     assert type(parse({"alpha": 1})["alpha"]) is float
 
 
-def test_flower_run_config_lists_every_setting_with_its_default():
+def test_flower_run_config_lists_the_settings_with_their_defaults():
     """Flower refuses an override that pyproject.toml does not list, and hands every listed value to the app."""
-    assert list(RUN_CONFIG) == [f.name.replace("_", "-") for f in fields(Settings)]
-    for f in fields(Settings):
-        listed = RUN_CONFIG[f.name.replace("_", "-")]
-        assert listed == (PRESET if f.default is None else f.default), f.name
-        assert f.default is None or type(listed) is type(f.default)
-    assert from_mapping(RUN_CONFIG) == Settings()
+    listed = dict(RUN_CONFIG)
+    assert listed.pop(FREE_FORM) == ""
+    assert list(listed) == [name.replace("_", "-") for name in ALL]
+    for name, value in listed.items():
+        default = RUN[name.replace("-", "_")].default if name.replace("-", "_") in RUN else None
+        assert value == (PRESET if default is None else default), name
+        assert default is None or type(value) is type(default)
+    assert from_run_config(RUN_CONFIG) == Settings()
+
+
+def test_the_free_form_key_carries_any_setting():
+    given = from_run_config({**RUN_CONFIG, "rank": 2, FREE_FORM: "rank=3 data_dir='a b' local-steps=2"})
+    assert given == from_mapping({"rank": 3, "data_dir": "a b", "local_steps": 2})
+    assert from_run_config({"preset": "lsg-cifar10-eps3.3", FREE_FORM: "rank=3"}).parameters["rank"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("width", "expected settings=.*got 'width'"),
+        ("widht=3", "unknown setting 'widht'"),
+        ("rank=x", "for rank, got 'x'"),
+    ],
+)
+def test_the_free_form_key_is_checked(text, message):
+    with pytest.raises(ValueError, match=message):
+        from_run_config({**RUN_CONFIG, FREE_FORM: text})
 
 
 def test_all_settings_have_defaults():
-    assert [f.name for f in fields(Settings) if f.default is MISSING] == []
+    assert [name for name, one in RUN.items() if one.default is REQUIRED] == []
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(Settings)])
+@pytest.mark.parametrize("name", ALL)
 def test_preset_and_none_leave_a_setting_to_the_workload(name):
     assert parse({name: PRESET}) == parse({name: None}) == {}
 
@@ -98,10 +116,34 @@ def test_preset_and_none_leave_a_setting_to_the_workload(name):
         ({"mechanism": "laplace"}, r"expected mechanism in \('dp', .*\), got 'laplace'"),
         ({"sampling": "shuffled"}, r"expected sampling in \('poisson',\), got 'shuffled'"),
         ({"engine": "spark"}, r"expected engine in \('flower', 'local'\), got 'spark'"),
-        ({"codec": "int4"}, "expected codec in .*, got 'int4'"),
         ({"trust": []}, r"expected trust in .*, got \[\]"),
+        ({"sample_rate": True}, r"expected a number \(float\) for sample_rate, got True"),
+        ({"sample_rate": 1.5}, "expected 0 < sample_rate=1.5 <= 1"),
+        ({"learning_rate": 0}, "expected 0 < learning_rate=0.0 < inf"),
+        ({"rounds": 0}, "expected rounds=0 >= 1"),
+        ({"lr": 0.1}, "unknown setting 'lr'; did you mean 'learning_rate'?"),
+        ({"eps": 1}, "did you mean 'epsilon'?"),
+        ({"sigma": 1}, "did you mean 'noise_multiplier'?"),
+        ({"batch": 1}, "did you mean 'batch_size'?"),
+        ({"timeout": 1}, "did you mean 'round_timeout'?"),
     ],
 )
 def test_a_wrong_setting_is_named(given, message):
     with pytest.raises(ValueError, match=message):
         parse(given)
+
+
+def test_every_setting_says_what_it_means():
+    """One sentence, of a length that the table of fedlsg settings has room for."""
+    assert [name for name, one in ALL.items() if not one.setting.meaning.endswith(".")] == []
+    assert [name for name, one in ALL.items() if len(one.setting.meaning) > 76] == []
+
+
+def test_abbreviations_are_no_names_and_each_means_one_setting():
+    words = [word for one in ALL.values() for word in one.setting.aliases]
+    assert not set(words) & set(ALL)
+    assert len(set(words)) == len(words)
+
+
+def test_the_names_that_wait_for_the_methods_are_names():
+    assert ALL.keys() - RUN.keys() == KNOWN

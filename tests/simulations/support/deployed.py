@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from fedlsg.frame import Frame
-from fedlsg.privacy.ledger import Entry, read_entries
+from fedlsg.privacy import Entry, read_entries
 from fedlsg.privacy.ledger_copy import extend, head_of
 from fedlsg.state.server_state import ServerState
 from simulations import workloads
@@ -103,11 +103,8 @@ class Server:
         """A server of the small run with changes."""
         known = from_mapping({k: v for k, v in (RUN | settings).items() if v is not None})
         plan = make_plan(replace(known, reproducible=False))
-        state = ServerState(
-            plan.build_model(), plan.method, plan.schedule, divisor=plan.divisor, seed=plan.settings.seed,
-            classifier=plan.workload.classifier,
-        )  # fmt: skip
-        return cls(node=dict(node), copy=copy, run=run, config=dict(as_config(known)), plan=plan, state=state)
+        config = dict(as_config(known))
+        return cls(node=dict(node), copy=copy, run=run, config=config, plan=plan, state=plan.server_state())
 
     @property
     def client(self) -> int:

@@ -12,7 +12,7 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from fedlsg.privacy.ledger import Entry, read_entries
+from fedlsg.privacy import Entry, read_entries
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.grids.virtual import ClientFunction

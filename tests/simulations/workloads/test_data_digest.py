@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.workloads import digest as digests
-from simulations.workloads import load
+from simulations.workloads import digest, load
 from simulations.workloads.digest import data_digest
 from simulations.workloads.tokens import Tokens
 from simulations.workloads.workload import Split
@@ -88,7 +87,7 @@ def test_a_key_changes_it() -> None:
 
 
 def test_all_chunks_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(digest, "ROWS_AT_ONCE", 16)
     seen = set()
     for row in range(40):
         stored = np.array(images().inputs)

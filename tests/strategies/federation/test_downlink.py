@@ -70,7 +70,7 @@ class Holder:
         if "weights" in records:
             goes_on = reference.base == reference.version
             if goes_on:
-                restart(self.state, read_weights(content), read_beside(content), round=round - 1, updates=updates)
+                restart(self.state, read_weights(content), read_beside(content), round=round, updates=updates)
             self.version, self.gone = reference.version if goes_on else self.version, not goes_on
             assert digest_of(read_weights(content)) == reference.digest
         else:
@@ -190,7 +190,7 @@ def test_the_pruning_round_goes_down_as_a_bit_a_weight():
     choices = {"prune": "dp-snip", "prune_rate": 0.4, "momentum": 0.5}
     state, replica = server_state("dp-ssgd", **choices), server_state("dp-ssgd", **choices)
     downlink = downlink_of(state)
-    frame = state.saliency_frame()
+    frame = state.frame()
     assert [list(r) for r in downlink.records([0], frame).values()] == [["replica"]]
     downlink.confirm([0])
     downlink.prune(frame, [sent_by(state, frame, client, 0) for client in range(3)], num_examples=9)

@@ -69,7 +69,7 @@ def subject(method: str, codec: str, **choices: Any) -> Subject:
     steps = []
     if server.awaits_pruning:
         before = prunable(trainable(server.model))
-        frame = server.saliency_frame()
+        frame = server.frame()
         server.prune(frame, [values_for(frame, 0, 0)], num_examples=50)
         steps.append(encode_pruning(before, server))
     for round in (1, 2):
@@ -239,7 +239,7 @@ def take(state: ServerState, content: RecordDict, frame: Frame) -> None:
     """Everything that a client reads of a message; ``frame`` is the one that it derives itself."""
     reference = read_reference(content)
     if reference is not None:
-        restart(state, read_weights(content), read_beside(content), round=1, updates=1)
+        restart(state, read_weights(content), read_beside(content), round=2, updates=1)
         read_kept(content, state.weights.numel())
         read_frame(content, frame)
         read_missed(content, Reference(version=reference.version, base=reference.version - 1, digest=b""))

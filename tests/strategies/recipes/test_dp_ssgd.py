@@ -17,6 +17,8 @@ from fedlsg.masks.pruning import Prune
 from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.payload.message import pack
 from fedlsg.privacy.mechanism import Mechanism
+from fedlsg.state.public_state import PublicState
+from fedlsg.state.round_plan import PRUNING_ROUND, ClientTerms, Phase
 from fedlsg.state.server_state import ServerState
 from strategies import recipe
 from strategies.federation.report import RoundReport
@@ -30,14 +32,13 @@ from strategies.federation.wire import (
     read_kept,
     read_round,
 )
-from strategies.strategy import ClientTerms
 from tests.strategies.small_federation import Federation, announcement, model, public_terms, server_state, values_for
 
 SNIP = {"prune": "dp-snip", "prune_rate": 0.4, "drop": "none"}
 
 
 class PrunedFederation(Federation):
-    """A federation whose clients also answer round 0; it notes who was asked for what."""
+    """A federation whose clients also take part in the pruning round; it notes who was asked for what."""
 
     def __init__(self, state: ServerState, clients: int = 3, **settings: Any) -> None:
         super().__init__(state, clients, terms=public_terms(clients, prune_noise_multiplier=3.0), **settings)
@@ -50,7 +51,7 @@ class PrunedFederation(Federation):
         announced = read_round(message.content)
         self.asked.append((announced.round, partition))
         self.announced.append(announced)
-        frame = self.state.frame() if announced.round else self.state.saliency_frame()
+        frame = self.state.frame(announced.round)
         values = values_for(frame, partition, announced.round)
         return pack(values, frame.indices, size=frame.size, round=announced.round, digest=frame.digest)
 
@@ -59,10 +60,10 @@ def zeros(state: ServerState) -> int:
     return sum(int((p == 0).sum()) for p in trainable(state.model).values() if p.ndim >= 2)
 
 
-# Round 0
+# The pruning round
 
 
-def test_round_0_asks_every_client_once_and_training_starts_from_what_it_left():
+def test_the_pruning_round_asks_every_client_once_and_training_starts_from_what_it_left():
     state = server_state("dp-ssgd", **SNIP)
     federation = PrunedFederation(state, clients_per_round=2)
     reports = federation.run(3)
@@ -84,14 +85,14 @@ def test_round_0_asks_every_client_once_and_training_starts_from_what_it_left():
 def test_the_pruned_weights_are_those_of_the_smallest_summed_saliency():
     """By hand: the clients' values added up, the 60 smallest magnitudes of all weights set to 0."""
     state = server_state("dp-ssgd", **SNIP)
-    frame, start = state.saliency_frame(), state.weights.clone()
+    frame, start = state.frame(PRUNING_ROUND), state.weights.clone()
     PrunedFederation(state).run(1)
     total = sum(values_for(frame, partition, 0).double() for partition in range(3)).abs()
     wanted = frame.indices[total.argsort(stable=True)[:60]].sort().values
     assert torch.equal(((state.weights == 0) & (start != 0)).nonzero().squeeze(1), wanted)
 
 
-def test_round_0_goes_on_without_a_client_that_fails():
+def test_the_pruning_round_goes_on_without_a_client_that_fails():
     def answer(partition: int, message: Message, honest: Message) -> Message:
         announced = read_round(message.content)
         return failure("broken", 1001, message) if (announced.round, partition) == (0, 1) else honest
@@ -105,11 +106,11 @@ def test_round_0_goes_on_without_a_client_that_fails():
 @pytest.mark.parametrize(
     ("code", "error", "message"),
     [
-        (1001, RuntimeError, "data of at least 3 clients, 1 replied in round 0: client 1 2: .1001. broken"),
-        (OVER_BUDGET, RuntimeError, "1 replied in round 0"),
+        (1001, RuntimeError, "at least 3 clients in the pruning round, 1 replied: client 1 2: .1001. broken"),
+        (OVER_BUDGET, RuntimeError, "in the pruning round, 1 replied"),
     ],
 )
-def test_round_0_needs_enough_clients(code, error, message):
+def test_the_pruning_round_needs_enough_clients(code, error, message):
     def answer(partition: int, _: Message, honest: Message) -> Message:
         return honest if partition == 0 else failure("broken", code, _)
 
@@ -122,23 +123,23 @@ def test_round_0_needs_enough_clients(code, error, message):
     assert zeros(federation.state) == 0
 
 
-def test_round_0_ends_the_run_where_no_client_has_the_budget():
+def test_the_pruning_round_ends_the_run_where_no_client_has_the_budget():
     federation = PrunedFederation(
         server_state("dp-ssgd", **SNIP), answer=lambda _, message, __: failure("spent", OVER_BUDGET, message)
     )
-    with pytest.raises(BudgetSpentError, match="0 replied in round 0"):
+    with pytest.raises(BudgetSpentError, match="in the pruning round, 0 replied"):
         federation.run(1)
 
 
-def test_values_that_no_honest_client_sends_are_refused_in_round_0():
-    """The bound is that of round 0: N C_prune of signal and its own noise, far below training's."""
+def test_values_that_no_honest_client_sends_are_refused_in_the_pruning_round():
+    """The bound is that of the pruning round: N C_prune of signal and its own noise, far below training's."""
 
     class Loud(PrunedFederation):
         def payload(self, partition: int, message: Message) -> bytes:
             announced = read_round(message.content)
             if announced.round or partition:
                 return super().payload(partition, message)
-            frame = self.state.saliency_frame()
+            frame = self.state.frame(PRUNING_ROUND)
             values = torch.full((frame.kept,), 20.0)
             return pack(values, frame.indices, size=frame.size, round=0, digest=frame.digest)
 
@@ -163,7 +164,7 @@ def test_a_resumed_run_does_not_prune_again():
 
 
 @pytest.mark.parametrize("prune", ["random", "synflow", "none"])
-def test_pruning_without_data_has_no_round_0(prune):
+def test_pruning_without_data_has_no_pruning_round(prune):
     state = server_state("dp-ssgd", prune=prune, prune_rate=0.4, drop="none")
     federation = PrunedFederation(state)
     federation.run(1)
@@ -204,7 +205,7 @@ def ranked_state(rounds: int = 8) -> ServerState:
     """Epochs of two rounds, half of all coordinates frozen from the first round on."""
     method = recipe("rs", sparsity=0.5, cooling=False, ranking="gradients", noise_multiplier=1.0)
     schedule = Schedule(rounds=rounds, sample_rate=0.5)
-    return ServerState(model(), method, schedule, divisor=4.0, seed=0, classifier="classifier")
+    return ServerState(PublicState.start(model(), method, schedule, seed=0, classifier="classifier"), divisor=4.0)
 
 
 class RankedFederation(Federation):
@@ -299,9 +300,10 @@ def example() -> Announcement:
     )
 
 
-def test_terms_of_round_0():
+def test_terms_of_a_phase():
     terms = ClientTerms(num_examples=5, sample_rate=0.1, noise_multiplier=1.0, prune_noise_multiplier=9.0)
-    first = terms.of_round_0()
+    assert terms.of(Phase.TRAINING) == terms
+    first = terms.of(Phase.PRUNING)
     assert (first.num_examples, first.sample_rate, first.noise_multiplier) == (5, 1.0, 9.0)
     assert first.mechanism(Mechanism(noise_multiplier=2.0)).noise_multiplier == 9.0
     assert first.mechanism(Mechanism(kind="none")).noise_std == 0.0

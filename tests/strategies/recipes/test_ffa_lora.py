@@ -13,6 +13,7 @@ from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method, Schedule, client_step
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream
+from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
 from fedlsg.training.server_optimizer import After
 from fedlsg.training.update import move
@@ -45,7 +46,9 @@ def round_of(name: str, steps: int, mechanism: str = "none") -> tuple[Tensor, Te
     local = LocalTraining(steps=steps, learning_rate=RATE, expected_batch=7.0)
     schedule = Schedule(rounds=2, local_steps=steps)
     model = model_of(method)
-    state = ServerState(model, method, schedule, divisor=CLIENTS * 7.0, seed=4, classifier="classifier")
+    state = ServerState(
+        PublicState.start(model, method, schedule, seed=4, classifier="classifier"), divisor=CLIENTS * 7.0
+    )
     for round in range(2):
         frame, values, products = state.frame(), [], []
         for client in range(CLIENTS):

@@ -134,17 +134,11 @@ def test_clipped_sgd_is_reachable():
 def folder(tmp_path, monkeypatch):
     """A folder whose files are recipes, too."""
     monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)])
-    forget()
+    before = set(sys.modules)
     yield tmp_path
-    forget()
-
-
-def forget() -> None:
-    """Look the recipes up anew."""
-    for known in (strategies._recipes, strategies.recipe_settings):
-        known.cache_clear()
-    for name in [name for name in sys.modules if name.startswith("strategies.recipes.wide")]:
-        del sys.modules[name]
+    for name in set(sys.modules) - before:
+        if name.startswith("strategies.recipes."):
+            del sys.modules[name]
 
 
 def test_a_new_file_is_a_new_method(folder):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedlsg.gradients.formulas.layers as layer_gradients
-import fedlsg.gradients.formulas.standardized as standardized
 import fedlsg.gradients.remember as remember
 from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.gradients.formulas import standardized
 from fedlsg.gradients.formulas.standardized import (
     EPS,
     StandardizedConv2d,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedlsg.privacy.ledger import LedgerError
-from fedlsg.training import microbatches as company
+from fedlsg.training import microbatches
 from simulations import workloads
 from simulations.client.node import conditions
 from simulations.client.node.folder import NodeFolder
@@ -311,7 +311,7 @@ def test_microbatches_of_a_deployed_client_have_one_shape_whatever_its_servers_w
     rows = digits_file(tmp_path / "rows.npz")
     server = Server.start(terms(tmp_path / "node", data=str(rows)), tmp_path / "copy", sample_rate=0.5)
     seen: set[int] = set()
-    passes = company.filled
+    passes = microbatches.filled
     monkeypatch.setattr("fedlsg.training.client.filled", lambda batch, n: seen.add(n) or passes(batch, n))
     for round in (1, 2, 3):
         payload(server.train(round))

@@ -1,33 +1,15 @@
-"""Which runs a comparison consists of: method x epsilon x rank x sparsity x seed, in a balanced order.
-
-A grid is the same thing as the file ``grid.toml``:
-
-    workload = "digits"
-    seeds = [0, 1, 2]           # or 3
-    epsilons = [1.0, 3.0]
-    ranks = [4, 8]              # methods that have a rank and fix none
-    sparsities = []
-    [settings]                  # of every method
-    rounds = 20
-    [methods.lsg]               # a method with its own settings
-    [methods.lsg-bottom]        # ... or a variant of one under a name of its own
-    method = "lsg"
-    direction = "bottom"
-"""
+"""Which runs a comparison consists of: method x epsilon x rank x sparsity x seed, in a balanced order."""
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import strategies
-from fedlsg.choices import choose
-from simulations.settings.resolve import RECIPE_CHOICES
-from simulations.settings.settings import parse
 
 AXES = {"seed": "--seeds", "epsilon": "--epsilons", "method": "--methods", "workload": "WORKLOAD", "run_dir": "--out"}
-"""Settings that the grid itself varies, and where to say them instead."""
+"""Settings that the grid itself varies, and the options that give them."""
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
 
@@ -66,9 +48,9 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """See the module. ``settings`` and each entry's are by field name of ``Settings``, typed.
+    """The axes of a comparison. ``settings``, also those of each entry, are typed, by field name of ``Settings``.
 
-    Raises ValueError for what no run could make sense of, naming the setting and the fix.
+    Raises ValueError for what no run accepts, naming the setting and the fix.
     """
 
     workload: str
@@ -99,12 +81,12 @@ class Grid:
             )
         if self.epsilons and any("noise_multiplier" in settings for settings in given):
             raise ValueError("give either --epsilons or -c noise_multiplier=..., which would replace every one of them")
-        for name in RECIPE_CHOICES & set(self.settings):
+        for name in strategies.recipe_settings().keys() & self.settings.keys():
             if not any(entry.has(name) for entry in self.entries):
                 raise ValueError(f"none of the methods {', '.join(e.label for e in self.entries)} has a setting {name}")
 
     def _check_axes(self) -> None:
-        """Refuse here what every cell on an axis would be refused for."""
+        """Refuse values that every cell on an axis would be refused for."""
         if any(not 0 < epsilon < math.inf for epsilon in self.epsilons):
             raise ValueError(f"expected epsilons > 0 and finite, got {', '.join(f'{e:g}' for e in self.epsilons)}")
         if any(rank < 1 for rank in self.ranks):
@@ -117,7 +99,7 @@ class Grid:
                 raise ValueError(f"none of the methods {labels} has a {setting}: leave {axis} out")
 
     def cells(self) -> list[Cell]:
-        """All cells, seeds outermost, then epsilons: however early one stops, the methods have gone equally far.
+        """All cells, seeds outermost, then epsilons: whenever a run stops, all methods have got equally far.
 
         A method without noise runs once a seed. A setting that only some recipes have goes to those recipes.
         """
@@ -147,7 +129,7 @@ class Grid:
         common = {
             name: value
             for name, value in self.settings.items()
-            if (name not in RECIPE_CHOICES or entry.has(name)) and (noisy or name != "noise_multiplier")
+            if (name not in strategies.recipe_settings() or entry.has(name)) and (noisy or name != "noise_multiplier")
         }
         varied = {"epsilon": epsilon, "rank": rank, "sparsity": sparsity}
         coordinates = {name: value for name, value in varied.items() if value is not None}
@@ -168,7 +150,7 @@ class Grid:
 
 
 def _looks_at(method: str, name: str, settings: Mapping[str, Any]) -> bool:
-    """Whether a setting makes a difference to the recipe: the rank of ``rs`` on dense gradients makes none."""
+    """Whether a setting changes the recipe: the rank of ``rs`` on dense gradients does not."""
     if name not in strategies.own_settings(method):
         return False
     own = {key: value for key, value in settings.items() if key in strategies.own_settings(method)}
@@ -177,88 +159,3 @@ def _looks_at(method: str, name: str, settings: Mapping[str, Any]) -> bool:
         return strategies.recipe(method, **own, **{name: one}) != strategies.recipe(method, **own, **{name: other})
     except ValueError:  # settings that its cells will be refused for, each with its reason
         return True
-
-
-def split_settings(pairs: Mapping[str, Any], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Settings of all methods, and those of one by its label, from names such as ``lsg.rank``.
-
-    Raises ValueError for a label outside ``labels``, an unknown setting or a value of the wrong type.
-    """
-    spelt = {label.replace("-", "_"): label for label in labels} | {label: label for label in labels}
-    common: dict[str, Any] = {}
-    own: dict[str, dict[str, Any]] = {label: {} for label in labels}
-    for key, value in pairs.items():
-        label, dot, name = key.rpartition(".")
-        target = own[choose("method of this grid", label, spelt)] if dot else common
-        target[name] = value
-    return parse(common), {label: parse(settings) for label, settings in own.items()}
-
-
-def as_toml(grid: Grid) -> dict[str, Any]:
-    """The grid as grid.toml holds it; ``from_toml`` is its inverse."""
-    return {
-        "workload": grid.workload,
-        "seeds": list(grid.seeds),
-        "epsilons": list(grid.epsilons),
-        "ranks": list(grid.ranks),
-        "sparsities": list(grid.sparsities),
-        "settings": dict(grid.settings),
-        "methods": {
-            entry.label: ({"method": entry.method} if entry.method != entry.label else {}) | dict(entry.settings)
-            for entry in grid.entries
-        },
-    }
-
-
-def from_toml(table: Mapping[str, Any]) -> Grid:
-    """A grid from the keys of grid.toml; ``seeds`` is a list, or how many from 0.
-
-    Raises ValueError for an unknown key or a value of the wrong type.
-    """
-    known = {"workload", "seeds", "epsilons", "ranks", "sparsities", "settings", "methods"}
-    for key in table:
-        choose("key of a grid file", key, dict.fromkeys(known))
-    methods = table.get("methods", {})
-    if not isinstance(methods, Mapping) or not all(isinstance(own, Mapping) for own in methods.values()):
-        raise ValueError("expected a grid file to name its methods as [methods.NAME] tables")
-    return Grid(
-        workload=str(table.get("workload", "digits")),
-        entries=tuple(_entry(label, own) for label, own in methods.items()),
-        seeds=_seeds(table.get("seeds", 1)),
-        epsilons=_numbers("epsilons", table.get("epsilons", []), float),
-        ranks=_numbers("ranks", table.get("ranks", []), int),
-        sparsities=_numbers("sparsities", table.get("sparsities", []), float),
-        settings=parse(table.get("settings", {})),
-    )
-
-
-def _entry(label: str, own: Mapping[str, Any]) -> Entry:
-    rest = {name: value for name, value in own.items() if name != "method"}
-    return Entry(label=label, method=str(own.get("method", label)), settings=parse(rest))
-
-
-def _seeds(value: object) -> tuple[int, ...]:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return tuple(range(value))
-    return _numbers("seeds", value, int)
-
-
-def _numbers(name: str, values: object, kind: type) -> tuple[Any, ...]:
-    """Numbers of an axis, each of ``kind``. Raises ValueError naming the axis."""
-    listed = values if isinstance(values, list | tuple) else [None]
-    if any(isinstance(v, bool) or not isinstance(v, int | float) or kind(v) != v for v in listed):
-        raise ValueError(f"expected {name} as a list of numbers ({kind.__name__}), got {values!r}")
-    return tuple(kind(value) for value in listed)
-
-
-def numbers(option: str, text: str | None, kind: type) -> tuple[Any, ...]:
-    """The numbers of an option such as ``--epsilons 1,3,8``. Raises ValueError naming the option."""
-    try:
-        return tuple(kind(word) for word in words(text))
-    except ValueError:
-        raise ValueError(f"expected {option} as numbers ({kind.__name__}) with commas, got {text!r}") from None
-
-
-def words(text: str | None) -> Iterator[str]:
-    """The words of a list with commas."""
-    return (word.strip() for word in (text or "").split(",") if word.strip())

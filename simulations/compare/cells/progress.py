@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from simulations.compare.grid import Cell
-from simulations.compare.runner import Folder
-from simulations.compare.worker import Outcome
+from simulations.compare.cells.grid import Cell
+from simulations.compare.cells.runner import Folder
+from simulations.compare.cells.worker import Outcome
 from simulations.report.words import percent
 from simulations.rundir.results import Result, read_run
 

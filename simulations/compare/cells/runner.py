@@ -16,8 +16,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from simulations.compare.grid import Cell
-from simulations.compare.worker import Job, Outcome, Worker
+from simulations.compare.cells.grid import Cell
+from simulations.compare.cells.worker import Job, Outcome, Worker
 from simulations.plan.continuity import HARMLESS
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.rundir import RunDir

@@ -25,7 +25,7 @@ SAFE_PATH = "PYTHONSAFEPATH"
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One cell to run: where its run directory and its log lie, and the settings to run with."""
+    """One cell to run: the paths of its run directory and its log, and its settings."""
 
     path: str
     log: str
@@ -51,12 +51,12 @@ class Worker:
         theirs.close()
 
     def submit(self, job: Job) -> None:
-        """Start a cell; a process that has died in the meantime shows in ``outcome``."""
+        """Start a cell; if the process has died, ``outcome`` says so."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.channel.send(job)
 
     def outcome(self) -> Outcome:
-        """How the submitted cell ended; the process's own end counts as its failure."""
+        """How the submitted cell ended; if the process ended, the cell failed."""
         try:
             result: Outcome = self.channel.recv()
             return result
@@ -78,7 +78,7 @@ class Worker:
             os.kill(pid, signal.SIGINT)
 
     def close(self) -> None:
-        """End the process: in order, and by force if it does not listen."""
+        """End the process: in order, or by force if it does not react."""
         self.channel.close()  # an idle one reads the end of its work; a busy one finds out after its cell
         self.process.join(PARTING_SECONDS)
         for end in (self.process.terminate, self.process.kill):

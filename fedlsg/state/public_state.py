@@ -1,0 +1,84 @@
+"""The public state that server, clients, attacks and benchmarks derive the frame of a round from.
+
+state = PublicState.start(model, method, schedule, seed=..., classifier=...)      before the first round
+frame = state.frame(round, updates=...)                                           after loading W_t into the model
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fedlsg.carriers import carried_parameters, find_classifier, frozen_bases
+from fedlsg.frame import Frame
+from fedlsg.gradients import check_supported, trainable
+from fedlsg.masks import saliency_frame
+from fedlsg.method import Method, Positions, Schedule, initial_needed, make_frame
+from fedlsg.state.round_plan import Phase, phase_of
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PublicState:
+    """What is public of a run: the model at W_t, W_0 where frames need it, and what stays the same in all rounds.
+
+    ``initial``: W_0 by parameter, of frozen weights under LoRA too. ``carried``: names of the weights that travel as
+    carriers. ``classifier``: path of the output layer. ``seed``: the public seed.
+    """
+
+    model: nn.Module
+    method: Method
+    schedule: Schedule
+    seed: int
+    classifier: str
+    carried: tuple[str, ...]
+    initial: Mapping[str, Tensor]
+
+    @classmethod
+    def start(
+        cls, model: nn.Module, method: Method, schedule: Schedule, *, seed: int, classifier: str | None
+    ) -> "PublicState":
+        """The state before the first round: the weights of ``model`` are W_0, and are copied where frames need them.
+
+        Raises ValueError for unsupported layers, or a model of which no layer can be carried at this rank.
+        """
+        check_supported(model)
+        parameters = trainable(model)
+        carried = carried_parameters(model, method.carrier, classifier=classifier)
+        needed = initial_needed(method, parameters, carried)
+        return cls(
+            model=model,
+            method=method,
+            schedule=schedule,
+            seed=seed,
+            classifier=find_classifier(model, classifier),
+            carried=carried,
+            initial={name: parameters[name].detach().clone() for name in needed} | frozen_bases(model),
+        )
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """W_t: the trainable parameters as they are now, by name."""
+        return {name: p.detach() for name, p in trainable(self.model).items()}
+
+    def frame(self, round: int, *, updates: int, kept: Positions | None = None) -> Frame:
+        """The frame of ``round`` after ``updates`` server updates, the same in every process.
+
+        ``kept``: kept positions that the server chose by its memory of noisy gradients (ranked masks).
+        Raises ValueError for a pruning round of a method that has none.
+        """
+        if phase_of(round) is Phase.PRUNING:
+            if not self.method.prune.reads_data:
+                raise ValueError(f"expected a training round: pruning of method {self.method.name!r} reads no data")
+            return saliency_frame(self.parameters)
+        return make_frame(
+            self.method,
+            self.parameters,
+            self.initial,
+            carried=self.carried,
+            round=round,
+            updates=updates,
+            schedule=self.schedule,
+            seed=self.seed,
+            classifier=self.classifier,
+            kept=kept,
+        )

@@ -1,0 +1,111 @@
+"""What everybody knows of a round before it starts: phase, frame, mechanism, local training, each client's terms.
+
+A run has two phases. Where pruning reads the clients' data (DP-SNIP) there is one pruning round; then come the training
+rounds. Messages, ledgers and files number the pruning round ``PRUNING_ROUND`` and training rounds from 1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from fedlsg.frame import Frame
+from fedlsg.masks import accumulated_noise, pruning_mechanism, saliency_scale
+from fedlsg.method import LocalTraining, Method
+from fedlsg.privacy import Mechanism
+
+PRUNING_ROUND = 0
+"""The number of the pruning round."""
+
+
+class Phase(Enum):
+    """What clients compute in a round: saliencies that weights are pruned by, or gradients that train the model."""
+
+    PRUNING = "pruning"
+    TRAINING = "training"
+
+
+def phase_of(round: int) -> Phase:
+    """The phase of a round by its number."""
+    return Phase.PRUNING if round == PRUNING_ROUND else Phase.TRAINING
+
+
+def finished_before(round: int) -> int:
+    """Training rounds that are over when ``round`` begins."""
+    return max(round - 1, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientTerms:
+    """Public terms of one client: declared examples N_k, Poisson rate, nominal noise multiplier.
+
+    ``prune_noise_multiplier`` is that of the pruning round.
+    """
+
+    num_examples: int
+    sample_rate: float
+    noise_multiplier: float
+    prune_noise_multiplier: float = 0.0
+
+    def mechanism(self, common: Mechanism) -> Mechanism:
+        """The federation's mechanism at this client's noise multiplier."""
+        return replace(common, noise_multiplier=self.noise_multiplier) if common.adds_noise else common
+
+    def of(self, phase: Phase) -> "ClientTerms":
+        """The terms of a phase. Every example takes part in pruning, which has its own noise."""
+        if phase is Phase.TRAINING:
+            return self
+        return replace(self, sample_rate=1.0, noise_multiplier=self.prune_noise_multiplier)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundPlan:
+    """A round as server and clients derive it: ``round`` is its number in messages, ledgers and files."""
+
+    round: int
+    frame: Frame
+    mechanism: Mechanism
+    local: LocalTraining
+
+    @property
+    def phase(self) -> Phase:
+        """Pruning or training."""
+        return phase_of(self.round)
+
+    def for_client(self, terms: ClientTerms) -> "RoundPlan":
+        """The same round with the noise multiplier and the Poisson rate of one client in this phase."""
+        return replace(self, mechanism=terms.mechanism(self.mechanism), local=self.local.at_rate(terms.sample_rate))
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on each value after all local steps."""
+        return accumulated_noise(self.mechanism.noise_std, self.local.steps, self.local.momentum)
+
+    def scale(self, weights: Mapping[str, Tensor]) -> list[Float[Tensor, " kept"]] | None:
+        """Factors of the gradients before the clip: the weights, which give saliencies; None in training."""
+        return saliency_scale(weights, self.frame) if self.phase is Phase.PRUNING else None
+
+    def charge(self, num_examples: int) -> dict[str, Any]:
+        """What the ledger entry of a client that takes part says of the release, as fields of ``Entry``."""
+        return {
+            "steps": self.local.steps,
+            "sample_rate": self.local.sample_rate,
+            "noise_multiplier": self.mechanism.effective_noise_multiplier(len(self.frame.blocks)),
+            "clip_norm": self.mechanism.clip_norm,
+            "num_examples": num_examples,
+            "mechanism": self.mechanism.kind,
+        }
+
+
+def plan_round(method: Method, round: int, frame: Frame, local: LocalTraining) -> RoundPlan:
+    """The plan of a round in its frame; ``local``: the federation's local training.
+
+    The pruning round takes one step, with a clip norm of its own.
+    """
+    if phase_of(round) is Phase.TRAINING:
+        return RoundPlan(round=round, frame=frame, mechanism=method.mechanism, local=local)
+    mechanism = pruning_mechanism(method.mechanism, method.prune)
+    return RoundPlan(round=round, frame=frame, mechanism=mechanism, local=local.single())

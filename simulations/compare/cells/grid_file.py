@@ -1,0 +1,108 @@
+"""A grid as the file ``grid.toml``, and as options of the command line.
+
+The file:
+
+    workload = "digits"
+    seeds = [0, 1, 2]           # or 3
+    epsilons = [1.0, 3.0]
+    ranks = [4, 8]              # methods that have a rank and fix none
+    sparsities = []
+    [settings]                  # of every method
+    rounds = 20
+    [methods.lsg]               # a method with its own settings
+    [methods.lsg-bottom]        # ... or a variant of one under a name of its own
+    method = "lsg"
+    direction = "bottom"
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fedlsg.choices import choose
+from simulations.compare.cells.grid import Entry, Grid
+from simulations.settings.settings import parse
+
+
+def split_settings(pairs: Mapping[str, Any], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Settings of all methods, and those of one by its label, from names such as ``lsg.rank``.
+
+    Raises ValueError for a label outside ``labels``, an unknown setting or a value of the wrong type.
+    """
+    spelt = {label.replace("-", "_"): label for label in labels} | {label: label for label in labels}
+    common: dict[str, Any] = {}
+    own: dict[str, dict[str, Any]] = {label: {} for label in labels}
+    for key, value in pairs.items():
+        label, dot, name = key.rpartition(".")
+        target = own[choose("method of this grid", label, spelt)] if dot else common
+        target[name] = value
+    return parse(common), {label: parse(settings) for label, settings in own.items()}
+
+
+def as_toml(grid: Grid) -> dict[str, Any]:
+    """The grid as grid.toml holds it; ``from_toml`` is its inverse."""
+    return {
+        "workload": grid.workload,
+        "seeds": list(grid.seeds),
+        "epsilons": list(grid.epsilons),
+        "ranks": list(grid.ranks),
+        "sparsities": list(grid.sparsities),
+        "settings": dict(grid.settings),
+        "methods": {
+            entry.label: ({"method": entry.method} if entry.method != entry.label else {}) | dict(entry.settings)
+            for entry in grid.entries
+        },
+    }
+
+
+def from_toml(table: Mapping[str, Any]) -> Grid:
+    """A grid from the keys of grid.toml; ``seeds`` is a list, or how many from 0.
+
+    Raises ValueError for an unknown key or a value of the wrong type.
+    """
+    known = {"workload", "seeds", "epsilons", "ranks", "sparsities", "settings", "methods"}
+    for key in table:
+        choose("key of a grid file", key, dict.fromkeys(known))
+    methods = table.get("methods", {})
+    if not isinstance(methods, Mapping) or not all(isinstance(own, Mapping) for own in methods.values()):
+        raise ValueError("expected a grid file to name its methods as [methods.NAME] tables")
+    return Grid(
+        workload=str(table.get("workload", "digits")),
+        entries=tuple(_entry(label, own) for label, own in methods.items()),
+        seeds=_seeds(table.get("seeds", 1)),
+        epsilons=_numbers("epsilons", table.get("epsilons", []), float),
+        ranks=_numbers("ranks", table.get("ranks", []), int),
+        sparsities=_numbers("sparsities", table.get("sparsities", []), float),
+        settings=parse(table.get("settings", {})),
+    )
+
+
+def _entry(label: str, own: Mapping[str, Any]) -> Entry:
+    rest = {name: value for name, value in own.items() if name != "method"}
+    return Entry(label=label, method=str(own.get("method", label)), settings=parse(rest))
+
+
+def _seeds(value: object) -> tuple[int, ...]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return tuple(range(value))
+    return _numbers("seeds", value, int)
+
+
+def _numbers(name: str, values: object, kind: type) -> tuple[Any, ...]:
+    """Numbers of an axis, each of ``kind``. Raises ValueError naming the axis."""
+    listed = values if isinstance(values, list | tuple) else [None]
+    if any(isinstance(v, bool) or not isinstance(v, int | float) or kind(v) != v for v in listed):
+        raise ValueError(f"expected {name} as a list of numbers ({kind.__name__}), got {values!r}")
+    return tuple(kind(value) for value in listed)
+
+
+def numbers(option: str, text: str | None, kind: type) -> tuple[Any, ...]:
+    """The numbers of an option such as ``--epsilons 1,3,8``. Raises ValueError naming the option."""
+    try:
+        return tuple(kind(word) for word in words(text))
+    except ValueError:
+        raise ValueError(f"expected {option} as numbers ({kind.__name__}) with commas, got {text!r}") from None
+
+
+def words(text: str | None) -> Iterator[str]:
+    """The words of a list with commas."""
+    return (word.strip() for word in (text or "").split(",") if word.strip())

@@ -1,0 +1,165 @@
+"""What a user may say about any run, in one frozen record, before the workload fills the gaps.
+
+Settings of methods, mechanism, server and codecs are declared where they are used; ``simulations.settings.declared``
+puts all of them together. Nothing here imports torch: what is wrong with these is said before anything is started.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from fedlsg.setting import Setting
+
+Bits = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a user said; None means "the workload's own", or "none". Its sentence, unit and range are each field's."""
+
+    # what is trained
+    workload: Annotated[str, Setting("Data and its models; fedlsg workloads lists all.", aliases=("data", "task"))] = (
+        "digits"
+    )
+    method: Annotated[str, Setting("Recipe; fedlsg methods lists all.", aliases=("recipe", "algorithm"))] = "lsg"
+    preset: Annotated[str | None, Setting("A paper's row, see fedlsg presets; options override it.")] = None
+    from_preset: Annotated[str | None, Setting("The preset that a run was made from; fedlsg writes it.")] = None
+    model: Annotated[str | None, Setting("Model that is trained; the workload's own by default.")] = None
+    pretrained: Annotated[str | None, Setting("Checkpoint that training starts from.")] = None
+    train_layers: Annotated[
+        int | None, Setting("Last layers of an encoder that are trained.", "layers", at_least=0)
+    ] = None
+    seed: Annotated[int, Setting("Public seed: initial weights, partition, carriers, masks.", at_least=0)] = 0
+    data_dir: Annotated[str | None, Setting("Local mirror of the data; default FEDLSG_DATA, then the hub.")] = None
+    dataset: Annotated[str | None, Setting("Name of your own data set, for hf-image and hf-text.")] = None
+    subset: Annotated[str | None, Setting("Subset of your own data set.")] = None
+    input_columns: Annotated[str | None, Setting("Columns of the inputs, with commas.", aliases=("columns",))] = None
+    label_column: Annotated[str | None, Setting("Column of the label.", aliases=("label",))] = None
+    test_split: Annotated[str | None, Setting("Split that accuracy is measured on.")] = None
+    max_length: Annotated[int | None, Setting("Longest text; more is cut off.", "tokens", at_least=1)] = None
+    train_rows: Annotated[int | None, Setting("Train on so many rows only.", "rows", at_least=1)] = None
+    holdout: Annotated[
+        float | None,
+        Setting("Share of the training rows to test on, in place of the test split.", "share", above=0, below=1),
+    ] = None
+    augment: Annotated[Literal["none", "flip-crop"] | None, Setting("How images are changed at random.")] = None
+    multiplicity: Annotated[
+        int | None, Setting("Augmented copies of each example, averaged.", "copies", at_least=1)
+    ] = None
+    # what protects it
+    epsilon: Annotated[
+        float | None,
+        Setting("Privacy budget of each client; calibrates the noise.", above=0, below=math.inf, aliases=("eps",)),
+    ] = None
+    noise_multiplier: Annotated[
+        float | None,
+        Setting("Noise over clip norm, instead of a target.", above=0, below=math.inf, aliases=("sigma", "noise")),
+    ] = None
+    delta: Annotated[float | None, Setting("delta of (epsilon, delta).", above=0, below=1)] = None
+    trust: Annotated[
+        Literal["client", "aggregate"],
+        Setting("Each client adds all of its noise, or a share of it under a secure sum."),
+    ] = "client"
+    min_survivors: Annotated[
+        int | None,
+        Setting("Clients that a round needs; with trust=aggregate they make all noise.", "clients", at_least=1),
+    ] = None
+    reproducible: Annotated[bool, Setting("Seed the noise too: NOT PRIVATE.")] = False
+    # the federation
+    rounds: Annotated[int | None, Setting("Server rounds.", "rounds", at_least=1, aliases=("epochs", "num_rounds"))] = (
+        None
+    )
+    clients: Annotated[
+        int | None,
+        Setting("Clients that the data is partitioned over.", "clients", at_least=1, aliases=("num_clients", "nodes")),
+    ] = None
+    clients_per_round: Annotated[
+        int | None, Setting("Clients selected in each round; default all.", "clients", at_least=1, aliases=("cohort",))
+    ] = None
+    local_steps: Annotated[
+        int | None,
+        Setting(
+            "Private steps a client takes each round.", "steps", at_least=1, aliases=("steps", "k", "local_epochs")
+        ),
+    ] = None
+    local_learning_rate: Annotated[
+        float | None,
+        Setting("Learning rate of local steps; default the server's.", above=0, below=math.inf, aliases=("local_lr",)),
+    ] = None
+    local_momentum: Annotated[float | None, Setting("Momentum of local steps.", at_least=0, below=1)] = None
+    sampling: Annotated[Literal["poisson"], Setting("How batches are drawn, as the accountants assume.")] = "poisson"
+    sample_rate: Annotated[
+        float | None,
+        Setting("Poisson rate q: the chance of an example to be in a step.", above=0, at_most=1, aliases=("q",)),
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        Setting(
+            "Expected batch of each client, instead of sample_rate.", "examples", at_least=1, aliases=("batch", "bs")
+        ),
+    ] = None
+    microbatch_size: Annotated[
+        int | None,
+        Setting("Examples whose gradients are held at a time.", "examples", at_least=1, aliases=("microbatch",)),
+    ] = None
+    partition: Annotated[
+        Literal["iid", "dirichlet", "shards"] | None, Setting("How clients share the data; simulation only.")
+    ] = None
+    alpha: Annotated[float | None, Setting("Concentration of partition=dirichlet.", above=0, below=math.inf)] = None
+    shards_per_client: Annotated[int | None, Setting("Shards of partition=shards.", "shards", at_least=1)] = None
+    # what is sent and written
+    codec: Annotated[
+        str, Setting("How values are sent; fedlsg settings codec lists all.", aliases=("compression", "quantization"))
+    ] = "float32"
+    indices: Annotated[Literal["derived", "explicit"], Setting("Positions follow from public data, or are sent.")] = (
+        "derived"
+    )
+    downlink: Annotated[
+        Literal["full", "sparse"], Setting("Send weights (full), or the updates that a client missed (sparse).")
+    ] = "full"
+    downlink_codec: Annotated[str | None, Setting("How values are sent with downlink=sparse.")] = None
+    record_updates: Annotated[bool, Setting("Keep every payload in updates/.")] = False
+    evaluate_every: Annotated[int, Setting("Rounds between two evaluations.", "rounds", at_least=1)] = 1
+    # where it runs
+    engine: Annotated[
+        Literal["flower", "local"], Setting("Clients run in Flower on Ray (flower), or in one process (local).")
+    ] = "flower"
+    device: Annotated[Literal["cpu", "cuda"], Setting("Where models are computed.", aliases=("gpu",))] = "cpu"
+    precision: Annotated[Bits, Setting("Numbers of the forward and backward pass.")] = "float32"
+    activation_storage: Annotated[Bits, Setting("Numbers in which activations wait for the backward pass.")] = "float32"
+    threads: Annotated[int, Setting("Threads of torch in every process.", "threads", at_least=1)] = 1
+    client_cpus: Annotated[int, Setting("Processors of a Ray actor.", "processors", at_least=1, aliases=("cpus",))] = 1
+    client_gpus: Annotated[
+        float, Setting("GPU of a Ray actor.", "GPUs", at_least=0, below=math.inf, aliases=("gpus",))
+    ] = 0.25
+    grouped: Annotated[bool, Setting("One message for the clients of an actor.")] = True
+    round_timeout: Annotated[
+        float, Setting("Longest wait for a round.", "seconds", above=0, below=math.inf, aliases=("timeout",))
+    ] = 3600.0
+    run_dir: Annotated[str | None, Setting("Run directory; fedlsg run takes it as --out.", aliases=("out",))] = None
+    parameters: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Settings of method, mechanism, server and codec, by name: ``simulations.settings.declared`` lists them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved(Settings):
+    """What a run uses: the gaps are filled. None is left where there is nothing to say.
+
+    ``epsilon`` is None without a target, ``noise_multiplier`` where clients have different ones or none; of
+    ``sample_rate`` and ``batch_size`` one is None; what says more about data or model may be None as before.
+    """
+
+    model: str
+    augment: Literal["none", "flip-crop"]
+    multiplicity: int
+    delta: float
+    min_survivors: int
+    rounds: int
+    clients: int
+    clients_per_round: int
+    local_steps: int
+    local_momentum: float
+    microbatch_size: int
+    partition: Literal["iid", "dirichlet", "shards"]
+    alpha: float
+    shards_per_client: int

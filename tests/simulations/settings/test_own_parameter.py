@@ -1,0 +1,110 @@
+"""A method with a parameter of its own is one new file: every way of giving settings takes the parameter."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import strategies
+from simulations.compare.command import make_grid
+from simulations.settings.published import from_run_config
+from simulations.settings.resolve import build_method
+from simulations.settings.settings import as_config, from_mapping
+from tests.simulations.support.runs import Run
+
+WIDE = """
+from typing import Annotated
+from fedlsg.masks import Mask
+from fedlsg.method import Method
+from fedlsg.setting import Setting
+
+def recipe(*, width: Annotated[int, Setting("Width of the mask.", "tenths", at_least=1, at_most=9)] = 2,
+           mechanism, after):
+    mask = Mask(kind="uniform", sparsity=width / 10)
+    return Method(name="wide", mask=mask, mechanism=mechanism, after=after)
+"""
+SHORT = ("--method", "wide", "--engine", "local", "--clients", "2", "--rounds", "1", "--noise-multiplier", "2")
+
+
+@pytest.fixture
+def wide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder with one more recipe."""
+    folder = tmp_path / "more-recipes"
+    folder.mkdir()
+    (folder / "wide.py").write_text(WIDE)
+    monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(folder)])
+    yield
+    sys.modules.pop("strategies.recipes.wide", None)
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_run_takes_it_and_its_files_say_it(fedlsg, tmp_path):
+    status, out, err = fedlsg("run", *SHORT, "-c", "width=3", "--out", "run")
+    assert (status, err) == (0, ""), out
+    run = Run(tmp_path / "run")
+    assert run.config["width"] == 3
+    assert list(run.config)[-2:] == ["run-dir", "width"], "files of before keep the order of their keys"
+    assert build_method(run.directory.read_config()).mask.sparsity == 0.3
+    assert fedlsg("resume", "run")[0] == 0
+    assert fedlsg("run", *SHORT, "--out", "again")[0] == 0
+    assert Run(tmp_path / "again").config["width"] == 2, "config.toml says the recipe's own default, too"
+
+
+@pytest.mark.usefixtures("wide")
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("width=0", "expected 1 <= width=0 <= 9"),
+        ("width=x", "expected a number (int) for width, got 'x'"),
+        ("widht=3", "unknown setting 'widht'; did you mean 'width'?"),
+    ],
+)
+def test_a_wrong_value_is_refused(said, message, fedlsg):
+    status, _, err = fedlsg("run", *SHORT, "-c", said)
+    assert (status, err) == (1, f"fedlsg: error: {message}\n")
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_method_without_it_refuses_it(fedlsg):
+    status, _, err = fedlsg("run", "--engine", "local", "-c", "width=3")
+    assert status == 1
+    assert "method 'lsg' has no setting 'width'" in err
+
+
+@pytest.mark.usefixtures("wide")
+def test_a_comparison_gives_it_to_the_methods_that_have_it():
+    axes = dict.fromkeys(("epsilons", "ranks", "sparsities", "seeds"))
+    grid = make_grid("digits", {"methods": "wide,dpsgd", **axes}, {"width": "4", "engine": "local"}, None)
+    assert {cell.method: cell.given.get("width") for cell in grid.cells()} == {"wide": 4, "dpsgd": None}
+    with pytest.raises(ValueError, match="none of the methods dpsgd has a setting width"):
+        make_grid("digits", {"methods": "dpsgd", **axes}, {"width": "4"}, None)
+
+
+@pytest.mark.usefixtures("wide")
+def test_flowers_run_config_and_files_take_it():
+    settings = from_mapping({"method": "wide", "width": "3"})
+    assert from_run_config({"method": "wide", "settings": "width=3"}) == settings
+    assert from_run_config(as_config(settings)) == settings
+
+
+@pytest.mark.usefixtures("wide")
+def test_it_is_listed(fedlsg):
+    out = fedlsg("settings", "width")[1]
+    assert "Width of the mask." in out
+    assert "1 <= x <= 9" in out
+    assert "wide" in out
+
+
+def test_without_the_file_nobody_knows_it():
+    """Negative control."""
+    with pytest.raises(ValueError, match="unknown setting 'width'"):
+        from_mapping({"width": 3})
+
+
+def test_a_recipe_cannot_take_the_name_of_a_runs_setting(tmp_path, monkeypatch):
+    (tmp_path / "greedy.py").write_text("def recipe(*, rounds=3, mechanism, after): ...\n")
+    monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)])
+    with pytest.raises(ValueError, match="method greedy declares 'rounds', which is a setting of every run"):
+        from_mapping({"rank": 3})
+    sys.modules.pop("strategies.recipes.greedy", None)
