@@ -6,7 +6,7 @@ from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
 from fedlsg.privacy.ledger_entry import Entry, LedgerError
 from fedlsg.privacy.ledger_file import load, locked
 from fedlsg.privacy.ledger_folder import ledger_path, merge, read_entries, verify_extends
-from fedlsg.privacy.mechanism import Mechanism, NoiseMultiplier, add_noise, clip_factors, clipped_sum, norms_of
+from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum, norms_of
 from fedlsg.privacy.sampling import BernoulliDraws, BernoulliSource, check_sample_rate, microbatches, poisson_batch
 
 __all__ = [
