@@ -4,6 +4,7 @@ Those of every run are known without torch. The others are found where they are 
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from fedlsg.setting import Declared, declared, unknown
@@ -60,14 +61,30 @@ def server_settings() -> dict[str, Declared]:
 
 def codec_settings() -> dict[str, Declared]:
     """Settings of the codecs."""
-    from fedlsg import payload
+    from fedlsg.payload import codec_settings as own  # imports torch
 
-    return payload.codec_settings()
+    return own()
+
+
+def codec_names() -> dict[str, Declared]:
+    """The settings that name a codec, with the codecs that there are, either way."""
+    from fedlsg.payload import all_codecs  # imports torch
+
+    names = {"codec": tuple(all_codecs())}
+    names["downlink_codec"] = tuple(name for name, codec in all_codecs().items() if codec.goes_down)
+    return {setting: replace(RUN[setting], choices=choices) for setting, choices in names.items()}
 
 
 def all_settings() -> dict[str, Declared]:
     """All settings by name, in the order of config.toml."""
-    found = {**RUN, **method_settings(), **mechanism_settings(), **server_settings(), **codec_settings()}
+    found = {
+        **RUN,
+        **codec_names(),
+        **method_settings(),
+        **mechanism_settings(),
+        **server_settings(),
+        **codec_settings(),
+    }
     return {name: found[name] for name in in_order(found)}
 
 

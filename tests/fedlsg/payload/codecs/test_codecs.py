@@ -1,0 +1,158 @@
+"""The registry: a new codec is one file, its wire id is its own, and nobody else says its name."""
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedlsg.payload import PayloadError, all_codecs, check_fits, codec_settings, find_codec, pack, unpack
+from strategies import recipe
+from tests.fedlsg.payload.test_message_fuzz import damaged
+from tests.fedlsg.support.coarse_codec import COARSE, planted
+from tests.fedlsg.support.compact_oracle import MODES, compact, resealed
+from tests.places import REPOSITORY
+
+WIRE_IDS = {"float32": 1, "float16": 2, "bfloat16": 3, "noise-floor": 4, "int8": 5, "sign": 6}
+"""Numbers in the headers of payloads that exist."""
+
+
+def test_the_numbers_in_headers_stay():
+    assert {name: codec.wire_id for name, codec in all_codecs().items()} == WIRE_IDS
+    assert [name for name, codec in all_codecs().items() if codec.exact] == ["float32"]
+    assert [name for name, codec in all_codecs().items() if not codec.goes_down] == ["sign"]
+
+
+def test_a_new_file_is_a_new_codec(tmp_path):
+    with planted(tmp_path):
+        coarse = find_codec("coarse")
+        assert list(coarse.settings) == ["coarse_step"]
+        assert coarse.with_settings({"coarse_step": 2.0, "noise_floor_step": 1.0}).summary() == {"coarse_step": 2.0}
+        for mode in MODES:
+            packed, expected = compact(coarse, mode)
+            assert packed[5] == 100
+            assert torch.equal(unpack(packed, expected) * 4 % 1, torch.zeros_like(unpack(packed, expected)))
+        with pytest.raises(PayloadError, match="beyond 32767 steps"):
+            pack(torch.tensor([1e5]), torch.tensor([0]), size=1, round=1, digest=bytes(32), codec=coarse)
+        with pytest.raises(PayloadError, match="not finite as coarse"):
+            pack(torch.tensor([torch.nan]), torch.tensor([0]), size=1, round=1, digest=bytes(32), codec=coarse)
+        check_fits(coarse, recipe("dpsgd"))
+        with pytest.raises(ValueError, match=r"'coarse' does not send factors; codecs that fit: 'float32', .*'int8'$"):
+            check_fits(coarse, recipe("dp-powersgd"))
+    with pytest.raises(ValueError, match="got 'coarse'"):
+        find_codec("coarse")
+
+
+def test_a_setting_of_a_codec_has_its_declared_range(tmp_path):
+    with planted(tmp_path), pytest.raises(ValueError, match=r"expected 0 < coarse_step=0.0 < inf"):
+        find_codec("coarse").with_settings({"coarse_step": 0.0})
+
+
+def test_settings_of_codecs_are_declared_once(tmp_path):
+    """Two codecs may share a setting, declared alike; with another range it is refused, with both places."""
+    assert list(codec_settings()) == ["noise_floor_step"]
+    other = COARSE.replace('name="coarse", wire_id=100', 'name="other", wire_id=101')
+    with planted(tmp_path, coarse=COARSE, other=other):
+        assert list(codec_settings()) == ["noise_floor_step", "coarse_step"]
+    other = other.replace("above=0,", "above=1,").replace("= 0.25", "= 2.0")
+    why = r"'coarse_step' is declared twice.* by codec coarse, .* by codec other"
+    with planted(tmp_path, coarse=COARSE, other=other), pytest.raises(ValueError, match=why):
+        codec_settings()
+
+
+def test_spoilt_messages_of_a_new_codec(tmp_path):
+    """Whatever bytes its values have, a receiver gets values within the bound, or a PayloadError."""
+    rng, accepted, refused = random.Random(3), 0, 0
+    with planted(tmp_path):
+        subjects = [compact(find_codec("coarse"), mode, max_norm=40.0) for mode in MODES]
+        for _ in range(1_000):
+            message, expected = rng.choice(subjects)
+            spoilt = damaged(message, rng, rng.choice(subjects)[0])
+            if rng.random() < 0.7 and len(spoilt) > 16:
+                spoilt = resealed(message[:28] + spoilt[28:-16], expected)
+            try:
+                values = unpack(spoilt, expected)
+            except PayloadError:
+                refused += 1
+                continue
+            accepted += 1
+            assert float(values.double().norm()) <= 40 + 0.125 * 15**0.5 + 1e-4
+    assert accepted > 10
+    assert refused > 500
+
+
+def test_a_helper_file_is_no_codec(tmp_path):
+    with planted(tmp_path, helper="STEP = 1.0\n"):
+        assert "helper" not in all_codecs()
+        assert list(all_codecs()) == list(WIRE_IDS)
+
+
+@pytest.mark.parametrize(
+    ("declared", "why"),
+    [
+        ('name="coarse", wire_id=5', "codec '(coarse|int8)' with wire_id=5 cannot be distinguished from codec"),
+        ('name="int8", wire_id=100', "codec 'int8' with wire_id=100 cannot be distinguished from codec 'int8'"),
+        ('name="coarse", wire_id=0', "1 <= wire_id=0 <= 255"),
+        ('name="coarse", wire_id=256', "1 <= wire_id=256 <= 255"),
+    ],
+)
+def test_a_codec_that_a_receiver_could_not_distinguish_is_refused(declared, why, tmp_path):
+    source = COARSE.replace('name="coarse", wire_id=100', declared)
+    with planted(tmp_path, coarse=source), pytest.raises(ValueError, match=why):
+        all_codecs()
+
+
+# --- nobody says a codec's name but its own file
+
+ALSO_A_PRECISION = ("float32", "bfloat16")
+ALLOWED = re.compile(r"precision|activation_storage|Bits|DEFAULT_CODEC|\bcodec: |^\] = \"float32\",$")
+"""Lines on the numbers of a pass, and the default of the setting."""
+
+ORDER = '"codec": ("noise_floor_step",),'
+"""The place of a setting in config.toml, as files that exist have it."""
+
+
+def says(line: str, name: str) -> bool:
+    """Whether a line names the codec; a type of torch or numpy is none."""
+    word = name.replace("-", "[-_]")
+    if line.strip() == ORDER or (name in ALSO_A_PRECISION and ALLOWED.search(line.strip())):
+        return False
+    distinct = "|" + word if "-" in name else ""
+    return re.search(rf"""['"]{word}['"]|codecs? ['"`]*{word}\b{distinct}""", line) is not None
+
+
+def own_file(path: Path, name: str) -> bool:
+    return path == Path(f"fedlsg/payload/codecs/{name.replace('-', '_')}.py")
+
+
+def test_nobody_else_names_a_codec():
+    found = [
+        f"{path}: {line.strip()}"
+        for top in ("fedlsg", "simulations", "strategies")
+        for path in (file.relative_to(REPOSITORY) for file in sorted((REPOSITORY / top).rglob("*.py")))
+        for line in (REPOSITORY / path).read_text().splitlines()
+        for name in WIRE_IDS
+        if not own_file(path, name) and says(line, name)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('if s.codec == "sign":', "sign"),
+        ("choose codec 'int8' or float32", "int8"),
+        ("grid step of codec noise-floor", "noise-floor"),
+        ("    noise_floor_step: float | None = None", "noise-floor"),
+        ('return Coding(s.downlink_codec or "float32")', "float32"),
+        ("docs say ``codec float16``", "float16"),
+    ],
+)
+def test_a_planted_name_is_found(line, name):
+    assert says(line, name)
+
+
+@pytest.mark.parametrize("line", ["x.astype(np.int8)", "torch.float32", 'precision: Bits = "bfloat16"', "np.sign(x)"])
+def test_types_are_no_codecs(line):
+    assert not any(says(line, name) for name in WIRE_IDS)

@@ -1,0 +1,75 @@
+"""Codecs through settings and a whole run: a new one with a setting of its own is one file, and nothing else."""
+
+import json
+
+import pytest
+import torch
+
+from fedlsg.payload.layout import COMPACT
+from simulations.cli.app import app as cli
+from simulations.settings.codecs import uplink_codec
+from simulations.settings.settings import from_mapping, parse
+from tests.fedlsg.support.coarse_codec import planted
+from tests.simulations.support.runs import Run, plan_at
+
+OPTIONS = ["--rounds", "2", "--clients", "2", "--noise-multiplier", "2", "--reproducible", "--record-updates"]
+
+
+def test_a_new_codec_runs_end_to_end(tmp_path):
+    """Both ways, from the command line; what arrives is a multiple of the step that was given."""
+    (tmp_path / "codecs").mkdir()
+    run = Run(tmp_path / "run")
+    options = ["--codec", "coarse", "-c", "coarse_step=0.5", "--downlink", "sparse", "-c", "downlink-codec=coarse"]
+    with planted(tmp_path / "codecs"):
+        cli(["run", "--engine", "local", "--out", str(run.path), *OPTIONS, *options], standalone_mode=False)
+        assert uplink_codec(run.directory.read_config()).summary() == {"coarse_step": 0.5}
+    summary = json.loads(run.directory.summary.read_text())
+    assert summary["codec"] == {"name": "coarse", "indices": "derived", "coarse_step": 0.5}
+    assert summary["downlink"]["codec"] == "coarse"
+    assert summary["downlink"]["coarse_step"] == 0.5
+    assert [row.rejected for row in run.rows] == ["", ""]
+    assert len(run.payloads) == 4
+    for payload in run.payloads.values():
+        assert payload[5] == 100
+        steps = torch.frombuffer(bytearray(payload[COMPACT.size : -16]), dtype=torch.int16)
+        assert steps.abs().max() < 100  # the noise has a deviation of 4 steps
+        assert steps.any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"codec": "coarse", "coarse_step": -1.0}, "0 < coarse_step=-1.0 < inf"),
+        ({"codec": "coarse", "coarse_step": "wide"}, r"expected a number \(float\) for coarse_step"),
+        ({"codec": "int8", "coarse_step": 1.0}, "coarse_step=1.0 is a setting of codec 'coarse', not 'int8'"),
+        ({"codec": "coarse", "method": "dp-powersgd"}, "'coarse' does not send factors; codecs that fit: 'float32'"),
+        ({"codec": "coarse", "trust": "aggregate"}, "trust='aggregate' needs codec='float32', got 'coarse'"),
+        ({"codec": "coarser"}, "did you mean 'coarse'"),
+    ],
+)
+def test_a_new_codec_is_checked_like_any_other(settings, why, tmp_path):
+    with planted(tmp_path), pytest.raises(ValueError, match=why):
+        plan_at(tmp_path / "run", **parse(settings))
+
+
+def test_the_setting_goes_with_the_file(tmp_path):
+    with planted(tmp_path):
+        from_mapping({"coarse_step": 1.0})
+    with pytest.raises(ValueError, match="unknown setting 'coarse_step'"):
+        from_mapping({"coarse_step": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"downlink": "sparse", "downlink_codec": "sign"}, r"downlink_codec in \('float32', .*'int8'\), got 'sign'"),
+        (
+            {"downlink": "sparse", "downlink_codec": "noise-floor", "codec": "sign", "method": "dpsgd"},
+            "no known deviation there: choose downlink_codec among float32, float16, bfloat16, int8",
+        ),
+        ({"downlink_codec": "int8"}, "downlink='full' sends weights"),
+    ],
+)
+def test_what_may_go_down(settings, why, tmp_path):
+    with pytest.raises(ValueError, match=why):
+        plan_at(tmp_path / "run", **settings)
