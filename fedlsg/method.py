@@ -15,9 +15,11 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from fedlsg.carriers import Carrier, coordinates, mask_factors
+from fedlsg.carriers import Carrier, mask_factors
+from fedlsg.carriers.carrier import coordinates
 from fedlsg.frame import Block, Frame, group_of, make_blocks
-from fedlsg.masks import Mask, Moment, Prune, Public, masked, split_kept
+from fedlsg.masks import Mask, Prune
+from fedlsg.masks.mask import Moment, Public, masked, split_kept
 from fedlsg.privacy import Mechanism, check_sample_rate
 from fedlsg.training import (
     After,

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import torch
 
 import strategies
-from fedlsg.masks import DropRate
+from fedlsg.masks.mask import DropRate
 from fedlsg.method import LocalTraining, Method
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
