@@ -10,10 +10,10 @@ from fedlsg.carriers.carrier import (
     carried_parameters,
     find_classifier,
 )
-from fedlsg.carriers.layout import LayerRow, grouped, layer_table, totals
+from fedlsg.carriers.layout import LayerRow, group_layers, layer_table, totals
 from fedlsg.carriers.lora import Adapted, frozen_bases, mask_factors, prepare_model
 
 __all__ = [
     "Adapted", "Carrier", "LayerRow", "LoraAlpha", "PowerSteps", "Rank", "Residual", "Warmup", "carried_parameters",
-    "find_classifier", "frozen_bases", "grouped", "layer_table", "mask_factors", "prepare_model", "totals",
+    "find_classifier", "frozen_bases", "group_layers", "layer_table", "mask_factors", "prepare_model", "totals",
 ]  # fmt: skip

@@ -4,9 +4,23 @@ from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import ClientTerms, Phase, RoundPlan, phase_of, plan_round
 from fedlsg.state.server_state import ServerState, load_weights, select_clients
 from fedlsg.state.server_update import Step, StepError, encode_pruning, encode_update, replay
-from fedlsg.state.snapshot import beside_weights, restart
+from fedlsg.state.snapshot import extra_vectors, restart
 
 __all__ = [
-    "ClientTerms", "Phase", "PublicState", "RoundPlan", "ServerState", "Step", "StepError", "beside_weights",
-    "encode_pruning", "encode_update", "load_weights", "phase_of", "plan_round", "replay", "restart", "select_clients",
+    "ClientTerms",
+    "Phase",
+    "PublicState",
+    "RoundPlan",
+    "ServerState",
+    "Step",
+    "StepError",
+    "encode_pruning",
+    "encode_update",
+    "extra_vectors",
+    "load_weights",
+    "phase_of",
+    "plan_round",
+    "replay",
+    "restart",
+    "select_clients",
 ]  # fmt: skip
