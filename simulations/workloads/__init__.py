@@ -18,18 +18,9 @@ from simulations.workloads.rows import check_public_only, restrict
 from simulations.workloads.workload import Options, Progress, Split, Workload, build_model, silent, to_device
 
 __all__ = [
-    "Options",
-    "Progress",
-    "Split",
-    "Workload",
-    "build_model",
-    "load",
-    "names",
-    "presets",
-    "silent",
-    "summary",
+    "Options", "Progress", "Split", "Workload", "build_model", "load", "names", "presets", "silent", "summary",
     "to_device",
-]
+]  # fmt: skip
 
 DEFAULT = Options()
 
