@@ -1,11 +1,11 @@
-"""Seconds for the largest and the median epsilon of 1,000 clients of unequal size, and how far above the exact ones.
+"""Largest and median epsilon of 1,000 clients of unequal size: seconds, and how far the bounds are above exact values.
 
     python -m benchmarks.accounting --json FILE [--clients 1000] [--exact]
 
-Sizes are spread evenly in their logarithm over 20 to 500 examples at batch size 10, participations are those of a
-public schedule of 10 % a round over 200 rounds. ``common``: one noise multiplier for all. ``own``: each client's noise
-grows with its rate, the hard case, in which hardly one client covers another. ``--exact`` asks for every client (a
-minute each) and shows the bounds' excess over the exact numbers of the cheap accountant.
+Sizes are 20 to 500 examples, uniform in their logarithm, at batch size 10. Clients take part by a public schedule
+of 10 % a round over 200 rounds. ``common``: one noise multiplier for all. ``own``: each client's noise
+grows with its rate, which is the hard case: hardly any client's epsilon bounds another's. ``--exact`` computes every
+client (a minute each) and shows how far the bounds are above the exact values of the fast accountant.
 """
 
 import random
@@ -22,22 +22,22 @@ DELTA, ROUNDS, BATCH = 1e-5, 200, 10
 
 
 def made(clients: int, *, own_noise: bool) -> list[Events]:
-    """Every client's ledger at the end of a run, in a few numbers."""
+    """The events in every client's ledger at the end of a run."""
     draw = random.Random(0)
-    asked = [0] * clients
+    selected = [0] * clients
     for round in range(1, ROUNDS + 1):
         for client in select_clients(clients, clients // 10, round=round, seed=0):
-            asked[client] += 1
+            selected[client] += 1
     rates = [BATCH / int(20 * 25 ** draw.random()) for _ in range(clients)]
     noise = [2 * (q / 0.02) ** 0.8 if own_noise else 2.0 for q in rates]
     return [
         (Event(sample_rate=q, noise_multiplier=sigma, steps=max(steps, 1)),)
-        for q, sigma, steps in zip(rates, noise, asked, strict=True)
+        for q, sigma, steps in zip(rates, noise, selected, strict=True)
     ]
 
 
 def measure(population: list[Events], *, exact: bool) -> dict[str, Any]:
-    """Seconds of one population: what the display of a round asks, what the end of a run asks, and all of it."""
+    """Seconds of one population: the epsilon shown in a round, the one at the end of a run, and every client's."""
     found: dict[str, Any] = {"different": len(set(population)), "front": len(front(population))}
     before = time.process_time()
     found["display"] = vars(displayed(population, delta=DELTA)) | {"seconds": time.process_time() - before}
@@ -55,7 +55,7 @@ def measure(population: list[Events], *, exact: bool) -> dict[str, Any]:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--clients", type=int, default=1000)
-    options.add_argument("--exact", action="store_true", help="ask for every client, too")
+    options.add_argument("--exact", action="store_true", help="also compute every client's epsilon")
     given = options.parse_args()
     results = {}
     for name, own_noise in (("common", False), ("own", True)):

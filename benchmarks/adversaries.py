@@ -1,4 +1,4 @@
-"""Data sets and the example that leaves them, as an adversary would choose them, and the mistakes that they uncover."""
+"""Data sets and the example to remove from them, chosen as an adversary would, and the mistakes that they reveal."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -31,11 +31,11 @@ def made_texts(
     encoder: str = "minilm", *, name: str | None = None, ends: tuple[int, int] = (101, 102),
     words: tuple[int, int] = (1999, 29000),
 ) -> Workload:  # fmt: skip
-    """Random tokens between ``ends``: one text of each of LENGTHS, the longest as long as may be.
+    """Random tokens between ``ends``: one text for each of LENGTHS, the longest with the largest allowed length.
 
     Args:
         encoder: the only model, a short name or an absolute folder; it goes by ``name``, or else by ``encoder``.
-        words: the first id of a word and the one behind the last, as in the vocabulary of ``encoder``.
+        words: the first id of a word and the one after the last, as in the vocabulary of ``encoder``.
     """
     draw = np.random.default_rng(3)
     ids = [np.array([ends[0], *draw.integers(*words, length - 2), ends[1]]) for length in LENGTHS]
@@ -66,7 +66,7 @@ def made_images(channels: int, side: int) -> Workload:
 
 
 def text_cases(microbatch: int) -> Mapping[str, Case]:
-    """Texts against a microbatch size, by the adversary's idea. The place of a length in LENGTHS is its row."""
+    """Texts for a microbatch size, by the adversary's idea. The row of a text is the index of its length in LENGTHS."""
     short, long, almost, full = 0, LENGTHS.index(40), LENGTHS.index(63), LENGTHS.index(64)
     others = max(1, microbatch - 1)
     ordinary = [row % len(LENGTHS) for row in range(2 * len(LENGTHS))]
@@ -80,7 +80,7 @@ def text_cases(microbatch: int) -> Mapping[str, Case]:
 
 
 def image_cases(microbatch: int) -> Mapping[str, Case]:
-    """Images against a microbatch size: copies have aligned gradients."""
+    """Images for a microbatch size: copies have aligned gradients."""
     others = max(1, microbatch - 1)
     ordinary = [row % IMAGES for row in range(min(2 * microbatch, 40) + 1)]
     return {
@@ -97,7 +97,7 @@ def aligned(
 ) -> Subject:
     """A linear model whose gradients are its inputs, in one direction: all are clipped, or every other one is 0.6 C.
 
-    In an ``even`` direction all coordinates are equal: what rounding adds to one it adds to all of them, along the
+    In an ``even`` direction all coordinates are equal. Rounding then adds the same to all of them, along the
     direction in which C is measured.
     """
     model = nn.Linear(width, 1, bias=False).to(dtype)
@@ -114,12 +114,12 @@ def aligned(
     )  # fmt: skip
 
 
-# --- what this was before, or would be by mistake
+# The old behaviour, and mistakes to plant
 
 
 @contextmanager
 def padded_to_the_longest() -> Iterator[None]:
-    """The longest text of a microbatch sets its length, in batches sorted by length."""
+    """Pad a microbatch to its longest text, in batches sorted by length."""
     with ExitStack() as stack:
         stack.enter_context(patch("simulations.workloads.texts.tokens.PADDED_LENGTHS", tuple(range(2, MAX_LENGTH * 8))))
         stack.enter_context(
@@ -149,7 +149,7 @@ def float32_over_microbatches() -> AbstractContextManager[object]:
 
 
 def factors_rounded_up() -> AbstractContextManager[object]:
-    """Clip factors to the next larger of three digits."""
+    """Round clip factors up to three digits."""
 
     def plant(norms: Tensor, clip_norm: float, dtype: torch.dtype, coordinates: int) -> Tensor:
         scale = clip_factors(norms, clip_norm, dtype, coordinates)
@@ -159,7 +159,7 @@ def factors_rounded_up() -> AbstractContextManager[object]:
 
 
 def cancel(model: nn.Module) -> None:
-    """Weights of ``cnn`` under which its hidden units are nothing but the rounding of a sum that cancels."""
+    """Weights of ``cnn`` under which its hidden units are only the rounding error of a sum that cancels."""
     norm, hidden, generator = model.conv4[1], model.hidden, torch.Generator().manual_seed(1)
     half = torch.rand(len(hidden.weight), hidden.in_features // 2, generator=generator) * 1e9
     order = torch.randperm(hidden.in_features, generator=generator)
@@ -173,7 +173,7 @@ def cancel(model: nn.Module) -> None:
 
 @contextmanager
 def another_kernel_below(rows: int) -> Iterator[None]:
-    """Linear layers that sum in another order where there are fewer rows, as kernels for processors do."""
+    """Linear layers that sum in another order for few rows, as CPU kernels do."""
     linear = nn.functional.linear
 
     def ordered(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -1,7 +1,7 @@
-"""One step of one model, many ways: the plain one, its floor, and fedlsg's private ones.
+"""The arms of the step benchmark: the plain step, its floor, and fedlsg's private steps.
 
-A private step is all that a client and the server do between two values of the weights, by the library's own
-functions: decompose, mask, per-example gradients, clip, sum, noise, divide, Eq. 3, SGD.
+A private step is everything that a client and the server do between two values of the weights, with the library's
+own functions: decompose, mask, per-example gradients, clip, sum, noise, divide, Eq. 3, SGD.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ BOTH = Numbers(precision="bfloat16", activation_storage="bfloat16")
 
 
 def plain(subject: Subject, numbers: Numbers = FLOAT32) -> Step:
-    """Forward, backward, SGD: the ordinary step without any privacy, in mixed precision where ``numbers`` say so."""
+    """Forward, backward, SGD: the ordinary step without any privacy, in the precision of ``numbers``."""
     model = subject.build()
     optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE)
 
@@ -40,7 +40,7 @@ def plain(subject: Subject, numbers: Numbers = FLOAT32) -> Step:
 
 
 def floor(subject: Subject) -> Step:
-    """Forward, and the gradient of every activation behind the first trained layer: no gradient of any weight."""
+    """Forward, and the gradients of all activations after the first trained layer, without gradients of weights."""
     model = subject.build()
     first = next(m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False)))
     model.requires_grad_(False)
@@ -102,7 +102,7 @@ OURS: dict[str, Callable[[Subject], Step]] = {
 
 
 def in_channels_last(subject: Subject) -> Subject:
-    """The subject with its images and kernels laid out channels last; as it is where it has none."""
+    """The subject with images and kernels in channels-last memory; unchanged if it has none."""
     if subject.inputs.ndim != 4:
         return subject
 

@@ -1,9 +1,9 @@
-"""Closed-form attacks on digits, each beside what is predicted of it: no optimisation, no noise but where it says so.
+"""Closed-form attacks on digits, next to their predicted errors: no optimisation, and no noise except where stated.
 
     python benchmarks/attack_closed_forms.py --out docs/results/attack_closed_forms.md
 
-Models 64-64-10 as they are initialised; batches of distinct images are drawn from the test split by seed; the clip
-(C = 0.1) acts on every example. Everything derives from the seeds and repeats.
+The models are 64-64-10 with initial weights. Batches of distinct images are drawn from the test split by seed. Every
+example is clipped (C = 0.1). All results derive from the seeds and are reproducible.
 """
 
 import argparse
@@ -124,10 +124,10 @@ def off(guess: Tensor, truth: Tensor, *, scaled: bool = False) -> float:
 
 
 def first_layer(seeds: int) -> Lines:
-    """One line a method, dtype and bias."""
+    """One line for each method, dtype and bias."""
     yield "| method | payload | bias | inputs known | relative error: median, worst | within the limit |"
     yield "|---|---|---|---|---|---|"
-    for dtype, asked in ((torch.float64, 1e-6), (torch.float32, 1e-4)):
+    for dtype, limit in ((torch.float64, 1e-6), (torch.float32, 1e-4)):
         for name in METHODS:
             for bias in (True, False):
                 errors, how, known = [], "yes", set()
@@ -140,7 +140,7 @@ def first_layer(seeds: int) -> Lines:
                         guess, how = without_bias(seen, guess)
                     errors.append(off(guess.inputs, x, scaled="direction" in how))
                 values = torch.tensor(errors)
-                met = f"{int((values <= asked).sum())} of {seeds} <= {asked:g}"
+                met = f"{int((values <= limit).sum())} of {seeds} <= {limit:g}"
                 yield (
                     f"| `{name}` | {str(dtype)[6:]} | {how} | {', '.join(map(str, sorted(known)))} of 64 "
                     f"| {values.median():.0e}, {values.max():.0e} | {met} |"
@@ -148,7 +148,7 @@ def first_layer(seeds: int) -> Lines:
 
 
 def without_bias(seen: Observation, guess: Guess) -> tuple[Guess, str]:
-    """The guess at the scale that a replay tells, where all of the input is known up to it."""
+    """The guess with the scale from a replay, if all of the input is known up to that scale."""
     try:
         return settle_scale(seen, guess, label_of_one(seen)), "no: scale by replay"
     except DoesNotApply:
@@ -169,7 +169,7 @@ def told_apart(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, float]:
 
 
 def relu(seeds: int) -> Lines:
-    """One line a method, width, dtype and batch; then a line for each batch that was missed."""
+    """One line for each method, width, dtype and batch, then one for each batch that was missed."""
     yield "| method | hidden | payload | batch | above 100 dB | least of these, dB | missed; reported by the attack |"
     yield "|---|---|---|---|---|---|---|"
     missed: dict[tuple[str, int, int], str] = {}
@@ -205,7 +205,7 @@ def relu(seeds: int) -> Lines:
 
 
 def attacked(name: str, model: nn.Module, x: Tensor, y: Tensor, seed: int, dtype: torch.dtype) -> tuple[float, str]:
-    """PSNR of the worst image in the best matching, and what the attack says against its own guess."""
+    """PSNR of the worst image in the best matching, and the attack's own doubt about its guess."""
     seen = observe(name, model, x, y, seed=seed, dtype=dtype)
     generator = public_generator(seed, "attack")
     try:
@@ -218,7 +218,7 @@ def attacked(name: str, model: nn.Module, x: Tensor, y: Tensor, seed: int, dtype
 
 
 def theorem_5_1(seeds: int) -> Lines:
-    """One line a setting and rate, over ``seeds`` draws of k (64 normal numbers)."""
+    """One line for each setting and rate, over ``seeds`` draws of k (64 normal numbers)."""
     yield "| setting | rate | measured / predicted (95 %) | measured / bound (95 %) | standard errors below the bound |"
     yield "|---|---|---|---|---|"
     fixed, clipped = (Mechanism(kind=kind, clip_norm=0.5, noise_multiplier=0.1) for kind in ("noise-only", "dp"))
@@ -234,7 +234,7 @@ def theorem_5_1(seeds: int) -> Lines:
 
 
 def compared(mechanism: Mechanism, order: Any, rate: float, seed: int, words: str) -> tuple[float, float, float]:
-    """Measured over predicted error, over the theorem's bound, and standard errors by which it is below that."""
+    """Measured error divided by the predicted one and by the theorem's bound; standard errors below the bound."""
     k = torch.randn(64, generator=public_generator(seed, "k", words), dtype=torch.float64)
     x = 0.7
     found = theorem.measured(
@@ -248,7 +248,7 @@ def compared(mechanism: Mechanism, order: Any, rate: float, seed: int, words: st
 
 
 def membership(trials: int) -> Lines:
-    """One line a method and sigma."""
+    """One line for each method and sigma."""
     yield "| method | sigma | closed form | TPR measured (95 %) | FPR measured (95 %) | closed form in the intervals |"
     yield "|---|---|---|---|---|---|"
     inside = 0

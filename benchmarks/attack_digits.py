@@ -1,10 +1,10 @@
-"""Matching attacks on digits: what one example's payload gives away, with noise and without, beside the blind baseline.
+"""Matching attacks on digits: PSNR from one example's payload, with and without noise, next to the blind baseline.
 
     python benchmarks/attack_digits.py --out docs/results/attack_digits.md [--model mlp] [--images 50]
 
-The attacked images come from the test split; the model has had 20 plain SGD steps on the training split, which is also
-what the prior is made of (a mean image of each class and the covariance around it). Every adversary is granted the
-label and the batch size of 1. Noise derives from the seed, so the numbers repeat.
+The attacked images come from the test split; the model was trained by 20 plain SGD steps on the training split. The
+prior is computed from the training split too (a mean image of each class and the covariance around it). Every
+adversary knows the label and the batch size of 1. Noise derives from the seed, so the numbers are reproducible.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def train(model: nn.Module, inputs: Tensor, labels: Tensor, generator: torch.Gen
 def observe(
     name: str, model: nn.Module, initial: dict[str, Tensor], x: Tensor, y: Tensor, sigma: float, image: int, seed: int
 ) -> Observation:
-    """The payload of a client that holds nothing but one example: clipped to C = 0.5, with noise where sigma > 0."""
+    """The payload of a client with a single example: clipped to C = 0.5, with noise if sigma > 0."""
     noise: dict[str, Any] = {"mechanism": "dp", "noise_multiplier": sigma} if sigma else {"mechanism": "clip-only"}
     method = strategies.recipe(name, clip_norm=0.5, **noise, **METHODS[name])
     public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier")
@@ -95,7 +95,7 @@ def measure(name: str, sigma: float, attacks: dict[str, Matching], scene: dict[s
 
 
 def noise_free(scene: dict[str, Any]) -> list[str]:
-    """One line a method: adaptive DLG, and naive ones at the same budget."""
+    """One line for each method: adaptive DLG, and naive attacks with the same budget."""
     lines = [
         "| method | blind | adaptive DLG: median, least | above 40 dB | naive DLG: median | naive cosine: median |",
         "|---|---|---|---|---|---|",
@@ -117,7 +117,7 @@ def noise_free(scene: dict[str, Any]) -> list[str]:
 
 
 def noisy(scene: dict[str, Any], sigmas: list[float]) -> list[str]:
-    """One line a method and sigma: gains over the blind baseline, paired by image, with their intervals."""
+    """One line for each method and sigma: gains over the blind baseline, paired by image, with their intervals."""
     lines = [
         "| sigma | method | blind | MAP: gain | adaptive cosine: gain | naive cosine: gain | adaptive minus naive |",
         "|---|---|---|---|---|---|---|",

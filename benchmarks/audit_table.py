@@ -1,9 +1,9 @@
-"""Does the audit accuse correct code, and does it find what is planted? Unit mode on digits, one table.
+"""False and true alarms of the audit: correct code and planted mistakes, unit mode on digits, one table.
 
     python benchmarks/audit_table.py --seeds 20 --methods lsg,rgp,rs,dpsgd --out docs/results/audit.md
 
-Prints a line an audit. Of correct code every seed draws its own coins, batches and noise; of each plant there is one
-audit. The seconds are those of ``fedlsg audit --plant``, from its start to its verdict, one thread.
+Prints a line for each audit. For correct code every seed draws its own random bits, batches and noise. Each plant has
+one audit. The seconds are those of ``fedlsg audit --plant``, from its start to its verdict, with one thread.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from simulations.audit.subject import Audited, audited_settings
 
 TIMED = ("halved-noise", "per-block-clip")
 METHODS: dict[str, dict[str, Any]] = {"lsg": {"sparsity": 0.5}, "rs": {"sparsity": 0.5}}
-"""Settings of a method that are not its recipe's: half of the coordinates masked, so that there is a mask to audit."""
+"""Changed parameters of a method: half of the coordinates are masked, so that there is a mask to audit."""
 
 
 def audit(audited: Audited, plant: str | None, canaries: int, seed: int) -> Verdict:
@@ -44,7 +44,7 @@ def figures(verdict: Verdict) -> tuple[float, float, float]:
 
 
 def seconds(given: dict[str, Any], plant: str) -> str:
-    """Seconds of the command from start to exit, and of the processor. Raises RuntimeError where nothing is found."""
+    """Wall seconds and CPU seconds of the command. Raises RuntimeError if the audit finds nothing."""
     own = [f"-c{key}={value}" for key, value in given.items() if key != "method"]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "simulations", "audit", "--method", given["method"], "--plant", plant, *own]
@@ -58,7 +58,7 @@ def seconds(given: dict[str, Any], plant: str) -> str:
 
 
 def settings(audited: Audited, own: dict[str, Any]) -> tuple[str, str]:
-    """What one method was audited at, in words: its name with what is not its recipe's, and the rest."""
+    """The settings of one audit as text: the method with its changed parameters, and the rest."""
     base, setting = audited.subject.base, audited.setting
     changed = "".join(f" ({key} {value})" for key, value in own.items())
     return f"`{base.settings.method}`{changed}", (
@@ -67,16 +67,16 @@ def settings(audited: Audited, own: dict[str, Any]) -> tuple[str, str]:
     )
 
 
-def gathered(told: list[tuple[str, str]]) -> str:
-    """The settings of all methods, those that are equal once."""
+def gathered(stated: list[tuple[str, str]]) -> str:
+    """The settings of all methods; methods with equal settings share one entry."""
     alike: dict[str, list[str]] = {}
-    for name, rest in told:
+    for name, rest in stated:
         alike.setdefault(rest, []).append(name)
     return "; ".join(f"{', '.join(names)} with {rest}" for rest, names in alike.items())
 
 
 def rows(method: str, args: argparse.Namespace) -> tuple[str, list[str], tuple[str, str]]:
-    """A row on correct code, one a plant, and the settings."""
+    """A row for correct code, one for each plant, and the settings."""
     given = {"method": method, "epsilon": args.epsilon, **METHODS.get(method, {})}
     audited = audited_settings(given)
     clean = []
@@ -111,10 +111,10 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     clean, plants, stated, began = [], [], [], time.monotonic()
     for method in args.methods.split(","):
-        first, found, told = rows(method, args)
+        first, found, setting = rows(method, args)
         clean.append(first)
         plants += found
-        stated.append(told)
+        stated.append(setting)
     text = [
         "Correct code:", "",
         "| method | values | steps | accused | one-run bound | f-DP one-run bound | GDP estimate |",

@@ -1,10 +1,10 @@
-"""Which canary examples the training mode of the audit tells apart best, and whether its sensitivity check is honest.
+"""Which canary examples the audit in training distinguishes best, and whether its sensitivity check is calibrated.
 
     python benchmarks/audit_training_table.py --seeds 20 --out docs/results/audit_training.md
 
-Many short runs of correct code on digits. If the check's standard error is right, (slope - 1) over it has deviation 1.
-The rows of little noise are the test of the checks of payloads, where what the batches add is far above the noise: in
-them the bounds, which take a minute at an epsilon so large, are left out, and "accused" is by the checks.
+Many short runs of correct code on digits. If the check's standard error is right, (slope - 1) divided by it has
+deviation 1. The rows with little noise test the checks of payloads: there batches add far more than the noise. These
+rows leave out the bounds, which take a minute at such a large epsilon, so only the checks can accuse.
 """
 
 import argparse
@@ -29,7 +29,7 @@ LITTLE_NOISE = (0.05, 0.1)
 
 
 def measure(audited: Audited, kind: str, seed: int, canaries: int, bounds: bool) -> tuple[bool, float, float, float]:
-    """Whether correct code is accused, the slope and the standard error that are stated, and mu of the estimate."""
+    """Whether correct code is accused, the reported slope and standard error, and mu of the estimate."""
     console = Console(file=io.StringIO())
     found = find(audited, console, canaries=canaries, kind=kind, plant=None, seed=seed)
     said = next(check.says for check in found.checks if check.name == "sensitivity")
@@ -43,7 +43,7 @@ def measure(audited: Audited, kind: str, seed: int, canaries: int, bounds: bool)
 
 
 def row(kind: str, sigma: float, seeds: int, canaries: int) -> str:
-    """One line a kind and sigma."""
+    """One line for each kind and sigma."""
     audited, bounds = audited_settings(SETTINGS | {"noise_multiplier": sigma}), sigma not in LITTLE_NOISE
     found = [measure(audited, kind, seed, canaries, bounds) for seed in range(seeds)]
     slope, error, mu = (torch.tensor(column) for column in list(zip(*found, strict=True))[1:])

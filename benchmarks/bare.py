@@ -1,7 +1,7 @@
 """The bare loops: the same job in plain PyTorch, without messages, ledgers, files or evaluation.
 
-``private`` does what a private round computes, by the library's own functions: one frame, Poisson batches, clipped
-sums, noise, one server step. ``plain`` is federated SGD as one writes it by hand: shuffled batches, no privacy.
+``private`` computes a private round with the library's own functions: one frame, Poisson batches, clipped
+sums, noise, one server step. ``plain`` is hand-written federated SGD: shuffled batches, no privacy.
 """
 
 from collections.abc import Callable

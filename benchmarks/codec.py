@@ -1,9 +1,9 @@
-"""What codecs cost and lose: bits a value, speed of pack and unpack, the decoder's error, accuracy on digits.
+"""Costs of codecs: bits a value, speed of pack and unpack, the decoder's error, accuracy on digits.
 
     python -m benchmarks.codec --out docs/results/codec.json [--seeds 3] [--count 2000000] [--only grid|indices|digits]
 
-Bits are set against the empirical entropy of the integers that are sent, block by block: once as they are, and once
-given the class of their dither, which a coder that knows the dither can reach. Seconds are CPU seconds of one thread.
+Bits are compared with the empirical entropy of the integers that are sent, block by block: without conditions, and
+given the class of the dither, which a coder that knows the dither can reach. Seconds are CPU seconds of one thread.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from fedlsg.payload.codecs.noise_floor import NoiseFloor, classes
 
 SEED, ROUND, SIGMA = 0, 1, 1.7
 SIGNAL = (0.0, 0.3, 1.0, 3.0)
-"""Deviation of what lies under the noise, in units of it, block by block."""
+"""Deviation of the signal in each block, in units of the noise's deviation."""
 
 
 def entropy(symbols: np.ndarray) -> float:
@@ -40,7 +40,7 @@ def entropy(symbols: np.ndarray) -> float:
 
 
 def made(count: int, seed: int, signals: Sequence[float]) -> tuple[Tensor, list[Block]]:
-    """Noised values in blocks whose signals differ, float32."""
+    """Noisy values in blocks whose signals differ, float32."""
     generator = torch.Generator().manual_seed(seed)
     size = count // len(signals)
     parts = [SIGMA * math.hypot(1, signal) * torch.randn(size, generator=generator) for signal in signals]
@@ -82,7 +82,7 @@ def grid_row(codec: Codec, count: int, repeats: int, *, signals: Sequence[float]
 
 
 def grid_entropy(values: Tensor, blocks: Iterable[Block], dither: Dither, codec: NoiseFloor) -> dict[str, Any]:
-    """Entropy of the integers sent, and what the error's variance should be."""
+    """Entropy of the integers sent, and the expected variance of the error."""
     levels = dither.draw(ROUND, len(values))
     symbols, kinds = quantize(values.numpy(), codec.width(dither), levels), classes(levels)
     plain = given = 0.0
@@ -101,7 +101,7 @@ def grid_entropy(values: Tensor, blocks: Iterable[Block], dither: Dither, codec:
 
 
 def index_rows() -> list[dict[str, Any]]:
-    """Bytes of explicit indices against 4 bytes each, for the masks of the recipes."""
+    """Bytes of explicit indices, compared with 4 bytes each, for the masks of the recipes."""
     generator, shape = torch.Generator().manual_seed(SEED), (512, 512)
     rows = []
     for name, share in (("uniform", 0.5), ("uniform", 0.05), ("uniform", 0.001), ("rows", 0.5), ("rows", 0.01)):

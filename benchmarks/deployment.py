@@ -1,10 +1,10 @@
-"""What Flower's deployment engine moves over the socket for a run, beside what the simulation counts.
+"""Bytes on the socket of Flower's deployment engine during a run, next to the simulation's counts.
 
     python -m benchmarks.deployment [--codec noise-floor] [--rounds 2] [--json FILE]
 
 A SuperLink and two SuperNodes on loopback, each node behind a counting TCP proxy (socket_proxy.py). Every message
-starts a process there: seconds a round, whatever the model. Each node has a ledger of its own; two hospitals with TLS,
-keys and data of their own are in docs/deployment.md.
+starts a process, which takes seconds in each round for any model. Each node has its own ledger. docs/deployment.md
+describes two hospitals with TLS, keys and their own data.
 """
 
 import argparse
@@ -37,7 +37,7 @@ PATIENCE = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Deployed:
-    """How the run ended in Flower's words, what each node's proxy saw, Flower's log, and the run's FLWR_HOME."""
+    """The run's status in Flower, the traffic of each node's proxy, Flower's log, and the run's FLWR_HOME."""
 
     status: str
     proxies: tuple[CountingProxy, ...]
@@ -85,7 +85,7 @@ def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP
 
 
 def node_config(index: int, nodes: int, folder: Path) -> str:
-    """A node config whose budget is no limit to a measurement."""
+    """A node config with a budget that no measurement reaches."""
     ledger = folder.resolve() / f"node-{index}"
     return f"partition-id={index} num-partitions={nodes} ledger-dir='{ledger}' epsilon-max=1000.0 delta-max=1e-5"
 
@@ -99,7 +99,7 @@ def _wait(ready: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None
 
 
 def _status(env: Mapping[str, str]) -> str:
-    """The run's status in Flower's words; ``flwr run`` itself exits 0 for a failed one, too."""
+    """The run's status in Flower; ``flwr run`` itself exits with 0 for a failed run too."""
     listed = subprocess.run(
         ["flwr", "list", "fedlsg", "--format", "json"], env=dict(env), capture_output=True, check=True, cwd=os.sep
     )
@@ -108,7 +108,7 @@ def _status(env: Mapping[str, str]) -> str:
 
 
 def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """One deployed run: per message, our three levels and the socket's bytes; and what else the nodes said."""
+    """One deployed run: three levels and bytes on the socket of each message, and the nodes' other traffic."""
     with tempfile.TemporaryDirectory(prefix="deployment-") as folder:
         plan = make_plan(from_mapping(settings))
         directory: RunDir = create(str(Path(folder) / "run"), plan.settings)

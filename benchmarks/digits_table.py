@@ -2,8 +2,8 @@
 
     python benchmarks/digits_table.py --out docs/results/digits.md [--seeds 3] [--engine local] [-- extra options]
 
-Weights, partition and carriers depend on the seed; batches and noise are secret and differ in every repetition, so the
-last digits of a repetition will not be these. The presets were chosen on a fifth of the training split, not on the test
+Weights, partition and carriers depend on the seed. Batches and noise are secret and differ in every run, so another run
+gives other last digits. The presets were chosen on a fifth of the training split, not on the test
 split that is reported here.
 """
 

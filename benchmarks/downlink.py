@@ -1,9 +1,9 @@
-"""What goes down with full and with sparse downlink: accuracy and bytes on digits, bytes on CIFAR-10.
+"""Full and sparse downlink: accuracy and bytes on digits, bytes on CIFAR-10.
 
     python -m benchmarks.downlink --out docs/results/downlink.json [--seeds 3] [--only digits|cifar10]
 
-Every row is ``fedlsg run`` in a process of its own, batches and noise secret. ``last`` is the last round: clients that
-took part in every round are sent one update in it. CIFAR-10 (FEDLSG_DATA) is for bytes alone.
+Every row is a ``fedlsg run`` in its own process, with secret batches and noise. ``last`` is the last round: in it
+clients that took part in every round receive one update. CIFAR-10 (FEDLSG_DATA) measures only bytes.
 """
 
 import argparse

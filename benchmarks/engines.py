@@ -1,10 +1,10 @@
-"""Rounds of whole engines and of rival frameworks, interleaved: CPU seconds of all their processes, and wall seconds.
+"""Interleaved rounds of engines and of other frameworks: CPU seconds of all their processes, and wall seconds.
 
     python -m benchmarks.engines --json FILE [--model lenet] [--method sgd] [--engines bare local flower fedavg pfl]
 
-Every arm is a process tree of its own, all alive at once. Only one of them runs a round at a time, the others stand at
-their gates (benchmarks/gate.py), so that every round of one is followed by a round of the next on the same machine.
-What idles meanwhile (Ray's daemons) is counted to nobody. ``flower-single`` sends a message for each client;
+Every arm is its own process tree, and all are alive at once. Only one arm runs a round at a time; the others wait at
+their ``Gate``. So the arms take rounds alternately on the same machine. CPU time of a waiting arm (Ray's daemons) is
+not counted. ``flower-single`` sends a message for each client;
 ``fedavg`` is Flower's own FedAvg, ``pfl`` is pfl-research: both without privacy, so compare them with ``sgd``.
 """
 
@@ -25,7 +25,7 @@ START_SECONDS, ROUND_SECONDS = 300.0, 300.0
 
 
 class Arm:
-    """One engine's processes, standing before a round."""
+    """One engine's processes, which wait before a round."""
 
     def __init__(self, engine: str, model: str, method: str, rounds: int, folder: Path) -> None:
         folder.mkdir()
@@ -41,7 +41,7 @@ class Arm:
         self.tree = Tree(self.process.pid)
 
     def arrive(self, round: int, seconds: float) -> None:
-        """Wait until the next round is ``round``. Raises RuntimeError with the log where the process has ended."""
+        """Wait until the next round is ``round``. Raises RuntimeError with the log if the process has ended."""
         deadline = time.monotonic() + seconds
         while not self.gate.arrived(round):
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -59,7 +59,7 @@ class Arm:
         return self.tree.cpu_seconds() - cpu, wall
 
     def end(self) -> None:
-        """Stop the processes: SIGINT first, which ends Flower's in order."""
+        """Stop the processes: SIGINT first, so that Flower ends cleanly."""
         self.process.send_signal(2)
         try:
             self.process.wait(30)
@@ -71,7 +71,7 @@ class Arm:
 def measure(
     engines: list[str], model: str, method: str, *, pairs: int, warmup: int
 ) -> dict[str, dict[str, list[float]]]:
-    """CPU and wall seconds of every round that is kept, by engine."""
+    """CPU and wall seconds of every round after the warm-up, by engine."""
     seconds: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in engines} for clock in ("cpu", "wall")}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))

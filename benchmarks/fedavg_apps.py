@@ -1,4 +1,4 @@
-"""The job in plain Flower, as its quickstart for PyTorch writes it: FedAvg, the state dict to and fro, no privacy."""
+"""The job in plain Flower, as in its PyTorch quickstart: FedAvg, the state dict in both directions, no privacy."""
 
 from functools import cache
 
@@ -20,7 +20,7 @@ server = ServerApp()
 
 @cache
 def images() -> tuple[Tensor, Tensor]:
-    """All images as the model takes them, and their labels; made once a process."""
+    """All images in the model's input format, and their labels; made once in each process."""
     workload = jobs.load(data_dir=None, cache_dir=None, options=Options(), progress=lambda text: None)
     return workload.train.batch(torch.arange(jobs.CLIENTS * jobs.IMAGES))
 

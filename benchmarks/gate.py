@@ -1,7 +1,7 @@
-"""Rounds of several processes, one after the other: a process waits before each round until it is let through.
+"""Let several processes take rounds one after the other: a process waits before each round for permission.
 
 process   gate = Gate.from_environment(); gate.wait(n) before round n
-driver    Held(folder).round(n): let round n through, and return when the process stands before the next one
+driver    Held(folder).round(n): start round n, and return when the process waits before the next one
 """
 
 import os
@@ -26,7 +26,7 @@ class Gate:
         return cls(Path(os.environ[FOLDER]))
 
     def wait(self, round: int) -> None:
-        """Say that round ``round`` comes next, and wait. TimeoutError where the driver has gone without a word."""
+        """Announce round ``round``, and wait. Raises TimeoutError if the driver is gone."""
         (self.folder / f"before-{round}").touch()
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not (self.folder / f"go-{round}").exists():
@@ -35,7 +35,7 @@ class Gate:
             time.sleep(POLL_SECONDS)
 
     def arrived(self, round: int) -> bool:
-        """Whether the process stands before ``round``."""
+        """Whether the process waits before ``round``."""
         return (self.folder / f"before-{round}").exists()
 
     def let_through(self, round: int) -> None:

@@ -1,7 +1,7 @@
-"""What starting Python and importing takes in each kind of process of a run, and which packages it goes to.
+"""Time of Python's start and of imports in each kind of process of a run, by package.
 
-Times are of fresh processes: CPU seconds, as the kernel counts them for a child that has ended. Packages' shares come
-from one more process under ``-X importtime``, whose clock is the wall's.
+Times are CPU seconds of fresh processes, as the kernel counts them for a child that has ended. The shares of packages
+are wall times, from another process under ``-X importtime``.
 """
 
 import os
@@ -54,7 +54,7 @@ def _cpu(command: list[str], env: Mapping[str, str]) -> float:
 
 
 def packages(arguments: list[str], env: Mapping[str, str]) -> dict[str, float]:
-    """Seconds of their own of the packages that took longest to import."""
+    """The packages that took longest to import, with their own seconds."""
     command = [sys.executable, "-P", "-X", "importtime", *arguments]
     text = subprocess.run(command, env=env, capture_output=True, check=True, text=True).stderr
     own: Counter[str] = Counter()
@@ -64,7 +64,7 @@ def packages(arguments: list[str], env: Mapping[str, str]) -> dict[str, float]:
 
 
 def import_table(by_checkout: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """Markdown, a row a subject; the packages are those of the last checkout."""
+    """Markdown, a row for each subject; the packages are those of the last checkout."""
     names = list(by_checkout)
     lines = ["| process |" + "".join(f" {name}, CPU s |" for name in names) + " longest packages, s |"]
     lines.append("|---|" + "---|" * (len(names) + 1))

@@ -1,4 +1,4 @@
-"""The apps of fedlsg for the workload ``job``, the server standing at a gate before every round but the first."""
+"""The apps of fedlsg for the workload ``job``; the server waits at a gate before every round but the first."""
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp

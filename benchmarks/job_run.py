@@ -1,4 +1,4 @@
-"""One process of ``benchmarks.engines``: the job on one engine, every round but the first behind a gate."""
+"""One process of ``benchmarks.engines``: the job on one engine, with a gate before every round but the first."""
 
 import argparse
 import shutil

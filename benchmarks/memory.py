@@ -1,10 +1,10 @@
-"""Peak memory of one training step over what the process held before it, model included.
+"""Peak memory of one training step above the memory of the idle process (which includes the model).
 
     python -m benchmarks.memory --json FILE [--threads 1] [--pairs 30] [--models ...] [--arms ...] [--batch 16]
 
-One fresh process a measurement: a warm-up step, then the kernel's high-water mark of one more step over the resident
-memory in front of it. The allocator hands freed memory back at once (MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_),
-so that the mark is what was alive, not what was kept for later. Needs Linux.
+Each measurement is a fresh process: a warm-up step, then the kernel's high-water mark of another step, minus the
+resident memory before it. The allocator returns freed memory at once (MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_),
+so the mark counts live memory, not memory kept for later. Needs Linux.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def memory(field: str) -> float:
 
 
 def measure(options: argparse.Namespace) -> float:
-    """Peak MB of one step over idle, in this process."""
+    """Peak MB of one step above idle, in this process."""
     torch.set_num_threads(options.threads[0])
     subject = SUBJECTS[options.models[0]](options.batch)
     if options.only.endswith(TURNED):
@@ -51,7 +51,7 @@ def measure(options: argparse.Namespace) -> float:
 
 
 def in_a_process(arm: str, model: str, options: argparse.Namespace) -> float | None:
-    """``measure`` in a fresh process; None, and a line that says why, where the arm cannot run."""
+    """``measure`` in a fresh process; None, and a line with the reason, if the arm cannot run."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.memory", "--only", arm, "--models", model]
     command += ["--batch", str(options.batch), "--threads", str(options.threads[0])]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | GIVE_BACK)

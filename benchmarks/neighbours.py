@@ -1,9 +1,9 @@
-"""How far one example moves a client's clipped sum, through the shipped step, in the precision that users run.
+"""How far one example moves a client's clipped sum, through the library's own step, in the users' precision.
 
-The sum is caught before the noise. Two data sets that differ in one example go through ``client_step`` with the
+The sum is recorded before the noise. Two data sets that differ in one example go through ``client_step`` with the
 batches and groups of simulations, at sampling rate 1, so that both draw the same batch. Dropout is 0 in every model.
-    moved        |S(D) - S(D without i)| / C, what the clip promises to be at most 1
-    neighbours   |S(D) - S(D without i) - c_i| / C with c_i the clipped gradient of i: what i changes of all others
+    moved        |S(D) - S(D without i)| / C, at most 1 by the guarantee of the clip
+    neighbours   |S(D) - S(D without i) - c_i| / C with c_i the clipped gradient of i: how i changes all others
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -99,7 +99,7 @@ def of_tensors(
 
 
 def move(subject: Subject, rows: Sequence[int], leaves: int) -> Moved:
-    """What it moves that the example at place ``leaves`` of ``rows`` leaves."""
+    """How far the sum moves if the example at place ``leaves`` of ``rows`` is removed."""
     whole = torch.tensor(rows)
     total, own = _sum(subject, whole, leaves)
     rest, _ = _sum(subject, torch.cat([whole[:leaves], whole[leaves + 1 :]]), None)
@@ -127,7 +127,7 @@ def _sum(subject: Subject, rows: Tensor, watched: int | None) -> tuple[Tensor, T
 
 @contextmanager
 def caught(watched: int | None) -> Iterator[tuple[list[Tensor], list[Tensor], list[int]]]:
-    """Inside, sums are kept before the noise, and the clipped gradient of one position, of those last drawn."""
+    """A context that records the last sum before the noise, and the clipped gradient of one position."""
     totals: list[Tensor] = []
     own: list[Tensor] = []
     positions: list[int] = []

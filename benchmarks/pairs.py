@@ -1,9 +1,9 @@
-"""Interleaved timing: every arm once a round, in an order that rotates, and ratios of arms within one round.
+"""Interleaved timing: every arm once in each round, in rotating order, and ratios of arms within one round.
 
-Whatever disturbs the machine for longer than a round then disturbs all arms alike. A ratio is the median over the
+A disturbance of the machine that lasts longer than a round affects all arms equally. A ratio is the median over the
 rounds of (arm's seconds / reference's seconds in the same round), with a percentile bootstrap interval of that median.
-Seconds are read twice, from the wall clock and from the process's CPU clock; on a machine that others use too, the
-second is the one to look at where one thread works.
+Seconds are read from the wall clock and from the process's CPU clock. On a shared machine, use CPU seconds if one
+thread works.
 """
 
 import argparse
@@ -54,9 +54,9 @@ def interleave(
     warmup: int = 2,
     settle: Callable[[], object] = lambda: None,
 ) -> dict[str, dict[str, list[float]]]:
-    """Seconds of every arm in every round, by clock and arm. The first ``warmup`` rounds are not kept.
+    """Seconds of every arm in every round, by clock and arm. The first ``warmup`` rounds are dropped.
 
-    ``settle`` waits until a device has done what it was told; its seconds are the arm's.
+    ``settle`` waits until a device has finished its work; this time counts for the arm.
     """
     names = list(arms)
     seconds: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in names} for clock in CLOCKS}
@@ -85,7 +85,7 @@ def ratios(seconds: Mapping[str, Sequence[float]], reference: str) -> dict[str, 
 
 
 def summary(measured: Mapping[str, Mapping[str, Sequence[float]]], references: Sequence[str]) -> dict[str, Any]:
-    """Median of every arm, and its ratio to each reference, by what was measured; what goes into the JSON file."""
+    """Median of every arm and its ratio to each reference, for each quantity; the content of the JSON file."""
     return {
         name: {
             kind: {
@@ -99,7 +99,7 @@ def summary(measured: Mapping[str, Mapping[str, Sequence[float]]], references: S
 
 
 def table(found: Mapping[str, Any], reference: str, *, unit: str = "s") -> str:
-    """A Markdown table of one summary: medians of what came first, and ratios to one reference by everything."""
+    """A Markdown table of one summary: medians of the first quantity, and ratios to one reference for all."""
     kinds = list(next(iter(found.values())))
     over = "".join(f" over {reference}, {kind} |" for kind in kinds)
     lines = [f"| arm | {unit} |{over}", "|---|---|" + "---|" * len(kinds)]
@@ -114,8 +114,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
     options.add_argument("--threads", type=numbers, default=(1, 2), metavar="1,2", help="numbers of threads to measure")
-    options.add_argument("--pairs", type=int, default=30, help="rounds that are kept")
-    options.add_argument("--warmup", type=int, default=2, help="rounds that are not")
+    options.add_argument("--pairs", type=int, default=30, help="rounds that are measured")
+    options.add_argument("--warmup", type=int, default=2, help="rounds before these, not measured")
     return options
 
 
@@ -125,7 +125,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on and with."""
+    """The machine and the versions of a measurement."""
     cpuinfo = Path("/proc/cpuinfo")
     names = (
         [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
@@ -142,6 +142,6 @@ def machine() -> dict[str, Any]:
 
 
 def write(path: Path | None, results: Mapping[str, Any]) -> None:
-    """The results and the machine as JSON, where a file was asked for."""
+    """Write the results and the machine as JSON, if a file is given."""
     if path is not None:
         path.write_text(json.dumps({"machine": machine(), **results}, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """The job in pfl-research (Apple, 0.6.0): FederatedAveraging on its SimulatedBackend, in one process.
 
-pip install --no-deps pfl==0.6.0 multiprocess dill     (its own pins would take other accountants)
+pip install --no-deps pfl==0.6.0 multiprocess dill     (its own pins would install other accountants)
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from simulations.workloads.base.workload import Options
 
 
 def run(model_name: str, rounds: int) -> None:
-    """All rounds, each but the first behind the gate. ImportError where pfl is not installed."""
+    """All rounds, with a gate before each but the first. Raises ImportError if pfl is not installed."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm import FederatedAveraging, NNAlgorithmParams
     from pfl.callback.base import TrainingProcessCallback
@@ -57,7 +57,7 @@ def run(model_name: str, rounds: int) -> None:
 
 
 def with_loss(model: nn.Module) -> nn.Module:
-    """The model with the two methods that pfl asks for."""
+    """The model with the two methods that pfl needs."""
 
     def loss(inputs: Tensor, labels: Tensor, eval: bool = False) -> Tensor:
         return F.cross_entropy(model(inputs), labels)

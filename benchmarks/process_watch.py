@@ -1,8 +1,8 @@
-"""Look at a command and everything that descends from it, from outside, through /proc (Linux only).
+"""Watch a command and all its descendants from outside, through /proc (Linux only).
 
-Nothing is injected: every ``INTERVAL`` the processes are listed, and what each has used so far is read. Orphans stay
-visible because the watcher becomes their parent (PR_SET_CHILD_SUBREAPER). CPU seconds that a process uses after the
-last look at it are missing, so the sums are too low by up to one interval a process.
+Nothing is injected. Every ``INTERVAL`` the watcher lists the processes and reads the CPU time of each. Orphans stay
+visible because the watcher becomes their parent (PR_SET_CHILD_SUBREAPER). CPU time after the last look at a process is
+missing, so the sums are too low by up to one interval for each process.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """What a command did: when it began (wall clock), seconds until it ended, its status, every process of it.
+    """A finished command: its start (wall clock), seconds until it ended, its status, and all its processes.
 
     ``course``: (seconds since it began, CPU seconds of all processes so far) at every look.
     """

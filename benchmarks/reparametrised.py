@@ -1,4 +1,4 @@
-"""A port of RGP's reparametrised forward pass (Yu et al. 2021): carriers as layers of their own inside the model.
+"""A port of RGP's reparametrised forward pass (Yu et al. 2021): carriers as extra layers inside the model.
 
     linear        y = x (W - L R)^T + (x R^T) L^T + b
     convolution   y = conv(x; W - L R) + conv(conv(x; R); L, 1x1) + b

@@ -1,6 +1,6 @@
-"""The same step by other means: Opacus with hooks and with ghost norms, torch.func, and RGP's reparametrised forward.
+"""The same step in other libraries: Opacus with hooks and with ghost norms, torch.func, RGP's reparametrised forward.
 
-Each clips per example and adds noise as its users would: Opacus' own optimizers; a plain generator for the other two.
+Each clips per example and adds noise as its users do: Opacus by its own optimizers, the other two by a plain generator.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def func_vmap(subject: Subject) -> Step:
 
     def step() -> None:
         gradients = per_example({n: p.detach() for n, p in trained.items()}, subject.inputs, subject.targets)
-        _descend(trained, _clipped_and_noised(list(gradients.values())), len(subject.targets))
+        _descend(trained, _clipped_and_noisy(list(gradients.values())), len(subject.targets))
 
     return step
 
@@ -81,8 +81,8 @@ def func_vmap(subject: Subject) -> Step:
 def rgp_reparametrised(subject: Subject, rank: int = 8) -> Step:
     """RGP as published: W is replaced by (W - L R) + L R in the forward pass, and L and R get per-example gradients.
 
-    Decomposes and takes one Eq. 3 step each time, like fedlsg; kernels of fedlsg where they fit, so that what is
-    measured is the reparametrisation and not somebody's unfold.
+    Decomposes and takes one Eq. 3 step each time, like fedlsg; uses kernels of fedlsg where they fit, so that the
+    reparametrisation is measured, and not another unfold.
     """
     model = subject.build()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -94,16 +94,16 @@ def rgp_reparametrised(subject: Subject, rank: int = 8) -> Step:
             name: decompose(trained[name], rank, generator=generator, power_steps=1) for name in step_of.carried
         }
         gradients = step_of.gradients(subject.inputs, subject.targets, carriers)
-        noised = dict(zip(gradients, _clipped_and_noised(list(gradients.values())), strict=True))
+        noisy = dict(zip(gradients, _clipped_and_noisy(list(gradients.values())), strict=True))
         scale = -LEARNING_RATE / len(subject.targets)
         with torch.no_grad():
             for name, W in trained.items():
                 if name in carriers:
                     L, R = carriers[name]
-                    dL, dR = noised[f"{name}/L"], noised[f"{name}/R"].flatten(1)
+                    dL, dR = noisy[f"{name}/L"], noisy[f"{name}/R"].flatten(1)
                     add_reconstruction(W, dL, dR, L, R, scale)
                 else:
-                    W.add_(noised[name].reshape(W.shape), alpha=scale)
+                    W.add_(noisy[name].reshape(W.shape), alpha=scale)
 
     return step
 
@@ -112,16 +112,16 @@ def _sgd(model: nn.Module) -> SGD:
     return SGD([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE)
 
 
-def _clipped_and_noised(gradients: list[Tensor]) -> list[Tensor]:
+def _clipped_and_noisy(gradients: list[Tensor]) -> list[Tensor]:
     squares = torch.stack([g.flatten(1).norm(dim=1).square() for g in gradients])
     factors = (CLIP_NORM / (squares.sum(0).sqrt() + 1e-6)).clamp(max=1)
     sums = [(factors @ g.flatten(1)).view(g.shape[1:]) for g in gradients]
     return [total + NOISE * CLIP_NORM * torch.randn_like(total) for total in sums]
 
 
-def _descend(trained: dict[str, nn.Parameter], noised: list[Tensor], batch: int) -> None:
+def _descend(trained: dict[str, nn.Parameter], noisy: list[Tensor], batch: int) -> None:
     with torch.no_grad():
-        for p, gradient in zip(trained.values(), noised, strict=True):
+        for p, gradient in zip(trained.values(), noisy, strict=True):
             p.add_(gradient, alpha=-LEARNING_RATE / batch)
 
 

@@ -1,11 +1,11 @@
-"""Memory of one private step on RoBERTa-base's architecture, for every recipe: what the carriers promise.
+"""Memory of one private step on RoBERTa-base's architecture, for every recipe.
 
     python benchmarks/roberta_step.py --data-dir DIR [--methods lsg dpsgd] [--rank 8] [--out docs/results/roberta.md]
 
-Random weights, so nothing is downloaded but the tokenizer, and not even that where DIR holds ``roberta_bpe``. A step is
-what a client does: derive the frame, per-example gradients of one batch, mask, clip, sum, noise, and what is sent.
-Peak memory is the process's high-water mark over what it held before the step, model included; one fresh process a
-method. The texts are pieces of this repository's licence of exactly ``--length`` tokens. Pruning before training
+The weights are random, so only the tokenizer is downloaded; if DIR has ``roberta_bpe``, nothing is. A step is a
+client's: derive the frame, per-example gradients of one batch, mask, clip, sum, noise, and encode the values. Peak
+memory is the process's high-water mark minus its memory before the step (which includes the model). Each method has a
+fresh process. The texts are pieces of this repository's licence of exactly ``--length`` tokens. Pruning before training
 (dp-ssgd) is off. Needs Linux, whose kernel lets a process reset its high-water mark.
 """
 
@@ -50,7 +50,7 @@ def tokens(data_dir: Path | None, batch: int, length: int) -> dict[str, Tensor]:
 
 
 def recipe(name: str, rank: int) -> Method:
-    """The recipe at its own defaults, at one rank where it has one."""
+    """The recipe with its own defaults, at the given rank if it has a rank."""
     own = strategies.own_settings(name)
     settings: dict[str, Any] = {"rank": rank} if "rank" in own else {}
     settings |= {"prune": "none"} if "prune" in own else {}
@@ -86,7 +86,7 @@ def memory(field: str) -> float:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds, peak MB over idle and values of one step, in this process."""
+    """Seconds, peak MB above idle and values of one step, in this process."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     method = recipe(options.only, options.rank)
@@ -120,7 +120,7 @@ def row(name: str, found: dict[str, Any], dense: dict[str, Any]) -> str:
 
 
 def in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """``measure`` in a fresh process; that a method refuses, and why, is a result too."""
+    """``measure`` in a fresh process; a refusal and its reason are a result too."""
     arguments = ["--only", name, "--batch", options.batch, "--length", options.length, "--rank", options.rank]
     arguments += ["--data-dir", options.data_dir] if options.data_dir else []
     done = subprocess.run([sys.executable, __file__, *map(str, arguments)], capture_output=True, text=True, check=False)
@@ -132,7 +132,7 @@ def in_a_process(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure every method in a process of its own, print, write."""
+    """Measure every method in its own process, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--methods", nargs="+", default=strategies.names())

@@ -1,4 +1,4 @@
-"""CPU seconds of one simulated round over the bare loop's, for the job of ``benchmarks.jobs``.
+"""CPU seconds of one simulated round relative to the bare loop, for the job of ``benchmarks.jobs``.
 
     python -m benchmarks.rounds --json FILE [--models lenet wide] [--methods dpsgd lsg sgd] [--pairs 30]
 

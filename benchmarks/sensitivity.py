@@ -1,9 +1,9 @@
-"""How far one example moves the clipped sum: as it was (planted again) and as it is.
+"""How far one example moves the clipped sum: with the old code (planted) and with the present code.
 
     FEDLSG_DATA=DATA python -m benchmarks.sensitivity --out docs/results/sensitivity.json
 
-SST-2 with MiniLM, method bitfit, C = 0.05 (every text is clipped), and aligned gradients (adversaries.py). Nothing is
-drawn at random but by the seeds that are written here. Takes about a quarter of an hour on one core.
+SST-2 with MiniLM, method bitfit, C = 0.05 (every text is clipped), and aligned gradients. All random
+numbers come from the seeds in this file. Takes about a quarter of an hour on one core.
 """
 
 import argparse
@@ -36,7 +36,7 @@ Planted = Callable[[], AbstractContextManager[object]]
 
 
 def row(what: str, before: Planted, made: Callable[[], Subject], cases: Iterable[Case]) -> dict[str, Any]:
-    """The farthest of the cases, before and after."""
+    """The case with the largest distance, before and after."""
     found: dict[str, Any] = {"what": what}
     chosen = list(cases)
     for when, plant in (("before", before), ("after", nullcontext)):
@@ -87,7 +87,7 @@ def sum_rows() -> list[dict[str, Any]]:
 
 
 def rounding_rows(sst2: Workload) -> list[dict[str, Any]]:
-    """What another number of rows does to a row's clipped gradient, at one padded length; farthest row, in C."""
+    """How another number of rows changes a row's clipped gradient at one padded length; largest change, in C."""
     lengths = sst2.train.lengths
     assert lengths is not None
     rows = []

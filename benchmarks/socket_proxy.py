@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that keeps every byte it passes on, and what the HTTP/1.1 exchanges in them were."""
+"""A TCP proxy on loopback that keeps every byte that it passes on, and finds the HTTP/1.1 exchanges in them."""
 
 import socket
 import threading
@@ -20,7 +20,7 @@ class Exchange:
 
 @dataclass
 class Connection:
-    """What went over one TCP connection in both directions, in order."""
+    """The bytes of one TCP connection in both directions, in order."""
 
     up: bytearray = field(default_factory=bytearray)
     down: bytearray = field(default_factory=bytearray)
@@ -43,7 +43,7 @@ class CountingProxy:
                 caller, _ = self._listener.accept()
                 try:
                     server = socket.create_connection(("127.0.0.1", self.target))
-                except OSError:  # nobody listens there any more: the caller is told so
+                except OSError:  # nobody listens there any more: close the connection
                     caller.close()
                     continue
                 connection = Connection()
@@ -53,7 +53,7 @@ class CountingProxy:
                     threading.Thread(target=_pass_on, args=(source, drain, kept), daemon=True).start()
 
     def close(self) -> None:
-        """Close every socket; what was counted stays."""
+        """Close every socket; the counts stay."""
         for one in (self._listener, *self._sockets):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

@@ -23,7 +23,7 @@ from benchmarks.socket_proxy import Exchange
 
 @dataclass
 class Message:
-    """What one of our messages took.
+    """Bytes and requests of one of our messages.
 
     socket: bytes in its own direction, HTTP heads included. back: bytes the other way (the requests of a pull, the
     answers to a push). bodies: of ``socket``, without HTTP heads. requests: exchanges.
@@ -56,7 +56,7 @@ class Moved:
 
 
 def moved(exchanges: Iterable[Exchange]) -> Moved:
-    """The exchanges of one node, each given to the message that it served, or to what there was besides."""
+    """The exchanges of one node, each assigned to its message, or to ``besides``."""
     found, rest = Moved(), []
     owners: dict[tuple[str, str], list[tuple[str, str]]] = {}
     exchanges = list(exchanges)

@@ -1,10 +1,10 @@
-"""Where the seconds of a short ``fedlsg run digits`` go, from the shell's command to its end, and what importing costs.
+"""Where a short ``fedlsg run digits`` spends its time, from the shell's command to its end, and the cost of imports.
 
     python -m benchmarks.startup --json FILE [--runs 5] [--engines flower local] [--no-imports] [--against CHECKOUT]
 
-Every run is a fresh process, watched from outside (`process_watch`): when files of the run directory appear, when the
-log says so, when processes start, end, or have torch in memory. Nothing is added to the run. ``--against`` names
-another checkout of this repository, whose runs alternate with this one's: before and after under the same load.
+Every run is a fresh process, watched from outside (``process_watch``): when files of the run directory and lines of the
+log appear, and when processes start, end, or have torch in memory. Nothing is added to the run. ``--against`` names
+another checkout of this repository. Its runs alternate with this one's: before and after under the same load.
 """
 
 import argparse
@@ -59,7 +59,7 @@ LINES = {"SuperLink answers": "Uvicorn running on", "run submitted": "Successful
 
 
 class Marks:
-    """Notes when what a run leaves behind first shows."""
+    """Notes when files and log lines of a run first appear."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.at = folder, dict[str, float]()
@@ -112,7 +112,7 @@ def run_once(checkout: Path, engine: str, rounds: int) -> dict[str, Any]:
 
 
 def role(command: str) -> str:
-    """What a process is, by its command line; "other" for what is not known."""
+    """The role of a process, by its command line; "other" if unknown."""
     return next((name for name, parts in ROLES.items() if all(part in command for part in parts)), "other")
 
 
@@ -125,7 +125,7 @@ def by_role(processes: Sequence[Seen]) -> dict[str, float]:
 
 
 def of_processes(seen: Watched) -> dict[str, float]:
-    """The marks that are moments of processes."""
+    """The marks that are times of processes: start, end, torch loaded."""
     mine: dict[str, list[Seen]] = defaultdict(list)
     for process in seen.processes:
         mine[role(process.command)].append(process)
@@ -142,7 +142,7 @@ def of_processes(seen: Watched) -> dict[str, float]:
 
 
 def measure(checkouts: Mapping[str, Path], engine: str, *, runs: int, rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """Runs of every checkout in turn; one of each, not kept, warms the file cache."""
+    """Interleaved runs of every checkout; one run of each, not counted, warms the file cache."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}
     for turn in range(runs + 1):
         names = list(checkouts)[:: -1 if turn % 2 else 1]
@@ -185,7 +185,7 @@ def roles(by_checkout: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def gains(by_checkout: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Estimate]:
-    """Ratios of this checkout to the other, run by run, for the first result and for the end."""
+    """Ratios of this checkout to the other, run by run, for the first round and for the prompt."""
     found = {}
     for mark in ("first round", "end"):
         for kind in ("wall", "cpu"):
@@ -196,12 +196,12 @@ def gains(by_checkout: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, E
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--runs", type=int, default=5, help="runs of each kind that are kept")
+    options.add_argument("--runs", type=int, default=5, help="measured runs of each kind")
     options.add_argument("--rounds", type=int, default=2)
     options.add_argument("--engines", nargs="+", default=["flower", "local"], choices=["flower", "local"])
     options.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout to alternate with")
     options.add_argument(
-        "--imports", action=argparse.BooleanOptionalAction, default=True, help="also what imports cost"
+        "--imports", action=argparse.BooleanOptionalAction, default=True, help="also measure the cost of imports"
     )
     given = options.parse_args()
     checkouts = {"now": HERE} if given.against is None else {"before": given.against.resolve(), "after": HERE}

@@ -1,12 +1,12 @@
-"""Seconds of one training step: plain, its floor, fedlsg's private steps, and other libraries'.
+"""Seconds of one training step: the plain step, its floor, fedlsg's private steps, and other libraries' steps.
 
     python -m benchmarks.step --json FILE [--threads 1,2] [--pairs 30] [--models ...] [--arms ...] [--batch 16]
     python -m benchmarks.step --json FILE --device cuda --models wrn-28-4 --batch 1000
     python -m benchmarks.step --json FILE --device cuda --models roberta-base --batch 256
 
-Interleaved (pairs.py). The plain step is measured in both memory formats, and so is ours: compare with the better one.
-Opacus' arms need the package opacus; an arm that cannot run, or whose batch does not fit into the device's memory, is
-named with the reason and left out. On a device an arm's peak is that of the memory that torch hands out there.
+The rounds are interleaved. The plain step and ours are measured in both memory formats: compare with the better one.
+Opacus' arms need the package opacus. An arm that cannot run, or whose batch does not fit into the device's memory, is
+left out, and the reason is printed. On a device an arm's peak is the memory that torch allocates there.
 """
 
 from argparse import ArgumentParser
@@ -57,7 +57,7 @@ def device_peaks(steps: Mapping[str, Step], device: torch.device) -> dict[str, f
 
 
 def device_of(name: str, options: ArgumentParser) -> torch.device:
-    """The device; exits with what to do where torch finds none such."""
+    """The device; exits with advice if torch does not find it."""
     if name == "cuda" and not torch.cuda.is_available():
         options.error(
             "--device cuda: torch finds no CUDA device on this machine; leave --device out to measure the CPU"
@@ -66,7 +66,7 @@ def device_of(name: str, options: ArgumentParser) -> torch.device:
 
 
 def name_of(device: torch.device) -> str:
-    """What the device calls itself."""
+    """The device's own name."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 

@@ -1,8 +1,8 @@
-"""Bars of what benchmarks.step measured: every arm's CPU seconds over the plain step's, with the intervals.
+"""Bars of the results of benchmarks.step: every arm's CPU seconds relative to the plain step, with intervals.
 
     python -m benchmarks.step_plot STEP.json [STEP.json ...] --out FILE.svg
 
-One panel a model; of several files that measured one arm the first counts.
+One panel for each model. If several files have an arm, the first one counts.
 """
 
 import argparse
@@ -14,7 +14,7 @@ Ratios = dict[str, dict[str, tuple[float, float, float]]]
 
 
 def read(paths: Sequence[Path]) -> Ratios:
-    """Median and interval over the plain step by model and arm, of one thread."""
+    """Median and interval relative to the plain step, by model and arm, for one thread."""
     found: Ratios = {}
     for path in paths:
         for result in json.loads(path.read_text())["results"]:

@@ -1,4 +1,4 @@
-"""The models that steps are measured on, each with one batch of random data: time does not depend on the values."""
+"""The models for measuring steps, each with one batch of random data: time does not depend on the values."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class Subject:
 
 
 def losses(outputs: Float[Tensor, "batch classes"], targets: Int64[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-    """One cross-entropy an example."""
+    """The cross-entropy of each example."""
     return F.cross_entropy(outputs, targets, reduction="none")
 
 

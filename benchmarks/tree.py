@@ -1,4 +1,4 @@
-"""CPU seconds of a process and everything that came from it, Ray's and Flower's servers included (Linux)."""
+"""CPU seconds of a process and all its descendants, including Ray's and Flower's servers (Linux)."""
 
 import time
 from contextlib import suppress

@@ -10,9 +10,9 @@ def restart_dead() -> None:
     """In Flower's simulation process: let Ray restart a dead actor, and repeat the task in which it died once.
 
     Flower puts a dead actor back into its pool: all later tasks of it would fail. Flower has no setting for these
-    options of Ray, and makes its actors after it has imported the ClientApp, which calls this. Flower's call that ends an actor
-    is not repeated: no actor survives it, and Ray would report a failure for each. In any other process this has no
-    effect, and Ray is not imported.
+    options of Ray, and makes its actors after it has imported the ClientApp, which calls this. Flower's call that ends
+    an actor is not repeated: no actor survives it, and Ray would report a failure for each. In any other process this
+    has no effect, and Ray is not imported.
     """
     if "flwr.simulation.run_simulation" in sys.modules:
         from flwr.simulation.ray_transport.ray_actor import ClientAppActor

@@ -2,7 +2,6 @@
 
 import logging
 import shlex
-from dataclasses import fields
 
 from simulations.report.course import CAPTION, course
 from simulations.report.facts import HELD_OUT, epsilon_section, made_section
@@ -13,7 +12,7 @@ from simulations.report.words import outcome, percent, privacy_line
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, read_run
 from simulations.rundir.rundir import RunDir
-from simulations.settings.settings import Settings
+from simulations.settings.declared import RUN
 from simulations.workloads.chance import beats_chance
 
 log = logging.getLogger(__name__)
@@ -79,11 +78,11 @@ def _rejections(result: Result) -> list[Section]:
 
 def command(result: Result) -> str:
     """The ``fedlsg run`` command with these settings, without the folders of this machine."""
-    defaults = {f.name: f.default for f in fields(Settings)}
+    defaults = {name: declared.default for name, declared in RUN.items()}
     given = {
         name: value
         for name, value in result.settings.items()
-        if value != defaults[name] and name not in PLACES and name != "workload"
+        if value != defaults.get(name) and name not in PLACES and name != "workload"
     }
     words = ["fedlsg", "run", str(result.settings["workload"])]
     for name, value in given.items():

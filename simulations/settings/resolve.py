@@ -100,18 +100,20 @@ def recipe_values(settings: Settings, method: Method) -> dict[str, Any]:
     """The recipe's own settings as the method has them: given, or its default.
 
     A keyword that fills a field of the method (it is declared by the very same ``Setting``) has the field's value: the
-    rank of ``rs`` on dense gradients is 0.
+    rank of ``rs`` on dense gradients is 0. Guarantee: the values that are returned build the same method again.
     """
     parts: dict[str, tuple[Setting, Any]] = {}
     for part in (method.carrier, method.mask, method.prune, method.compression):
         parts |= declared_values(part)
     if method.mask.kind in ("all", "drop"):
         parts["drop_rate"] = (get_args(DropRate)[1], method.mask.sparsity)
-    found: dict[str, Any] = {}
-    for name, one in strategies.declared_by(settings.method).items():
-        setting, value = parts.get(name, (None, None))
-        found[name] = value if setting == one.setting else settings.parameters.get(name, one.default)
-    return found
+    own = strategies.declared_by(settings.method)
+    said = {name: settings.parameters.get(name, one.default) for name, one in own.items()}
+    shown = {
+        name: parts[name][1] for name, one in own.items() if parts.get(name, (None,))[0] == one.setting != Setting()
+    }
+    again = replace(settings, parameters={**settings.parameters, **said, **shown})
+    return said | shown if build_method(again) == method else said
 
 
 def check(s: Resolved) -> None:

@@ -44,7 +44,7 @@ def test_a_new_codec_runs_end_to_end(tmp_path):
         ({"codec": "int8", "coarse_step": 1.0}, "coarse_step=1.0 is a setting of codec 'coarse', not 'int8'"),
         ({"codec": "coarse", "method": "dp-powersgd"}, "'coarse' does not send factors; codecs that fit: 'float32'"),
         ({"codec": "coarse", "trust": "aggregate"}, "trust='aggregate' needs codec='float32', got 'coarse'"),
-        ({"codec": "coarser"}, "did you mean 'coarse'"),
+        ({"codec": "coarser"}, r"expected codec in .*'coarse'\), got 'coarser'; did you mean 'coarse'"),
     ],
 )
 def test_a_new_codec_is_checked_like_any_other(settings, why, tmp_path):

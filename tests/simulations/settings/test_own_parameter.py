@@ -8,6 +8,7 @@ import pytest
 
 import strategies
 from simulations.compare.command import make_grid
+from simulations.plan.base import prepare
 from simulations.settings.published import from_run_config
 from simulations.settings.resolve import build_method
 from simulations.settings.settings import as_config, from_mapping
@@ -108,3 +109,26 @@ def test_a_recipe_cannot_take_the_name_of_a_runs_setting(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="method greedy declares 'rounds', which is a setting of every run"):
         from_mapping({"rank": 3})
     sys.modules.pop("strategies.recipes.greedy", None)
+
+
+TWICE = """
+from fedlsg.carriers import Carrier, Rank
+from fedlsg.method import Method
+
+def recipe(*, rank: Rank = 1, train: str = "a", mechanism, after):
+    return Method(name="twice", carrier=Carrier(kind="random", rank=2 * rank), mechanism=mechanism, after=after)
+"""
+
+
+def test_files_say_what_builds_the_same_method_again(tmp_path, monkeypatch):
+    """A recipe may make something else of a keyword than the field that has its declaration."""
+    (tmp_path / "twice.py").write_text(TWICE)
+    monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)])
+    base = prepare(from_mapping({"method": "twice", "noise_multiplier": 2.0}))
+    assert base.method.carrier.rank == 8, "digits has rank 4"
+    assert (base.settings.parameters["rank"], base.settings.parameters["train"]) == (4, "a")
+    assert prepare(from_mapping(as_config(base.settings))).method == base.method
+    dense = prepare(from_mapping({"method": "rs", "noise_multiplier": 2.0}))
+    assert dense.settings.parameters["rank"] == 0, "as files of before say it"
+    assert prepare(from_mapping(as_config(dense.settings))).method == dense.method
+    sys.modules.pop("strategies.recipes.twice", None)

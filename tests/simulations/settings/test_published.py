@@ -19,6 +19,7 @@ from simulations.plan import plan
 from simulations.settings.published import Published, find, from_run_config, matching, presets, resolve
 from simulations.settings.published.catalogue import by_name, by_size, index
 from simulations.settings.published.preset import EXAMPLES, name_of
+from simulations.settings.published.resolve import unfolded
 from simulations.settings.published.show import as_markdown, command
 from simulations.settings.resolve import build_method, fill
 from simulations.settings.settings import PRESET, Settings, as_config, from_mapping, values_of
@@ -302,7 +303,7 @@ def test_flower_run_config_resolves_a_preset():
     assert from_run_config(config) == settings_of("dpsgd-sst2-eps3.3", seed=3)
     assert from_run_config(RUN_CONFIG) == Settings()
     assert from_run_config({**RUN_CONFIG, "rank": 2, "preset": "lsg-cifar10-eps3.3"}).parameters["rank"] == 2
-    naive = from_mapping(resolve(config))  # every default taken for a wish
+    naive = from_mapping(resolve(unfolded(config)))  # every default taken for a wish
     assert (naive.method, naive.workload) == ("lsg", "digits")
 
 

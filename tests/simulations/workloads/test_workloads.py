@@ -1,6 +1,5 @@
 """Workloads: splits, the digits data, CIFAR-10 from made and real shards, the cache, and what goes wrong with each."""
 
-import dataclasses
 import hashlib
 import io
 import json
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from simulations import workloads
-from simulations.settings.settings import Settings
+from simulations.settings.declared import all_settings
 from simulations.workloads import Split, Workload
 from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
 from simulations.workloads.base.workload import silent
@@ -211,7 +210,7 @@ def test_a_preset_has_what_a_run_needs(name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_names_settings_that_exist(name):
     """A misspelt key would be dropped in silence where the gaps of the settings are filled."""
-    known = {field.name for field in dataclasses.fields(Settings)}
+    known = set(all_settings())
     assert set(PRESETS[name]) <= known
     assert "lr" not in known  # negative control: a name that looks right
 

@@ -106,7 +106,7 @@ def test_a_codec_that_a_receiver_could_not_distinguish_is_refused(declared, why,
 # --- nobody says a codec's name but its own file
 
 ALSO_A_PRECISION = ("float32", "bfloat16")
-ALLOWED = re.compile(r"precision|activation_storage|Bits|DEFAULT_CODEC|\bcodec: |^\] = \"float32\",$")
+ALLOWED = re.compile(r"precision|activation_storage|Bits|DEFAULT_CODEC|\bcodec: |^\] = \"float32\",?$")
 """Lines on the numbers of a pass, and the default of the setting."""
 
 ORDER = '"codec": ("noise_floor_step",),'
