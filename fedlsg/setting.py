@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from inspect import Parameter, signature
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from fedlsg.choices import did_you_mean
 
@@ -122,7 +122,7 @@ class Declared:
             return
         if isinstance(value, bool) or not isinstance(value, Integral if self.kind is int else Real):
             raise ValueError(f"expected a number ({self.kind.__name__}) for {self.name}, got {value!r}")
-        if not self.setting.contains(float(value)):
+        if not self.setting.contains(cast(float, value)):
             why = f": {self.setting.why}" if self.setting.why else ""
             raise ValueError(f"expected {self.setting.around(f'{self.name}={value}')}{why}")
 

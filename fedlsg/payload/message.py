@@ -220,9 +220,12 @@ def _encode(
 
 def _decode(body: bytes | memoryview, counts: Sequence[int], codec: Codec, expected: Expected) -> Tensor:
     try:
-        return codec.decode(body, counts, expected.dither, expected.round, max_norm=expected.max_norm)
+        values = codec.decode(body, counts, expected.dither, expected.round, max_norm=expected.max_norm)
     except ValueError as error:
         raise PayloadError(str(error)) from None
+    if values.shape != (sum(counts),):
+        raise PayloadError(f"payload values: expected {sum(counts)}, codec {codec.name!r} gave {tuple(values.shape)}")
+    return values
 
 
 def longest(expected: Expected, section: int) -> int:

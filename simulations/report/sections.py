@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 TextKind = Literal["plain", "note", "warning", "verdict"]
-RowKind = Literal["", "reference", "own", "not-private", "dim", "alert"]
+RowKind = Literal["", "reference", "own", "no-epsilon", "dim", "alert"]
 Mark = Literal["", "moved", "wrong"]
 
 
@@ -38,7 +38,7 @@ def facts_of(values: Mapping[str, object]) -> Facts:
 class Row:
     """Cells of a table. Rows of one ``group`` follow its name; ``colour`` is that of the row's line in a figure.
 
-    style: a ``reference`` is what the others are compared with, ``own`` is the run itself, ``not-private`` claims no
+    style: a ``reference`` is what the others are compared with, ``own`` is the run itself, ``no-epsilon`` claims no
     epsilon, ``dim`` is not part of the method, ``alert`` must be changed.
     """
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from simulations.report.sections import Table
 
-STYLES = {"": "", "reference": "", "own": "bold", "not-private": "yellow", "dim": "dim", "alert": "bold red"}
+STYLES = {"": "", "reference": "", "own": "bold", "no-epsilon": "yellow", "dim": "dim", "alert": "bold red"}
 WIDE, NARROW = 2, 1
 """Spaces between columns."""
 

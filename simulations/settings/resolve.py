@@ -12,7 +12,7 @@ from fedlsg.method import LocalTraining, Method
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
 from simulations.settings.codecs import check_exact, fill_codecs
-from simulations.settings.declared import RUN, codec_settings, server_settings
+from simulations.settings.declared import RUN, check_parameters, codec_settings, server_settings
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings, from_values, values_of
 from simulations.workloads import Workload
@@ -41,6 +41,7 @@ FALLBACK: dict[str, Any] = {
 def fill(settings: Settings, workload: Workload) -> Resolved:
     """Settings with every gap filled from the workload's preset (its row for the method first)."""
     given = settings.parameters
+    check_parameters(given)
     without_noise = given.get("mechanism", strategies.default_mechanism(settings.method)) in ("none", "clip-only")
     if without_noise and settings.epsilon is not None:
         raise ValueError("epsilon needs a mechanism that adds noise: choose method dpsgd, or mechanism dp")
