@@ -29,13 +29,13 @@ def resolve(given: Mapping[str, object]) -> dict[str, object]:
     preset = find(str(name))
     gone = void(preset.settings, known)
     under: dict[str, object] = {key: value for key, value in preset.settings.items() if key not in gone}
-    if "learning_rate" in known:  # the papers' one rate for every group moves as one
+    if "learning_rate" in known:  # the papers have one rate for all groups
         under |= dict.fromkeys(GROUP_RATES, known["learning_rate"])
     return {**under, **known, "from_preset": preset.name}
 
 
 def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset[str]:
-    """Settings of a preset that a given one replaces or leaves without meaning.
+    """Settings of a preset that a given one replaces or makes meaningless.
 
     Another method drops what only the preset's method takes; a noise multiplier, or no noise, drops the epsilon; a
     batch size the rate; Adam the momentum; a constant learning rate its final value.
@@ -60,9 +60,9 @@ def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset
 
 
 def first_look(given: Mapping[str, object]) -> str:
-    """The engine of raw settings, and an error for what is wrong with them, as far as no torch is needed for that.
+    """The engine of raw settings, and an error for wrong settings, as far as this needs no torch.
 
-    What only methods know waits until the engine is getting ready: it imports torch in that time.
+    What only methods can check waits until the engine starts, which imports torch in that time.
     """
     said = parse({name: value for name, value in given.items() if name.replace("-", "_") not in KNOWN})
     if "preset" in said:
@@ -73,8 +73,8 @@ def first_look(given: Mapping[str, object]) -> str:
 def from_run_config(config: Mapping[str, object]) -> Settings:
     """Settings of Flower's run config, its preset resolved.
 
-    Flower hands over every setting that the app's pyproject.toml lists, those that nobody gave at their default: under
-    a preset, a setting at its default counts as not given. (``method='lsg'`` therefore cannot override a preset's
+    Flower gives every setting that the app's pyproject.toml lists, also those at their default. So under a preset, a
+    setting at its default counts as not given. (``method='lsg'`` therefore cannot override a preset's
     method there; ``fedlsg run`` can.) Settings that are not listed come in ``settings="width=3 other=4"``.
     """
     known = parse(unfolded(config))
@@ -85,7 +85,7 @@ def from_run_config(config: Mapping[str, object]) -> Settings:
 
 
 def unfolded(config: Mapping[str, object]) -> dict[str, object]:
-    """A run config with what its free-form key says in that key's place. Raises ValueError for a word without "="."""
+    """A run config with its free-form settings unfolded. Raises ValueError for a word without "="."""
     rest = {name: value for name, value in config.items() if name != FREE_FORM}
     for word in shlex.split(str(config.get(FREE_FORM, ""))):
         name, separator, value = word.partition("=")
