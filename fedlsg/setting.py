@@ -61,7 +61,7 @@ class Setting:
         )
 
     def around(self, word: str) -> str:
-        """The range in signs around a word: ``0 < word <= 1``, ``word >= 1``; the word alone where there is none."""
+        """The range in signs around a word: ``0 < word <= 1``, ``word >= 1``; the word alone without bounds."""
         lower = f"{self.at_least:g} <= " if self.at_least is not None else ""
         lower = f"{self.above:g} < " if self.above is not None else lower
         upper = f" <= {self.at_most:g}" if self.at_most is not None else ""
@@ -184,7 +184,7 @@ def unknown(kind: str, name: str, known: Mapping[str, Declared]) -> ValueError:
 
 
 def suggestion(name: str, known: Mapping[str, Declared]) -> str:
-    """The end of an error message: the name that a word stands for, else the nearest one, or nothing."""
+    """The end of an error message: the name that has the word as an alias, else the nearest one, or nothing."""
     word = name.replace("-", "_").lower()
     meant = next((one.name for one in known.values() if word in one.setting.aliases), None)
     return f"; did you mean {meant!r}?" if meant else did_you_mean(word, known)

@@ -18,25 +18,12 @@ from fedlsg.accounting.events import (
     Event,
     Interval,
     canonical,
-    check_delta,
     checked_delta,
     checked_epsilon,
     checked_noise_multiplier,
     checked_sample_rate,
     checked_steps,
 )
-
-__all__ = [
-    "AccountingError",
-    "EpsilonBound",
-    "Event",
-    "Interval",
-    "calibrate_noise_multiplier",
-    "check_delta",
-    "compose",
-    "epsilon",
-    "max_steps",
-]
 
 ACCOUNTANTS = ("prv", "pld")
 SMALLEST_DELTA = 1e-11

@@ -17,7 +17,8 @@ from torch.nn.utils import parameters_to_vector
 
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
-from fedlsg.state import PublicState, ServerState, Step, finished_before, load_weights, replay, restart
+from fedlsg.state import PublicState, ServerState, Step, load_weights, replay, restart
+from fedlsg.state.round_plan import finished_before
 from fedlsg.state.server_update import read_steps
 from simulations.grids.grouped import in_simulation
 from simulations.grids.virtual import SHARED

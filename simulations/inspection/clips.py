@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedlsg.carriers import Clipping, block_squares, clipping, select_kept
+from fedlsg.carriers.statistics import Clipping, block_squares, clipping, select_kept
 from fedlsg.frame import EVERYTHING, Frame
 from fedlsg.gradients import per_example_gradients
 from fedlsg.masks import Mask

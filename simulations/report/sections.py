@@ -1,7 +1,6 @@
 """What a page consists of: texts, facts, tables, pictures, token lists and code, in titled sections.
 
-Whoever writes a page lists sections; ``page.render`` makes HTML of them, ``tables.terminal_table`` shows a table on a
-terminal. So a page and a terminal say the same words, and HTML is in one file.
+``page.render`` makes HTML of them, ``tables.terminal_table`` shows a table on a terminal: both say the same words.
 """
 
 from collections.abc import Mapping

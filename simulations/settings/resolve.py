@@ -7,7 +7,7 @@ from typing import Any, get_args
 import torch
 
 import strategies
-from fedlsg.masks import DropRate
+from fedlsg.masks.mask import DropRate
 from fedlsg.method import LocalTraining, Method
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
@@ -54,7 +54,7 @@ def fill(settings: Settings, workload: Workload) -> Resolved:
         if settings.sample_rate is not None:
             raise ValueError("give either sample_rate (common to all clients) or batch_size (a rate for each client)")
     if given.get("optimizer") == "adam":
-        preset.pop("momentum", None)  # a preset's momentum speaks of SGD
+        preset.pop("momentum", None)  # a preset's momentum is that of SGD
     wanted = {
         *FALLBACK,
         "clients_per_round",
@@ -118,9 +118,9 @@ def recipe_values(settings: Settings, method: Method) -> dict[str, Any]:
 
 def check(s: Resolved) -> None:
     if s.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device 'cuda' was asked for, and torch finds no CUDA device here; use --device cpu")
+        raise ValueError("device 'cuda' was requested, but torch finds no CUDA device here; use --device cpu")
     if s.device == "cuda" and s.precision == "bfloat16" and not torch.cuda.is_bf16_supported():
-        raise ValueError("precision='bfloat16' was asked for, and this CUDA device has no bfloat16; use 'float32'")
+        raise ValueError("precision='bfloat16' was requested, but this CUDA device has no bfloat16; use 'float32'")
     for name, declared in RUN.items():
         declared.check(getattr(s, name))
     if s.augment == "none" and s.multiplicity > 1:

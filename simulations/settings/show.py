@@ -38,7 +38,7 @@ def settings_command(name: str | None, markdown: bool, console: Console) -> None
 def overview(found: Mapping[str, Declared]) -> Group:
     """Every setting in a line: name, default, sentence; by groups."""
     lines: list[Table | Text] = []
-    for group, names in grouped(found).items():
+    for group, names in by_group(found).items():
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column(min_width=24, no_wrap=True)
         table.add_column(width=10, overflow="fold")
@@ -91,7 +91,7 @@ def default_of(one: Declared) -> str:
     return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def grouped(found: Mapping[str, Declared]) -> dict[str, list[str]]:
+def by_group(found: Mapping[str, Declared]) -> dict[str, list[str]]:
     """Names of settings by group, in the order of config.toml."""
     groups: dict[str, list[str]] = {}
     for name in in_order(found):
@@ -103,7 +103,7 @@ def as_markdown() -> str:
     """The page docs/settings.md."""
     found = all_settings()
     lines = [HEAD]
-    for group, names in grouped(found).items():
+    for group, names in by_group(found).items():
         lines += [
             "",
             f"## {group}",

@@ -18,18 +18,9 @@ from simulations.workloads.texts import hf_text
 from simulations.workloads.texts.glue import TASKS
 
 __all__ = [
-    "Options",
-    "Progress",
-    "Split",
-    "Workload",
-    "build_model",
-    "load",
-    "names",
-    "presets",
-    "silent",
-    "summary",
+    "Options", "Progress", "Split", "Workload", "build_model", "load", "names", "presets", "silent", "summary",
     "to_device",
-]
+]  # fmt: skip
 
 DEFAULT = Options()
 

@@ -91,7 +91,7 @@ def displacement(
     """
     members, others = int(coins.sum()), int((~coins).sum())
     if not members or not others:
-        return Check(name="sensitivity", passed=True, says="no canaries of both kinds to tell")
+        return Check(name="sensitivity", passed=True, says="no canaries of both kinds")
     moved = float(moves[coins].mean() - moves[~coins].mean())
     shares = np.asarray(weights) / (sample_rate * rounds * sum(weights))
     spread = noise**2 / (rounds * (sample_rate * sum(weights)) ** 2) * (1 / members + 1 / others)

@@ -109,7 +109,7 @@ def measured(
     Mask, clip and noise are the code that clients run; the standard error counts masks.
 
     An experiment on the theorem, not an attack: x is known. The attacker is granted k and the clip factor, as the
-    paper grants them by leaving the clip out; an attack on a payload has to find both (linear_input.py).
+    paper grants them by leaving the clip out; an attack on a payload has to find both.
     """
     check_order(order)
     gradient, errors = (k * x).double(), []

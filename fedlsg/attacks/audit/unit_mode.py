@@ -1,6 +1,6 @@
 """The unit mode of the audit: canary gradients through every round of a schedule, in one frame, on shipped code.
 
-What is granted to the auditor is the most that the claim allows: it chooses the gradients, sees every round's noised
+What is granted to the auditor is the most that the claim allows: it chooses the gradients, sees every round's noisy
 sum before anything is made of it, and knows mask, clip, sigma and q. The coins and the noise are secret.
 """
 

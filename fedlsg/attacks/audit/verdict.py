@@ -1,4 +1,4 @@
-"""The audit's judgement: recorded outputs and a claim in, figures and a verdict out. It is told nothing else.
+"""The audit's judgement: recorded outputs and a claim in, figures and a verdict out. It reads nothing else.
 
 A verdict is "falsified" or "not falsified", never "verified": an audit finds what its canaries and checks can show.
 """
@@ -148,7 +148,7 @@ def estimate(members: Float[np.ndarray, " i"], others: Float[np.ndarray, " o"], 
     An AUC of 1 counts as one wrong pair in twice as many as there are.
     """
     if not len(members) or not len(others):
-        raise ValueError("expected canaries of both kinds: all coins fell alike, take more canaries")
+        raise ValueError("expected canaries of both kinds: all are in or all are out, take more canaries")
     area = auc(members, others)
     edge = 1 / (2 * len(members) * len(others))
     low, value, high = (_mu(min(max(x, edge), 1 - edge)) for x in (area.low, area.value, area.high))

@@ -2,7 +2,7 @@
 
 Tokens are no continuous values. From a start, the gradient of the objective with respect to the word embeddings e_t
 ranks the replacements of every token by their first-order change <grad_t, e(v) - e_t> (HotFlip, Ebrahimi et al. 2018);
-the best are tried one after the other by the client's own computation (replay.py), and kept if they lower it.
+the best are tried one after the other by the client's own computation (``replay``), and kept if they lower it.
 Where no start is better than another, e_t are first moved freely by Adam, then each is replaced by the token that
 points the same way (embedding matching with projection: TAG, Deng et al. 2021; LAMP, Balunovic et al. 2022).
 With noise the objective is the likelihood, and a replaced token must be worth what it takes to name it: -log p(v).
@@ -76,9 +76,9 @@ def match_text(
     generator: torch.Generator,
     progress: Progress = lambda done, total, text: None,
 ) -> Guess:
-    """The tokens (B, T) and labels of lowest objective over all restarts; padding lies outside the attention mask.
+    """The tokens (B, T) and labels of lowest objective over all restarts; padding is outside the attention mask.
 
-    Where the number of examples is not granted, the declared expected batch stands for it. Guarantee: the same
+    Where the number of examples is not granted, the declared expected batch is used. Guarantee: the same
     arguments and generator state give the same guess unless ``seconds`` cuts it off; the model is left as it was.
     Raises DoesNotApply where ``objective`` does, and for a vocabulary that names no word embedding.
     """
@@ -271,14 +271,14 @@ class _Search:
 @contextmanager
 def standing_in(words: nn.Embedding, table: Float[Tensor, "rows n"], pad: int) -> Iterator[None]:
     """Within: token number ``pad + 1 + i`` has row i of ``table`` as its embedding; ``pad`` keeps its own."""
-    asked: list[Tensor] = []
+    read: list[Tensor] = []
 
     def before(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        asked.append(args[0])
+        read.append(args[0])
         return (torch.full_like(args[0], pad),)
 
     def after(module: nn.Module, args: object, output: Tensor) -> Tensor:
-        ids = asked.pop()
+        ids = read.pop()
         return torch.where((ids == pad).unsqueeze(-1), output, table[(ids - pad - 1).clamp_min(0)])
 
     handles = [words.register_forward_pre_hook(before), words.register_forward_hook(after)]

@@ -2,7 +2,7 @@
 
 Symbols: Y (k, n) received rows, by singular directions    x_(t,v) (n,) embedding of token v at position t
 Every row of Y is a combination of the true x, B T of them. The most certain one is taken, projected out of rows and
-candidates, and the rest tested again: what remains of Y lies in the span of what remains of the texts, so that each
+candidates, and the rest tested again: what remains of Y is in the span of what remains of the texts, so that each
 right token makes the test of the others stronger (rank-aware order recursive matching pursuit, Davies and Eldar 2012).
 Then every choice is made again, given all others, while that explains more of Y. No gradient is computed.
 """

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import tomli_w
 
-from fedlsg.accounting.bounds import check_delta
 from fedlsg.accounting.bounds import epsilon as epsilon_of
+from fedlsg.accounting.events import check_delta
 from simulations import workloads
 from simulations.models.registry import vision
 from simulations.plan import plan

@@ -16,7 +16,7 @@ from fedlsg.frame import Frame
 from fedlsg.payload import Codec, Dither, find_codec
 from fedlsg.state.server_state import ServerState
 from fedlsg.state.server_update import HEADER, DownDither, Step, StepError, read_steps, replay
-from fedlsg.state.snapshot import beside_weights, restart
+from fedlsg.state.snapshot import extra_vectors, restart
 from fedlsg.training.compression import largest
 from strategies.federation.replica_wire import (  # fmt: skip
     NOWHERE,
@@ -114,7 +114,7 @@ def a_round(downlink: SparseDownlink, asked: Sequence[int] = (0, 1, 2), noise_st
 
 def alike(a: ServerState, b: ServerState) -> bool:
     """Whether two states are the same to the bit, also in what a step does next."""
-    beside = [{name: v.tolist() for name, v in beside_weights(state).items()} for state in (a, b)]
+    beside = [{name: v.tolist() for name, v in extra_vectors(state).items()} for state in (a, b)]
     rates = [[group["lr"] for group in state.optimizer.param_groups] for state in (a, b)]
     return a.weights.equal(b.weights) and beside[0] == beside[1] and rates[0] == rates[1] and a.updates == b.updates
 
@@ -167,7 +167,7 @@ def test_whoever_takes_part_when_is_sent_the_least(data):
             sent = holder.take(records[client], round, updates)
             missed = [len(s) for s in list(downlink.store.values())[held:]] if held is not None else None
             dense = 4 * 163 + (-(-163 // 8) if state.memory is not None else 0)
-            whole = 4 * 163 + sum(v.numel() * v.element_size() for v in beside_weights(state).values())
+            whole = 4 * 163 + sum(v.numel() * v.element_size() for v in extra_vectors(state).values())
             assert sent in ({dense, whole} if missed is None or sum(missed) > dense else {sum(missed)})
         downlink.confirm(answered)
         downlink.finish_round(frame, [sent_by(state, frame, client, round) for client in answered], 0.2)

@@ -22,7 +22,7 @@ from fedlsg.payload import Codec, find_codec
 from fedlsg.payload.layout import HEADER as PAYLOAD_HEADER
 from fedlsg.state.server_state import ServerState
 from fedlsg.state.server_update import HEADER, PRUNING, encode_pruning, encode_update, read_steps, replay
-from fedlsg.state.snapshot import beside_weights, restart
+from fedlsg.state.snapshot import extra_vectors, restart
 from strategies.federation.replica_wire import (
     Reference,
     catch_up,
@@ -198,7 +198,7 @@ def records() -> tuple[ServerState, RecordDict]:
     frame = state.frame()
     state.finish_round(frame, [values_for(frame, 0, 1)], noise_std=0.3)
     reference = Reference(version=1, base=1, digest=digest_of(state.weights))
-    content = RecordDict(whole(reference, flat_record(state.weights), beside_weights(state)))
+    content = RecordDict(whole(reference, flat_record(state.weights), extra_vectors(state)))
     content["kept"] = kept_record(state.frame())
     content["frame"] = frame_record(state.frame())
     step = encode_update(
