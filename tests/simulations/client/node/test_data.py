@@ -311,8 +311,8 @@ def test_microbatches_of_a_deployed_client_have_one_shape_whatever_its_servers_w
     rows = digits_file(tmp_path / "rows.npz")
     server = Server.start(terms(tmp_path / "node", data=str(rows)), tmp_path / "copy", sample_rate=0.5)
     seen: set[int] = set()
-    passes = microbatches.filled
-    monkeypatch.setattr("fedlsg.training.client.filled", lambda batch, n: seen.add(n) or passes(batch, n))
+    passes = microbatches.fill
+    monkeypatch.setattr("fedlsg.training.client.fill", lambda batch, n: seen.add(n) or passes(batch, n))
     for round in (1, 2, 3):
         payload(server.train(round))
     assert len(seen) == 1
