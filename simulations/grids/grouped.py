@@ -14,17 +14,20 @@ and sends the replies so far. Clients behind it in the pile lose the round, as i
 import io
 import itertools
 import pickle
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from logging import WARNING
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from simulations.grids.deadline import OutOfTimeError, ending
 from simulations.grids.virtual import FIRST_NODE, VirtualGrid, call_client, named
 from strategies.federation.report import reason_of
 from strategies.federation.wire import WORKER_DIED, failure
@@ -83,6 +86,34 @@ class GroupedGrid(VirtualGrid):
             else:
                 replies += unpack(answer.content)[0]
         return replies, lost
+
+
+class OutOfTimeError(BaseException):
+    """A client is stopped. Not an ``Exception``: handlers of those would reply, and the next client would begin."""
+
+
+@contextmanager
+def ending(until: Any) -> Iterator[None]:
+    """Raise OutOfTimeError inside when the clock shows ``until``, None for never.
+
+    It uses a signal: without effect inside a library that never returns to Python, outside the main thread, and on
+    Windows.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if until is None or not (main and hasattr(signal, "setitimer")):
+        yield
+        return
+
+    def cut_off(*_: object) -> None:
+        raise OutOfTimeError
+
+    before = signal.signal(signal.SIGALRM, cut_off)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(until - time.time(), 1e-3))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def answer_groups(app: ClientApp, forget: Callable[[], None] = lambda: None) -> None:

@@ -135,7 +135,8 @@ def prepare(
         raise ValueError(f"workload {workload.name} has no augmentation {filled.augment!r}; leave augment out")
     parts = make_parts(filled, workload, own) if declared is None else []
     mean_size = mean(declared) if declared is not None else len(workload.train) / (len(parts) if own is None else 1)
-    rate = _rate(filled, mean_size)
+    rate = filled.sample_rate if filled.batch_size is None else min(filled.batch_size / mean_size, 1.0)
+    assert rate is not None, "without a batch size there is a rate: see FALLBACK"
     expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
     schedule = Schedule(rounds=filled.rounds, local_steps=filled.local_steps, sample_rate=rate)
     method = build_method(filled)
@@ -150,13 +151,6 @@ def prepare(
         local=local,
         declared=None if declared is None else tuple(declared),
     )
-
-
-def _rate(s: Resolved, mean_size: float) -> float:
-    if s.batch_size is not None:
-        return min(s.batch_size / mean_size, 1.0)
-    assert s.sample_rate is not None, "without a batch size there is a rate: see FALLBACK"
-    return s.sample_rate
 
 
 def _local_training(

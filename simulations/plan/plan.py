@@ -10,7 +10,6 @@ from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier
 from fedlsg.accounting.population import front
 from fedlsg.carriers import carried_parameters
 from fedlsg.gradients import check_supported, trainable
-from fedlsg.privacy import Mechanism
 from fedlsg.state import ClientTerms
 from simulations.plan.base import Base, prepare
 from simulations.plan.probes import check_model
@@ -53,12 +52,12 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
     if mechanism.private:
         check_delta(s.delta, max(base.sizes))
     blocks = count_blocks(base)
-    terms, most = [], max(base.steps)
+    terms = []
     # Noise for a larger rate is enough for a smaller one: beyond SHARED different rates, clients share it.
     for size, rate, within in zip(base.sizes, rates, shared_rates(rates, limit=SHARED), strict=True):
         sigma = s.noise_multiplier if mechanism.adds_noise else 0.0
         if sigma is None:
-            sigma = calibrated(mechanism, blocks, s.epsilon, s.delta, within, most, pruning_round(base))
+            sigma = calibrated(base, blocks, within)
         first = ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigma)
         terms.append(replace(first, prune_noise_multiplier=pruning_noise(base, first, blocks)))
     if s.trust == "aggregate":
@@ -135,24 +134,18 @@ def check_certified(events: Sequence[Event], delta: float) -> None:
         compose(events, delta=delta)
 
 
-def calibrated(
-    mechanism: Mechanism,
-    blocks: int,
-    epsilon: float | None,
-    delta: float | None,
-    rate: float,
-    steps: int,
-    besides: tuple[Event, ...] = (),
-) -> float:
-    """Nominal noise multiplier whose effective one reaches ``epsilon``: sigma = sigma_eff * sensitivity / C.
+def calibrated(base: Base, blocks: int, rate: float) -> float:
+    """Nominal noise multiplier whose effective one reaches epsilon: sigma = sigma_eff * sensitivity / C.
 
-    ``besides`` are events on the same examples, such as a pruning round, that the same epsilon has to cover.
+    The same epsilon covers the pruning round, which is on the same examples.
     """
-    if epsilon is None or delta is None:
+    s, mechanism = base.settings, base.method.mechanism
+    if s.epsilon is None:
         raise ValueError("expected either epsilon and delta, or noise_multiplier")
-    effective = calibrate_noise_multiplier(epsilon=epsilon, delta=delta, sample_rate=rate, steps=steps, besides=besides)
-    clips = mechanism.clips
-    return effective * (mechanism.sensitivity(blocks) / mechanism.clip_norm if clips else 1.0)
+    effective = calibrate_noise_multiplier(
+        epsilon=s.epsilon, delta=s.delta, sample_rate=rate, steps=max(base.steps), besides=pruning_round(base)
+    )
+    return effective * (mechanism.sensitivity(blocks) / mechanism.clip_norm if mechanism.clips else 1.0)
 
 
 def count_blocks(base: Base) -> int:

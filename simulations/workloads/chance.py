@@ -38,9 +38,7 @@ def chance_of(tests: Mapping[str, Split], num_classes: int) -> Chance:
     shares = [torch.bincount(split.labels, minlength=num_classes).double() / len(split) for split in tests.values()]
     effective = len(tests) ** 2 / sum(1 / len(split) for split in tests.values())
     return Chance(
-        num_classes=num_classes,
-        majority_share=float(torch.stack(shares).mean(0).max()),
-        test_examples=effective,
+        num_classes=num_classes, majority_share=float(torch.stack(shares).mean(0).max()), test_examples=effective
     )
 
 

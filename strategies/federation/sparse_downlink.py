@@ -53,13 +53,7 @@ class SparseDownlink:
     """
 
     def __init__(
-        self,
-        state: ServerState,
-        codec: Codec,
-        *,
-        clients: int,
-        clients_per_round: int,
-        store: StepStore,
+        self, state: ServerState, codec: Codec, *, clients: int, clients_per_round: int, store: StepStore
     ) -> None:
         self.state, self.codec = state, codec
         self.gap = clients / clients_per_round
@@ -115,7 +109,7 @@ class SparseDownlink:
                 step = encode_update(self.state, frame, total, noise_std=noise_std, codec=self.codec)
                 total, noise_std = received(self.state, frame, step, self.codec)
             except PayloadError as error:
-                log(WARNING, "round %d: the update goes down as whole models: %s", self.state.round + 1, error)
+                log(WARNING, "round %d: the update is sent as whole models: %s", self.state.round + 1, error)
                 step = None
             self.state.step(total, frame, noise_std=noise_std)
             self._append(step, frame)

@@ -50,7 +50,7 @@ class Options:
 
 
 def refuse_unused(options: Options, *, workload: str, used: tuple[str, ...] = ()) -> None:
-    """Raise ValueError, naming the setting, for a given option that the workload does not use.
+    """Raise ValueError, naming the setting, for a given option that the workload does not use, or a private test split.
 
     ``used`` names those it reads; every workload reads ``model``, ``train_rows`` and ``holdout``.
     """
@@ -58,6 +58,8 @@ def refuse_unused(options: Options, *, workload: str, used: tuple[str, ...] = ()
         value = getattr(options, f.name)
         if value is not None and f.name not in (*used, "model", "train_rows", "holdout"):
             raise ValueError(f"workload {workload} has no use for {f.name}={value!r}: leave it out")
+    if options.test_split == "train":
+        raise ValueError("expected a test_split other than 'train', which is what the clients hold")
 
 
 class Stored(Protocol):

@@ -43,13 +43,8 @@ class Columns:
     num_classes: int
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
-    """The sources of a data set: columns, encoded images by split, and a key that depends on the whole content."""
-
-    columns: Columns
-    splits: Mapping[str, Sequence[Source]]
-    key: str
+Found = tuple[Columns, Mapping[str, Sequence[Source]], str]
+"""The sources of a data set: columns, encoded images by split, and a key that depends on the whole content."""
 
 
 def load(
@@ -69,23 +64,21 @@ def load(
     if options.dataset is None:
         raise ValueError("workload hf-image needs a data set of the hub: -c dataset=OWNER/NAME")
     test_split = options.test_split or "test"
-    if test_split == "train":
-        raise ValueError("expected a test_split other than 'train', which is what the clients hold")
     folder = find_folder(options.dataset, options.subset, data_dir=data_dir)
     splits = {"test": test_split} if public_only else {"train": "train", "test": test_split}
-    found = _on_hub(options, splits) if folder is None else _in_mirror(folder, options, splits)
+    columns, sources, key = _on_hub(options, splits) if folder is None else _in_mirror(folder, options, splits)
     arrays = load_or_build(
         cache_folder(cache_dir),
-        f"hf-image-{found.key}",
-        lambda: decode(options.dataset or "", found.splits, num_classes=found.columns.num_classes, progress=progress),
+        f"hf-image-{key}",
+        lambda: decode(options.dataset or "", sources, num_classes=columns.num_classes, progress=progress),
         progress=progress,
     )
     _, channels, side, _ = arrays["test_images"].shape
     return image_workload(
         "hf-image",
         arrays,
-        columns=(found.columns.image, found.columns.label),
-        num_classes=found.columns.num_classes,
+        columns=(columns.image, columns.label),
+        num_classes=columns.num_classes,
         mean=(MEAN,) * channels,
         std=(STD,) * channels,
         augment=flip_crop if side > PAD else None,
@@ -147,7 +140,7 @@ def _in_mirror(folder: Path, options: Options, splits: Mapping[str, str]) -> Fou
         for name, split in splits.items()
     }
     files = [file for paths in shards.values() for file in paths]
-    return Found(columns=columns, splits=sources, key=digest_files(files, salt=_salt(columns, splits["test"])))
+    return columns, sources, digest_files(files, salt=_salt(columns, splits["test"]))
 
 
 def _features(path: Path) -> Features:
@@ -186,7 +179,7 @@ def _on_hub(options: Options, splits: Mapping[str, str]) -> Found:
             for image in images:
                 digest.update(hashlib.sha256(image or b"").digest())
             digest.update(labels.tobytes())
-    return Found(columns=columns, splits=sources, key=digest.hexdigest()[:32])
+    return columns, sources, digest.hexdigest()[:32]
 
 
 def _hub_batches(split: Any, columns: Columns) -> Iterator[Rows]:

@@ -37,8 +37,6 @@ def load(
     if options.dataset is None:
         raise ValueError("workload hf-text needs a data set of the hub: -c dataset=OWNER/NAME")
     test_split = options.test_split or "test"
-    if test_split == "train":
-        raise ValueError("expected a test_split other than 'train', which is what the clients hold")
     splits = (test_split,) if public_only else ("train", test_split)
     folder = find_folder(options.dataset, options.subset, data_dir=data_dir)
     columns, source = _on_hub(options, splits) if folder is None else _in_mirror(folder, options, splits)

@@ -107,10 +107,7 @@ def checked(
             raise ValueError(f"expected an integer in column {columns.label}, row {row} of {place}, got {value!r}")
     first, *rest = ([str(value) for value in values[name]] for name in columns.inputs)
     return Texts(
-        first=first,
-        second=rest[0] if rest else None,
-        labels=np.array(labels, dtype=np.int64),
-        class_names=class_names,
+        first=first, second=rest[0] if rest else None, labels=np.array(labels, dtype=np.int64), class_names=class_names
     )
 
 

@@ -63,7 +63,7 @@ def test_in_time_nothing_is_cut_off_or_forgotten():
 
 
 def test_without_the_cut_the_pile_would_be_lost(monkeypatch):
-    """Negative control: a pile that is not told when answers are due stays with the one that hangs."""
+    """Negative control: a pile without a deadline stays with the one that hangs."""
     app, _ = hanging()
     monkeypatch.setattr(grouped, "ending", lambda until: contextlib.nullcontext())
 

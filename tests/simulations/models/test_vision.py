@@ -212,7 +212,7 @@ def test_any_depth_of_6_n_plus_4(blocks, width, form):
 
 
 def rgp_by_formula(x: Tensor, model: nn.Module) -> Tensor:
-    """The block of 001's official code that changes shape, written out: norms, the second pixel of each pair, zeros."""
+    """The block of RGP's official code that changes shape, written out: norms, the second pixel of each pair, zeros."""
     group = model.group2[0]
     norm = nn.functional.group_norm
     y = group.conv1(norm(x, 16 if x.shape[1] == 16 else 32, eps=1e-5).relu())

@@ -186,7 +186,7 @@ def spent(preset: Published, noise_multiplier: float) -> float:
 
 
 def brackets(preset: Published, sigma: float) -> bool:
-    """Whether the multiplier that spends exactly the preset's epsilon lies within 0.2 % of ``sigma``."""
+    """Whether the multiplier that spends exactly the preset's epsilon is within 0.2 % of ``sigma``."""
     return spent(preset, sigma * 1.002) <= preset.settings["epsilon"] <= spent(preset, sigma * 0.998)
 
 

@@ -21,8 +21,8 @@ from simulations.models import encoder_source
 from simulations.models.encoder import TextClassifier, build_encoder
 from simulations.models.encoder_source import find_encoder, load_config, load_tokenizer, longest_text
 from simulations.workloads import Split, Workload, build_model
+from tests.places import MIRROR
 from tests.simulations.support.made_texts import make_bert
-from tests.simulations.workloads.test_workloads import MIRROR
 
 pytest.importorskip("transformers", reason="text models need the text extra")
 

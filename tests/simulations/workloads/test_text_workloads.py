@@ -25,8 +25,8 @@ from simulations.workloads.texts import hf_text, text_workload, tokens
 from simulations.workloads.texts.glue import TASKS
 from simulations.workloads.texts.source import Columns, Texts, count_classes
 from simulations.workloads.texts.tokens import Tokens
+from tests.places import MIRROR
 from tests.simulations.support.made_texts import make_bert, sentences, write_pairs, write_split
-from tests.simulations.workloads.test_workloads import MIRROR
 
 pytest.importorskip("transformers", reason="text models need the text extra")
 

@@ -567,7 +567,7 @@ def test_the_real_channel_means_are_the_published_ones(real_cifar10):
 
 @pytest.mark.data
 def test_a_few_real_images_equal_their_encoded_bytes(real_cifar10):
-    """Oracle: the last shard read anew, row by row, without our reader."""
+    """Oracle: the last shard read again, row by row, without our reader."""
     table = pq.read_table(MIRROR / "cifar10" / "plain_text" / "train-00003-of-00004.parquet").slice(12_490, 10)
     for offset, row in enumerate(table.to_pylist()):
         image = np.asarray(Image.open(io.BytesIO(row["img"]["bytes"])))

@@ -1,4 +1,4 @@
-"""What goes down: a replica that takes the server's steps is the server's state; nobody is sent more than needed."""
+"""The downlink: a replica that takes the server's steps is the server's state; nobody is sent more than needed."""
 
 import contextlib
 import copy
@@ -22,9 +22,9 @@ from strategies.federation.replica_wire import (  # fmt: skip
     NOWHERE,
     catch_up,
     digest_of,
-    read_beside,
     read_missed,
     read_reference,
+    read_state,
 )
 from strategies.federation.sparse_downlink import REPAIRS_ALLOWED, SparseDownlink
 from strategies.federation.wire import payload_size, read_weights
@@ -70,7 +70,7 @@ class Holder:
         if "weights" in records:
             goes_on = reference.base == reference.version
             if goes_on:
-                restart(self.state, read_weights(content), read_beside(content), round=round, updates=updates)
+                restart(self.state, read_weights(content), read_state(content), round=round, updates=updates)
             self.version, self.gone = reference.version if goes_on else self.version, not goes_on
             assert digest_of(read_weights(content)) == reference.digest
         else:
