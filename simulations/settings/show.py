@@ -52,7 +52,6 @@ def overview(found: Mapping[str, Declared]) -> Group:
 def whole(one: Declared) -> Table:
     """All that is known of a setting."""
     used = used_by(one.name)
-    table = Table(box=None, show_header=False, pad_edge=False)
     rows = {
         "setting": one.name,
         "meaning": one.setting.meaning,
@@ -62,10 +61,7 @@ def whole(one: Declared) -> Table:
         "used by": used.by,
         "presets": by_value(used.workloads),
     }
-    for title, text in rows.items():
-        if text:
-            table.add_row(title, Text(text))
-    return table
+    return listed({title: text for title, text in rows.items() if text})
 
 
 def range_of(one: Declared) -> str:

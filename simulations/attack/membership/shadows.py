@@ -70,12 +70,7 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
         if not np.isfinite(found[-1]).all():
             raise ValueError(f"model {number + 1} of {len(inside)} diverged: its outputs are not finite; train slower")
     order = rows.numpy()
-    return Trained(
-        rows=order,
-        confidence=np.stack(found),
-        inside=inside[:, order].numpy(),
-        accuracy=tuple(accuracy),
-    )
+    return Trained(rows=order, confidence=np.stack(found), inside=inside[:, order].numpy(), accuracy=tuple(accuracy))
 
 
 def halves(shadows: int, examples: int, seed: int) -> Bool[Tensor, "models examples"]:
