@@ -92,7 +92,7 @@ class Verdict:
 def judge(
     scores: Float[np.ndarray, " m"], coins: Bool[np.ndarray, " m"], claim: Claim, checks: tuple[Check, ...] = ()
 ) -> Verdict:
-    """Figures from one score a canary and its coin. Scores must not depend on the coins but through the outputs."""
+    """Figures from a score of each canary and whether it is in (``coins``). Scores may depend on outputs only."""
     seen = [guess(scores, coins, share) for share in GUESSED]
     return Verdict(
         claim=claim,
