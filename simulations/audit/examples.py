@@ -16,7 +16,7 @@ from fedlsg.choices import choose
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.training import Positions
 from simulations.plan.plan import Plan
-from simulations.workloads.workload import Inputs, Split, Stored
+from simulations.workloads.base.workload import Inputs, Split, Stored
 
 Images = Float[Tensor, "m *shape"]
 

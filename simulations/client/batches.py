@@ -11,8 +11,8 @@ from fedlsg.training import Groups, Positions
 from simulations.plan.parts import OwnPart
 from simulations.plan.plan import Base
 from simulations.workloads import to_device
-from simulations.workloads.augment import draw_round, drawn_copies
-from simulations.workloads.workload import Inputs
+from simulations.workloads.base.workload import Inputs
+from simulations.workloads.images.augment import draw_round, drawn_copies
 
 
 def groups(base: Base, partition: int) -> Groups:

@@ -1,4 +1,4 @@
-"""Cutting off what runs when its time is over."""
+"""Stop the code of a block at a deadline."""
 
 import signal
 import threading
@@ -9,14 +9,15 @@ from typing import Any
 
 
 class OutOfTimeError(BaseException):
-    """A client is cut off. No exception of its own: what handles those would answer, and the next one would begin."""
+    """A client is stopped. Not an ``Exception``: handlers of those would reply, and the next client would begin."""
 
 
 @contextmanager
 def ending(until: Any) -> Iterator[None]:
     """Raise OutOfTimeError inside when the clock shows ``until``, None for never.
 
-    By a signal, so not inside a library that never comes back to Python; nor outside the main thread, nor on Windows.
+    It uses a signal: without effect inside a library that never returns to Python, outside the main thread, and on
+    Windows.
     """
     main = threading.current_thread() is threading.main_thread()
     if until is None or not (main and hasattr(signal, "setitimer")):

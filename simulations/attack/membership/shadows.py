@@ -24,7 +24,7 @@ from simulations.rundir.files.scratch import scratch
 from simulations.rundir.rundir import RunDir
 from simulations.server.diverged import refuse_diverged
 from simulations.workloads import to_device
-from simulations.workloads.workload import Split
+from simulations.workloads.base.workload import Split
 
 FEWEST = 6
 """Fewest shadows: without the target in turn and its pair, two shadows still have each example and two do not."""

@@ -17,7 +17,7 @@ from simulations.grids.refusals import OwnDataError, TermsError, log_failure
 from simulations.plan.plan import prepare
 from simulations.settings.settings import Settings
 from simulations.workloads import Options, Split, Workload, own_rows
-from simulations.workloads.mirror import split_names
+from simulations.workloads.base.mirror import split_names
 
 FREE = ("hf-image", "hf-text")
 """Workloads whose columns are settings of a run."""

@@ -14,7 +14,7 @@ from simulations.models import vision
 from simulations.models.resnet import resnet34
 from simulations.models.small import small_cnn
 from simulations.models.wide_resnet import wide_resnet
-from simulations.workloads.workload import Split, Workload, build_model
+from simulations.workloads.base.workload import Split, Workload, build_model
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
 
 CIFAR, FASHION = (3, 32, 10), (1, 28, 10)

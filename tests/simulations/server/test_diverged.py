@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from fedlsg.state.server_state import ServerState
 from simulations.report.run_page import run_page
 from simulations.rundir.results import read_run
-from simulations.server import serve
 from simulations.server.diverged import explain
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import Run, resume_local, run_local
@@ -77,8 +77,8 @@ def test_the_optimizers_memory_counts(tmp_path, monkeypatch):
         if state.round == 2:
             next(iter(state.optimizer.state.values()))["exp_avg_sq"].view(-1)[0] = math.inf
 
-    finish = serve.ServerState.finish_round
-    monkeypatch.setattr(serve.ServerState, "finish_round", poisoned)
+    finish = ServerState.finish_round
+    monkeypatch.setattr(ServerState, "finish_round", poisoned)
     run = run_local(tmp_path / "run", rounds=3, optimizer="adam", learning_rate=0.01)
     assert run.summary["stopped"].startswith("round 2 left the optimizer with numbers that are not finite")
     assert run.summary["rounds"] == 1
@@ -93,15 +93,15 @@ def test_a_run_that_diverged_late_keeps_its_rounds(tmp_path, monkeypatch):
             with torch.no_grad():
                 next(state.model.parameters()).view(-1)[0] = math.nan
 
-    finish = serve.ServerState.finish_round
+    finish = ServerState.finish_round
     unbroken = run_local(tmp_path / "unbroken", rounds=4)
-    monkeypatch.setattr(serve.ServerState, "finish_round", poisoned)
+    monkeypatch.setattr(ServerState, "finish_round", poisoned)
     run = run_local(tmp_path / "run", rounds=4)
     assert run.summary["stopped"].startswith("round 3 left weights that are not finite")
     assert [row.accuracy for row in run.rows] == [row.accuracy for row in unbroken.rows[:2]]
     assert run.summary["accuracy"] == run.rows[-1].accuracy
     assert len(run.entries(0)) == 3, "the third round was charged all the same"
-    monkeypatch.setattr(serve.ServerState, "finish_round", finish)
+    monkeypatch.setattr(ServerState, "finish_round", finish)
     resumed = resume_local(run.path)
     assert resumed.weights.equal(unbroken.weights)
     assert resumed.summary["diverged"] is False

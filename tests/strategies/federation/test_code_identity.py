@@ -55,7 +55,7 @@ def test_the_digest_does_not_depend_on_the_order_of_the_folders(copy):
 
 
 @pytest.mark.parametrize(
-    "name", ["fedlsg/privacy/mechanism.py", "strategies/recipes/lsg.py", "simulations/workloads/augment.py"]
+    "name", ["fedlsg/privacy/mechanism.py", "strategies/recipes/lsg.py", "simulations/workloads/images/augment.py"]
 )
 @pytest.mark.parametrize("change", ["edited", "removed", "renamed", "added"])
 def test_every_change_of_a_file_that_runs_is_another_digest(name, change, copy):

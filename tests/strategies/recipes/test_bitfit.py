@@ -15,7 +15,7 @@ from fedlsg.gradients.plain_sum import summed_gradient
 from fedlsg.gradients.supported import trainable
 from fedlsg.method import make_frame
 from tests.fedlsg.support.gradient_oracle import cross_entropy
-from tests.strategies.contract import FEATURES, SCHEDULE, SEED, WIDTH, Case, cnn, mlp, weights_of
+from tests.strategies.contract import FEATURES, SCHEDULE, SEED, WIDTH, Case, cnn, mlp
 
 CLASSIFIER = ["classifier.weight", "classifier.bias"]
 
@@ -23,7 +23,7 @@ CLASSIFIER = ["classifier.weight", "classifier.bias"]
 def of_method(name: str, model: nn.Module) -> Frame:
     """The first round's frame of a recipe without masks, on a model that is ready for it."""
     method = Case(name).method
-    weights = weights_of(model)
+    weights = {name: p.detach() for name, p in trainable(model).items()}
     return make_frame(
         method, weights, {}, carried=(), round=1, updates=0, schedule=SCHEDULE, seed=SEED, classifier="classifier"
     )
