@@ -20,8 +20,6 @@ from fedlsg.choices import did_you_mean
 REQUIRED = Parameter.empty
 """The default of what has none."""
 
-NUMBERS = (int, float)
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -45,11 +43,6 @@ class Setting:
     def __post_init__(self) -> None:
         if None not in (self.at_least, self.above) or None not in (self.at_most, self.below):
             raise TypeError(f"give one lower and one upper bound at most: {self}")
-
-    @property
-    def bounds(self) -> tuple[float | None, float | None, float | None, float | None]:
-        """The range, to compare it with another one."""
-        return self.at_least, self.above, self.at_most, self.below
 
     def contains(self, value: float) -> bool:
         """Whether a number is in the range; NaN is in none that has a bound."""
@@ -90,7 +83,8 @@ class Declared:
     @property
     def accepts(self) -> tuple[object, ...]:
         """What may be given, to compare two declarations of one name."""
-        return self.kind, self.choices, self.setting.bounds
+        bounds = self.setting.at_least, self.setting.above, self.setting.at_most, self.setting.below
+        return self.kind, self.choices, bounds
 
     @property
     def range(self) -> str:
@@ -118,7 +112,7 @@ class Declared:
             return
         if self.choices and value not in self.choices:
             raise ValueError(f"expected {self.name} in {self.choices}, got {value!r}")
-        if self.kind not in NUMBERS:
+        if self.kind not in (int, float):
             return
         if isinstance(value, bool) or not isinstance(value, Integral if self.kind is int else Real):
             raise ValueError(f"expected a number ({self.kind.__name__}) for {self.name}, got {value!r}")
@@ -235,7 +229,10 @@ def _convert(of: Declared, value: object) -> object:
     if of.choices or (value is None and of.optional):
         return value
     if of.kind is bool:
-        return _boolean(of.name, value)
+        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        if str(value).lower() not in words:
+            raise ValueError(f"expected true or false for {of.name}, got {value!r}")
+        return words[str(value).lower()]
     if of.kind is str:
         return str(value)
     try:
@@ -244,12 +241,3 @@ def _convert(of: Declared, value: object) -> object:
         return of.kind(value)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"expected a number ({of.kind.__name__}) for {of.name}, got {value!r}") from None
-
-
-def _boolean(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    if str(value).lower() not in words:
-        raise ValueError(f"expected true or false for {name}, got {value!r}")
-    return words[str(value).lower()]

@@ -31,12 +31,7 @@ SMALLEST_DELTA = 1e-11
 
 
 def epsilon(
-    *,
-    sample_rate: float,
-    noise_multiplier: float,
-    steps: int,
-    delta: float,
-    accountants: Sequence[str] = ACCOUNTANTS,
+    *, sample_rate: float, noise_multiplier: float, steps: int, delta: float, accountants: Sequence[str] = ACCOUNTANTS
 ) -> EpsilonBound:
     """Epsilon at ``delta`` of ``steps`` Poisson-subsampled Gaussian steps; see `compose`."""
     event = Event(sample_rate=sample_rate, noise_multiplier=noise_multiplier, steps=steps)

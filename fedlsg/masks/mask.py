@@ -17,15 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Keep
-from fedlsg.masks.rules import (
-    Direction,
-    frozen_count,
-    gradual_cooling,
-    keep_units,
-    smallest,
-    uniform,
-    unit_importance,
-)
+from fedlsg.masks.rules import Direction, frozen_count, gradual_cooling, keep_units, smallest, uniform, unit_importance
 from fedlsg.randomness import public_generator
 from fedlsg.setting import Setting, check_declared
 

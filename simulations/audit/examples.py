@@ -1,7 +1,7 @@
 """Canary examples for the training mode of ``fedlsg audit``: which rows, their new content, and their clients.
 
 A fair secret coin decides whether a canary is in the data of its client. The other examples, their clients, the divisor
-and the noise do not depend on the coins.
+and the noise do not depend on which canaries are in.
 """
 
 from collections.abc import Callable

@@ -115,10 +115,7 @@ def _clip_row(
     subject: Subject, squares: Float64[Tensor, "blocks batch"], frame: Frame, sparsity: float, choice: str
 ) -> ClipRow:
     measured = clipping(
-        squares,
-        subject.base.method.mechanism,
-        dtype=next(iter(subject.weights.values())).dtype,
-        coordinates=frame.kept,
+        squares, subject.base.method.mechanism, dtype=next(iter(subject.weights.values())).dtype, coordinates=frame.kept
     )
     return ClipRow(
         sparsity=sparsity, choice=choice, kept=frame.kept, clipping=measured, shares=length_shares(squares, frame)

@@ -29,11 +29,7 @@ def recipe(
         name="lsg",
         carrier=Carrier(kind="low-rank", rank=rank, power_steps=power_steps, residual=residual),
         mask=Mask(
-            kind="units",
-            sparsity=sparsity,
-            direction=direction,
-            importance=importance,
-            sparsity_from=sparsity_from,
+            kind="units", sparsity=sparsity, direction=direction, importance=importance, sparsity_from=sparsity_from
         ),
         mechanism=mechanism,
         after=after,

@@ -92,7 +92,7 @@ class Verdict:
 def judge(
     scores: Float[np.ndarray, " m"], coins: Bool[np.ndarray, " m"], claim: Claim, checks: tuple[Check, ...] = ()
 ) -> Verdict:
-    """Figures from one score a canary and its coin. Scores must not depend on the coins but through the outputs."""
+    """Figures from a score of each canary and whether it is in (``coins``). Scores may depend on outputs only."""
     seen = [guess(scores, coins, share) for share in GUESSED]
     return Verdict(
         claim=claim,
@@ -151,15 +151,12 @@ def estimate(members: Float[np.ndarray, " i"], others: Float[np.ndarray, " o"], 
         raise ValueError("expected canaries of both kinds: all are in or all are out, take more canaries")
     area = auc(members, others)
     edge = 1 / (2 * len(members) * len(others))
-    low, value, high = (_mu(min(max(x, edge), 1 - edge)) for x in (area.low, area.value, area.high))
+    areas = (min(max(x, edge), 1 - edge) for x in (area.low, area.value, area.high))
+    low, value, high = (max(0.0, float(np.sqrt(2) * ndtri(x))) for x in areas)
     return Estimate(
         mu=Rate(value=value, low=low, high=high),
         epsilon=Rate(**{k: gaussian_epsilon(x, delta) for k, x in {"value": value, "low": low, "high": high}.items()}),
     )
-
-
-def _mu(area: float) -> float:
-    return max(0.0, float(np.sqrt(2) * ndtri(area)))
 
 
 def as_dict(verdict: Verdict) -> Mapping[str, Any]:

@@ -136,12 +136,7 @@ def _clock(deadline: float, *, restarts_left: int) -> Callable[[], float]:
 
 
 def _search(
-    attack: Matching,
-    unknowns: Unknowns,
-    energy: Energy,
-    start: Tensor,
-    go_on: GoOn,
-    spent: Callable[[], float],
+    attack: Matching, unknowns: Unknowns, energy: Energy, start: Tensor, go_on: GoOn, spent: Callable[[], float]
 ) -> tuple[Tensor, float]:
     if attack.optimizer == "lbfgs":
         box, budget = unknowns.box, attack.evaluations

@@ -30,7 +30,6 @@ from fedlsg.attacks.inversion.minimize import Box, adam
 from fedlsg.attacks.inversion.objectives import Compare, Distance, objective
 from fedlsg.attacks.observation import Knowledge, Observation
 from fedlsg.attacks.text.prior import TextPrior
-from fedlsg.attacks.text.tokens import Vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +81,10 @@ def match_text(
     arguments and generator state give the same guess unless ``seconds`` cuts it off; the model is left as it was.
     Raises DoesNotApply where ``objective`` does, and for a vocabulary that names no word embedding.
     """
-    if not isinstance(words := _words(seen.model, prior.vocabulary), nn.Embedding):
-        raise DoesNotApply(f"words={prior.vocabulary.words!r} is no table of word embeddings: tokens have no gradient")
+    path = prior.vocabulary.words
+    words = seen.model.get_submodule(path) if path else None
+    if not isinstance(words, nn.Embedding):
+        raise DoesNotApply(f"words={path!r} is no table of word embeddings: tokens have no gradient")
     examples = knowledge.examples or max(1, round(seen.local.expected_batch))
     search = _Search(seen, prior, attack, words, progress)
     best: tuple[float, Tensor, Tensor] | None = None
@@ -97,10 +98,6 @@ def match_text(
     assert best is not None
     note = f"{attack.compare} {attack.distance}, {restart + 1} restart(s), {search.tried} replays"
     return Guess(inputs=best[1], labels=best[2], objective=best[0], note=note)
-
-
-def _words(model: nn.Module, vocabulary: Vocabulary) -> nn.Module | None:
-    return model.get_submodule(vocabulary.words) if vocabulary.words else None
 
 
 def _start(

@@ -70,7 +70,7 @@ def read_tokens(
     taken, lowest = [], math.inf
     for restart in range(restarts):
         tried = _again(given, _pursue(given, texts, generator if restart else None))
-        left = _unexplained(given, tried)
+        left = float(_outside(given.Y, _spanned(given, tried)).square().sum() / given.Y.square().sum())
         if left < lowest:
             taken, lowest = tried, left
         if lowest < EXACT:
@@ -80,11 +80,7 @@ def read_tokens(
     for choice, position in sorted(taken):
         tokens[places[position], position] = given.tokens[choice, position]
         places[position] += 1
-    return Reading(
-        tokens=tokens,
-        unexplained=lowest,
-        unique=len(taken) < given.Y.shape[1] - 1,
-    )
+    return Reading(tokens=tokens, unexplained=lowest, unique=len(taken) < given.Y.shape[1] - 1)
 
 
 def _choices(model: nn.Module, scores: TokenScores, vocabulary: Vocabulary, count: int) -> _Choices:
@@ -101,10 +97,6 @@ def _choices(model: nn.Module, scores: TokenScores, vocabulary: Vocabulary, coun
 def _outside(x: Float[Tensor, "*some n"], basis: Float[Tensor, "k n"]) -> Float[Tensor, "*some n"]:
     """x without its part in the span of orthonormal rows."""
     return x - (x @ basis.mT) @ basis
-
-
-def _unexplained(given: _Choices, taken: list[tuple[int, int]]) -> float:
-    return float(_outside(given.Y, _spanned(given, taken)).square().sum() / given.Y.square().sum())
 
 
 def _pursue(given: _Choices, texts: int, generator: torch.Generator | None) -> list[tuple[int, int]]:

@@ -65,17 +65,12 @@ class TokenScores:
         return self.share.topk(min(count, len(self.share)), dim=0).indices
 
 
-def first_layers(model: nn.Module, vocabulary: Vocabulary) -> tuple[str, ...]:
-    """Weights of the trained layers that read the embeddings. Raises DoesNotApply if there is none."""
-    return readers(model, vocabulary.embeddings, vocabulary.length)
-
-
 def span_test(seen: Observation, vocabulary: Vocabulary) -> TokenScores:
     """Score every token at every position; special ones get 0.
 
     Raises DoesNotApply where no received layer reads the embeddings, or where noise hides every direction.
     """
-    span = received_span(seen, first_layers(seen.model, vocabulary))
+    span = received_span(seen, readers(seen.model, vocabulary.embeddings, vocabulary.length))
     n = _width(seen.model, vocabulary)
     direction = _common(seen.model, vocabulary)[span.columns].double()
     direction = direction / direction.norm().clamp_min(torch.finfo(direction.dtype).tiny)
