@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module
 from inspect import signature
 from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any
 
 from fedlsg.choices import did_you_mean
@@ -24,7 +25,7 @@ from strategies import recipes
 
 
 def names() -> tuple[str, ...]:
-    """Names of all recipes: the files of ``strategies.recipes`` that define ``recipe``, with dashes."""
+    """Names of all recipes: the files of ``strategies.recipes`` that define a function ``recipe``, with dashes."""
     return tuple(sorted(_recipes()))
 
 
@@ -118,10 +119,22 @@ def _recipes() -> dict[str, Callable[..., Method]]:
 
 @cache
 def _recipes_in(folders: tuple[str, ...]) -> dict[str, Callable[..., Method]]:
-    """A file without ``recipe`` is a helper of other recipes, and no method."""
-    modules = (import_module(f"{recipes.__name__}.{file.name}") for file in iter_modules(folders))
-    found = {module.__name__.rpartition(".")[2]: getattr(module, "recipe", None) for module in modules}
-    return {name.replace("_", "-"): build for name, build in found.items() if build is not None}
+    """A file that defines no function ``recipe`` of its own is a helper of other recipes, and no method."""
+    found: dict[str, Callable[..., Method]] = {}
+    for file in iter_modules(folders):
+        module = _imported(f"{recipes.__name__}.{file.name}")
+        build = getattr(module, "recipe", None)
+        if callable(build) and getattr(build, "__module__", "") == module.__name__:
+            found[file.name.replace("_", "-")] = build
+    return found
+
+
+def _imported(module: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except Exception as error:  # whatever is wrong in one file ends every command: it must be found
+        where = f"{module.replace('.', '/')}.py"
+        raise ImportError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 __all__ = [

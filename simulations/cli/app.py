@@ -17,6 +17,7 @@ from simulations.cli.examine import attack, audit, inspect
 from simulations.cli.lists import methods, settings, version, workloads
 from simulations.cli.options import Choice, console, merge, option, setting
 from simulations.engines.runtime.processes import sigterm_raises
+from simulations.settings.declared import RUN
 
 typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
 
@@ -48,12 +49,12 @@ def run(
     clients: Annotated[int | None, setting("clients")] = None,
     clients_per_round: Annotated[int | None, setting("clients_per_round")] = None,
     local_steps: Annotated[int | None, setting("local_steps")] = None,
-    engine: Annotated[str, setting("engine")] = "flower",
-    device: Annotated[str, setting("device")] = "cpu",
-    seed: Annotated[int, setting("seed")] = 0,
+    engine: Annotated[str | None, setting("engine")] = None,
+    device: Annotated[str | None, setting("device")] = None,
+    seed: Annotated[int | None, setting("seed")] = None,
     reproducible: Annotated[bool, setting("reproducible", "--reproducible")] = False,
-    codec: Annotated[str, setting("codec")] = "float32",
-    downlink: Annotated[str, setting("downlink")] = "full",
+    codec: Annotated[str | None, setting("codec")] = None,
+    downlink: Annotated[str | None, setting("downlink")] = None,
     out: Annotated[str | None, option(help="Run directory; default runs/<time>-<workload>-<method>.")] = None,
     data_dir: Annotated[str | None, setting("data_dir")] = None,
     record_updates: Annotated[bool, setting("record_updates", "--record-updates")] = False,
@@ -153,7 +154,7 @@ def calibrate(
 def partition(
     workload: Annotated[str, typer.Argument(help="As in run; default digits.", show_default=False)] = "digits",
     clients: Annotated[int | None, setting("clients")] = None,
-    seed: Annotated[int, option(help="Public seed of the partition; default 0.")] = 0,
+    seed: Annotated[int | None, option(help=f"Public seed of the partition; default {RUN['seed'].default}.")] = None,
     data_dir: Annotated[str | None, option(help="Local mirror of the data; as in run.")] = None,
     out: Annotated[str | None, option(help="Directory for partition.csv and partition.png.")] = None,
     config: Choice = None,

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from fedlsg.accounting.bounds import epsilon
 from simulations.cli import app as cli
 from simulations.report.words import empty_line
-from simulations.settings.declared import all_settings
+from simulations.settings.declared import RUN, all_settings
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run
 
@@ -315,3 +316,12 @@ def test_options_that_are_settings_have_the_sentence_of_their_declaration(fedlsg
     found = {name for name, one in all_settings().items() if f"--{name.replace('_', '-')} " in words}
     assert found > {"rank", "sparsity", "epsilon", "engine", "record_updates"}
     assert [name for name in found if all_settings()[name].setting.meaning.removesuffix(".") not in words] == []
+
+
+def test_options_of_run_leave_the_defaults_to_the_declarations():
+    """An option that is not given is None, so that a default is declared once; a flag is false, as its setting is."""
+    defaults = {name: p.default for name, p in signature(cli.run).parameters.items() if name in RUN}
+    assert defaults.keys() >= {"engine", "device", "seed", "codec", "downlink", "record_updates"}
+    flags = {name for name, default in defaults.items() if default is not None}
+    assert flags == {"reproducible", "record_updates"}
+    assert [name for name in flags if defaults[name] is not RUN[name].default] == []

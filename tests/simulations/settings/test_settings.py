@@ -61,10 +61,13 @@ def test_every_kind_of_setting_by_hand():
 
 
 def test_flower_run_config_lists_the_settings_with_their_defaults():
-    """Flower refuses an override that pyproject.toml does not list, and hands every listed value to the app."""
+    """Flower refuses an override that pyproject.toml does not list, and hands every listed value to the app.
+
+    Listed are those that have a place in files; what a new method or codec declares is given in the free-form key.
+    """
     listed = dict(RUN_CONFIG)
     assert listed.pop(FREE_FORM) == ""
-    assert list(listed) == [name.replace("_", "-") for name in ALL]
+    assert list(listed) == [name.replace("_", "-") for name in ALL if name in RUN or name in KNOWN]
     for name, value in listed.items():
         default = RUN[name.replace("-", "_")].default if name.replace("-", "_") in RUN else None
         assert value == (PRESET if default is None else default), name
@@ -147,7 +150,9 @@ def test_abbreviations_are_no_names_and_each_means_one_setting():
 
 
 def test_the_names_that_wait_for_the_methods_are_names():
-    assert ALL.keys() - RUN.keys() == KNOWN
+    """Every name that has a place in files is declared somewhere; a new one needs no place."""
+    assert ALL.keys() - RUN.keys() >= KNOWN
+    assert not KNOWN & RUN.keys()
 
 
 def test_a_share_of_the_noise_cannot_be_given_freely(tmp_path):

@@ -25,15 +25,20 @@ def listed(cell: str) -> list[str]:
 
 
 def test_every_recipe_has_its_row():
-    assert sorted(set(ROWS) - {"recipe", "---"}) == list(names())
+    rows = set(ROWS) - {"recipe", "---"}
+    missing, gone = set(names()) - rows, rows - set(names())
+    assert not missing, (
+        f"write a row of docs/methods.md for {missing}: in the first table, with parameters and defaults"
+    )
+    assert not gone, f"docs/methods.md has rows of {gone}, which are no recipes"
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", sorted(ROWS.keys() & set(names())))
 def test_parameters_are_those_of_the_recipe(name):
     assert listed(ROWS[name][5]) == parameters(name)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", sorted(ROWS.keys() & set(names())))
 def test_the_mechanism_is_the_recipes_default(name):
     assert listed(ROWS[name][4]) == [recipe(name).mechanism.kind]
 
