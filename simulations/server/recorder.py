@@ -101,7 +101,7 @@ class Recorder:
             return
         round = self.state.next_round
         self.run.save_weights(round, self.state.weights)
-        if self.state.memory is not None:
+        if self.state.memory is not None and round <= self.plan.schedule.rounds:  # after the last there is no frame
             self.run.save_kept(round, self.state.frame().indices)
 
     def outcome(self, *, stopped: str | None, diverged: bool) -> Outcome:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 import strategies
 from fedlsg.payload import all_codecs
+from fedlsg.payload.codecs import summaries
 from fedlsg.setting import REQUIRED, Declared, unknown
 from simulations import workloads
 from simulations.settings.declared import all_settings, in_order
@@ -59,6 +60,7 @@ def whole(one: Declared) -> Table:
         "range": range_of(one),
         "default": by_value(used.defaults) or default_of(one),
         "used by": used.by,
+        **({f"  {name}": line for name, line in summaries().items()} if one.name == "codec" else {}),
         "presets": by_value(used.workloads),
     }
     return name_table({title: text for title, text in rows.items() if text})

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
 
 from fedlsg.choices import did_you_mean
 from fedlsg.payload.values.codec import Codec
@@ -45,8 +46,7 @@ def all_codecs() -> Mapping[str, Codec]:
 
     Raises ValueError for two codecs of one name or one wire id: a receiver could not distinguish their payloads.
     """
-    modules = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
-    found = [module.CODEC for module in modules if hasattr(module, "CODEC")]
+    found = [module.CODEC for module in _files()]
     by_name, by_id = dict[str, Codec](), dict[int, Codec]()
     for codec in sorted(found, key=lambda codec: codec.wire_id):
         for other in (by_name.setdefault(codec.name, codec), by_id.setdefault(codec.wire_id, codec)):
@@ -56,3 +56,14 @@ def all_codecs() -> Mapping[str, Codec]:
                     f"{other.name!r} with wire_id={other.wire_id}: give the new one another name or wire_id"
                 )
     return by_name
+
+
+def summaries() -> dict[str, str]:
+    """The first line of each codec's file, by name, in the order of ``all_codecs``."""
+    lines = {module.CODEC.name: (module.__doc__ or "").partition("\n")[0] for module in _files()}
+    return {name: lines[name] for name in all_codecs()}
+
+
+def _files() -> list[Any]:
+    modules = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
+    return [module for module in modules if hasattr(module, "CODEC")]

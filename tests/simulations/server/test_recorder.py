@@ -93,6 +93,13 @@ def test_each_round_is_evaluated_once(tmp_path, monkeypatch):
     }
 
 
+def test_a_record_of_a_ranked_mask_ends_with_the_last_round(tmp_path):
+    """After the last round there is no frame whose positions could be saved."""
+    ranked = {"method": "rs", "ranking": "gradients"}
+    run = run_local(tmp_path / "run", rounds=4, record_updates=True, **ranked)
+    assert run.summary["rounds"] == 4
+
+
 def test_a_round_in_which_all_refuse_is_counted_and_one_in_which_all_die_is_asked_again(tmp_path, small):
     answers = iter(["refuse", "refuse", "die", "die"])
 

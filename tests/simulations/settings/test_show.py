@@ -1,14 +1,17 @@
 """What the lists print: every setting, method and workload; the page is that of the declarations."""
 
+import io
 import re
 
 import pytest
+from rich.console import Console
 
 import strategies
+from fedlsg.payload.codecs import summaries
 from fedlsg.version import version
 from simulations import workloads
 from simulations.settings.declared import all_settings
-from simulations.settings.show import as_markdown
+from simulations.settings.show import as_markdown, settings_command
 from tests.places import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "settings.md").read_text()
@@ -62,3 +65,12 @@ def test_methods_and_workloads_are_listed(fedlsg):
 
 def test_the_version(fedlsg):
     assert fedlsg("--version") == (0, f"fedlsg {version()}\n", "")
+
+
+def test_the_setting_codec_lists_the_codecs():
+    console = Console(width=200, file=io.StringIO())
+    settings_command("codec", False, console)
+    for name, line in summaries().items():
+        assert f"{name} " in console.file.getvalue()
+        assert line
+        assert line in console.file.getvalue()
