@@ -1,7 +1,9 @@
 """Fill the gaps of the settings from the workload's preset, refuse what is out of range, build the method."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import Any, get_args
 
 import torch
@@ -12,30 +14,21 @@ from fedlsg.method import LocalTraining, Method
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
 from simulations.settings.codecs import check_exact, fill_codecs
-from simulations.settings.declared import RUN, codec_settings, server_settings
+from simulations.settings.declared import RUN, codec_settings, mechanism_settings, server_settings
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings, from_values, values_of
 from simulations.workloads import Workload
 
-FALLBACK: dict[str, Any] = {
-    "clients": 5,
-    "rounds": 10,
-    "local_steps": 1,
-    "local_momentum": 0.0,
-    "sample_rate": 0.1,
-    "microbatch_size": 256,
-    "augment": "none",
-    "multiplicity": 1,
-    "partition": "iid",
-    "alpha": 0.5,
-    "shards_per_client": 2,
-    "clip": "joint",
-    "clip_norm": 1.0,
-    "epsilon": 8.0,
-    "delta": 1e-5,
-    "learning_rate": 0.1,
-}
-"""What a workload's preset may leave out."""
+_WORKLOADS = ("clip", "clip_norm", "learning_rate")
+"""Settings of mechanism and server that a workload's preset gives, and files say even where it does not."""
+
+FALLBACK: Mapping[str, Any] = MappingProxyType(
+    {
+        **{name: one.setting.fallback for name, one in RUN.items() if one.setting.fallback is not None},
+        **{name: (mechanism_settings() | server_settings())[name].default for name in _WORKLOADS},
+    }
+)
+"""What a workload's preset may leave out, from the declarations."""
 
 
 def fill(settings: Settings, workload: Workload) -> Resolved:
