@@ -159,7 +159,7 @@ def prepare(
 def _rate(s: Resolved, mean_size: float) -> float:
     if s.batch_size is not None:
         return min(s.batch_size / mean_size, 1.0)
-    assert s.sample_rate is not None, "without a batch size there is a rate: see FALLBACK"
+    assert s.sample_rate is not None, "without a batch size there is a rate"
     return s.sample_rate
 
 

@@ -67,13 +67,13 @@ def fill(settings: Settings, workload: Workload) -> Resolved:
     return Resolved(**{**vars(filled), **own})
 
 
-def build_method(settings: Settings) -> Method:
+def build_method(settings: Resolved) -> Method:
     """The recipe with the settings that are given; the noise multiplier is set per client later."""
     given = {name: value for name, value in settings.parameters.items() if name not in codec_settings()}
     if settings.noise_multiplier is not None:
         given["noise_multiplier"] = settings.noise_multiplier
     if settings.trust == "aggregate":
-        given["noise_share"] = 1 / math.sqrt(settings.min_survivors or 1)
+        given["noise_share"] = 1 / math.sqrt(settings.min_survivors)
     return strategies.recipe(settings.method, **given)
 
 
@@ -89,7 +89,7 @@ def resolved(settings: Resolved, method: Method, local: LocalTraining) -> Resolv
     )
 
 
-def recipe_values(settings: Settings, method: Method) -> dict[str, Any]:
+def recipe_values(settings: Resolved, method: Method) -> dict[str, Any]:
     """The recipe's own settings as the method has them: given, or its default.
 
     A keyword that fills a field of the method (it is declared by the very same ``Setting``) has the field's value: the
