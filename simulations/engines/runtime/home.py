@@ -1,6 +1,6 @@
 """Where the processes of one Flower run live, and how they may import Flower ahead of the run.
 
-A run has a home of its own, FLWR_HOME in a temporary directory, which also names its processes (flower_processes.py).
+A run has a home of its own, FLWR_HOME in a temporary directory, which also names its processes.
 Two of them, "superlink" and "client", can be started before there is anything to run: they import Flower and wait.
 """
 

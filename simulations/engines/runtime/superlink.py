@@ -5,7 +5,7 @@ of its own (loopback, free port, state in memory, FLWR_HOME in a temporary direc
 disturbs the user's, and two runs can go at once.
 
 Not here: what the app does (its results leave through the files that the ServerApp writes), where the run's processes
-live (flower_home.py), and the processes themselves (flower_processes.py).
+live, and the processes themselves.
 """
 
 import json
