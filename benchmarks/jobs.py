@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from simulations import workloads
-from simulations.workloads.workload import Options, Progress, Split, Workload, rescale
+from simulations.workloads.base.workload import Options, Progress, Split, Workload, rescale
 
 CLIENTS, IMAGES, ASKED, BATCH = 100, 50, 10, 10
 SIDE = 32

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks import jobs
 from benchmarks.gate import Gate
-from simulations.workloads.workload import Options
+from simulations.workloads.base.workload import Options
 
 
 def run(model_name: str, rounds: int) -> None:

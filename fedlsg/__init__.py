@@ -20,17 +20,9 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Method",
-    "__version__",
-    "calibrate_noise_multiplier",
-    "decompose",
-    "epsilon",
-    "pack",
-    "project",
-    "recipe",
-    "reconstruct",
-    "unpack",
-]
+    "Method", "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "pack", "project", "recipe",
+    "reconstruct", "unpack",
+]  # fmt: skip
 
 _PLACES = {
     "calibrate_noise_multiplier": "fedlsg.accounting",

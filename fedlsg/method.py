@@ -15,9 +15,11 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from fedlsg.carriers import Carrier, coordinates, mask_factors
+from fedlsg.carriers import Carrier, mask_factors
+from fedlsg.carriers.carrier import coordinates
 from fedlsg.frame import Block, Frame, group_of, make_blocks
-from fedlsg.masks import Mask, Moment, Prune, Public, masked, split_kept
+from fedlsg.masks import Mask, Prune
+from fedlsg.masks.mask import Moment, Public, apply_mask, split_kept
 from fedlsg.privacy import Mechanism, check_sample_rate
 from fedlsg.training import (
     After,
@@ -33,18 +35,9 @@ from fedlsg.training import (
 )
 
 __all__ = [
-    "Batch",
-    "LocalTraining",
-    "Method",
-    "Positions",
-    "Schedule",
-    "aggregate",
-    "client_step",
-    "initial_needed",
-    "make_frame",
-    "norm_bound",
-    "server_step",
-]
+    "Batch", "LocalTraining", "Method", "Positions", "Schedule", "aggregate", "client_step", "initial_needed",
+    "make_frame", "norm_bound", "server_step",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +154,7 @@ def make_frame(
 
 def kept_blocks(method: Method, public: Public) -> tuple[Block, ...]:
     """The blocks of a frame with what the mask keeps of each."""
-    blocks = masked(make_blocks(public.coordinates), method.mask, public)
+    blocks = apply_mask(make_blocks(public.coordinates), method.mask, public)
     if method.carrier.kind == "lora" and method.mask.kind == "units":
         return mask_factors(blocks, public.weights, public.initial, method.mask, method.carrier)
     return blocks

@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from inspect import Parameter, signature
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from fedlsg.choices import did_you_mean
 
 REQUIRED = Parameter.empty
 """The default of what has none."""
-
-NUMBERS = (int, float)
 
 
 @dataclass(frozen=True)
@@ -47,11 +45,6 @@ class Setting:
         if None not in (self.at_least, self.above) or None not in (self.at_most, self.below):
             raise TypeError(f"give one lower and one upper bound at most: {self}")
 
-    @property
-    def bounds(self) -> tuple[float | None, float | None, float | None, float | None]:
-        """The range, to compare it with another one."""
-        return self.at_least, self.above, self.at_most, self.below
-
     def contains(self, value: float) -> bool:
         """Whether a number is in the range; NaN is in none that has a bound."""
         return (
@@ -62,7 +55,7 @@ class Setting:
         )
 
     def around(self, word: str) -> str:
-        """The range in signs around a word: ``0 < word <= 1``, ``word >= 1``; the word alone where there is none."""
+        """The range in signs around a word: ``0 < word <= 1``, ``word >= 1``; the word alone without bounds."""
         lower = f"{self.at_least:g} <= " if self.at_least is not None else ""
         lower = f"{self.above:g} < " if self.above is not None else lower
         upper = f" <= {self.at_most:g}" if self.at_most is not None else ""
@@ -91,7 +84,8 @@ class Declared:
     @property
     def accepts(self) -> tuple[object, ...]:
         """What may be given, to compare two declarations of one name."""
-        return self.kind, self.choices, self.setting.bounds
+        bounds = self.setting.at_least, self.setting.above, self.setting.at_most, self.setting.below
+        return self.kind, self.choices, bounds
 
     @property
     def range(self) -> str:
@@ -119,11 +113,11 @@ class Declared:
             return
         if self.choices and value not in self.choices:
             raise ValueError(f"expected {self.name} in {self.choices}, got {value!r}")
-        if self.kind not in NUMBERS:
+        if self.kind not in (int, float):
             return
         if isinstance(value, bool) or not isinstance(value, Integral if self.kind is int else Real):
             raise ValueError(f"expected a number ({self.kind.__name__}) for {self.name}, got {value!r}")
-        if not self.setting.contains(float(value)):
+        if not self.setting.contains(cast(float, value)):
             why = f": {self.setting.why}" if self.setting.why else ""
             raise ValueError(f"expected {self.setting.around(f'{self.name}={value}')}{why}")
 
@@ -185,7 +179,7 @@ def unknown(kind: str, name: str, known: Mapping[str, Declared]) -> ValueError:
 
 
 def suggestion(name: str, known: Mapping[str, Declared]) -> str:
-    """The end of an error message: the name that a word stands for, else the nearest one, or nothing."""
+    """The end of an error message: the name that has the word as an alias, else the nearest one, or nothing."""
     word = name.replace("-", "_").lower()
     meant = next((one.name for one in known.values() if word in one.setting.aliases), None)
     return f"; did you mean {meant!r}?" if meant else did_you_mean(word, known)
@@ -236,7 +230,10 @@ def _convert(of: Declared, value: object) -> object:
     if of.choices or (value is None and of.optional):
         return value
     if of.kind is bool:
-        return _boolean(of.name, value)
+        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        if str(value).lower() not in words:
+            raise ValueError(f"expected true or false for {of.name}, got {value!r}")
+        return words[str(value).lower()]
     if of.kind is str:
         return str(value)
     try:
@@ -245,12 +242,3 @@ def _convert(of: Declared, value: object) -> object:
         return of.kind(value)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"expected a number ({of.kind.__name__}) for {of.name}, got {value!r}") from None
-
-
-def _boolean(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    if str(value).lower() not in words:
-        raise ValueError(f"expected true or false for {name}, got {value!r}")
-    return words[str(value).lower()]

@@ -1,4 +1,4 @@
-"""What the commands do, apart from parsing their options."""
+"""The commands ``fedlsg run``, ``resume`` and ``calibrate``, without the parsing of their options."""
 
 from dataclasses import replace
 from typing import Any
@@ -65,7 +65,7 @@ def execute(plan: Plan, directory: RunDir, console: Console) -> None:
     Raises RuntimeError for one that diverged: its report goes to the last round before that.
     """
     with exclusive(directory):
-        pass  # the serving process takes it again; this one only asks early, before Ray is started
+        pass  # the serving process takes the lock again; here it is only tested before Ray starts
     try:
         done = directory.last_round()
         with showing(console, plan.schedule.rounds, done) as display:
@@ -88,7 +88,7 @@ def execute(plan: Plan, directory: RunDir, console: Console) -> None:
 
 
 def announce(plan: Plan, console: Console) -> None:
-    """Say what is about to run, and that it is not private where it is not."""
+    """Print what is about to run, and a warning if it is not private."""
     s, mechanism = plan.settings, plan.method.mechanism
     sizes = plan.sizes
     console.print(
@@ -101,7 +101,7 @@ def announce(plan: Plan, console: Console) -> None:
         why = "the noise is reproducible" if mechanism.private else f"mechanism {mechanism.kind!r} claims no epsilon"
         console.print(f"NOT PRIVATE: {why}", style="bold red")
     if s.holdout is not None:
-        why = "accuracies are of held-out training rows: computed without noise, what they tell is in no epsilon"
+        why = "accuracies are of held-out training rows: computed without noise, no epsilon covers them"
         console.print(f"NOT PRIVATE: {why}", style="bold red", soft_wrap=True)
     layers = layer_table(plan.build_model(), plan.method.carrier, plan.workload.classifier)
     if any(row.travel != "dense" for row in layers):

@@ -18,7 +18,6 @@ from fedlsg.accounting.events import (
     Event,
     Interval,
     canonical,
-    check_delta,
     checked_delta,
     checked_epsilon,
     checked_noise_multiplier,
@@ -26,30 +25,13 @@ from fedlsg.accounting.events import (
     checked_steps,
 )
 
-__all__ = [
-    "AccountingError",
-    "EpsilonBound",
-    "Event",
-    "Interval",
-    "calibrate_noise_multiplier",
-    "check_delta",
-    "compose",
-    "epsilon",
-    "max_steps",
-]
-
 ACCOUNTANTS = ("prv", "pld")
 SMALLEST_DELTA = 1e-11
 """What both accountants resolve. Below it the closed Renyi bound is what is reported, a tenth to a quarter higher."""
 
 
 def epsilon(
-    *,
-    sample_rate: float,
-    noise_multiplier: float,
-    steps: int,
-    delta: float,
-    accountants: Sequence[str] = ACCOUNTANTS,
+    *, sample_rate: float, noise_multiplier: float, steps: int, delta: float, accountants: Sequence[str] = ACCOUNTANTS
 ) -> EpsilonBound:
     """Epsilon at ``delta`` of ``steps`` Poisson-subsampled Gaussian steps; see `compose`."""
     event = Event(sample_rate=sample_rate, noise_multiplier=noise_multiplier, steps=steps)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlsg.accounting.bounds import ACCOUNTANTS, AccountingError, compose
-from fedlsg.accounting.events import Event, canonical
+from fedlsg.accounting.bounds import ACCOUNTANTS, compose
+from fedlsg.accounting.events import AccountingError, Event, canonical
 
 Events = tuple[Event, ...]
 
@@ -50,7 +50,7 @@ def displayed(population: Sequence[Sequence[Event]], *, delta: float) -> Spread:
     """
     merged = [canonical(events) for events in population]
     if len(set(merged)) > EXACT:
-        merged = [moved(events, DISPLAYED, sigma=False) for events in merged]
+        merged = [move_to_grid(events, DISPLAYED, sigma=False) for events in merged]
     return spread(merged, delta=delta, accountants=CHEAP)
 
 
@@ -76,7 +76,7 @@ def spread(population: Sequence[Sequence[Event]], *, delta: float, accountants: 
 
 
 def upper(events: Events, delta: float, accountants: Sequence[str] = ACCOUNTANTS) -> float:
-    """The certified upper bound of one client, infinite where there is none."""
+    """The certified upper bound of one client, infinite if there is none."""
     try:
         return compose(events, delta=delta, accountants=accountants).upper
     except AccountingError:
@@ -97,7 +97,7 @@ def _covering(clients: Sequence[Events], delta: float, accountants: Sequence[str
     while True:
         cells: dict[Events, list[Events]] = {}
         for events in group:
-            cells.setdefault(events if depth == OWN else moved(events, LEVELS[depth]), []).append(events)
+            cells.setdefault(events if depth == OWN else move_to_grid(events, LEVELS[depth]), []).append(events)
         for cell, inside in cells.items():
             questions += 1
             heapq.heappush(waiting, (-upper(cell, delta, CHEAP), questions, depth, inside))
@@ -149,7 +149,7 @@ def grid_down(value: float, level: int) -> float:
     return point
 
 
-def moved(events: Sequence[Event], level: int, *, sigma: bool = True) -> Events:
+def move_to_grid(events: Sequence[Event], level: int, *, sigma: bool = True) -> Events:
     """Events on the grid, ``sigma`` too, that lose at least as much privacy."""
     return canonical(
         Event(
@@ -167,9 +167,9 @@ def _guesses(clients: Sequence[Events], delta: float) -> list[float]:
     A wrong guess makes the median's bound looser, never wrong.
     """
     rows = [_features(events) for events in clients]
-    asked = sorted({round(at) for at in np.linspace(len(clients) / 4, 3 * len(clients) / 4, SAMPLE)})
-    answers = [math.log(min(max(upper(clients[i], delta, CHEAP), 1e-9), 1e9)) for i in asked]
-    weights = np.linalg.lstsq(np.array([rows[i] for i in asked]), np.array(answers), rcond=1e-9)[0]
+    sampled = sorted({round(at) for at in np.linspace(len(clients) / 4, 3 * len(clients) / 4, SAMPLE)})
+    bounds = [math.log(min(max(upper(clients[i], delta, CHEAP), 1e-9), 1e9)) for i in sampled]
+    weights = np.linalg.lstsq(np.array([rows[i] for i in sampled]), np.array(bounds), rcond=1e-9)[0]
     return [float(np.dot(row, weights)) if clients[i] else -math.inf for i, row in enumerate(rows)]
 
 

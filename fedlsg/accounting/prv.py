@@ -28,10 +28,7 @@ from fedlsg.accounting.events import AccountingError, Event, Interval
 
 MAX_CELLS = 1_500_000  # about 4 seconds and 0.5 GB; sigma = .3 over 10,000 steps would take 46 s and 3.5 GB
 MIN_DELTA = 1e-11  # delta_error is a thousandth of it, and the FFT's own error must stay below that
-SIGMA_RANGE = (
-    0.05,
-    1e4,
-)  # the library hangs at 0, NaN and infinity; this range is tested
+SIGMA_RANGE = (0.05, 1e4)  # the library hangs at 0, NaN and infinity; this range is tested
 ROUGH_ERROR, LARGEST_ERROR, SMALLEST_ERROR = 0.1, 0.01, 1e-4
 GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(20)
 

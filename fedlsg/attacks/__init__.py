@@ -1,6 +1,4 @@
 """What an adversary gets from the updates that were sent, and how an audit tries to prove the epsilon wrong.
 
-    observation.py  what is seen, and what a threat model grants besides      replay.py  the client, differentiable
-
 Nothing here reads ground truth: an attack is a function of an Observation, of what is granted, and of a prior.
 """

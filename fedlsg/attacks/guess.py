@@ -14,7 +14,7 @@ class Guess:
     """An estimated batch.
 
     inputs: (B, *shape), floating point with NaN where nothing is known (a frozen column, say), or token numbers.
-    labels: (B,) in the order of ``inputs``, None where they were not asked for or cannot be told.
+    labels: (B,) in the order of ``inputs``, None if they were not requested, or cannot be inferred.
     objective: what restarts are chosen by, lower is better; comparable between guesses of one attack only.
     squared_error: expected squared error over all known coordinates, where theory predicts one from public values.
     scale_open: whether the inputs are known up to sign and scale only.

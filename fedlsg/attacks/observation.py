@@ -1,4 +1,4 @@
-"""What the adversary sees of one update, and what is granted to it besides.
+"""What the adversary sees of one update, and what else it is granted.
 
 The adversary knows everything public: architecture and weights W_t of the round, L, R, mask, clip, sigma, Poisson rate,
 local optimizer. It sees payloads as they were sent. The private batch is in none of these types, so an attack, which
@@ -26,10 +26,10 @@ Granted = Literal["known", "unknown"]
 class ThreatModel:
     """Whom the report's numbers are about.
 
-    view: the payload of each client (the server, or whoever reads its traffic), or only their sum (the server behind
+    view: the payload of each client (the server, or an eavesdropper), or only their sum (the server behind
         an ideal secure aggregation).
-    labels: whether the adversary is told the labels of the batch.
-    examples: whether it is told how many examples are in the batch.
+    labels: whether the adversary knows the labels of the batch.
+    examples: whether it knows how many examples are in the batch.
     """
 
     view: View = "client"

@@ -1,8 +1,8 @@
 """The client's computation on a candidate batch, differentiable in its inputs: what an adaptive adversary runs.
 
-Per-example gradients come from autograd with a graph (persample.py builds none); from there on it is the client's own
-code: projection (lowrank.project), mask (kept_values), clip weights (per_unit), clip (clipped_sum). A change
-there changes the adversary with it. The naive adversary compares dense gradients instead: Eq. 3 of what it received.
+Per-example gradients come from autograd with a graph (``per_example_gradients`` builds none). All later steps are the
+client's own code: ``project``, ``kept_values``, ``per_unit``, ``clipped_sum``. A change there
+changes the adversary too. The naive adversary compares dense gradients instead: Eq. 3 of what it received.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def dense_gradients(
 ) -> dict[str, Float[Tensor, "batch *shape"]]:
     """Each example's gradient of every trainable parameter, with a graph back to ``inputs`` (and soft ``targets``).
 
-    ``weights`` stands for W_t where given: later local steps start from weights that depend on the candidate, too.
+    ``weights`` replace W_t where given: later local steps start from weights that depend on the candidate, too.
     """
     own = trainable(seen.model)
     at = {name: (p.detach().requires_grad_() if weights is None else weights[name]) for name, p in own.items()}

@@ -2,62 +2,18 @@
 
 from fedlsg.carriers.carrier import (
     Carrier,
-    CarrierKind,
     LoraAlpha,
     PowerSteps,
     Rank,
     Residual,
-    StepCarrier,
     Warmup,
     carried_parameters,
-    coordinates,
     find_classifier,
-    without_residual,
 )
-from fedlsg.carriers.layout import LayerRow, grouped, layer_table, totals
+from fedlsg.carriers.layout import LayerRow, group_layers, layer_table, totals
 from fedlsg.carriers.lora import Adapted, frozen_bases, mask_factors, prepare_model
-from fedlsg.carriers.statistics import (
-    Clipping,
-    Energy,
-    block_squares,
-    clipping,
-    kept_energy,
-    principal_carriers,
-    random_energy,
-    residual,
-    select_kept,
-    stable_rank,
-)
 
 __all__ = [
-    "Adapted",
-    "Carrier",
-    "CarrierKind",
-    "Clipping",
-    "Energy",
-    "LayerRow",
-    "LoraAlpha",
-    "PowerSteps",
-    "Rank",
-    "Residual",
-    "StepCarrier",
-    "Warmup",
-    "block_squares",
-    "carried_parameters",
-    "clipping",
-    "coordinates",
-    "find_classifier",
-    "frozen_bases",
-    "grouped",
-    "kept_energy",
-    "layer_table",
-    "mask_factors",
-    "prepare_model",
-    "principal_carriers",
-    "random_energy",
-    "residual",
-    "select_kept",
-    "stable_rank",
-    "totals",
-    "without_residual",
-]
+    "Adapted", "Carrier", "LayerRow", "LoraAlpha", "PowerSteps", "Rank", "Residual", "Warmup", "carried_parameters",
+    "find_classifier", "frozen_bases", "group_layers", "layer_table", "mask_factors", "prepare_model", "totals",
+]  # fmt: skip

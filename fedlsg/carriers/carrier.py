@@ -159,12 +159,7 @@ def coordinates(
         Coordinates(name=name, shape=tuple(W.shape))
         if name not in carried
         else _carry(
-            name,
-            W.detach(),
-            initial.get(name),
-            carrier,
-            updates,
-            public_generator(seed, "carriers", round, name),
+            name, W.detach(), initial.get(name), carrier, updates, public_generator(seed, "carriers", round, name)
         )
         for name, W in weights.items()
     )

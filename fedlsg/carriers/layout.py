@@ -62,7 +62,7 @@ def layer_table(model: nn.Module, carrier: Carrier, classifier: str | None = Non
     return rows
 
 
-def grouped(rows: Iterable[LayerRow]) -> list[LayerRow]:
+def group_layers(rows: Iterable[LayerRow]) -> list[LayerRow]:
     """The rows with repeated layers put together: numbers in their names become ``*``, in order of first appearance.
 
     ``encoder.layer.0.output.weight`` to ``encoder.layer.11.output.weight`` of one shape that travel alike are one row

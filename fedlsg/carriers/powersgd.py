@@ -35,7 +35,7 @@ def encode(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " sent
 
 
 def decode(sent: Float[Tensor, " sent"], frame: Frame) -> Float[Tensor, " kept"]:
-    """Values of the step's frame that a payload stands for, P Q where factors were sent: encode undone up to rank."""
+    """The step's values from what was sent: P Q where factors were sent, which undoes ``encode`` up to the rank."""
     if frame.sent is None:
         return sent
     parts = iter(frame.sent.split(sent))

@@ -63,7 +63,8 @@ class Energy:
 
 def kept_energy(dW: Float[Tensor, "m n *taps"], rows: Int[Tensor, " k"], columns: Int[Tensor, " l"]) -> Energy:
     """Energy of dW in the given out units and in units."""
-    squares = unit_squares(dW)
+    squares = dW.detach().double().square()
+    squares = squares.flatten(2).sum(2) if dW.ndim > 2 else squares
     total = squares.sum()
     if total == 0:
         return Energy(rows=math.nan, columns=math.nan, either=math.nan)
@@ -81,11 +82,6 @@ def random_energy(shape: tuple[int, ...], rows: int, columns: int) -> Energy:
     """Mean of ``kept_energy`` over uniformly random units, as many of them: the same for every dW of ``shape``."""
     out_share, in_share = rows / shape[0], columns / shape[1]
     return Energy(rows=out_share, columns=in_share, either=1 - (1 - out_share) * (1 - in_share))
-
-
-def unit_squares(dW: Float[Tensor, "m n *taps"]) -> Float64[Tensor, "m n"]:
-    """dW_ij^2 by out unit i and in unit j, summed over a convolution's taps."""
-    return dW.detach().double().square().flatten(2).sum(2) if dW.ndim > 2 else dW.detach().double().square()
 
 
 def block_squares(gradients: Sequence[Float[Tensor, "batch _"]]) -> Float64[Tensor, "blocks batch"]:

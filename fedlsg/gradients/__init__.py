@@ -11,25 +11,7 @@ from fedlsg.gradients.precision import FLOAT32, Numbers
 from fedlsg.gradients.supported import Checked, check, check_supported, trainable
 
 __all__ = [
-    "FLOAT32",
-    "LAYERS",
-    "Batch",
-    "Checked",
-    "GhostGradients",
-    "LossFunction",
-    "NormGradients",
-    "Numbers",
-    "StandardizedConv2d",
-    "batch_size",
-    "block_gradients",
-    "call",
-    "check",
-    "check_supported",
-    "keeps_float32_digits",
-    "kept_values",
-    "per_example_gradients",
-    "summable",
-    "summed_gradient",
-    "summed_gradients",
-    "trainable",
-]
+    "FLOAT32", "LAYERS", "Batch", "Checked", "GhostGradients", "LossFunction", "NormGradients", "Numbers",
+    "StandardizedConv2d", "batch_size", "block_gradients", "call", "check", "check_supported", "keeps_float32_digits",
+    "kept_values", "per_example_gradients", "summable", "summed_gradient", "summed_gradients", "trainable",
+]  # fmt: skip

@@ -1,71 +1,14 @@
 """Which coordinates a round keeps: importance of units, weights or gradients, random draws, pruning before training."""
 
 from fedlsg.masks.dp_snip import keep_snip, pruning_mechanism, saliency_frame, saliency_scale
-from fedlsg.masks.mask import (
-    Cooling,
-    Drop,
-    DropRate,
-    Importance,
-    Mask,
-    Moment,
-    Public,
-    Ranking,
-    Redraw,
-    Refresh,
-    Sparsity,
-    SparsityFrom,
-    masked,
-    split_kept,
-)
-from fedlsg.masks.pruning import (
-    Masks,
-    Prune,
-    PruneClipNorm,
-    PruneEpsilonShare,
-    PruneKind,
-    PruneRate,
-    prunable,
-    prune_in_place,
-)
+from fedlsg.masks.mask import Mask, Sparsity, SparsityFrom
+from fedlsg.masks.pruning import Masks, Prune, prunable, prune_in_place
 from fedlsg.masks.ranking import Memory, accumulated_noise, noisy_everywhere
 from fedlsg.masks.rules import Direction, frozen_count, keep_units, smallest, uniform, unit_importance
 from fedlsg.masks.synflow import keep_public
 
 __all__ = [
-    "Cooling",
-    "Direction",
-    "Drop",
-    "DropRate",
-    "Importance",
-    "Mask",
-    "Masks",
-    "Memory",
-    "Moment",
-    "Prune",
-    "PruneClipNorm",
-    "PruneEpsilonShare",
-    "PruneKind",
-    "PruneRate",
-    "Public",
-    "Ranking",
-    "Redraw",
-    "Refresh",
-    "Sparsity",
-    "SparsityFrom",
-    "accumulated_noise",
-    "frozen_count",
-    "keep_public",
-    "keep_snip",
-    "keep_units",
-    "masked",
-    "noisy_everywhere",
-    "prunable",
-    "prune_in_place",
-    "pruning_mechanism",
-    "saliency_frame",
-    "saliency_scale",
-    "smallest",
-    "split_kept",
-    "uniform",
-    "unit_importance",
-]
+    "Direction", "Mask", "Masks", "Memory", "Prune", "Sparsity", "SparsityFrom", "accumulated_noise", "frozen_count",
+    "keep_public", "keep_snip", "keep_units", "noisy_everywhere", "prunable", "prune_in_place", "pruning_mechanism",
+    "saliency_frame", "saliency_scale", "smallest", "uniform", "unit_importance",
+]  # fmt: skip

@@ -51,11 +51,7 @@ def saliency_scale(weights: Weights, frame: Frame) -> list[Float[Tensor, " kept"
 def pruning_mechanism(mechanism: Mechanism, prune: Prune) -> Mechanism:
     """The mechanism of the pruning round: the same kind, joint over all scored weights, at pruning's own clip norm."""
     return replace(
-        mechanism,
-        clip_norm=prune.clip_norm,
-        clip="joint",
-        norms_clip_weight=1.0,
-        classifier_clip_weight=1.0,
+        mechanism, clip_norm=prune.clip_norm, clip="joint", norms_clip_weight=1.0, classifier_clip_weight=1.0
     )
 
 

@@ -17,28 +17,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Keep
-from fedlsg.masks.rules import (
-    Direction,
-    frozen_count,
-    gradual_cooling,
-    keep_units,
-    smallest,
-    uniform,
-    unit_importance,
-)
+from fedlsg.masks.rules import Direction, frozen_count, gradual_cooling, keep_units, smallest, uniform, unit_importance
 from fedlsg.randomness import public_generator
 from fedlsg.setting import Setting, check_declared
-
-__all__ = [
-    "Direction", "Mask", "Moment", "Public", "frozen_count", "gradual_cooling", "keep_units", "masked", "not_pruned",
-    "split_kept", "uniform", "unit_importance",
-]  # fmt: skip
 
 MaskKind = Literal["all", "units", "uniform", "magnitude", "drop"]
 Importance = Annotated[
     Literal["weights", "carriers", "random"], Setting("Where the importance of units comes from, or drawn at random.")
 ]
-Redraw = Annotated[Literal["epoch", "step"], Setting("How often a random mask is drawn anew; a step is a round.")]
+Redraw = Annotated[Literal["epoch", "step"], Setting("How often a random mask is drawn again; a step is a round.")]
 Ranking = Annotated[
     Literal["random", "gradients"], Setting("Freeze random coordinates, or those of the smallest noisy gradients.")
 ]
@@ -135,7 +122,7 @@ class Public:
         return public_generator(self.seed, *labels)
 
 
-def masked(blocks: Sequence[Block], mask: Mask, public: Public) -> tuple[Block, ...]:
+def apply_mask(blocks: Sequence[Block], mask: Mask, public: Public) -> tuple[Block, ...]:
     """The blocks with what ``mask`` keeps of each. Deterministic in its arguments.
 
     Raises ValueError where W_0 is needed and absent.

@@ -41,8 +41,7 @@ PruneEpsilonShare = Annotated[
     ),
 ]  # fmt: skip
 PruneClipNorm = Annotated[
-    float,
-    Setting("Norm to which dp-snip clips saliencies.", "norm", above=0, below=math.inf, name="prune_clip_norm"),
+    float, Setting("Norm to which dp-snip clips saliencies.", "norm", above=0, below=math.inf, name="prune_clip_norm")
 ]
 Weights = Mapping[str, Tensor]
 Masks = dict[str, Tensor]

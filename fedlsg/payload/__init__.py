@@ -9,22 +9,7 @@ from fedlsg.payload.values.codec import Codec, PayloadError
 from fedlsg.payload.values.dither import LEVELS, Dither, quantize
 
 __all__ = [
-    "COMPACT",
-    "DEFAULT_CODEC",
-    "LEVELS",
-    "Codec",
-    "Dither",
-    "Expected",
-    "IndexMode",
-    "PayloadError",
-    "all_codecs",
-    "check_fits",
-    "codec_settings",
-    "encode_indices",
-    "find_codec",
-    "keeps_memory",
-    "pack",
-    "quantize",
-    "unpack",
+    "COMPACT", "DEFAULT_CODEC", "LEVELS", "Codec", "Dither", "Expected", "IndexMode", "PayloadError", "all_codecs",
+    "check_fits", "codec_settings", "encode_indices", "find_codec", "keeps_memory", "pack", "quantize", "unpack",
     "value_bytes",
-]
+]  # fmt: skip

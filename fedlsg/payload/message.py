@@ -1,4 +1,4 @@
-"""One flat (index, value) message, packed by a client and unpacked by whoever knows its frame (see ``layout``).
+"""One flat (index, value) message, packed by a client and unpacked by a receiver that knows its frame (see ``layout``).
 
 ``unpack`` trusts no byte: every field is compared with what the receiver expects before anything is allocated, no
 message may be longer than the longest honest one, and what is allocated follows from the receiver's own frame.
@@ -44,7 +44,7 @@ from fedlsg.payload.values.norm import all_finite, norm_of
 class Expected:
     """What a receiver knows before a payload arrives. ``max_norm`` bounds the L2 norm of the values.
 
-    ``codec``: with its settings; a name stands for the codec with its defaults. ``blocks`` are those of the frame (one
+    ``codec``: with its settings; a name means the codec with its defaults. ``blocks`` are those of the frame (one
     block of all ``size`` coordinates if None); codecs that quantize need ``dither``. ``most``: positions that a sender
     may choose among all ``size``, in index mode chosen.
     """
@@ -220,9 +220,12 @@ def _encode(
 
 def _decode(body: bytes | memoryview, counts: Sequence[int], codec: Codec, expected: Expected) -> Tensor:
     try:
-        return codec.decode(body, counts, expected.dither, expected.round, max_norm=expected.max_norm)
+        values = codec.decode(body, counts, expected.dither, expected.round, max_norm=expected.max_norm)
     except ValueError as error:
         raise PayloadError(str(error)) from None
+    if values.shape != (sum(counts),):
+        raise PayloadError(f"payload values: expected {sum(counts)}, codec {codec.name!r} gave {tuple(values.shape)}")
+    return values
 
 
 def longest(expected: Expected, section: int) -> int:

@@ -10,27 +10,7 @@ from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped
 from fedlsg.privacy.sampling import BernoulliDraws, BernoulliSource, check_sample_rate, microbatches, poisson_batch
 
 __all__ = [
-    "GENESIS",
-    "BernoulliDraws",
-    "BernoulliSource",
-    "Entry",
-    "Ledger",
-    "LedgerError",
-    "Mechanism",
-    "add_noise",
-    "check_sample_rate",
-    "clip_factors",
-    "clipped_sum",
-    "extend",
-    "head_of",
-    "ledger_path",
-    "lines_since",
-    "load",
-    "locked",
-    "merge",
-    "microbatches",
-    "norms_of",
-    "poisson_batch",
-    "read_entries",
-    "verify_extends",
-]
+    "GENESIS", "BernoulliDraws", "BernoulliSource", "Entry", "Ledger", "LedgerError", "Mechanism", "add_noise",
+    "check_sample_rate", "clip_factors", "clipped_sum", "extend", "head_of", "ledger_path", "lines_since", "load",
+    "locked", "merge", "microbatches", "norms_of", "poisson_batch", "read_entries", "verify_extends",
+]  # fmt: skip

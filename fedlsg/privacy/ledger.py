@@ -10,16 +10,8 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from fedlsg.accounting import (
-    AccountingError,
-    EpsilonBound,
-    Event,
-    checked_delta,
-    compose,
-    max_steps,
-    population,
-    surely_within,
-)
+from fedlsg.accounting import AccountingError, EpsilonBound, Event, compose, max_steps, population, surely_within
+from fedlsg.accounting.events import checked_delta
 from fedlsg.privacy.ledger_chain import State, encode_header, encode_line, sha256
 from fedlsg.privacy.ledger_entry import Entry, LedgerError, encode_entry
 from fedlsg.privacy.ledger_file import appendable, load, locked, sync_directory, write_all

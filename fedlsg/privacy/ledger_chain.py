@@ -76,8 +76,9 @@ def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> P
             if record.pop("prev") != head:
                 raise LedgerError("it does not continue the line before: a line was edited, removed or moved")
             schema = schema if heads else record.get("schema")
-            if record.pop("sha256", None) is not None or schema != UNSEALED:
-                _check_seal(line)
+            sealed = record.pop("sha256", None) is not None or schema != UNSEALED
+            if sealed and _seal(line[:-_SEAL] + b"}") != line[-_SEAL:]:
+                raise LedgerError("it is not what its own digest says: the line is damaged")
             if not heads:
                 owner = _checked_header(record, client)
             else:
@@ -134,8 +135,3 @@ def _seal(body: bytes) -> bytes:
 _SEAL = len(b', "sha256": ""}') + 64
 _LOST_ITS_BRACE = re.compile(rb'"sha256": "[0-9a-f]{64}".\Z', re.DOTALL)
 """The end of a line whose last byte was changed: a torn line is shorter."""
-
-
-def _check_seal(line: bytes) -> None:
-    if _seal(line[:-_SEAL] + b"}") != line[-_SEAL:]:
-        raise LedgerError("it is not what its own digest says: the line is damaged")

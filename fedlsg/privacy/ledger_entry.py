@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from fedlsg.accounting import checked_noise_multiplier, checked_sample_rate, checked_steps
+from fedlsg.accounting.events import checked_noise_multiplier, checked_sample_rate, checked_steps
 
 ADJACENCY = "add/remove"
 MECHANISMS = ("dp", "clip-only", "noise-only", "none")

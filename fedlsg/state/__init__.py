@@ -1,21 +1,12 @@
 """The public state of a run: weights, W_0, frames, and the updates that lead from one version to the next."""
 
 from fedlsg.state.public_state import PublicState
-from fedlsg.state.round_plan import (
-    PRUNING_ROUND,
-    ClientTerms,
-    Phase,
-    RoundPlan,
-    finished_before,
-    phase_of,
-    plan_round,
-)
+from fedlsg.state.round_plan import ClientTerms, Phase, RoundPlan, phase_of, plan_round
 from fedlsg.state.server_state import ServerState, load_weights, select_clients
 from fedlsg.state.server_update import Step, StepError, encode_pruning, encode_update, replay
-from fedlsg.state.snapshot import beside_weights, restart
+from fedlsg.state.snapshot import extra_vectors, restart
 
 __all__ = [
-    "PRUNING_ROUND",
     "ClientTerms",
     "Phase",
     "PublicState",
@@ -23,14 +14,13 @@ __all__ = [
     "ServerState",
     "Step",
     "StepError",
-    "beside_weights",
     "encode_pruning",
     "encode_update",
-    "finished_before",
+    "extra_vectors",
     "load_weights",
     "phase_of",
     "plan_round",
     "replay",
     "restart",
     "select_clients",
-]
+]  # fmt: skip

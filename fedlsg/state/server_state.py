@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from fedlsg.carriers import frozen_bases, without_residual
+from fedlsg.carriers import frozen_bases
+from fedlsg.carriers.carrier import without_residual
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.masks import Memory, keep_public, keep_snip, noisy_everywhere, prune_in_place

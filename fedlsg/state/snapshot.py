@@ -17,7 +17,7 @@ STEP = "step"
 """The one number that torch's Adam keeps of each parameter: it counts updates."""
 
 
-def beside_weights(state: ServerState) -> dict[str, Tensor]:
+def extra_vectors(state: ServerState) -> dict[str, Tensor]:
     """Vectors by name: the optimizer's in model order, as long as the weights; the memory's sums and counters."""
     kept = [state.optimizer.state[p] for p in trainable(state.model).values() if p in state.optimizer.state]
     names = [] if not kept else [name for name, value in kept[0].items() if name != STEP and value is not None]
@@ -29,7 +29,7 @@ def beside_weights(state: ServerState) -> dict[str, Tensor]:
     return found
 
 
-def restart(state: ServerState, weights: Tensor, beside: Mapping[str, Tensor], *, round: int, updates: int) -> None:
+def restart(state: ServerState, weights: Tensor, extra: Mapping[str, Tensor], *, round: int, updates: int) -> None:
     """Make a replica that of the server as ``round`` begins, after ``updates`` updates.
 
     Raises ValueError for vectors that do not fit the model.
@@ -38,17 +38,17 @@ def restart(state: ServerState, weights: Tensor, beside: Mapping[str, Tensor], *
     parameters = list(trainable(state.model).values())
     sizes = [p.numel() for p in parameters]
     state.optimizer.state.clear()
-    for name in [name for name in beside if not name.startswith("memory-")]:
-        if beside[name].shape != (sum(sizes),):
-            raise ValueError(f"expected {sum(sizes)} numbers of {name}, got shape {tuple(beside[name].shape)}")
-        for p, part in zip(parameters, beside[name].to(parameters[0]).split(sizes), strict=True):
+    for name in [name for name in extra if not name.startswith("memory-")]:
+        if extra[name].shape != (sum(sizes),):
+            raise ValueError(f"expected {sum(sizes)} numbers of {name}, got shape {tuple(extra[name].shape)}")
+        for p, part in zip(parameters, extra[name].to(parameters[0]).split(sizes), strict=True):
             state.optimizer.state[p][name] = part.reshape(p.shape).clone()
     if state.method.after.optimizer == "adam" and updates:
         for p in parameters:
             state.optimizer.state[p][STEP] = torch.tensor(float(updates))
     if state.memory is not None:
-        epoch, counted = (int(number) for number in beside["memory-counters"])
-        sums = (beside.get("memory-current"), beside.get("memory-last"))
+        epoch, counted = (int(number) for number in extra["memory-counters"])
+        sums = (extra.get("memory-current"), extra.get("memory-last"))
         state.memory = Memory(epoch=epoch, updates=counted, current=sums[0], last=sums[1])
     schedule(state, updates)
     state.round, state.updates = finished_before(round), updates

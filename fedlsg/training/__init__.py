@@ -9,21 +9,7 @@ from fedlsg.training.server_optimizer import After, make_optimizer
 from fedlsg.training.update import add_reconstruction
 
 __all__ = [
-    "After",
-    "Batch",
-    "Compression",
-    "Groups",
-    "LocalTraining",
-    "Positions",
-    "TopkRate",
-    "add_reconstruction",
-    "aggregate",
-    "check_memory",
-    "client_step",
-    "largest",
-    "make_optimizer",
-    "norm_bound",
-    "per_unit",
-    "server_step",
+    "After", "Batch", "Compression", "Groups", "LocalTraining", "Positions", "TopkRate", "add_reconstruction",
+    "aggregate", "check_memory", "client_step", "largest", "make_optimizer", "norm_bound", "per_unit", "server_step",
     "together",
-]
+]  # fmt: skip

@@ -27,7 +27,7 @@ from fedlsg.privacy import BernoulliDraws, Mechanism, add_noise, clipped_sum, po
 from fedlsg.privacy.mechanism import NARROW_SUM
 from fedlsg.randomness import SecretStream
 from fedlsg.training.local import Batch, LocalTraining, Positions
-from fedlsg.training.microbatches import Groups, check_alike, filled, runs_of, shape_of, together, without_filling
+from fedlsg.training.microbatches import Groups, check_alike, fill, runs_of, shape_of, together, without_filling
 from fedlsg.training.plain import plain_steps, unprotected
 from fedlsg.training.step_inputs import StepInputs
 from fedlsg.training.update import move
@@ -125,7 +125,7 @@ def _units(x: StepInputs, inputs: Inputs, targets: Inputs, rows: int) -> Sequenc
     """What is clipped for each example of a microbatch, which is filled up to ``rows`` examples for its pass."""
     local, multiplicity = x.local, x.local.multiplicity
     real, rows = batch_size(inputs, targets), rows * multiplicity
-    inputs, targets = filled(inputs, rows), filled(targets, rows)
+    inputs, targets = fill(inputs, rows), fill(targets, rows)
     given: dict[str, Any] = {"checked": x.parameters, "numbers": local.numbers}
     joint = x.mechanism.clips and x.mechanism.clip == "joint"
     if joint and multiplicity == 1 and x.scale is None and holds(x.frame):

@@ -23,8 +23,8 @@ class LocalTraining:
     For those the accumulated carriers carry the local change of W exactly. ``learning_rate`` matters from the second
     local step on; ``expected_batch`` = q N with the declared N divides the local steps, never a realised size.
     A batch function gives ``multiplicity`` augmented copies of each example, one after the other, whose gradients are
-    averaged before the clip (De et al. 2022): the unit stays the example. ``numbers``: see precision.py.
-    ``one_shape``: every microbatch has one public number of rows, whatever the weights are (company.py).
+    averaged before the clip (De et al. 2022): the unit stays the example. ``numbers``: the precision.
+    ``one_shape``: every microbatch has one public number of rows, whatever the weights are.
     """
 
     steps: int = 1

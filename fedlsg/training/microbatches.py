@@ -97,7 +97,7 @@ def check_alike(inputs: Batch, group: int, seen: dict[int, list[torch.Size]]) ->
         )
 
 
-def filled(batch: Batch, rows: int) -> Batch:
+def fill(batch: Batch, rows: int) -> Batch:
     """Inputs or targets with the first row copied behind the last until there are ``rows``."""
     if not isinstance(batch, Tensor):
         return {name: _filled(tensor, rows) for name, tensor in batch.items()}

@@ -33,8 +33,8 @@ def aggregate(updates: Sequence[Float[Tensor, " kept"]]) -> Float[Tensor, " kept
     return total
 
 
-def sparsified(gradient: Tensor, W: Tensor, sparsity: float) -> Tensor:
-    """The gradient of a weight without its floor(p size) entries where abs(W) is smallest (000 sec. 4.4, "direct")."""
+def sparsify(gradient: Tensor, W: Tensor, sparsity: float) -> Tensor:
+    """The gradient of a weight without its floor(p size) entries of smallest abs(W) (Ito et al. 2023, sec. 4.4)."""
     frozen = frozen_count(W.numel(), sparsity)
     if W.ndim < 2 or not frozen:
         return gradient
@@ -52,10 +52,10 @@ def server_step(
     divisor: float,
     after: After,
 ) -> None:
-    """One server update: divide by a configured constant, rebuild dW (000 Eq. 3), step the optimizer.
+    """One server update: divide by a configured constant, rebuild dW (Ito et al. 2023, Eq. 3), step the optimizer.
 
     ``divisor`` is public and fixed before the run (clients a round times q times the declared mean N_k): it must not
-    depend on who answered or on a batch. Raises ValueError unless it is positive.
+    depend on which clients reply, or on a batch. Raises ValueError unless it is positive.
     """
     if not 0 < divisor < math.inf:
         raise ValueError(f"expected 0 < {divisor=} < inf")
@@ -70,7 +70,7 @@ def server_step(
         move(parameters, frame, values, {name: rates[id(p)] for name, p in parameters.items()}, averaged=averaged)
     else:
         for name, gradient in frame.gradients(values, averaged=averaged).items():
-            parameters[name].grad = sparsified(gradient, parameters[name], after.sparsify_update)
+            parameters[name].grad = sparsify(gradient, parameters[name], after.sparsify_update)
     optimizer.step()
     scheduler.step()
     optimizer.zero_grad(set_to_none=True)

@@ -31,20 +31,20 @@ Dropped = Annotated[float, Setting("Share of each lifted gradient that is droppe
 Ema = Annotated[float, Setting("Decay of the average of weights that is evaluated; 0: none.", at_least=0, below=1)]
 
 STEPS = (0.3, 0.6, 0.8)
-"""Where in a run the schedule "step" drops: RGP's code (001) divides by 5 at these shares of it."""
+"""Shares of a run at which the schedule "step" drops; the code of Yu et al. 2021 (RGP) divides by 5 there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class After:
     """Server side of a method.
 
-    ``estimator="eq3"`` lifts carriers by Eq. 3; ``"averaged"`` first averages the two noised copies of the r x r
+    ``estimator="eq3"`` lifts carriers by Eq. 3; ``"averaged"`` first averages the two noisy copies of the r x r
     core (unbiased only without a mask). The learning rate goes from ``learning_rate`` in the first round to
     ``final_learning_rate`` (0 where None) at the end of the run along the ``schedule`` ("step": in three equal drops,
     at ``STEPS`` of the run); ``norms_learning_rate`` and ``classifier_learning_rate`` replace it for their groups
-    (groups.py) and follow the same schedule.
-    ``sparsify_update`` drops that share of each lifted weight gradient, where abs(W) is smallest (000 sec. 4.4,
-    "direct sparsification"). ``ema`` > 0 evaluates an exponential moving average of the weights with decay
+    and follow the same schedule.
+    ``sparsify_update`` drops that share of each lifted weight gradient, where abs(W) is smallest (Ito et al. 2023,
+    sec. 4.4, "direct sparsification"). ``ema`` > 0 evaluates an exponential moving average of the weights with decay
     min(ema, (1 + t) / (10 + t)) after t updates (De et al. 2022).
     """
 

@@ -1,6 +1,6 @@
 """Step the weights by kept values without ever building a carried weight's gradient: Eq. 3 in place.
 
-Symbols as in lowrank.py. dL R + L dR - L L^T dL R = [dL, L] [R; dR - L^T dL R], one product of rank 2 r added to W.
+Symbols as in ``lowrank``. dL R + L dR - L L^T dL R = [dL, L] [R; dR - L^T dL R]: one product of rank 2 r added to W.
 """
 
 from collections.abc import Mapping

@@ -9,11 +9,11 @@ from simulations.report.tables import print_table
 
 THREATS = {
     "unit": "The auditor chooses the gradients of the canaries. It knows frame, mask, clip, sigma and q, and sees the "
-    "noisy sum of every round of one client. The coins, the batches and the noise are secret. Not covered: the "
-    "backward pass, the wire, the server, and the frames of other rounds.",
+    "noisy sum of every round of one client. Which canaries are in, the batches and the noise are secret. Not "
+    "covered: the backward pass, the wire, the server, and the frames of other rounds.",
     "training": "Canaries are training examples with a wrong label, or images of another kind. The auditor knows every "
-    "example and the public state of every round, and sees every payload of each client as it was sent. The coins, the "
-    "batches and the noise are secret.",
+    "example and the public state of every round, and sees every payload of each client as it was sent. Which "
+    "canaries are in, the batches and the noise are secret.",
 }
 
 

@@ -1,7 +1,7 @@
 """Canary examples for the training mode of ``fedlsg audit``: which rows, their new content, and their clients.
 
 A fair secret coin decides whether a canary is in the data of its client. The other examples, their clients, the divisor
-and the noise do not depend on the coins.
+and the noise do not depend on which canaries are in.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from fedlsg.choices import choose
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.training import Positions
 from simulations.plan.plan import Plan
-from simulations.workloads.workload import Inputs, Split, Stored
+from simulations.workloads.base.workload import Inputs, Split, Stored
 
 Images = Float[Tensor, "m *shape"]
 

@@ -1,6 +1,6 @@
 """The command line: ``fedlsg run``, ``resume``, ``compare``, ``report``, ``calibrate``, ``partition``, ``presets``.
 
-``inspect``, ``audit`` and ``attack`` are declared apart.
+``inspect``, ``audit`` and ``attack`` are in ``simulations.cli.examine``.
 """
 
 import atexit
@@ -128,7 +128,7 @@ def report(
 ) -> None:
     """Table, plots and report.html from existing runs.
 
-    RUN is a run directory, or the folder of a comparison, which stands for all of its runs.
+    RUN is a run directory, or the folder of a comparison, which means all of its runs.
     """
     from simulations.compare.command import report_command
     from simulations.compare.view import make_view
@@ -166,13 +166,13 @@ def partition(
     partition_command(merge(given, config or []), out, console)
 
 
-@app.command(short_help="The papers' settings by name, beside their accuracy.")
+@app.command(short_help="The papers' settings by name, with their accuracy.")
 def presets(
     words: Annotated[str | None, typer.Argument(metavar="[NAME|WORDS]", help="A preset, or words to list by.")] = None,
     json: Annotated[bool, option("--json", help="Every setting, for programs.")] = False,
     markdown: Annotated[bool, option("--markdown", help="The page docs/presets.md.")] = False,
 ) -> None:
-    """The papers' settings by name, beside the papers' accuracy: what run --preset takes."""
+    """The papers' settings by name, with the papers' accuracy: what run --preset takes."""
     from simulations.settings.published.show import presets_command
 
     presets_command(words or "", json, markdown, console)
@@ -182,7 +182,7 @@ app.callback()(version)
 app.command(short_help="Every setting, or one whole: meaning, unit, range, default.")(settings)
 app.command()(workloads)
 app.command()(methods)
-app.command(short_help="Statistics of un-noised gradients: NOT PRIVATE.")(inspect)
+app.command(short_help="Statistics of gradients without noise: NOT PRIVATE.")(inspect)
 app.command(short_help="Try to prove a claimed epsilon wrong.")(audit)
 app.command(short_help="What recorded updates, or a released model, give away.")(attack)
 

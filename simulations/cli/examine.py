@@ -48,7 +48,7 @@ def audit(
         str | None, option(help="In training mode: mislabelled, noise, two-tone or checkerboard.")
     ] = None,
     plant: Annotated[str | None, option(help="Plant a mistake, such as halved-noise or per-block-clip.")] = None,
-    seed: Annotated[int | None, option(help="Repeats the audit's coins and noise; default fresh ones.")] = None,
+    seed: Annotated[int | None, option(help="Repeats the audit's draws and noise; default fresh ones.")] = None,
     out: Annotated[str | None, option(help="File; default audit.json, in the run where there is one.")] = None,
     config: Choice = None,
 ) -> int:

@@ -1,4 +1,4 @@
-"""A client's account, which its training is charged to: its ledger, its budget, and the folder of the run.
+"""A client's account, to which its training is charged: its ledger, its budget, and the folder of the run.
 
 A simulated client's account is its ledger in the run's directory; a deployed client has ``node.account``.
 """
@@ -29,7 +29,7 @@ class Account(Protocol):
 
     @property
     def name(self) -> str:
-        """The run's name in the ledger, "" where the ledger is of one run."""
+        """The run's name in the ledger, "" for a ledger of one run."""
 
     @property
     def run(self) -> RunDir:
@@ -114,5 +114,5 @@ def own_directory(settings: Settings, announced: str) -> RunDir:
 
 @lru_cache(maxsize=16)
 def _resolved(path: str, working_directory: str) -> Path:
-    """Cached: for every client of every round it would take a hundredth of a small round."""
+    """Cached: without, it takes a hundredth of a small round."""
     return Path(working_directory, path).resolve()

@@ -1,4 +1,4 @@
-"""The Flower ClientApp: two messages, ``query`` (who are you) and ``train`` (one round).
+"""The Flower ClientApp: two messages, ``query`` (identity) and ``train`` (one round).
 
 A client always replies: a silent one would delay the round. What leaves is its payload, a refusal (``REFUSALS``: its
 text names settings, terms, files and public data), or one constant text. Even the type of any other error may reveal
@@ -67,7 +67,7 @@ prompt.hand_on_at_once()
 
 
 def read_context(context: Context) -> tuple[Settings, int]:
-    """Settings and partition of a simulated client; where no number of clients is set, every node is one."""
+    """Settings and partition of a simulated client; if no number of clients is set, every node is one."""
     settings = run_settings(context)
     if settings.clients is None:
         settings = replace(settings, clients=int(context.node_config["num-partitions"]))
@@ -89,7 +89,7 @@ def _settings(config: tuple[tuple[str, str | int | float | bool | bytes], ...]) 
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """This client's partition and its declared number of examples. Refused where the server runs other code."""
+    """This client's partition and its declared number of examples. Refused if the server runs other code."""
     return _replied(message, lambda: _identity(message, context))
 
 

@@ -1,4 +1,4 @@
-"""A client's batches: rows of its part, prepared by the workload and augmented where the settings say so."""
+"""A client's batches: rows of its part, prepared by the workload and augmented if the settings say so."""
 
 import secrets
 
@@ -11,8 +11,8 @@ from fedlsg.training import Groups, Positions
 from simulations.plan.parts import OwnPart
 from simulations.plan.plan import Base
 from simulations.workloads import to_device
-from simulations.workloads.augment import draw_round, drawn_copies
-from simulations.workloads.workload import Inputs
+from simulations.workloads.base.workload import Inputs
+from simulations.workloads.images.augment import draw_round, drawn_copies
 
 
 def groups(base: Base, partition: int) -> Groups:
@@ -26,7 +26,7 @@ def groups(base: Base, partition: int) -> Groups:
 
 
 def batches(base: Base, partition: int, round: int, drawn: list[Tensor]) -> Batch:
-    """Inputs and targets of positions in a client's part, augmented where the settings say so; rows go to ``drawn``.
+    """Inputs and targets of positions in a client's part, augmented if the settings say so; rows go to ``drawn``.
 
     Guarantee: how an example is augmented does not depend on the client's other examples or on the batch. Each draw
     belongs to a row of the training split. With public draws by place, one example more or less would change all

@@ -1,4 +1,4 @@
-"""What a process keeps between messages: public data structures of a run, weights and frame of a round."""
+"""State of a process between messages: public data structures of a run, weights and frame of a round."""
 
 import hashlib
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ from strategies.federation.wire import Announcement, flat_bytes, read_frame, rea
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loaded:
-    """What all clients of a round share: the received weights, their digest, the plan, and the model's parameters
-    after the check that they fit the frame.
+    """Shared by all clients of a round: received weights, their digest, the plan, and the model's parameters, checked
+    against the frame.
     """
 
     weights: bytes
@@ -36,9 +36,9 @@ class Loaded:
 
 @dataclass(kw_only=True, eq=False)
 class Process:
-    """What one process keeps between messages: public data structures only, no client's state.
+    """State of one process between messages: public data structures only, no client's state.
 
-    The model of ``state`` holds the weights of ``loaded``: code that trains it puts them back.
+    The model of ``state`` has the weights of ``loaded``: code that trains it puts them back.
     """
 
     base: Base
@@ -76,7 +76,7 @@ def set_up(settings: Settings) -> None:
 
 
 def assemble(base: Base) -> Process:
-    """What is built of a base: initial model, W_0, replica."""
+    """Build the initial model, W_0 and the replica of a base."""
     state = base.public_state()
     replica = Replica(base=base, public=state) if base.settings.downlink == "sparse" else None
     return Process(base=base, state=state, replica=replica)
@@ -90,7 +90,7 @@ def load(here: Process, announced: Announcement, content: RecordDict, followed: 
     """
     sent = flat_bytes(content) if followed is None else followed
     version = (announced.round, announced.updates, announced.frame_digest)
-    known, here.loaded = here.loaded, None  # after an error nothing looks loaded
+    known, here.loaded = here.loaded, None  # after an error nothing is loaded
     if followed is not None and (known is None or known.weights != followed):
         digest = followed
     elif known is None or known.weights != sent:
@@ -113,7 +113,7 @@ def load(here: Process, announced: Announcement, content: RecordDict, followed: 
 
 
 def derived_frame(here: Process, announced: Announcement, content: RecordDict) -> Frame:
-    """The frame of a round as this client derives it, from its replica where it has one."""
+    """The frame of a round as this client derives it, from its replica if it has one."""
     if here.replica is not None and here.replica.known is not None:
         return here.replica.frame(announced.round)
     kept = None

@@ -1,10 +1,10 @@
-"""A client's replica of the public state: it takes the server's own steps, and its weights prove it by their digest.
+"""A client's replica of the public state: it applies the server's steps; the digest of its weights proves the result.
 
-    shared    one replica for all simulated clients of a process; steps that no message brought to this process it reads
-              from the run's folder of steps, from the initial model on (or its checkpoint, where that is far)
-    own       a client on a machine of its own: its replica lies in a file of its own, written before it trains
+    shared    one replica for all simulated clients of a process; it reads missing steps from the run's folder of steps,
+              from the initial model on (or the run's checkpoint if that is far behind)
+    own       a client on a machine of its own: its replica is in a file of its own, written before it trains
 
-The model of the replica is the one that clients train: whoever trains it puts its weights back.
+Clients train the model of the replica itself, and put its weights back afterwards.
 """
 
 import io
@@ -17,7 +17,8 @@ from torch.nn.utils import parameters_to_vector
 
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
-from fedlsg.state import PublicState, ServerState, Step, finished_before, load_weights, replay, restart
+from fedlsg.state import PublicState, ServerState, Step, load_weights, replay, restart
+from fedlsg.state.round_plan import finished_before
 from fedlsg.state.server_update import read_steps
 from simulations.grids.grouped import in_simulation
 from simulations.grids.virtual import SHARED
@@ -26,11 +27,11 @@ from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.steps import StepFiles
 from simulations.settings.codecs import downlink_codec
-from strategies.federation.replica_wire import NOWHERE, Reference, digest_of, read_beside, read_missed, read_reference
+from strategies.federation.replica_wire import NOWHERE, Reference, digest_of, read_missed, read_reference, read_state
 from strategies.federation.wire import Announcement, read_weights
 
 FAR = 50
-"""Steps that a shared replica is behind from which on it reads the run's checkpoint instead: replaying takes longer."""
+"""A shared replica with more missing steps than this reads the run's checkpoint: replaying takes longer."""
 
 
 class ReplicaMissingError(RuntimeError):
@@ -48,7 +49,7 @@ def is_shared(context: Context) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """Which weights the replica has: their version and digest; and whose replica it is, None for everybody's."""
+    """Version and digest of the replica's weights, and its owner; None for a shared replica."""
 
     version: int
     owner: int | None
@@ -57,7 +58,7 @@ class Known:
 
 @dataclass(kw_only=True, eq=False)
 class Replica:
-    """The state of ``known``; where that is None the model holds something that no step leads on from."""
+    """The state of ``known``; if that is None, no step can be applied to the model."""
 
     base: Base
     public: PublicState
@@ -72,7 +73,7 @@ class Replica:
     def follow(self, content: RecordDict, announced: Announcement, run: RunDir, client: int, *, shared: bool) -> bytes:
         """Bring the model to the announced weights; returns their digest.
 
-        Raises ReplicaMissingError or ReplicaDiffersError; the replica that was here is then forgotten.
+        Raises ReplicaMissingError or ReplicaDiffersError; the old replica is then forgotten.
         """
         reference = read_reference(content)
         assert reference is not None
@@ -81,13 +82,13 @@ class Replica:
         if known != wanted:
             self._frame = None if known is None or known.owner != wanted.owner else self._frame
             if "weights" in content.array_records:
-                goes_on = self._take(content, announced, reference, known, run, wanted)
+                continues = self._take(content, announced, reference, known, run, wanted)
             else:
-                goes_on = True
+                continues = True
                 self._catch_up(read_missed(content, reference), reference, known, run, wanted)
             if digest_of(self.state.weights) != wanted.digest:
                 raise ReplicaDiffersError(f"other weights here than the announced ones of version {wanted.version}")
-            if not goes_on:
+            if not continues:
                 return wanted.digest
         self.state.round = finished_before(announced.round)
         if known != wanted and wanted.owner is not None:
@@ -119,11 +120,11 @@ class Replica:
         run: RunDir,
         wanted: Known,
     ) -> bool:
-        """The whole model of a message; returns whether a replica goes on from it."""
+        """Take the whole model of a message; returns whether a replica continues from it."""
         if reference.base == reference.version:
             self._at_start = False
-            beside = read_beside(content)
-            restart(self.state, read_weights(content), beside, round=announced.round, updates=announced.updates)
+            state = read_state(content)
+            restart(self.state, read_weights(content), state, round=announced.round, updates=announced.updates)
             return True
         if wanted.owner is None:  # the message leaves this client without a replica; the process still has one
             try:
@@ -154,10 +155,10 @@ class Replica:
             try:
                 replay(self.state, step, downlink_codec(self.base.settings), derived)
             except ValueError as error:
-                raise ReplicaDiffersError(f"round {step.round}'s update does not fit what is here: {error}") from None
+                raise ReplicaDiffersError(f"round {step.round}'s update does not fit the replica: {error}") from None
 
     def _recall(self, base: int, known: Known | None, run: RunDir, wanted: Known) -> int:
-        """Version of the state that steps go on from: what is here, what the client's file holds, or the initial."""
+        """Version of the state that steps continue from: the current one, the client's file, or the initial model."""
         least = 0 if wanted.owner is None else base
         here = NOWHERE
         if known is not None and known.owner == wanted.owner and least <= known.version <= wanted.version:
@@ -178,7 +179,7 @@ class Replica:
         return 0
 
     def _checkpoint(self, run: RunDir, newest: int) -> int | None:
-        """Version of the run's checkpoint, taken as the replica; None where it is of no use."""
+        """Load the run's checkpoint as the replica; returns its version, or None if it is missing or too new."""
         try:
             saved = run.load_checkpoint()
         except ValueError:

@@ -1,6 +1,4 @@
-"""What leaves a client: its values as a payload, which is stored before it is sent if it has noise; and the memory
-that error feedback keeps.
-"""
+"""The payload of a client's values, stored before it is sent if it has noise; and the memory of error feedback."""
 
 from collections.abc import Callable
 
@@ -18,7 +16,7 @@ from strategies.federation.wire import Announcement
 
 
 def open_box(base: Base, run: RunDir, partition: int) -> Outbox | FeedbackBox:
-    """Where the client's last payload is: with its memory, if the run's method keeps one."""
+    """The store of the client's last payload; with its memory, if the run's method keeps one."""
     if keeps_memory(base.method, base.codec):
         return FeedbackBox(run.own(partition), partition)
     return Outbox(run.outbox(partition))
@@ -33,27 +31,22 @@ def send(
     box: Outbox | FeedbackBox,
     question: str,
 ) -> bytes:
-    """The payload of a round's values; with noise or memory it is stored first, under the question that it answers."""
+    """The payload of a round's values; with noise or memory it is stored first, under its question."""
     if isinstance(box, Outbox):
-        payload = packed(encode(values, frame), frame, base, announced, dither, box.last)
+        payload = pack_values(encode(values, frame), frame, base, announced, dither, box.last)
         if base.method.mechanism.adds_noise or base.index_mode == "explicit":  # without noise, resending is free
             box.store(question, payload)
         return payload
     if base.method.mechanism.kind != "none":  # the plan refused it; checked again at the point of use
         raise ValueError(f"error feedback under mechanism {base.method.mechanism.kind!r} would leak: not sent")
     due = values.detach().cpu().double() + box.memory(announced.round, frame.kept)
-    payload = packed(encode(due, frame), frame, base, announced, dither, box.last)
+    payload = pack_values(encode(due, frame), frame, base, announced, dither, box.last)
     received = decode(unpack(payload, expected(frame, base, announced, dither)), frame)
     return box.store(question, payload, due - received.double(), round=announced.round)
 
 
-def packed(
-    values: Tensor,
-    frame: Frame,
-    base: Base,
-    announced: Announcement,
-    dither: Dither,
-    last: Callable[[], bytes | None],
+def pack_values(
+    values: Tensor, frame: Frame, base: Base, announced: Announcement, dither: Dither, last: Callable[[], bytes | None]
 ) -> bytes:
     """A payload of the values; with compression, of the largest ones only."""
     where = frame.wire

@@ -1,8 +1,8 @@
 """One client's part of a round: derive the frame, charge the ledger, train privately, pack.
 
 Order, which the privacy claim rests on: the ledger is charged and fsynced, the batch is drawn and clipped, noise is
-drawn, the payload is stored, and only then does anything leave. A payload that was stored is sent again for free. (One
-without noise is not stored: nothing is claimed of it, and it may be made anew.)
+drawn, the payload is stored, and only then does anything leave. A stored payload is sent again for free. (A
+payload without noise is not stored: it has no privacy claim, and can be computed again.)
 """
 
 import hashlib
@@ -75,13 +75,13 @@ def _train(here: Process, account: Account, plan: RoundPlan, num_examples: int, 
     drawn: list[Tensor] = []
 
     with torch.random.fork_rng(devices=[] if s.device == "cpu" else None):
-        # Dropout, where a model has it, draws from torch's own generator, by place in the batch. One example less moves
-        # the others to other places. That is harmless as long as the draws are secret: masks are independent of
-        # each other, so the release is distributed as if every example had drawn its own in advance. Given those masks
-        # one example moves the sum by C at most, and what holds for all of them holds for their mixture.
+        # Dropout, if a model has it, draws from torch's own generator, by place in the batch. One example less moves
+        # the others to other places. That is harmless while the draws are secret: masks are independent of each
+        # other, so the release has the same distribution as if every example had drawn its mask in advance. Given
+        # those masks, one example moves the sum by C at most, and this also holds for their mixture.
         # In the test mode the draws are the same on every engine (and a run is NOT PRIVATE).
         repeatable = public_generator(s.seed, "dropout", partition, round).initial_seed()
-        seed = torch.default_generator.manual_seed if s.device == "cpu" else torch.manual_seed  # the latter asks around
+        seed = torch.default_generator.manual_seed if s.device == "cpu" else torch.manual_seed  # or GPUs too
         seed(repeatable if s.reproducible else secrets.randbits(63))
         values = client_step(
             here.state.model,

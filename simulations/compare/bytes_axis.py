@@ -102,7 +102,7 @@ def panel_table(panel: Panel) -> Table:
         title=panel.title,
         columns=tuple(COLUMNS[key] for key in keys),
         rows=tuple(
-            Row(cells=tuple(row[key] for key in keys), style="" if line.private else "not-private")
+            Row(cells=tuple(row[key] for key in keys), style="" if line.private else "no-epsilon")
             for line, row in zip(panel.lines, rows, strict=True)
         ),
         optional=tuple(keys.index(key) for key in ("both_saved", "up_saved")),

@@ -87,7 +87,7 @@ def comparison_table(table: Sequence[Line]) -> Table:
 
 def _style(line: Line) -> RowKind:
     if line.private is False:
-        return "not-private"
+        return "no-epsilon"
     return "reference" if line.method == PROBE else ""
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 
 def engine(name: str) -> Callable[..., dict[str, Any]]:
-    """The ``run(plan, directory, *, on_round) -> summary`` of an engine, imported when asked for."""
+    """The ``run(plan, directory, *, on_round) -> summary`` of an engine, imported on demand."""
     run: Callable[..., dict[str, Any]] = import_module(f"{__name__}.{name}").run
     return run
 
 
 def ahead(name: str) -> AbstractContextManager[None]:
-    """What of an engine can get ready while a run of it is still being planned; nothing of it is left after leaving."""
+    """Start an engine while its run is still being planned; nothing of it is left on exit."""
     if name != "flower":
         return nullcontext()
     from simulations.engines.runtime.home import importing_ahead
@@ -24,7 +24,7 @@ def ahead(name: str) -> AbstractContextManager[None]:
 
 
 def engine_of(run: str) -> str:
-    """The engine that a run directory names, "" where none can be read: whoever opens it says why, by name."""
+    """The engine that a run directory names, "" if it cannot be read: opening the directory reports the reason."""
     try:
         return str(tomllib.loads((Path(run).expanduser() / "config.toml").read_text())["engine"])
     except (OSError, ValueError, KeyError):

@@ -1,7 +1,7 @@
 """Engine ``flower``: Flower on Ray, through ``flwr run``.
 
-The app that is run is a directory of its own with one generated pyproject.toml, whose run config is the resolved
-settings: the installed packages are what runs, and nothing is reinstalled.
+The app is a directory of its own with one generated pyproject.toml, whose run config is the resolved settings. The
+installed packages run; nothing is reinstalled.
 """
 
 import csv
@@ -35,8 +35,8 @@ def run(
 ) -> dict[str, Any]:
     """Run a plan on Flower and Ray; returns the summary that the ServerApp wrote.
 
-    The apps are other ``module:attribute`` in tests of bad clients and in benchmarks. Raises FlowerRunError if the run
-    did not complete.
+    Tests of bad clients and benchmarks give other apps, as ``module:attribute``. Raises FlowerRunError if the run did
+    not complete.
     """
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     s = plan.settings
@@ -60,7 +60,7 @@ def run(
 
 
 def write_app(folder: Path, plan: Plan, server_app: str = SERVER_APP, client_app: str = CLIENT_APP) -> Path:
-    """A Flower app directory that holds nothing but a pyproject.toml."""
+    """Write a Flower app directory with a pyproject.toml and nothing else."""
     folder.mkdir(parents=True)
     app = {
         "publisher": "fedlsg",

@@ -1,7 +1,7 @@
 """Engine ``local``: the same ServerApp code and the same ClientApp, in one process, without Ray.
 
-Messages are serialised to bytes and read back on both ways, so that client and server share nothing else than bytes
-that nobody can change.
+Messages are serialised to bytes and read back on both ways, so that client and server share only
+bytes, which are immutable.
 """
 
 import logging
@@ -15,7 +15,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.supercore.task_identity import TaskIdentity
 
 from simulations.client.app import app
-from simulations.grids.virtual import RUN, TASK, ClientFunction, VirtualGrid, called
+from simulations.grids.virtual import RUN, TASK, ClientFunction, VirtualGrid, call_client
 from simulations.plan.plan import Plan
 from simulations.rundir.files.private_files import make_file
 from simulations.rundir.row import Row
@@ -33,9 +33,9 @@ class LocalGrid(VirtualGrid):
         self.client, self.run_config = client, run_config
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
-        """The replies, in order; a client that does not come back is waited for without end."""
+        """The replies, in order; ``timeout`` has no effect on a client that hangs."""
         for message in messages:
-            reply = called(self.client, over_the_wire(message), self.num_partitions, self.run_config)
+            reply = call_client(self.client, over_the_wire(message), self.num_partitions, self.run_config)
             if reply is not None:
                 yield over_the_wire(reply)
 
@@ -45,7 +45,7 @@ def run(
 ) -> dict[str, Any]:
     """Run a plan in this process; returns the summary.
 
-    ``client`` is another ClientApp in tests of bad clients; ``page=False`` leaves report.html out.
+    Tests of bad clients give another ``client``; ``page=False`` leaves report.html out.
     """
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     grid = LocalGrid(client, len(plan.terms), dict(as_config(plan.settings)))
@@ -54,7 +54,7 @@ def run(
 
 
 class _File(logging.FileHandler):
-    """A log that a full disk leaves incomplete. The writer of a file that matters raises the error."""
+    """A log that a full disk leaves incomplete: writers of other files raise the error."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
@@ -78,7 +78,7 @@ def logging_to(directory: RunDir) -> Iterator[None]:
 
 @contextmanager
 def task_identity() -> Iterator[None]:
-    """Identify this process as a ServerApp, which Flower's Message constructor insists on."""
+    """Identify this process as a ServerApp, which Flower's Message constructor requires."""
     before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = TASK, RUN, SUPERLINK_NODE_ID
     try:

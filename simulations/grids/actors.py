@@ -1,4 +1,4 @@
-"""The Ray actors that Flower starts for a simulation: how many run at once, and what becomes of one that dies."""
+"""The Ray actors that Flower starts for a simulation: their number, and the restart of a dead one."""
 
 import sys
 import time
@@ -7,12 +7,12 @@ STARTED_SECONDS = 120.0
 
 
 def restart_dead() -> None:
-    """In Flower's simulation process: Ray shall start a dead actor again, and give it what it died with once more.
+    """In Flower's simulation process: let Ray restart a dead actor, and repeat the task in which it died once.
 
-    Flower puts a dead actor back among those that wait for work: all that it is given then fails, for the rest of the
-    run. Flower has no setting for these options of Ray's, and makes its actors after it has imported the ClientApp,
-    which calls this. Its call to end an actor, which no actor survives, is not to be given again: Ray would say of each
-    that it failed. In any other process nothing is done, Ray is not imported.
+    Flower puts a dead actor back into its pool: all later tasks of it would fail. Flower has no setting for these
+    options of Ray, and makes its actors after it has imported the ClientApp, which calls this. Flower's call that ends
+    an actor is not repeated: no actor survives it, and Ray would report a failure for each. In any other process this
+    has no effect, and Ray is not imported.
     """
     if "flwr.simulation.run_simulation" in sys.modules:
         from flwr.simulation.ray_transport.ray_actor import ClientAppActor
@@ -24,9 +24,9 @@ def restart_dead() -> None:
 def count(cpus: float, gpus: float) -> int:
     """How many actors that each need this much fit into Ray's cluster at once, at least one.
 
-    Waits for Ray, which Flower starts beside the ServerApp; RuntimeError after two minutes.
+    Waits for Ray, which Flower starts in parallel with the ServerApp; RuntimeError after two minutes.
     """
-    import ray  # seconds, and the other engine does without
+    import ray  # takes seconds, and the other engine does not need it
 
     deadline = time.monotonic() + STARTED_SECONDS
     while not ray.is_initialized():

@@ -1,39 +1,42 @@
 """Many clients in one message: on Ray, a message costs more than a small client's training.
 
-    server   GroupedGrid     the messages of a round, shared out into one pile for each Ray actor
+    server   GroupedGrid     the messages of a round, divided into one pile for each Ray actor
     actor    answer_groups   the clients of a pile, one after the other, on the one model of the actor
 
-The strategy and the clients do not know: they see the messages that they would see without it, and bytes are counted on
-those. A pile is pickled; what is large in it goes beside the pickle, uncopied, and once where messages share it, as
-they do the weights.
+Strategy and clients do not notice: they see the same messages as without piles, and bytes are counted on those. A pile
+is pickled. Large arrays are sent next to the pickle, without a copy, and only once if messages share them, such as the
+weights.
 
-One client that hangs must not cost the round the answers of those before it: shortly before the round's deadline the
-actor cuts it off and sends what it has. Those behind it in the pile have lost the round, as behind it in a queue.
+A client that hangs must not lose the replies of those before it: shortly before the round's deadline the actor stops it
+and sends the replies so far. Clients behind it in the pile lose the round, as in a queue.
 """
 
 import io
 import itertools
 import pickle
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from logging import WARNING
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from simulations.grids.deadline import OutOfTimeError, ending
-from simulations.grids.virtual import FIRST_NODE, VirtualGrid, called, failed, named
+from simulations.grids.virtual import FIRST_NODE, VirtualGrid, call_client, named
 from strategies.federation.report import reason_of
-from strategies.federation.wire import WORKER_DIED
+from strategies.federation.wire import WORKER_DIED, failure
 
 ACTION = "grouped"
 LARGE = 4096
-"""Bytes from which on an array goes beside the pickle: below it, a copy costs less than a record of its own."""
+"""Bytes from which an array is sent next to the pickle; a smaller one is cheaper to copy."""
 MARGIN_SECONDS = 10.0
-"""Before the deadline, for the way back; a tenth of the time that there is, where that is less."""
+"""Time for the way back before the deadline; at most a tenth of the time that is left."""
 
 Pile = Sequence[Message]
 
@@ -41,9 +44,9 @@ Pile = Sequence[Message]
 class GroupedGrid(VirtualGrid):
     """The clients of a Flower simulation behind the nodes of ``grid``, each of which can serve any partition.
 
-    ``sizes``: examples of each partition, by which work is shared out; ``actors``: how many run at once, asked with the
-    first message. A pile that is lost with its actor is sent again, client by client: one that kills its actor costs
-    the round no other client.
+    ``sizes``: examples of each partition, by which work is divided; ``actors``: gives the number of parallel actors,
+    called with the first message. If a pile is lost with its actor, its messages are sent again one by one, so a client
+    that kills its actor loses no other client.
     """
 
     def __init__(self, grid: Grid, sizes: Sequence[int], *, actors: Callable[[], int]) -> None:
@@ -52,23 +55,23 @@ class GroupedGrid(VirtualGrid):
         self._count, self._actors = actors, 0
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
-        """The replies, an error for each client whose actor was lost twice, nothing for silence until the timeout."""
+        """The replies; an error for each client whose actor was lost twice, none for one that stays silent."""
         self._actors = self._actors or self._count()
         deadline = None if timeout is None else time.monotonic() + timeout
         work = [self.sizes[message.metadata.dst_node_id - FIRST_NODE] for message in messages]
-        replies, lost = self._exchange(shared_out(messages, work, self._actors), deadline)
-        if deadline is None or time.monotonic() < deadline:  # else they would train, and be charged, for nobody
+        replies, lost = self._exchange(divide(messages, work, self._actors), deadline)
+        if deadline is None or time.monotonic() < deadline:  # later, they would train and be charged for no use
             more, lost = self._exchange([[message] for pile, _ in lost for message in pile], deadline)
             replies += more
-        return [*replies, *(named(failed(message, why, WORKER_DIED)) for pile, why in lost for message in pile)]
+        return [*replies, *(named(failure(why, WORKER_DIED, message)) for pile, why in lost for message in pile)]
 
     def _exchange(self, piles: Sequence[Pile], deadline: float | None) -> tuple[list[Message], list[tuple[Pile, str]]]:
-        """The replies of the clients; the piles that were lost, and why."""
+        """The clients' replies; and the lost piles, each with the reason."""
         nodes = itertools.cycle(self.grid.get_node_ids())
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         until = None if left is None else time.time() + left - min(MARGIN_SECONDS, left / 10)
         questions = [
-            Message(packed(pile, self.num_partitions, until), node, f"{MessageType.QUERY}.{ACTION}")
+            Message(pack(pile, self.num_partitions, until), node, f"{MessageType.QUERY}.{ACTION}")
             for pile, node in zip(piles, nodes, strict=False)
         ]
         answers = list(self.grid.send_and_receive(questions, timeout=left)) if questions else []
@@ -81,45 +84,71 @@ class GroupedGrid(VirtualGrid):
                 log(WARNING, "an actor was lost with %d clients: %s", len(pile), reason_of(RuntimeError(why)))
                 lost.append((pile, why))
             else:
-                replies += unpacked(answer.content)[0]
+                replies += unpack(answer.content)[0]
         return replies, lost
 
 
-def answer_groups(app: ClientApp, forget: Callable[[], None] = lambda: None) -> None:
-    """Make a ClientApp answer piles, too, in a simulation: it is called once for each message in them.
+class OutOfTimeError(BaseException):
+    """A client is stopped. Not an ``Exception``: handlers of those would reply, and the next client would begin."""
 
-    ``forget`` is called where a client was cut off: what it was working on is in no known state. In a deployment a pile
-    is refused before it is opened: whoever sends a pickle says what is run.
+
+@contextmanager
+def ending(until: Any) -> Iterator[None]:
+    """Raise OutOfTimeError inside when the clock shows ``until``, None for never.
+
+    It uses a signal: without effect inside a library that never returns to Python, outside the main thread, and on
+    Windows.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if until is None or not (main and hasattr(signal, "setitimer")):
+        yield
+        return
+
+    def cut_off(*_: object) -> None:
+        raise OutOfTimeError
+
+    before = signal.signal(signal.SIGALRM, cut_off)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(until - time.time(), 1e-3))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def answer_groups(app: ClientApp, forget: Callable[[], None] = lambda: None) -> None:
+    """Let the ClientApp of a simulation reply to piles, too: it is called once for each message in them.
+
+    ``forget`` is called after a client was stopped: the state of its process is unknown. In a deployment a pile is
+    refused before it is opened: a pickle decides which code runs.
     """
 
     @app.query(ACTION)
     def grouped(message: Message, context: Context) -> Message:
         if not in_simulation():
             raise PermissionError("a client of its own answers for itself alone, and unpickles nothing")
-        questions, num_partitions = unpacked(message.content)
+        questions, num_partitions = unpack(message.content)
         answers: list[Message | None] = []
         try:
             with ending(message.content.config_records["of"].get("until")):
                 for question in questions:
-                    answers.append(called(app, question, num_partitions, context.run_config))
+                    answers.append(call_client(app, question, num_partitions, context.run_config))
         except OutOfTimeError:
-            log(
-                WARNING, "cut off at the round's deadline: %d of %d clients have answered", len(answers), len(questions)
-            )
+            log(WARNING, "stopped at the round's deadline: %d of %d clients have replied", len(answers), len(questions))
             forget()
-        return Message(packed([a for a in answers if a is not None], num_partitions), reply_to=message)
+        return Message(pack([a for a in answers if a is not None], num_partitions), reply_to=message)
 
 
 def in_simulation() -> bool:
-    """Whether this process is an actor of Ray's, which got its message from the run's own server."""
+    """Whether this process is a Ray actor, whose messages come from the run's own server."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 
 
-def shared_out(messages: Sequence[Message], work: Sequence[int], piles: int) -> list[list[Message]]:
-    """The messages in at most ``piles`` piles, none empty, each next largest work given to the least loaded pile.
+def divide(messages: Sequence[Message], work: Sequence[int], piles: int) -> list[list[Message]]:
+    """The messages in at most ``piles`` piles, none empty; the next largest work goes to the least loaded pile.
 
-    Within a pile they keep their order.
+    Messages of a pile keep their order.
     """
     loads, place = [0] * min(piles, len(messages)), [0] * len(messages)
     for i in sorted(range(len(messages)), key=lambda i: -work[i]):
@@ -129,7 +158,7 @@ def shared_out(messages: Sequence[Message], work: Sequence[int], piles: int) -> 
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves large bytes out, each object once; ``left`` has them in the order of their numbers."""
+    """Leaves large bytes out of the pickle, each object once; ``left`` has them in the order of their numbers."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -137,7 +166,7 @@ class _Pickler(pickle.Pickler):
         self._numbers: dict[int, int] = {}
 
     def persistent_id(self, obj: object) -> int | None:
-        """The number of what is left out, None for what is pickled."""
+        """The number of an object that is left out, None for a pickled one."""
         if type(obj) is not bytes or len(obj) < LARGE:
             return None
         if id(obj) not in self._numbers:
@@ -155,10 +184,10 @@ class _Unpickler(pickle.Unpickler):
         return self.left[number]
 
 
-def packed(messages: Pile, num_partitions: int, until: float | None = None) -> RecordDict:
-    """Content of a Flower message that holds messages, and when answers are due (seconds since the epoch).
+def pack(messages: Pile, num_partitions: int, until: float | None = None) -> RecordDict:
+    """Content of a Flower message that holds messages, and the time when replies are due (seconds since the epoch).
 
-    Differs from the wire: what the messages share is in it once.
+    Objects that messages share are in it once.
     """
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -171,8 +200,8 @@ def packed(messages: Pile, num_partitions: int, until: float | None = None) -> R
     return RecordDict({"messages": ArrayRecord(arrays), "of": config})
 
 
-def unpacked(content: RecordDict) -> tuple[list[Message], int]:
-    """What ``packed`` took. Only for content of this run's own processes: unpickling runs what it is told to."""
+def unpack(content: RecordDict) -> tuple[list[Message], int]:
+    """The arguments of ``pack``. Only for content of this run's own processes: a pickle can run any code."""
     pickled, *left = [array.data for array in content.array_records["messages"].values()]
     messages: list[Message] = _Unpickler(pickled, left).load()
     return messages, int(content.config_records["of"]["num-partitions"])  # type: ignore[arg-type]

@@ -1,10 +1,10 @@
-"""Where the processes of a run import from: what the driver imported, whatever the working directory is.
+"""The import path of a run's processes: they import the driver's packages, in any working directory.
 
-Two things would bring other code into a run. Ray puts the driver's working directory first on the import path of its
+Two causes would bring other code into a run. Ray puts the driver's working directory first on the import path of its
 workers: a folder ``strategies/`` there, or another clone of this repository, would shadow the installed packages. And
 a process that Flower starts does not know that its driver was started from a clone (``python -m simulations``).
 
-Not here: the check that server and clients did import the same code (strategies/federation/code_identity.py).
+``check_same_code`` checks afterwards that server and clients run the same code.
 """
 
 import os
@@ -24,8 +24,7 @@ PACKAGES = ("fedlsg", "simulations", "strategies")
 def driver_path_job() -> "JobConfig":
     """A ``job_config`` for ``ray.init`` with which workers search the driver's ``sys.path`` first, in its order.
 
-    Differs from Ray's own, which puts the driver's working directory and its script's folder first, and has no setting
-    for that.
+    Ray's own puts the driver's working directory and its script's folder first, and has no setting for that.
     """
     from ray.job_config import JobConfig
 
@@ -40,7 +39,7 @@ def driver_path_job() -> "JobConfig":
 
 
 def workers_import_as_driver() -> None:
-    """In Flower's simulation process, before it starts Ray: let workers search this process's path. Elsewhere nothing.
+    """In Flower's simulation process, before it starts Ray: let workers search its path. Elsewhere no effect.
 
     Flower starts Ray after it has imported the ClientApp, which calls this, and passes no ``job_config`` of its own.
     """
@@ -52,9 +51,9 @@ def workers_import_as_driver() -> None:
 
 
 def with_packages(env: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """``env`` for child processes that shall import the three packages that this process imports.
+    """``env`` for child processes that import the same three packages as this process.
 
-    ``folder`` is filled with a link to each; it holds nothing else, so the import of no other module changes.
+    ``folder`` is filled with a link to each and nothing else, so imports of other modules do not change.
     """
     folder.mkdir()
     for name in PACKAGES:

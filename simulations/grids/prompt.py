@@ -1,7 +1,8 @@
-"""Flower's simulation looks for new messages, and for their replies, ten times a second: longer than a small round.
+"""Shorten the waits of Flower's simulation: it looks for messages and replies ten times a second, too slow for small
+rounds.
 
-Here what the server pushes wakes the thread that hands messages on to Ray, and the server looks for replies more often.
-Both threads live in one process. Flower has no setting for either; without these lines it works as ever, but slower.
+Here, each push of the server wakes the thread that hands messages to Ray, and the server looks for replies more often.
+Both threads are in one process. Flower has no setting for either; without this module a run is only slower.
 """
 
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Message
 
-if TYPE_CHECKING:  # Ray's actors import this file, and have no use for it
+if TYPE_CHECKING:  # Ray's actors import this module, and do not need it
     from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 REPLIES_SECONDS = 0.01
@@ -26,14 +27,14 @@ class Woken:
         self.stop, self.is_set = stop, stop.is_set
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is time to stop, at the latest after ``seconds``."""
+        """Wait for a push, ``seconds`` at most; returns whether to stop."""
         _PUSHED.wait(seconds)
-        _PUSHED.clear()  # before the caller looks: what is pushed from here on wakes it again
+        _PUSHED.clear()  # before the caller looks: a later push wakes it again
         return self.stop.is_set()
 
 
 def hand_on_at_once() -> None:
-    """In Flower's simulation process, before it starts to hand messages on: let a push wake it. Elsewhere nothing."""
+    """In Flower's simulation process, before it hands on messages: let a push wake it. Elsewhere no effect."""
     vce = sys.modules.get("flwr.server.superlink.fleet.vce.vce_api")
     looking: Callable[..., None] | None = getattr(vce, "add_messages_to_queue", None)
     if looking is None or hasattr(looking, "woken"):

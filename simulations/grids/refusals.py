@@ -1,6 +1,6 @@
 """Why a client does not train: the errors whose text may leave it, because no example was touched before them.
 
-Any other error near a client's data leaves one constant reply: its type or its text would speak of the data.
+Any other error near a client's data becomes one constant reply: its type or text may reveal data.
 """
 
 import traceback
@@ -10,12 +10,12 @@ from flwr.common.logger import log
 
 
 def log_failure() -> None:
-    """Write what was raised to the log of this process, which stays with its owner."""
+    """Write the current exception to the log of this process, which stays with its owner."""
     log(ERROR, traceback.format_exc().encode("utf-8", "backslashreplace").decode())
 
 
 class RefusalError(RuntimeError):
-    """A client does not train. Its text speaks of settings, files and public data alone."""
+    """A client does not train. Its text is about settings, files and public data only."""
 
 
 class FrameDiffersError(RefusalError):
@@ -31,7 +31,7 @@ class SettingsError(RefusalError):
 
 
 class TermsError(RefusalError):
-    """The client's own terms forbid what was asked of it, or say too little. Nothing was trained or charged."""
+    """The client's own terms forbid the request, or are incomplete. Nothing was trained or charged."""
 
 
 class OwnDataError(RefusalError):

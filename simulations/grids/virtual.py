@@ -1,7 +1,6 @@
-"""A Flower Grid whose nodes are the partitions of a simulation, and how one such client is called.
+"""A Flower Grid whose nodes are the partitions of a simulation, and the call of one such client.
 
-Both engines share it: node ids are known before anything is started, and a client sees the same Message and Context
-wherever it runs.
+Both engines share it: node ids are known in advance, and a client sees the same Message and Context on both.
 """
 
 from abc import abstractmethod
@@ -9,25 +8,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
 from simulations.grids.refusals import log_failure
-from strategies.federation.wire import FAILED, NO_REASON
+from strategies.federation.wire import FAILED, NO_REASON, failure
 
 ClientFunction = Callable[[Message, Context], Message]
-
 
 # Flower draws ids of about 63 bits; ids as long as those keep the serialised sizes comparable.
 FIRST_NODE = RUN = TASK = 2**62
 
-
 SHARED = "shared-replica"
-"""In a node's config: all clients are simulated on one machine, and share what is the same for all of them."""
+"""Key of a node's config: all clients are simulated on one machine, and share equal data structures."""
 
 
 class VirtualGrid(Grid):
-    """One node a partition. What is pushed is answered at once; the answers wait to be pulled."""
+    """One node a partition. Clients reply to pushed messages at once; the replies wait for ``pull_messages``."""
 
     def __init__(self, num_partitions: int) -> None:
         self.num_partitions = num_partitions
@@ -35,7 +32,7 @@ class VirtualGrid(Grid):
 
     @abstractmethod
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
-        """The replies of the clients that answer, in any order."""
+        """The clients' replies, in any order."""
 
     def set_run(self, run: Any) -> None:
         """Nothing to set: there is one run."""
@@ -56,7 +53,7 @@ class VirtualGrid(Grid):
         return range(FIRST_NODE, FIRST_NODE + self.num_partitions)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Have the messages answered; the replies wait for ``pull_messages``."""
+        """Call the clients; their replies wait for ``pull_messages``."""
         return self._push(list(messages), None)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -64,7 +61,7 @@ class VirtualGrid(Grid):
         return [self._replies.pop(name) for name in message_ids if name in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Push, then pull. A client that answers with nothing useful is simply missing among the replies."""
+        """Push, then pull. A client that returns no message is missing among the replies."""
         return self.pull_messages(self._push(list(messages), timeout))
 
     def _push(self, messages: Sequence[Message], timeout: float | None) -> list[str]:
@@ -81,12 +78,12 @@ def named(message: Message) -> Message:
     return message
 
 
-def called(
+def call_client(
     client: ClientFunction, message: Message, num_partitions: int, run_config: Mapping[str, Any]
 ) -> Message | None:
-    """The reply of one client; None for an answer that is no message.
+    """The reply of one client; None if it returns no message.
 
-    What it raises becomes an error reply that says nothing of it: the log has it.
+    Its exception becomes an error reply with a constant text; only the log has the exception.
     """
     context = Context(
         run_id=message.metadata.run_id,
@@ -103,10 +100,5 @@ def called(
         reply = client(message, context)
     except Exception:
         log_failure()
-        reply = failed(message, NO_REASON)
+        reply = failure(NO_REASON, FAILED, message)
     return named(reply) if isinstance(reply, Message) else None
-
-
-def failed(message: Message, reason: str, code: int = FAILED) -> Message:
-    """An error reply."""
-    return Message(Error(code=code, reason=reason), reply_to=message)

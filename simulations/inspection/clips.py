@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedlsg.carriers import Clipping, block_squares, clipping, select_kept
+from fedlsg.carriers.statistics import Clipping, block_squares, clipping, select_kept
 from fedlsg.frame import EVERYTHING, Frame
 from fedlsg.gradients import per_example_gradients
 from fedlsg.masks import Mask
@@ -115,10 +115,7 @@ def _clip_row(
     subject: Subject, squares: Float64[Tensor, "blocks batch"], frame: Frame, sparsity: float, choice: str
 ) -> ClipRow:
     measured = clipping(
-        squares,
-        subject.base.method.mechanism,
-        dtype=next(iter(subject.weights.values())).dtype,
-        coordinates=frame.kept,
+        squares, subject.base.method.mechanism, dtype=next(iter(subject.weights.values())).dtype, coordinates=frame.kept
     )
     return ClipRow(
         sparsity=sparsity, choice=choice, kept=frame.kept, clipping=measured, shares=length_shares(squares, frame)

@@ -14,7 +14,7 @@ from simulations.compare.cells.grid_file import numbers
 from simulations.inspection.measure import inspect
 from simulations.inspection.output import WARNING, first_factors, folder, lead, resolve_layer, write
 from simulations.inspection.subject import subject_of_run, subject_of_settings
-from simulations.inspection.tables import inspection_tables, shown_sparsity
+from simulations.inspection.tables import clip_table, energy_table, layer_table, shown_sparsity
 from simulations.report.tables import print_table
 
 SPARSITIES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
@@ -54,7 +54,7 @@ def inspect_command(
         status.update("drawing")
         write(subject, found, path, layers)
     console.print(lead(subject, found), highlight=False, markup=False, soft_wrap=True)
-    for table in inspection_tables(subject, found):
+    for table in (layer_table(subject, found), energy_table(subject, found), clip_table(found)):
         print_table(table, console)
     for name, factors in first_factors(found).items():
         text = ", ".join(f"{factor:.4f}" for factor in factors)

@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedlsg.carriers import Energy, kept_energy, principal_carriers, random_energy, residual, stable_rank
+from fedlsg.carriers.statistics import Energy, kept_energy, principal_carriers, random_energy, residual, stable_rank
 from fedlsg.frame import Coordinates
 from fedlsg.gradients import call, trainable
 from fedlsg.lowrank import decompose, flatten_kernel, project, random_carriers

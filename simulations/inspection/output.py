@@ -182,9 +182,7 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]) if rows else [])
     writer.writeheader()
-    writer.writerows([{key: "" if _nan(value) else value for key, value in row.items()} for row in rows])
+    for row in rows:
+        empty = {key: "" for key, value in row.items() if isinstance(value, float) and math.isnan(value)}
+        writer.writerow({**row, **empty})
     return text.getvalue()
-
-
-def _nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)

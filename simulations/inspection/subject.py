@@ -24,8 +24,8 @@ from simulations.rundir.rundir import RunDir
 from simulations.settings.published import resolve
 from simulations.settings.settings import Settings, from_mapping
 from simulations.workloads import Progress, silent, to_device
-from simulations.workloads.augment import draw_round, drawn_copies
-from simulations.workloads.workload import Inputs
+from simulations.workloads.base.workload import Inputs
+from simulations.workloads.images.augment import draw_round, drawn_copies
 
 Batch = tuple[Inputs, Tensor]
 

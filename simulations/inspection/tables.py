@@ -13,11 +13,6 @@ SHOWN_RANK = 8
 CHOICES = ("top", "bottom", "random")
 
 
-def inspection_tables(subject: Subject, found: Inspection) -> list[Table]:
-    """All tables."""
-    return [layer_table(subject, found), energy_table(subject, found), clip_table(found)]
-
-
 def shown_sparsity(subject: Subject) -> float:
     """The sparsity of the energies that are shown: that of the method if it freezes units."""
     mask = subject.base.method.mask

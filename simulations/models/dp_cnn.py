@@ -1,7 +1,8 @@
-"""DP-CNN: the end-to-end networks of Papernot et al. 2021, as Tramer and Boneh 2021 and 003 (Table 2) train them.
+"""DP-CNN: the end-to-end networks of Papernot et al. 2021, as Tramer and Boneh 2021 train them (also RS, Table 2).
 
-The tempered sigmoid s / (1 + exp(-T x)) - o that Papernot et al. recommend has s = T = 2 and o = 1, which is tanh.
-No normalisation layer.
+RS is Zhu and Blaschko 2023.
+Papernot et al. recommend the tempered sigmoid s / (1 + exp(-T x)) - o with s = T = 2 and o = 1, which is tanh.
+There is no normalisation layer.
 """
 
 from collections import OrderedDict
@@ -12,7 +13,7 @@ from torch import nn
 def dp_cnn(channels: int, side: int, num_classes: int) -> nn.Module:
     """(B, channels, side, side) -> conv 32, 32, 64, 64, 128, 128, each pair pooled -> 128 -> num_classes.
 
-    550,570 parameters for CIFAR-10 ("550K" in 003). Raises ValueError for a side below 8.
+    550,570 parameters for CIFAR-10 ("550K" in RS). Raises ValueError for a side below 8.
     """
     if side < 8:
         raise ValueError(f"expected {side=} >= 8: three poolings halve the image")
@@ -37,7 +38,7 @@ def dp_cnn(channels: int, side: int, num_classes: int) -> nn.Module:
 def dp_cnn_small(channels: int, num_classes: int) -> nn.Module:
     """(B, channels, 28, 28) -> conv 16 of 8x8, conv 32 of 4x4, both by stride 2 -> 32 -> num_classes.
 
-    26,010 parameters for Fashion-MNIST ("26K" in 003).
+    26,010 parameters for Fashion-MNIST ("26K" in RS).
     """
     return nn.Sequential(
         OrderedDict(

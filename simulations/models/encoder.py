@@ -1,9 +1,9 @@
-"""Text classifiers on encoders of the ``transformers`` library, in the shape that private training asks for.
+"""Text classifiers on encoders of the ``transformers`` library, in a form that private training supports.
 
-Which parameters are trained and how they travel, by one rule for every encoder:
+One rule says for every encoder which parameters are trained, and how they are sent:
     frozen: embeddings (tokens, positions, types) with their LayerNorm; layers below the top ``train_layers``
     dense: the head, under the path ``classifier`` (for RoBERTa ``dense`` and ``out_proj``), biases, LayerNorms
-    carried: every other Linear that pays, see fedlsg.carriers: attention, feed-forward, and BERT's pooler
+    carried: other Linears, if carriers are smaller (``fedlsg.carriers``): attention, feed-forward, and BERT's pooler
 Build through ``simulations.workloads.build_model``, which makes random initial weights public and repeatable.
 """
 
@@ -21,7 +21,7 @@ from simulations.models.encoder_source import EncoderSource, load_config, model_
 
 Pooling = Literal["own", "mean", "cls"]
 HEADS = ("classifier", "score", "classification_head")
-"""What classification models of transformers call their head."""
+"""Names of the head in classification models of transformers."""
 
 
 class TextClassifier(nn.Module):
@@ -29,7 +29,7 @@ class TextClassifier(nn.Module):
 
     pooling: ``own`` keeps what the body does before its head; ``mean`` and ``cls`` average the last hidden states of
     the real tokens, or take the first one's.
-    Guarantee: padding to the right changes no logit but by rounding.
+    Guarantee: padding on the right changes logits by rounding only.
     """
 
     def __init__(self, body: nn.Module, classifier: nn.Module, pooling: Pooling) -> None:
@@ -73,7 +73,10 @@ def build_encoder(
     config.num_labels = num_classes
     pooling = _pooling(source)
     kind = AutoModelForSequenceClassification if pooling == "own" else AutoModel
-    body = _load(kind, source, config, attention) if source.weights else _random(kind, config, attention)
+    if source.weights:
+        body = _load(kind, source, config, attention)
+    else:
+        body = kind.from_config(config, attn_implementation=attention, dtype=torch.float32)
     base = body.base_model
     if pooling == "own":
         classifier = _take_head(body)
@@ -82,15 +85,15 @@ def build_encoder(
         nn.init.normal_(classifier.weight, std=config.initializer_range)
         nn.init.zeros_(classifier.bias)
         if getattr(base, "pooler", None) is not None:
-            base.pooler = None  # not called: it would send noise alone
+            base.pooler = None  # it is not called, and would send noise alone
     freeze(base, train_layers, layers=config.num_hidden_layers)
     return TextClassifier(body, classifier, pooling)
 
 
 def freeze(base: nn.Module, train_layers: int | None, *, layers: int) -> None:
-    """Freeze the embeddings of an encoder without its head, and what lies below its top ``train_layers`` of ``layers``.
+    """Freeze the embeddings of an encoder without its head, and all but its top ``train_layers`` of ``layers``.
 
-    A pooler lies on top and stays trainable. Raises ValueError unless 0 <= train_layers <= layers.
+    A pooler is on top and stays trainable. Raises ValueError unless 0 <= train_layers <= layers.
     """
     for name, module in base.named_modules():
         if isinstance(module, nn.Embedding) or name.rpartition(".")[2] == "embeddings":
@@ -120,7 +123,7 @@ def _take_head(body: nn.Module) -> nn.Module:
 
 
 def _pooling(source: EncoderSource) -> Pooling:
-    """What a folder of sentence-transformers says; ``own`` for any other."""
+    """The pooling that a folder of sentence-transformers names; ``own`` for any other."""
     if source.built_in:
         return "own"
     file = model_folder(source) / "1_Pooling" / "config.json"
@@ -132,10 +135,6 @@ def _pooling(source: EncoderSource) -> Pooling:
     if said.get("pooling_mode_cls_token"):
         return "cls"
     raise ValueError(f"expected mean or cls pooling in {file}")
-
-
-def _random(kind: Any, config: Any, attention: str) -> Any:
-    return kind.from_config(config, attn_implementation=attention, dtype=torch.float32)
 
 
 def _load(kind: Any, source: EncoderSource, config: Any, attention: str) -> Any:

@@ -20,14 +20,14 @@ HUB: Mapping[str, str] = MappingProxyType(
     {"roberta-base": "FacebookAI/roberta-base", "bert-base": "google-bert/bert-base-uncased"}
 )
 NAMES = ("minilm", *HUB)
-"""Encoders that go by a short name; any other is an absolute folder, or OWNER/NAME on the hub."""
+"""Encoders with a short name; any other is an absolute folder, or OWNER/NAME on the hub."""
 
 _TEXT_FILES = ["*.json", "*.txt", "*.model"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderSource:
-    """An encoder as the user names it, the folder or hub name that it stands for, and whether weights are wanted.
+    """An encoder: its name for the user, its folder or hub name, and whether to load its weights.
 
     place: an absolute folder, or OWNER/NAME on the hub. weights: False starts from random ones (``pretrained=none``).
     """
@@ -71,7 +71,7 @@ def find_encoder(name: str, pretrained: str | None) -> EncoderSource:
 
 
 def model_folder(source: EncoderSource) -> Path:
-    """The folder of the encoder's files, downloaded from the hub where it is not on this machine yet.
+    """The folder of the encoder's files, downloaded from the hub if it is not on this machine yet.
 
     Raises ConnectionError, saying what to do, if the hub cannot be reached or has no such model.
     """

@@ -1,7 +1,7 @@
-"""H-CNN: a small CNN on scattering features (Tramer and Boneh 2021; 003, Table 2).
+"""H-CNN: a small CNN on scattering features (Tramer and Boneh 2021; RS of Zhu and Blaschko 2023, Table 2).
 
-The features are normalised example by example, in groups of channels and without parameters: their variant that
-costs no privacy. Groups of 9 or 3 channels, 27 of them, lie in the middle of the 9, 27 and 81 that they search.
+The features of each example are normalised by themselves, in groups of channels and without parameters: the variant of
+Tramer and Boneh that costs no privacy. They search 9, 27 and 81 groups; here are 27, of 9 or 3 channels.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ GROUPS = 27
 def h_cnn(channels: int, side: int, num_classes: int) -> nn.Module:
     """(B, channels, side, side) -> scattering -> conv 64, pool, conv 64 -> num_classes.
 
-    187,210 trained parameters for CIFAR-10 ("187K" in 003). Raises ValueError for a side that is no multiple of 8.
+    187,210 trained parameters for CIFAR-10 ("187K" in RS). Raises ValueError for a side that is no multiple of 8.
     """
     if side < 8 or side % 8:
         raise ValueError(f"expected {side=} to be a multiple of 8: scattering divides it by 4, pooling by 2")
@@ -39,7 +39,7 @@ def h_cnn(channels: int, side: int, num_classes: int) -> nn.Module:
 def h_cnn_small(channels: int, num_classes: int) -> nn.Module:
     """(B, channels, 28, 28) -> scattering -> conv 16 by stride 2, conv 32 -> 32 -> num_classes.
 
-    33,066 trained parameters for Fashion-MNIST ("33K" in 003).
+    33,066 trained parameters for Fashion-MNIST ("33K" in RS).
     """
     features = channels * COEFFICIENTS
     return nn.Sequential(

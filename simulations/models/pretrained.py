@@ -1,7 +1,7 @@
 """Pre-trained weights from a local file or the Hugging Face hub.
 
-They become the public initial weights of a run, so they must come from public data: the epsilon of a run covers none
-of what they were trained on. Files are read as plain tensors; nothing in them is executed.
+They become the public initial weights of a run, so they must come from public data: the epsilon of a run does not
+cover the data that they were trained on. Files are read as plain tensors; nothing in them is executed.
 """
 
 import re
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 CLASSIFIER = "classifier"
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")
-"""What a hub repository is searched for, in this order, where the source names no file."""
+"""Files searched for in a hub repository, in this order, if the source names none."""
 _HUB_SOURCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(:(?P<file>.+))?")
 _SHOWN = 8
 
@@ -29,9 +29,9 @@ def _silent(line: str) -> None:
 
 
 def with_pretrained(builder: Callable[[], nn.Module], source: str, *, say: Say = _silent) -> Callable[[], nn.Module]:
-    """A builder of the same model with the weights at ``source``, read anew at every build; see ``load_pretrained``.
+    """A builder of the same model with the weights at ``source``, read again at every build; see ``load_pretrained``.
 
-    Guarantee: a classifier that stays fresh is the one that ``builder`` makes, so it depends on the seed alone.
+    Guarantee: a classifier that stays fresh is that of ``builder``, so it depends on the seed alone.
     """
     return partial(_build, builder, source, say)
 
@@ -47,8 +47,8 @@ def load_pretrained(model: nn.Module, source: str, *, say: Say = _silent) -> tup
 
     source: a local .pt, .pth, .bin (a state dict, by itself or under "state_dict") or .safetensors file, or a hub
         repository as "owner/name" or "owner/name:file". A local file wins.
-    Guarantee: every parameter outside ``classifier`` is loaded, or nothing is. The classifier stays fresh where the
-    file has none or one for another number of classes, and ``say`` is told so.
+    Guarantee: every parameter outside ``classifier`` is loaded, or nothing is. The classifier stays fresh if the
+    file has none, or one for another number of classes; ``say`` reports it.
     Raises:
         ValueError: missing or unexpected names, other shapes, values that are not finite, or a file that cannot be
             read as plain tensors.
@@ -76,7 +76,7 @@ def load_pretrained(model: nn.Module, source: str, *, say: Say = _silent) -> tup
 
 
 def _check_same_inputs(own: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str) -> None:
-    """Refuse a classifier that reads other features: then the rest is another network, too."""
+    """Refuse a classifier with other input features: the rest is then another network, too."""
     name = f"{CLASSIFIER}.weight"
     if name in own and name in given and own[name].shape[1:] != given[name].shape[1:]:
         raise ValueError(
@@ -123,7 +123,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # zip, pickle and safetensors each raise their own on damaged or hostile files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if isinstance(error, UnpicklingError):  # torch's text advises to run the file's code, which we never want
+        if isinstance(error, UnpicklingError):  # torch's text advises to run the file's code
             reason = "no file of tensors alone"
         raise ValueError(f"cannot read {file} ({reason}); {advice}") from error
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
@@ -161,7 +161,7 @@ def find_weights(source: str) -> Path:
 
 
 def _find_on_hub(repository: str, names: tuple[str, ...]) -> Path:
-    """The first of the files that this machine's copy of the repository has, else the hub."""
+    """The first of the files in this machine's copy of the repository, else on the hub."""
     try:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError

@@ -24,11 +24,11 @@ WIDE: Mapping[str, tuple[int, int, Form]] = MappingProxyType(
         "wrn-28-10-ws": (28, 10, "standardized"),
     }
 )
-"""Depth, width and form of the wide ResNets: 000 and 001 train wrn-28-4, 004 trains the ones that end on -ws."""
+"""Depth, width and form of the wide ResNets: LSG and RGP train wrn-28-4, DP-SSGD trains the ones that end on -ws."""
 
 SMALLEST, WIDEST, IMAGENET = 16, 64, 64
-"""Sides in pixels: below the first only ``cnn`` and ``cnn-wide`` fit, above the second no CIFAR network, from the third
-on resnet-34 has its ImageNet stem."""
+"""Sides in pixels: only ``cnn`` and ``cnn-wide`` fit below SMALLEST, CIFAR networks up to WIDEST; resnet-34 has its
+ImageNet stem from IMAGENET on."""
 
 
 def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:

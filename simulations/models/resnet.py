@@ -1,4 +1,4 @@
-"""ResNets (He et al. 2016) with GroupNorm in the place of BatchNorm, which mixes examples."""
+"""ResNets (He et al. 2016) with GroupNorm instead of BatchNorm, which mixes examples."""
 
 from collections import OrderedDict
 from typing import Literal
@@ -32,7 +32,7 @@ def cifar_resnet(depth: int, *, channels: int, num_classes: int) -> nn.Module:
     """ResNet-20, or another of depth 6n + 2, for images (B, channels, s, s): n blocks of 16, 32 and 64 channels each.
 
     Differs from the paper (section 4.2): GroupNorm of 32 groups at most, and a 1x1 convolution where the shape changes,
-    in the place of padding with zeros. Raises ValueError for another depth.
+    instead of padding with zeros. Raises ValueError for another depth.
     """
     if depth < 8 or depth % 6 != 2:
         raise ValueError(f"expected {depth=} of 8, 14, 20, ...: 6n + 2")

@@ -4,9 +4,9 @@ Symbols (Bruna and Mallat 2013; Oyallon et al. 2019): x an image, * circular con
     phi Gaussian low pass of standard deviation 0.8 * 2        psi_j,a Morlet wavelet of scale j in {0, 1}, angle a
     S0 = x * phi     S1[j, a] = |x * psi_j,a| * phi     S2[a, b] = ||x * psi_0,a| * psi_1,b| * phi
 taken at every fourth pixel: 1 + 16 + 64 = 81 coefficients a channel. The padding mirrors the image by 4 pixels.
-The filters, their order and the way to subsample are those of kymatio 0.3 (``Scattering2D(J=2, L=8)``), whose
-results these are but for one constant: it normalises every filter by 3.1415 in the place of pi.
-Nothing is learnt, nothing is random, and an image's features depend on that image alone.
+The filters, their order and the subsampling are those of kymatio 0.3 (``Scattering2D(J=2, L=8)``). The results differ
+in one constant: kymatio normalises every filter by 3.1415 instead of pi.
+Nothing is learnt, nothing is random, and the features of an image depend on that image alone.
 """
 
 import math
@@ -20,7 +20,7 @@ SCALES, ANGLES = 2, 8
 COEFFICIENTS = 1 + SCALES * ANGLES + ANGLES * ANGLES
 _STEP = 2**SCALES
 _PLANES = 8
-"""Planes (an image has one a channel) transformed at once on a CPU: what stays in its cache."""
+"""Planes (an image has one a channel) transformed at once on a CPU, so that they stay in its cache."""
 
 
 class Scattering2d(nn.Module):
@@ -45,7 +45,7 @@ class Scattering2d(nn.Module):
         self.register_buffer("low1", _low_pass(padded, 1), persistent=False)
         for scale in range(SCALES):
             waves = torch.stack([_morlet(padded, scale, angle) for angle in range(ANGLES)])
-            waves = waves / 4**scale  # what _subsample, which follows each wave of scale 1, multiplies by
+            waves = waves / 4**scale  # _subsample, which follows each wave of scale 1, multiplies by 4
             self.register_buffer(f"wave{scale}", waves.to(torch.get_default_dtype()), persistent=False)
 
     @torch.no_grad()

@@ -2,13 +2,13 @@
 
 d = 6 n + 4 layers: a 3x3 stem, three groups of n blocks with 16 k, 32 k and 64 k channels, the last two at half the
 side, mean pooling, a linear classifier. A block is norm, activation, 3x3 convolution, twice, plus its input.
-The forms differ in what the papers leave open:
+The forms differ where the papers leave a choice:
     rgp           the stem is as wide as the first group; a shortcut that changes shape takes every second pixel,
                   normalises, and pads with zero channels, without parameters; norms without parameters in groups of
-                  at most 32; a classifier without bias (001's official code): 25 convolutions in WRN-28-4
+                  at most 32; a classifier without bias (Yu et al. 2021, their code): 25 convolutions in WRN-28-4
     standard      the stem has 16 channels; a shortcut that changes shape is a 1x1 convolution of the block's
                   activated input: 28 convolutions in WRN-28-4
-    standardized  De et al. 2022, which 004 builds on: standard, with weight-standardised convolutions that have a
+    standardized  De et al. 2022, the base of DP-SSGD: standard, with weight-standardised convolutions that have a
                   bias, activation before the norm, 16 groups, and a norm of its own in front of a 1x1 shortcut
 Every operation is out of place.
 """
@@ -40,7 +40,7 @@ def wide_resnet(depth: int, width: int, *, channels: int, num_classes: int, form
     if form not in get_args(Form):
         raise ValueError(f"expected form in {get_args(Form)}, got {form!r}")
     stem = STEM * width if form == "rgp" else STEM
-    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=_conv3x3(channels, stem, 1, form))
+    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=_conv(channels, stem, 3, 1, form))
     before = stem
     for group, stride in enumerate((1, 2, 2)):
         after = STEM * width * 2**group
@@ -61,9 +61,9 @@ class Block(nn.Module):
     def __init__(self, before: int, after: int, stride: int, form: Form) -> None:
         super().__init__()
         self.activate1 = _activate(before, form)
-        self.conv1 = _conv3x3(before, after, stride, form)
+        self.conv1 = _conv(before, after, 3, stride, form)
         self.activate2 = _activate(after, form)
-        self.conv2 = _conv3x3(after, after, 1, form)
+        self.conv2 = _conv(after, after, 3, 1, form)
         self.shortcut = None if before == after and stride == 1 else _shortcut(before, after, stride, form)
         self.shares_activation = form == "standard"
 
@@ -76,7 +76,7 @@ class Block(nn.Module):
 
 
 class PaddedShortcut(nn.Module):
-    """Every second pixel, normalised, and as many zero channels behind as there are channels."""
+    """Every second pixel, normalised, followed by as many zero channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -96,10 +96,6 @@ def _activate(channels: int, form: Form) -> nn.Sequential:
     """Norm, then ReLU; the other way round in ``standardized``."""
     layers = [_norm(channels, form), nn.ReLU()]
     return nn.Sequential(*(reversed(layers) if form == "standardized" else layers))
-
-
-def _conv3x3(before: int, after: int, stride: int, form: Form) -> nn.Conv2d:
-    return _conv(before, after, 3, stride, form)
 
 
 def _conv(before: int, after: int, kernel: int, stride: int, form: Form) -> nn.Conv2d:

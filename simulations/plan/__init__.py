@@ -1,1 +1,1 @@
-"""What a run will do, before it starts: data of each client, method, schedule, noise."""
+"""The plan of a run before it starts: data of each client, method, schedule, noise."""

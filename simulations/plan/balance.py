@@ -1,6 +1,6 @@
-"""How a partition deals examples to clients: sizes, class mix, rates, and what delta allows.
+"""The balance of a partition: sizes, class mix and rates of its clients, and whether delta is small enough.
 
-For simulations only: the counts are read off every client's examples. In a federation each client knows only its own
+For simulations only: the counts come from every client's examples. In a federation each client knows only its own
 counts, and they are as private as the examples are.
 """
 

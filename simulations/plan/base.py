@@ -1,6 +1,6 @@
-"""From settings to a base: data, partition, model, method, public schedule. Every process of a run makes it for itself.
+"""From settings to a base: data, partition, model, method, public schedule. Every process of a run makes it.
 
-It is deterministic and asks no accountant. It refuses bad settings before anything is written.
+It is deterministic and calls no accountant. Bad settings are refused before anything is written.
 """
 
 from collections import Counter
@@ -27,15 +27,15 @@ from simulations.settings.resolve import build_method, check, fill, resolved
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings, as_config
 from simulations.workloads import Options, Progress, Workload, build_model, silent
-from simulations.workloads.workload import Augment
+from simulations.workloads.base.workload import Augment
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Base:
-    """What every process derives for itself from the settings. ``settings`` have their gaps filled.
+    """What every process derives from the settings. ``settings`` have their gaps filled.
 
-    stream: labels that tell batches and noise of a reproducible run from those of another with the same public seed.
-    declared: N_k as the clients of a deployment declared them; the server has none of their rows, ``parts`` is empty.
+    stream: labels that separate batches and noise of reproducible runs with the same public seed.
+    declared: N_k that the clients of a deployment declared; the server has none of their rows, ``parts`` is empty.
     """
 
     settings: Resolved
@@ -65,13 +65,13 @@ class Base:
         return PublicState.start(self.build_model(), self.method, self.schedule, seed=seed, classifier=classifier)
 
     def server_state(self, public: PublicState | None = None) -> ServerState:
-        """The server's state before the first round; ``public``: that of the initial model, where it exists already."""
+        """The server's state before the first round; ``public``: that of the initial model, if it is known."""
         probe = self.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0]
         return ServerState(self.public_state() if public is None else public, divisor=self.divisor, probe=probe)
 
     @cached_property
     def codec(self) -> Codec:
-        """How a client's values are sent."""
+        """The codec of a client's values."""
         return uplink_codec(self.settings)
 
     @property
@@ -86,20 +86,16 @@ class Base:
 
     @property
     def augment(self) -> Augment | None:
-        """How training inputs are changed at random, None where they are not."""
+        """The random changes of training inputs, or None."""
         return None if self.settings.augment == "none" else self.workload.augment
 
     def dither(self, client: int, plan: RoundPlan) -> Dither:
-        """How a client's values are rounded: public, so that server, client and readers of a record agree."""
-        return Dither(
-            seed=self.settings.seed,
-            client=client,
-            noise_std=plan.noise_std,
-        )
+        """The rounding of a client's values: public, so that server, client and readers of a record agree."""
+        return Dither(seed=self.settings.seed, client=client, noise_std=plan.noise_std)
 
     @cached_property
     def dense_parameters(self) -> int:
-        """Parameters that ``dpsgd`` would train on this model: what communication is compared with."""
+        """Parameters that ``dpsgd`` would train on this model: the baseline of communication."""
         model = build_model(self.workload, self.settings.model, self.settings.seed)
         return sum(p.numel() for p in trainable(model).values())
 
@@ -107,19 +103,19 @@ class Base:
     def steps(self) -> list[int]:
         """Local steps of every client in the public schedule: K times the rounds in which it is selected."""
         clients, per_round, seed = len(self.sizes), self.settings.clients_per_round, self.settings.seed
-        asked: Counter[int] = Counter()
+        selected: Counter[int] = Counter()
         for round in range(1, self.schedule.rounds + 1):
-            asked.update(select_clients(clients, per_round, round=round, seed=seed))
-        return [asked[client] * self.local.steps for client in range(clients)]
+            selected.update(select_clients(clients, per_round, round=round, seed=seed))
+        return [selected[client] * self.local.steps for client in range(clients)]
 
 
 def prepare(
     settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None, own: Own | None = None
 ) -> Base:
-    """Load the data, fill the gaps of the settings, build the method. ``progress`` hears of slow steps.
+    """Load the data, fill the gaps of the settings, build the method. ``progress`` reports slow steps.
 
-    In a deployment only what is public of the workload is loaded: the server gives N_k as its clients ``declared``
-    them, a client gives its ``own`` training rows.
+    In a deployment only the public part of the workload is loaded: the server gives the N_k that its clients
+    ``declared``, a client gives its ``own`` training rows.
     Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
     """
     if settings.preset is not None:
@@ -139,7 +135,8 @@ def prepare(
         raise ValueError(f"workload {workload.name} has no augmentation {filled.augment!r}; leave augment out")
     parts = make_parts(filled, workload, own) if declared is None else []
     mean_size = mean(declared) if declared is not None else len(workload.train) / (len(parts) if own is None else 1)
-    rate = _rate(filled, mean_size)
+    rate = filled.sample_rate if filled.batch_size is None else min(filled.batch_size / mean_size, 1.0)
+    assert rate is not None, "without a batch size there is a rate: see FALLBACK"
     expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
     schedule = Schedule(rounds=filled.rounds, local_steps=filled.local_steps, sample_rate=rate)
     method = build_method(filled)
@@ -154,13 +151,6 @@ def prepare(
         local=local,
         declared=None if declared is None else tuple(declared),
     )
-
-
-def _rate(s: Resolved, mean_size: float) -> float:
-    if s.batch_size is not None:
-        return min(s.batch_size / mean_size, 1.0)
-    assert s.sample_rate is not None, "without a batch size there is a rate"
-    return s.sample_rate
 
 
 def _local_training(

@@ -1,7 +1,7 @@
-"""What must not change in the middle of a run.
+"""Settings and data that must not change within a run.
 
-Epsilon is a maximum over clients whose examples stay theirs, under settings that every ledger entry was made with: a
-resumed run with other settings, or other data, would report an epsilon that holds for neither.
+Epsilon is a maximum over clients that keep their examples and settings in the whole run. A resumed run with other
+settings or data would report an epsilon that holds for neither.
 """
 
 import hashlib
@@ -17,15 +17,14 @@ HARMLESS = frozenset({
     "engine", "device", "threads", "client-cpus", "client-gpus", "grouped", "round-timeout",
     "data-dir", "run-dir", "evaluate-every", "record-updates",
 })  # fmt: skip
-"""Settings that a resumed run may change: they move neither a draw nor what a ledger entry means."""
-
+"""Settings that a resumed run may change: they change neither a random draw nor the meaning of a ledger entry."""
 
 MOVED = frozenset({"run-dir"})
 """Harmless settings that no message mentions: the user who resumes a run knows where its directory is."""
 
 
 def fingerprint(plan: Plan) -> dict[str, Any]:
-    """What a checkpoint keeps of the plan: settings, who holds which example, and digests of the public test splits."""
+    """The part of a plan in a checkpoint: settings, owner of each example, and digests of the public test splits."""
     sha = hashlib.sha256()
     if plan.declared is not None:
         sha.update(repr(tuple(plan.declared)).encode())
@@ -36,14 +35,14 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
 
 
 def keep_data_digest(plan: Plan, run: RunDir) -> None:
-    """Keep the digest of all training rows, with which ``check_unchanged`` compares those of a resumed run."""
+    """Keep the digest of all training rows, for ``check_unchanged`` in a resumed run."""
     run.write_data_digest(data_digest(plan.workload.train))
 
 
 def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[str]:
-    """Raise ValueError, naming what, if settings or data differ from those that a checkpoint was made with.
+    """Raise ValueError, naming the difference, if settings or data are not those of the checkpoint.
 
-    Returns the settings that may change and did, as "threads = 2 (was 1)".
+    Returns the settings that may change and have changed, as "threads = 2 (was 1)".
     """
     now = fingerprint(plan)
     before, after = saved["settings"], now["settings"]

@@ -1,4 +1,4 @@
-"""Who holds which training row: every client's part in a simulation, one client's own data in a deployment."""
+"""The owner of each training row: every client's part in a simulation, one client's own data in a deployment."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from simulations.workloads.partition import partition
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Own:
-    """The data of a deployed client, which knows nothing of the other clients' data.
+    """The data of a deployed client, which does not know the other clients' data.
 
     client: its number in the federation. read: its training rows, in the form of the run's workload.
-    expected_batch: that of the federation, once the server has announced it; None: as if all clients were of this size.
+    expected_batch: that of the federation, once the server has announced it; None assumes clients of equal size.
     """
 
     client: int

@@ -1,6 +1,6 @@
 """From a base to a plan: each client's Poisson rate and its calibrated noise. Made once, on the server's side.
 
-It refuses, before anything is written, what no noise can meet.
+An epsilon or delta that no noise can reach is refused before anything is written.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier
 from fedlsg.accounting.population import front
 from fedlsg.carriers import carried_parameters
 from fedlsg.gradients import check_supported, trainable
-from fedlsg.privacy import Mechanism
 from fedlsg.state import ClientTerms
 from simulations.plan.base import Base, prepare
 from simulations.plan.probes import check_model
@@ -19,7 +18,7 @@ from simulations.workloads import Progress, silent
 
 __all__ = ["Base", "Plan", "make_plan", "prepare"]
 
-SHARED = 32  # so many different Poisson rates get noise of their own: a calibration takes a second
+SHARED = 32  # at most this many Poisson rates get noise of their own: a calibration takes a second
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,16 +52,16 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
     if mechanism.private:
         check_delta(s.delta, max(base.sizes))
     blocks = count_blocks(base)
-    terms, most = [], max(base.steps)
-    # Noise that is enough for a larger rate is enough: beyond SHARED different rates, clients share it.
+    terms = []
+    # Noise for a larger rate is enough for a smaller one: beyond SHARED different rates, clients share it.
     for size, rate, within in zip(base.sizes, rates, shared_rates(rates, limit=SHARED), strict=True):
         sigma = s.noise_multiplier if mechanism.adds_noise else 0.0
         if sigma is None:
-            sigma = calibrated(mechanism, blocks, s.epsilon, s.delta, within, most, pruning_round(base))
+            sigma = calibrated(base, blocks, within)
         first = ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigma)
         terms.append(replace(first, prune_noise_multiplier=pruning_noise(base, first, blocks)))
     if s.trust == "aggregate":
-        # The sum carries everybody's share of noise: with unequal shares it would have less than the largest promises.
+        # The sum has all shares of the noise: unequal shares would add up to less than the largest client needs.
         largest = max(t.noise_multiplier for t in terms)
         pruning = max(t.prune_noise_multiplier for t in terms)
         terms = [replace(t, noise_multiplier=largest, prune_noise_multiplier=pruning) for t in terms]
@@ -74,7 +73,7 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
 
 
 def events_of(base: Base, terms: ClientTerms, blocks: int) -> list[Event]:
-    """What the ledger of a client that always takes part will hold: its training steps, and the pruning round."""
+    """The ledger of a client that always takes part: its training steps, and the pruning round."""
     mechanism = terms.mechanism(base.method.mechanism)
     effective = mechanism.effective_noise_multiplier(blocks) if mechanism.private else mechanism.noise_multiplier
     events = [Event(sample_rate=terms.sample_rate, noise_multiplier=effective, steps=max(base.steps))]
@@ -84,7 +83,7 @@ def events_of(base: Base, terms: ClientTerms, blocks: int) -> list[Event]:
 
 
 def pruning_round(base: Base) -> tuple[Event, ...]:
-    """The pruning round's event where the budget is given: on its own it has its share of the epsilon."""
+    """The pruning round's event if an epsilon is given: alone it spends its share of that epsilon."""
     s, prune = base.settings, base.method.prune
     if not (prune.reads_data and base.method.mechanism.adds_noise) or s.epsilon is None:
         return ()
@@ -94,9 +93,9 @@ def pruning_round(base: Base) -> tuple[Event, ...]:
 
 
 def pruning_noise(base: Base, terms: ClientTerms, blocks: int) -> float:
-    """Noise multiplier of the pruning round, 0 where there is none.
+    """Noise multiplier of the pruning round, 0 without one.
 
-    Where the noise multiplier of training was given instead of an epsilon, the share is of training's own epsilon.
+    If the noise multiplier of training was given instead of an epsilon, the share is of training's own epsilon.
     """
     prune, mechanism = base.method.prune, base.method.mechanism
     if not (prune.reads_data and mechanism.adds_noise):
@@ -110,15 +109,15 @@ def pruning_noise(base: Base, terms: ClientTerms, blocks: int) -> float:
 
 
 def check_budget(events: Sequence[Event], base: Base) -> None:
-    """Raise ValueError where a given noise multiplier spends a given epsilon before a single round is done."""
+    """Raise ValueError if a single round at the given noise multiplier spends more than the given epsilon."""
     s = base.settings
     if s.epsilon is None or s.noise_multiplier is None:
         return
-    first, *besides = events
-    once = [replace(first, steps=base.local.steps), *besides]
+    first, *others = events
+    once = [replace(first, steps=base.local.steps), *others]
     try:
         spent = compose(once, delta=s.delta, accountants=("pld",)).upper
-    except AccountingError:  # the cheap accountant cannot tell; every client asks both before it trains
+    except AccountingError:  # the cheap accountant failed; every client uses both before it trains
         return
     if spent > s.epsilon:
         raise ValueError(
@@ -135,24 +134,18 @@ def check_certified(events: Sequence[Event], delta: float) -> None:
         compose(events, delta=delta)
 
 
-def calibrated(
-    mechanism: Mechanism,
-    blocks: int,
-    epsilon: float | None,
-    delta: float | None,
-    rate: float,
-    steps: int,
-    besides: tuple[Event, ...] = (),
-) -> float:
-    """Nominal noise multiplier whose effective one reaches ``epsilon``: sigma = sigma_eff * sensitivity / C.
+def calibrated(base: Base, blocks: int, rate: float) -> float:
+    """Nominal noise multiplier whose effective one reaches epsilon: sigma = sigma_eff * sensitivity / C.
 
-    ``besides`` are events on the same examples, such as a pruning round, that the same epsilon has to cover.
+    The same epsilon covers the pruning round, which is on the same examples.
     """
-    if epsilon is None or delta is None:
+    s, mechanism = base.settings, base.method.mechanism
+    if s.epsilon is None:
         raise ValueError("expected either epsilon and delta, or noise_multiplier")
-    effective = calibrate_noise_multiplier(epsilon=epsilon, delta=delta, sample_rate=rate, steps=steps, besides=besides)
-    clips = mechanism.clips
-    return effective * (mechanism.sensitivity(blocks) / mechanism.clip_norm if clips else 1.0)
+    effective = calibrate_noise_multiplier(
+        epsilon=s.epsilon, delta=s.delta, sample_rate=rate, steps=max(base.steps), besides=pruning_round(base)
+    )
+    return effective * (mechanism.sensitivity(blocks) / mechanism.clip_norm if mechanism.clips else 1.0)
 
 
 def count_blocks(base: Base) -> int:

@@ -1,6 +1,6 @@
-"""Public probe inputs of a workload, with which a plan checks that its model treats examples independently.
+"""Public probe inputs of a workload: a plan checks with them that its model treats examples independently.
 
-Probes come from the split that accuracy is reported on, never from the rows that are trained on.
+Probes come from the test split, never from training rows.
 """
 
 import torch
@@ -13,13 +13,13 @@ from simulations.workloads import Split, to_device
 
 PROBES = 7
 TOKENS = 16
-"""Texts of at most so many tokens are taken where there are enough: a check of long ones takes long."""
+"""Most tokens of a probe text, if enough texts are that short: the check of long texts is slow."""
 
 
 def check_model(model: nn.Module, test: Split, *, device: str) -> None:
     """Raise ``UnsupportedLayerError``, naming the layer, if the model mixes the examples of a batch.
 
-    The texts of a batch have one padded length here, alone and in company: what padding does is not checked.
+    The texts of a batch have the same padded length here, alone and together: effects of padding are not checked.
     """
     inputs, targets = test.batch(probes(test))
     check_independent(model, _losses, to_device(inputs, device), targets.to(device))
@@ -30,9 +30,9 @@ def _losses(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def probes(test: Split) -> Int64[Tensor, " rows"]:
-    """Rows from all over the split; of texts, of all lengths up to ``TOKENS``, or the shortest there are.
+    """Rows from all over the split; of texts, of all lengths up to ``TOKENS``, or the shortest.
 
-    The longest comes first: a batch of any of them is as long as that one alone.
+    The longest is first: a batch with it is as long as that one alone.
     """
     rows = test.order(torch.arange(len(test)))
     if test.lengths is not None:

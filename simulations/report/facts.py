@@ -42,7 +42,7 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
             for key in path:
                 value = value.get(key) if isinstance(value, dict) else None
             values.append(value)
-        return _listed(value for value in values if value is not None)
+        return _join_different(value for value in values if value is not None)
 
     if not done:
         return {"runs": "none finished"}
@@ -58,12 +58,12 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
         )
         or UNKNOWN,
         "hardware": f"{of('hardware', 'processor')}, {of('hardware', 'cores')} cores, device {of('device')}",
-        "threads": f"{_listed(run.settings.get('threads', 1) for run in done)} in each client step",
+        "threads": f"{_join_different(run.settings.get('threads', 1) for run in done)} in each client step",
         "engine": of("engine"),
         "run time": f"{duration(sum(float(run.summary.get('wall_seconds', 0)) for run in done))}, all finished runs",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
 
 
-def _listed(values: Any) -> str:
+def _join_different(values: Any) -> str:
     return ", ".join(dict.fromkeys(map(str, values))) or UNKNOWN

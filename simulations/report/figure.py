@@ -93,16 +93,16 @@ def picture(figure: "Figure", caption: str, png: bytes | None = None) -> Picture
 
 def svg(figure: "Figure") -> str:
     """A data URI of the figure as SVG."""
-    file = _saved(figure, format="svg", metadata={"Date": None})
+    file = _save(figure, format="svg", metadata={"Date": None})
     return "data:image/svg+xml;base64," + base64.b64encode(file).decode()
 
 
 def png(figure: "Figure") -> bytes:
     """The figure as PNG at 150 dots an inch."""
-    return _saved(figure, format="png", dpi=150)
+    return _save(figure, format="png", dpi=150)
 
 
-def _saved(figure: "Figure", **options: Any) -> bytes:
+def _save(figure: "Figure", **options: Any) -> bytes:
     import matplotlib
 
     file = BytesIO()

@@ -25,7 +25,7 @@ th.left, td.left, tr.group td { text-align: left; }
 tr.group td { border-bottom: 0; padding-top: .9rem; font-weight: 600; }
 tr.reference td { background: #f3f3f3; }
 tr.own td { font-weight: 600; }
-tr.not-private td { color: #8a3b00; }
+tr.no-epsilon td { color: #8a3b00; }
 tr.dim td { color: #777; }
 tr.alert td { color: #b00020; font-weight: 600; }
 table.facts, table.tokens { width: 100%; margin: .6rem 0; }

@@ -64,7 +64,7 @@ def _result(result: Result) -> list[Part]:
 
 
 def _outcome(result: Result) -> dict[str, str]:
-    """The words of a finished run; on one link if the reader asked for one."""
+    """The words of a finished run; on one link if the reader named one."""
     if not result.done:
         return {"test accuracy so far": percent(result.accuracy), "rounds": str(len(result.rows))}
     words = outcome(result.summary)

@@ -1,7 +1,6 @@
 """What a page consists of: texts, facts, tables, pictures, token lists and code, in titled sections.
 
-Whoever writes a page lists sections; ``page.render`` makes HTML of them, ``tables.terminal_table`` shows a table on a
-terminal. So a page and a terminal say the same words, and HTML is in one file.
+``page.render`` makes HTML of them, ``tables.terminal_table`` shows a table on a terminal: both say the same words.
 """
 
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 TextKind = Literal["plain", "note", "warning", "verdict"]
-RowKind = Literal["", "reference", "own", "not-private", "dim", "alert"]
+RowKind = Literal["", "reference", "own", "no-epsilon", "dim", "alert"]
 Mark = Literal["", "moved", "wrong"]
 
 
@@ -39,7 +38,7 @@ def facts_of(values: Mapping[str, object]) -> Facts:
 class Row:
     """Cells of a table. Rows of one ``group`` follow its name; ``colour`` is that of the row's line in a figure.
 
-    style: a ``reference`` is what the others are compared with, ``own`` is the run itself, ``not-private`` claims no
+    style: a ``reference`` is what the others are compared with, ``own`` is the run itself, ``no-epsilon`` claims no
     epsilon, ``dim`` is not part of the method, ``alert`` must be changed.
     """
 

@@ -1,6 +1,5 @@
 """The tables of a page on a terminal: the same titles, columns, cells and notes."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from rich.console import Console, Group
@@ -10,7 +9,7 @@ from rich.text import Text
 
 from simulations.report.sections import Table
 
-STYLES = {"": "", "reference": "", "own": "bold", "not-private": "yellow", "dim": "dim", "alert": "bold red"}
+STYLES = {"": "", "reference": "", "own": "bold", "no-epsilon": "yellow", "dim": "dim", "alert": "bold red"}
 WIDE, NARROW = 2, 1
 """Spaces between columns."""
 
@@ -21,7 +20,9 @@ def terminal_table(table: Table, width: int) -> Group:
     Optional columns are left out until the table fits. If it never does, intervals go to a second line and names fold.
     """
     title = [Text(table.title, style="bold")] if table.title else []
-    return Group(*title, next((view for view in _views(table) if _width(view) <= width), _narrowest(table)))
+    hidden = (table.optional[:count] for count in range(len(table.optional) + 1))
+    views = (_view(table, some, space) for some in hidden for space in (WIDE, NARROW))
+    return Group(*title, next((view for view in views if _width(view) <= width), _narrowest(table)))
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -36,11 +37,6 @@ def print_table(table: Table, console: Console) -> None:
 def print_note(words: str, console: Console, style: str = "dim") -> None:
     """Text as it is: no markup in it is obeyed."""
     console.print(words, style=style, markup=False, highlight=False)
-
-
-def _views(table: Table) -> Iterator[View]:
-    for count in range(len(table.optional) + 1):
-        yield from (_view(table, table.optional[:count], space) for space in (WIDE, NARROW))
 
 
 def _narrowest(table: Table) -> View:

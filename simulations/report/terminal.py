@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from fedlsg.carriers import LayerRow, grouped, totals
+from fedlsg.carriers import LayerRow, group_layers, totals
 from simulations.report.words import human_bytes, outcome, percent
 from simulations.rundir.row import Row
 
@@ -94,7 +94,7 @@ def layers_shown(layers: Sequence[LayerRow]) -> Group:
     for column in ("shape", "travels"):
         table.add_column(column, no_wrap=True)
     table.add_column("values sent", justify="right", no_wrap=True)
-    for row in grouped(layers):
+    for row in group_layers(layers):
         times = f"{row.count} x " if row.count > 1 else ""
         sent = f"{times}{row.values:,}" if row.values else "-"
         table.add_row(row.name, f"{times}{' x '.join(map(str, row.shape))}", row.travel, sent)

@@ -64,7 +64,7 @@ def transfer_line(summary: Mapping[str, Any]) -> str:
 
 
 def empty_line(summary: Mapping[str, Any]) -> str:
-    """How many rounds brought no update; empty where there were none, or nobody counted."""
+    """How many rounds brought no update; empty if there were none, or none were counted."""
     count = summary.get("empty_rounds", 0)
     return f"{count} of {summary['rounds']} brought no update" if count else ""
 

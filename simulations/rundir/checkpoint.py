@@ -22,10 +22,6 @@ FIRST_FORMAT = b"PK"
 """The first bytes of checkpoints of the first format, which had no digest."""
 
 
-class OldFormatError(ValueError):
-    """A checkpoint of an older version, which has no digest to check."""
-
-
 def save(path: Path, previous: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint, atomically and durably; the one before becomes ``previous``.
 
@@ -40,10 +36,10 @@ def save(path: Path, previous: Path, state: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What was saved. Raises FileNotFoundError, OldFormatError, DamagedError."""
+    """What was saved. Raises FileNotFoundError; DamagedError; ValueError for an older format."""
     content = path.read_bytes()
     if content.startswith(FIRST_FORMAT):
-        raise OldFormatError(
+        raise ValueError(
             f"{path} is of an older version of fedlsg and has no digest: continue this run with that version, or "
             "start a new run"
         )

@@ -25,7 +25,7 @@ def exclusive(directory: RunDir) -> Iterator[None]:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            holder = file.read().strip()  # empty for the moment before it writes its id
+            holder = file.read().strip()  # empty before the holder writes its id
             who = f"process {holder}" if holder else "another process"
             raise ValueError(f"{directory.path} is in use by {who}: wait for its end, or stop it") from None
         file.truncate(0)

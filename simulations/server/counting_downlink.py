@@ -1,4 +1,4 @@
-"""Count what is sent down before it leaves, so that an interrupted round is counted, too.
+"""Count messages to clients before they are sent, so that an interrupted round is counted, too.
 
 A round enters rounds.csv, bytes.csv and the checkpoint when it is over. What an interrupted round had sent is in
 ``checkpoint/sent.json``. ``fedlsg resume`` runs that round again: it adds what was sent to ``downlink.interrupted`` of

@@ -53,7 +53,7 @@ class Deployment:
                 WARNING,
                 "client %d is not connected: its ledger may have more entries than its copy in %s",
                 client,
-                self._folder(),
+                None if self.copies is None else self.copies.folder,
             )
 
     def _accept(self, identity: Identity) -> None:
@@ -63,6 +63,3 @@ class Deployment:
             self._news[identity.partition] = identity.news
         else:
             self.copies.take(identity.partition, identity.news)
-
-    def _folder(self) -> Path | None:
-        return None if self.copies is None else self.copies.folder

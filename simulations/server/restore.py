@@ -62,7 +62,8 @@ def restore(run: RunDir) -> Restored:
     for path, mark in tables:
         verified(path, mark)
     run.read_sent()
-    boxes = _boxes(run)
+    folders = sorted(run.own(0).parent.glob("client-*"))
+    boxes = [FeedbackBox(folder, int(folder.name.rpartition("-")[2])) for folder in folders]
     for box in boxes:
         box.check()
     notes += _damaged(run)
@@ -102,11 +103,6 @@ def _summary_damaged(run: RunDir) -> bool:
     except DamagedError:
         return True
     return False
-
-
-def _boxes(run: RunDir) -> list[FeedbackBox]:
-    folders = sorted(run.own(0).parent.glob("client-*"))
-    return [FeedbackBox(folder, int(folder.name.rpartition("-")[2])) for folder in folders]
 
 
 def _go_back(run: RunDir, boxes: list[FeedbackBox], round: int) -> None:

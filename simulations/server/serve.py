@@ -55,7 +55,7 @@ def serve(
             recorder.begin()
         if state.round == plan.schedule.rounds and run.summary.exists():
             return run.read_summary()
-        stopped, diverged = _run_rounds(grid, plan, recorder, on_round or _ignore, deployment)
+        stopped, diverged = _run_rounds(grid, plan, recorder, on_round, deployment)
         if diverged:
             log(ERROR, "%s", stopped)
             recorder.go_back()
@@ -75,7 +75,7 @@ def _finish(run: RunDir, plan: Plan, outcome: Outcome, *, page: bool) -> dict[st
 
 
 def _run_rounds(
-    grid: Grid, plan: Plan, recorder: Recorder, on_round: OnRound, deployment: Deployment | None
+    grid: Grid, plan: Plan, recorder: Recorder, on_round: OnRound | None, deployment: Deployment | None
 ) -> tuple[str | None, bool]:
     """Run the rounds that remain; returns why they ended early, None after the last one, and whether they diverged."""
     run, state = recorder.run, recorder.state
@@ -84,7 +84,9 @@ def _run_rounds(
         return None, False
 
     def finished(report: RoundReport) -> None:
-        on_round(recorder.on_round(report))
+        row = recorder.on_round(report)
+        if on_round is not None:
+            on_round(row)
         recorder.record_public()
 
     def pruned(report: RoundReport) -> None:
@@ -106,10 +108,6 @@ def _run_rounds(
     if deployment is not None:
         deployment.close(grid)
     return stopped, diverged
-
-
-def _ignore(row: Row) -> None:
-    pass
 
 
 def _federation_settings(plan: Plan, run: RunDir) -> FederationSettings:

@@ -60,10 +60,16 @@ def server_settings() -> dict[str, Declared]:
 
 
 def codec_settings() -> dict[str, Declared]:
-    """Settings of the codecs."""
+    """Settings of the codecs. Raises ValueError for a name that a run, the mechanism or the server has.
+
+    Two values under one name would make ``config.toml`` report another epsilon than the run has.
+    """
     from fedlsg.payload import codec_settings as own  # imports torch
 
-    return own()
+    found = own()
+    for name in found.keys() & {*RUN, *mechanism_settings(), *server_settings(), "noise_multiplier", "noise_share"}:
+        raise ValueError(f"a codec declares {name!r}, which is a setting of every run: give it another name")
+    return found
 
 
 def codec_names() -> dict[str, Declared]:
@@ -86,6 +92,17 @@ def all_settings() -> dict[str, Declared]:
         **codec_settings(),
     }
     return {name: found[name] for name in in_order(found)}
+
+
+def check_parameters(parameters: Iterable[str]) -> None:
+    """Raise ValueError for a parameter that no method, mechanism, server or codec declares for users.
+
+    ``noise_share`` is one: it follows from ``trust``, and given freely it would make every reported epsilon wrong.
+    """
+    known = all_settings()
+    for name in parameters:
+        if name not in known or name in RUN:
+            raise unknown("parameter", name, known)
 
 
 def declarations(raw_names: Iterable[str]) -> dict[str, Declared]:

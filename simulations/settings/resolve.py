@@ -9,12 +9,12 @@ from typing import Any, get_args
 import torch
 
 import strategies
-from fedlsg.masks import DropRate
+from fedlsg.masks.mask import DropRate
 from fedlsg.method import LocalTraining, Method
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
 from simulations.settings.codecs import check_exact, fill_codecs
-from simulations.settings.declared import RUN, codec_settings, mechanism_settings, server_settings
+from simulations.settings.declared import RUN, check_parameters, codec_settings, mechanism_settings, server_settings
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings, from_values, values_of
 from simulations.workloads import Workload
@@ -34,6 +34,7 @@ FALLBACK: Mapping[str, Any] = MappingProxyType(
 def fill(settings: Settings, workload: Workload) -> Resolved:
     """Settings with every gap filled from the workload's preset (its row for the method first)."""
     given = settings.parameters
+    check_parameters(given)
     without_noise = given.get("mechanism", strategies.default_mechanism(settings.method)) in ("none", "clip-only")
     if without_noise and settings.epsilon is not None:
         raise ValueError("epsilon needs a mechanism that adds noise: choose method dpsgd, or mechanism dp")
@@ -47,7 +48,7 @@ def fill(settings: Settings, workload: Workload) -> Resolved:
         if settings.sample_rate is not None:
             raise ValueError("give either sample_rate (common to all clients) or batch_size (a rate for each client)")
     if given.get("optimizer") == "adam":
-        preset.pop("momentum", None)  # a preset's momentum speaks of SGD
+        preset.pop("momentum", None)  # a preset's momentum is that of SGD
     wanted = {
         *FALLBACK,
         "clients_per_round",
@@ -111,9 +112,9 @@ def recipe_values(settings: Resolved, method: Method) -> dict[str, Any]:
 
 def check(s: Resolved) -> None:
     if s.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device 'cuda' was asked for, and torch finds no CUDA device here; use --device cpu")
+        raise ValueError("device 'cuda' was requested, but torch finds no CUDA device here; use --device cpu")
     if s.device == "cuda" and s.precision == "bfloat16" and not torch.cuda.is_bf16_supported():
-        raise ValueError("precision='bfloat16' was asked for, and this CUDA device has no bfloat16; use 'float32'")
+        raise ValueError("precision='bfloat16' was requested, but this CUDA device has no bfloat16; use 'float32'")
     for name, declared in RUN.items():
         declared.check(getattr(s, name))
     if s.augment == "none" and s.multiplicity > 1:

@@ -38,7 +38,7 @@ def settings_command(name: str | None, markdown: bool, console: Console) -> None
 def overview(found: Mapping[str, Declared]) -> Group:
     """Every setting in a line: name, default, sentence; by groups."""
     lines: list[Table | Text] = []
-    for group, names in grouped(found).items():
+    for group, names in by_group(found).items():
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column(min_width=24, no_wrap=True)
         table.add_column(width=10, overflow="fold")
@@ -52,7 +52,6 @@ def overview(found: Mapping[str, Declared]) -> Group:
 def whole(one: Declared) -> Table:
     """All that is known of a setting."""
     used = used_by(one.name)
-    table = Table(box=None, show_header=False, pad_edge=False)
     rows = {
         "setting": one.name,
         "meaning": one.setting.meaning,
@@ -62,10 +61,7 @@ def whole(one: Declared) -> Table:
         "used by": used.by,
         "presets": by_value(used.workloads),
     }
-    for title, text in rows.items():
-        if text:
-            table.add_row(title, Text(text))
-    return table
+    return name_table({title: text for title, text in rows.items() if text})
 
 
 def range_of(one: Declared) -> str:
@@ -91,7 +87,7 @@ def default_of(one: Declared) -> str:
     return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def grouped(found: Mapping[str, Declared]) -> dict[str, list[str]]:
+def by_group(found: Mapping[str, Declared]) -> dict[str, list[str]]:
     """Names of settings by group, in the order of config.toml."""
     groups: dict[str, list[str]] = {}
     for name in in_order(found):
@@ -103,7 +99,7 @@ def as_markdown() -> str:
     """The page docs/settings.md."""
     found = all_settings()
     lines = [HEAD]
-    for group, names in grouped(found).items():
+    for group, names in by_group(found).items():
         lines += [
             "",
             f"## {group}",
@@ -130,17 +126,17 @@ def as_markdown() -> str:
 
 def methods_command(console: Console) -> None:
     """``fedlsg methods``."""
-    console.print(listed({name: strategies.summary(name) for name in strategies.names()}), highlight=False)
+    console.print(name_table({name: strategies.summary(name) for name in strategies.names()}), highlight=False)
     console.print("docs/methods.md says more; fedlsg run --method NAME runs one.", highlight=False)
 
 
 def workloads_command(console: Console) -> None:
     """``fedlsg workloads``."""
-    console.print(listed({name: workloads.summary(name) for name in workloads.names()}), highlight=False)
+    console.print(name_table({name: workloads.summary(name) for name in workloads.names()}), highlight=False)
     console.print("fedlsg run NAME trains on one; FEDLSG_DATA names a folder of data.", highlight=False)
 
 
-def listed(rows: Mapping[str, str]) -> Table:
+def name_table(rows: Mapping[str, str]) -> Table:
     """Names and a sentence each."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)

@@ -1,8 +1,7 @@
 """Workloads by name: data, models and preset.
 
-To add one, write a file with ``load(*, data_dir, cache_dir, options, progress, public_only) -> Workload``; enter it in
-the registry.
-Importing this package imports torch, and no data library: those are imported when a workload is loaded.
+To add one, write a file with ``load(*, data_dir, cache_dir, options, progress, public_only) -> Workload`` and enter it
+in the registry. Importing this package imports torch, but no data library: ``load`` imports what it needs.
 """
 
 from collections.abc import Mapping
@@ -11,32 +10,24 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from fedlsg.choices import choose
-from simulations.workloads import digits, hf_image, hf_text
-from simulations.workloads.glue import TASKS
-from simulations.workloads.image_sets import IMAGE_SETS
+from simulations.workloads.base.workload import Options, Progress, Split, Workload, build_model, silent, to_device
+from simulations.workloads.images import digits, hf_image
+from simulations.workloads.images.image_sets import IMAGE_SETS
 from simulations.workloads.rows import check_public_only, restrict
-from simulations.workloads.workload import Options, Progress, Split, Workload, build_model, silent, to_device
+from simulations.workloads.texts import hf_text
+from simulations.workloads.texts.glue import TASKS
 
 __all__ = [
-    "Options",
-    "Progress",
-    "Split",
-    "Workload",
-    "build_model",
-    "load",
-    "names",
-    "presets",
-    "silent",
-    "summary",
+    "Options", "Progress", "Split", "Workload", "build_model", "load", "names", "presets", "silent", "summary",
     "to_device",
-]
+]  # fmt: skip
 
 DEFAULT = Options()
 
 _REGISTRY: Mapping[str, Any] = MappingProxyType(
     {"digits": digits, **IMAGE_SETS, "hf-image": hf_image, **TASKS, "hf-text": hf_text}
 )
-"""What loads a workload and has its preset: a module, or one of several alike."""
+"""A module, or an ``ImageSet`` or ``Task``: each loads a workload and has its preset."""
 
 
 def names() -> tuple[str, ...]:
@@ -45,7 +36,7 @@ def names() -> tuple[str, ...]:
 
 
 def presets(name: str) -> tuple[Mapping[str, object], Mapping[str, Mapping[str, object]]]:
-    """A workload's preset, and what differs from it for a method; no data is read."""
+    """A workload's preset, and the values that differ for a method; no data is read."""
     found = choose("workload", name, _REGISTRY)
     return (found.DEFAULTS, found.METHOD_DEFAULTS) if isinstance(found, ModuleType) else (
         found.defaults, found.method_defaults
@@ -74,13 +65,13 @@ def load(
 
     data_dir: a folder in the layout of the Hugging Face repositories; defaults to FEDLSG_DATA, then the hub.
     cache_dir: where decoded data is kept; defaults to FEDLSG_CACHE, then ``~/.cache/fedlsg``.
-    options: what the user says about data and model, see ``Options``.
-    progress: called with one line of text at a time while something slow happens.
-    public_only: leave the training rows where they are, and give a split without rows in their place; what a server
-        needs whose clients hold their own data. Its files of training rows are not opened, and may be missing.
+    options: settings of data and model.
+    progress: called with one line of text at a time during slow work.
+    public_only: give a training split without rows, for a server whose clients hold their own data. Files of training
+        rows are not opened, and may be missing.
     Raises:
-        ValueError: unknown name (the message lists the known ones), an option out of range or that the workload has
-            no use for, or damaged data.
+        ValueError: unknown name (the message lists the known ones), an option out of range or one that the workload
+            does not use, or damaged data.
         OSError: missing data, an unreachable hub, or a cache that cannot be written.
         ImportError: a data library that the base installation does not bring.
     """

@@ -1,6 +1,6 @@
-"""What accuracy says nothing: the better of guessing and of always naming the most frequent class.
+"""Chance level: the better accuracy of uniform guessing and of always predicting the most frequent class.
 
-Both are known from the public test splits alone. ``beats_chance`` decides whether an accuracy is above them.
+Both are known from the public test splits alone. ``beats_chance`` decides whether an accuracy is above it.
 """
 
 import math
@@ -17,10 +17,10 @@ STANDARD_ERRORS = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Chance:
-    """num_classes: uniform guessing is right one time in as many.
+    """num_classes: uniform guessing has the accuracy 1 / num_classes.
 
     majority_share: accuracy of the best constant prediction, over the test splits with equal weights.
-    test_examples: examples whose mean has the same variance; their number where there is one test split.
+    test_examples: number of examples whose mean has the same variance; for one test split, its size.
     """
 
     num_classes: int
@@ -29,7 +29,7 @@ class Chance:
 
     @property
     def level(self) -> float:
-        """The larger of the two."""
+        """The larger accuracy of the two."""
         return max(1 / self.num_classes, self.majority_share)
 
 
@@ -38,16 +38,14 @@ def chance_of(tests: Mapping[str, Split], num_classes: int) -> Chance:
     shares = [torch.bincount(split.labels, minlength=num_classes).double() / len(split) for split in tests.values()]
     effective = len(tests) ** 2 / sum(1 / len(split) for split in tests.values())
     return Chance(
-        num_classes=num_classes,
-        majority_share=float(torch.stack(shares).mean(0).max()),
-        test_examples=effective,
+        num_classes=num_classes, majority_share=float(torch.stack(shares).mean(0).max()), test_examples=effective
     )
 
 
 def standard_error(accuracies: Sequence[float], chance: Chance) -> float:
     """Standard error of the mean accuracy of n seeds: sqrt(sd^2 / n + v / N).
 
-    sd^2 is the sample variance over seeds (0 where n = 1: unknown); v = a (1 - a) is the variance of one of the N test
+    sd^2 is the sample variance over seeds (0 for n = 1: unknown); v = a (1 - a) is the variance of one of the N test
     examples, at the accuracy reached or at chance, whichever is larger. All seeds share one test split, so more seeds
     shrink the first part only.
     """
@@ -58,5 +56,5 @@ def standard_error(accuracies: Sequence[float], chance: Chance) -> float:
 
 
 def beats_chance(accuracies: Sequence[float], chance: Chance) -> bool:
-    """Whether the mean accuracy lies more than three standard errors above chance."""
+    """Whether the mean accuracy is more than three standard errors above chance."""
     return statistics.fmean(accuracies) - chance.level > STANDARD_ERRORS * standard_error(accuracies, chance)

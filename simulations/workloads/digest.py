@@ -1,6 +1,6 @@
-"""A digest of what the rows of a split hold: other data under the same names and sizes have another one.
+"""A digest of the content of a split's rows: other data with the same names and sizes have another digest.
 
-A digest of private rows is SECRET itself: with it, and all rows but one, anybody can test guesses of that one. Keep it
+A digest of private rows is SECRET itself: who has it and all rows but one can test guesses of that row. Keep it
 where only the owner of the rows can read it, or compute it under a key that stays there.
 """
 
@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from simulations.workloads.workload import Split
+from simulations.workloads.base.workload import Split
 
 DIGEST_BYTES = 32
 MASK = "attention_mask"
-"""Of padded texts: where it is 0, there is padding, which is left out."""
+"""0 in it marks padding of texts, which the digest leaves out."""
 ROWS_AT_ONCE = 1024
 """Part of the format: another number gives other digests."""
 
@@ -31,7 +31,7 @@ def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: b
     Raises TypeError or IndexError for ``rows`` that the split does not have, as ``Split.batch``.
     """
     indices = torch.arange(len(split)) if rows is None else rows
-    split.order(indices)  # refuses what are no rows of it
+    split.order(indices)  # refuses rows that the split does not have
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
     for part in indices.cpu().split(ROWS_AT_ONCE):
         stored = split.inputs[part.numpy()]

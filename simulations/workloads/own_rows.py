@@ -2,27 +2,19 @@
 
 .npz       ``inputs`` (N, ...) in the workload's stored form (digits: uint8 (N, 1, 8, 8); images: uint8 (N, channels,
            side, side)), ``labels`` (N,) integers
-.parquet   the columns of the workload itself: its image or its texts, and its label
+.parquet   the columns of the workload itself: image or texts, and label
 
 Decoded or tokenised rows are kept in a cache of the client's own: they are as private as the rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from simulations.workloads import tokens
-from simulations.workloads.cache import digest_files, load_or_build
-from simulations.workloads.images import Shape, decode, parquet_source
-from simulations.workloads.mirror import find_splits
-from simulations.workloads.texts import Columns, check_labels, read_parquet
-from simulations.workloads.workload import Split, Workload, silent
-
-Parquet = Callable[[Sequence[Path], Path], Split]
-"""Reads parquet files; what it builds of them goes to a cache folder."""
+from simulations.workloads.base.mirror import find_splits
+from simulations.workloads.base.workload import Split, Workload
 
 
 def read(path: Path, workload: Workload, cache: Path) -> Split:
@@ -59,37 +51,3 @@ def _arrays(path: Path, workload: Workload) -> Split:
     if labels.dtype.kind not in "iu" or labels.shape != (len(inputs),):
         raise ValueError(f"expected {len(inputs)} integer labels in {path}, got {labels.dtype} {labels.shape}")
     return Split(inputs=inputs, labels=torch.from_numpy(labels.astype(np.int64)), prepare=workload.test.prepare)
-
-
-def image_rows(
-    name: str, image_column: str, label_column: str, num_classes: int, shape: Shape, prepare: Callable[[Any], Any]
-) -> Parquet:
-    """A reader of encoded images of one shape."""
-
-    def rows(paths: Sequence[Path], cache: Path) -> Split:
-        def build() -> dict[str, np.ndarray]:
-            sources = {"train": [parquet_source(path, image_column, label_column) for path in paths]}
-            return decode(name, sources, num_classes=num_classes, shape=shape, progress=silent)
-
-        key = digest_files(paths, salt=f"own {name} {image_column} {label_column} {shape}, version 1")
-        arrays = load_or_build(cache, f"own-{key}", build, progress=silent)
-        labels = torch.from_numpy(arrays["train_labels"].copy())
-        return Split(inputs=arrays["train_images"], labels=labels, prepare=prepare)
-
-    return rows
-
-
-def text_rows(name: str, columns: Columns, num_classes: int, tokenizer: Any, form: str, max_length: int) -> Parquet:
-    """A reader of texts, tokenised for one model. ``form``: the digest of the tokenizer."""
-
-    def rows(paths: Sequence[Path], cache: Path) -> Split:
-        def build() -> dict[str, np.ndarray]:
-            texts = read_parquet(paths, columns)
-            check_labels(texts.labels, num_classes, split="train", name=name)
-            return tokens.tokenise("train", texts, tokenizer, max_length=max_length, progress=silent)
-
-        key = digest_files(paths, salt=f"own {tokens.FORMAT} {form} {max_length} {columns.names}")
-        arrays = load_or_build(cache, f"own-{key}", build, progress=silent)
-        return tokens.as_split("train", arrays, tokenizer, max_length=max_length)
-
-    return rows

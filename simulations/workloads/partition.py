@@ -1,9 +1,9 @@
 """Partition a data set over clients: IID, label-Dirichlet, shards.
 
-A partition stands for data that the clients have held all along. It is drawn once from a public seed and is
-fixed from then on: adding or removing one example adds or removes it in one client's part, and nothing is dealt
-again. It belongs to the privacy contract, because epsilon composes in parallel over clients only while no example
-lies with two of them; ``check_disjoint`` is that guard.
+A partition represents data that the clients have always held. It is drawn once from a public seed and then fixed:
+adding or removing one example adds or removes it in one client's part, and nothing is dealt again. It belongs to the
+privacy contract: epsilon composes in parallel over clients only if no two of them hold the same example.
+``check_disjoint`` is that guard.
 
 Our own few lines rather than flwr-datasets: a partition must not depend on what happens to be installed, and that
 library takes seconds to import. On the shuffled data and for equal seeds, the schemes equal its IidPartitioner,
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedlsg.choices import choose
 
-# Enough that a feasible setting is found, few enough that an infeasible one is told at once.
+# Enough to find a feasible setting, few enough to refuse an infeasible one at once.
 _MAX_DRAWS = 1000
 
 
@@ -77,10 +77,10 @@ def partition(
 
 
 def check_disjoint(parts: Sequence[Int64[Tensor, " n_k"]], num_examples: int) -> None:
-    """Refuse a partition in which one example stands in more than one place.
+    """Refuse a partition that holds an example more than once.
 
-    Raises ValueError, naming the clients and the example, where it lies with two clients or twice with one (either
-    would make the claimed epsilon false), and where an index is outside [0, num_examples) or is not int64.
+    Raises ValueError, naming the clients and the example, if two clients hold it or one holds it twice (either makes
+    the claimed epsilon false), and if an index is outside [0, num_examples) or is not int64.
     """
     owner = torch.full((num_examples,), -1, dtype=torch.int64)
     for client, part in enumerate(parts):

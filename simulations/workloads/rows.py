@@ -1,7 +1,7 @@
-"""Which rows of a workload are trained on and evaluated: fewer training rows, or a held-out share of them.
+"""Restrict a workload to fewer training rows, or hold a share of them out for evaluation.
 
-Both are drawn by fixed public permutations, which depend on nothing but the number of rows: two runs with the same
-setting see the same rows, whatever their seed.
+Fixed public permutations choose the rows. They depend on the number of rows only: two runs with the same setting see
+the same rows, whatever their seed.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from fedlsg.randomness import public_generator
-from simulations.workloads.workload import Options, Split, Workload
+from simulations.workloads.base.workload import Options, Split, Workload
 
 
 def restrict(workload: Workload, options: Options) -> Workload:
@@ -19,8 +19,8 @@ def restrict(workload: Workload, options: Options) -> Workload:
 
     ``train_rows`` comes first: a share h of those rows is held out, and the test splits are replaced by it.
     A held-out accuracy is computed from private examples without noise: choose hyperparameters with it in simulation,
-    on data that you may look at, for what it tells is in no epsilon.
-    Raises ValueError for a number of rows that there are not, or a share that leaves nothing on either side.
+    on data that you may look at, because no epsilon covers it.
+    Raises ValueError for more rows than there are, or a share that leaves one side empty.
     """
     if options.train_rows is not None:
         workload = replace(workload, train=fewer_rows(workload, options.train_rows))
@@ -31,7 +31,7 @@ def restrict(workload: Workload, options: Options) -> Workload:
 
 
 def check_public_only(options: Options) -> None:
-    """Raise ValueError for a setting that chooses among training rows, where none is loaded."""
+    """Raise ValueError for a setting that chooses among training rows: none is loaded."""
     for name in ("train_rows", "holdout"):
         if getattr(options, name) is not None:
             raise ValueError(f"{name} chooses among training rows, and clients hold data of their own: leave it out")

@@ -6,7 +6,7 @@ into the query, each client puts its own into the reply, and both refuse a diffe
 The digest covers every .py file of the three packages that a run can import. Attacks and audit read finished runs; they
 are not in a Flower bundle and not in the digest. So a clone, a wheel and a bundle of one version have one digest.
 
-Not covered: other packages (torch, numpy), and a program that lies about itself.
+Not covered: other packages (torch, numpy), and a program that reports a false identity.
 """
 
 import hashlib

@@ -124,14 +124,14 @@ class Roster:
     def _ask(self, grid: Grid, nodes: Sequence[int], clients: int, patience: float) -> None:
         if not nodes:
             return
-        questions = [
+        queries = [
             Message(RecordDict({CODE: code_record(local=not self._deployed)}), node, MessageType.QUERY)
             for node in nodes
         ]
-        replies = list(grid.send_and_receive(questions, timeout=patience))
-        asked = {question.metadata.message_id: question.metadata.dst_node_id for question in questions}
+        replies = list(grid.send_and_receive(queries, timeout=patience))
+        waiting = {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
         for reply in replies:
-            node = asked.pop(reply.metadata.reply_to_message_id, None)
+            node = waiting.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
                 continue
             self.refused.pop(node, None)

@@ -49,11 +49,11 @@ def catch_up(reference: Reference, steps: Sequence[bytes]) -> Records:
     return records
 
 
-def whole(reference: Reference, weights: ArrayRecord, beside: Mapping[str, Tensor]) -> Records:
+def whole(reference: Reference, weights: ArrayRecord, state: Mapping[str, Tensor]) -> Records:
     """Records of the whole model; if ``reference.base`` is its version, a replica continues from it."""
     records: Records = {"replica": ConfigRecord(asdict(reference)), "weights": weights}
-    if beside:
-        records["state"] = ArrayRecord({name: raw_array(v.detach().cpu().numpy()) for name, v in beside.items()})
+    if state:
+        records["state"] = ArrayRecord({name: raw_array(v.detach().cpu().numpy()) for name, v in state.items()})
     return records
 
 
@@ -81,7 +81,7 @@ def read_missed(content: RecordDict, reference: Reference) -> list[Step]:
     return steps
 
 
-def read_beside(content: RecordDict) -> dict[str, Tensor]:
-    """The vectors of a ``state`` record, none where there is none."""
+def read_state(content: RecordDict) -> dict[str, Tensor]:
+    """The vectors of the ``state`` record, if any."""
     record = content.array_records.get("state")
     return {} if record is None else {name: torch.from_numpy(read_array(record[name])) for name in record}

@@ -19,7 +19,7 @@ from fedlsg.gradients import trainable
 from fedlsg.masks import prunable
 from fedlsg.method import aggregate
 from fedlsg.payload import Codec, PayloadError
-from fedlsg.state import ServerState, Step, beside_weights, encode_pruning, encode_update
+from fedlsg.state import ServerState, Step, encode_pruning, encode_update, extra_vectors
 from fedlsg.state.server_update import received
 from strategies.federation.downlink import ranked
 from strategies.federation.replica_wire import NOWHERE, Records, Reference, catch_up, digest_of, whole
@@ -53,13 +53,7 @@ class SparseDownlink:
     """
 
     def __init__(
-        self,
-        state: ServerState,
-        codec: Codec,
-        *,
-        clients: int,
-        clients_per_round: int,
-        store: StepStore,
+        self, state: ServerState, codec: Codec, *, clients: int, clients_per_round: int, store: StepStore
     ) -> None:
         self.state, self.codec = state, codec
         self.gap = clients / clients_per_round
@@ -115,7 +109,7 @@ class SparseDownlink:
                 step = encode_update(self.state, frame, total, noise_std=noise_std, codec=self.codec)
                 total, noise_std = received(self.state, frame, step, self.codec)
             except PayloadError as error:
-                log(WARNING, "round %d: the update goes down as whole models: %s", self.state.round + 1, error)
+                log(WARNING, "round %d: the update is sent as whole models: %s", self.state.round + 1, error)
                 step = None
             self.state.step(total, frame, noise_std=noise_std)
             self._append(step, frame)
@@ -172,7 +166,7 @@ class SparseDownlink:
             return catch_up(self._reference(start), list(self.steps)[start - self.first :])
         weights = flat_record(self.state.weights)
         if start == WHOLE:
-            return whole(self._reference(self.version), weights, beside_weights(self.state))
+            return whole(self._reference(self.version), weights, extra_vectors(self.state))
         records = whole(self._reference(NOWHERE), weights, {})
         return records | ({"kept": kept_record(frame)} if ranked(self.state) else {})
 
@@ -193,7 +187,7 @@ class SparseDownlink:
 
         It costs bytes now and saves whole models later: worth it if it pays before the last round.
         """
-        state_bytes = sum(v.numel() * v.element_size() for v in beside_weights(self.state).values())
+        state_bytes = sum(v.numel() * v.element_size() for v in extra_vectors(self.state).values())
         once = self._whole_bytes(frame)
         later = (self.state.schedule.rounds - self.state.round - 1) / self.gap
         return 4 * frame.dense_size + state_bytes <= once or later * (once - self.gap * self.typical) > state_bytes

@@ -100,7 +100,7 @@ def flat_bytes(content: RecordDict) -> bytes:
 
 def read_weights(content: RecordDict) -> Tensor:
     """The weights of a train message; KeyError or ValueError for anything else."""
-    return read_flat(content.array_records["weights"])
+    return torch.from_numpy(read_array(content.array_records["weights"]["flat"]))
 
 
 def read_frame(content: RecordDict, derived: Frame) -> Frame | None:
@@ -166,11 +166,6 @@ def failure(reason: str, code: int, message: Message) -> Message:
 def flat_record(weights: Tensor) -> ArrayRecord:
     """One flat float32 array: 200 small arrays would cost several times their payload in headers."""
     return ArrayRecord({"flat": raw_array(weights.detach().cpu().numpy())})
-
-
-def read_flat(record: ArrayRecord) -> Tensor:
-    """The flat float32 vector of ``flat_record``."""
-    return torch.from_numpy(read_array(record["flat"]))
 
 
 def raw_array(values: np.ndarray) -> Array:

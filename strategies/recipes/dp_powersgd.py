@@ -1,4 +1,4 @@
-"""DP-PowerSGD: dense DP-SGD whose noised update is sent as rank-r factors (Vogels et al. 2019; baseline of 001)."""
+"""DP-PowerSGD: dense DP-SGD whose noisy update is sent as rank-r factors (Vogels et al. 2019; baseline of RGP)."""
 
 from fedlsg.carriers import Carrier, PowerSteps, Rank, Warmup
 from fedlsg.method import Method

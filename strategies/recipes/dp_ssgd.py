@@ -4,7 +4,9 @@ Differs from the paper: DP-SNIP clips each example's saliency, not a sum, and is
 with it the whole run keeps within epsilon, rather than epsilon_pp + epsilon_gd by simple addition.
 """
 
-from fedlsg.masks import Drop, DropRate, Mask, Prune, PruneClipNorm, PruneEpsilonShare, PruneKind, PruneRate
+from fedlsg.masks import Mask, Prune
+from fedlsg.masks.mask import Drop, DropRate
+from fedlsg.masks.pruning import PruneClipNorm, PruneEpsilonShare, PruneKind, PruneRate
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import After

@@ -13,7 +13,7 @@ from fedlsg.training import After
 
 
 def recipe(*, rank: Rank = 8, lora_alpha: LoraAlpha = None, mechanism: Mechanism, after: After) -> Method:
-    """B beside every weight that carriers of this rank would carry; half of what ``lora`` sends where W is square.
+    """B next to every weight that carriers of this rank would carry; half of what ``lora`` sends where W is square.
 
     ``lora_alpha``: the product is scaled by alpha / rank, by 1 where it is None; linear in B, it acts as a learning
     rate and a clip do.

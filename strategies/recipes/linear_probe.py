@@ -1,4 +1,4 @@
-"""The private linear probe: DP-SGD on the classifier alone (001, "Linear").
+"""The private linear probe: DP-SGD on the classifier alone (Yu et al. 2021, "Linear").
 
 A private method that does not beat it has not earned its noise.
 """

@@ -7,7 +7,7 @@ from fedlsg.training import After
 
 
 def recipe(*, rank: Rank = 8, lora_alpha: LoraAlpha = None, mechanism: Mechanism, after: After) -> Method:
-    """Two factors beside every weight that carriers of this rank would carry; the server averages and steps them.
+    """Two factors next to every weight that carriers of this rank would carry; the server averages and steps them.
 
     ``lora_alpha``: the product is scaled by alpha / rank, by 1 where it is None. Classifier, biases and norm scales
     stay dense, as for every carrier method. Averaged are the factors: after several local steps of a round the server's

@@ -5,7 +5,8 @@ truthfully); the least important units are frozen, as the paper's text says and 
 """
 
 from fedlsg.carriers import Carrier, PowerSteps, Rank, Residual
-from fedlsg.masks import Direction, Importance, Mask, Sparsity, SparsityFrom
+from fedlsg.masks import Direction, Mask, Sparsity, SparsityFrom
+from fedlsg.masks.mask import Importance
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import After
@@ -28,11 +29,7 @@ def recipe(
         name="lsg",
         carrier=Carrier(kind="low-rank", rank=rank, power_steps=power_steps, residual=residual),
         mask=Mask(
-            kind="units",
-            sparsity=sparsity,
-            direction=direction,
-            importance=importance,
-            sparsity_from=sparsity_from,
+            kind="units", sparsity=sparsity, direction=direction, importance=importance, sparsity_from=sparsity_from
         ),
         mechanism=mechanism,
         after=after,

@@ -13,12 +13,7 @@ from strategies.recipes.sgd import NON_PRIVATE
 
 
 def recipe(
-    *,
-    rank: Rank = 4,
-    power_steps: PowerSteps = 1,
-    warmup: Warmup = 1,
-    mechanism: Mechanism = NON_PRIVATE,
-    after: After,
+    *, rank: Rank = 4, power_steps: PowerSteps = 1, warmup: Warmup = 1, mechanism: Mechanism = NON_PRIVATE, after: After
 ) -> Method:
     """Rank-r factors of gradients plus memory; ``dp-powersgd`` is the private one, without memory."""
     return Method(

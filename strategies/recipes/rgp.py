@@ -24,9 +24,4 @@ def recipe(
     ``residual=False`` replaces W by its rank-r part before every round, as App. C tries.
     """
     carrier = Carrier(kind="low-rank-change", rank=rank, power_steps=power_steps, warmup=warmup, residual=residual)
-    return Method(
-        name="rgp",
-        carrier=carrier,
-        mechanism=mechanism,
-        after=after,
-    )
+    return Method(name="rgp", carrier=carrier, mechanism=mechanism, after=after)

@@ -7,5 +7,5 @@ from fedlsg.training import After
 
 
 def recipe(*, rank: Rank = 4, mechanism: Mechanism, after: After) -> Method:
-    """Carriers drawn anew each round from the public seed; no mask."""
+    """Carriers drawn each round from the public seed; no mask."""
     return Method(name="rgp-random", carrier=Carrier(kind="random", rank=rank), mechanism=mechanism, after=after)

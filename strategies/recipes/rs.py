@@ -4,8 +4,10 @@
 ``ranking="gradients"`` is its ranked sparsification, Algorithm 4.
 """
 
-from fedlsg.carriers import Carrier, Rank, StepCarrier
-from fedlsg.masks import Cooling, Mask, Ranking, Redraw, Sparsity, SparsityFrom
+from fedlsg.carriers import Carrier, Rank
+from fedlsg.carriers.carrier import StepCarrier
+from fedlsg.masks import Mask, Sparsity, SparsityFrom
+from fedlsg.masks.mask import Cooling, Ranking, Redraw
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import After

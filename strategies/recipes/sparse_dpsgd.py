@@ -3,7 +3,8 @@
 Differs from the source: scales and biases stay dense, and the rate is per weight tensor, as in ``lsg``.
 """
 
-from fedlsg.masks import Mask, Refresh, Sparsity, SparsityFrom
+from fedlsg.masks import Mask, Sparsity, SparsityFrom
+from fedlsg.masks.mask import Refresh
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import After

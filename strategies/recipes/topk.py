@@ -3,7 +3,7 @@
 Stich et al. 2018 (Mem-SGD) and Alistarh et al. 2018; with several local steps Basu et al. 2019 (Qsparse-local-SGD).
 Differs from the sources: the memory is in units of gradient, not of the step, so that a learning rate that falls
 applies to what is sent late, too; the server's momentum acts behind the sum; k is a share of all coordinates together,
-not of each layer; a client that is not asked keeps its memory; what a lost or rejected payload carried is lost.
+not of each layer; a client that is not selected keeps its memory; values of a lost or rejected payload are lost.
 """
 
 from fedlsg.method import Method

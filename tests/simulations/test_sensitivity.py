@@ -22,7 +22,7 @@ from benchmarks.neighbours import BOUND, Moved, Subject, move, subject
 from fedlsg.gradients.precision import Numbers
 from fedlsg.training import microbatches
 from fedlsg.training.local import LocalTraining
-from fedlsg.training.microbatches import ROWS_ON_CPU, Shape, filled, runs_of, shape_of
+from fedlsg.training.microbatches import ROWS_ON_CPU, Shape, fill, runs_of, shape_of
 from simulations.workloads import Workload
 from tests.simulations.support.made_texts import VOCABULARY, make_bert
 
@@ -260,7 +260,7 @@ def test_weights_that_an_adversary_chose_move_the_sum_by_c_where_all_rows_have_o
 
 def test_filled_rows_are_copies_and_groups_lose_nothing():
     batch = {"a": torch.arange(3.0), "b": torch.arange(6).view(3, 2)}
-    more = filled(batch, 5)
+    more = fill(batch, 5)
     assert isinstance(more, dict)
     assert more["a"].tolist() == [0, 1, 2, 0, 0]
     assert more["b"].tolist() == [[0, 1], [2, 3], [4, 5], [0, 1], [0, 1]]

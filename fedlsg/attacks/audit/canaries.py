@@ -99,7 +99,7 @@ def injected() -> Iterator[None]:
         patch("fedlsg.training.client.per_example_gradients", given),
         patch("fedlsg.training.client.holds", lambda frame: False),
     ):
-        yield  # nothing is held back (held.py): there is no layer whose input and gradient these would be made of
+        yield  # no ghost clipping: there is no layer whose input and gradient these would be made of
 
 
 def release(

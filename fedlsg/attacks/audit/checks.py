@@ -84,14 +84,14 @@ def displacement(
 
     ``moves`` as in ``unit_mode.Recording``: the mean of those in less that of those out is at most 1. ``noise``: the
     claimed deviation of an output along a canary, over the canary's length; ``weights``: those of the local steps.
-    Nothing is estimated: if the claim is true, that difference is a sum of Poisson batches' coins and of normal noise
-    whose moments are known, and Chernoff's bound on its tail (any t > 0 in it gives one) holds for any number of
+    Nothing is estimated: if the claim is true, that difference is a sum of Bernoulli draws and of normal noise whose
+    moments are known, and Chernoff's bound on its tail (any t > 0 in it gives one) holds for any number of
     canaries, rounds, and rate. It is at most some ten times the tail itself, paid in power: 4.8 standard errors where a
     normal test needs 4.3. Assumes orthogonal canaries, as ``canaries.make_canaries`` gives under a joint clip.
     """
     members, others = int(coins.sum()), int((~coins).sum())
     if not members or not others:
-        return Check(name="sensitivity", passed=True, says="no canaries of both kinds to tell")
+        return Check(name="sensitivity", passed=True, says="no canaries of both kinds")
     moved = float(moves[coins].mean() - moves[~coins].mean())
     shares = np.asarray(weights) / (sample_rate * rounds * sum(weights))
     spread = noise**2 / (rounds * (sample_rate * sum(weights)) ** 2) * (1 / members + 1 / others)

@@ -42,15 +42,11 @@ def least_squares(
     """
     if kept is not None:
         K, g = K[kept], g[kept]
-    _check_rank(K)
-    x: Tensor = torch.linalg.lstsq(K, g).solution
-    return x
-
-
-def _check_rank(K: Tensor) -> None:
     rank = int(torch.linalg.matrix_rank(K))
     if rank < K.shape[1]:
         raise ValueError(f"expected equations that determine {K.shape[1]} unknowns, the kept ones have rank {rank}")
+    x: Tensor = torch.linalg.lstsq(K, g).solution
+    return x
 
 
 def bound(k: Float[Tensor, " m"], noise_std: float, rate: float) -> float:
@@ -109,7 +105,7 @@ def measured(
     Mask, clip and noise are the code that clients run; the standard error counts masks.
 
     An experiment on the theorem, not an attack: x is known. The attacker is granted k and the clip factor, as the
-    paper grants them by leaving the clip out; an attack on a payload has to find both (linear_input.py).
+    paper grants them by leaving the clip out; an attack on a payload has to find both.
     """
     check_order(order)
     gradient, errors = (k * x).double(), []

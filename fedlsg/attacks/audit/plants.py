@@ -1,7 +1,7 @@
 """Named mistakes that can be planted in the client's mechanism, to see whether an audit finds them.
 
-Inside ``planted(name)`` the functions that client.py looks up are replaced; what comes out of ``client_step`` then is
-not what is claimed. An audit is told nothing of it. For simulations and tests; nothing in a real run calls this.
+Inside ``planted(name)`` functions that ``client_step`` looks up are replaced; what comes out of it then is not what is
+claimed. An audit does not know of it. For simulations and tests; nothing in a real run calls this.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +65,7 @@ def noise_reused() -> Patches:
 
 
 def empty_batch_skipped() -> Patches:
-    """No noise where the batch is empty: silence tells that nobody took part."""
+    """No noise where the batch is empty: silence shows that nobody took part."""
 
     def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
         return add_noise(total, mechanism, noise) if size[0] else total
@@ -75,7 +75,7 @@ def empty_batch_skipped() -> Patches:
 
 
 def divisor_from_data() -> Patches:
-    """The noised sum divided by the realised batch size."""
+    """The noisy sum divided by the realised batch size."""
 
     def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
         return add_noise(total, mechanism, noise) / max(1, size[0])

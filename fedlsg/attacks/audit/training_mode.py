@@ -128,7 +128,7 @@ def unlike(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
     constant, whatever the examples add to either: its squared length is noncentral chi-squared, so that central
     chi-squared bounds its lower tail; the same for r_b + r_a. All pairs and both signs are tested at once.
     Noise used twice cancels, and leaves the difference of what the two batches add: twice a payload's own, on average.
-    No power where that is no shorter than noise: residuals of a mean square above ``MASKED``, which ``says`` tells.
+    No power where that is no shorter than noise: residuals of a mean square above ``MASKED``, which ``says`` reports.
     Noise of half the claimed deviation fails here, too, where it is not masked: two such payloads are as close.
     """
     chosen = list(residuals)[-COMPARED:]
@@ -139,7 +139,7 @@ def unlike(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
     found = [(nearest(rows), rows.shape[1]) for rows in groups if len(rows) > 1]
     p = min(float(chi2.cdf(square, kept)) for square, kept in found) * 2 * pairs
     apart = min(np.sqrt(square / kept) for square, kept in found)
-    says = f"the nearest of {pairs} pairs of payloads lie {apart:.3f} noise deviations apart, about 1 is the least"
+    says = f"the nearest of {pairs} pairs of payloads are {apart:.3f} noise deviations apart, about 1 is the least"
     if np.mean([np.square(one).mean() for one in chosen]) > MASKED:
         says += "; no power here: what the batches add would keep payloads of the same noise as far apart"
     return Check(name="fresh noise", passed=bool(p >= SIGNIFICANCE), says=says)

@@ -1,7 +1,7 @@
 """The unit mode of the audit: canary gradients through every round of a schedule, in one frame, on shipped code.
 
-What is granted to the auditor is the most that the claim allows: it chooses the gradients, sees every round's noised
-sum before anything is made of it, and knows mask, clip, sigma and q. The coins and the noise are secret.
+What is granted to the auditor is the most that the claim allows: it chooses the gradients, sees every round's noisy
+sum before anything is made of it, and knows mask, clip, sigma and q. Which canaries are in, and the noise, are secret.
 """
 
 import math
@@ -57,7 +57,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recording:
-    """What the outputs say of each canary, the canaries' coins, and the outputs of the silent clients by name.
+    """What the outputs say of each canary, which are in (``coins``), and the outputs of silent clients by name.
 
     scores: (m,) higher for canaries that were in. moves: (m,) how far the outputs went along the canary, over what a
     canary that is in adds on average: 1 is expected of those in and 0 of those out.
@@ -81,9 +81,9 @@ def silent_rounds(setting: Setting) -> int:
 
 
 def record(setting: Setting, canaries: int, *, seed: int | None, tick: Tick = lambda: None) -> Recording:
-    """Flip the coins, run every round, score each canary from the outputs.
+    """Draw which canaries are in, run every round, score each canary from the outputs.
 
-    A ``seed`` repeats an audit, coins, batches and noise included. Raises ValueError for fewer than 10 canaries.
+    A ``seed`` repeats an audit with all of its draws and noise. Raises ValueError for fewer than 10 canaries.
     """
     if canaries < 10:
         raise ValueError(f"expected {canaries=} >= 10")

@@ -1,4 +1,4 @@
-"""The audit's judgement: recorded outputs and a claim in, figures and a verdict out. It is told nothing else.
+"""The audit's judgement: recorded outputs and a claim in, figures and a verdict out. It reads nothing else.
 
 A verdict is "falsified" or "not falsified", never "verified": an audit finds what its canaries and checks can show.
 """
@@ -92,7 +92,7 @@ class Verdict:
 def judge(
     scores: Float[np.ndarray, " m"], coins: Bool[np.ndarray, " m"], claim: Claim, checks: tuple[Check, ...] = ()
 ) -> Verdict:
-    """Figures from one score a canary and its coin. Scores must not depend on the coins but through the outputs."""
+    """Figures from a score of each canary and whether it is in (``coins``). Scores may depend on outputs only."""
     seen = [guess(scores, coins, share) for share in GUESSED]
     return Verdict(
         claim=claim,
@@ -148,18 +148,15 @@ def estimate(members: Float[np.ndarray, " i"], others: Float[np.ndarray, " o"], 
     An AUC of 1 counts as one wrong pair in twice as many as there are.
     """
     if not len(members) or not len(others):
-        raise ValueError("expected canaries of both kinds: all coins fell alike, take more canaries")
+        raise ValueError("expected canaries of both kinds: all are in or all are out, take more canaries")
     area = auc(members, others)
     edge = 1 / (2 * len(members) * len(others))
-    low, value, high = (_mu(min(max(x, edge), 1 - edge)) for x in (area.low, area.value, area.high))
+    areas = (min(max(x, edge), 1 - edge) for x in (area.low, area.value, area.high))
+    low, value, high = (max(0.0, float(np.sqrt(2) * ndtri(x))) for x in areas)
     return Estimate(
         mu=Rate(value=value, low=low, high=high),
         epsilon=Rate(**{k: gaussian_epsilon(x, delta) for k, x in {"value": value, "low": low, "high": high}.items()}),
     )
-
-
-def _mu(area: float) -> float:
-    return max(0.0, float(np.sqrt(2) * ndtri(area)))
 
 
 def as_dict(verdict: Verdict) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ def blind(prior: Prior, knowledge: Knowledge, *, examples: int | None = None) ->
     """The expected image of the prior for every example: of its class where labels are granted and classes have one.
 
     The expected image has the least mean squared error of all guesses without a payload, so nothing blind does better.
-    ``examples`` stands for their number where it is not granted. Raises ValueError where neither says how many.
+    ``examples`` is their number where none is granted. Raises ValueError where neither says how many.
     """
     count = knowledge.examples or examples
     if count is None or count < 1:

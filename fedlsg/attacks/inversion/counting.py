@@ -86,17 +86,14 @@ def count(seen: Observation, prior: Prior, threat: ThreatModel, known: Knowledge
     expected = max(1, round(seen.local.expected_batch * len(seen.clients)))
     examples = expected if guessed or known.examples is None else known.examples
     sizes = _activations(seen.model, prior)
+    paths = dict.fromkeys(c.name.rpartition(".")[0] for c in seen.frame.coordinates)
     return Count(
-        layers=tuple(_layer(seen, path, examples, sizes.get(path)) for path in _paths(seen)),
+        layers=tuple(_layer(seen, path, examples, sizes.get(path)) for path in paths),
         examples=examples,
         guessed=guessed,
         inputs=examples * prior.size,
         labels=0 if threat.labels == "known" else examples,
     )
-
-
-def _paths(seen: Observation) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(c.name.rpartition(".")[0] for c in seen.frame.coordinates))
 
 
 def _layer(seen: Observation, path: str, examples: int, size: int | None) -> LayerCount:

@@ -53,7 +53,7 @@ def label_counts(seen: Observation, prior: Prior, known: Knowledge, classifier: 
 
     The expected input of the prior is sent through the client's own step once with each class as label: u_c is the db
     that one example of class c would leave, clipped. db = sum_c n_c u_c is solved for n >= 0, and rounded to sum to B
-    where B is granted, one by one where not. Where entries of db are masked, what was sent of dW goes in beside it.
+    where B is granted, one by one where not. Where entries of db are masked, what was sent of dW is used, too.
     An estimate: it takes outputs p and clip factors for alike, and features where dW is needed.
     Raises DoesNotApply where nothing was sent of the bias.
     """

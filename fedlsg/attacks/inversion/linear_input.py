@@ -26,7 +26,7 @@ class Ratio:
     """Least squares of every column of right = v x^T in x alone, v being known.
 
     x: NaN where no coordinate with v in it was sent. energy: sum of v^2 over what was sent of a column. residual: norm
-    of right - v x^T over norm of right: 0 for one example without noise, so that it tells one example from several.
+    of right - v x^T over norm of right: 0 for one example without noise, larger for several examples.
     """
 
     x: Float[Tensor, " n"]

@@ -3,7 +3,7 @@
     dlg                  L-BFGS on the Euclidean distance (Zhu et al. 2019); with labels: iDLG (Zhao et al. 2020)
     inverting-gradients  signed Adam on the cosine plus total variation (Geiping et al. 2020)
     map                  L-BFGS on the likelihood of the noise plus the prior: the most probable batch, for sigma > 0
-Each is adaptive unless told otherwise (objectives.py), and several local steps are replayed (the surrogate model
+Each is adaptive by default (see ``objectives``), and several local steps are replayed (the surrogate model
 extension). Labels that nobody grants are optimised with the images, as soft ones, or inferred before (head.labels_of).
 Restarts are chosen by the objective: no truth is known here.
 """
@@ -89,7 +89,7 @@ def match(
 ) -> Guess:
     """The batch of lowest objective over all restarts, with every value in the prior's range.
 
-    Where the number of examples is not granted, the declared expected batch stands for it. Works in the precision of
+    Where the number of examples is not granted, the declared expected batch is used. Works in the precision of
     ``seen`` (``seen.in_float64()`` for all that is there). Guarantee: the same observation, knowledge, prior, attack
     and generator state give the same guess, unless ``seconds`` cuts it off.
     Raises DoesNotApply where ``objective`` does, and for a loss that takes no soft labels where none are granted.
@@ -136,12 +136,7 @@ def _clock(deadline: float, *, restarts_left: int) -> Callable[[], float]:
 
 
 def _search(
-    attack: Matching,
-    unknowns: Unknowns,
-    energy: Energy,
-    start: Tensor,
-    go_on: GoOn,
-    spent: Callable[[], float],
+    attack: Matching, unknowns: Unknowns, energy: Energy, start: Tensor, go_on: GoOn, spent: Callable[[], float]
 ) -> tuple[Tensor, float]:
     if attack.optimizer == "lbfgs":
         box, budget = unknowns.box, attack.evaluations

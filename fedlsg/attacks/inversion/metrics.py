@@ -1,6 +1,6 @@
 """How near a guess is to the truth: for the report alone, which is the one place where a batch and a guess meet.
 
-Symbols: B examples; the range is the public width of the values (``Prior.span``), never that of the images at hand.
+Symbols: B examples; the range is the public width of the values (``Prior.span``), never that of the given images.
 """
 
 import math

@@ -60,7 +60,7 @@ def objective(seen: Observation, *, distance: Distance, compare: Compare = "adap
     """The distance of a candidate batch to this observation.
 
     Guarantee: at the private batch itself, without noise, an adaptive distance is 0 to rounding.
-    Several local steps are replayed by an adaptive adversary (replay.py); a naive one sees a single gradient at W_t.
+    Several local steps are replayed by an adaptive adversary; a naive one sees a single gradient at W_t.
     Raises ValueError for an unknown choice and for a naive likelihood; DoesNotApply for a likelihood without noise, and
     for a payload of nothing but zeros.
     """

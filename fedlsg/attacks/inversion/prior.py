@@ -1,7 +1,7 @@
 """What the adversary knows about images before it sees a payload: shape, value range, statistics of public images.
 
 Symbols: B examples, C channels, d numbers of one image.
-A prior is made of public constants and public examples only. The blind baseline (blind.py) is the same prior without a
+A prior is made of public constants and public examples only. The blind baseline (``blind``) is the same prior without a
 payload, so that what an attack gains over it was in the payload.
 """
 

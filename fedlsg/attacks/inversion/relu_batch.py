@@ -1,11 +1,11 @@
 """Whole batches from a first linear layer followed by ReLU: SPEAR (Dimitrov et al. 2024) on carriers.
 
-Symbols of received_layer.py: G (m, B) gradients at the layer's outputs, X (n, B) inputs.
+Symbols as in ``received_layer``: G (m, B) gradients at the layer's outputs, X (n, B) inputs.
     left = G (R X)^T (m, r) for carriers, right = G X^T for dense gradients: both have the columns of G as their range
     P (m, B) a basis of that range, so that G = P A for one invertible A (B, B)
 ReLU sets G[k, i] = 0 where example i leaves neuron k off. B - 1 rows of P that are off for example i are orthogonal to
-column i of A, and tell it by the many other zeros that P a then has (sparse_columns.py). db = G 1 gives every column
-its scale, and X^T = (L^T G)^+ right.
+column i of A, which is recognized by the many other zeros that P a then has (``sparse_columns``). db = G 1 gives every
+column its scale, and X^T = (L^T G)^+ right.
 Differs from the source: the range comes from dL, whose rank r bounds the batch, so that the (m, n) gradient is never
 needed; a column is solved for again from all of its zeros, which takes rounding from 1e-9 to 1e-15.
 """
@@ -29,7 +29,7 @@ def relu_batch(
     """All inputs of a batch, (B, *prior.shape), in no particular order; frozen columns are NaN.
 
     Guarantee: for distinct examples, no noise, B <= r (carriers) or B < min(m, n) (dense), whole rows of dL or all of
-    them, and enough neurons whose zeros tell the examples apart, the inputs are exact to rounding, whatever the joint
+    them, and enough neurons whose zeros distinguish the examples, the inputs are exact to rounding, whatever the joint
     clip. B is the rank of what was received; where the threat model grants another number the attack refuses.
     ``objective``: the share of (neuron, example) pairs where W x + b of the recovered input contradicts a gradient that
     is not zero, plus the residual of ``right``: near 0 says that the batch was found, and needs no truth.
@@ -111,7 +111,7 @@ def _range_of(layer: ReceivedLayer, search: Search) -> tuple[Float[Tensor, "rows
     rank = int(((search.rank_tolerance or 0.0) * S[0] < S).sum()) if S[0] > 0 else 0
     limit = min(layer.right.values.shape[0], layer.inputs, int(rows.sum()) - 1)
     if not 1 <= rank <= limit:
-        raise DoesNotApply(f"what was received has rank {rank}, and at most {limit} examples can be told apart")
+        raise DoesNotApply(f"what was received has rank {rank}, and at most {limit} examples can be distinguished")
     return U[:, :rank], rows
 
 

@@ -1,4 +1,4 @@
-"""The sparse basis of a column space: what tells apart the examples of a ReLU layer (Dimitrov et al. 2024, SPEAR).
+"""The sparse basis of a column space: what distinguishes the examples of a ReLU layer (Dimitrov et al. 2024, SPEAR).
 
 Symbols: P (rows, B) a basis of the range of G (rows, B), whose columns are sparse; G = P A up to scale and order.
 B - 1 rows of P where column i of G is zero are orthogonal to column i of A. Rows are drawn at random: where half of G
@@ -57,8 +57,8 @@ def sparse_columns(
 
     Sums of two columns have zeros, too, where both examples are off, but mostly fewer than either, so that the sparsest
     independent columns are those of G: greedy search finds them (linear independence is a matroid). Whenever as many
-    draws again have brought nothing sparser, ``accept`` is asked; draws go on until it agrees. Where there are no more,
-    it is asked a last time, and the answer returned whatever it says.
+    draws again have brought nothing sparser, ``accept`` is called; draws go on until it returns True. After the last
+    draw it is called once more, and A is returned in any case.
     Raises DoesNotApply where a column has no more zeros than chance.
     """
     batch = P.shape[1]

@@ -31,7 +31,7 @@ class Unknowns:
         self.spans = torch.cat([high - low, torch.ones_like(free)])
 
     def start(self, restart: int, generator: torch.Generator) -> Tensor:
-        """The expected images, told apart by a little noise, for restart 1; then anything in the range."""
+        """The expected images with a little noise, so that they differ, for restart 1; then anything in the range."""
         draw = torch.rand(self.shape, generator=generator, dtype=torch.float64).to(self.expected).flatten()
         logits = torch.randn(self.shape[0] * self.classes, generator=generator, dtype=torch.float64).to(draw)
         low, span = self.box.low[: len(draw)], self.spans[: len(draw)]
@@ -63,7 +63,5 @@ def _classes(seen: Observation, images: Tensor) -> int:
         try:
             seen.loss_fn(outputs, outputs.softmax(-1))
         except (RuntimeError, TypeError, IndexError) as error:
-            raise DoesNotApply(
-                "the loss takes no soft labels: grant the labels, or infer them first (head.py)"
-            ) from error
+            raise DoesNotApply("the loss takes no soft labels: grant the labels, or infer them first") from error
     return int(outputs.shape[-1])

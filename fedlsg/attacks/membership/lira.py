@@ -32,7 +32,7 @@ def online(
     *,
     fixed_variance: bool | None = None,
 ) -> Float[np.ndarray, " examples"]:
-    """log N(phi; in) - log N(phi; out) of each example; higher speaks for membership.
+    """log N(phi; in) - log N(phi; out) of each example; higher means more likely a member.
 
     ``inside`` says which shadow was trained with which example. ``fixed_variance`` shares one variance over the
     examples; None decides by the number of shadows.
@@ -40,8 +40,8 @@ def online(
     """
     fixed = fixed_variance if fixed_variance is not None else len(shadows) < 2 * ENOUGH_FOR_OWN_VARIANCE
     _check(target, shadows, inside)
-    mean_in, std_in = fitted(shadows, inside, fixed)
-    mean_out, std_out = fitted(shadows, ~inside, fixed)
+    mean_in, std_in = fit(shadows, inside, fixed)
+    mean_out, std_out = fit(shadows, ~inside, fixed)
     return np.asarray(norm.logpdf(target, mean_in, std_in) - norm.logpdf(target, mean_out, std_out))
 
 
@@ -52,18 +52,18 @@ def offline(
     *,
     fixed_variance: bool | None = None,
 ) -> Float[np.ndarray, " examples"]:
-    """log P[shadow without the example is less sure than the target], by a Gaussian fit; higher speaks for membership.
+    """log P[shadow without the example is less sure than the target], by a Gaussian fit; higher for members.
 
     Shadows that were trained with the example, as ``inside`` says, are left out.
     """
     inside = np.zeros(shadows.shape, dtype=bool) if inside is None else inside
     fixed = fixed_variance if fixed_variance is not None else len(shadows) < ENOUGH_FOR_OWN_VARIANCE
     _check(target, shadows, inside, both=False)
-    mean, std = fitted(shadows, ~inside, fixed)
+    mean, std = fit(shadows, ~inside, fixed)
     return np.asarray(norm.logcdf(target, mean, std))
 
 
-def fitted(
+def fit(
     shadows: Float[np.ndarray, "models examples"], chosen: Bool[np.ndarray, "models examples"], fixed: bool
 ) -> tuple[Float[np.ndarray, " examples"], Float[np.ndarray, " examples"]]:
     """Mean and deviation of each example's chosen values; one pooled deviation for all where ``fixed``."""

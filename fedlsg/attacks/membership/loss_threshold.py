@@ -1,8 +1,8 @@
 """The membership attack of Yu et al. 2021 (RGP), Table 5: an example whose loss is below a threshold was trained on.
 
 A data set of equally many training and test examples is halved: one half finds the best threshold, the other measures
-how often it is right. 50 % is guessing. Success on average hides what happens to the few: report LiRA (lira.py) and
-the rates at low false positive rates (roc.py) beside it.
+how often it is right. 50 % is guessing. Success on average hides what happens to the few: report LiRA and
+the rates at low false positive rates next to it.
 """
 
 from dataclasses import dataclass

@@ -44,10 +44,10 @@ def score(seen: Observation, inputs: Batch, target: Tensor, *, rest: Float[Tenso
     """
     g = own_gradient(seen, inputs, target).double()
     values = seen.values.double() - (0 if rest is None else rest.double())
-    return filtered(values, g, seen.noise_std)
+    return filter_payload(values, g, seen.noise_std)
 
 
-def filtered(values: Float[Tensor, " kept"], g: Float[Tensor, " kept"], noise_std: float) -> float:
+def filter_payload(values: Float[Tensor, " kept"], g: Float[Tensor, " kept"], noise_std: float) -> float:
     """<values, g> / (noise_std |g|). Raises ValueError where the quotient is not defined."""
     length = float(g.norm())
     if not noise_std > 0 or length == 0:
@@ -57,7 +57,7 @@ def filtered(values: Float[Tensor, " kept"], g: Float[Tensor, " kept"], noise_st
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """Rates measured on fresh payloads at the threshold Phi^-1(1 - FPR), beside the closed form of the TPR."""
+    """Rates measured on fresh payloads at the threshold Phi^-1(1 - FPR), and the closed form of the TPR."""
 
     fpr: Rate
     tpr: Rate
@@ -84,7 +84,7 @@ def measure(
 
     def passed(total: Tensor) -> int:
         payloads = (add_noise(total, mechanism, noise).double() - without.double() for _ in range(trials))
-        return int(np.sum([filtered(values, g, std) > threshold for values in payloads]))
+        return int(np.sum([filter_payload(values, g, std) > threshold for values in payloads]))
 
     return Membership(
         fpr=clopper_pearson(passed(without), trials, confidence),

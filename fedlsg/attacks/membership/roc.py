@@ -62,7 +62,7 @@ def tpr_at_fpr(members: Scores, others: Scores, rate: float, *, confidence: floa
     """Share of members above the threshold that at most ``rate`` of the others pass.
 
     Guarantee: the interval covers the true rate at the others' true quantile. One half of the error is spent on where
-    that quantile lies among the others' order statistics (binomial), the other on the members (Clopper-Pearson).
+    that quantile is among the others' order statistics (binomial), the other on the members (Clopper-Pearson).
     With fewer than 1 / rate others the threshold is their maximum, and the interval is wide to match.
     """
     n, m = _check(members, others)

@@ -1,7 +1,7 @@
 """Trade-off curves: how unlikely a claim lets an event become when one example is added or removed.
 
 Symbols: x probability of an event on one data set; g(x) the least probability of the same event on a neighbour.
-mu of Gaussian differential privacy (Dong, Roth, Su 2019); q, sigma, steps as in accounting.py.
+mu of Gaussian differential privacy (Dong, Roth, Su 2019); q, sigma, steps as in ``fedlsg.accounting``.
 A claim "(epsilon, delta) for every epsilon of a curve" says g(x) = max over epsilon of the two lines of ``from_curve``.
 """
 

@@ -2,7 +2,7 @@
 
 Tokens are no continuous values. From a start, the gradient of the objective with respect to the word embeddings e_t
 ranks the replacements of every token by their first-order change <grad_t, e(v) - e_t> (HotFlip, Ebrahimi et al. 2018);
-the best are tried one after the other by the client's own computation (replay.py), and kept if they lower it.
+the best are tried one after the other by the client's own computation (``replay``), and kept if they lower it.
 Where no start is better than another, e_t are first moved freely by Adam, then each is replaced by the token that
 points the same way (embedding matching with projection: TAG, Deng et al. 2021; LAMP, Balunovic et al. 2022).
 With noise the objective is the likelihood, and a replaced token must be worth what it takes to name it: -log p(v).
@@ -30,7 +30,6 @@ from fedlsg.attacks.inversion.minimize import Box, adam
 from fedlsg.attacks.inversion.objectives import Compare, Distance, objective
 from fedlsg.attacks.observation import Knowledge, Observation
 from fedlsg.attacks.text.prior import TextPrior
-from fedlsg.attacks.text.tokens import Vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +75,16 @@ def match_text(
     generator: torch.Generator,
     progress: Progress = lambda done, total, text: None,
 ) -> Guess:
-    """The tokens (B, T) and labels of lowest objective over all restarts; padding lies outside the attention mask.
+    """The tokens (B, T) and labels of lowest objective over all restarts; padding is outside the attention mask.
 
-    Where the number of examples is not granted, the declared expected batch stands for it. Guarantee: the same
+    Where the number of examples is not granted, the declared expected batch is used. Guarantee: the same
     arguments and generator state give the same guess unless ``seconds`` cuts it off; the model is left as it was.
     Raises DoesNotApply where ``objective`` does, and for a vocabulary that names no word embedding.
     """
-    if not isinstance(words := _words(seen.model, prior.vocabulary), nn.Embedding):
-        raise DoesNotApply(f"words={prior.vocabulary.words!r} is no table of word embeddings: tokens have no gradient")
+    path = prior.vocabulary.words
+    words = seen.model.get_submodule(path) if path else None
+    if not isinstance(words, nn.Embedding):
+        raise DoesNotApply(f"words={path!r} is no table of word embeddings: tokens have no gradient")
     examples = knowledge.examples or max(1, round(seen.local.expected_batch))
     search = _Search(seen, prior, attack, words, progress)
     best: tuple[float, Tensor, Tensor] | None = None
@@ -97,10 +98,6 @@ def match_text(
     assert best is not None
     note = f"{attack.compare} {attack.distance}, {restart + 1} restart(s), {search.tried} replays"
     return Guess(inputs=best[1], labels=best[2], objective=best[0], note=note)
-
-
-def _words(model: nn.Module, vocabulary: Vocabulary) -> nn.Module | None:
-    return model.get_submodule(vocabulary.words) if vocabulary.words else None
 
 
 def _start(
@@ -271,14 +268,14 @@ class _Search:
 @contextmanager
 def standing_in(words: nn.Embedding, table: Float[Tensor, "rows n"], pad: int) -> Iterator[None]:
     """Within: token number ``pad + 1 + i`` has row i of ``table`` as its embedding; ``pad`` keeps its own."""
-    asked: list[Tensor] = []
+    read: list[Tensor] = []
 
     def before(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        asked.append(args[0])
+        read.append(args[0])
         return (torch.full_like(args[0], pad),)
 
     def after(module: nn.Module, args: object, output: Tensor) -> Tensor:
-        ids = asked.pop()
+        ids = read.pop()
         return torch.where((ids == pad).unsqueeze(-1), output, table[(ids - pad - 1).clamp_min(0)])
 
     handles = [words.register_forward_pre_hook(before), words.register_forward_hook(after)]

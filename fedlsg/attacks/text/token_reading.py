@@ -2,7 +2,7 @@
 
 Symbols: Y (k, n) received rows, by singular directions    x_(t,v) (n,) embedding of token v at position t
 Every row of Y is a combination of the true x, B T of them. The most certain one is taken, projected out of rows and
-candidates, and the rest tested again: what remains of Y lies in the span of what remains of the texts, so that each
+candidates, and the rest tested again: what remains of Y is in the span of what remains of the texts, so that each
 right token makes the test of the others stronger (rank-aware order recursive matching pursuit, Davies and Eldar 2012).
 Then every choice is made again, given all others, while that explains more of Y. No gradient is computed.
 """
@@ -70,7 +70,7 @@ def read_tokens(
     taken, lowest = [], math.inf
     for restart in range(restarts):
         tried = _again(given, _pursue(given, texts, generator if restart else None))
-        left = _unexplained(given, tried)
+        left = float(_outside(given.Y, _spanned(given, tried)).square().sum() / given.Y.square().sum())
         if left < lowest:
             taken, lowest = tried, left
         if lowest < EXACT:
@@ -80,11 +80,7 @@ def read_tokens(
     for choice, position in sorted(taken):
         tokens[places[position], position] = given.tokens[choice, position]
         places[position] += 1
-    return Reading(
-        tokens=tokens,
-        unexplained=lowest,
-        unique=len(taken) < given.Y.shape[1] - 1,
-    )
+    return Reading(tokens=tokens, unexplained=lowest, unique=len(taken) < given.Y.shape[1] - 1)
 
 
 def _choices(model: nn.Module, scores: TokenScores, vocabulary: Vocabulary, count: int) -> _Choices:
@@ -101,10 +97,6 @@ def _choices(model: nn.Module, scores: TokenScores, vocabulary: Vocabulary, coun
 def _outside(x: Float[Tensor, "*some n"], basis: Float[Tensor, "k n"]) -> Float[Tensor, "*some n"]:
     """x without its part in the span of orthonormal rows."""
     return x - (x @ basis.mT) @ basis
-
-
-def _unexplained(given: _Choices, taken: list[tuple[int, int]]) -> float:
-    return float(_outside(given.Y, _spanned(given, taken)).square().sum() / given.Y.square().sum())
 
 
 def _pursue(given: _Choices, texts: int, generator: torch.Generator | None) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """The span that texts leave in what was received of the layers that read their embeddings.
 
-Symbols: x_t (n,) input of the first layers at position t      X (T, n)      dR = V X (r, n), V = (g L)^T (lowrank.py)
+Symbols: x_t (n,) input of the first layers at position t      X (T, n)      dR = V X (r, n), V = (g L)^T
 Every received row of dR is a combination of the x_t of the text; so is every row of a dense gradient g^T X.
 """
 
@@ -43,7 +43,7 @@ class Span:
 def readers(model: nn.Module, embeddings: str, length: int) -> tuple[str, ...]:
     """Weights of the trained Linear layers whose input is the output of the module ``embeddings`` itself.
 
-    Raises DoesNotApply where there is none: then their inputs are mixtures over the whole text.
+    Raises DoesNotApply if there is none: then their inputs are mixtures over the whole text.
     """
     made: list[Tensor] = []
     found: list[str] = []
@@ -97,7 +97,7 @@ def received_span(seen: Observation, layers: tuple[str, ...]) -> Span:
     if not bool(above.any()):
         raise DoesNotApply(
             f"noise hides every direction of the first layers (it alone would reach {noise:.3g}, the strongest has "
-            f"{float(values[0]) if len(values) else 0.0:.3g}): no token can be told"
+            f"{float(values[0]) if len(values) else 0.0:.3g}): no token can be distinguished"
         )
     return Span(
         basis=right[above],

@@ -1,8 +1,8 @@
 """Which tokens were in a text: the span test on stacked dR (DAGER, Petrov et al. 2024, carried over to carriers).
 
 An embedding is a public function of token and position, so each (token, position) can be tested by itself: the share
-of its energy in the span of the received rows (token_span.py). With as many rows as tokens that share is 1 for those
-of the text; with fewer it is still far larger for them than for others, and token_reading.py goes on from there.
+of its energy in the span of the received rows. With as many rows as tokens that share is 1 for those
+of the text; with fewer it is still far larger for them than for others, and ``token_reading`` continues from there.
 Differs from the source: shares are ranked instead of compared with a threshold, so that noise, masks and fewer
 rows than tokens weaken the test and do not break it; the common direction of all embeddings is taken out first.
 """
@@ -31,7 +31,7 @@ class Vocabulary:
     words: path of the nn.Embedding in it that holds one row a token; only matching reads it.
     size: number of tokens; length: T, special tokens included; special: tokens that no text is made of.
     pad: the token that fills texts up; its positions are outside the attention mask.
-    types: token types that the model tells apart (2 for pairs of texts); 1: all alike.
+    types: token types that the model distinguishes (2 for pairs of texts); 1: all alike.
     """
 
     embeddings: str
@@ -65,17 +65,12 @@ class TokenScores:
         return self.share.topk(min(count, len(self.share)), dim=0).indices
 
 
-def first_layers(model: nn.Module, vocabulary: Vocabulary) -> tuple[str, ...]:
-    """Weights of the trained layers that read the embeddings. Raises DoesNotApply where there is none."""
-    return readers(model, vocabulary.embeddings, vocabulary.length)
-
-
 def span_test(seen: Observation, vocabulary: Vocabulary) -> TokenScores:
     """Score every token at every position; special ones get 0.
 
     Raises DoesNotApply where no received layer reads the embeddings, or where noise hides every direction.
     """
-    span = received_span(seen, first_layers(seen.model, vocabulary))
+    span = received_span(seen, readers(seen.model, vocabulary.embeddings, vocabulary.length))
     n = _width(seen.model, vocabulary)
     direction = _common(seen.model, vocabulary)[span.columns].double()
     direction = direction / direction.norm().clamp_min(torch.finfo(direction.dtype).tiny)

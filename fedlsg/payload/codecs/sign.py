@@ -30,7 +30,7 @@ class Sign(Codec):
         if method.carrier.kind == "factors":
             raise ValueError(
                 f"codec {self.name!r} keeps no magnitudes, and {method.name!r} sends factors, whose product would be "
-                "longer than what it stands for"
+                "longer than the update"
             )
         if method.mask.ranking == "gradients" or method.prune.reads_data:
             raise ValueError(f"codec {self.name!r} keeps no magnitudes, and {method.name!r} ranks by them")

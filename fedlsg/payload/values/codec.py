@@ -63,8 +63,9 @@ class Codec(ABC):
     def settings(self) -> dict[str, Declared]:
         """The settings that are this codec's own, by name."""
         hints = get_type_hints(type(self), include_extras=True)
-        own = {name for name, hint in hints.items() if _is_setting(hint)}
-        return declared(type(self), without=hints.keys() - own)
+        notes = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+        common = [name for name, own in notes.items() if not any(isinstance(note, Setting) for note in own)]
+        return declared(type(self), without=common)
 
     def with_settings(self, given: Mapping[str, Any]) -> Self:
         """This codec with its own settings among those given; what is missing or None stays as it is.
@@ -113,7 +114,3 @@ class Codec(ABC):
         Guarantee: ``body`` may come from a hostile client. Bytes that no encoder makes raise ValueError, and what is
         allocated is in proportion to ``counts``. The caller checks that values are finite, and their norm.
         """
-
-
-def _is_setting(hint: Any) -> bool:
-    return any(isinstance(note, Setting) for note in getattr(hint, "__metadata__", ()))

@@ -8,7 +8,7 @@ single error uniform in (-D/2, D/2] whatever x is: the sum is unbiased, with or 
 are not independent of each other, though: their covariance is at most
     D^2 / (2 pi^2) * sum over k >= 1 of exp(-4 pi^2 k^2 s^2 / D^2) / k^2
 where x carries Gaussian noise of deviation s: nothing (4e-19 D^2) at s = D, all of D^2 / 12 at s = 0, where equal
-values err equally. Stochastic rounding with secret coins would be independent at any s, with up to D^2 / 4 a client.
+values err equally. Stochastic rounding with secret draws would be independent at any s, with up to D^2 / 4 a client.
 
 Guarantees: a sender refuses a value whose integer could overflow the sum of all clients; what the receiver computes is
 the sum of the dequantized values exactly, in float64, without any rounding.
@@ -103,7 +103,7 @@ def to_grid(values: Float[Tensor, " kept"], grid: CommonGrid, round: int) -> Int
     whole = torch.from_numpy(symbols)
     if len(whole) and not bool(whole.abs().max() <= grid.limit):  # NaN compares false
         raise ValueError(
-            f"a value lies outside the {grid.limit} steps of {grid.step:g} that {grid.clients} clients may use of "
+            f"a value is outside the {grid.limit} steps of {grid.step:g} that {grid.clients} clients may use of "
             f"{grid.bits} bits: plan the grid with a larger bound"
         )
     return whole.to(torch.int64) % grid.modulus

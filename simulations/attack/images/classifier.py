@@ -28,7 +28,7 @@ class ClassifierLeak:
     many as many labels drawn at random would be.
 
     features: mean cosine between the recovered and the true inputs of the classifier over ``singles`` updates of one
-    example; None where there is none. cosine_of_expected: the same for the prior's expected input: the blind baseline.
+    example; None if there is none. cosine_of_expected: the same for the prior's expected input: the blind baseline.
     """
 
     labels: int

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.attacks.inversion.prior import Prior, prior_from
-from simulations.workloads.workload import Workload
+from simulations.workloads.base.workload import Workload
 
 PUBLIC_IMAGES = 2000
 

@@ -21,7 +21,7 @@ GRANTED = {
     "algorithm": "every setting, sigma and the public seed: initial weights, carriers, masks, the client of each "
     "example",
     "sees": "the answers (logits) of the trained model, once for each example; no payload and no earlier round",
-    "secret": "the coins of the target, its batches and its noise",
+    "secret": "which examples the target was trained on, its batches and its noise",
 }
 PER_ROUND = {
     "matched filter": "sees one client's payload of one round as it was sent, and knows every other example of the "

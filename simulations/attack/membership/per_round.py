@@ -59,7 +59,8 @@ def per_round(plan: Plan, *, seed: int) -> list[PerRound]:
                 fpr=rate,
                 sigma=sigma,
                 closed_form=closed_form_tpr(rate, sigma),
-                clipped=_length(gradients) >= mechanism.sensitivity(blocks),
+                clipped=float(torch.cat([block[0] for block in gradients]).double().norm())
+                >= mechanism.sensitivity(blocks),
                 played=measure(gradients, mechanism, noise, fpr=rate, trials=trials) if enough else None,
             )
         )
@@ -72,18 +73,9 @@ def _gradients(plan: Plan) -> tuple[list[torch.Tensor], int]:
     frame, device = state.frame(), plan.settings.device
     inputs, labels = plan.workload.train.batch(plan.parts[0][:COMPANY])
     rows = per_example_gradients(
-        state.model,
-        cross_entropy,
-        to_device(inputs, device),
-        labels.to(device),
-        frame,
-        numbers=plan.local.numbers,
+        state.model, cross_entropy, to_device(inputs, device), labels.to(device), frame, numbers=plan.local.numbers
     )
     units = [unit.detach().cpu() for unit in per_unit(rows, frame, 1)]
     squares = torch.stack([unit.double().square().sum(1) for unit in units]).sum(0)
     order = squares.argsort(descending=True)
     return [unit[order] for unit in units], len(frame.blocks)
-
-
-def _length(gradients: list[torch.Tensor]) -> float:
-    return float(torch.cat([block[0] for block in gradients]).double().norm())

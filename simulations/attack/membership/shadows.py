@@ -2,7 +2,7 @@
 
 Model 0 is the target: a fair coin decides whether it has an example. The others are shadows in pairs, a random half and
 its complement, so that every example is in half of the shadows. Clients, wire, ledger and server are those of a run, in
-a folder that is deleted; the attacks know everything about the training except the coins of the target.
+a folder that is deleted; the attacks know everything about the training except which examples the target has.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from simulations.rundir.files.scratch import scratch
 from simulations.rundir.rundir import RunDir
 from simulations.server.diverged import refuse_diverged
 from simulations.workloads import to_device
-from simulations.workloads.workload import Split
+from simulations.workloads.base.workload import Split
 
 FEWEST = 6
 """Fewest shadows: without the target in turn and its pair, two shadows still have each example and two do not."""
@@ -49,7 +49,7 @@ class Trained:
 def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
     """Train the target and its shadows, and query each for every candidate (all examples, or 10,000 at random).
 
-    ``seed`` repeats coins, batches and noise. The initial weights, carriers and clients of all models are those of
+    ``seed`` repeats all draws and the noise. The initial weights, carriers and clients of all models are those of
     ``plan``: they come from its public seed, which the attacker knows.
     Raises ValueError for too few shadows, a client that is left without an example, or a model that diverged.
     """
@@ -70,12 +70,7 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
         if not np.isfinite(found[-1]).all():
             raise ValueError(f"model {number + 1} of {len(inside)} diverged: its outputs are not finite; train slower")
     order = rows.numpy()
-    return Trained(
-        rows=order,
-        confidence=np.stack(found),
-        inside=inside[:, order].numpy(),
-        accuracy=tuple(accuracy),
-    )
+    return Trained(rows=order, confidence=np.stack(found), inside=inside[:, order].numpy(), accuracy=tuple(accuracy))
 
 
 def halves(shadows: int, examples: int, seed: int) -> Bool[Tensor, "models examples"]:

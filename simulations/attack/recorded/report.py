@@ -83,8 +83,7 @@ def _section(one: Findings) -> Section:
     notes = (Text(words=words, style="note") for words in refusals(one))
     facts = Text(words=one.facts, style="note")
     return Section(
-        title=one.label,
-        parts=(Text(words=one.verdict, style="verdict"), facts, one.table, one.shown, *notes),
+        title=one.label, parts=(Text(words=one.verdict, style="verdict"), facts, one.table, one.shown, *notes)
     )
 
 

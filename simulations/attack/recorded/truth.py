@@ -9,7 +9,7 @@ from torch import Tensor
 from fedlsg.attacks.observation import Knowledge, Observation, ThreatModel
 from simulations.attack.recorded.observations import Record
 from simulations.rundir import arrays
-from simulations.workloads.workload import Inputs
+from simulations.workloads.base.workload import Inputs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

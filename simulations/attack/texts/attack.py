@@ -21,8 +21,8 @@ from simulations.attack.texts.catalogue import TextAttack
 from simulations.attack.texts.score import ScoredText, scored
 from simulations.models.encoder_source import find_encoder, load_tokenizer
 from simulations.report.progress import Tick
-from simulations.workloads.mirror import data_root
-from simulations.workloads.workload import Workload
+from simulations.workloads.base.mirror import data_root
+from simulations.workloads.base.workload import Workload
 
 PUBLIC_TEXTS = 5000
 UNSEEN = 0.1

@@ -17,7 +17,7 @@ from simulations.grids.refusals import OwnDataError, TermsError, log_failure
 from simulations.plan.plan import prepare
 from simulations.settings.settings import Settings
 from simulations.workloads import Options, Split, Workload, own_rows
-from simulations.workloads.mirror import split_names
+from simulations.workloads.base.mirror import split_names
 
 FREE = ("hf-image", "hf-text")
 """Workloads whose columns are settings of a run."""
@@ -27,7 +27,7 @@ Read = Callable[[Workload], Split]
 
 
 def own_path(terms: Terms, workload: str) -> Path | None:
-    """Where the client's own rows are, None where it takes a partition. TermsError for rows of another workload."""
+    """Path of the client's own rows, None if it takes a partition. TermsError for rows of another workload."""
     if terms.data is None:
         return None
     name, colon, path = terms.data.partition(":")
@@ -49,9 +49,9 @@ def with_own_columns(settings: Settings, terms: Terms) -> Settings:
         if getattr(terms, key.replace("-", "_")) is None:
             raise TermsError(f"node config: own data for workload {settings.workload!r} need {key}")
     for name in ("input_columns", "label_column"):
-        asked, own = getattr(settings, name), getattr(terms, name)
-        if asked not in (None, own):
-            raise TermsError(f"the run reads {name}={asked!r}, and this client's node config says {own!r}")
+        announced, own = getattr(settings, name), getattr(terms, name)
+        if announced not in (None, own):
+            raise TermsError(f"the run reads {name}={announced!r}, and this client's node config says {own!r}")
     return replace(settings, input_columns=terms.input_columns, label_column=terms.label_column)
 
 
@@ -90,9 +90,8 @@ def reader(terms: Terms, settings: Settings) -> Read:
 
 def _rows(path: Path, terms: Terms, settings: Settings, workload: Workload) -> Split:
     cache = terms.ledger_dir / "cache"
-    if (
-        path.is_dir() and workload.parquet is not None and "train" not in split_names(path)
-    ):  # a mirror with the split in a sub-folder
+    # a mirror with the split in a sub-folder
+    if path.is_dir() and workload.parquet is not None and "train" not in split_names(path):
         options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
         return workloads.load(settings.workload, data_dir=path, cache_dir=cache, options=options).train
     return own_rows.read(path, workload, cache)

@@ -1,9 +1,9 @@
-"""What a deployed client's own node config says: its number, its ledger, what it may spend in all, its data.
+"""The node config of a deployed client: its number, its ledger, its budget over all runs, its data.
 
     flower-supernode --node-config "partition-id=0 ledger-dir='/srv/ledger' epsilon-max=3.0 delta-max=1e-6
                                     data='glue-sst2:/srv/rows.parquet'"
 
-Nothing of it comes from the server.
+The server has no influence on it.
 """
 
 import math
@@ -25,12 +25,12 @@ Config = Mapping[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a deployed client trains under, whatever the server's run config says.
+    """The terms of a deployed client, independent of the server's run config.
 
-    partition: its number in the federation, from 0. num_partitions: None where only the server knows it.
-    ledger_dir: the folder of its one ledger. epsilon_max, delta_max: what it may spend on its data, over all runs.
+    partition: its number in the federation, from 0. num_partitions: None if only the server knows it.
+    ledger_dir: the folder of its one ledger. epsilon_max, delta_max: the budget of its data, over all runs.
     data: its own rows, as ``WORKLOAD:PATH``; None takes its partition of the run's workload.
-    input_columns, label_column, classes: of its own rows, where the workload leaves them to the settings of a run.
+    input_columns, label_column, classes: of its own rows, if they are settings of the run's workload.
     trust: the weakest that it accepts. accept_changed_data: continue at the spent epsilon with changed data.
     """
 
@@ -48,7 +48,7 @@ class Terms:
 
 
 def read_terms(config: Config) -> Terms:
-    """The terms of a node config. Raises TermsError, naming the key, for what is missing, misspelt or out of range."""
+    """The terms of a node config. Raises TermsError, naming the key, for a missing, misspelt or invalid value."""
     refuse_misspelt(config)
     partitions = None if "num-partitions" not in config else _integer(config, "num-partitions", least=1)
     partition = _integer(config, "partition-id", least=0)
@@ -63,7 +63,7 @@ def read_terms(config: Config) -> Terms:
     return Terms(
         partition=partition,
         num_partitions=partitions,
-        ledger_dir=_folder(config, "ledger-dir"),
+        ledger_dir=absolute(_text(config, "ledger-dir"), "ledger-dir"),
         epsilon_max=_number(config, "epsilon-max", below=math.inf),
         delta_max=_number(config, "delta-max", below=1.0),
         data=_text(config, "data") if "data" in config else None,
@@ -102,10 +102,6 @@ def _text(config: Config, key: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise TermsError(f"node config: expected {key}={value!r} to be a text in quotes")
     return value
-
-
-def _folder(config: Config, key: str) -> Path:
-    return absolute(_text(config, key), key)
 
 
 def absolute(text: str, key: str) -> Path:

@@ -68,7 +68,7 @@ class Folder:
         write_atomically(self.path / "cells.json", (text + "\n").encode())
 
     def status(self, cell: Cell, record: Mapping[str, Ended]) -> Outcome:
-        """How a cell stands: "done" where it has its summary and did not diverge, else what the record says."""
+        """State of a cell: "done" where it has its summary and did not diverge, else what the record says."""
         if self.run(cell).summary.exists():
             with suppress(ValueError):  # the readers of its numbers report the damage
                 summary = self.run(cell).read_summary(strict=False)

@@ -1,7 +1,7 @@
-"""The ClientApp of a simulation, without what it needs: that is imported with the first message.
+"""The ClientApp of a simulation; it imports the real one with the first message.
 
-Flower's simulation process loads the ClientApp before it starts Ray, and only to hand it on to the actors: with the app
-itself, Ray would wait for torch, which the ServerApp's thread imports meanwhile.
+Flower's simulation process loads the ClientApp before it starts Ray, only to hand it to the actors. If it were the real
+app, Ray would wait for the import of torch, which the ServerApp's thread does meanwhile.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
-"""Where the processes of one Flower run live, and how they may import Flower ahead of the run.
+"""The home of one Flower run, and the processes that import Flower before the run begins.
 
-A run has a home of its own, FLWR_HOME in a temporary directory, which also names its processes.
-Two of them, "superlink" and "client", can be started before there is anything to run: they import Flower and wait.
+A run has a home of its own, FLWR_HOME in a temporary directory, which also marks its processes (``end_all``). Two of
+them, "superlink" and "client", can start before the plan is ready: they import Flower and wait.
 """
 
 import os
@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # else Flower builds an environment before every run
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_LOG_LEVEL": "INFO",  # flower_runtime._answers reads an INFO line
+    "FLWR_LOG_LEVEL": "INFO",  # the SuperLink's INFO line says that it listens
     "PYTHONUNBUFFERED": "1",
     "PYTHONSAFEPATH": "1",  # `python -c` and `python -m` of a child do not search the working directory
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -36,20 +36,20 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """The processes of one run: a "superlink" and a "client" that import Flower and wait to be told, and what follows.
+    """The processes of one run; "superlink" and "client" import Flower and wait for ``tell``.
 
     ``end`` ends them all and removes ``home``.
     """
 
     home: Path  # FLWR_HOME
     env: dict[str, str]
-    log: IO[bytes]  # what they say before they are told where to
+    log: IO[bytes]  # their output before ``tell`` names the log
     children: list[subprocess.Popen[bytes]]
     waiting: dict[str, subprocess.Popen[bytes]]
     end: ExitStack
 
     def take(self, role: str) -> subprocess.Popen[bytes]:
-        """The one that waits in this role, else a new one."""
+        """The waiting process of this role, else a new one."""
         return self.waiting.pop(role, None) or self.start(role)
 
     def start(self, role: str) -> subprocess.Popen[bytes]:
@@ -64,7 +64,7 @@ _AHEAD: list[Processes] = []
 
 @contextmanager
 def importing() -> Iterator[Processes]:
-    """Processes that import Flower, in a home of their own; on leaving, none is left, nor the home."""
+    """Processes that import Flower, in a home of their own. On exit, the processes and the home are gone."""
     children: list[subprocess.Popen[bytes]] = []
     with ExitStack() as end:
         home = end.enter_context(private_home(children))
@@ -84,10 +84,10 @@ def importing() -> Iterator[Processes]:
 
 @contextmanager
 def importing_ahead() -> Iterator[None]:
-    """The processes that the next run needs import Flower while the body goes on to it.
+    """The processes of the next run import Flower while the body prepares that run.
 
-    Nothing listens, and there is no run, before `at_hand` is entered. Guarantee: on return and on every exception,
-    SIGTERM and SIGHUP among them, none of them is left.
+    Nothing listens, and there is no run, before ``ready`` is entered. Guarantee: on return and on every exception,
+    SIGTERM and SIGHUP included, none of them is left.
     """
     with flower_processes.sigterm_raises(), importing() as processes:
         _AHEAD.append(processes)
@@ -98,19 +98,19 @@ def importing_ahead() -> Iterator[None]:
 
 
 @contextmanager
-def at_hand() -> Iterator[Processes]:
-    """The processes that import ahead already, else new ones; on leaving, none is left, nor the home."""
+def ready() -> Iterator[Processes]:
+    """The processes of ``importing_ahead``, else new ones. On exit, the processes and the home are gone."""
     if not _AHEAD:
         with importing() as processes:
             yield processes
         return
     processes = _AHEAD.pop()
-    with processes.end:  # whoever started them leaves it once more, which then does nothing
+    with processes.end:  # ``importing_ahead`` leaves it once more, which then does nothing
         yield processes
 
 
 def joins_cluster() -> bool:
-    """Whether the run is to join a Ray cluster that exists."""
+    """Whether the run joins an existing Ray cluster."""
     return os.environ.get("RAY_ADDRESS", "local") not in ("", "local")
 
 
@@ -120,10 +120,10 @@ def environment(home: Path) -> dict[str, str]:
     path = os.pathsep.join([*scripts, os.environ.get("PATH", os.defpath)])
     for name in ("flower-superexec", "flwr-simulation"):
         if shutil.which(name, path=path) is None:
-            raise RuntimeError(f"expected {name} beside {sys.executable}; install flwr[simulation] there")
+            raise RuntimeError(f"expected {name} next to {sys.executable}; install flwr[simulation] there")
     env = {**os.environ, **ENVIRONMENT, "PATH": path, "FLWR_HOME": str(home)}
     if not joins_cluster():
-        # Its own directory also hides a cluster of `ray start`, which Ray would join unasked.
+        # Its own directory also hides a cluster of `ray start`, which Ray would join on its own.
         env["RAY_TMPDIR"] = str(home)
         # Ray's ports run anyone's code; on Linux this switch, named for other systems, keeps them on loopback.
         env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -140,6 +140,6 @@ def private_home(children: list[subprocess.Popen[bytes]]) -> Iterator[Path]:
     try:
         yield home
     finally:
-        with flower_processes.interrupts_held():
+        with flower_processes.ignore_interrupts():
             flower_processes.end_all(home, children)
             shutil.rmtree(home, ignore_errors=True)

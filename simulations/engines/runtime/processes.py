@@ -1,16 +1,16 @@
-"""The processes of one Flower run: starting them, ending every one of them, and what the two that we start do.
+"""The processes of one Flower run: start two of them, and end every one.
 
     us -> "superlink": flower-superlink -> flower-superexec -> flwr-simulation (ServerApp) -> Ray -> ClientApps
     us -> "client":    flwr run --stream, then flwr list
 
-Both are this file, run as a script. They import Flower, a second each, then wait to be told what to do: until then
-nothing listens or runs. All live in sessions of their own, so the terminal's Ctrl-C reaches only us and the shutdown is
-ordered. Should we be killed outright, the pipe on the stdin of the two closes, and "superlink" sweeps up in our place.
+Both are this module, run as a script. They import Flower, a second each, then wait for ``tell``: until then nothing
+listens or runs. All have sessions of their own, so the terminal's Ctrl-C reaches only us and the shutdown is ordered.
+If we are killed, the pipe on the stdin of the two closes, and "superlink" ends the run's processes instead of us.
 
-How none is missed, whoever its parent became: all inherit one FLWR_HOME, read from /proc/PID/environ. That alone is not
-enough: when Ray's two agents set their process title, it overwrites a part of that file, of another length in every run
-(Ray 2.55.1: 184 to 2485 of 2583 bytes). So whoever descends from, or lives in a session led by, a process of the run is
-one of them too.
+A process belongs to the run if it has the run's FLWR_HOME, which all inherit, in /proc/PID/environ. That alone is not
+enough: when Ray's two agents set their process title, it overwrites a part of that file (Ray 2.55.1: 184 to 2485 of
+2583 bytes, different in every run). So descendants of the run's processes, and members of sessions that these lead,
+belong to it as well.
 """
 
 import json
@@ -26,13 +26,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-GRACE_SECONDS = {signal.SIGTERM: 3.0, signal.SIGKILL: 10.0}  # for all to end; a killed one may wait for its turn
+GRACE_SECONDS = {
+    signal.SIGTERM: 3.0,
+    signal.SIGKILL: 10.0,
+}  # for all to end; the kernel may be slow to end a killed one
 QUIET_LOOKS = 10
 GONE = (ProcessLookupError, FileNotFoundError, PermissionError, BrokenPipeError)
 
 
 def start(role: str, *, env: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start this file in ``role``, its output going to ``log``. -P: this folder must not shadow other modules."""
+    """Start this module in ``role``, its output going to ``log``. -P: this folder must not shadow other modules."""
     command = [sys.executable, "-P", __file__, role]
     return subprocess.Popen(
         command, env=env, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -40,7 +43,7 @@ def start(role: str, *, env: dict[str, str], log: IO[bytes]) -> subprocess.Popen
 
 
 def tell(process: subprocess.Popen[bytes], **what: str) -> None:
-    """Let a process go on: ``what`` its role needs, and ``log``, the file that its output goes to from now on."""
+    """Let a waiting process continue. ``what``: the values that its role needs, and ``log``, for its output."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):
         process.stdin.write(json.dumps(what).encode() + b"\n")
@@ -48,7 +51,7 @@ def tell(process: subprocess.Popen[bytes], **what: str) -> None:
 
 
 class Process(NamedTuple):
-    """One living process. ``pid`` and ``started`` (clock ticks since boot) name it for ever, the pid alone does not."""
+    """One living process. ``pid`` and ``started`` (clock ticks since boot) identify it for ever; the pid does not."""
 
     pid: int
     started: int
@@ -59,15 +62,16 @@ class Process(NamedTuple):
 def end_all(home: Path, children: list[subprocess.Popen[bytes]]) -> None:
     """SIGTERM, then after 3 s SIGKILL, to every process of the run in ``home`` until none is left.
 
-    Guarantee (Linux): on return no process of the run lives, unless one withstood SIGKILL for 10 s. Of the run is who
-    carries ``home``, is in ``children``, descends from a process of the run, or lives in a session that one leads.
+    Guarantee (Linux): on return no process of the run lives, unless one survived SIGKILL for 10 s. To the run belongs
+    each process that has ``home`` in its environment, is in ``children``, descends from a process of the run, or is in
+    a session that one leads.
     Differs elsewhere: only ``children`` are seen; Flower's other processes watch their parents, Ray's their driver.
     """
     known: set[Process] = set()
     for signal_number in GRACE_SECONDS:
         deadline = time.monotonic() + GRACE_SECONDS[signal_number]
         signalled: set[int] = set()
-        quiet = 0  # looks in a row that found nobody: one look misses a process in the middle of its exec
+        quiet = 0  # looks in a row without a process: one look misses a process during its exec
         while quiet < QUIET_LOOKS and time.monotonic() < deadline:
             running = {child.pid for child in children if child.poll() is None}
             members = of_run(living(), carrying(home) | running, known)
@@ -111,10 +115,10 @@ def living() -> list[Process]:
 
 
 def of_run(processes: Iterable[Process], marked: set[int], known: set[Process]) -> set[Process]:
-    """Those of ``processes`` that belong to a run: ``marked`` or ``known``, and whoever descends from one of these or
-    lives in a session that one of these leads or led.
+    """Those of ``processes`` that belong to a run: ``marked`` or ``known``, their descendants, and members of sessions
+    that one of these leads or led.
 
-    A session with another leader is not the run's: it is the terminal of somebody who set FLWR_HOME by hand.
+    A session with another leader is not the run's: it is the terminal of a user who set FLWR_HOME by hand.
     """
     by_pid = {process.pid: process for process in processes}
     named = {(process.pid, process.started) for process in known}
@@ -141,8 +145,8 @@ def sigterm_raises() -> Iterator[None]:
 
 
 @contextmanager
-def interrupts_held() -> Iterator[None]:
-    """A second Ctrl-C must not cut the teardown short: it lasts seconds at most."""
+def ignore_interrupts() -> Iterator[None]:
+    """A second Ctrl-C must not interrupt the teardown, which takes a few seconds."""
     with _handlers(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
         yield
 
@@ -161,7 +165,7 @@ def _handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
 
 
 def _superlink() -> None:
-    """Child: flower-superlink itself, and the sweeper of the run should the process that asked for it die."""
+    """Child: flower-superlink itself; it ends the run's processes if its parent dies."""
 
     def sweep() -> None:
         home = Path(os.environ["FLWR_HOME"])
@@ -171,11 +175,11 @@ def _superlink() -> None:
 
     from flwr.superlink.cli import flower_superlink
 
-    if not (told := _told()):
+    if not (given := _wait_for_tell()):
         sweep()
     _when_parent_ends(sweep)
     options = ["--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1"]
-    sys.argv = ["flower-superlink", *options, "--port", told["port"]]
+    sys.argv = ["flower-superlink", *options, "--port", given["port"]]
     flower_superlink()
 
 
@@ -183,33 +187,33 @@ def _client() -> None:
     """Child: ``flwr run --stream`` (ends with the run, status 0 either way), then ``flwr list`` into ``listing``."""
     from flwr.cli.app import app  # what the `flwr` command calls; one import for the two commands
 
-    if not (told := _told()):
+    if not (given := _wait_for_tell()):
         return
     _when_parent_ends(lambda: os._exit(1))
-    _flwr(app, "run", told["app"], "fedlsg", "--stream", "--federation-config", told["federation"])
+    _flwr(app, "run", given["app"], "fedlsg", "--stream", "--federation-config", given["federation"])
     sys.stdout.flush()
-    with open(told["listing"], "w") as out:
+    with open(given["listing"], "w") as out:
         os.dup2(out.fileno(), sys.stdout.fileno())
     _flwr(app, "list", "fedlsg", "--format", "json")
     sys.stdout.flush()
-    os._exit(0)  # what is waited for is written; taking the interpreter apart takes a third of a second
+    os._exit(0)  # the listing is written; a regular exit of the interpreter takes a third of a second
 
 
-def _told() -> dict[str, str]:
-    """What `tell` says, once it does; empty if the parent ended instead. Output goes to the log from here on.
+def _wait_for_tell() -> dict[str, str]:
+    """The values of ``tell``; empty if the parent ended instead. From then on, output goes to the log.
 
-    Read without a buffer: whoever reads the pipe next must see its end.
+    Read without a buffer: the next reader of the pipe must see its end.
     """
     line = b""
     while not line.endswith(b"\n"):
         if not (byte := os.read(sys.stdin.fileno(), 1)):
             return {}
         line += byte
-    told: dict[str, str] = json.loads(line)
-    with open(told["log"], "ab") as log:
+    given: dict[str, str] = json.loads(line)
+    with open(given["log"], "ab") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
-    return told
+    return given
 
 
 def _flwr(app: Callable[..., Any], *args: str) -> None:
@@ -221,7 +225,7 @@ def _flwr(app: Callable[..., Any], *args: str) -> None:
 
 
 def _when_parent_ends(act: Callable[[], None]) -> None:
-    """Call ``act`` when the pipe on our stdin closes, which the kernel does however the parent died."""
+    """Call ``act`` when the pipe on our stdin closes, which the kernel does in every kind of death of the parent."""
 
     def wait() -> None:
         os.read(sys.stdin.fileno(), 1)

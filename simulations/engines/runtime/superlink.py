@@ -2,10 +2,7 @@
 
 ``flwr run`` itself exits 0 when the run fails and leaves a detached SuperLink behind. Here every run gets a SuperLink
 of its own (loopback, free port, state in memory, FLWR_HOME in a temporary directory), so that it neither needs nor
-disturbs the user's, and two runs can go at once.
-
-Not here: what the app does (its results leave through the files that the ServerApp writes), where the run's processes
-live, and the processes themselves.
+disturbs the user's, and two runs can go at once. The results are the files that the ServerApp writes.
 """
 
 import json
@@ -20,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulations.engines.runtime import processes as flower_processes
-from simulations.engines.runtime.home import Processes, at_hand, joins_cluster
+from simulations.engines.runtime.home import Processes, joins_cluster, ready
 from simulations.rundir.files.private_files import make_file
 
 STARTUP_SECONDS = 120.0  # for a SuperLink to answer on a loaded machine (1.5 s on an idle one)
@@ -46,7 +43,7 @@ class RunOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What the steps of one run share."""
+    """The values that all steps of one run need."""
 
     processes: Processes
     log_file: Path
@@ -68,28 +65,27 @@ def run_app(
 ) -> RunOutcome:
     """Run the Flower app in a folder on Ray until it ends; ``poll`` is called every ``poll_seconds`` meanwhile.
 
-    ``app`` is the folder, or a function that makes it inside the run's home: that is removed with the run, by the run's
-    other processes where this one is killed.
+    ``app`` is the folder, or a function that makes it inside the run's home. The home is removed with the run, by the
+    run's other processes if this one is killed.
     ``total_cpus`` (default: this process's CPUs, no more than the clients can use) serve ClientApps, each taking
-    ``cpus_per_client`` and ``gpus_per_client``. With RAY_ADDRESS set the run joins that cluster, which has totals of
-    its own; the machines of a cluster must share TMPDIR, where the app's code is unpacked. Everything that Flower and
+    ``cpus_per_client`` and ``gpus_per_client``. With RAY_ADDRESS set the run joins that cluster, which has its own
+    totals; the machines of a cluster must share TMPDIR, where the app's code is unpacked. Everything that Flower and
     Ray print is appended to ``log_file``; nothing reaches the terminal.
 
     Guarantee: on return and on every exception (``poll``'s own, KeyboardInterrupt, and SIGTERM or SIGHUP, which become
-    SystemExit) no process of this run is left (on Linux; what else ``flower_processes.end_all`` says), and no temporary
-    directory.
+    SystemExit) no process of this run is left (on Linux; see ``end_all``), and no temporary directory.
     Raises: ValueError for impossible resources; RuntimeError when Flower could not start or lost the run. A run that
     starts and fails is no exception: read ``RunOutcome.completed``.
     """
     config = _federation_config(num_supernodes, cpus_per_client, gpus_per_client, total_cpus, total_gpus)
     make_file(log_file)  # clients' tracebacks go there
-    with flower_processes.sigterm_raises(), at_hand() as processes:
+    with flower_processes.sigterm_raises(), ready() as processes:
         run = _Run(processes=processes, log_file=log_file, poll=poll, poll_seconds=poll_seconds)
         client, listing = processes.take("client"), processes.home / "runs.json"
         superlink = _start_superlink(run)
         app_dir = app if isinstance(app, Path) else app(processes.home)
-        told = {"app": str(app_dir), "federation": config, "listing": str(listing)}
-        flower_processes.tell(client, **told, log=str(log_file))
+        given = {"app": str(app_dir), "federation": config, "listing": str(listing)}
+        flower_processes.tell(client, **given, log=str(log_file))
         _wait(run, lambda: client.poll() is not None)
         if client.returncode != 0 or superlink.poll() is not None:
             raise RuntimeError(f"expected Flower to run {app_dir}; it did not:\n{_last_words(run)}\n(see {log_file})")
@@ -99,7 +95,7 @@ def run_app(
 def _federation_config(
     num_supernodes: int, cpus: float, gpus: float, total_cpus: int | None, total_gpus: int | None
 ) -> str:
-    """Value of ``flwr run --federation-config``. Checked here, because Ray waits for ever for what it lacks."""
+    """Value of ``flwr run --federation-config``. Checked here, because Ray waits for ever for missing resources."""
     if num_supernodes < 1:
         raise ValueError(f"expected {num_supernodes=} >= 1")
     if cpus <= 0 or gpus < 0:
@@ -110,7 +106,7 @@ def _federation_config(
         "client-resources-num-gpus": float(gpus),
         "init-args-log-to-driver": "true",  # what a ClientApp prints or raises reaches the log file
     }
-    if not joins_cluster():  # a cluster that exists refuses totals
+    if not joins_cluster():  # an existing cluster refuses totals
         if total_cpus is None:
             total_cpus = max(math.ceil(cpus), min(_cpu_count(), math.ceil(num_supernodes * cpus)))
         if total_cpus < cpus or (total_gpus is not None and total_gpus < gpus):
@@ -154,7 +150,7 @@ def _try_superlink(run: _Run, port: int, begin: int) -> subprocess.Popen[bytes] 
 
 
 def _answers(log_file: Path, begin: int, port: int) -> bool:
-    """Its own word that it listens: an answer on the port could come from whoever took that port first."""
+    """Whether the SuperLink itself reports that it listens: another program may have taken the port first."""
     return f"Uvicorn running on http://127.0.0.1:{port}" in _read(log_file, begin)
 
 
@@ -188,7 +184,7 @@ def _read(log_file: Path, begin: int = 0) -> str:
 
 
 def _last_words(run: _Run) -> str:
-    """The end of the log, to which is added what was said before it: by a process that could not import Flower."""
+    """The end of the log, with the earlier output added: of a process that could not import Flower."""
     with run.log_file.open("a") as log:
         log.write(_read(run.processes.home / "before.log"))
     return _tail(run.log_file)

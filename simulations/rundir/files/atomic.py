@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from simulations.rundir.files.disk_space import naming
-from simulations.rundir.files.private_files import make_folder, opener_for
+from simulations.rundir.files.private_files import make_folder, opener
 
 
 def write_atomically(path: Path, *content: bytes, durable: bool = True, private: bool = False) -> None:
@@ -21,7 +21,7 @@ def write_atomically(path: Path, *content: bytes, durable: bool = True, private:
 def _replace(path: Path, content: tuple[bytes, ...], *, durable: bool, private: bool) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "wb", opener=opener_for(private=private)) as file:
+        with open(temporary, "wb", opener=opener if private else None) as file:
             file.writelines(content)
             if durable:
                 file.flush()

@@ -1,12 +1,11 @@
-"""Files and folders that only their owner can read, from their first moment and whatever the umask is.
+"""Files and folders that only their owner can read, from their creation on, with any umask.
 
-For what a client never sends: batches, memories of error feedback, and the log, because a client's traceback may quote
-a private value.
+For data that a client never sends: batches, memories of error feedback, and the log, because a client's traceback may
+quote a private value.
 """
 
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 FILE, FOLDER = 0o600, 0o700
@@ -15,11 +14,6 @@ FILE, FOLDER = 0o600, 0o700
 def opener(path: str, flags: int) -> int:
     """``open(..., opener=opener)`` makes a missing file readable for its owner only."""
     return os.open(path, flags, FILE)
-
-
-def opener_for(*, private: bool) -> Callable[[str, int], int] | None:
-    """The opener of a private file, or Python's own."""
-    return opener if private else None
 
 
 def make_file(path: Path) -> None:

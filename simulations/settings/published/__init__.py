@@ -1,4 +1,4 @@
-"""The papers' table rows as named presets: one file a paper, ``preset.py`` for what a preset is.
+"""The papers' table rows as named presets (``Published``), one module a paper.
 
     settings = from_mapping(resolve({"preset": "lsg-cifar10-eps3.3", "seed": 1}))
 

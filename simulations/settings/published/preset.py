@@ -44,7 +44,7 @@ class Published:
     settings: by setting name, ready for ``simulations.settings.settings``; read-only.
     paper, where: which paper, and its table or figure.
     accuracy, spread: percent on the test split and its standard deviation, as printed; None where the paper has none.
-    notes: what the paper leaves open or gets wrong, and what we chose.
+    notes: what the paper leaves open or gets wrong, and our choice.
     """
 
     name: str

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from simulations.settings.declared import KNOWN, RUN
 from simulations.settings.published.catalogue import find
 from simulations.settings.published.preset import GROUP_RATES
-from simulations.settings.settings import Settings, from_mapping, from_values, parse
+from simulations.settings.settings import PRESET, Settings, from_mapping, from_values, parse
 
 FREE_FORM = "settings"
 """The key of Flower's run config that carries settings which pyproject.toml does not list."""
@@ -85,12 +85,21 @@ def from_run_config(config: Mapping[str, object]) -> Settings:
 
 
 def unfolded(config: Mapping[str, object]) -> dict[str, object]:
-    """A run config with what its free-form key says in that key's place. Raises ValueError for a word without "="."""
-    rest = {name: value for name, value in config.items() if name != FREE_FORM}
+    """A run config with what its free-form key says in that key's place.
+
+    Raises ValueError for a word without "=", and for a setting that is given twice: here, or here and by its own key.
+    """
+    rest = {name.replace("-", "_"): value for name, value in config.items() if name != FREE_FORM}
+    taken = {
+        name for name, value in rest.items() if value not in (PRESET, RUN[name].default if name in RUN else PRESET)
+    }
     for word in shlex.split(str(config.get(FREE_FORM, ""))):
         name, separator, value = word.partition("=")
         if not separator or not name:
             raise ValueError(f'expected {FREE_FORM}="name=value other=value", got {word!r}')
-        rest = {key: old for key, old in rest.items() if key.replace("-", "_") != name.replace("-", "_")}
+        name = name.replace("-", "_")
+        if name in taken:
+            raise ValueError(f"setting {name!r} is given twice: leave {word!r} out of the key {FREE_FORM!r}")
+        taken.add(name)
         rest[name] = value
     return rest

@@ -11,7 +11,7 @@ from simulations.settings.published.catalogue import by_name, find, matching
 from simulations.settings.published.preset import Published
 
 WIDE = 140
-"""Terminal width from which the table has every column. A narrower one leaves out the columns that the name shows."""
+"""Terminal width from which the table has every column. A narrower one leaves out columns that the name contains."""
 
 COLUMNS: Sequence[tuple[str, str]] = (
     ("preset", ""),
@@ -31,7 +31,7 @@ COLUMNS: Sequence[tuple[str, str]] = (
 """Title, whether only a wide table has it, alignment."""
 
 FEW = 20
-"""Up to so many presets, the notes' texts follow the table."""
+"""Most presets of a list that shows the texts of the notes."""
 
 
 def presets_command(words: str, json: bool, markdown: bool, console: Console) -> None:

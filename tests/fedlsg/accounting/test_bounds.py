@@ -15,17 +15,8 @@ from scipy.special import log_ndtr, ndtr
 
 from fedlsg.accounting import pld as accountant_pld
 from fedlsg.accounting import prv as accountant_prv
-from fedlsg.accounting.bounds import (
-    AccountingError,
-    EpsilonBound,
-    Event,
-    Interval,
-    calibrate_noise_multiplier,
-    check_delta,
-    compose,
-    epsilon,
-    max_steps,
-)
+from fedlsg.accounting.bounds import calibrate_noise_multiplier, compose, epsilon, max_steps
+from fedlsg.accounting.events import AccountingError, EpsilonBound, Event, Interval, check_delta
 
 few = settings(max_examples=12, deadline=None, derandomize=True)
 deltas = st.floats(-8, -3).map(lambda exponent: 10**exponent)

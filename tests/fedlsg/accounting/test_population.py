@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedlsg.accounting import population
 from fedlsg.accounting.bounds import compose
 from fedlsg.accounting.events import Event, canonical
-from fedlsg.accounting.population import displayed, front, grid_down, grid_up, moved, shared_rates, spread, upper
+from fedlsg.accounting.population import displayed, front, grid_down, grid_up, move_to_grid, shared_rates, spread, upper
 from fedlsg.privacy.ledger import Entry, Ledger
 
 DELTA = 1e-5
@@ -37,7 +37,9 @@ def test_the_grid_moves_by_less_than_one_point_and_never_the_wrong_way(value, le
 @given(q=st.floats(1e-4, 1), sigma=st.floats(0.3, 20), steps=st.integers(1, 10**4), level=levels)
 @settings(max_examples=50, deadline=None)
 def test_moved_events_lose_at_least_as_much(q, sigma, steps, level):
-    (event,) = moved(client(q, sigma, steps), level) if q < 1 else [Event(sample_rate=1, noise_multiplier=1, steps=1)]
+    (event,) = (
+        move_to_grid(client(q, sigma, steps), level) if q < 1 else [Event(sample_rate=1, noise_multiplier=1, steps=1)]
+    )
     if q < 1:
         assert event.sample_rate >= q
         assert event.sample_rate == 1 or (event.noise_multiplier <= sigma and event.steps >= steps)
@@ -46,7 +48,7 @@ def test_moved_events_lose_at_least_as_much(q, sigma, steps, level):
 def test_an_answer_on_the_grid_is_an_upper_bound_and_rounding_down_would_not_be():
     own = client(0.0213, 1.07, 331)
     exact = compose(own, delta=DELTA).upper
-    assert compose(moved(own, 8), delta=DELTA).upper > exact
+    assert compose(move_to_grid(own, 8), delta=DELTA).upper > exact
     (event,) = own
     low = client(grid_down(event.sample_rate, 8), grid_up(event.noise_multiplier, 8), event.steps)
     assert compose(low, delta=DELTA).upper < exact, "negative control: the other way round the number is too low"
@@ -82,7 +84,7 @@ def test_rounding_down_is_caught(monkeypatch):
     monkeypatch.setattr(population, "grid_up", down)
     monkeypatch.setattr(population, "grid_down", up)
     members = front(clients)
-    assert max(upper(moved(e, 2), DELTA, ("pld",)) for e in members) < largest
+    assert max(upper(move_to_grid(e, 2), DELTA, ("pld",)) for e in members) < largest
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=30))

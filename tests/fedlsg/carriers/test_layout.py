@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedlsg.carriers.carrier import Carrier, carried_parameters
-from fedlsg.carriers.layout import LayerRow, grouped, layer_table, totals
+from fedlsg.carriers.layout import LayerRow, group_layers, layer_table, totals
 from fedlsg.carriers.lora import prepare_model
 from fedlsg.gradients.supported import trainable
 from fedlsg.method import Method, Schedule, make_frame
@@ -68,13 +68,13 @@ def test_the_probe_sends_its_classifier_alone():
 
 def test_repeated_layers_are_one_row():
     rows = layer_table(make_model(), Carrier(kind="low-rank", rank=2), "classifier")
-    groups = grouped(rows)
+    groups = group_layers(rows)
     assert totals(groups) == totals(rows)
     assert [g.count for g in groups if g.name.startswith("layers.*.*.weight")] == [3, 3]  # kernels, and norms
     other = [*rows, LayerRow(name="layers.3.0.weight", shape=(8, 8, 3, 3), travel="frozen", values=0)]
-    assert [g.count for g in grouped(other) if g.shape == (8, 8, 3, 3)] == [3, 1]  # negative control: not alike
+    assert [g.count for g in group_layers(other) if g.shape == (8, 8, 3, 3)] == [3, 1]  # negative control: not alike
     named = LayerRow(name="conv1.weight", shape=(1,), travel="dense", values=1)
-    assert grouped([named]) == [named]  # a number inside a word is no layer's number
+    assert group_layers([named]) == [named]  # a number inside a word is no layer's number
 
 
 def test_it_works_without_weights():

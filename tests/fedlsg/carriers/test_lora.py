@@ -11,7 +11,8 @@ from fedlsg.carriers.lora import BASE, Adapted, effective_weight, frozen_bases, 
 from fedlsg.frame import Frame
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import check_supported, trainable
-from fedlsg.masks.mask import Mask, keep_units, unit_importance
+from fedlsg.masks.mask import Mask
+from fedlsg.masks.rules import keep_units, unit_importance
 from fedlsg.method import Method, Schedule, make_frame
 from tests.fedlsg.support.gradient_oracle import cross_entropy
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlsg.frame import EVERYTHING, Keep
-from fedlsg.masks.mask import frozen_count, gradual_cooling, keep_units, uniform, unit_importance
+from fedlsg.masks.rules import frozen_count, gradual_cooling, keep_units, uniform, unit_importance
 
 seeds = st.integers(0, 10_000)
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedlsg.carriers.carrier import Carrier
 from fedlsg.frame import Block, Frame
-from fedlsg.masks.mask import Mask, Moment, Public, masked, not_pruned, split_kept
+from fedlsg.masks.mask import Mask, Moment, Public, apply_mask, not_pruned, split_kept
 from fedlsg.masks.pruning import Prune
 from fedlsg.masks.rules import smallest
 from fedlsg.method import Method, initial_needed
@@ -75,7 +75,7 @@ def test_a_mask_of_the_start_needs_the_start():
     for name in ("magnitude", "pruned"):
         mask = Mask(kind="magnitude", sparsity=0.5) if name == "magnitude" else Mask()
         with pytest.raises(ValueError, match=r"the initial value of 0\.weight is needed"):
-            masked(blocks_of(weights()), mask, Public(weights=weights(), pruned=name == "pruned"))
+            apply_mask(blocks_of(weights()), mask, Public(weights=weights(), pruned=name == "pruned"))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def noise_lies_where_kept(redrawn: bool) -> bool:
     now = dict(p.model.named_parameters())
     moment = Moment(round=2 if redrawn else 1, rounds=3)
     lifted = Frame(
-        coordinates=p.frame.coordinates, blocks=masked(p.frame.blocks, mask, Public(weights=now, moment=moment))
+        coordinates=p.frame.coordinates, blocks=apply_mask(p.frame.blocks, mask, Public(weights=now, moment=moment))
     )
     full = torch.cat([piece.flatten() for piece in lifted.unflatten(values)])
     return full.nonzero().squeeze(1).tolist() == p.frame.indices.tolist() and lifted.digest == p.frame.digest
@@ -210,7 +210,7 @@ def test_a_mask_sees_public_values_only():
     """By construction: all that it may read is here, and none of it is a gradient or an example."""
     names = {f.name for f in fields(Public)}
     assert names == {"weights", "initial", "coordinates", "moment", "seed", "pruned"}
-    assert set(masked.__annotations__) == {"blocks", "mask", "public", "return"}
+    assert set(apply_mask.__annotations__) == {"blocks", "mask", "public", "return"}
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6), data=st.data())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, make_blocks
 from fedlsg.lowrank import decompose
-from fedlsg.masks.mask import Mask, Moment, Public, carrier_importance, masked
+from fedlsg.masks.mask import Mask, Moment, Public, apply_mask, carrier_importance
 from tests.fedlsg.support.mask_oracle import kept_by, naive, weights
 
 seeds = st.integers(0, 2**32)
@@ -52,7 +52,7 @@ def test_sparsity_from_freezes_nothing_before_its_share_of_the_rounds(kind):
     ]
     for round, frozen in ((3, False), (5, True)):
         public = Public(weights=now, initial=now, coordinates=c, moment=Moment(round=round, rounds=7))
-        f = Frame(coordinates=tuple(c), blocks=masked(make_blocks(c), mask, public))
+        f = Frame(coordinates=tuple(c), blocks=apply_mask(make_blocks(c), mask, public))
         assert (f.kept < f.size) == frozen
 
 
@@ -78,7 +78,7 @@ def test_importance_of_the_carriers_sums_their_own_magnitudes(seed, sparsity):
     now = weights(seed)
     where = carried(now)
     mask = Mask(kind="units", sparsity=sparsity, importance="carriers")
-    blocks = masked(make_blocks(where), mask, Public(weights=now, coordinates=where))
+    blocks = apply_mask(make_blocks(where), mask, Public(weights=now, coordinates=where))
     for c, left, right in zip(where, blocks[::2], blocks[1::2], strict=True):
         by_out = [sum(abs(x) for x in row) for row in c.L.tolist()]
         taps = c.R.shape[1] // c.shape[1]
@@ -98,7 +98,7 @@ def test_random_units_are_as_many_redrawn_every_epoch_and_blind():
         where = carried(now)
         mask = Mask(kind="units", sparsity=0.5, importance=importance)
         moment = Moment(epoch=epoch, epochs=9)
-        return masked(make_blocks(where), mask, Public(weights=now, coordinates=where, moment=moment))
+        return apply_mask(make_blocks(where), mask, Public(weights=now, coordinates=where, moment=moment))
 
     def index(blocks: tuple[Block, ...]) -> list[list[int]]:
         return [block.keep.index.tolist() for block in blocks]

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.lowrank import decompose
-from fedlsg.masks.mask import Mask, Moment, Public, gradual_cooling, masked
+from fedlsg.masks.mask import Mask, Moment, Public, apply_mask
+from fedlsg.masks.rules import gradual_cooling
 from fedlsg.randomness import public_generator
 
 seeds = st.integers(0, 2**32)
@@ -42,7 +43,7 @@ def mask_frame(mask: Mask, *, now=None, epoch: int = 0, epochs: int = 1, seed: i
     now = weights() if now is None else now
     where = coordinates(now)
     public = Public(weights=now, coordinates=where, moment=Moment(epoch=epoch, epochs=epochs), seed=seed)
-    blocks = masked(make_blocks(where), mask, public)
+    blocks = apply_mask(make_blocks(where), mask, public)
     return Frame(coordinates=tuple(where), blocks=blocks)
 
 
@@ -96,7 +97,7 @@ def test_units_golden():
     """W = [[1, 5], [2, 2], [9, 0]]: O = (6, 4, 9), I = (12, 7). At p = .5 row 1 of dL and column 1 of dR are frozen."""
     now = {"w": torch.tensor([[1.0, 5.0], [2.0, 2.0], [9.0, 0.0]])}
     where = [Coordinates(name="w", shape=(3, 2), L=torch.eye(3, 1), R=torch.eye(1, 2))]
-    left, right = masked(make_blocks(where), Mask(kind="units", sparsity=0.5), Public(weights=now))
+    left, right = apply_mask(make_blocks(where), Mask(kind="units", sparsity=0.5), Public(weights=now))
     assert (left.keep.axis, left.keep.index.tolist()) == (0, [0, 2])
     assert (right.keep.axis, right.keep.index.tolist()) == (1, [0])
     assert Frame(coordinates=tuple(where), blocks=(left, right)).indices.tolist() == [0, 2, 3]
@@ -120,7 +121,7 @@ def keeps_important_units(rule) -> bool:
 
 def test_planted_rules_are_caught():
     def shipped(blocks, now, direction="top"):
-        return masked(blocks, Mask(kind="units", sparsity=0.5, direction=direction), Public(weights=now))
+        return apply_mask(blocks, Mask(kind="units", sparsity=0.5, direction=direction), Public(weights=now))
 
     def transposed(blocks, now):
         return shipped(blocks, {name: W.T for name, W in now.items()})
@@ -159,7 +160,7 @@ def test_uniform_is_uniform():
     counts = torch.zeros(sum(block.size for block in blocks))
     for epoch in range(draws):
         public = Public(weights=now, moment=Moment(epoch=epoch, epochs=draws))
-        kept = masked(blocks, Mask(kind="uniform", sparsity=0.7), public)
+        kept = apply_mask(blocks, Mask(kind="uniform", sparsity=0.7), public)
         counts[Frame(coordinates=(), blocks=kept).indices] += 1
     share = (len(counts) - math.floor(0.7 * len(counts))) / len(counts)
     assert float((counts / draws - share).abs().max()) < 5 * math.sqrt(0.7 * 0.3 / draws)

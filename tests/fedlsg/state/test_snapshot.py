@@ -8,7 +8,7 @@ from fedlsg.payload import find_codec
 from fedlsg.state.round_plan import PRUNING_ROUND
 from fedlsg.state.server_state import load_weights
 from fedlsg.state.server_update import read_steps, replay
-from fedlsg.state.snapshot import beside_weights, restart
+from fedlsg.state.snapshot import extra_vectors, restart
 from strategies.federation.sparse_downlink import SparseDownlink
 from tests.strategies.small_federation import StepsInMemory, server_state, values_for
 
@@ -31,7 +31,7 @@ def test_a_replica_goes_on_from_a_whole_model_bit_for_bit(choices):
             pass
         downlink.finish_round(frame, [values_for(frame, 0, round)], 1.0)
         if round < 2:
-            restart(replica, server.weights, beside_weights(server), round=server.next_round, updates=server.updates)
+            restart(replica, server.weights, extra_vectors(server), round=server.next_round, updates=server.updates)
         else:
             replay(replica, read_steps(downlink.steps[-1])[0], find_codec("float32"))
         assert replica.weights.equal(server.weights)
@@ -40,7 +40,7 @@ def test_a_replica_goes_on_from_a_whole_model_bit_for_bit(choices):
 @pytest.mark.parametrize("round", [PRUNING_ROUND, 1])
 def test_a_whole_model_in_the_pruning_round_leaves_the_pruning_to_come(round):
     state = server_state("dp-ssgd", prune="dp-snip", prune_rate=0.3, learning_rate=0.1)
-    restart(state, state.weights, beside_weights(state), round=round, updates=0)
+    restart(state, state.weights, extra_vectors(state), round=round, updates=0)
     assert state.awaits_pruning is (round == PRUNING_ROUND)
     assert (state.round, state.next_round) == (0, round)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.lowrank import decompose, flatten_kernel, project
-from fedlsg.masks.mask import keep_units, uniform, unit_importance
+from fedlsg.masks.rules import keep_units, uniform, unit_importance
 
 TOLERANCE = 1e-9
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.frame import Block, Coordinates, make_blocks
-from fedlsg.masks.mask import Mask, Public, masked
+from fedlsg.masks.mask import Mask, Public, apply_mask
 
 SHAPES = {"0.weight": (8, 6), "0.bias": (8,), "1.weight": (5, 4, 3, 3), "1.scale": (5,), "2.weight": (3, 5)}
 
@@ -24,7 +24,7 @@ def kept_by(mask: Mask, now: dict[str, Tensor], **public) -> dict[str, list[int]
     """Kept flat positions of every parameter."""
     return {
         b.parameter: b.keep.positions(b.shape).tolist()
-        for b in masked(blocks_of(now), mask, Public(weights=now, **public))
+        for b in apply_mask(blocks_of(now), mask, Public(weights=now, **public))
     }
 
 

@@ -93,7 +93,7 @@ def test_half_of_the_data_keeps_rate_and_noise():
     assert [t.num_examples for t in half.terms] == [len(part) for part in half.parts]
     kept = [(t.sample_rate, t.noise_multiplier) for t in half.terms]
     assert kept == [(t.sample_rate, t.noise_multiplier) for t in plan.terms]
-    with pytest.raises(ValueError, match="without an example"):
+    with pytest.raises(ValueError, match="a client has no example"):
         on_half(plan, torch.zeros_like(members))
 
 

@@ -11,7 +11,7 @@ from simulations.audit.examples import DRAWN, KINDS, checkerboard, choose_canari
 from simulations.audit.subject import audited_settings
 from simulations.audit.training import settings_of
 from simulations.plan.plan import Plan, make_plan
-from simulations.workloads.workload import Split
+from simulations.workloads.base.workload import Split
 from tests.simulations.support.runs import SMALL
 
 SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"}

@@ -4,7 +4,8 @@ import pytest
 from flwr.app import Context, Message
 
 import simulations.client.sending
-from fedlsg.accounting.bounds import Event, compose, epsilon
+from fedlsg.accounting.bounds import compose, epsilon
+from fedlsg.accounting.events import Event
 from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.client.app import app
 from simulations.client.train import process

@@ -13,7 +13,8 @@ from torch import Tensor
 
 import fedlsg.training.client
 import simulations.client.train
-from fedlsg.accounting.bounds import Event, compose
+from fedlsg.accounting.bounds import compose
+from fedlsg.accounting.events import Event
 from fedlsg.method import client_step
 from fedlsg.privacy.ledger import Entry
 from fedlsg.privacy.mechanism import Mechanism, add_noise

@@ -18,7 +18,7 @@ from simulations.client.app import app
 from simulations.engines import flower
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.grids import grouped
-from simulations.grids.grouped import GroupedGrid, answer_groups, packed, shared_out, unpacked
+from simulations.grids.grouped import GroupedGrid, answer_groups, divide, pack, unpack
 from simulations.grids.virtual import FIRST_NODE
 from simulations.server import app as server_app
 from simulations.settings.settings import as_config
@@ -74,7 +74,7 @@ class Nodes(LocalGrid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         sent, dead = [], []
         for message in messages:
-            pile = unpacked(message.content)[0]
+            pile = unpack(message.content)[0]
             self.piles.append([m.metadata.dst_node_id - FIRST_NODE for m in pile])
             (dead if self.lose(pile) else sent).append(message)
         replies = list(super().send_and_receive(sent, timeout=timeout))
@@ -147,11 +147,11 @@ def test_without_the_second_try_the_pile_would_be_lost(monkeypatch):
 
 def test_what_messages_share_travels_once():
     asked = questions()
-    content = packed(asked, CLIENTS)
+    content = pack(asked, CLIENTS)
     pickled, weights = [array.data for array in content["messages"].values()]
     assert len(pickled) < 4 * 10**4
     assert weights is flat_bytes(asked[0].content), "what is large is not even copied"
-    arrived, of = unpacked(content)
+    arrived, of = unpack(content)
     assert of == CLIENTS
     assert [m.content for m in arrived] == [m.content for m in asked]
     assert len({id(flat_bytes(m.content)) for m in arrived}) == 1
@@ -160,7 +160,7 @@ def test_what_messages_share_travels_once():
 @given(work=st.lists(st.integers(0, 100), max_size=20), piles=st.integers(1, 5))
 def test_work_is_shared_out_whole_and_evenly(work, piles):
     messages = [SimpleNamespace(work=w) for w in work]
-    shared = shared_out(messages, work, piles)
+    shared = divide(messages, work, piles)
     assert sorted(map(id, chain.from_iterable(shared))) == sorted(map(id, messages))
     assert all(shared)
     assert len(shared) == min(piles, len(work))

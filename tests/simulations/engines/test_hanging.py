@@ -63,7 +63,7 @@ def test_in_time_nothing_is_cut_off_or_forgotten():
 
 
 def test_without_the_cut_the_pile_would_be_lost(monkeypatch):
-    """Negative control: a pile that is not told when answers are due stays with the one that hangs."""
+    """Negative control: a pile without a deadline stays with the one that hangs."""
     app, _ = hanging()
     monkeypatch.setattr(grouped, "ending", lambda until: contextlib.nullcontext())
 
@@ -91,6 +91,6 @@ def test_on_ray_too_a_client_that_hangs_costs_the_round_itself_alone(tmp_path, m
     run = Run(directory.path, plan)
     assert [row.rejected.split() for row in run.rows] == [[], [str(HANGS)], []]
     assert "no reply before the round's timeout" in run.rows[1].reasons
-    assert "cut off at the round's deadline" in run.log
+    assert "stopped at the round's deadline" in run.log
     rounds = {client: [e.round for e in run.entries(client)] for client in range(5)}
     assert rounds == {client: [1, 3] if client == HANGS else [1, 2, 3] for client in range(5)}

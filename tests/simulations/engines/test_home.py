@@ -48,13 +48,13 @@ def test_a_plan_that_fails_leaves_neither_processes_nor_a_home():
 def test_a_run_takes_what_imported_ahead_and_the_next_starts_its_own():
     with ahead("flower"):
         (first,) = flower_home._AHEAD
-        with flower_home.at_hand() as taken:
+        with flower_home.ready() as taken:
             assert taken is first
             waits = taken.waiting["superlink"]
             assert taken.take("superlink") is waits
             assert taken.take("superlink") is not waits  # the second, after a port that was taken
         assert not first.home.exists()
-        with flower_home.at_hand() as own:
+        with flower_home.ready() as own:
             assert own is not first
         assert not own.home.exists()
 

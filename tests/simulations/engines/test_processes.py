@@ -1,4 +1,4 @@
-"""Which processes belong to a run, and ending them. Whole runs on Ray are in test_flower_runtime.py."""
+"""Which processes belong to a run, and ending them; without Ray."""
 
 import os
 import signal

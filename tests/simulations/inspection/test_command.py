@@ -33,7 +33,7 @@ from simulations.inspection.figures import spread, tiled
 from simulations.inspection.measure import Inspection, batch_gradient, inspect, residual_rows
 from simulations.inspection.output import folder
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
-from simulations.workloads.augment import crop
+from simulations.workloads.images.augment import crop
 from tests.simulations.support.runs import Run, resume_local
 
 HIDDEN = "hidden.weight"

@@ -14,7 +14,7 @@ from simulations.models import vision
 from simulations.models.resnet import resnet34
 from simulations.models.small import small_cnn
 from simulations.models.wide_resnet import wide_resnet
-from simulations.workloads.workload import Split, Workload, build_model
+from simulations.workloads.base.workload import Split, Workload, build_model
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
 
 CIFAR, FASHION = (3, 32, 10), (1, 28, 10)
@@ -212,7 +212,7 @@ def test_any_depth_of_6_n_plus_4(blocks, width, form):
 
 
 def rgp_by_formula(x: Tensor, model: nn.Module) -> Tensor:
-    """The block of 001's official code that changes shape, written out: norms, the second pixel of each pair, zeros."""
+    """The block of RGP's official code that changes shape, written out: norms, the second pixel of each pair, zeros."""
     group = model.group2[0]
     norm = nn.functional.group_norm
     y = group.conv1(norm(x, 16 if x.shape[1] == 16 else 32, eps=1e-5).relu())

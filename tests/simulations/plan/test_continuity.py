@@ -16,8 +16,8 @@ from simulations.client.app import app
 from simulations.engines import local
 from simulations.rundir.lock import exclusive
 from simulations.settings.settings import from_mapping
+from simulations.workloads.base.workload import Split, Workload
 from simulations.workloads.digest import data_digest
-from simulations.workloads.workload import Split, Workload
 from tests.simulations.support.runs import ignore, plan_at, reconfigured, resume_local, run_local
 
 

@@ -62,7 +62,7 @@ def test_every_part_arrives():
         columns=("name", "number"),
         rows=(
             Row(cells=("one", "1"), group="first group", colour="#123456"),
-            Row(cells=("two", "2"), group="first group", style="not-private"),
+            Row(cells=("two", "2"), group="first group", style="no-epsilon"),
             Row(cells=("three", "3"), group="second group", style="reference"),
         ),
         note="Its note.",
@@ -79,7 +79,7 @@ def test_every_part_arrives():
     )
     for words in (
         "<h1>T</h1>", "L", '<p class="warning">W</p>', "<h2>S</h2>", '<p class="verdict">A verdict.</p>', "is true",
-        "A table", "Its note.", 'background: #123456', '<tr class="not-private">', '<tr class="reference">',
+        "A table", "Its note.", 'background: #123456', '<tr class="no-epsilon">', '<tr class="reference">',
         'width="300"', "A picture.", '<span class="wrong">word</span>', "Tokens.", "A command:",
         "<pre>fedlsg run</pre>",
     ):  # fmt: skip

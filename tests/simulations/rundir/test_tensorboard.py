@@ -33,7 +33,7 @@ def seen(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def raw_steps(folder: Path) -> list[int]:
-    """Steps as they lie in the file: TensorBoard would hide a step that occurs twice."""
+    """Steps as they are in the file: TensorBoard would hide a step that occurs twice."""
     return [step for step, _, _ in read(folder / FILE)]
 
 

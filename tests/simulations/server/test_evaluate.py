@@ -14,7 +14,7 @@ from torch import nn
 from simulations import workloads
 from simulations.server.evaluate import evaluate, score
 from simulations.workloads import Options, Split, to_device
-from simulations.workloads.workload import refuse_unused
+from simulations.workloads.base.workload import refuse_unused
 
 
 class Signs(nn.Module):
@@ -172,7 +172,7 @@ def test_two_test_splits_of_one_name_are_refused():
     workload = digits()
     with pytest.raises(ValueError, match="two test splits are named test"):
         replace(workload, other_tests={"test": workload.test})
-    with pytest.raises(ValueError, match=r"digits: odd labels lie in 11..11, expected 0..9"):
+    with pytest.raises(ValueError, match=r"digits: odd labels are in 11..11, expected 0..9"):
         replace(workload, other_tests={"odd": split_of([[1.0]], [11])})
 
 

@@ -1,4 +1,4 @@
-"""kill -9 at any moment of a run on the local engine: resumed, it ends as the unbroken one, or resume refuses.
+"""kill -9 at any time of a run on the local engine: resumed, it ends as the unbroken one, or resume refuses.
 
 Two kinds of kills: between two chosen operations on files of the run directory, which reaches every moment at which
 something could be half written; and after a time, as a user or the system would.

@@ -9,7 +9,7 @@ from fedlsg.payload.layout import COMPACT
 from simulations.cli.app import app as cli
 from simulations.settings.codecs import uplink_codec
 from simulations.settings.settings import from_mapping, parse
-from tests.fedlsg.support.coarse_codec import planted
+from tests.fedlsg.support.coarse_codec import COARSE, planted
 from tests.simulations.support.runs import Run, plan_at
 
 OPTIONS = ["--rounds", "2", "--clients", "2", "--noise-multiplier", "2", "--reproducible", "--record-updates"]
@@ -73,3 +73,11 @@ def test_the_setting_goes_with_the_file(tmp_path):
 def test_what_may_go_down(settings, why, tmp_path):
     with pytest.raises(ValueError, match=why):
         plan_at(tmp_path / "run", **settings)
+
+
+@pytest.mark.parametrize("name", ["delta", "epsilon", "clip_norm", "noise_share", "learning_rate"])
+def test_a_codec_cannot_take_the_name_of_another_setting(name, tmp_path):
+    """config.toml would report one value, and the run would use another."""
+    source = COARSE.replace("coarse_step", name)
+    with planted(tmp_path, coarse=source), pytest.raises(ValueError, match=f"a codec declares '{name}'"):
+        plan_at(tmp_path / "run", rounds=1)

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import tomli_w
 
-from fedlsg.accounting.bounds import check_delta
 from fedlsg.accounting.bounds import epsilon as epsilon_of
+from fedlsg.accounting.events import check_delta
 from simulations import workloads
 from simulations.models.registry import vision
 from simulations.plan import plan
@@ -23,7 +23,8 @@ from simulations.settings.published.resolve import unfolded
 from simulations.settings.published.show import as_markdown, command
 from simulations.settings.resolve import build_method, fill
 from simulations.settings.settings import PRESET, Settings, as_config, from_mapping, values_of
-from simulations.workloads import cifar10, glue
+from simulations.workloads.images.image_sets import CIFAR10
+from simulations.workloads.texts import glue
 from tests.places import REPOSITORY
 
 ALL = presets()
@@ -145,7 +146,7 @@ def leaked(settings: Settings, defaults: dict[str, object]) -> set[str]:
 def test_no_workload_changes_a_preset():
     """Under the defaults that GLUE and CIFAR-10 have, and under a value for whatever the server does."""
     after = {"estimator": "averaged", "norms_learning_rate": 9.0, "weight_decay": 9.0, "ema": 0.9, "momentum": 0.9}
-    defaults = {**glue.DEFAULTS, **cifar10.DEFAULTS, **after, "multiplicity": 9, "augment": "flip-crop"}
+    defaults = {**glue.DEFAULTS, **CIFAR10.defaults, **after, "multiplicity": 9, "augment": "flip-crop"}
     for preset in ALL:
         assert leaked(settings_of(preset.name), defaults) == set(), preset.name
     bare = settings_of("lsg-sst2-eps3.3")
@@ -185,7 +186,7 @@ def spent(preset: Published, noise_multiplier: float) -> float:
 
 
 def brackets(preset: Published, sigma: float) -> bool:
-    """Whether the multiplier that spends exactly the preset's epsilon lies within 0.2 % of ``sigma``."""
+    """Whether the multiplier that spends exactly the preset's epsilon is within 0.2 % of ``sigma``."""
     return spent(preset, sigma * 1.002) <= preset.settings["epsilon"] <= spent(preset, sigma * 0.998)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlsg.setting import REQUIRED, Declared
+from simulations.plan.plan import make_plan
 from simulations.settings.declared import KNOWN, RUN, all_settings
 from simulations.settings.published.resolve import FREE_FORM, from_run_config
 from simulations.settings.resolve import FALLBACK
@@ -76,7 +77,7 @@ def test_flower_run_config_lists_the_settings_with_their_defaults():
 
 
 def test_the_free_form_key_carries_any_setting():
-    given = from_run_config({**RUN_CONFIG, "rank": 2, FREE_FORM: "rank=3 data_dir='a b' local-steps=2"})
+    given = from_run_config({**RUN_CONFIG, FREE_FORM: "rank=3 data_dir='a b' local-steps=2"})
     assert given == from_mapping({"rank": 3, "data_dir": "a b", "local_steps": 2})
     assert from_run_config({"preset": "lsg-cifar10-eps3.3", FREE_FORM: "rank=3"}).parameters["rank"] == 3
 
@@ -167,3 +168,26 @@ def test_what_a_run_uses_where_neither_user_nor_workload_says_it():
         assert ALL[name].parse(value) == value
         assert type(value) is ALL[name].kind
         assert name not in RUN or RUN[name].default is None, "else the fallback would never be used"
+
+
+def test_a_share_of_the_noise_cannot_be_given_freely(tmp_path):
+    """It follows from trust; given with trust=client, a run would add a twentieth of the noise that it reports."""
+    given = Settings(epsilon=1.0, clients=3, rounds=2, method="dpsgd", parameters={"noise_share": 0.05})
+    with pytest.raises(ValueError, match="unknown parameter 'noise_share'"):
+        make_plan(given)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"epsilon": 3.0, "settings": "epsilon=100"}, {"rank": 2, "settings": "rank=3"}, {"settings": "rank=1 rank=2"}],
+)
+def test_no_setting_is_given_twice_in_a_run_config(config):
+    with pytest.raises(ValueError, match="is given twice"):
+        from_run_config(config)
+
+
+@pytest.mark.parametrize("value", [10**400, str(10**400)])
+def test_a_number_of_400_digits_is_a_wrong_value(value):
+    assert RUN["seed"].parse(value) == 10**400  # any whole number from 0 on
+    with pytest.raises(ValueError, match="alpha"):
+        RUN["alpha"].parse(value)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from simulations.workloads.augment import PAD, Shift, copies, crop, draw_round, drawn_copies, flip_crop
+from simulations.workloads.images.augment import PAD, Shift, copies, crop, draw_round, drawn_copies, flip_crop
 
 shifts = st.sampled_from([crop, flip_crop])
 seeds = st.integers(0, 2**31)

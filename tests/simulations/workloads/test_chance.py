@@ -46,7 +46,7 @@ def test_a_constant_predictor_is_marked(labels, guess, seeds):
 
 @pytest.mark.parametrize(("accuracies", "above"), [([0.9], True), ([0.14], False), ([0.9, 0.05], False), ([0.3], True)])
 def test_a_good_predictor_is_not_marked(accuracies, above):
-    """0.9 beside 0.05 is luck: the seeds' own spread counts."""
+    """0.9 next to 0.05 is luck: the seeds' own spread counts."""
     assert beats_chance(accuracies, TEN) is above
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulations.workloads import digest, load
+from simulations.workloads.base.workload import Split
 from simulations.workloads.digest import data_digest
-from simulations.workloads.tokens import Tokens
-from simulations.workloads.workload import Split
+from simulations.workloads.texts.tokens import Tokens
 
 
 def images(count: int = 40, seed: int = 0) -> Split:

@@ -17,10 +17,10 @@ from simulations.client.batches import batches
 from simulations.plan.plan import prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import Options, Workload
-from simulations.workloads.augment import crop, flip_crop
-from simulations.workloads.hf_image import choose_columns
-from simulations.workloads.image_sets import CIFAR10, IMAGE_SETS, SVHN
-from simulations.workloads.mirror import find_folder
+from simulations.workloads.base.mirror import find_folder
+from simulations.workloads.images.augment import crop, flip_crop
+from simulations.workloads.images.hf_image import choose_columns
+from simulations.workloads.images.image_sets import CIFAR10, IMAGE_SETS, SVHN
 from tests.places import MIRROR
 from tests.simulations.support.made_images import encode, pixels_of, write_shard
 
@@ -145,7 +145,7 @@ def test_an_option_without_a_use_is_refused(name, option):
 
 
 def test_pretrained_weights_go_to_every_model(tmp_path, monkeypatch):
-    from simulations.workloads import image_workload
+    from simulations.workloads.images import image_workload
 
     make_set(tmp_path, "cifar10")
     asked = []

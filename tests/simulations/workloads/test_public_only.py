@@ -7,8 +7,8 @@ import torch
 
 from simulations import workloads
 from simulations.workloads import Options
-from simulations.workloads.image_sets import IMAGE_SETS
-from simulations.workloads.workload import NoRows
+from simulations.workloads.base.workload import NoRows
+from simulations.workloads.images.image_sets import IMAGE_SETS
 from tests.simulations.support.made_images import encode, pixels_of, write_shard
 from tests.simulations.support.made_texts import make_bert, sentences, write_split
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from fedlsg.carriers.carrier import Carrier, carried_parameters
-from fedlsg.carriers.layout import grouped, layer_table, totals
+from fedlsg.carriers.layout import group_layers, layer_table, totals
 from fedlsg.frame import Frame
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError, check_supported, trainable
@@ -21,8 +21,8 @@ from simulations.models import encoder_source
 from simulations.models.encoder import TextClassifier, build_encoder
 from simulations.models.encoder_source import find_encoder, load_config, load_tokenizer, longest_text
 from simulations.workloads import Split, Workload, build_model
+from tests.places import MIRROR
 from tests.simulations.support.made_texts import make_bert
-from tests.simulations.workloads.test_workloads import MIRROR
 
 pytest.importorskip("transformers", reason="text models need the text extra")
 
@@ -222,7 +222,7 @@ def test_how_every_layer_of_roberta_base_travels():
         "dense": (124, small + head, small + head),
         "frozen": (5, embeddings, 0),
     }
-    travel = {r.name: (r.travel, r.values, r.count) for r in grouped(rows)}
+    travel = {r.name: (r.travel, r.values, r.count) for r in group_layers(rows)}
     layer = "body.roberta.encoder.layer.*"
     assert {name for name, (how, _, _) in travel.items() if how == "carried"} == {
         *(f"{layer}.attention.self.{part}.weight" for part in ("query", "key", "value")),

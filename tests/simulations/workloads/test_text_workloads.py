@@ -20,12 +20,13 @@ from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from simulations import workloads
 from simulations.server.evaluate import score
-from simulations.workloads import Options, Workload, build_model, hf_text, tokens
-from simulations.workloads.glue import TASKS
-from simulations.workloads.texts import Columns, Texts, count_classes
-from simulations.workloads.tokens import Tokens
+from simulations.workloads import Options, Workload, build_model
+from simulations.workloads.texts import hf_text, text_workload, tokens
+from simulations.workloads.texts.glue import TASKS
+from simulations.workloads.texts.source import Columns, Texts, count_classes
+from simulations.workloads.texts.tokens import Tokens
+from tests.places import MIRROR
 from tests.simulations.support.made_texts import make_bert, sentences, write_pairs, write_split
-from tests.simulations.workloads.test_workloads import MIRROR
 
 pytest.importorskip("transformers", reason="text models need the text extra")
 
@@ -109,7 +110,7 @@ def replace_split(root: Path, **columns: object) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"label": [-1]}, r"labels in 0..1 in validation, got -1..-1; -1 stands for a hidden label"),
+        ({"label": [-1]}, r"labels in 0..1 in validation, got -1..-1; -1 is a hidden label"),
         ({"label": [2]}, r"labels in 0..1 in validation, got 2..2$"),
         ({"label": [0.5]}, r"an integer in column label, row 0 of .*, got 0.5"),
         ({"label": [None]}, r"an integer in column label, row 0 of .*, got None"),
@@ -154,7 +155,7 @@ def test_options_out_of_place_are_refused(mirror, bert, options, message):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """The tiny BERT has 32 positions."""
-    monkeypatch.setattr("simulations.workloads.text_workload.MAX_LENGTH", 32)
+    monkeypatch.setattr("simulations.workloads.texts.text_workload.MAX_LENGTH", 32)
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), data=st.data(), typed=st.booleans())
@@ -218,14 +219,14 @@ def test_another_tokenizer_or_text_is_another_cache_entry(mirror, bert, tmp_path
 
 
 def test_a_model_that_asks_for_no_types_gets_none(mirror, bert, monkeypatch):
-    loader = workloads.glue.text_workload.__globals__["load_tokenizer"]
+    loader = text_workload.load_tokenizer
 
     def without_types(*args):
         tokenizer = loader(*args)
         tokenizer.model_input_names = ["input_ids", "attention_mask"]
         return tokenizer
 
-    monkeypatch.setattr("simulations.workloads.text_workload.load_tokenizer", without_types)
+    monkeypatch.setattr("simulations.workloads.texts.text_workload.load_tokenizer", without_types)
     assert set(load("glue-qqp", mirror, bert).train.batch(torch.tensor([0]))[0]) == {"input_ids", "attention_mask"}
 
 

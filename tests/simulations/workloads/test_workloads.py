@@ -20,11 +20,12 @@ from PIL import Image
 
 from simulations import workloads
 from simulations.settings.declared import all_settings
-from simulations.workloads import Split, Workload, hf_image, image_workload
-from simulations.workloads import digits as digits_module
-from simulations.workloads.cache import cache_folder, digest_files, load_or_build
-from simulations.workloads.image_sets import IMAGE_SETS
-from simulations.workloads.workload import silent
+from simulations.workloads import Split, Workload
+from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
+from simulations.workloads.base.workload import silent
+from simulations.workloads.images import digits as digits_module
+from simulations.workloads.images import hf_image, image_workload
+from simulations.workloads.images.image_sets import IMAGE_SETS
 from tests.places import MIRROR
 from tests.simulations.support.made_images import encode, pixels_of, write_shard
 
@@ -113,7 +114,7 @@ def test_a_split_must_be_consistent():
 
 
 def test_a_label_outside_the_classes_is_refused():
-    with pytest.raises(ValueError, match=r"made: train labels lie in 0..3, expected 0..2"):
+    with pytest.raises(ValueError, match=r"made: train labels are in 0..3, expected 0..2"):
         Workload(name="made", train=split_of(4), test=split_of(2), num_classes=3, models={}, defaults={})
 
 
@@ -352,7 +353,7 @@ GOOD = encode(pixels_of(1, 1)[0])
         (spoil(GOOD, -3), ValueError, r"expected labels in 0..9 .*got -3..0"),
         (spoil(GOOD, None), ValueError, r"expected labels in 0..9 .*none"),
         (spoil(None), ValueError, r"image 7 of .* holds no bytes"),
-        (spoil(b"not an image"), ValueError, r"cannot decode image 7 of .*train-00001.*: it is none; download"),
+        (spoil(b"not an image"), ValueError, r"cannot decode image 7 of .*train-00001.*: not an image; download"),
         (spoil(GOOD[: len(GOOD) // 2]), ValueError, r"cannot decode image 7 of .*train-00001"),
         (spoil(encode(np.zeros((16, 32, 3), np.uint8))), ValueError, r"32x32 RGB, got 32x16 RGB"),
         (spoil(encode(np.zeros((32, 32), np.uint8))), ValueError, r"32x32 RGB, got 32x32 L"),
@@ -566,7 +567,7 @@ def test_the_real_channel_means_are_the_published_ones(real_cifar10):
 
 @pytest.mark.data
 def test_a_few_real_images_equal_their_encoded_bytes(real_cifar10):
-    """Oracle: the last shard read anew, row by row, without our reader."""
+    """Oracle: the last shard read again, row by row, without our reader."""
     table = pq.read_table(MIRROR / "cifar10" / "plain_text" / "train-00003-of-00004.parquet").slice(12_490, 10)
     for offset, row in enumerate(table.to_pylist()):
         image = np.asarray(Image.open(io.BytesIO(row["img"]["bytes"])))

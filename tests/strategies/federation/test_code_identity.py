@@ -55,7 +55,7 @@ def test_the_digest_does_not_depend_on_the_order_of_the_folders(copy):
 
 
 @pytest.mark.parametrize(
-    "name", ["fedlsg/privacy/mechanism.py", "strategies/recipes/lsg.py", "simulations/workloads/augment.py"]
+    "name", ["fedlsg/privacy/mechanism.py", "strategies/recipes/lsg.py", "simulations/workloads/images/augment.py"]
 )
 @pytest.mark.parametrize("change", ["edited", "removed", "renamed", "added"])
 def test_every_change_of_a_file_that_runs_is_another_digest(name, change, copy):
@@ -86,7 +86,7 @@ def test_what_no_run_imports_does_not_count(name, copy):
 
 
 def test_a_file_that_moved_its_text_to_the_next_is_another_digest(copy):
-    """Names and lengths are in the digest: joined contents alone would not tell."""
+    """Names and lengths are in the digest: joined contents alone would not show it."""
     first, second = copy / "strategies" / "recipes" / "lora.py", copy / "strategies" / "recipes" / "lsg.py"
     first.write_bytes(first.read_bytes() + second.read_bytes())
     second.write_bytes(b"")

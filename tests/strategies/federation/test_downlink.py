@@ -1,4 +1,4 @@
-"""What goes down: a replica that takes the server's steps is the server's state; nobody is sent more than needed."""
+"""The downlink: a replica that takes the server's steps is the server's state; nobody is sent more than needed."""
 
 import contextlib
 import copy
@@ -16,15 +16,15 @@ from fedlsg.frame import Frame
 from fedlsg.payload import Codec, Dither, find_codec
 from fedlsg.state.server_state import ServerState
 from fedlsg.state.server_update import HEADER, DownDither, Step, StepError, read_steps, replay
-from fedlsg.state.snapshot import beside_weights, restart
+from fedlsg.state.snapshot import extra_vectors, restart
 from fedlsg.training.compression import largest
 from strategies.federation.replica_wire import (  # fmt: skip
     NOWHERE,
     catch_up,
     digest_of,
-    read_beside,
     read_missed,
     read_reference,
+    read_state,
 )
 from strategies.federation.sparse_downlink import REPAIRS_ALLOWED, SparseDownlink
 from strategies.federation.wire import payload_size, read_weights
@@ -70,7 +70,7 @@ class Holder:
         if "weights" in records:
             goes_on = reference.base == reference.version
             if goes_on:
-                restart(self.state, read_weights(content), read_beside(content), round=round, updates=updates)
+                restart(self.state, read_weights(content), read_state(content), round=round, updates=updates)
             self.version, self.gone = reference.version if goes_on else self.version, not goes_on
             assert digest_of(read_weights(content)) == reference.digest
         else:
@@ -114,7 +114,7 @@ def a_round(downlink: SparseDownlink, asked: Sequence[int] = (0, 1, 2), noise_st
 
 def alike(a: ServerState, b: ServerState) -> bool:
     """Whether two states are the same to the bit, also in what a step does next."""
-    beside = [{name: v.tolist() for name, v in beside_weights(state).items()} for state in (a, b)]
+    beside = [{name: v.tolist() for name, v in extra_vectors(state).items()} for state in (a, b)]
     rates = [[group["lr"] for group in state.optimizer.param_groups] for state in (a, b)]
     return a.weights.equal(b.weights) and beside[0] == beside[1] and rates[0] == rates[1] and a.updates == b.updates
 
@@ -167,7 +167,7 @@ def test_whoever_takes_part_when_is_sent_the_least(data):
             sent = holder.take(records[client], round, updates)
             missed = [len(s) for s in list(downlink.store.values())[held:]] if held is not None else None
             dense = 4 * 163 + (-(-163 // 8) if state.memory is not None else 0)
-            whole = 4 * 163 + sum(v.numel() * v.element_size() for v in beside_weights(state).values())
+            whole = 4 * 163 + sum(v.numel() * v.element_size() for v in extra_vectors(state).values())
             assert sent in ({dense, whole} if missed is None or sum(missed) > dense else {sum(missed)})
         downlink.confirm(answered)
         downlink.finish_round(frame, [sent_by(state, frame, client, round) for client in answered], 0.2)

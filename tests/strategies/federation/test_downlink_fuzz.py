@@ -1,4 +1,4 @@
-"""What comes down, spoilt at random or forged with right checksums: refused by name, or a step of bounded size.
+"""Downlink messages, damaged at random or forged with right checksums: refused by name, or a step of bounded size.
 
 1,000 streams and records in the plain tests, 200,000 in the slow ones. Payloads: test_message_fuzz.py.
 """
@@ -22,14 +22,14 @@ from fedlsg.payload import Codec, find_codec
 from fedlsg.payload.layout import HEADER as PAYLOAD_HEADER
 from fedlsg.state.server_state import ServerState
 from fedlsg.state.server_update import HEADER, PRUNING, encode_pruning, encode_update, read_steps, replay
-from fedlsg.state.snapshot import beside_weights, restart
+from fedlsg.state.snapshot import extra_vectors, restart
 from strategies.federation.replica_wire import (
     Reference,
     catch_up,
     digest_of,
-    read_beside,
     read_missed,
     read_reference,
+    read_state,
     whole,
 )  # fmt: skip
 from strategies.federation.wire import (
@@ -98,7 +98,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 
 
 def forged(stream: bytes, rng: random.Random, other: bytes) -> bytes:
-    """Damaged somewhere; often a header that lies, or a payload that is sealed anew, as only a liar does."""
+    """Damaged somewhere; often a false header, or a payload that is sealed again, as only an attacker does."""
     kind = rng.random()
     if kind < 0.4:
         return damaged(stream, rng, other)
@@ -198,7 +198,7 @@ def records() -> tuple[ServerState, RecordDict]:
     frame = state.frame()
     state.finish_round(frame, [values_for(frame, 0, 1)], noise_std=0.3)
     reference = Reference(version=1, base=1, digest=digest_of(state.weights))
-    content = RecordDict(whole(reference, flat_record(state.weights), beside_weights(state)))
+    content = RecordDict(whole(reference, flat_record(state.weights), extra_vectors(state)))
     content["kept"] = kept_record(state.frame())
     content["frame"] = frame_record(state.frame())
     step = encode_update(
@@ -209,7 +209,7 @@ def records() -> tuple[ServerState, RecordDict]:
 
 
 def spoilt_record(content: RecordDict, rng: random.Random) -> RecordDict:
-    """The message with one record gone, or one array or number of it that lies."""
+    """The message with one record gone, or with one false array or number."""
     copy = RecordDict({name: content[name] for name in content})
     name = rng.choice(sorted(copy))
     record = copy[name]
@@ -239,7 +239,7 @@ def take(state: ServerState, content: RecordDict, frame: Frame) -> None:
     """Everything that a client reads of a message; ``frame`` is the one that it derives itself."""
     reference = read_reference(content)
     if reference is not None:
-        restart(state, read_weights(content), read_beside(content), round=2, updates=1)
+        restart(state, read_weights(content), read_state(content), round=2, updates=1)
         read_kept(content, state.weights.numel())
         read_frame(content, frame)
         read_missed(content, Reference(version=reference.version, base=reference.version - 1, digest=b""))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from fedlsg.attacks.membership.matched_filter import closed_form_tpr, filtered, measure, own_gradient, score
+from fedlsg.attacks.membership.matched_filter import closed_form_tpr, filter_payload, measure, own_gradient, score
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import reproducible_stream
@@ -76,7 +76,7 @@ def test_half_the_noise_is_outside_of_the_interval():
     mechanism, noise = Mechanism(clip_norm=0.1, noise_multiplier=1.0), reproducible_stream(2)
     less = Mechanism(clip_norm=0.1, noise_multiplier=0.5)
     g = clipped_sum([block[:1] for block in gradients], mechanism).double()
-    scores = [filtered(add_noise(g, less, noise), g, less.noise_std) for _ in range(500)]
+    scores = [filter_payload(add_noise(g, less, noise), g, less.noise_std) for _ in range(500)]
     share = sum(value > norm.isf(0.01) for value in scores) / 500
     assert share > closed_form_tpr(0.01, 1.0) + 5 * math.sqrt(0.1 / 500)
 
@@ -85,6 +85,6 @@ def test_refuses():
     with pytest.raises(ValueError, match="fpr"):
         closed_form_tpr(0.0, 1.0)
     with pytest.raises(ValueError, match="noise_std"):
-        filtered(torch.ones(2), torch.ones(2), 0.0)
+        filter_payload(torch.ones(2), torch.ones(2), 0.0)
     with pytest.raises(ValueError, match="not zero"):
-        filtered(torch.ones(2), torch.zeros(2), 1.0)
+        filter_payload(torch.ones(2), torch.zeros(2), 1.0)

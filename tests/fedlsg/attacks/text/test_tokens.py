@@ -12,7 +12,7 @@ from fedlsg.attacks.guess import DoesNotApply
 from fedlsg.attacks.observation import Observation
 from fedlsg.attacks.text.token_reading import read_tokens
 from fedlsg.attacks.text.token_span import readers, received_span
-from fedlsg.attacks.text.tokens import embedded, first_layers, span_test
+from fedlsg.attacks.text.tokens import embedded, span_test
 from fedlsg.gradients.supported import trainable
 from tests.fedlsg.support.encoders import PAD, TOKENS, Encoder, texts, vocabulary
 from tests.fedlsg.support.observed import cross_entropy, method, observe
@@ -38,7 +38,7 @@ def read(seen: Observation, tokens, **changes: object):
 def test_which_layers_read_the_embeddings():
     assert readers(Encoder(), "embeddings", 5) == FIRST
     with pytest.raises(DoesNotApply, match=r"no trained layer reads embeddings: the lowest layers are frozen"):
-        first_layers(Encoder(frozen_attention=True), vocabulary(5))
+        readers(Encoder(frozen_attention=True), "embeddings", 5)
 
 
 def test_rows_of_a_dense_gradient_are_combinations_of_the_embeddings():

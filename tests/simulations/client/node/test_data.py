@@ -99,7 +99,7 @@ def test_accepted_data_go_on_at_the_epsilon_that_is_spent(what, spent, tmp_path)
 
 
 def test_the_same_data_are_answered_again(spent, tmp_path):
-    """Control: nothing but the change is refused. A file that was written anew holds the same rows."""
+    """Control: nothing but the change is refused. A file that was written again holds the same rows."""
     change(tmp_path / "rows.npz", lambda inputs, labels: (inputs, labels.astype(np.int32)))
     assert examples(spent.query()) == 200
     payload(spent.train(STEPS))
@@ -311,15 +311,15 @@ def test_microbatches_of_a_deployed_client_have_one_shape_whatever_its_servers_w
     rows = digits_file(tmp_path / "rows.npz")
     server = Server.start(terms(tmp_path / "node", data=str(rows)), tmp_path / "copy", sample_rate=0.5)
     seen: set[int] = set()
-    passes = microbatches.filled
-    monkeypatch.setattr("fedlsg.training.client.filled", lambda batch, n: seen.add(n) or passes(batch, n))
+    passes = microbatches.fill
+    monkeypatch.setattr("fedlsg.training.client.fill", lambda batch, n: seen.add(n) or passes(batch, n))
     for round in (1, 2, 3):
         payload(server.train(round))
     assert len(seen) == 1
 
 
 def test_a_server_learns_nothing_of_a_column_that_it_names(tmp_path, monkeypatch):
-    """Before, two class counts told by their refusals whether the largest value of any column lay between them."""
+    """Before, the refusals of two class counts revealed whether the largest value of a column was between them."""
     columns = {"text": sentences(20, 1), "age": list(range(20, 40)), "sick": [row % 2 for row in range(20)]}
     write_split(tmp_path / "own", "train", columns)
     monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))

@@ -3,7 +3,7 @@
 Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits" (UCI). The split is fixed and stratified: 1,437
 training and 360 test images, drawn once by scikit-learn's ``train_test_split(test_size=0.2, random_state=0)``.
 
-scikit-learn's file is read without importing scikit-learn, which takes a second in each process of a run.
+The file of scikit-learn is read without importing scikit-learn: the import takes a second in each process of a run.
 """
 
 import base64
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from simulations import models
-from simulations.workloads.workload import NoRows, Options, Progress, Split, Workload, refuse_unused, rescale
+from simulations.workloads.base.workload import NoRows, Options, Progress, Split, Workload, refuse_unused, rescale
 
 _TEST_ROWS = (  # one bit a row, in base 85
     "000DtH6#!~00uz-lR^am8UP3Z03-k?1}qW)5CD`40FW6H1R(gJ0)Y^q00;_*AVd`;NkTxN3IG5AKm^zT0D*uY07wPI01!Y3pb!8BKu7>E5C"
@@ -57,8 +57,8 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 )
 """Learning rates by runs on held-out rows (holdout = 0.2).
 
-``dpsgd`` at epsilon 8, seeds 0 to 4: 94.5 ± 0.5 % at 0.2, 95.6 ± 0.6 at 0.4, 93.3 ± 1.1 at 0.8. The two rivals without
-noise: two runs each, seeds 10 and 11.
+``dpsgd`` at epsilon 8, seeds 0 to 4: 94.5 ± 0.5 % at 0.2, 95.6 ± 0.6 at 0.4, 93.3 ± 1.1 at 0.8. ``topk`` and
+``powersgd``, which add no noise: two runs each, seeds 10 and 11.
 """
 
 
@@ -99,7 +99,7 @@ def read() -> tuple[np.ndarray, np.ndarray]:
         with gzip.open(path, "rt") as file:
             table = np.loadtxt(file, delimiter=",", dtype=np.int64)
         return table[:, :-1].astype(np.uint8), table[:, -1]
-    from sklearn.datasets import load_digits  # of a release that keeps its file elsewhere
+    from sklearn.datasets import load_digits  # this release keeps its file elsewhere
 
     images, labels = load_digits(return_X_y=True)
     return images.astype(np.uint8), labels

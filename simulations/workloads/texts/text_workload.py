@@ -1,21 +1,21 @@
-"""A text-classification set as a workload: read, tokenised into the cache, given the encoder that was asked for."""
+"""A text-classification set as a workload: read it, tokenise it into the cache, and give it the chosen encoder."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder, load_config, load_tokenizer, longest_text
-from simulations.workloads import tokens
-from simulations.workloads.cache import cache_folder, load_or_build
-from simulations.workloads.mirror import data_root
-from simulations.workloads.own_rows import text_rows
-from simulations.workloads.texts import Columns, Source, check_labels, count_classes
-from simulations.workloads.workload import NoRows, Options, Progress, Workload
+from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
+from simulations.workloads.base.mirror import data_root
+from simulations.workloads.base.workload import NoRows, Options, Parquet, Progress, Split, Workload, silent
+from simulations.workloads.texts import tokens
+from simulations.workloads.texts.source import Columns, Source, check_labels, count_classes, read_parquet
 
 DEFAULT_MODEL = "minilm"
 MAX_LENGTH = 128
@@ -42,7 +42,7 @@ def text_workload(
 ) -> Workload:
     """The workload whose splits are ``train`` and ``tests`` of ``source``, tokenised for ``options.model``.
 
-    num_classes: None takes what the data set publishes, see ``texts.count_classes``.
+    num_classes: None takes what the data set publishes, see ``count_classes``.
     public_only: the splits are ``tests`` alone.
     It offers one model, the one that its tokens are for; the weights are loaded when it is built.
     Raises ValueError for a ``max_length`` out of range and for damaged data; what finding an encoder raises.
@@ -84,5 +84,21 @@ def text_workload(
         models=MappingProxyType({encoder.name: builder}),
         defaults=defaults,
         method_defaults=method_defaults,
-        parquet=text_rows(name, columns, classes, tokenizer, form, max_length),
+        parquet=_own_rows(name, columns, classes, tokenizer, form, max_length),
     )
+
+
+def _own_rows(name: str, columns: Columns, num_classes: int, tokenizer: Any, form: str, max_length: int) -> Parquet:
+    """A reader of a client's own texts, tokenised for one model. ``form``: the digest of the tokenizer."""
+
+    def rows(paths: Sequence[Path], cache: Path) -> Split:
+        def build() -> dict[str, np.ndarray]:
+            texts = read_parquet(paths, columns)
+            check_labels(texts.labels, num_classes, split="train", name=name)
+            return tokens.tokenise("train", texts, tokenizer, max_length=max_length, progress=silent)
+
+        key = digest_files(paths, salt=f"own {tokens.FORMAT} {form} {max_length} {columns.names}")
+        arrays = load_or_build(cache, f"own-{key}", build, progress=silent)
+        return tokens.as_split("train", arrays, tokenizer, max_length=max_length)
+
+    return rows

@@ -1,13 +1,13 @@
-"""Tokenised texts as a handful of flat arrays, padded a batch at a time to a public length.
+"""Tokenised texts as a few flat arrays, padded a batch at a time to a public length.
 
 A split of N texts with S tokens in all is stored as ``ids`` (S,) int32, ``types`` (S,) uint8 and ``offsets`` (N + 1,)
-int64: text i is ``ids[offsets[i]:offsets[i + 1]]``, special tokens included. Nothing of the padding is stored.
+int64: text i is ``ids[offsets[i]:offsets[i + 1]]``, special tokens included. Padding is not stored.
 
-Padded lengths are PADDED_LENGTHS below ``max_length``, and ``max_length``. Another padded length is another rounding of
-a text's gradient, in bfloat16 by up to 1 % (docs/results/sensitivity.md). If the longest text of a batch set the
-length, one text more or less would change what all others add. So only texts of one padded length train together. In
-a batch all of them are padded, or (those of ``max_length`` tokens) none is: encoders compute differently where a whole
-batch has no padding.
+Padded lengths are PADDED_LENGTHS below ``max_length``, and ``max_length``. The padded length changes the rounding of a
+text's gradient, in bfloat16 by up to 1 % (docs/results/sensitivity.md). If the longest text of a batch set the
+length, one text more or less would change the gradients of all others. So only texts of one padded length train
+together. In a batch all texts are padded, or (those of ``max_length`` tokens) none is: encoders compute differently if
+a whole batch has no padding.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from simulations.workloads.texts import Texts
-from simulations.workloads.workload import Progress, Split
+from simulations.workloads.base.workload import Progress, Split
+from simulations.workloads.texts.source import Texts
 
 ROWS_AT_ONCE = 10_000
 PADDED_LENGTHS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
@@ -34,8 +34,8 @@ FORMAT = "tokens int32, types uint8, version 1"
 class Tokens:
     """Tokenised texts, possibly memory-mapped; ``tokens[rows]`` are the padded tensors of a batch.
 
-    types: which of a pair's texts a token belongs to (0 or 1); None for a model that does not ask.
-    max_length: tokens of the longest text that may be, a public setting.
+    types: the text of a pair that a token belongs to (0 or 1); None for a model that does not read it.
+    max_length: most tokens of a text, a public setting.
     """
 
     ids: np.ndarray
@@ -59,7 +59,7 @@ class Tokens:
         return np.array([*shorter, self.max_length, self.max_length])
 
     def group(self, lengths: np.ndarray) -> np.ndarray:
-        """The group of texts of so many tokens: the first one that pads them, the last one where none does."""
+        """The group of texts with these lengths: the first that pads them, else the last."""
         found: np.ndarray = np.searchsorted(self.widths[:-1], lengths, side="right")
         return found
 
@@ -69,10 +69,10 @@ class Tokens:
         return torch.from_numpy(self.group(np.diff(self.offsets)).astype(np.int64))
 
     def __getitem__(self, rows: np.ndarray, /) -> dict[str, Tensor]:
-        """``input_ids``, ``attention_mask`` and, where the model asks, ``token_type_ids``: (B, T) int64.
+        """``input_ids``, ``attention_mask`` and, if the model reads it, ``token_type_ids``: (B, T) int64.
 
         T is the padded length of the longest of the rows, and thus of each of them where they are of one group. The
-        padding lies to the right: ``pad_id``, mask 0, type 0.
+        padding is on the right: ``pad_id``, mask 0, type 0.
         """
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
@@ -88,8 +88,7 @@ class Tokens:
 def tokenise(split: str, texts: Texts, tokenizer: Any, *, max_length: int, progress: Progress) -> dict[str, np.ndarray]:
     """The arrays of one split, each under the name ``{split}_...``, with its labels and class count.
 
-    A text or pair of more than ``max_length`` tokens is cut, the longer of a pair first; what is cut is counted and
-    said. Raises nothing of its own: ``texts`` were checked when they were read.
+    A text or pair of more than ``max_length`` tokens is cut, the longer of a pair first; ``progress`` reports how many.
     """
     ids: list[np.ndarray] = []
     types: list[np.ndarray] = []
@@ -120,7 +119,7 @@ def tokenise(split: str, texts: Texts, tokenizer: Any, *, max_length: int, progr
 
 
 def as_split(split: str, arrays: Mapping[str, np.ndarray], tokenizer: Any, *, max_length: int) -> Split:
-    """The split of cached arrays; its batches hold what the tokenizer's model asks for."""
+    """The split of cached arrays; its batches hold the inputs of the tokenizer's model."""
     tokens = Tokens(
         ids=arrays[f"{split}_ids"],
         types=arrays[f"{split}_types"] if "token_type_ids" in tokenizer.model_input_names else None,
@@ -134,9 +133,9 @@ def as_split(split: str, arrays: Mapping[str, np.ndarray], tokenizer: Any, *, ma
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """16 hex digits that depend on everything that the tokenizer does to a text, and on nothing else.
+    """16 hex digits that depend on how the tokenizer changes a text, and on nothing else.
 
-    Take it before the first use: truncation is kept in the tokenizer's own state.
+    Compute it before the first use: the tokenizer stores the truncation of its last use.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:  # a tokenizer written in Python: its vocabulary and its class

@@ -1,13 +1,14 @@
-"""Where a data set's parquet shards lie: a local mirror of its Hugging Face repository, or the hub.
+"""Find the parquet shards of a data set: in a local mirror of its Hugging Face repository, or on the hub.
 
-The layout is the hub's: ``<data_dir>/<folder>/<split>-0000i-of-0000N.parquet``. A local mirror wins over the hub and is
-never completed from it: mixing two sources would train on data that nobody has checked.
+The layout is the hub's: ``<data_dir>/<folder>/<split>-0000i-of-0000N.parquet``. A local mirror has priority over the
+hub and is never completed from it: nobody has checked a mixture of two sources.
 """
 
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 DATA_VARIABLE = "FEDLSG_DATA"
 _SHARD = re.compile(r"(?P<split>[\w.]+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.parquet")
@@ -46,11 +47,11 @@ def find_shards(
 
 
 def find_folder(dataset: str, subset: str | None, *, data_dir: Path | None) -> Path | None:
-    """The folder with the shards of any data set of a local mirror; None where there is no mirror but the hub.
+    """The folder with the shards of any data set in a local mirror; None without a mirror.
 
     It is ``<data_dir>/OWNER/NAME/<subset>`` or, without the owner, ``<data_dir>/NAME/<subset>``; with ``subset`` None
-    the data set's own folder or the only one inside it that holds shards. Raises FileNotFoundError, listing the folders
-    there are, and ValueError for a name that is no name.
+    the data set's own folder or the only one inside it that holds shards. Raises FileNotFoundError, listing the
+    existing folders, and ValueError for an invalid name.
     """
     for setting, value, form in (("dataset", dataset, _DATASET), ("subset", subset, _NAME)):
         if value is not None and not form.fullmatch(value):
@@ -85,7 +86,7 @@ def split_names(folder: Path) -> tuple[str, ...]:
 
 
 def find_splits(folder: Path, splits: tuple[str, ...]) -> dict[str, list[Path]]:
-    """The shards of each split in order. Raises FileNotFoundError, listing the splits there are, as ``find_shards``."""
+    """The shards of each split in order. Raises FileNotFoundError, listing the existing splits, as ``find_shards``."""
     known = split_names(folder)
     for split in splits:
         if split not in known:
@@ -93,6 +94,17 @@ def find_splits(folder: Path, splits: tuple[str, ...]) -> dict[str, list[Path]]:
                 f"no split {split!r} in {folder}; there are: {_list(known)} (test_split names the evaluated one)"
             )
     return {split: _shards(folder, split) for split in splits}
+
+
+def open_parquet(path: Path) -> Any:
+    """The opened file. Raises ValueError if it is not a parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"cannot read {path}: {error}; download it again") from error
 
 
 def _list(names: Sequence[str]) -> str:
@@ -132,7 +144,7 @@ def _find_on_hub(name: str, subset: str, splits: tuple[str, ...], hub_name: str)
 
 
 def _shards(folder: Path, split: str) -> list[Path]:
-    """The shards of one split, in order; FileNotFoundError where they are not exactly 0 .. N-1 of one N."""
+    """The shards of one split, in order. Raises FileNotFoundError unless they are exactly 0 .. N-1 of one N."""
     found = [match for file in sorted(folder.glob("*.parquet")) if (match := _SHARD.fullmatch(file.name))]
     found = [match for match in found if match["split"] == split]
     if not found:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from simulations.workloads.text_workload import USED, text_workload
-from simulations.workloads.texts import Columns, mirrored
-from simulations.workloads.workload import Options, Progress, Workload, refuse_unused
+from simulations.workloads.base.workload import Options, Progress, Workload, refuse_unused
+from simulations.workloads.texts.source import Columns, mirrored
+from simulations.workloads.texts.text_workload import USED, text_workload
 
 HUB_NAME = "nyu-mll/glue"
 
@@ -39,7 +39,7 @@ FINE_TUNING: Mapping[str, object] = MappingProxyType({"learning_rate": 1e-4, "cl
 METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {"rs": {"sparsity": 0.5}, "topk": FINE_TUNING, "powersgd": FINE_TUNING, "bitfit": {"learning_rate": 5e-3}}
 )
-"""Without noise the rates that are usual for fine-tuning; biases alone take a larger one. Not searched for here."""
+"""Without noise, the usual rates of fine-tuning; biases alone take a larger one. They were not tuned here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +81,10 @@ class Task:
 
         ``options.test_split`` replaces the test splits by one.
         Raises:
-            FileNotFoundError, ModuleNotFoundError, ConnectionError: no data (``mirror.find_shards``) or no model.
+            FileNotFoundError, ModuleNotFoundError, ConnectionError: no data (``find_shards``) or no model.
             ValueError: damaged data, other columns, a label out of range (-1: hidden), an option out of range.
         """
         refuse_unused(options, workload=self.name, used=USED)
-        if options.test_split == "train":
-            raise ValueError("expected a test_split other than 'train', which is what the clients hold")
         tests = self.tests if options.test_split is None else (options.test_split,)
         splits = tests if public_only else ("train", *tests)
         columns = Columns(inputs=self.inputs, label="label")

@@ -18,7 +18,7 @@ Inputs = Tensor | dict[str, Tensor]
 
 
 class Augment(Protocol):
-    """Changes inputs (B, ...) at random, each row by itself: drawn first, one number a row, then applied."""
+    """Changes inputs (B, ...) at random, each row by itself: ``draw`` gives one number a row, ``apply`` uses it."""
 
     def draw(self, count: int, generator: torch.Generator, /) -> Int64[Tensor, " count"]: ...
 
@@ -31,9 +31,9 @@ def silent(line: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a user may say about data and model beside the workload's name; None leaves it to the workload.
+    """Settings of data and model next to the workload's name; None is the workload's default.
 
-    A loader refuses, naming the setting, what it has no use for; ``holdout`` and ``train_rows`` serve every workload.
+    A loader refuses, naming the setting, what it does not use; every workload uses ``holdout`` and ``train_rows``.
     """
 
     model: str | None = None
@@ -50,18 +50,20 @@ class Options:
 
 
 def refuse_unused(options: Options, *, workload: str, used: tuple[str, ...] = ()) -> None:
-    """Raise ValueError, naming the setting, for an option that is given and that the workload has no use for.
+    """Raise ValueError, naming the setting, for a given option that the workload does not use, or a private test split.
 
-    ``used`` names those it reads; ``model``, ``train_rows`` and ``holdout`` serve every workload.
+    ``used`` names those it reads; every workload reads ``model``, ``train_rows`` and ``holdout``.
     """
     for f in fields(Options):
         value = getattr(options, f.name)
         if value is not None and f.name not in (*used, "model", "train_rows", "holdout"):
             raise ValueError(f"workload {workload} has no use for {f.name}={value!r}: leave it out")
+    if options.test_split == "train":
+        raise ValueError("expected a test_split other than 'train', which is what the clients hold")
 
 
 class Stored(Protocol):
-    """N stored examples: a (memory-mapped) array, or anything else that gives rows by an int64 index array."""
+    """N stored examples: a (memory-mapped) array, or any object that gives rows by an int64 index array."""
 
     def __len__(self) -> int: ...
 
@@ -84,17 +86,16 @@ class Picked:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Split:
-    """Examples of one split, kept as they are stored and prepared only for the rows that are asked for.
+    """Examples of one split, kept as they are stored; only the selected rows are prepared.
 
     inputs: N stored examples, possibly memory-mapped; never written to.
     labels: (N,) int64.
     prepare: from stored rows to the model's inputs (B, ...), row by row: float32 images, or a dict of padded tokens.
-    lengths: (N,) tokens of each example where examples differ in length, so that ``order`` can bring equal ones
-        together; None where all are alike.
+    lengths: (N,) tokens of each example, so that ``order`` can bring equal lengths together; None if all are equal.
     groups: (N,) number of each example's group, by its own length: only examples of one group may share a microbatch
-        of a private step (``apart``); None where all are alike.
+        of a private step (``apart``); None for one group.
 
-    Load a workload by name in every process instead of pickling a split: a pickle holds every row.
+    Load a workload by name in every process instead of pickling a split: the pickle would hold every row.
     """
 
     inputs: Stored
@@ -120,18 +121,17 @@ class Split:
     def batch(self, indices: Int64[Tensor, " b"]) -> tuple[Any, Int64[Tensor, " b"]]:
         """Inputs (a tensor (B, ...) or a dict of them) and targets (B,) of the given rows, in the given order.
 
-        B = 0 is a batch too. Texts are padded to the padded length of the longest of the rows (tokens.py).
-        Guarantee: the tensors are fresh copies on the CPU, and a row's value does not depend on the other rows,
-        its padding apart.
+        B = 0 is allowed. Texts are padded to the padded length of the longest row.
+        Guarantee: the tensors are fresh copies on the CPU, and the other rows change only the padding of a row.
         Raises:
-            TypeError: indices that are not int64 (a mask of booleans would select other rows than it says).
+            TypeError: indices that are not int64 (a boolean mask would select the wrong rows).
             IndexError: an index outside [0, N); a negative one would reach another client's example.
         """
         rows = self._checked(indices)
         return self.prepare(self.inputs[rows.numpy()]), self.labels[rows]
 
     def order(self, indices: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
-        """The same indices, the shortest examples first and ties as given, so that runs of them pad little.
+        """The same indices, the shortest examples first and ties as given, so that neighbours need little padding.
 
         Lengths are private: the order must not leave the client. It is not for private steps: see ``apart``.
         """
@@ -139,7 +139,7 @@ class Split:
         return rows if self.lengths is None else rows[torch.argsort(self.lengths[rows], stable=True)]
 
     def apart(self, indices: Int64[Tensor, " b"]) -> list[Int64[Tensor, " places"]]:
-        """Places of the indices in groups that may share a microbatch, each ascending; all in one where all are alike.
+        """Places of the indices in groups that may share a microbatch, each ascending; one group without ``groups``.
 
         Guarantee: an example's group depends on that example alone. Private, as ``order`` is.
         """
@@ -150,7 +150,7 @@ class Split:
         return [(own == group).nonzero().squeeze(1) for group in own.unique()]
 
     def pick(self, indices: Int64[Tensor, " n"]) -> "Split":
-        """The split that holds these rows in this order; nothing is copied but labels."""
+        """The split of these rows in this order; only labels are copied."""
         rows = self._checked(indices)
         return Split(
             inputs=Picked(stored=self.inputs, rows=rows.numpy()),
@@ -169,7 +169,7 @@ class Split:
 
 
 class NoRows(Split):
-    """The training split where none is loaded: the server of a deployment sees no training row."""
+    """A training split without rows: the server of a deployment sees no training row."""
 
     def __init__(self) -> None:
         empty = torch.zeros(0, dtype=torch.int64)
@@ -188,6 +188,10 @@ def to_device(inputs: Inputs, device: str) -> Inputs:
     return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
+Parquet = Callable[[Sequence[Path], Path], Split]
+"""Reads parquet files; the decoded or tokenised rows go to a cache folder."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Workload:
     """A data set with the models and settings that suit it.
@@ -196,11 +200,11 @@ class Workload:
     other_tests: more test splits by name, whose accuracies are averaged with it, each with the same weight.
     models: builders by name, the first is the default; build through ``build_model``.
     classifier: the path of the output layer in every model (it stays dense, never carried).
-    augment: changes training inputs at random, where the workload has a way to; never applied to a test split.
+    augment: changes training inputs at random, or None; never applied to a test split.
     defaults: the preset, by setting; public constants chosen before the run, never derived from its data.
     method_defaults: what differs from it for a method, by method and setting.
-    parquet: reads parquet files of a client's own rows (own_rows.py), where the workload has that form.
-    Raises ValueError where a label lies outside [0, num_classes).
+    parquet: reads parquet files of a client's own rows; None if the workload has no such form.
+    Raises ValueError for a label outside [0, num_classes).
     """
 
     name: str
@@ -214,7 +218,7 @@ class Workload:
     augment: Augment | None = None
     defaults: Mapping[str, object]
     method_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    parquet: Callable[[Sequence[Path], Path], Split] | None = None
+    parquet: Parquet | None = None
 
     def __post_init__(self) -> None:
         if self.test_name in self.other_tests:
@@ -224,7 +228,7 @@ class Workload:
                 continue
             low, high = int(split.labels.min()), int(split.labels.max())
             if not 0 <= low <= high < self.num_classes:
-                raise ValueError(f"{self.name}: {name} labels lie in {low}..{high}, expected 0..{self.num_classes - 1}")
+                raise ValueError(f"{self.name}: {name} labels are in {low}..{high}, expected 0..{self.num_classes - 1}")
 
     @property
     def tests(self) -> dict[str, Split]:

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from simulations.workloads.cache import digest_files
-from simulations.workloads.images import open_parquet
-from simulations.workloads.mirror import find_shards
+from simulations.workloads.base.cache import digest_files
+from simulations.workloads.base.mirror import find_shards, open_parquet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +45,14 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where splits come from: ``read(split)`` gives one, ``digest`` stands for their whole content."""
+    """Where splits come from: ``read(split)`` gives one, ``digest`` identifies their whole content."""
 
     digest: str
     read: Callable[[str], Texts]
 
 
 def mirrored(name: str, subset: str, splits: tuple[str, ...], columns: Columns, **where: Any) -> Source:
-    """Splits of parquet shards; ``name``, ``subset``, ``where`` and what is raised as ``mirror.find_shards``.
+    """Splits of parquet shards; ``name``, ``subset``, ``where`` and errors as ``find_shards``.
 
     ``read`` raises ValueError for a shard that cannot be read, and for what ``checked`` refuses.
     """
@@ -80,7 +79,7 @@ def read_parquet(paths: Sequence[Path], columns: Columns) -> Texts:
 
 
 def check_columns(columns: Columns, there: Sequence[str], *, place: str) -> None:
-    """Raise ValueError, listing the columns that there are, unless those asked for are among them."""
+    """Raise ValueError, listing the existing columns, if one of ``columns`` is missing."""
     if len(set(columns.names)) < len(columns.names):
         raise ValueError(f"expected input_columns and label_column without repetitions, got {', '.join(columns.names)}")
     missing = [name for name in columns.names if name not in there]
@@ -94,8 +93,8 @@ def check_columns(columns: Columns, there: Sequence[str], *, place: str) -> None
 def checked(
     values: Mapping[str, Sequence[object]], columns: Columns, class_names: tuple[str, ...] | None, *, place: str
 ) -> Texts:
-    """Texts of raw columns. Raises ValueError, naming column and row: no rows, a text that is none, a label that is
-    no integer. Which integers are labels is for the caller to say (``check_labels``)."""
+    """Texts of raw columns. Raises ValueError, naming column and row: no rows, a value that is no text, a label that is
+    no integer. The caller checks the range of the labels with ``check_labels``."""
     labels = values[columns.label]
     if not len(labels):
         raise ValueError(f"{place} holds no rows")
@@ -108,25 +107,22 @@ def checked(
             raise ValueError(f"expected an integer in column {columns.label}, row {row} of {place}, got {value!r}")
     first, *rest = ([str(value) for value in values[name]] for name in columns.inputs)
     return Texts(
-        first=first,
-        second=rest[0] if rest else None,
-        labels=np.array(labels, dtype=np.int64),
-        class_names=class_names,
+        first=first, second=rest[0] if rest else None, labels=np.array(labels, dtype=np.int64), class_names=class_names
     )
 
 
 def check_labels(labels: np.ndarray, num_classes: int, *, split: str, name: str) -> None:
-    """Raise ValueError unless all labels lie in 0..num_classes-1."""
+    """Raise ValueError unless all labels are in 0..num_classes-1."""
     low, high = int(labels.min()), int(labels.max())
     if not 0 <= low <= high < num_classes:
-        hidden = "; -1 stands for a hidden label: choose a split with labels by test_split" if low == -1 else ""
+        hidden = "; -1 is a hidden label: choose a split with labels by test_split" if low == -1 else ""
         raise ValueError(f"{name}: expected labels in 0..{num_classes - 1} in {split}, got {low}..{high}{hidden}")
 
 
 def count_classes(texts: Mapping[str, Texts], tests: Sequence[str]) -> tuple[int, str]:
-    """Number of classes, and where it comes from: the published names of the labels, else the public test splits.
+    """Number of classes, and its origin: the published names of the labels, else the public test splits.
 
-    It is never read off the training labels, which are private.
+    It is never counted in the training labels, which are private.
     """
     published = next((split.class_names for split in texts.values() if split.class_names), None)
     if published:

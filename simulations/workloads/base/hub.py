@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from simulations.workloads.mirror import DATA_VARIABLE
+from simulations.workloads.base.mirror import DATA_VARIABLE
 
 
 def load_from_hub(dataset: str, subset: str | None, splits: tuple[str, ...]) -> Mapping[str, Any]:
@@ -11,7 +11,7 @@ def load_from_hub(dataset: str, subset: str | None, splits: tuple[str, ...]) -> 
 
     Raises:
         ModuleNotFoundError: the library is not installed.
-        ValueError: an unknown subset or split, with those that there are.
+        ValueError: an unknown subset or split; the message lists the existing ones.
         ConnectionError: the hub cannot be reached or has no such data set.
     """
     try:

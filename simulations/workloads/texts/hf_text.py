@@ -1,8 +1,8 @@
 """hf-text: any text-classification set of the Hugging Face hub, by its name and its columns.
 
 ``-c dataset=OWNER/NAME`` names it; ``subset``, ``input_columns`` (one, or two for pairs: ``premise,hypothesis``),
-``label_column`` and ``test_split`` say the rest. It is read from a local mirror where there is one (see
-``mirror.find_folder``), else through ``datasets.load_dataset``.
+``label_column`` and ``test_split`` choose the rest. It is read from a local mirror (see ``find_folder``), or without
+one through ``datasets.load_dataset``.
 """
 
 import hashlib
@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from simulations.workloads.cache import digest_files
-from simulations.workloads.glue import DEFAULTS, METHOD_DEFAULTS
-from simulations.workloads.hub import load_from_hub
-from simulations.workloads.images import open_parquet
-from simulations.workloads.mirror import find_folder, find_splits
-from simulations.workloads.text_workload import USED, text_workload
-from simulations.workloads.texts import Columns, Source, Texts, check_columns, checked, read_parquet
-from simulations.workloads.workload import Options, Progress, Workload, refuse_unused
+from simulations.workloads.base.cache import digest_files
+from simulations.workloads.base.hub import load_from_hub
+from simulations.workloads.base.mirror import find_folder, find_splits, open_parquet
+from simulations.workloads.base.workload import Options, Progress, Workload, refuse_unused
+from simulations.workloads.texts.glue import DEFAULTS, METHOD_DEFAULTS
+from simulations.workloads.texts.source import Columns, Source, Texts, check_columns, checked, read_parquet
+from simulations.workloads.texts.text_workload import USED, text_workload
 
 LABEL_COLUMN = "label"
 STRINGS = ("string", "large_string")
@@ -28,18 +27,16 @@ def load(
 ) -> Workload:
     """Load the workload; inputs are padded tokens of the model. The first load tokenises.
 
-    The number of classes is the one that the label column publishes, else that of the public test split; the progress
-    line says which. It is never read off the training labels, which are private.
+    The label column publishes the number of classes; else the public test split gives it. A progress line reports
+    which. It is never counted in the training labels, which are private.
     Raises:
         ValueError: no dataset, unknown columns or splits (with those there are), damaged data, a label out of range.
-        FileNotFoundError, ModuleNotFoundError, ConnectionError: no data or no model, see ``mirror`` and ``hub``.
+        FileNotFoundError, ModuleNotFoundError, ConnectionError: no data or no model.
     """
     refuse_unused(options, workload="hf-text", used=(*USED, "dataset", "subset", "input_columns", "label_column"))
     if options.dataset is None:
         raise ValueError("workload hf-text needs a data set of the hub: -c dataset=OWNER/NAME")
     test_split = options.test_split or "test"
-    if test_split == "train":
-        raise ValueError("expected a test_split other than 'train', which is what the clients hold")
     splits = (test_split,) if public_only else ("train", test_split)
     folder = find_folder(options.dataset, options.subset, data_dir=data_dir)
     columns, source = _on_hub(options, splits) if folder is None else _in_mirror(folder, options, splits)
@@ -60,9 +57,9 @@ def load(
 
 
 def choose_columns(there: Sequence[str], texts: Sequence[str], options: Options, *, place: str) -> Columns:
-    """The columns that the options name; else the text columns, if they are one or two, and ``label``.
+    """The columns that the options name; else the one or two text columns, and ``label``.
 
-    there: all columns; texts: those of strings. Raises ValueError, listing the columns, where that decides nothing.
+    there: all columns; texts: those of strings. Raises ValueError, listing the columns, for more than two or none.
     """
     if options.input_columns is not None:
         inputs = tuple(name.strip() for name in options.input_columns.split(","))

@@ -1,10 +1,11 @@
 """A published image data set as a workload: found, decoded into the cache, normalised, given models."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,18 +13,28 @@ from torch import nn
 
 from simulations import models
 from simulations.models.pretrained import with_pretrained
-from simulations.workloads.cache import cache_folder, digest_files, load_or_build
-from simulations.workloads.images import Shape, decode, parquet_source
-from simulations.workloads.mirror import find_shards
-from simulations.workloads.own_rows import image_rows
-from simulations.workloads.workload import Augment, NoRows, Options, Progress, Split, Workload, refuse_unused, rescale
+from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
+from simulations.workloads.base.mirror import find_shards
+from simulations.workloads.base.workload import (
+    Augment,
+    NoRows,
+    Options,
+    Parquet,
+    Progress,
+    Split,
+    Workload,
+    refuse_unused,
+    rescale,
+    silent,
+)
+from simulations.workloads.images.decode import Shape, decode, parquet_source
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSet:
     """A published image-classification data set and its preset.
 
-    folder, subset: where its shards lie in a local mirror, ``<data_dir>/<folder>/<subset>/``; on the hub ``<subset>/``.
+    folder, subset: its shards are in ``<data_dir>/<folder>/<subset>/`` of a local mirror, or ``<subset>/`` on the hub.
     mean, std: published channel statistics of pixels in 0..1, public constants; never computed from the run's data.
     defaults, method_defaults: see ``Workload``.
     """
@@ -58,9 +69,9 @@ class ImageSet:
         """Load the workload; inputs are (B, channels, side, side). The first load decodes and takes some seconds.
 
         Raises:
-            FileNotFoundError, ModuleNotFoundError, ConnectionError: as ``mirror.find_shards``.
-            ValueError: a shard that cannot be read, other columns, a label or an image that does not belong to the
-                data set, an option that images have no use for.
+            FileNotFoundError, ModuleNotFoundError, ConnectionError: as ``find_shards``.
+            ValueError: an unreadable shard, other columns, a label or image that does not fit the data set, an
+                option that images do not use.
             OSError: the cache folder cannot be written.
         """
         refuse_unused(options, workload=self.name, used=("pretrained",))
@@ -106,7 +117,7 @@ def image_workload(
     method_defaults: Mapping[str, Mapping[str, object]],
     progress: Progress,
 ) -> Workload:
-    """The workload of decoded arrays (see ``images.decode``) with every model that fits images of their shape.
+    """The workload of decoded arrays (see ``decode``) with every model that fits images of their shape.
 
     Without arrays of the training split it has none. ``columns``: of the images and the labels in parquet files.
     Inputs are float32, ``(pixel / 255 - mean) / std`` in each channel.
@@ -132,8 +143,26 @@ def image_workload(
         augment=augment,
         defaults=defaults,
         method_defaults=method_defaults,
-        parquet=image_rows(name, *columns, num_classes, Shape(channels=channels, side=side), prepare),
+        parquet=_own_rows(name, *columns, num_classes, Shape(channels=channels, side=side), prepare),
     )
+
+
+def _own_rows(
+    name: str, image_column: str, label_column: str, num_classes: int, shape: Shape, prepare: Callable[[Any], Any]
+) -> Parquet:
+    """A reader of a client's own encoded images of one shape."""
+
+    def rows(paths: Sequence[Path], cache: Path) -> Split:
+        def build() -> dict[str, np.ndarray]:
+            sources = {"train": [parquet_source(path, image_column, label_column) for path in paths]}
+            return decode(name, sources, num_classes=num_classes, shape=shape, progress=silent)
+
+        key = digest_files(paths, salt=f"own {name} {image_column} {label_column} {shape}, version 1")
+        arrays = load_or_build(cache, f"own-{key}", build, progress=silent)
+        labels = torch.from_numpy(arrays["train_labels"].copy())
+        return Split(inputs=arrays["train_images"], labels=labels, prepare=prepare)
+
+    return rows
 
 
 def _models(

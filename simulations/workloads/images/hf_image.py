@@ -1,9 +1,9 @@
 """hf-image: any image-classification data set of the Hugging Face hub, by its name and its columns.
 
-``-c dataset=OWNER/NAME`` names it; ``subset``, ``input_columns`` (one column), ``label_column`` and ``test_split`` say
-what its own description leaves open. It is read from a local mirror where there is one (see ``mirror.find_folder``),
-else through ``datasets.load_dataset``. Every image must have one size and mode, and the labels be a ``ClassLabel``
-feature, which says publicly how many classes there are: that is never read off the examples.
+``-c dataset=OWNER/NAME`` names it; ``subset``, ``input_columns`` (one column), ``label_column`` and ``test_split``
+choose what its description leaves open. It is read from a local mirror (see ``find_folder``), or without one through
+``datasets.load_dataset``. All images must have the same size and mode. The labels must be a ``ClassLabel`` feature,
+which publishes the number of classes: it is never counted in the examples, which are private.
 """
 
 import hashlib
@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from simulations.workloads.augment import PAD, flip_crop
-from simulations.workloads.cache import cache_folder, digest_files, load_or_build
-from simulations.workloads.cifar10 import CIFAR10
-from simulations.workloads.hub import load_from_hub
-from simulations.workloads.image_workload import image_workload
-from simulations.workloads.images import ROWS_AT_ONCE, Rows, Source, decode, is_image, open_parquet, parquet_source
-from simulations.workloads.mirror import find_folder, find_splits
-from simulations.workloads.workload import Options, Progress, Workload, refuse_unused
+from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
+from simulations.workloads.base.hub import load_from_hub
+from simulations.workloads.base.mirror import find_folder, find_splits, open_parquet
+from simulations.workloads.base.workload import Options, Progress, Workload, refuse_unused
+from simulations.workloads.images.augment import PAD, flip_crop
+from simulations.workloads.images.decode import ROWS_AT_ONCE, Rows, Source, decode, is_image, parquet_source
+from simulations.workloads.images.image_sets import CIFAR10
+from simulations.workloads.images.image_workload import image_workload
 
 USED = ("dataset", "subset", "input_columns", "label_column", "test_split", "pretrained")
 DEFAULTS, METHOD_DEFAULTS = CIFAR10.defaults, CIFAR10.method_defaults
 
-# Pixels of any data set go from 0..1 to -1..1: constants, where statistics of the images would be private.
+# Pixels of any data set go from 0..1 to -1..1. These are constants: statistics of the images would be private.
 MEAN = STD = 0.5
 
 Features = Mapping[str, Mapping[str, Any]]
@@ -36,20 +36,15 @@ Features = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """What is read of a data set, and how many classes it declares."""
+    """The columns that are read, and the number of classes that the data set declares."""
 
     image: str
     label: str
     num_classes: int
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
-    """A data set where it lies: its columns, encoded images by split, and a key that its whole content decides."""
-
-    columns: Columns
-    splits: Mapping[str, Sequence[Source]]
-    key: str
+Found = tuple[Columns, Mapping[str, Sequence[Source]], str]
+"""The sources of a data set: columns, encoded images by split, and a key that depends on the whole content."""
 
 
 def load(
@@ -60,7 +55,7 @@ def load(
     ``augment=flip-crop`` mirrors images: leave it out where a mirrored image is of another class.
     Raises:
         ValueError: no dataset, unknown columns or splits (with those there are), images of several sizes, a label out
-            of range, damaged files, an option that images have no use for.
+            of range, damaged files, an option that images do not use.
         FileNotFoundError: not in the local mirror. ConnectionError: the hub cannot be reached or does not have it.
         ModuleNotFoundError: neither a local mirror nor the ``hub`` extra.
         OSError: the cache folder cannot be written.
@@ -69,23 +64,21 @@ def load(
     if options.dataset is None:
         raise ValueError("workload hf-image needs a data set of the hub: -c dataset=OWNER/NAME")
     test_split = options.test_split or "test"
-    if test_split == "train":
-        raise ValueError("expected a test_split other than 'train', which is what the clients hold")
     folder = find_folder(options.dataset, options.subset, data_dir=data_dir)
     splits = {"test": test_split} if public_only else {"train": "train", "test": test_split}
-    found = _on_hub(options, splits) if folder is None else _in_mirror(folder, options, splits)
+    columns, sources, key = _on_hub(options, splits) if folder is None else _in_mirror(folder, options, splits)
     arrays = load_or_build(
         cache_folder(cache_dir),
-        f"hf-image-{found.key}",
-        lambda: decode(options.dataset or "", found.splits, num_classes=found.columns.num_classes, progress=progress),
+        f"hf-image-{key}",
+        lambda: decode(options.dataset or "", sources, num_classes=columns.num_classes, progress=progress),
         progress=progress,
     )
     _, channels, side, _ = arrays["test_images"].shape
     return image_workload(
         "hf-image",
         arrays,
-        columns=(found.columns.image, found.columns.label),
-        num_classes=found.columns.num_classes,
+        columns=(columns.image, columns.label),
+        num_classes=columns.num_classes,
         mean=(MEAN,) * channels,
         std=(STD,) * channels,
         augment=flip_crop if side > PAD else None,
@@ -99,8 +92,8 @@ def load(
 def choose_columns(features: Features, options: Options, place: str) -> Columns:
     """The image and the label column among the features of a data set, written as the ``datasets`` library stores them.
 
-    Where the options name none, the only image column and the only ClassLabel column. Raises ValueError, listing the
-    columns there are, where that is not decided, a named column is missing or is of another kind.
+    If the options name none, take the only image column and the only ClassLabel column. Raises ValueError, listing the
+    existing columns, if there is not exactly one, or if a named column is missing or of another kind.
     """
     there = f"{place} has {', '.join(f'{name} ({_kind(feature)})' for name, feature in features.items())}"
     image = _choose(features, options.input_columns, "input_columns", "Image", there)
@@ -147,7 +140,7 @@ def _in_mirror(folder: Path, options: Options, splits: Mapping[str, str]) -> Fou
         for name, split in splits.items()
     }
     files = [file for paths in shards.values() for file in paths]
-    return Found(columns=columns, splits=sources, key=digest_files(files, salt=_salt(columns, splits["test"])))
+    return columns, sources, digest_files(files, salt=_salt(columns, splits["test"]))
 
 
 def _features(path: Path) -> Features:
@@ -186,7 +179,7 @@ def _on_hub(options: Options, splits: Mapping[str, str]) -> Found:
             for image in images:
                 digest.update(hashlib.sha256(image or b"").digest())
             digest.update(labels.tobytes())
-    return Found(columns=columns, splits=sources, key=digest.hexdigest()[:32])
+    return columns, sources, digest.hexdigest()[:32]
 
 
 def _hub_batches(split: Any, columns: Columns) -> Iterator[Rows]:

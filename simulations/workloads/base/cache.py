@@ -1,8 +1,8 @@
 """Arrays built once, checked and memory-mapped afterwards.
 
 An entry is a folder of ``.npy`` files with a manifest of their SHA-256 digests. It is built in a temporary folder
-beside its place and renamed into it: an interrupted build leaves nothing under the entry's name, and of several
-processes that build one entry at once the first wins and the others use its result. An entry that fails its check (cut
+next to its place and renamed into it: an interrupted build leaves nothing under the entry's name. If several processes
+build one entry at once, the first wins and the others use its result. An entry that fails its check (cut
 short, or a flipped bit, which would silently change the training data) is moved away and built again.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simulations.workloads.workload import Progress
+from simulations.workloads.base.workload import Progress
 
 _MANIFEST = "manifest.json"
 CACHE_VARIABLE = "FEDLSG_CACHE"
@@ -38,10 +38,10 @@ def digest_files(files: Iterable[Path], *, salt: str) -> str:
 def load_or_build(
     folder: Path, key: str, build: Callable[[], Mapping[str, np.ndarray]], *, progress: Progress
 ) -> dict[str, np.ndarray]:
-    """Arrays of the entry ``folder/key`` by name, memory-mapped read-only; ``build`` makes them where there are none.
+    """Arrays of the entry ``folder/key`` by name, memory-mapped read-only; ``build`` makes missing ones.
 
-    Guarantee: what is returned has the digests that were taken when it was built.
-    Raises OSError, naming the setting, where the folder cannot be written; whatever ``build`` raises.
+    Guarantee: the returned arrays have the digests of the built ones.
+    Raises OSError, naming the setting, if the folder cannot be written, and the errors of ``build``.
     """
     entry = folder / key
     cached = _open(entry)
@@ -91,7 +91,7 @@ def _write(directory: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _open(entry: Path) -> dict[str, np.ndarray] | None:
-    """The arrays of an entry, or None where there is none or it fails its check."""
+    """The arrays of an entry, or None if it is missing or fails its check."""
     try:
         manifest = json.loads((entry / _MANIFEST).read_text())
         if not manifest or any(_sha256(entry / name) != digest for name, digest in manifest.items()):
@@ -103,7 +103,7 @@ def _open(entry: Path) -> dict[str, np.ndarray] | None:
 
 
 def _discard(entry: Path) -> None:
-    """Move the entry, if there is one, out of the way in one step, then delete it: nobody ever sees half of it."""
+    """Move the entry, if there is one, away in one step, then delete it: nobody sees half of it."""
     if not entry.exists():
         return
     grave = tempfile.TemporaryDirectory(prefix=".damaged-", dir=entry.parent, ignore_cleanup_errors=True)

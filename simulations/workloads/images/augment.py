@@ -2,13 +2,12 @@
 
 With multiplicity M the gradients of an example's M copies are averaged before the clip, and the average is clipped as
 one (De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification through Scale"): the
-sensitivity stays as it is. Averaging after the clip, or clipping each copy as an example, would claim a wrong epsilon.
+sensitivity stays as it is. Averaging after the clip, or clipping each copy as an example, makes the epsilon wrong.
 
-The draws must not tie examples together either. Where they can be repeated (a public seed), an example's draw must
-depend on which row of the data set it is, and never on its place in the batch or among the client's examples:
-otherwise, for those who know the draws, one example more or less changes how every later one is augmented, and the
-sum moves by more than one clipped gradient. ``draw_round`` and ``drawn_copies`` do that. ``copies`` draws by place in
-the batch: it needs a generator that nobody can repeat.
+The draws must not link examples either. If others can repeat them (a public seed), an example's draw must depend on its
+row in the data set, never on its place in the batch. Otherwise one example more or less changes how every later one is
+augmented, and the sum moves by more than one clipped gradient. ``draw_round`` and ``drawn_copies`` draw by row.
+``copies`` draws by place in the batch: it needs a generator that nobody can repeat.
 """
 
 from dataclasses import dataclass
@@ -17,36 +16,36 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from simulations.workloads.workload import Augment
+from simulations.workloads.base.workload import Augment
 
 PAD = 4
-"""Pixels by which an image is continued, by reflection, on every side before it is cropped."""
+"""Pixels that reflection adds on every side of an image before the crop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
     """Reflect-pad by PAD and crop to the old size at a random place; if ``mirrored``, then flip half of the images.
 
-    The (2 PAD + 1)^2 places are equally likely, and independent of the flip. An image has one draw, which says both.
+    The (2 PAD + 1)^2 places are equally likely, and independent of the flip. One draw an image decides both.
     """
 
     mirrored: bool
 
     @property
     def outcomes(self) -> int:
-        """How many equally likely things may happen to an image: 81, or 162 with flips."""
+        """Number of equally likely results for an image: 81, or 162 with flips."""
         return (2 * PAD + 1) ** 2 * (2 if self.mirrored else 1)
 
     def draw(self, count: int, generator: torch.Generator) -> Int64[Tensor, " count"]:
-        """Independent draws in 0..outcomes-1, from ``generator`` alone and on its device, one after the other."""
+        """Independent draws in 0..outcomes-1, from ``generator`` alone and on its device."""
         return torch.randint(self.outcomes, (count,), generator=generator, device=generator.device)
 
     def apply(self, images: Float[Tensor, "b c h w"], drawn: Int64[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
-        """New images, row i made of row i and ``drawn[i]`` only; the images given stay as they are.
+        """New images: row i depends on row i and ``drawn[i]`` only. The given images are not changed.
 
-        A draw is ``(flip * 9 + left) * 9 + top`` with the place's left and top in 0..8, 4 being where it was.
-        One gather does it all; the padded images are never formed.
-        Raises ValueError for images of PAD pixels or fewer on a side: a reflection does not reach further.
+        A draw is ``(flip * 9 + left) * 9 + top`` with left and top in 0..8; 4 and 4 is the centre.
+        It is one gather: the padded images are never formed.
+        Raises ValueError for images of PAD pixels or fewer on a side, which cannot be padded by reflection.
         """
         batch, channels, height, width = images.shape
         if min(height, width) <= PAD:
@@ -62,7 +61,7 @@ class Shift:
         return taken.view(batch, channels, height, width)
 
     def __call__(self, images: Float[Tensor, "b c h w"], generator: torch.Generator) -> Float[Tensor, "b c h w"]:
-        """Draw and apply; the first rows of a batch come out the same whatever follows them."""
+        """Draw and apply; the first rows of a batch do not depend on those that follow."""
         return self.apply(images, self.draw(len(images), generator))
 
 
@@ -83,7 +82,7 @@ def copies(
 ) -> tuple[Float[Tensor, "bm c h w"], Int64[Tensor, " bm"]]:
     """M augmented copies of every example, each drawn on its own, in the order of ``drawn_copies``.
 
-    For a generator that nobody can repeat, see above. Raises ValueError for M < 1.
+    Needs a generator that nobody can repeat. Raises ValueError for M < 1.
     """
     return drawn_copies(images, targets, draw_round(augment, len(targets), multiplicity, generator), augment)
 
@@ -91,9 +90,9 @@ def copies(
 def draw_round(
     augment: Augment, examples: int, multiplicity: int, generator: torch.Generator
 ) -> Int64[Tensor, "examples m"]:
-    """The draws of every example of a client, whether it will be in a batch or not; M for each.
+    """M draws for every example of a client, in a batch or not.
 
-    The examples of a batch take their own rows of it, by their positions among the client's examples; then
+    The examples of a batch take their own rows of it, by their positions among the client's examples, so that
     ``generator`` may be public. Raises ValueError for M < 1.
     """
     if multiplicity < 1:
@@ -106,7 +105,7 @@ def drawn_copies(
 ) -> tuple[Float[Tensor, "bm c h w"], Int64[Tensor, " bm"]]:
     """Rows i*M to i*M + M - 1 are the copies of example i, one for each of its draws, with its target.
 
-    All M are augmented, as in De et al. 2022; the unchanged image is not among them but by chance. M = 1 is plain
+    All M are augmented, as in De et al. 2022; the unchanged image is among them by chance only. M = 1 is plain
     augmentation.
     """
     multiplicity = drawn.shape[1]
@@ -115,6 +114,6 @@ def drawn_copies(
 
 
 def _reflected(start: Int64[Tensor, " b"], size: int) -> Int64[Tensor, "b size"]:
-    """Where the pixels ``start .. start + size - 1`` of a padded line lie in the line itself, for every row."""
+    """Where the pixels ``start .. start + size - 1`` of a padded line are in the line itself, for every row."""
     place = (torch.arange(size, device=start.device) + start.unsqueeze(1) - PAD).abs()
     return torch.where(place < size, place, 2 * (size - 1) - place)

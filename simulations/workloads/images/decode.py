@@ -1,8 +1,8 @@
 """Images of one size from encoded files: decoded once into uint8 arrays, checked on the way.
 
 A ``Source`` gives encoded images and labels some rows at a time; ``decode`` turns the sources of every split into
-arrays (N, channels, side, side) that ``cache.load_or_build`` keeps. The one source here is a parquet shard of a
-Hugging Face data set; ``hf_image.py`` makes another from a data set of the ``datasets`` library.
+arrays (N, channels, side, side) that ``load_or_build`` keeps. The source here is a parquet shard of a Hugging Face data
+set; the workload hf-image has another, for data sets of the ``datasets`` library.
 """
 
 import io
@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from simulations.workloads.workload import Progress
+from simulations.workloads.base.mirror import open_parquet
+from simulations.workloads.base.workload import Progress
 
 ROWS_AT_ONCE = 1000
 CHANNELS = {"L": 1, "RGB": 3}
@@ -56,7 +57,7 @@ def decode(
 ) -> dict[str, np.ndarray]:
     """``{split}_images`` (N, channels, side, side) uint8 and ``{split}_labels`` (N,) int64 for every split.
 
-    shape: of every image; where it is None, the first image sets it for all.
+    shape: of every image; None takes the shape of the first image.
     Raises ValueError, naming the place: a label outside 0..num_classes-1, an image without bytes or that does not
     decode, one of another size or mode (with the sizes that were seen), a source that cannot be read.
     """
@@ -90,7 +91,7 @@ def decode(
 def parquet_source(path: Path, image_column: str, label_column: str) -> Source:
     """One shard: ``image_column`` a struct with ``bytes``, ``label_column`` an integer.
 
-    Raises ValueError, listing the columns there are, for other ones, and for a file that cannot be read.
+    Raises ValueError for other columns, listing the existing ones, and for an unreadable file.
     """
     import pyarrow as pa
 
@@ -104,17 +105,6 @@ def parquet_source(path: Path, image_column: str, label_column: str) -> Source:
         )
     batches = partial(_batches, path, file, image_column, label_column)
     return Source(place=str(path), size=file.metadata.num_rows, batches=batches)
-
-
-def open_parquet(path: Path) -> Any:
-    """The opened file. Raises ValueError where it is none."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"cannot read {path}: {error}; download it again") from error
 
 
 def is_image(kind: Any) -> bool:
@@ -145,7 +135,7 @@ def _check_labels(labels: np.ndarray, num_classes: int, place: str) -> None:
 def _decode_batch(
     encoded: list[bytes | None], shape: Shape | None, place: str, start: int
 ) -> tuple[np.ndarray, Shape | None]:
-    """(B, channels, side, side) uint8 and the shape, which the first image sets where it is None; B >= 1."""
+    """(B, channels, side, side) uint8 and the shape, which the first image sets if None is given; B >= 1."""
     given = shape
     rows = []
     for row, content in enumerate(encoded, start):
@@ -175,7 +165,7 @@ def _decode_image(content: bytes | None, place: str, row: int) -> tuple[np.ndarr
         with Image.open(io.BytesIO(content)) as image:
             return np.asarray(image), image.mode
     except Exception as error:  # decoders raise OSError, SyntaxError, EOFError, struct.error, ... on damaged bytes
-        reason = "it is none" if isinstance(error, UnidentifiedImageError) else str(error)  # which names an object
+        reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error)  # which names an object
         raise ValueError(f"cannot decode image {row} of {place}: {reason}; download it again") from error
 
 
@@ -188,7 +178,7 @@ def _sizes(encoded: list[bytes | None]) -> str:
         try:
             with Image.open(io.BytesIO(content or b"")) as image:
                 seen[f"{image.width}x{image.height} {image.mode}"] += 1
-        except Exception:  # told elsewhere, by its row
+        except Exception:  # reported elsewhere, by its row
             seen["unreadable"] += 1
     found = [f"{kind} ({count})" for kind, count in seen.most_common(6)]
     return ", ".join(found) + (f" and {len(seen) - 6} more" if len(seen) > 6 else "")

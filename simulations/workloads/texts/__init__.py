@@ -1,0 +1,1 @@
+"""Text classification: tasks of GLUE, and any data set of the hub."""
