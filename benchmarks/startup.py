@@ -26,8 +26,8 @@ HERE = Path(__file__).resolve().parent.parent
 TORCH = "libtorch_cpu"
 ROLES = {
     "command line": ("-m simulations run",),
-    "SuperLink": ("flower_processes.py superlink",),
-    "flwr run": ("flower_processes.py client",),
+    "SuperLink": ("processes.py superlink",),
+    "flwr run": ("processes.py client",),
     "SuperExec": ("flower-superexec",),
     "simulation: ServerApp, Ray's driver": ("flwr-simulation",),
     "Ray: gcs": ("/gcs_server ",),

@@ -27,7 +27,7 @@ class Setting:
 
     ``at_least`` and ``at_most`` are within the range, ``above`` and ``below`` just outside of it. ``aliases`` are other
     words for the name, which suggestions know and nothing accepts. ``name`` is what a user calls it, where the
-    parameter is called otherwise.
+    parameter is called otherwise. ``fallback`` is used where neither the user nor the workload gives a value.
     """
 
     meaning: str = ""
@@ -39,6 +39,7 @@ class Setting:
     why: str = ""
     aliases: tuple[str, ...] = ()
     name: str = ""
+    fallback: str | float | None = None
 
     def __post_init__(self) -> None:
         if None not in (self.at_least, self.above) or None not in (self.at_most, self.below):

@@ -82,7 +82,6 @@ class SimulatedAccount:
         s = self.settings
         if entry.mechanism != "dp" or s.epsilon is None or s.reproducible:
             return
-        assert s.delta is not None
         if self._ledger.would_exceed(entry, s.epsilon, s.delta):
             why = f"round {entry.round} would pass the privacy budget epsilon={s.epsilon} of this client"
             raise OverBudgetError(why)

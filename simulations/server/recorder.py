@@ -32,7 +32,6 @@ class Recorder:
         self, run: RunDir, plan: Plan, state: ServerState, downlink: Downlink, *, deployed: bool = False
     ) -> None:
         s = plan.settings
-        assert s.delta is not None
         self.run, self.plan, self.state, self.downlink = run, plan, state, downlink
         self.name = secrets.token_hex(8) if deployed else ""
         self.spent = Spent(run, len(plan.terms), delta=s.delta)

@@ -1,7 +1,9 @@
 """Fill the gaps of the settings from the workload's preset, refuse what is out of range, build the method."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import Any, get_args
 
 import torch
@@ -12,30 +14,21 @@ from fedlsg.method import LocalTraining, Method
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
 from simulations.settings.codecs import check_exact, fill_codecs
-from simulations.settings.declared import RUN, check_parameters, codec_settings, server_settings
+from simulations.settings.declared import RUN, check_parameters, codec_settings, mechanism_settings, server_settings
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings, from_values, values_of
 from simulations.workloads import Workload
 
-FALLBACK: dict[str, Any] = {
-    "clients": 5,
-    "rounds": 10,
-    "local_steps": 1,
-    "local_momentum": 0.0,
-    "sample_rate": 0.1,
-    "microbatch_size": 256,
-    "augment": "none",
-    "multiplicity": 1,
-    "partition": "iid",
-    "alpha": 0.5,
-    "shards_per_client": 2,
-    "clip": "joint",
-    "clip_norm": 1.0,
-    "epsilon": 8.0,
-    "delta": 1e-5,
-    "learning_rate": 0.1,
-}
-"""What a workload's preset may leave out."""
+_WORKLOADS = ("clip", "clip_norm", "learning_rate")
+"""Settings of mechanism and server that a workload's preset gives, and files say even where it does not."""
+
+FALLBACK: Mapping[str, Any] = MappingProxyType(
+    {
+        **{name: one.setting.fallback for name, one in RUN.items() if one.setting.fallback is not None},
+        **{name: (mechanism_settings() | server_settings())[name].default for name in _WORKLOADS},
+    }
+)
+"""What a workload's preset may leave out, from the declarations."""
 
 
 def fill(settings: Settings, workload: Workload) -> Resolved:
@@ -75,13 +68,13 @@ def fill(settings: Settings, workload: Workload) -> Resolved:
     return Resolved(**{**vars(filled), **own})
 
 
-def build_method(settings: Settings) -> Method:
+def build_method(settings: Resolved) -> Method:
     """The recipe with the settings that are given; the noise multiplier is set per client later."""
     given = {name: value for name, value in settings.parameters.items() if name not in codec_settings()}
     if settings.noise_multiplier is not None:
         given["noise_multiplier"] = settings.noise_multiplier
     if settings.trust == "aggregate":
-        given["noise_share"] = 1 / math.sqrt(settings.min_survivors or 1)
+        given["noise_share"] = 1 / math.sqrt(settings.min_survivors)
     return strategies.recipe(settings.method, **given)
 
 
@@ -97,7 +90,7 @@ def resolved(settings: Resolved, method: Method, local: LocalTraining) -> Resolv
     )
 
 
-def recipe_values(settings: Settings, method: Method) -> dict[str, Any]:
+def recipe_values(settings: Resolved, method: Method) -> dict[str, Any]:
     """The recipe's own settings as the method has them: given, or its default.
 
     A keyword that fills a field of the method (it is declared by the very same ``Setting``) has the field's value: the

@@ -15,7 +15,10 @@ Bits = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a user said; None means "the workload's own", or "none". Its sentence, unit and range are each field's."""
+    """What a user said; None means "the workload's own", or "none".
+
+    Each field declares its sentence, unit and range, and the ``fallback`` where the workload says nothing, either.
+    """
 
     # what is trained
     workload: Annotated[str, Setting("Data and its models; fedlsg workloads lists all.", aliases=("data", "task"))] = (
@@ -42,20 +45,28 @@ class Settings:
         float | None,
         Setting("Share of the training rows to test on, in place of the test split.", "share", above=0, below=1),
     ] = None
-    augment: Annotated[Literal["none", "flip-crop"] | None, Setting("How images are changed at random.")] = None
+    augment: Annotated[
+        Literal["none", "flip-crop"] | None, Setting("How images are changed at random.", fallback="none")
+    ] = None
     multiplicity: Annotated[
-        int | None, Setting("Augmented copies of each example, averaged.", "copies", at_least=1)
+        int | None, Setting("Augmented copies of each example, averaged.", "copies", at_least=1, fallback=1)
     ] = None
     # what protects it
     epsilon: Annotated[
         float | None,
-        Setting("Privacy budget of each client; calibrates the noise.", above=0, below=math.inf, aliases=("eps",)),
+        Setting(
+            "Privacy budget of each client; calibrates the noise.",
+            above=0,
+            below=math.inf,
+            fallback=8.0,
+            aliases=("eps",),
+        ),
     ] = None
     noise_multiplier: Annotated[
         float | None,
         Setting("Noise over clip norm, instead of a target.", above=0, below=math.inf, aliases=("sigma", "noise")),
     ] = None
-    delta: Annotated[float | None, Setting("delta of (epsilon, delta).", above=0, below=1)] = None
+    delta: Annotated[float | None, Setting("delta of (epsilon, delta).", above=0, below=1, fallback=1e-5)] = None
     trust: Annotated[
         Literal["client", "aggregate"],
         Setting("Each client adds all of its noise, or a share of it under a secure sum."),
@@ -66,12 +77,18 @@ class Settings:
     ] = None
     reproducible: Annotated[bool, Setting("Seed the noise too: NOT PRIVATE.")] = False
     # the federation
-    rounds: Annotated[int | None, Setting("Server rounds.", "rounds", at_least=1, aliases=("epochs", "num_rounds"))] = (
-        None
-    )
+    rounds: Annotated[
+        int | None, Setting("Server rounds.", "rounds", at_least=1, fallback=10, aliases=("epochs", "num_rounds"))
+    ] = None
     clients: Annotated[
         int | None,
-        Setting("Clients that the data is partitioned over.", "clients", at_least=1, aliases=("num_clients", "nodes")),
+        Setting(
+            "Clients that the data is partitioned over.",
+            "clients",
+            at_least=1,
+            fallback=5,
+            aliases=("num_clients", "nodes"),
+        ),
     ] = None
     clients_per_round: Annotated[
         int | None, Setting("Clients selected in each round; default all.", "clients", at_least=1, aliases=("cohort",))
@@ -79,18 +96,30 @@ class Settings:
     local_steps: Annotated[
         int | None,
         Setting(
-            "Private steps a client takes each round.", "steps", at_least=1, aliases=("steps", "k", "local_epochs")
+            "Private steps a client takes each round.",
+            "steps",
+            at_least=1,
+            fallback=1,
+            aliases=("steps", "k", "local_epochs"),
         ),
     ] = None
     local_learning_rate: Annotated[
         float | None,
         Setting("Learning rate of local steps; default the server's.", above=0, below=math.inf, aliases=("local_lr",)),
     ] = None
-    local_momentum: Annotated[float | None, Setting("Momentum of local steps.", at_least=0, below=1)] = None
+    local_momentum: Annotated[float | None, Setting("Momentum of local steps.", at_least=0, below=1, fallback=0.0)] = (
+        None
+    )
     sampling: Annotated[Literal["poisson"], Setting("How batches are drawn, as the accountants assume.")] = "poisson"
     sample_rate: Annotated[
         float | None,
-        Setting("Poisson rate q: the chance of an example to be in a step.", above=0, at_most=1, aliases=("q",)),
+        Setting(
+            "Poisson rate q: the chance of an example to be in a step.",
+            above=0,
+            at_most=1,
+            fallback=0.1,
+            aliases=("q",),
+        ),
     ] = None
     batch_size: Annotated[
         int | None,
@@ -100,13 +129,24 @@ class Settings:
     ] = None
     microbatch_size: Annotated[
         int | None,
-        Setting("Examples whose gradients are held at a time.", "examples", at_least=1, aliases=("microbatch",)),
+        Setting(
+            "Examples whose gradients are held at a time.",
+            "examples",
+            at_least=1,
+            fallback=256,
+            aliases=("microbatch",),
+        ),
     ] = None
     partition: Annotated[
-        Literal["iid", "dirichlet", "shards"] | None, Setting("How clients share the data; simulation only.")
+        Literal["iid", "dirichlet", "shards"] | None,
+        Setting("How clients share the data; simulation only.", fallback="iid"),
     ] = None
-    alpha: Annotated[float | None, Setting("Concentration of partition=dirichlet.", above=0, below=math.inf)] = None
-    shards_per_client: Annotated[int | None, Setting("Shards of partition=shards.", "shards", at_least=1)] = None
+    alpha: Annotated[
+        float | None, Setting("Concentration of partition=dirichlet.", above=0, below=math.inf, fallback=0.5)
+    ] = None
+    shards_per_client: Annotated[
+        int | None, Setting("Shards of partition=shards.", "shards", at_least=1, fallback=2)
+    ] = None
     # what is sent and written
     codec: Annotated[
         str, Setting("How values are sent; fedlsg settings codec lists all.", aliases=("compression", "quantization"))

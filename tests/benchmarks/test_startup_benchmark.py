@@ -8,6 +8,7 @@ import pytest
 from benchmarks import startup
 from benchmarks.import_times import LINE, import_table
 from benchmarks.process_watch import Seen, watch
+from simulations.engines.runtime import processes
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -49,6 +50,8 @@ def test_a_mapped_library_and_a_failure_are_noted():
     ("command", "expected"),
     [
         ("python -P -m simulations run digits", "command line"),
+        (f"python -P {processes.__file__} superlink", "SuperLink"),
+        (f"python -P {processes.__file__} client", "flwr run"),
         ("python -P x/flower_processes.py superlink", "SuperLink"),
         ("ray::ClientAppActor.run", "actors"),
         ("/x/gcs_server --log_dir=a", "Ray: gcs"),
@@ -57,6 +60,7 @@ def test_a_mapped_library_and_a_failure_are_noted():
     ],
 )
 def test_roles(command, expected):
+    """Those of this checkout, and of an earlier one that it is compared with."""
     assert startup.role(command) == expected
 
 

@@ -13,6 +13,7 @@ from fedlsg.setting import REQUIRED, Declared
 from simulations.plan.plan import make_plan
 from simulations.settings.declared import KNOWN, RUN, all_settings
 from simulations.settings.published.resolve import FREE_FORM, from_run_config
+from simulations.settings.resolve import FALLBACK
 from simulations.settings.settings import PRESET, Settings, as_config, from_mapping, from_values, parse
 from tests.places import REPOSITORY
 
@@ -153,6 +154,20 @@ def test_the_names_that_wait_for_the_methods_are_names():
     """Every name that has a place in files is declared somewhere; a new one needs no place."""
     assert ALL.keys() - RUN.keys() >= KNOWN
     assert not KNOWN & RUN.keys()
+
+
+def test_what_a_run_uses_where_neither_user_nor_workload_says_it():
+    """Declared with each setting, in its range; the numbers are those of all versions so far."""
+    assert dict(FALLBACK) == {
+        "clients": 5, "rounds": 10, "local_steps": 1, "local_momentum": 0.0, "sample_rate": 0.1,
+        "microbatch_size": 256, "augment": "none", "multiplicity": 1, "partition": "iid", "alpha": 0.5,
+        "shards_per_client": 2, "clip": "joint", "clip_norm": 1.0, "epsilon": 8.0, "delta": 1e-5,
+        "learning_rate": 0.1,
+    }  # fmt: skip
+    for name, value in FALLBACK.items():
+        assert ALL[name].parse(value) == value
+        assert type(value) is ALL[name].kind
+        assert name not in RUN or RUN[name].default is None, "else the fallback would never be used"
 
 
 def test_a_share_of_the_noise_cannot_be_given_freely(tmp_path):

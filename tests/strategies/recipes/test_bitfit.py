@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import fedlsg.gradients.formulas.layers
+import fedlsg.gradients.hooks
 from fedlsg.carriers.carrier import Carrier
 from fedlsg.carriers.lora import prepare_model
 from fedlsg.frame import Frame
@@ -93,14 +94,14 @@ def test_the_gradients_that_dpsgd_forms_are_seen(monkeypatch):
 
 def test_inputs_of_frozen_weights_are_not_remembered(monkeypatch):
     remembered: dict[str, bool] = {}
-    shipped = fedlsg.gradients.per_example.remember
+    shipped = fedlsg.gradients.hooks.remember
 
     def watched(layer, x, again):
         memory = shipped(layer, x, again)
         remembered[layer.path] = memory.x is not None
         return memory
 
-    monkeypatch.setattr(fedlsg.gradients.per_example, "remember", watched)
+    monkeypatch.setattr(fedlsg.gradients.hooks, "remember", watched)
     model = prepared(cnn())
     per_example_gradients(model, cross_entropy, torch.randn(4, FEATURES), torch.arange(4), of_method("bitfit", model))
     assert remembered == {"1": False, "2": False, "4": False, "classifier": True}
