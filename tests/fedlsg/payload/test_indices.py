@@ -87,7 +87,7 @@ def test_units_cost_a_bit_each():
         ("0203000005", "beyond the 6"),
         ("02028100", "too long"),
         ("0201ff", "number is cut short"),
-        ("0000", "behind the last block"),
+        ("0000", "after the last block"),
     ],
 )
 def test_bytes_that_no_encoder_makes(bad, why):

@@ -9,13 +9,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
-import strategies.strategy
 from fedlsg.payload.message import payload_bytes
 from simulations.cli.app import app as cli
 from simulations.client.app import app
 from simulations.engines import flower, local
 from simulations.grids.virtual import ClientFunction
 from simulations.rundir.row import Row
+from strategies.federation import exchange, report
 from strategies.federation.wire import NO_REASON, payload_size, read_update
 from tests.places import REPOSITORY
 from tests.simulations.support import bad_clients
@@ -128,7 +128,8 @@ def test_wire_bytes_are_those_of_the_serialised_messages(tmp_path, monkeypatch):
 def test_wire_bytes_that_ignore_records_and_metadata_are_caught(tmp_path, monkeypatch):
     """Negative control: the arrays' bytes alone do not pass for the message."""
     wire = Wire(monkeypatch)
-    monkeypatch.setattr(strategies.strategy, "wire_size", lambda m: payload_size(m.content))
+    for module in (exchange, report):
+        monkeypatch.setattr(module, "wire_size", lambda m: payload_size(m.content))
     assert not wire_bytes_match(wire, run_local(tmp_path / "run").rows)
 
 
