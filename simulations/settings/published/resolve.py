@@ -89,9 +89,10 @@ def unfolded(config: Mapping[str, object]) -> dict[str, object]:
 
     Raises ValueError for a word without "=", and for a setting that is given twice: here, or here and by its own key.
     """
-    rest = {name.replace("-", "_"): value for name, value in config.items() if name != FREE_FORM}
+    rest = {name: value for name, value in config.items() if name != FREE_FORM}
+    keys = {name.replace("-", "_"): name for name in rest}
     taken = {
-        name for name, value in rest.items() if value not in (PRESET, RUN[name].default if name in RUN else PRESET)
+        name for name, key in keys.items() if rest[key] not in (PRESET, RUN[name].default if name in RUN else None)
     }
     for word in shlex.split(str(config.get(FREE_FORM, ""))):
         name, separator, value = word.partition("=")
@@ -101,5 +102,5 @@ def unfolded(config: Mapping[str, object]) -> dict[str, object]:
         if name in taken:
             raise ValueError(f"setting {name!r} is given twice: leave {word!r} out of the key {FREE_FORM!r}")
         taken.add(name)
-        rest[name] = value
+        rest[keys.get(name, name)] = value
     return rest
