@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
-from strategies.federation.code_identity import PACKAGES, identity_of, own_identity
+from strategies.federation.code_identity import OUTSIDE, PACKAGES, identity_of, own_identity
 from tests.places import REPOSITORY
 
 ROOT = REPOSITORY
@@ -43,6 +43,14 @@ def test_the_flower_bundle_holds_the_packages_and_nothing_else(bundle):
     for package in PACKAGES:
         bundled = {path.relative_to(folder) for path in (folder / package).rglob("*.py")}
         assert bundled == {p for path in (ROOT / package).rglob("*.py") if not outside(p := path.relative_to(ROOT))}
+
+
+def test_the_digest_covers_every_file_that_a_bundle_holds():
+    """A client's terms, budget and ledger are code that must not differ; attacks and audit alone may."""
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            name = path.relative_to(ROOT)
+            assert bool(OUTSIDE.match(name.as_posix())) == outside(name), name
 
 
 def test_the_bundle_is_the_same_code_as_the_clone(bundle):
