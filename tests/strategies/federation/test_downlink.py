@@ -114,9 +114,9 @@ def a_round(downlink: SparseDownlink, asked: Sequence[int] = (0, 1, 2), noise_st
 
 def alike(a: ServerState, b: ServerState) -> bool:
     """Whether two states are the same to the bit, also in what a step does next."""
-    beside = [{name: v.tolist() for name, v in extra_vectors(state).items()} for state in (a, b)]
+    vectors = [{name: v.tolist() for name, v in extra_vectors(state).items()} for state in (a, b)]
     rates = [[group["lr"] for group in state.optimizer.param_groups] for state in (a, b)]
-    return a.weights.equal(b.weights) and beside[0] == beside[1] and rates[0] == rates[1] and a.updates == b.updates
+    return a.weights.equal(b.weights) and vectors[0] == vectors[1] and rates[0] == rates[1] and a.updates == b.updates
 
 
 @pytest.mark.parametrize("name", METHODS)
