@@ -9,30 +9,23 @@ describes two hospitals with TLS, keys and their own data.
 
 import argparse
 import json
-import os
 import shlex
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.flower_app import CLIENT_APP, free_port, private_flower, write_app
 from benchmarks.socket_proxy import CountingProxy, counting
 from benchmarks.socket_traffic import moved
-from simulations.engines.flower import CLIENT_APP, write_app
-from simulations.engines.runtime import home as flower_home
-from simulations.engines.runtime import superlink
 from simulations.plan.plan import Plan, make_plan
 from simulations.rundir.messages import read
 from simulations.rundir.rundir import RunDir, create
 from simulations.settings.settings import from_mapping
-
-PATIENCE = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,63 +41,24 @@ class Deployed:
 def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP) -> Deployed:
     """Run the app of ``plan`` on ``nodes`` SuperNodes; app, log and the nodes' ledgers are in ``folder``.
 
-    Each node trains on its partition of the plan's workload.
-    Guarantee: on return and on every exception no process of the run is left (as ``flower_processes.end_all`` says),
-    and the user's own FLWR_HOME was not touched.
+    Each node trains on its partition of the plan's workload. Guarantee: as ``private_flower``.
     """
-    children: list[subprocess.Popen[bytes]] = []
-    folder.mkdir(parents=True, exist_ok=True)
-    log_file = folder / "flower.log"
     app = write_app(folder / "app", plan, client_app=client_app)
-    with ExitStack() as stack:
-        log = stack.enter_context(log_file.open("ab"))
-        port = superlink.free_port()
-        proxies = tuple(stack.enter_context(counting(port)) for _ in range(nodes))
-        home = stack.enter_context(flower_home.private_home(children))
-        env = flower_home.environment(home)
-
-        def start(*command: str) -> "subprocess.Popen[bytes]":
-            process = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=folder
-            )
-            children.append(process)
-            return process
-
-        (home / "config.toml").write_text(f'[superlink.fedlsg]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
-        link = start("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port))
-        _wait(lambda: f"Uvicorn running on http://127.0.0.1:{port}" in log_file.read_text(), link)
+    with private_flower(folder) as flower, ExitStack() as stack:
+        proxies = tuple(stack.enter_context(counting(flower.port)) for _ in range(nodes))
         for index, proxy in enumerate(proxies):
-            start(
-                "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{proxy.port}",
-                "--port", str(superlink.free_port()),
+            flower.start(
+                "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{proxy.port}", "--port", str(free_port()),
                 "--node-config", node_config(index, nodes, folder),
             )  # fmt: skip
-        start("flwr", "run", str(app), "fedlsg", "--stream").wait(timeout=4 * PATIENCE)
-        status = _status(env)
-    return Deployed(status=status, proxies=proxies, log=log_file.read_text(), home=home)
+        status = flower.run(app)
+    return Deployed(status=status, proxies=proxies, log=flower.log_file.read_text(), home=flower.home)
 
 
 def node_config(index: int, nodes: int, folder: Path) -> str:
     """A node config with a budget that no measurement reaches."""
     ledger = folder.resolve() / f"node-{index}"
     return f"partition-id={index} num-partitions={nodes} ledger-dir='{ledger}' epsilon-max=1000.0 delta-max=1e-5"
-
-
-def _wait(ready: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not ready():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError("the SuperLink did not start")
-        time.sleep(0.05)
-
-
-def _status(env: Mapping[str, str]) -> str:
-    """The run's status in Flower; ``flwr run`` itself exits with 0 for a failed run too."""
-    listed = subprocess.run(
-        ["flwr", "list", "fedlsg", "--format", "json"], env=dict(env), capture_output=True, check=True, cwd=os.sep
-    )
-    (run,) = json.loads(listed.stdout)["runs"]
-    return str(run["status"])
 
 
 def measure(settings: Mapping[str, Any]) -> dict[str, Any]:

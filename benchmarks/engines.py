@@ -1,6 +1,6 @@
 """Interleaved rounds of engines and of other frameworks: CPU seconds of all their processes, and wall seconds.
 
-    python -m benchmarks.engines --json FILE [--model lenet] [--method sgd] [--engines bare local flower fedavg pfl]
+    python -m benchmarks.engines --json FILE [--model lenet] [--method sgd] [--engines bare local ray fedavg pfl]
 
 Every arm is its own process tree, and all are alive at once. Only one arm runs a round at a time; the others wait at
 their ``Gate``. So the arms take rounds alternately on the same machine. CPU time of a waiting arm (Ray's daemons) is
@@ -95,7 +95,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--model", default="lenet")
     options.add_argument("--method", default="sgd")
-    options.add_argument("--engines", nargs="+", default=["bare", "local", "flower", "fedavg", "pfl"])
+    options.add_argument("--engines", nargs="+", default=["bare", "local", "ray", "fedavg", "pfl"])
     given = options.parse_args()
     seconds = measure(given.engines, given.model, given.method, pairs=given.pairs, warmup=given.warmup)
     found = summary(seconds, given.engines)

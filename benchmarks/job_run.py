@@ -4,21 +4,20 @@ import argparse
 import shutil
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-import tomli_w
 import torch
 
 from benchmarks import bare, jobs, pfl_job
+from benchmarks.flower_app import simulate, write_project
 from benchmarks.gate import Gate
-from simulations.engines import flower, local
-from simulations.engines.runtime.superlink import run_app
+from simulations.engines import local, ray
 from simulations.plan.plan import Plan, make_plan
+from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir, create
 from simulations.settings.settings import from_mapping
 
-ENGINES = ("bare", "local", "flower", "flower-single", "fedavg", "pfl")
+ENGINES = ("bare", "local", "ray", "fedavg", "pfl")
 
 
 def run(engine: str, model: str, method: str, rounds: int) -> None:
@@ -29,34 +28,27 @@ def run(engine: str, model: str, method: str, rounds: int) -> None:
     elif engine == "pfl":
         pfl_job.run(model, rounds)
     else:
-        grouped = engine != "flower-single"
-        name = "local" if engine == "bare" else engine.partition("-")[0]
-        given = jobs.settings(model, method, rounds=rounds, engine=name, grouped=grouped)
+        given = jobs.settings(model, method, rounds=rounds, engine="local" if engine == "bare" else engine)
         plan = make_plan(from_mapping(given))
         if engine == "bare":
             bare_loop((bare.plain if method == "sgd" else bare.private)(plan), rounds)
         else:
-            in_directory(plan, partial(on_local if engine == "local" else on_flower))
+            in_directory(plan, local.run if engine == "local" else on_ray)
 
 
-def in_directory(plan: Plan, engine: Callable[[Plan, RunDir], object]) -> None:
+def in_directory(plan: Plan, engine: Callable[..., object]) -> None:
+    gate = Gate.from_environment()
     folder = tempfile.mkdtemp(prefix="rounds-")
     try:
         directory = create(folder, plan.settings)
         directory.write_config(plan.settings)
-        engine(plan, directory)
+        engine(plan, directory, on_round=lambda row: gate.wait(row.round + 1))
     finally:
         shutil.rmtree(folder)
 
 
-def on_local(plan: Plan, directory: RunDir) -> None:
-    gate = Gate.from_environment()
-    local.run(plan, directory, on_round=lambda row: gate.wait(row.round + 1))
-
-
-def on_flower(plan: Plan, directory: RunDir) -> None:
-    apps = {"server_app": "benchmarks.job_apps:server", "client_app": "benchmarks.job_apps:client"}
-    flower.run(plan, directory, on_round=lambda row: None, **apps)
+def on_ray(plan: Plan, directory: RunDir, *, on_round: Callable[[Row], None]) -> object:
+    return ray.run(plan, directory, on_round=on_round, client="benchmarks.job_apps:client")
 
 
 def bare_loop(one: bare.Round, rounds: int) -> None:
@@ -68,18 +60,10 @@ def bare_loop(one: bare.Round, rounds: int) -> None:
 
 def plain_flower(model: str, rounds: int) -> None:
     """Flower's own FedAvg, on as many actors as the machine has cores."""
-    app = {
-        "publisher": "fedlsg",
-        "components": {"serverapp": "benchmarks.fedavg_apps:server", "clientapp": "benchmarks.fedavg_apps:client"},
-        "config": {"model": model, "rounds": rounds},
-    }
-    project = {"name": "fedavg", "version": "1.0.0", "license": "Apache-2.0", "dependencies": []}
+    config: dict[str, str | int | float | bool] = {"model": model, "rounds": rounds}
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "fedavg").mkdir()
-        (Path(folder) / "fedavg" / "pyproject.toml").write_text(
-            tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}})
-        )
-        run_app(Path(folder) / "fedavg", num_supernodes=jobs.CLIENTS, log_file=Path(folder) / "log", poll=lambda: None)
+        apps = "benchmarks.fedavg_apps:server", "benchmarks.fedavg_apps:client"
+        simulate(write_project(Path(folder) / "fedavg", config, *apps), Path(folder), nodes=jobs.CLIENTS)
 
 
 if __name__ == "__main__":

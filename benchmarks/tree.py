@@ -3,7 +3,7 @@
 import time
 from contextlib import suppress
 
-from simulations.engines.runtime.processes import Process, living, of_run
+from benchmarks.flower_processes import Process, living, of_run
 
 
 class Tree:

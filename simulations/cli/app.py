@@ -16,7 +16,7 @@ from rich.console import Console
 from simulations.cli.examine import attack, audit, inspect
 from simulations.cli.lists import methods, settings, version, workloads
 from simulations.cli.options import Choice, console, merge, option, setting
-from simulations.engines.runtime.processes import sigterm_raises
+from simulations.engines.signals import sigterm_raises
 from simulations.settings.declared import RUN
 
 typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
@@ -97,7 +97,7 @@ def compare(
     grid: Annotated[str | None, option(help="TOML file of a grid; options replace what it says.")] = None,
     budget_minutes: Annotated[float | None, option(help="Start no run after this time.")] = None,
     jobs: Annotated[int, option(help="Runs at a time; default 1.")] = 1,
-    engine: Annotated[str | None, option(help="local (default) or flower.")] = None,
+    engine: Annotated[str | None, option(help="local (default) or ray.")] = None,
     axis: Annotated[str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")] = None,
     link: Annotated[str | None, option(help=LINK)] = None,
     out: Annotated[str | None, option(help="Folder; default runs/compare-WORKLOAD.")] = None,

@@ -19,8 +19,6 @@ from fedlsg.privacy import LedgerError
 from simulations.client.deployed import Deployed, is_deployed
 from simulations.client.replica import ReplicaDiffersError, ReplicaMissingError, is_shared
 from simulations.client.train import answer, process
-from simulations.grids import actors, import_path, prompt
-from simulations.grids.grouped import answer_groups
 from simulations.grids.refusals import (
     FrameDiffersError,
     OverBudgetError,
@@ -60,10 +58,6 @@ REFUSALS: dict[type[Exception], int] = {
 """Errors whose text may leave, and their codes; the first that fits."""
 
 app = ClientApp()
-answer_groups(app, forget=process.cache_clear)
-import_path.workers_import_as_driver()
-actors.restart_dead()
-prompt.hand_on_at_once()
 
 
 def read_context(context: Context) -> tuple[Settings, int]:

@@ -20,8 +20,7 @@ from fedlsg.gradients import trainable
 from fedlsg.state import PublicState, ServerState, Step, load_weights, replay, restart
 from fedlsg.state.round_plan import finished_before
 from fedlsg.state.server_update import read_steps
-from simulations.grids.grouped import in_simulation
-from simulations.grids.virtual import SHARED
+from simulations.grids.virtual import SHARED, in_simulation
 from simulations.plan.plan import Base
 from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir

@@ -26,7 +26,7 @@ from simulations.compare.lines import Line, lines
 from simulations.compare.output import Output, write_page, write_tables
 from simulations.compare.table import comparison_table, notes, unfinished, variants
 from simulations.compare.view import PLAIN, View
-from simulations.engines.runtime.processes import sigterm_raises
+from simulations.engines.signals import sigterm_raises
 from simulations.report.run_page import run_page
 from simulations.report.tables import print_note, print_table
 from simulations.rundir.files.atomic import write_atomically

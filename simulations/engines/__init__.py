@@ -1,4 +1,4 @@
-"""Engines: where clients run. ``local`` is one process; ``flower`` is Flower on Ray."""
+"""Engines: where clients run. ``ray`` shares them out to Ray workers; ``local`` runs them in this process."""
 
 import tomllib
 from collections.abc import Callable
@@ -9,18 +9,21 @@ from typing import Any
 
 
 def engine(name: str) -> Callable[..., dict[str, Any]]:
-    """The ``run(plan, directory, *, on_round) -> summary`` of an engine, imported on demand."""
-    run: Callable[..., dict[str, Any]] = import_module(f"{__name__}.{name}").run
+    """The ``run(plan, directory, *, on_round) -> summary`` of an engine, imported on demand.
+
+    A run of ``flwr run`` (flower) is continued on Ray.
+    """
+    run: Callable[..., dict[str, Any]] = import_module(f"{__name__}.{'ray' if name == 'flower' else name}").run
     return run
 
 
 def ahead(name: str) -> AbstractContextManager[None]:
     """Start an engine while its run is still being planned; nothing of it is left on exit."""
-    if name != "flower":
+    if name not in ("ray", "flower"):
         return nullcontext()
-    from simulations.engines.runtime.home import importing_ahead
+    from simulations.engines.cluster import starting_ahead
 
-    return importing_ahead()
+    return starting_ahead()
 
 
 def engine_of(run: str) -> str:

@@ -4,20 +4,16 @@ Messages are serialised to bytes and read back on both ways, so that client and 
 bytes, which are immutable.
 """
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from flwr.app import Message
-from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.supercore.task_identity import TaskIdentity
 
 from simulations.client.app import app
-from simulations.grids.virtual import RUN, TASK, ClientFunction, VirtualGrid, call_client
+from simulations.engines.run_log import logging_to
+from simulations.grids.virtual import ClientFunction, VirtualGrid, call_client, task_identity
 from simulations.plan.plan import Plan
-from simulations.rundir.files.private_files import make_file
 from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir
 from simulations.server.serve import serve
@@ -49,39 +45,5 @@ def run(
     """
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     grid = LocalGrid(client, len(plan.terms), dict(as_config(plan.settings)))
-    with logging_to(directory), task_identity():
+    with logging_to(directory.log), task_identity():
         return serve(grid, plan, directory, on_round=on_round, page=page)
-
-
-class _File(logging.FileHandler):
-    """A log that a full disk leaves incomplete: writers of other files raise the error."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        pass
-
-
-@contextmanager
-def logging_to(directory: RunDir) -> Iterator[None]:
-    """Send Flower's log into run.log instead of the terminal."""
-    logger = logging.getLogger("flwr")
-    make_file(directory.log)  # clients' tracebacks go there
-    file = _File(directory.log)
-    kept, logger.handlers = logger.handlers, [file]
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            file.close()
-        logger.handlers = kept
-
-
-@contextmanager
-def task_identity() -> Iterator[None]:
-    """Identify this process as a ServerApp, which Flower's Message constructor requires."""
-    before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = TASK, RUN, SUPERLINK_NODE_ID
-    try:
-        yield
-    finally:
-        TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before

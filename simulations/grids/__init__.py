@@ -1,1 +1,1 @@
-"""What knows Flower messages only: grids that share messages out to clients, and how actors are started and woken."""
+"""What knows Flower messages only: a grid of simulated clients, piles of messages, and refusals."""

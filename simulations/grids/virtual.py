@@ -3,13 +3,17 @@
 Both engines share it: node ids are known in advance, and a client sees the same Message and Context on both.
 """
 
+import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
 from flwr.app import Context, Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
 from simulations.grids.refusals import log_failure
 from strategies.federation.wire import FAILED, NO_REASON, failure
@@ -102,3 +106,20 @@ def call_client(
         log_failure()
         reply = failure(NO_REASON, FAILED, message)
     return named(reply) if isinstance(reply, Message) else None
+
+
+def in_simulation() -> bool:
+    """Whether this process is a Ray actor, whose messages come from the run's own server."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
+@contextmanager
+def task_identity() -> Iterator[None]:
+    """Identify this process as a ServerApp, which Flower's Message constructor requires."""
+    before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = TASK, RUN, SUPERLINK_NODE_ID
+    try:
+        yield
+    finally:
+        TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before

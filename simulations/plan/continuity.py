@@ -14,7 +14,7 @@ from simulations.settings.settings import as_config
 from simulations.workloads.digest import data_digest
 
 HARMLESS = frozenset({
-    "engine", "device", "threads", "client-cpus", "client-gpus", "grouped", "round-timeout",
+    "engine", "device", "threads", "client-cpus", "client-gpus", "round-timeout",
     "data-dir", "run-dir", "evaluate-every", "record-updates",
 })  # fmt: skip
 """Settings that a resumed run may change: they change neither a random draw nor the meaning of a ledger entry."""

@@ -176,7 +176,9 @@ class RunDir:
     def read_config(self) -> Settings:
         """The resolved settings. Raises ValueError for a directory that holds none, or an unknown setting."""
         try:
-            return from_mapping(tomllib.loads(self.config.read_text(encoding="utf-8")))
+            given = tomllib.loads(self.config.read_text(encoding="utf-8"))
+            given.pop("grouped", None)  # a setting of Flower's own simulation, up to version 0.1
+            return from_mapping(given)
         except FileNotFoundError:
             raise ValueError(f"{self.path} is no run directory: it holds no config.toml") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

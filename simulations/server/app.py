@@ -10,9 +10,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from simulations.grids import actors, prompt
-from simulations.grids.grouped import GroupedGrid
-from simulations.plan.plan import Plan, make_plan
+from simulations.plan.plan import make_plan
 from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.deployment import Deployment
@@ -42,7 +40,6 @@ def run_rounds(grid: Grid, context: Context, *, on_round: Callable[[Row], None] 
         if settings.clients is None:
             settings = replace(settings, clients=len(wait_for_nodes(grid, 1)))
         plan = make_plan(settings)
-        grid = grouped(grid, plan)
     else:
         deployment, grid = Deployment(timeout=settings.round_timeout), WatchedGrid(grid)
         sizes = deployment.gather(grid, settings.clients)
@@ -53,14 +50,3 @@ def run_rounds(grid: Grid, context: Context, *, on_round: Callable[[Row], None] 
     log(INFO, "run directory: %s", run.path)
     summary = serve(grid, plan, run, on_round=on_round, deployment=deployment)
     log(INFO, "accuracy %.4f, epsilon %.4g at delta %g", summary["accuracy"], summary["epsilon_max"], summary["delta"])
-
-
-def grouped(grid: InMemoryGrid, plan: Plan) -> Grid:
-    """The grid of a simulation: one message for many clients."""
-    s = plan.settings
-    prompt.reply_at_once(grid)
-    if not s.grouped:
-        return grid
-    wait_for_nodes(grid, 1)
-    gpus = s.client_gpus if s.device == "cuda" else 0
-    return GroupedGrid(grid, plan.sizes, actors=lambda: actors.count(s.client_cpus, gpus))

@@ -162,17 +162,17 @@ class Settings:
     evaluate_every: Annotated[int, Setting("Rounds between two evaluations.", "rounds", at_least=1)] = 1
     # where it runs
     engine: Annotated[
-        Literal["flower", "local"], Setting("Clients run in Flower on Ray (flower), or in one process (local).")
-    ] = "flower"
+        Literal["ray", "local", "flower"],
+        Setting("Clients run on Ray (ray), in one process (local), or as flwr run does (flower)."),
+    ] = "ray"
     device: Annotated[Literal["cpu", "cuda"], Setting("Where models are computed.", aliases=("gpu",))] = "cpu"
     precision: Annotated[Bits, Setting("Numbers of the forward and backward pass.")] = "float32"
     activation_storage: Annotated[Bits, Setting("Numbers in which activations wait for the backward pass.")] = "float32"
     threads: Annotated[int, Setting("Threads of torch in every process.", "threads", at_least=1)] = 1
-    client_cpus: Annotated[int, Setting("Processors of a Ray actor.", "processors", at_least=1, aliases=("cpus",))] = 1
+    client_cpus: Annotated[int, Setting("Processors of a Ray worker.", "processors", at_least=1, aliases=("cpus",))] = 1
     client_gpus: Annotated[
-        float, Setting("GPU of a Ray actor.", "GPUs", at_least=0, below=math.inf, aliases=("gpus",))
+        float, Setting("GPU of a Ray worker.", "GPUs", at_least=0, below=math.inf, aliases=("gpus",))
     ] = 0.25
-    grouped: Annotated[bool, Setting("One message for the clients of an actor.")] = True
     round_timeout: Annotated[
         float, Setting("Longest wait for a round.", "seconds", above=0, below=math.inf, aliases=("timeout",))
     ] = 3600.0

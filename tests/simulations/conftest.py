@@ -1,4 +1,7 @@
-"""Runs that several tests read. Property tests draw the same examples in every run, without a deadline."""
+"""Runs that several tests read, and one Ray for all: a start takes longer than their runs.
+
+Property tests draw the same examples in every run, without a deadline.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,6 +12,7 @@ import pytest
 import torch
 
 from simulations.cli import app as cli
+from simulations.engines import cluster
 from tests.simulations.support.runs import Run, run_local, stopped_after
 
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
@@ -55,3 +59,18 @@ def fedlsg(
         return int(end.value.code or 0), printed.out, printed.err
 
     return run
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[cluster.Cluster]:
+    """A Ray with idle workers that have imported torch."""
+    with cluster.starting() as started:
+        yield started
+
+
+@pytest.fixture
+def on_ray(warm: cluster.Cluster) -> Iterator[cluster.Cluster]:
+    """The next run takes that Ray, and leaves it as it is."""
+    cluster._AHEAD.append(warm)
+    yield warm
+    cluster._AHEAD.clear()

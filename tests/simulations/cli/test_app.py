@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from fedlsg.accounting.bounds import epsilon
 from simulations.cli import app as cli
+from simulations.engines.cluster import Cluster
 from simulations.report.words import empty_line
 from simulations.settings.declared import RUN, all_settings
 from tests.places import REPOSITORY
@@ -192,10 +193,11 @@ RESUME_DAMAGE: dict[str, tuple[Callable[[Run], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("engine", ["local", "flower"])
+@pytest.mark.parametrize("engine", ["local", "ray"])
 @pytest.mark.parametrize("kind", RESUME_DAMAGE)
-def test_a_damaged_run_is_refused_at_once(kind, engine, fedlsg, small, tmp_path):
-    """Before any engine starts: the flower engine would take half a minute to say the same."""
+def test_a_damaged_run_is_refused_at_once(kind, engine, fedlsg, small, tmp_path, monkeypatch):
+    """Before any engine runs."""
+    monkeypatch.setattr(Cluster, "_keep", lambda self: None)
     shutil.copytree(small.path, tmp_path / "run")
     run = Run(tmp_path / "run")
     text = run.directory.config.read_text()

@@ -41,7 +41,7 @@ def test_before_a_command_runs_nothing_heavy_is_imported():
     codes = (
         "import fedlsg",
         "import simulations.cli.app",
-        "import simulations.engines.runtime.superlink",
+        "import simulations.engines.cluster",
         "from simulations.engines import ahead, engine_of; ahead('local'); engine_of('nowhere')",
         "from simulations.settings import published, settings; settings.from_mapping(published.resolve({}))",
         "import sys; sys.argv = ['fedlsg', '--help']\nfrom simulations.cli.app import app\napp(standalone_mode=False)",
@@ -51,7 +51,7 @@ def test_before_a_command_runs_nothing_heavy_is_imported():
     assert planted >= {"scipy", "numpy"}, "negative control"
 
 
-APPS = ("client.app", "client.train", "run", "server.app", "engines.local", "engines.flower")
+APPS = ("client.app", "client.train", "run", "server.app", "engines.local", "engines.ray")
 FIRST_ROUND = """
 import torch
 from simulations import workloads
@@ -76,7 +76,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """What one process has imported after each part of a run, in the order of these parts."""
     path = str(tmp_path_factory.mktemp("probed") / "ledger")
     parts = {
-        "Flower's process": "import simulations.engines.runtime.deferred_client",
+        "a new worker": "import simulations.engines.worker",
         **{app: f"import simulations.{app}" for app in APPS},
         "far from the budget": FIRST_ROUND.format(path=path, steps=1, exceeds=False),
         "a private step": STEP,
@@ -86,9 +86,9 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     return dict(zip(parts, imported(*parts.values()), strict=True))
 
 
-def test_flowers_simulation_process_loads_the_client_without_torch(life):
-    """Ray starts once the ClientApp is loaded."""
-    assert not life["Flower's process"] & {"torch", *ALWAYS_LATER}
+def test_the_driver_describes_a_worker_without_torch(life):
+    """Ray starts while torch is imported."""
+    assert not life["a new worker"] & {"torch", *ALWAYS_LATER}
 
 
 @pytest.mark.parametrize("app", APPS)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from simulations.grids.import_path import PACKAGES, with_packages
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import SMALL, Run, run_local
 
+PACKAGES = ("fedlsg", "simulations", "strategies")
 HOSTILE = "raise SystemExit('code of the working directory was imported: ' + __file__)\n"
 NO_NOISE = "\n\ndef add_noise(total, mechanism, noise):\n    return total\n"
 
@@ -51,7 +51,7 @@ def environment(path: Path | None) -> dict[str, str]:
 
 
 def weights_of_run(
-    command: list[str], inside: Path, out: Path, *, path: Path | None = None, engine: str = "flower"
+    command: list[str], inside: Path, out: Path, *, path: Path | None = None, engine: str = "ray"
 ) -> Tensor:
     """Final weights of the small run for one round, started in a folder."""
     settings = {**SMALL, "engine": engine, "rounds": 1}
@@ -86,17 +86,3 @@ def test_the_worker_of_a_comparison_imports_nothing_of_the_working_directory(tmp
     done = subprocess.run(command, cwd=inside, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list((tmp_path / "out" / "cells").glob("*/summary.json"))) == 1
-
-
-def test_a_child_imports_the_three_packages_and_nothing_else_by_their_links(tmp_path):
-    """From a folder of other code and with a path of other code: the links come first, other modules stay."""
-    code = "import fedlsg, strategies, theirs; print(fedlsg.__file__, strategies.__file__, theirs.__file__)"
-    other = clone_without_noise(tmp_path / "other")
-    (other / "theirs.py").touch()
-    env = with_packages({**os.environ, "PYTHONPATH": str(other)}, tmp_path / "code")
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=other, env=env, capture_output=True, text=True, check=True)
-    *ours, theirs = [Path(line).resolve() for line in done.stdout.split()]
-    assert ours == [REPOSITORY / "fedlsg" / "__init__.py", REPOSITORY / "strategies" / "__init__.py"]
-    assert theirs == other / "theirs.py"  # the user's own path still counts for everything else
-    assert {link.name for link in (tmp_path / "code").iterdir()} == set(PACKAGES)

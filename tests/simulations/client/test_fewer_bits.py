@@ -41,14 +41,13 @@ def test_a_device_without_bfloat16_is_refused(monkeypatch):
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lsg", "dpsgd"])
-def test_engines_agree_bit_for_bit_in_fewer_bits(method, tmp_path):
+def test_engines_agree_bit_for_bit_in_fewer_bits(method, tmp_path, on_ray):
     options = ["--method", method, "--rounds", "2", "--clients", "2", "--noise-multiplier", "2", "--reproducible"]
     options += ["--record-updates", *(word for name in FEWER for word in ("-c", f"{name}=bfloat16"))]
     a, b = Run(tmp_path / "a"), Run(tmp_path / "b")
     cli(["run", "--engine", "local", "--out", str(a.path), *options], standalone_mode=False)
-    cli(["run", "--engine", "flower", "--out", str(b.path), *options], standalone_mode=False)
+    cli(["run", "--engine", "ray", "--out", str(b.path), *options], standalone_mode=False)
     assert a.weights.equal(b.weights)
     assert len(a.payloads) == 4
     assert a.payloads == b.payloads

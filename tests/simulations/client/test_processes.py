@@ -190,12 +190,12 @@ def left_in(temporary: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_terminated_and_killed_flower_leaves_no_folder_and_is_continued(tmp_path, unbroken):
+def test_terminated_and_killed_on_ray_leaves_no_folder_and_is_continued(tmp_path, unbroken):
     """SIGTERM ends a run as Ctrl-C does; after SIGKILL the processes that are left clean up."""
     run = Run(tmp_path / "run")
     with tempfile.TemporaryDirectory(prefix="t") as short:  # Ray's sockets need a short path
         temporary, env = Path(short), {**ENVIRONMENT, "TMPDIR": short}
-        start, resume = command_line(*options("flower", run.path)), command_line("resume", str(run.path))
+        start, resume = command_line(*options("ray", run.path)), command_line("resume", str(run.path))
         status, printed = interrupt(start, run, signal.SIGTERM, after_round=3, env=env)
         assert status == 128 + signal.SIGTERM
         assert printed.splitlines()[-2:] == [f"continue with: fedlsg resume {run.path}", "fedlsg: error: interrupted"]
@@ -213,9 +213,9 @@ def test_terminated_and_killed_flower_leaves_no_folder_and_is_continued(tmp_path
 
 
 @pytest.mark.ray
-def test_interrupted_flower_is_continued_to_the_same_weights(tmp_path, unbroken):
+def test_interrupted_on_ray_is_continued_to_the_same_weights(tmp_path, unbroken):
     run = Run(tmp_path / "run")
-    status, printed = interrupt(command_line(*options("flower", run.path)), run, signal.SIGINT, after_round=3)
+    status, printed = interrupt(command_line(*options("ray", run.path)), run, signal.SIGINT, after_round=3)
     assert status == 130
     assert f"continue with: fedlsg resume {run.path}" in printed
     assert 3 <= finished_rounds(run) < 25

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from benchmarks.deployment import Deployed, deploy
+from benchmarks.flower_processes import carrying
 from benchmarks.socket_proxy import split_http
 from benchmarks.socket_traffic import Message, Moved, moved
-from simulations.engines.runtime.processes import carrying
 from simulations.rundir.messages import Line, read
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run, plan_at, run_local

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.flower_app import free_port
+from benchmarks.flower_processes import carrying
 from fedlsg.privacy.ledger import Entry, Ledger
-from simulations.engines.runtime import processes, superlink
 from tests.places import REPOSITORY
 from tests.simulations.support.how_to import Block, blocks
 from tests.simulations.support.machines import Machine, machines, wait_until
@@ -42,11 +43,11 @@ Federation = dict[str, Machine]
 @contextmanager
 def federation(root: Path) -> Iterator[Federation]:
     """The three machines; the server has a clone of the repository."""
-    ports = {port: superlink.free_port() for port in PORTS}
+    ports = {port: free_port() for port in PORTS}
     with machines(root, *NAMES, ports=ports) as made:
         (made["server"].home / "fedlsg").symlink_to(REPOSITORY)
         yield made
-    assert not any(processes.carrying(machine.home / ".flwr") for machine in made.values())
+    assert not any(carrying(machine.home / ".flwr") for machine in made.values())
 
 
 def chapters(*numbers: int) -> list[Block]:
@@ -261,7 +262,7 @@ class TestTwoRounds:
         made["south"].run('ssh-keygen -q -t ecdsa -b 384 -N "" -f stranger')
         (block,) = [b for b in chapters(SET_UP[-1]) if b.machines == ("south",)]
         seen = len(made["south"].log)
-        text = block.text.replace("9095", str(superlink.free_port())).replace("node_key", "stranger")
+        text = block.text.replace("9095", str(free_port())).replace("node_key", "stranger")
         made["south"].start(text).wait(timeout=120)
         assert REFUSED in made["south"].log[seen:]
 

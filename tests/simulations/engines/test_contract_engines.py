@@ -20,7 +20,7 @@ from fedlsg.privacy.ledger import Entry
 from fedlsg.privacy.mechanism import Mechanism, add_noise
 from fedlsg.state.server_state import ServerState
 from fedlsg.training.plain import unprotected
-from simulations.engines import flower
+from simulations.engines import ray
 from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local, stopped_after
 from tests.strategies.contract_cases import CASES, RECIPES
 
@@ -196,18 +196,12 @@ def test_a_resumed_run_that_forgot_is_caught(case, tmp_path, whole, monkeypatch)
     assert not same(resume_local(stopped.path), whole(case))
 
 
-ALWAYS = ("dp-ssgd",)
-"""A recipe that no other test runs on Ray, nor one like it. The others take some 25 s each and are marked slow."""
-
-
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in RECIPES]
-)
-def test_every_recipe_runs_alike_on_flower(case, tmp_path, whole):
+@pytest.mark.parametrize("case", RECIPES)
+def test_every_recipe_runs_alike_on_ray(case, tmp_path, whole, on_ray):
     """Two clients, two rounds, Ray: weights, ledgers and payloads as on the local engine."""
-    plan, directory = plan_at(tmp_path / "run", engine="flower", record_updates=True, **settings_of(case))
-    summary = flower.run(plan, directory, on_round=ignore)
+    plan, directory = plan_at(tmp_path / "run", engine="ray", record_updates=True, **settings_of(case))
+    summary = ray.run(plan, directory, on_round=ignore)
     run = Run(directory.path, plan, summary)
     assert same(run, whole(case))
     assert float(summary["epsilon_max"]) == whole(case).summary["epsilon_max"]  # JSON has no inf: the file says "inf"

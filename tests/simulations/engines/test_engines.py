@@ -12,12 +12,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedlsg.payload.message import payload_bytes
 from simulations.cli.app import app as cli
 from simulations.client.app import app
-from simulations.engines import flower, local
+from simulations.engines import local, ray
 from simulations.grids.virtual import ClientFunction
 from simulations.rundir.row import Row
 from strategies.federation import exchange, report
 from strategies.federation.wire import NO_REASON, payload_size, read_update
-from tests.places import REPOSITORY
 from tests.simulations.support import bad_clients
 from tests.simulations.support.bad_clients import HONEST, KINDS
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
@@ -229,11 +228,11 @@ def test_a_local_run_restores_logging_and_identity(small):
 
 
 @pytest.mark.ray
-def test_engines_agree_bit_for_bit(tmp_path, capsys):
+def test_engines_agree_bit_for_bit(tmp_path, capsys, on_ray):
     options = ["--rounds", "3", "--clients", "2", "--noise-multiplier", "2", "--reproducible", "--record-updates"]
     a, b = Run(tmp_path / "a"), Run(tmp_path / "b")
     cli(["run", "--engine", "local", "--out", str(a.path), *options], standalone_mode=False)
-    cli(["run", "--engine", "flower", "--out", str(b.path), *options], standalone_mode=False)
+    cli(["run", "--engine", "ray", "--out", str(b.path), *options], standalone_mode=False)
     assert [w.dtype for w in a.model.values()] == [w.dtype for w in b.model.values()]
     assert a.weights.equal(b.weights)
     assert len(a.payloads) == 6
@@ -250,12 +249,9 @@ def test_engines_agree_bit_for_bit(tmp_path, capsys):
 
 
 @pytest.mark.ray
-def test_bad_clients_on_flower(tmp_path, monkeypatch, bad_local):
-    """The same clients on Ray, one answer of None included, which Flower never delivers."""
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    plan, directory = plan_at(tmp_path / "run", engine="flower", round_timeout=6.0, **BAD_SETTINGS)
-    module = "tests.simulations.support.bad_clients:app"
-    summary = flower.run(plan, directory, on_round=ignore, client_app=module)
+def test_bad_clients_on_ray(tmp_path, on_ray, bad_local):
+    plan, directory = plan_at(tmp_path / "run", engine="ray", **BAD_SETTINGS)
+    summary = ray.run(plan, directory, on_round=ignore, client="tests.simulations.support.bad_clients:app")
     run = Run(directory.path, plan, summary)
     for kind in KINDS:
         check_bad_client(run, kind)

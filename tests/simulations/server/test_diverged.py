@@ -130,10 +130,9 @@ def test_a_report_takes_a_loss_that_is_no_number(loss, small):
     assert f"loss {loss}" in page
 
 
-@pytest.mark.slow
 @pytest.mark.ray
-def test_the_flower_engine_says_the_same(tmp_path, fedlsg):
-    arguments = ["run", "--engine", "flower", "--method", "sgd", "-c", "learning_rate=1e38", "-c", "rounds=3"]
+def test_the_engine_ray_says_the_same(tmp_path, fedlsg, on_ray):
+    arguments = ["run", "--engine", "ray", "--method", "sgd", "-c", "learning_rate=1e38", "-c", "rounds=3"]
     status, _, err = fedlsg(*arguments, "-c", "clients=2", "--out", "run", width=400)
     assert (status, err.count("\n")) == (1, 1)
     assert "round 1 left a model whose test loss is inf: learning_rate=1e+38 is likely too large" in err

@@ -1,6 +1,6 @@
 """Clients that all kill their processes in round 2, until nobody can answer it; client 1 when it has been charged.
 
-Importable on its own: Ray's actors find it through PYTHONPATH.
+Importable on its own: Ray's workers import it by name.
 """
 
 import os
@@ -11,12 +11,10 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from simulations.client.app import app as honest
-from simulations.grids.grouped import answer_groups
 
 DEATHS = 4
 """Of each client: Ray gives a task to another actor once, and the server sends a lost client alone once more."""
 app = ClientApp()
-answer_groups(app)
 
 
 @app.query()

@@ -1,6 +1,6 @@
 """Clients that misbehave, one kind a partition; partitions beyond the kinds are honest.
 
-Importable on its own: Ray's actors find it through PYTHONPATH.
+Importable on its own: Ray's workers import it by name.
 """
 
 import hashlib
@@ -15,7 +15,6 @@ from flwr.clientapp import ClientApp
 
 from fedlsg.payload.layout import CHECKSUM_BYTES, HEADER, MAGIC, VERSION
 from simulations.client.app import app as honest
-from simulations.grids.grouped import answer_groups
 from simulations.rundir.rundir import RunDir
 from strategies.federation.wire import NO_REASON, read_update, update
 
@@ -128,7 +127,6 @@ KINDS: dict[str, Bad] = {
 }
 HONEST = 2
 app = ClientApp()
-answer_groups(app)
 
 
 @app.query()

@@ -1,6 +1,6 @@
 """Clients that kill the process they run in, once or each time; a flag in the run directory remembers that they did.
 
-Importable on its own: Ray's actors find it through PYTHONPATH.
+Importable on its own: Ray's workers import it by name.
 """
 
 import os
@@ -11,11 +11,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from simulations.client.app import app as honest
-from simulations.grids.grouped import answer_groups
 
 ONCE, ALWAYS = 1, 2
 app = ClientApp()
-answer_groups(app)
 
 
 @app.query()

@@ -1,22 +1,25 @@
-"""Sparse downlink on Flower: replicas of Ray's actors and of SuperNodes, and the bytes of the local engine."""
+"""Flower's own runtimes run the same apps: ``flwr run`` on its simulation and on SuperNodes."""
 
 import pytest
 
 from benchmarks.deployment import deploy
-from simulations.engines import flower
-from tests.simulations.support.runs import Run, ignore, plan_at, run_local
+from benchmarks.flower_app import simulate, write_app
+from tests.simulations.support.runs import Run, plan_at, run_local
 
 
 @pytest.mark.ray
-def test_flower_sends_the_same_bytes(tmp_path):
-    settings = {"downlink": "sparse", "rounds": 4, "clients": 3, "clients_per_round": 2, "momentum": 0.9}
+def test_flower_s_simulation_runs_as_the_local_engine(tmp_path):
+    settings = {"downlink": "sparse", "rounds": 3, "clients": 3, "clients_per_round": 2, "record_updates": True}
     alone = run_local(tmp_path / "local", **settings)
-    plan, directory = plan_at(tmp_path / "flower", engine="flower", **settings)
-    run = Run(directory.path, plan, flower.run(plan, directory, on_round=ignore))
+    plan, directory = plan_at(tmp_path / "run", engine="flower", **settings)
+    app = write_app(tmp_path / "app", plan)
+    status = simulate(app, tmp_path / "flower", nodes=3)
+    assert status == "finished:completed", (tmp_path / "flower" / "flower.log").read_text()[-3000:]
+    run = Run(directory.path, plan)
     assert run.weights.equal(alone.weights)
+    assert run.payloads == alone.payloads
+    assert run.ledgers == alone.ledgers
     assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in alone.rows]
-    assert [row.downlink_messages for row in run.rows] == [2] * 4
-    assert not (run.path / "replicas").exists()
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.engines.runtime import processes
-from simulations.engines.runtime.processes import Process, of_run
+from benchmarks import flower_processes as processes
+from benchmarks.flower_processes import Process, of_run
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 # A family that loses the mark: the leader carries it; the child, its own leader, and the orphan carry nothing.
@@ -142,20 +142,3 @@ def test_the_sweep_takes_the_detached_and_the_stubborn_but_no_stranger(tmp_path)
         for process in (ours, stranger):
             process.kill()
             process.communicate()
-
-
-def test_sigterm_raises_inside_only_and_leaves_what_nohup_ignores():
-    def hang_up_and_end() -> None:
-        with processes.sigterm_raises():
-            os.kill(os.getpid(), signal.SIGHUP)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    before = signal.getsignal(signal.SIGTERM)
-    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with pytest.raises(SystemExit) as end:
-            hang_up_and_end()
-    finally:
-        signal.signal(signal.SIGHUP, hangup)
-    assert end.value.code == 143
-    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,203 @@
+"""Ray for one run: started while the run is planned, ended with it; or a cluster that is there already.
+
+A Ray of its own has its folder, which also hides a cluster of ``ray start``, listens on loopback, and ends with this
+process, however that ends: Linux kills Ray's processes with the thread that started them, so that thread lives as long
+as Ray is needed. A cluster that RAY_ADDRESS names is joined and left; its machines must share the run directory.
+"""
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulations.engines.signals import ignore_interrupts, sigterm_raises
+from simulations.engines.worker import Worker
+from simulations.rundir.files.scratch import scratch
+
+if TYPE_CHECKING:
+    from ray.job_config import JobConfig
+
+FOLDER_LENGTH_LIMIT = 35  # characters; Ray adds 68 for a Unix socket, and 103 is the least any system allows
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray prints advice about it
+    # Ray's ports run anyone's code; on Linux this switch, named for other systems, keeps them on loopback.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+PLAIN = (1, 0)
+"""Processors and GPUs of a worker that is started before the run is planned."""
+STEP_SECONDS = 0.2
+"""Between two looks for a signal while Ray starts."""
+
+
+class Cluster:
+    """Ray, starting in a thread; ``workers`` waits for it."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._started, self._stop = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        self._idle: list[Any] = []
+        self._thread = threading.Thread(target=self._keep, name="ray", daemon=True)
+        self._thread.start()
+
+    def workers(self, most: int, *, cpus: float, gpus: float) -> list[Any]:
+        """As many workers as fit with ``cpus`` and ``gpus`` each, at most ``most``.
+
+        Raises RuntimeError if Ray did not start, ValueError if no worker fits.
+        """
+        while not self._started.wait(STEP_SECONDS):
+            pass
+        if self._error is not None:
+            raise RuntimeError(f"Ray did not start: {self._error}") from self._error
+        number = min(most, fitting(cpus, gpus))
+        if number == 0:
+            raise ValueError(
+                f"no machine of Ray has client_cpus={cpus:g} processors"
+                + (f" and client_gpus={gpus:g} of a GPU" if gpus else "")
+                + " for a worker; ask for fewer"
+            )
+        usable = self._idle[:number] if (cpus, gpus) == PLAIN else []
+        for worker in self._idle[len(usable) :]:
+            self.kill(worker)
+        self._idle = []
+        return usable + [self.worker(cpus, gpus) for _ in range(number - len(usable))]
+
+    def give_back(self, workers: list[Any], *, cpus: float, gpus: float) -> None:
+        """Keep idle workers for another run, with torch imported."""
+        if (cpus, gpus) == PLAIN:
+            self._idle += workers
+        else:
+            for worker in workers:
+                self.kill(worker)
+
+    @staticmethod
+    def worker(cpus: float, gpus: float) -> Any:
+        """A new worker; one that dies is not started again by Ray, because its task must not be repeated unseen."""
+        import ray
+
+        return ray.remote(Worker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0).remote()
+
+    @staticmethod
+    def kill(worker: Any) -> None:
+        """End a worker now, whatever it does."""
+        import ray
+
+        ray.kill(worker)
+
+    def end(self) -> None:
+        """Leave the cluster, and end Ray if it is our own; waits for a start that is under way."""
+        self._stop.set()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        try:
+            import ray
+
+            self._init(ray)
+            if not joins_cluster():
+                self._idle = [self.worker(*PLAIN) for _ in range(processors())]
+        except BaseException as error:  # told by ``workers``, in the thread that waits
+            self._error = error
+        finally:
+            self._started.set()
+        self._stop.wait()
+        if self._error is None:
+            ray.shutdown()
+
+    def _init(self, ray: Any) -> None:
+        common = {"logging_level": "ERROR", "log_to_driver": False, "job_config": driver_path_job()}
+        if joins_cluster():
+            ray.init(address=os.environ["RAY_ADDRESS"], **common)
+            return
+        ray.init(
+            address="local",
+            num_cpus=processors(),
+            include_dashboard=False,
+            _temp_dir=str(self._folder),
+            **common,
+        )
+
+
+_AHEAD: list[Cluster] = []
+
+
+@contextmanager
+def starting() -> Iterator[Cluster]:
+    """Ray, about to start. On exit and on every exception no process of it and no file is left."""
+    with sigterm_raises(), ExitStack() as stack:
+        os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+        folder = None if joins_cluster() else stack.enter_context(scratch(short_base()))
+        cluster = Cluster(folder)
+        try:
+            yield cluster
+        finally:
+            with ignore_interrupts():
+                cluster.end()
+
+
+@contextmanager
+def starting_ahead() -> Iterator[None]:
+    """The Ray of the next run starts while the body prepares that run."""
+    with starting() as cluster:
+        _AHEAD.append(cluster)
+        try:
+            yield
+        finally:
+            _AHEAD.clear()
+
+
+@contextmanager
+def ready() -> Iterator[Cluster]:
+    """The Ray of ``starting_ahead``, which ends it, else a new one."""
+    if _AHEAD:
+        yield _AHEAD.pop()
+        return
+    with starting() as cluster:
+        yield cluster
+
+
+def joins_cluster() -> bool:
+    """Whether runs join an existing Ray cluster."""
+    return os.environ.get("RAY_ADDRESS", "local") not in ("", "local")
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def fitting(cpus: float, gpus: float) -> int:
+    """How many workers that each need this much fit into the cluster at once."""
+    import ray
+
+    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(int(min(r.get("CPU", 0) / cpus, r.get("GPU", 0) / gpus if gpus else 1e9)) for r in resources)
+
+
+def short_base() -> str:
+    """A folder for temporary folders whose name is short enough for Ray's sockets."""
+    base = tempfile.gettempdir()
+    return base if len(base) + len("/fedlsg-12345678") <= FOLDER_LENGTH_LIMIT else os.sep + "tmp"
+
+
+def driver_path_job() -> "JobConfig":
+    """A ``job_config`` for ``ray.init`` with which workers search the driver's ``sys.path`` first, in its order.
+
+    Ray's own puts the driver's working directory and its script's folder first, and has no setting for that: a folder
+    ``strategies/`` there, or another clone of this repository, would shadow the installed packages.
+    """
+    from ray.job_config import JobConfig
+
+    class DriverPathJob(JobConfig):
+        def _get_proto_job_config(self) -> object:
+            # A worker inserts them one by one at the front, so the last comes first.
+            self._py_driver_sys_path = [os.path.abspath(folder) for folder in reversed(sys.path)]
+            self._cached_pb = None
+            return super()._get_proto_job_config()
+
+    return DriverPathJob()

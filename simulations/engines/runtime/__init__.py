@@ -1,1 +1,0 @@
-"""Flower's own simulation runtime as the processes of one run."""

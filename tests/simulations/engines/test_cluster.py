@@ -1,0 +1,194 @@
+"""Ray of one run: what it leaves behind (nothing), where it listens, whose cluster it joins.
+
+Processes are counted by oracles of the test's own: a mark in the environment, searched in /proc, and descent.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from simulations import run
+from simulations.engines import ahead, cluster, engine_of
+from tests.places import REPOSITORY
+from tests.simulations.support.runs import SMALL
+
+READY = """
+import sys, time
+from simulations.engines.cluster import starting
+with starting() as ray_of_run:
+    print("starting", flush=True)
+    if sys.argv[1] == "ready":
+        import ray
+        workers = ray_of_run.workers(2, cpus=1, gpus=0)
+        print(ray.get_runtime_context().gcs_address, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """Ray's sockets need a short path."""
+    with tempfile.TemporaryDirectory(prefix="t") as folder:
+        yield Path(folder)
+
+
+def started(when: str, folder: Path) -> tuple[subprocess.Popen[str], str, str]:
+    """A process that starts Ray, its mark, and the last line that it printed; it has come as far as ``when``."""
+    mark = f"FEDLSG_TEST_MARK={uuid.uuid4().hex}"
+    env = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(REPOSITORY), **dict([mark.split("=")])}
+    env.pop("RAY_ADDRESS", None)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", READY, when], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if when == "ready":
+        line = process.stdout.readline()
+    elif when == "in the middle":
+        wait_until(lambda: any("raylet" in command(pid) for pid in marked(mark)), seconds=60)
+    assert line, "it ended early"
+    return process, mark, line.strip()
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def marked(mark: str) -> set[int]:
+    """Living processes with the mark in their environment, and their descendants: two of Ray's overwrite theirs."""
+    parents, found = dict[int, int](), set[int]()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        pid = int(stat.parent.name)
+        try:
+            state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state not in "ZX":
+                parents[pid] = int(parent)
+                if mark.encode() in (stat.parent / "environ").read_bytes().split(b"\0"):
+                    found.add(pid)
+        except OSError:
+            continue
+    grown = -1
+    while grown != len(found):
+        grown = len(found)
+        found |= {pid for pid, parent in parents.items() if parent in found}
+    return found
+
+
+def listening(pids: set[int]) -> set[str]:
+    """Addresses, as /proc/net/tcp writes them, on which these processes listen."""
+    inodes = set()
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                inodes.add(os.readlink(fd).removeprefix("socket:[").removesuffix("]"))
+            except OSError:
+                continue
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes}
+
+
+def left_in(folder: Path) -> list[str]:
+    """torch makes an empty cache folder for each user wherever an optimizer is made."""
+    return [path.name for path in folder.iterdir() if not path.name.startswith("torchinductor_")]
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("when", ["starting", "in the middle", "ready"])
+def test_a_signal_leaves_no_process_and_no_folder_behind(number, when, short_tmp):
+    process, mark, _ = started(when, short_tmp)
+    family = marked(mark)
+    assert process.pid in family
+    assert len(family) > (6 if when == "ready" else 0)
+    if when == "ready":
+        assert listening(family) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    process.send_signal(number)
+    status = process.wait(timeout=60)
+    assert status == {signal.SIGINT: 1, signal.SIGTERM: 143, signal.SIGKILL: -9}[number] or status == -signal.SIGINT
+    wait_until(lambda: not marked(mark), seconds=30 if number == signal.SIGKILL else 1)
+    wait_until(lambda: left_in(short_tmp) == [], seconds=30 if number == signal.SIGKILL else 1)
+
+
+@pytest.mark.ray
+def test_a_cluster_that_is_there_is_joined_and_stays(short_tmp, tmp_path):
+    """It gives the weights of the local engine; the workers of the run are gone, the cluster is not."""
+    owner, mark, address = started("ready", short_tmp)
+    try:
+        env = {**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        pairs = [word for key, value in SMALL.items() for word in ("-c", f"{key}={str(value).lower()}")]
+        # the owner's workers hold its two processors: there is room for none
+        words = [sys.executable, "-m", "simulations", "run", "digits", *pairs, "--engine", "ray"]
+        done = subprocess.run(
+            [*words, "--out", str(tmp_path / "none"), "-c", "client_cpus=64"],
+            env=env, capture_output=True, text=True, check=False, cwd=REPOSITORY, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert "client_cpus=64" in done.stderr
+        assert owner.poll() is None
+        assert any("raylet" in command(pid) for pid in marked(mark))
+    finally:
+        owner.terminate()
+        owner.wait(timeout=60)
+
+
+def test_ray_that_does_not_start_is_one_line(monkeypatch, fedlsg):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    status, _, err = fedlsg("run", "--rounds", "1", "-c", "clients=2")
+    assert status == 1
+    assert err.startswith("fedlsg: error: Ray did not start: ")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.ray
+def test_a_worker_that_fits_nowhere_is_refused(warm):
+    """Ray would wait for ever."""
+    with pytest.raises(ValueError, match=r"client_cpus=64 processors for a worker; ask for fewer"):
+        warm.workers(2, cpus=64, gpus=0)
+    with pytest.raises(ValueError, match=r"client_gpus=0.25 of a GPU"):
+        warm.workers(2, cpus=1, gpus=0.25)
+
+
+@pytest.mark.parametrize(("engine", "count"), [("ray", 1), ("flower", 1), ("local", 0)])
+def test_a_run_that_is_resumed_starts_its_engine_ahead(engine, count, fedlsg, tmp_path, monkeypatch):
+    """While its plan is made."""
+    seen: list[int] = []
+    monkeypatch.setattr(cluster.Cluster, "_keep", lambda self: self._started.set())
+    monkeypatch.setattr(run, "resume_command", lambda *_: seen.append(len(cluster._AHEAD)))
+    (tmp_path / "config.toml").write_text(f'engine = "{engine}"\n')
+    assert fedlsg("resume", str(tmp_path))[0] == 0
+    assert seen == [count]
+    assert cluster._AHEAD == []
+
+
+@pytest.mark.parametrize("text", [None, b"", b"engine", b"\xff", b'[engine]\nname = "ray"\n'])
+def test_a_run_directory_that_names_no_engine_starts_nothing(text, tmp_path):
+    if text is not None:
+        (tmp_path / "config.toml").write_bytes(text)
+    for path in (tmp_path, tmp_path / "config.toml"):
+        with ahead(engine_of(str(path))):
+            assert cluster._AHEAD == []
+
+
+def test_a_long_temporary_folder_is_not_used_for_sockets(monkeypatch):
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/a" * 30)
+    assert cluster.short_base() == "/tmp"
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/short")
+    assert cluster.short_base() == "/short"

@@ -1,0 +1,103 @@
+"""The engine ``ray`` on real Ray: runs as on the local engine, whatever becomes of a worker."""
+
+import time
+
+import pytest
+
+from simulations.engines import cluster, ray
+from simulations.engines.workers import Workers
+from tests.simulations.support.deadly_clients import ALWAYS, ONCE
+from tests.simulations.support.hanging_clients import HANGS
+from tests.simulations.support.runs import Run, ignore, plan_at, run_local
+
+pytestmark = pytest.mark.ray
+SUPPORT = "tests.simulations.support"
+
+
+@pytest.fixture(scope="module")
+def deadly(tmp_path_factory: pytest.TempPathFactory, warm) -> Run:
+    """Five clients; in round 2 one kills its worker once, another each time. Rounds 3 and 4 come after."""
+    folder = tmp_path_factory.mktemp("deadly") / "run"
+    plan, directory = plan_at(folder, engine="ray", clients=5, rounds=4, evaluate_every=4, reproducible=False)
+    cluster._AHEAD.append(warm)
+    summary = ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.deadly_clients:app")
+    return Run(directory.path, plan, summary)
+
+
+def test_a_dead_worker_loses_no_other_client_and_no_later_round(deadly):
+    everyone = [str(i) for i in range(5)]
+    assert [row.answered.split() for row in deadly.rows] == [
+        everyone, [i for i in everyone if i != str(ALWAYS)], everyone, everyone,
+    ]  # fmt: skip
+    assert (deadly.path / f"killed-by-{ONCE}").exists()
+    assert "ActorDiedError" in deadly.rows[1].reasons
+    assert "a worker was lost with" in deadly.log
+
+
+def test_every_attempt_that_drew_noise_is_in_the_ledger(deadly):
+    """The killed ones died before they trained; one that answered before its pile was lost is charged once."""
+    rounds = {client: [e.round for e in deadly.entries(client)] for client in range(5)}
+    assert rounds == {client: [1, 3, 4] if client == ALWAYS else [1, 2, 3, 4] for client in range(5)}
+
+
+def test_without_the_second_try_a_pile_would_be_lost(tmp_path, on_ray, monkeypatch):
+    """Negative control: the tests above notice a grid that gives up after the first try."""
+    answer = Workers.answer
+    monkeypatch.setattr(
+        Workers, "answer", lambda self, piles, deadline: answer(self, piles if len(piles) == 2 else [], deadline)
+    )
+    plan, directory = plan_at(tmp_path / "run", engine="ray", clients=5, rounds=2, evaluate_every=2)
+    ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.deadly_clients:app")
+    assert len(Run(directory.path, plan).rows[1].answered.split()) < 4
+
+
+def test_a_round_in_which_every_worker_died_is_sent_again(tmp_path, on_ray):
+    """All are lost, and sent again, and lost: no round. The next attempt ends as the run in which nobody died."""
+    settings = {"clients": 2, "rounds": 3}
+    plan, directory = plan_at(tmp_path / "run", engine="ray", **settings)
+    summary = ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.all_dying_clients:app")
+    run, unbroken = Run(directory.path, plan, summary), run_local(tmp_path / "unbroken", **settings)
+    assert "round 2: no client replied, sending the round again" in run.log
+    assert (summary["rounds"], summary["empty_rounds"]) == (3, 0)
+    assert [row.answered for row in run.rows] == ["0 1"] * 3
+    assert run.weights.equal(unbroken.weights)
+    assert run.ledgers == unbroken.ledgers
+    assert summary["downlink"]["interrupted"]["attempts"] >= 1
+
+
+@pytest.mark.parametrize("how", ["sleeps", "never returns to Python"])
+def test_a_client_that_hangs_loses_itself_the_round_alone(how, tmp_path, on_ray, monkeypatch):
+    """It is the last of its pile. Its worker is stopped, or replaced where that is impossible, for the next round."""
+    if how != "sleeps":
+        monkeypatch.setattr("simulations.engines.workers.MARGIN_SECONDS", -3600.0)  # the worker's own clock is late
+    plan, directory = plan_at(tmp_path / "run", engine="ray", clients=5, rounds=3, evaluate_every=3, round_timeout=12.0)
+    began = time.monotonic()
+    ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.hanging_clients:app")
+    assert time.monotonic() - began < 60
+    run = Run(directory.path, plan)
+    if how == "sleeps":
+        assert [row.rejected.split() for row in run.rows] == [[], [str(HANGS)], []]
+        assert "stopped at the round's deadline" in run.log
+    else:
+        assert str(HANGS) in run.rows[1].rejected.split()
+        assert [row.rejected for row in run.rows if row.round != 2] == ["", ""]
+    assert "no reply before the round's timeout" in run.rows[1].reasons
+    rounds = {client: [e.round for e in run.entries(client)] for client in range(5)}
+    assert rounds == {client: [1, 3] if client == HANGS else [1, 2, 3] for client in range(5)}
+
+
+def test_a_client_app_that_no_worker_can_import_ends_the_run_with_the_reason(tmp_path, on_ray):
+    plan, directory = plan_at(tmp_path / "run", engine="ray")
+    with pytest.raises(RuntimeError, match="no_such_module"):
+        ray.run(plan, directory, on_round=ignore, client="no_such_module:app")
+
+
+def test_replicas_of_workers_get_the_bytes_of_the_local_engine(tmp_path, on_ray):
+    settings = {"downlink": "sparse", "rounds": 4, "clients": 3, "clients_per_round": 2, "momentum": 0.9}
+    alone = run_local(tmp_path / "local", **settings)
+    plan, directory = plan_at(tmp_path / "ray", engine="ray", **settings)
+    run = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore))
+    assert run.weights.equal(alone.weights)
+    assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in alone.rows]
+    assert [row.downlink_messages for row in run.rows] == [2] * 4
+    assert not (run.path / "replicas").exists()
