@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,7 @@ print(run.stderr, resume.stderr, sep="")
 """
 
 
+@cache
 def mounting() -> bool:
     """Whether this user may mount a file system of its own."""
     unshare = shutil.which("unshare")

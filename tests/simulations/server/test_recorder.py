@@ -100,7 +100,7 @@ def test_a_record_of_a_ranked_mask_ends_with_the_last_round(tmp_path):
     assert run.summary["rounds"] == 4
 
 
-def test_a_round_in_which_all_refuse_is_counted_and_one_in_which_all_die_is_asked_again(tmp_path, small):
+def test_a_round_in_which_all_refuse_is_counted_and_one_in_which_all_die_is_asked_again(tmp_path, small, with_pages):
     answers = iter(["refuse", "refuse", "die", "die"])
 
     def client(message: Message, context: Context) -> Message | None:

@@ -9,6 +9,7 @@ import pytest
 
 from simulations.server.restore import READ
 from tests.simulations.support.broken_runs import KINDS, break_run, copied, resumed
+from tests.simulations.support.runs import pages
 
 WITHOUT_A_DEPLOYMENT = {"replicas/client-*.bin"}
 """Only clients on machines of their own keep replicas."""
@@ -34,15 +35,17 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str]
     folder, kept = tmp_path_factory.mktemp("watched"), tmp_path_factory.mktemp("kept")
     runs = []
     for kind in KINDS:
-        broken = break_run(kept / kind, kind)
+        with pages(written=True):
+            broken = break_run(kept / kind, kind)
         runs.append(copied(broken.unbroken.path, folder / f"finished-{kind}"))
         runs.append(copied(broken.interrupted, folder / f"interrupted-{kind}"))
         runs[-1].directory.checkpoint.write_bytes(b"damaged")
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     found = {run.path.name: {p.partition("/")[2] for p in there if p.startswith(f"{run.path.name}/")} for run in runs}
     seen = watch(folder, there)
-    for run in runs:
-        resumed(run)
+    with pages(written=True):
+        for run in runs:
+            resumed(run)
     there.clear()  # an audit hook stays for the life of the process
     names = {name: {p.partition("/")[2] for p in seen if p.startswith(f"{name}/")} for name in found}
     return {name: (found[name], names[name]) for name in found}

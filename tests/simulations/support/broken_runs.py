@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from flwr.app import Context, Message
 from rich.console import Console
@@ -92,8 +91,3 @@ def resumed(run: Run) -> str:
     with contextlib.redirect_stderr(printed):
         resume_command(str(run.path), Console(file=printed, width=200))
     return printed.getvalue()
-
-
-def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave report.html out, which takes longer than the run."""
-    monkeypatch.setattr("simulations.report.run_page.write_run_page", lambda run: None)
