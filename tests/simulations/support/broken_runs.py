@@ -15,6 +15,7 @@ from simulations.client.app import app
 from simulations.engines import local
 from simulations.run import resume_command
 from simulations.rundir import messages
+from strategies.federation.wire import read_update
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -49,6 +50,24 @@ def break_run(folder: Path, kind: str) -> Broken:
     with contextlib.suppress(KeyboardInterrupt):
         local.run(plan, directory, on_round=ignore, client=client)
     return Broken(unbroken=unbroken, interrupted=directory.path)
+
+
+class Tape:
+    """A ClientApp that records payloads, and is interrupted when it is asked for one (round, client)."""
+
+    def __init__(self, interrupt: tuple[int, int] | None = None) -> None:
+        self.interrupt = interrupt
+        self.sent: dict[tuple[int, int], bytes] = {}
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "query":
+            return app(message, context)
+        key = int(message.content["round"]["round"]), int(context.node_config["partition-id"])
+        if key == self.interrupt:
+            raise KeyboardInterrupt
+        reply = app(message, context)
+        self.sent[key] = read_update(reply.content)
+        return reply
 
 
 def state_of(run: Run) -> dict[str, Any]:
