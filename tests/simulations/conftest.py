@@ -13,7 +13,7 @@ import torch
 
 from simulations.cli import app as cli
 from simulations.engines import cluster
-from tests.simulations.support.runs import Run, run_local, stopped_after
+from tests.simulations.support.runs import Run, pages, run_local, stopped_after
 
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("deterministic")
@@ -27,10 +27,25 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def without_pages() -> Iterator[None]:
+    """No run writes report.html but ``small`` and those of a test that asks for ``with_pages``."""
+    with pages(written=False):
+        yield
+
+
+@pytest.fixture
+def with_pages(without_pages: None) -> Iterator[None]:
+    """Runs write report.html, as users' do."""
+    with pages(written=True):
+        yield
+
+
 @pytest.fixture(scope="session")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def small(tmp_path_factory: pytest.TempPathFactory, without_pages: None) -> Run:
     """Two clients, two rounds of lsg on the local engine, reproducible, payloads kept. Do not write to it."""
-    return run_local(tmp_path_factory.mktemp("runs") / "small", record_updates=True)
+    with pages(written=True):
+        return run_local(tmp_path_factory.mktemp("runs") / "small", record_updates=True)
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def nowhere(share: float, text: str) -> None:
 
 
 def attacked(path: str, threat: ThreatModel = CLIENT, **options):
-    chosen = {"batches": (1,), "images": 2, "attacks": None, "naive": False, "seconds": 2.0, "seed": 0}
+    chosen = {"batches": (1,), "images": 2, "attacks": None, "naive": False, "seconds": 0.5, "seed": 0}
     return attack_images(open_record(path, threat), threat, **{**chosen, **options}, tick=nowhere)
 
 
@@ -107,7 +107,7 @@ def test_the_attack_needs_no_truth(copied):
             assert input_of_linear(seen, prior).inputs.shape[1:] == prior.shape
             for attack in strongest(seen, Knowledge(), naive=True):
                 if attack.name != "relu-batch":
-                    guess = attack.run(seen, Knowledge(), prior, torch.Generator().manual_seed(0), 0.5, lambda *a: None)
+                    guess = attack.run(seen, Knowledge(), prior, torch.Generator().manual_seed(0), 0.1, lambda *a: None)
                     assert guess.inputs.shape[1:] == prior.shape
     with pytest.raises(ValueError, match=r"updates-truth.*is missing: without the batches"):
         attacked(str(path))
@@ -309,7 +309,7 @@ def test_what_cannot_be_attacked_is_said(recorded, tmp_path, copied):
 
 def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):
     out = tmp_path / "out"
-    options = ("--batch", "1,2", "--images", "2", "--seconds", "1", "--naive", "--out", str(out))
+    options = ("--batch", "1,2", "--images", "2", "--seconds", "0.1", "--naive", "--out", str(out))
     status, said, _ = fedlsg("attack", recorded("dpsgd"), recorded("noisy lsg"), *options)
     assert status == 0, said
     assert "over the blind guess" in said
@@ -327,7 +327,7 @@ def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):
 
 def test_compare_records_and_attacks(fedlsg, tmp_path):
     out = tmp_path / "out"
-    options = ("--compare", "dpsgd,rgp", "-c", "rounds=2", "-c", "clients=6", "--attacks", "map", "--seconds", "1")
+    options = ("--compare", "dpsgd,rgp", "-c", "rounds=2", "-c", "clients=6", "--attacks", "map", "--seconds", "0.1")
     status, said, error = fedlsg("attack", *options, "--batch", "1,2,3", "--images", "1", "--out", str(out))
     assert status == 0, said + error
     runs = json.loads((out / "attack.json").read_text())["runs"]
@@ -360,12 +360,12 @@ def test_damaged_kept_positions_are_noticed(copied):
 
 def test_the_classifier_gives_labels_and_features_away(recorded):
     """Without noise all of them; sigma 2 leaves the features at chance."""
-    leak = attacked(recorded("rgp"), images=4).leak
+    leak = attacked(recorded("rgp"), images=4, seconds=0.01).leak
     assert leak is not None
     assert leak.labels == leak.examples > 0
     assert leak.features == pytest.approx(1.0, abs=1e-5)
     assert leak.cosine_of_expected < 0.99
-    noisy = attacked(recorded("noisy lsg"), images=4).leak
+    noisy = attacked(recorded("noisy lsg"), images=4, seconds=0.01).leak
     assert noisy is not None
     assert noisy.features < 0.9
 

@@ -285,13 +285,11 @@ def test_without_a_claim_nothing_is_bounded(tmp_path):
 
 def test_texts_are_attacked_too(tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="text models need the text extra")
-    from tests.simulations.support.made_texts import make_bert, sentences, write_split
+    from tests.simulations.support.made_texts import make_bert, write_sst2
 
     monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FEDLSG_DATA", raising=False)
-    for number, (split, count) in enumerate((("train", 60), ("validation", 30))):
-        columns = {"sentence": sentences(count, number), "label": [i % 2 for i in range(count)], "idx": range(count)}
-        write_split(tmp_path / "data" / "glue" / "sst2", split, {name: list(c) for name, c in columns.items()})
+    write_sst2(tmp_path / "data", train=60, validation=30)
     bert = make_bert(tmp_path / "bert", layers=1)
     found, _, _ = command(
         tmp_path, workload="glue-sst2", model=str(bert), data_dir=str(tmp_path / "data"), max_length=16, rounds=1,

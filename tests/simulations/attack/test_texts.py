@@ -17,7 +17,7 @@ from simulations.attack.texts.attack import TextPublic, attack_texts, embedding_
 from simulations.attack.texts.catalogue import TEXT_ATTACKS, text_attacks
 from simulations.attack.texts.page import summaries, text_findings
 from simulations.attack.texts.score import scored, verdict
-from tests.simulations.support.made_texts import VOCABULARY, make_bert, sentences, write_split
+from tests.simulations.support.made_texts import VOCABULARY, make_bert, write_sst2
 from tests.simulations.support.runs import run_local
 
 pytest.importorskip("transformers", reason="text models need the text extra")
@@ -48,9 +48,7 @@ def recorded(tmp_path_factory):
     """Paths of recorded runs by case, each made once."""
     folder, made = tmp_path_factory.mktemp("texts"), {}
     bert = attentive(make_bert(folder / "bert", layers=2))
-    for number, (split, count) in enumerate((("train", 60), ("validation", 30))):
-        columns = {"sentence": sentences(count, number), "label": [i % 2 for i in range(count)], "idx": range(count)}
-        write_split(folder / "data" / "glue" / "sst2", split, {name: list(c) for name, c in columns.items()})
+    write_sst2(folder / "data", train=60, validation=30)
 
     def of(case: str) -> str:
         if case not in made:

@@ -12,7 +12,7 @@ from simulations.client.train import process
 from simulations.engines import local
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
-from strategies.federation.wire import read_update
+from tests.simulations.support.broken_runs import Tape
 from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
 
 SNIP = {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.4, "drop_rate": 0.5}
@@ -112,24 +112,6 @@ def test_pruning_without_data_says_what_it_did_and_other_methods_say_nothing(tmp
 # Once, and charged for every attempt
 
 
-class Tape:
-    """A ClientApp that counts what it is asked and is interrupted at one (round, client)."""
-
-    def __init__(self, interrupt: tuple[int, int] | None = None) -> None:
-        self.interrupt = interrupt
-        self.sent: dict[tuple[int, int], bytes] = {}
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        if message.metadata.message_type == "query":
-            return app(message, context)
-        key = int(message.content["round"]["round"]), int(context.node_config["partition-id"])
-        if key == self.interrupt:
-            raise KeyboardInterrupt
-        reply = app(message, context)
-        self.sent[key] = read_update(reply.content)
-        return reply
-
-
 def test_a_run_that_is_resumed_after_round_0_does_not_repeat_it(tmp_path, pruned):
     with pytest.raises(KeyboardInterrupt):
         run_local(tmp_path / "run", client=Tape((1, 0)), **SNIP)
@@ -174,7 +156,7 @@ def test_a_second_attempt_of_round_0_is_charged_again(tmp_path, monkeypatch):
 
 
 def test_a_round_0_that_is_not_in_the_ledger_is_caught(tmp_path, monkeypatch):
-    """Negative control: a client that noises and sends, and does not charge."""
+    """Negative control: a client that adds noise and sends, and does not charge."""
     charge = Ledger.charge
 
     def forgetful(self: Ledger, entry: Entry) -> None:

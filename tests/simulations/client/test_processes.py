@@ -1,4 +1,4 @@
-"""Processes: a client that shares nothing with the server but message bytes; runs that are interrupted and killed."""
+"""Processes: a client that shares nothing with the server but message bytes; runs that are interrupted by signals."""
 
 import json
 import os
@@ -108,12 +108,12 @@ def flat_content():
 
 # --- interrupted and killed
 
-LONG = {"rounds": 25, "clients": 2, "sample_rate": 0.05, "noise_multiplier": 2.0, "reproducible": True}
+LONG = {"rounds": 12, "clients": 2, "sample_rate": 0.05, "noise_multiplier": 2.0, "reproducible": True}
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run_local(tmp_path_factory.mktemp("unbroken") / "run", **LONG, evaluate_every=25)
+    return run_local(tmp_path_factory.mktemp("unbroken") / "run", **LONG, evaluate_every=12)
 
 
 def command_line(*arguments: str) -> list[str]:
@@ -146,13 +146,13 @@ def finished_rounds(run: Run) -> int:
 
 def options(engine: str, out: Path) -> list[str]:
     given = [item for name, value in LONG.items() if name != "reproducible" for item in ("-c", f"{name}={value}")]
-    return ["run", "--engine", engine, "--out", str(out), "--reproducible", "-c", "evaluate_every=25", *given]
+    return ["run", "--engine", engine, "--out", str(out), "--reproducible", "-c", "evaluate_every=12", *given]
 
 
 def check_continued(run: Run, unbroken: Run) -> None:
     """As if nothing had happened."""
     assert run.weights.equal(unbroken.weights)
-    assert [row.round for row in run.rows] == list(range(1, 26))
+    assert [row.round for row in run.rows] == list(range(1, 13))
     assert {row.rejected for row in run.rows} == {""}
     assert run.ledgers == unbroken.ledgers
     summary = json.loads(run.directory.summary.read_text())
@@ -161,25 +161,24 @@ def check_continued(run: Run, unbroken: Run) -> None:
         assert summary[name] == unbroken.summary[name], name
 
 
-def test_interrupted_and_killed_and_continued_to_the_same_weights(tmp_path, unbroken):
+def test_interrupted_and_terminated_and_continued_to_the_same_weights(tmp_path, unbroken, fedlsg):
+    """SIGINT, then SIGTERM. test_kills.py holds the same for SIGKILL."""
     run = Run(tmp_path / "run")
-    resume = command_line("resume", str(run.path))
-    status, printed = interrupt(command_line(*options("local", run.path)), run, signal.SIGINT, after_round=3)
+    status, printed = interrupt(command_line(*options("local", run.path)), run, signal.SIGINT, after_round=2)
     assert status == 130
     assert "fedlsg: error: interrupted" in printed
     assert f"continue with: fedlsg resume {run.path}" in printed
     assert "Traceback" not in printed
     at_interrupt = finished_rounds(run)
-    assert 3 <= at_interrupt < 25
+    assert 2 <= at_interrupt < 12
+    resume = command_line("resume", str(run.path))
     status, terminated = interrupt(resume, run, signal.SIGTERM, after_round=at_interrupt + 2)
     assert status == 128 + signal.SIGTERM
     assert terminated.splitlines()[-2:] == printed.splitlines()[-2:]  # SIGTERM says the same as Ctrl-C
-    at_interrupt = finished_rounds(run)
-    status, _ = interrupt(resume, run, signal.SIGKILL, after_round=at_interrupt + 5)
-    assert status == -signal.SIGKILL
-    assert at_interrupt + 5 <= finished_rounds(run) < 25
-    done = subprocess.run(resume, env=ENVIRONMENT, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert "NOT PRIVATE" in done.stdout
+    assert at_interrupt + 2 <= finished_rounds(run) < 12
+    status, out, _ = fedlsg("resume", str(run.path))
+    assert status == 0
+    assert "NOT PRIVATE" in out
     check_continued(run, unbroken)
 
 
@@ -218,7 +217,7 @@ def test_interrupted_on_ray_is_continued_to_the_same_weights(tmp_path, unbroken)
     status, printed = interrupt(command_line(*options("ray", run.path)), run, signal.SIGINT, after_round=3)
     assert status == 130
     assert f"continue with: fedlsg resume {run.path}" in printed
-    assert 3 <= finished_rounds(run) < 25
+    assert 3 <= finished_rounds(run) < 12
     subprocess.run(
         command_line("resume", str(run.path)), env=ENVIRONMENT, cwd=REPOSITORY, capture_output=True, check=True
     )

@@ -267,8 +267,12 @@ def test_codes_are_ours():
 LONG = {"rounds": 6, "clients": 3, "clients_per_round": 2, "momentum": 0.9, "evaluate_every": 9}
 
 
-def test_a_resumed_run_sends_what_an_unbroken_one_sends(tmp_path):
-    whole = run_local(tmp_path / "whole", downlink="sparse", **LONG)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_local(tmp_path_factory.mktemp("whole") / "run", downlink="sparse", **LONG)
+
+
+def test_a_resumed_run_sends_what_an_unbroken_one_sends(tmp_path, whole):
     stopped_after(3, tmp_path / "run", downlink="sparse", **LONG)
     process.cache_clear()
     run = resume_local(tmp_path / "run")
@@ -276,8 +280,7 @@ def test_a_resumed_run_sends_what_an_unbroken_one_sends(tmp_path):
     assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in whole.rows]
 
 
-def test_damaged_steps_cost_whole_models_and_nothing_else(tmp_path):
-    whole = run_local(tmp_path / "whole", downlink="sparse", **LONG)
+def test_damaged_steps_cost_whole_models_and_nothing_else(tmp_path, whole):
     stopped = stopped_after(3, tmp_path / "run", downlink="sparse", **LONG)
     path = stopped.directory.steps / "step-000002.bin"
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
@@ -288,9 +291,8 @@ def test_damaged_steps_cost_whole_models_and_nothing_else(tmp_path):
     assert [row.answered for row in run.rows] == [row.answered for row in whole.rows]
 
 
-def test_who_is_far_behind_reads_the_checkpoint(tmp_path, monkeypatch):
+def test_who_is_far_behind_reads_the_checkpoint(tmp_path, whole, monkeypatch):
     monkeypatch.setattr(replicas, "FAR", 2)
-    whole = run_local(tmp_path / "whole", downlink="sparse", **LONG)
     stopped = stopped_after(3, tmp_path / "run", downlink="sparse", **LONG)
     (stopped.directory.steps / "step-000001.bin").unlink()
     process.cache_clear()
@@ -307,6 +309,7 @@ def test_who_is_far_behind_reads_the_checkpoint(tmp_path, monkeypatch):
     ({"downlink": "sparse", "downlink_codec": "noise-floor", "method": "sgd", "noise_multiplier": None}, "adds none"),
     ({"downlink": "sparse", "downlink_codec": "noise-floor", "method": "dp-powersgd"}, "factors"),
     ({"downlink": "sparse", "downlink_codec": "noise-floor", "codec": "sign"}, "'sign' leaves one of no known.*int8"),
+    ({"downlink": "sparse", "downlink_codec": "sign"}, r"downlink_codec in \('float32', .*'int8'.*\), got 'sign'"),
     ({"downlink": "dense"}, "expected downlink in"),
 ])  # fmt: skip
 def test_downlinks_that_there_are_not(given, why):

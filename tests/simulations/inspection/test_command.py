@@ -295,7 +295,7 @@ def test_it_can_be_repeated_and_says_the_same(small, tmp_path):
     shutil.copytree(small.path, run)
     texts = []
     for _ in range(2):
-        inspect_command(str(run), {}, Console(quiet=True), examples=16, sparsities="0.5", ranks="2")
+        inspect_command(str(run), {}, Console(quiet=True), examples=16, sparsities="0.5", ranks="2", layers=["hidden"])
         texts.append((run / "inspection" / "inspection.json").read_bytes())
     assert texts[0] == texts[1]
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from simulations import models
 from simulations.models.small import small_cnn
+from simulations.models.wide_resnet import wide_resnet
 from simulations.workloads import Split, Workload, build_model
 
 MODELS = {
@@ -87,9 +88,14 @@ def mixes_examples(model: nn.Module, shape: tuple[int, ...]) -> bool:
     return not torch.allclose(model(images)[0], model(other)[0], atol=1e-9)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_no_layer_mixes_examples(name):
-    builder, shape = MODELS[name]
+SMALL = {
+    form: (partial(wide_resnet, 10, 1, channels=1, num_classes=2, form=form), (1, 8, 8))
+    for form in ("rgp", "standard", "standardized")
+}
+
+
+@pytest.mark.parametrize(("builder", "shape"), (MODELS | SMALL).values(), ids=[*MODELS, *SMALL])
+def test_no_layer_mixes_examples(builder, shape):
     assert not mixes_examples(builder(), shape)
 
 

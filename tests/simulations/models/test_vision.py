@@ -184,23 +184,6 @@ def test_per_example_gradients_of_a_small_resnet_34_equal_autograd(monkeypatch):
     assert error(got, naive(model, cross_entropy, x, targets, frame)) < TOLERANCE
 
 
-def mixing(model: nn.Module, shape: tuple[int, ...]) -> float:
-    """How far one example's logits move when the other examples of its batch do."""
-    x = torch.randn(3, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    model = model.double().train()
-    return float((model(x)[0] - model(torch.cat([x[:1], 3 * x[1:]]))[0]).detach().abs().max())
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_no_layer_mixes_examples(form):
-    assert mixing(wide_resnet(10, 1, channels=1, num_classes=2, form=form), (1, 8, 8)) < 1e-9
-
-
-def test_the_mixing_check_sees_a_batchnorm():
-    """Negative control."""
-    assert mixing(nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 2)), (1, 8, 8)) > 1e-3
-
-
 @given(blocks=st.integers(1, 3), width=st.integers(1, 4), form=st.sampled_from(FORMS))
 @settings(max_examples=20, deadline=None)
 def test_any_depth_of_6_n_plus_4(blocks, width, form):

@@ -29,10 +29,14 @@ from tests.simulations.support.runs import ignore, plan_at, reconfigured, resume
         {"clip-norm": 9.0},
         {"trust": "aggregate"},
         {"reproducible": False},
+        {"clients": 3, "clients-per-round": 3},
+        {"partition": "shards"},
+        {"seed": 1},
     ],
     ids=str,
 )
-def test_resume_refuses_settings_that_a_ledger_entry_rests_on(changes, stopped):
+def test_resume_refuses_settings_that_the_ledgers_depend_on(changes, stopped):
+    """Of an entry, and of who holds which example: one that moved to another client would be charged to two ledgers."""
     reconfigured(stopped, **changes)
     with pytest.raises(ValueError, match=f"cannot change its settings midway: restore .*{next(iter(changes))}"):
         resume_local(stopped.path)
@@ -174,7 +178,7 @@ def test_shared_noise_is_that_of_the_neediest_client():
     """trust=aggregate: the sum carries the mean of the clients' variances, so all of them must carry the largest."""
     plan = simulations.plan.plan.make_plan(
         from_mapping({
-            "clients": 5, "rounds": 2, "partition": "dirichlet", "alpha": 0.3, "batch_size": 40, "trust": "aggregate",
+            "clients": 3, "rounds": 2, "partition": "dirichlet", "alpha": 0.3, "batch_size": 40, "trust": "aggregate",
         })
     )  # fmt: skip
     assert len({t.sample_rate for t in plan.terms}) > 1

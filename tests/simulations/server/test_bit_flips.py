@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from tests.simulations.support.broken_runs import (
     resumed,
     same,
     state_of,
-    without_pages,
 )
 from tests.simulations.support.runs import Run
 
@@ -82,9 +82,8 @@ def campaign(broken: dict[str, Broken], to: Path, count: int, seed: int) -> list
     return found
 
 
-def test_the_interrupted_run_ends_as_the_unbroken_one(broken, tmp_path, monkeypatch):
+def test_the_interrupted_run_ends_as_the_unbroken_one(broken, tmp_path):
     """What all flips are compared with; and what they are compared in differs between kinds."""
-    without_pages(monkeypatch)
     for one in broken.values():
         run = copied(one.interrupted, tmp_path / "run")
         assert "damaged" not in resumed(run)
@@ -93,16 +92,14 @@ def test_the_interrupted_run_ends_as_the_unbroken_one(broken, tmp_path, monkeypa
     assert not any(same(first[name], second[name]) for name in ("server", "ledgers", "rows"))
 
 
-def test_flipped_bits_are_never_silent(broken, tmp_path, monkeypatch):
-    without_pages(monkeypatch)
+def test_flipped_bits_are_never_silent(broken, tmp_path):
     found = campaign(broken, tmp_path, 24, seed=1)
     assert [flip for flip in found if flip.outcome not in ("refused", "said", "same")] == []
     assert {flip.outcome for flip in found} == {"refused", "said", "same"}
 
 
 @pytest.mark.slow
-def test_1000_flipped_bits_are_never_silent(broken, tmp_path, monkeypatch):
-    without_pages(monkeypatch)
+def test_1000_flipped_bits_are_never_silent(broken, tmp_path):
     found = campaign(broken, tmp_path, 1000, seed=2)
     for (file, outcome), count in sorted(Counter((flip.file, flip.outcome) for flip in found).items()):
         print(f"{file:55} {outcome:25} {count}")
@@ -112,7 +109,6 @@ def test_1000_flipped_bits_are_never_silent(broken, tmp_path, monkeypatch):
 
 def test_without_the_digest_of_the_checkpoint_a_flip_is_silent(broken, tmp_path, monkeypatch):
     """Negative control: a bit of the weights, of which nobody says anything, and which is in the result."""
-    without_pages(monkeypatch)
     one = broken["steps"]
     run = copied(one.interrupted, tmp_path / "run")
     load = checkpoint.load
@@ -126,11 +122,15 @@ def test_without_the_digest_of_the_checkpoint_a_flip_is_silent(broken, tmp_path,
     assert judged(one, run, run.directory.checkpoint)[0] != "same"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
-def test_the_checkpoint_before_takes_over(kind, damage, broken, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "damage"),
+    [
+        pytest.param(kind, damage, marks=[] if number in (0, 4, 8) else pytest.mark.slow)
+        for number, (kind, damage) in enumerate(product(KINDS, ("flipped", "cut", "missing")))
+    ],
+)
+def test_the_checkpoint_before_takes_over(kind, damage, broken, tmp_path):
     """It says so, on the terminal and in run.log, and the run ends as the unbroken one."""
-    without_pages(monkeypatch)
     one = broken[kind]
     run = copied(one.interrupted, tmp_path / "run")
     path = run.directory.checkpoint

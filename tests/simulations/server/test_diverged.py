@@ -33,7 +33,7 @@ LARGE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", LARGE)
-def test_too_large_a_learning_rate_ends_the_run(kind, tmp_path):
+def test_too_large_a_learning_rate_ends_the_run(kind, tmp_path, with_pages):
     """At the last finite round, with the round, the setting and its value in one line."""
     run = run_local(tmp_path / "run", rounds=6, **LARGE[kind])
     rate = f"{LARGE[kind]['learning_rate']:g}"

@@ -15,7 +15,7 @@ from simulations.client.app import app
 from simulations.engines import local
 from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
-from strategies.federation.wire import read_update
+from tests.simulations.support.broken_runs import Tape
 from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, run_local
 
 
@@ -87,26 +87,8 @@ def test_a_client_over_its_budget_does_not_train_and_is_named(tmp_path):
 # --- a payload that was stored is sent again for free, a second attempt is not
 
 
-class Tape:
-    """A ClientApp that records payloads and is interrupted before client 1 of round 2 trains."""
-
-    def __init__(self, *, interrupt: bool) -> None:
-        self.interrupt = interrupt
-        self.sent: dict[tuple[int, int], bytes] = {}
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        if message.metadata.message_type == "query":
-            return app(message, context)
-        key = int(message.content["round"]["round"]), int(context.node_config["partition-id"])
-        if self.interrupt and key == (2, 1):
-            raise KeyboardInterrupt
-        reply = app(message, context)
-        self.sent[key] = read_update(reply.content)
-        return reply
-
-
 def test_an_answered_round_is_answered_again_with_the_same_bytes_and_no_charge(tmp_path):
-    first, second = Tape(interrupt=True), Tape(interrupt=False)
+    first, second = Tape((2, 1)), Tape()
     with pytest.raises(KeyboardInterrupt):
         run_local(tmp_path / "run", client=first, clients=3, reproducible=False)
     assert set(first.sent) == {(1, 0), (1, 1), (1, 2), (2, 0)}
@@ -142,7 +124,7 @@ def test_a_second_attempt_of_private_training_is_charged(tmp_path, monkeypatch):
 
 def test_a_reproducible_second_attempt_is_the_same_release(tmp_path, monkeypatch, small):
     with pytest.raises(KeyboardInterrupt):
-        run_local(tmp_path / "run", client=Tape(interrupt=True))
+        run_local(tmp_path / "run", client=Tape((2, 1)))
     RunDir(tmp_path / "run").outbox(0).unlink()
     run = resume_local(tmp_path / "run")
     assert run.ledgers == small.ledgers

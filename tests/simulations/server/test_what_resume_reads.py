@@ -1,56 +1,54 @@
 """restore.READ is the list of what ``fedlsg resume`` opens of an old run directory, no more and no less."""
 
-import json
-import subprocess
+import os
 import sys
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
 from simulations.server.restore import READ
-from tests.simulations.support.broken_runs import KINDS, break_run, copied
+from tests.simulations.support.broken_runs import KINDS, break_run, copied, resumed
+from tests.simulations.support.runs import pages
 
-WATCHED = """
-import json, os, sys
-from pathlib import Path
-folder = Path(sys.argv[1])
-there = {str(path) for path in folder.rglob("*") if path.is_file()}
-seen = set()
-
-def watch(event, arguments):
-    if event != "open" or not isinstance(arguments[0], (str, bytes)):
-        return
-    path = os.path.abspath(os.fsdecode(arguments[0]))
-    if path in there and (arguments[2] & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)) != os.O_WRONLY:
-        seen.add(os.path.relpath(path, folder))
-
-sys.addaudithook(watch)
-from rich.console import Console
-from simulations.run import resume_command
-for run in sorted(folder.iterdir()):
-    resume_command(str(run), Console(file=open(os.devnull, "w")))
-Path(sys.argv[2]).write_text(json.dumps(sorted(seen)))
-"""
 WITHOUT_A_DEPLOYMENT = {"replicas/client-*.bin"}
 """Only clients on machines of their own keep replicas."""
 
 
+def watch(folder: Path, there: set[str]) -> set[str]:
+    """A set that gets each of these files when this process opens it for reading, until ``there`` is empty."""
+    seen: set[str] = set()
+
+    def note(event: str, arguments: tuple[object, ...]) -> None:
+        if there and event == "open" and isinstance(arguments[0], str | bytes):
+            path = os.path.relpath(os.path.abspath(os.fsdecode(arguments[0])), folder)
+            if path in there and (arguments[2] & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)) != os.O_WRONLY:
+                seen.add(path)
+
+    sys.addaudithook(note)
+    return seen
+
+
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str], set[str]]]:
-    """By run: the files that were there, and those of them that a resuming process opened for reading."""
+    """By run: the files that were there, and those of them that were opened for reading when it was resumed."""
     folder, kept = tmp_path_factory.mktemp("watched"), tmp_path_factory.mktemp("kept")
+    runs = []
     for kind in KINDS:
-        broken = break_run(kept / kind, kind)
-        copied(broken.unbroken.path, folder / f"finished-{kind}")
-        copied(broken.interrupted, folder / f"interrupted-{kind}").directory.checkpoint.write_bytes(b"damaged")
-    there = {run.name: {str(p.relative_to(run)) for p in run.rglob("*") if p.is_file()} for run in folder.iterdir()}
-    log = kept / "seen.json"
-    subprocess.run([sys.executable, "-c", WATCHED, str(folder), str(log)], check=True, timeout=600)
-    found: dict[str, set[str]] = {name: set() for name in there}
-    for path in json.loads(log.read_text()):
-        name, _, inside = path.partition("/")
-        found[name].add(inside)
-    return {name: (there[name], found[name]) for name in there}
+        with pages(written=True):
+            broken = break_run(kept / kind, kind)
+        runs.append(copied(broken.unbroken.path, folder / f"finished-{kind}"))
+        runs.append(copied(broken.interrupted, folder / f"interrupted-{kind}"))
+        runs[-1].directory.checkpoint.write_bytes(b"damaged")
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    found = {run.path.name: {p.partition("/")[2] for p in there if p.startswith(f"{run.path.name}/")} for run in runs}
+    seen = watch(folder, there)
+    with pages(written=True):
+        for run in runs:
+            resumed(run)
+    there.clear()  # an audit hook stays for the life of the process
+    names = {name: {p.partition("/")[2] for p in seen if p.startswith(f"{name}/")} for name in found}
+    return {name: (found[name], names[name]) for name in found}
 
 
 def test_nothing_else_is_opened(opened):

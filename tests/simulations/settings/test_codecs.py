@@ -59,22 +59,6 @@ def test_the_setting_goes_with_the_file(tmp_path):
         from_mapping({"coarse_step": 1.0})
 
 
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"downlink": "sparse", "downlink_codec": "sign"}, r"downlink_codec in \('float32', .*'int8'.*\), got 'sign'"),
-        (
-            {"downlink": "sparse", "downlink_codec": "noise-floor", "codec": "sign", "method": "dpsgd"},
-            "no known deviation there: choose downlink_codec among float32, float16, bfloat16, int8",
-        ),
-        ({"downlink_codec": "int8"}, "downlink='full' sends weights"),
-    ],
-)
-def test_what_may_go_down(settings, why, tmp_path):
-    with pytest.raises(ValueError, match=why):
-        plan_at(tmp_path / "run", **settings)
-
-
 @pytest.mark.parametrize("name", ["delta", "epsilon", "clip_norm", "noise_share", "learning_rate"])
 def test_a_codec_cannot_take_the_name_of_another_setting(name, tmp_path):
     """config.toml would report one value, and the run would use another."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from flwr.app import Context, Message
 from rich.console import Console
@@ -16,6 +15,7 @@ from simulations.client.app import app
 from simulations.engines import local
 from simulations.run import resume_command
 from simulations.rundir import messages
+from strategies.federation.wire import read_update
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -50,6 +50,24 @@ def break_run(folder: Path, kind: str) -> Broken:
     with contextlib.suppress(KeyboardInterrupt):
         local.run(plan, directory, on_round=ignore, client=client)
     return Broken(unbroken=unbroken, interrupted=directory.path)
+
+
+class Tape:
+    """A ClientApp that records payloads, and is interrupted when it is asked for one (round, client)."""
+
+    def __init__(self, interrupt: tuple[int, int] | None = None) -> None:
+        self.interrupt = interrupt
+        self.sent: dict[tuple[int, int], bytes] = {}
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "query":
+            return app(message, context)
+        key = int(message.content["round"]["round"]), int(context.node_config["partition-id"])
+        if key == self.interrupt:
+            raise KeyboardInterrupt
+        reply = app(message, context)
+        self.sent[key] = read_update(reply.content)
+        return reply
 
 
 def state_of(run: Run) -> dict[str, Any]:
@@ -92,8 +110,3 @@ def resumed(run: Run) -> str:
     with contextlib.redirect_stderr(printed):
         resume_command(str(run.path), Console(file=printed, width=200))
     return printed.getvalue()
-
-
-def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave report.html out, which takes longer than the run."""
-    monkeypatch.setattr("simulations.report.run_page.write_run_page", lambda run: None)

@@ -55,6 +55,14 @@ def write_split(
     pq.write_table(table, folder / f"{split}-00000-of-00001.parquet")
 
 
+def write_sst2(root: Path, *, train: int, validation: int) -> Path:
+    """SST-2 with so many rows in its splits; returns its folder. Labels alternate."""
+    folder = root / "glue" / "sst2"
+    for seed, (split, count) in enumerate((("train", train), ("validation", validation))):
+        write_split(folder, split, {"sentence": sentences(count, seed), "label": [row % 2 for row in range(count)]})
+    return folder
+
+
 def write_pairs(root: Path, subset: str, names: tuple[str, str], splits: Mapping[str, int], classes: int) -> None:
     """A GLUE task of pairs: ``splits`` gives the rows of each; labels go round the classes."""
     for number, (split, count) in enumerate(splits.items()):

@@ -3,11 +3,13 @@
 import contextlib
 import csv
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tomli_w
 import torch
 from torch import Tensor
@@ -17,6 +19,8 @@ from simulations.client.app import app
 from simulations.engines import local
 from simulations.grids.virtual import ClientFunction
 from simulations.plan.plan import Plan, make_plan
+from simulations.report import run_page
+from simulations.report.run_page import write_run_page
 from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir, create
 from simulations.settings.settings import from_mapping
@@ -120,6 +124,14 @@ def stopped_after(round: int, out: Path, **settings: Any) -> Run:
     with contextlib.suppress(KeyboardInterrupt):
         local.run(plan, directory, on_round=stop)
     return Run(directory.path, plan)
+
+
+@contextlib.contextmanager
+def pages(*, written: bool) -> Iterator[None]:
+    """Runs inside write report.html, or leave it out: it takes three times as long as a small run itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_page, "write_run_page", write_run_page if written else lambda run: None)
+        yield
 
 
 def reconfigured(run: Run, **changes: Any) -> None:

@@ -12,18 +12,13 @@ from simulations.plan.plan import Base, prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import Options, Workload, own_rows
 from simulations.workloads.digest import data_digest
-from tests.simulations.support.made_images import encode, pixels_of, write_shard
+from tests.simulations.support.made_images import encode, pixels_of, write_cifar10, write_shard
 
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
     """A mirror of cifar10 with made-up images: 12 to train on, 6 to test on."""
-    folder = tmp_path / "mirror" / "cifar10" / "plain_text"
-    folder.mkdir(parents=True)
-    for split, count in (("train", 12), ("test", 6)):
-        made = [encode(pixels) for pixels in pixels_of(count, seed=count)]
-        write_shard(folder / f"{split}-00000-of-00001.parquet", made, [i % 10 for i in range(count)])
-    return folder
+    return write_cifar10(tmp_path / "mirror", train=12, test=6)
 
 
 def cifar10(images: Path, tmp_path: Path, *, public_only: bool) -> Workload:
@@ -68,13 +63,10 @@ def test_what_is_no_file_of_rows_is_refused(tmp_path):
 
 def test_texts_are_those_of_the_workload(tmp_path):
     pytest.importorskip("transformers")
-    from tests.simulations.support.made_texts import make_bert, sentences, write_split
+    from tests.simulations.support.made_texts import make_bert, write_sst2
 
     model = make_bert(tmp_path / "bert")
-    folder = tmp_path / "mirror" / "glue" / "sst2"
-    for split, count in (("train", 14), ("validation", 6)):
-        columns = {"sentence": sentences(count, count), "label": [row % 2 for row in range(count)]}
-        write_split(folder, split, columns)
+    folder = write_sst2(tmp_path / "mirror", train=14, validation=6)
     options = Options(model=str(model), max_length=16)
     whole, public = (
         workloads.load(

@@ -8,32 +8,20 @@ import torch
 from simulations import workloads
 from simulations.workloads import Options
 from simulations.workloads.base.workload import NoRows
-from simulations.workloads.images.image_sets import IMAGE_SETS
-from tests.simulations.support.made_images import encode, pixels_of, write_shard
-from tests.simulations.support.made_texts import make_bert, sentences, write_split
+from tests.simulations.support.made_images import write_cifar10
+from tests.simulations.support.made_texts import make_bert, write_sst2
 
 
 @pytest.fixture
 def cifar(tmp_path):
     """A mirror of CIFAR-10 with both splits; returns its folder."""
-    made = IMAGE_SETS["cifar10"]
-    folder = tmp_path / "mirror" / made.folder / made.subset
-    folder.mkdir(parents=True)
-    for split, count in (("train", 5), ("test", 3)):
-        images = [encode(image) for image in pixels_of(count, count, side=32, channels=3)]
-        columns = (made.image_column, made.label_column)
-        write_shard(folder / f"{split}-00000-of-00001.parquet", images, list(range(count)), columns=columns)
-    return folder
+    return write_cifar10(tmp_path / "mirror", train=5, test=3)
 
 
 @pytest.fixture
 def sst2(tmp_path):
     """A mirror of SST-2 and a small encoder; returns folder and encoder."""
-    folder = tmp_path / "mirror" / "glue" / "sst2"
-    for number, (split, count) in enumerate({"train": 6, "validation": 4}.items()):
-        columns = {"sentence": sentences(count, number), "label": [i % 2 for i in range(count)], "idx": range(count)}
-        write_split(folder, split, {name: list(values) for name, values in columns.items()})
-    return folder, make_bert(tmp_path / "bert")
+    return write_sst2(tmp_path / "mirror", train=6, validation=4), make_bert(tmp_path / "bert")
 
 
 def opened(load, folder):

@@ -1,6 +1,7 @@
 """Other data than before, and a folder that was damaged: refused by name, or accepted at the epsilon that is spent."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from tests.simulations.support.deployed import (
     refusal,
     terms,
 )
-from tests.simulations.support.made_texts import make_bert, sentences, write_split
+from tests.simulations.support.made_texts import make_bert, sentences, write_split, write_sst2
 
 Change = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
@@ -61,15 +62,28 @@ def change(path: Path, how: Change) -> None:
     np.savez(path, inputs=inputs, labels=labels)
 
 
-@pytest.fixture
-def spent(tmp_path: Path) -> Server:
-    """A client with a file of its own that has spent its budget but for one round."""
-    rows = digits_file(tmp_path / "rows.npz")
-    server = Server.start(terms(tmp_path / "node", epsilon_max=BUDGET, data=str(rows)), tmp_path / "copy")
+def client_in(folder: Path) -> Server:
+    """The server of a client with a file of its own, all in this folder."""
+    return Server.start(terms(folder / "node", epsilon_max=BUDGET, data=str(folder / "rows.npz")), folder / "copy")
+
+
+@pytest.fixture(scope="module")
+def spent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of ``spent``. Do not write to it."""
+    folder = tmp_path_factory.mktemp("spent")
+    digits_file(folder / "rows.npz")
+    server = client_in(folder)
     assert examples(server.query()) == 200
     assert server.rounds(STEPS - 1) == STEPS - 1
+    return folder
+
+
+@pytest.fixture
+def spent(spent_folder: Path, tmp_path: Path) -> Server:
+    """A client with a file of its own that has spent its budget but for one round."""
+    shutil.copytree(spent_folder, tmp_path, dirs_exist_ok=True)
     new_process()
-    return server
+    return client_in(tmp_path)
 
 
 @pytest.mark.parametrize("what", CHANGES)
@@ -284,14 +298,12 @@ def test_texts_of_a_clients_own(tmp_path, monkeypatch):
     """A parquet file; of the workload's mirror the client needs the public test split alone."""
     pytest.importorskip("transformers")
 
-    for place, split, count in (("mirror", "train", 40), ("mirror", "validation", 8), ("own", "train", 30)):
-        columns = {"sentence": sentences(count, count), "label": [row % 2 for row in range(count)]}
-        write_split(tmp_path / place / "glue" / "sst2", split, columns)
+    write_sst2(tmp_path / "mirror", train=40, validation=8)
+    own = write_sst2(tmp_path / "own", train=30, validation=8) / "train-00000-of-00001.parquet"
     monkeypatch.setenv("FEDLSG_DATA", str(tmp_path / "mirror"))
     monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(conditions, "_refuse_paths", lambda settings: None)  # the small encoder is a folder
     run = {"workload": "glue-sst2", "method": "bitfit", "model": str(make_bert(tmp_path / "bert")), "max_length": 16}
-    own = tmp_path / "own" / "glue" / "sst2" / "train-00000-of-00001.parquet"
     server = Server.start(terms(tmp_path / "node", data=f"glue-sst2:{own}"), tmp_path / "copy", **run)
     for shard in (tmp_path / "mirror").rglob("train-*"):
         shard.unlink()

@@ -3,6 +3,7 @@
 import errno
 import pickle
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,13 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize(
+    ("failure", "place"),
+    [
+        pytest.param(failure, place, marks=[] if failure == "memory" or place == "the clip" else pytest.mark.slow)
+        for failure, place in product(FAILURES, PLACES)
+    ],
+)
 def test_whatever_fails_near_private_data_leaves_one_text(failure, place, tmp_path, monkeypatch, caplog):
     server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
     assert examples(server.query()) == 719
@@ -100,7 +106,7 @@ def test_a_simulated_client_stays_charged_too_and_its_user_finds_out_why(tmp_pat
     assert [e.round for e in run.entries(0)] == [1, 2]
 
 
-@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("failure", ["memory", "full disk", "nothing to say"])
 def test_what_a_client_app_raises_leaves_an_engine_without_its_text(failure, tmp_path):
     def client(message: Message, context: Context) -> Message:
         if message.metadata.message_type == "train" and context.node_config["partition-id"] == 0:
