@@ -207,16 +207,17 @@ def test_one_entry_without_privacy_makes_epsilon_infinite(path, mechanism):
 
 
 def test_would_exceed_says_no_exactly_at_the_last_step_within_the_budget(path):
+    max_steps.cache_clear()  # with many settings in it, a grid is tried first: test_population has both ways
     allowed = max_steps(epsilon=4.0, delta=1e-5, sample_rate=0.2, noise_multiplier=1.5)
     ledger = Ledger(path, client=3)
     ledger.charge(entry(0, steps=allowed - 2))
     assert not ledger.would_exceed(entry(1, steps=2), 4.0, 1e-5)
     assert ledger.would_exceed(entry(1, steps=3), 4.0, 1e-5)
     # A different sigma takes the general path.
-    assert not ledger.would_exceed(entry(1, steps=1, noise_multiplier=4.0), 4.0, 1e-5)
+    assert not ledger.would_exceed(entry(1, steps=1, noise_multiplier=2.0), 4.0, 1e-5)
     assert ledger.would_exceed(entry(1, steps=1, noise_multiplier=0.3), 4.0, 1e-5)
     with pytest.raises(ValueError, match="delta"):
-        ledger.would_exceed(entry(1, noise_multiplier=4.0), 4.0, 2.0)
+        ledger.would_exceed(entry(1, noise_multiplier=2.0), 4.0, 2.0)
 
 
 # Tampering -----------------------------------------------------------------------------------------------------------
@@ -261,13 +262,14 @@ def test_any_changed_byte_is_found(position, byte, tmp_path_factory):
     assert original[0] == 3
 
 
-def test_every_flipped_bit_of_the_last_line_is_found(path):
+@pytest.mark.parametrize("bits", [[0, 3, 7], pytest.param([1, 2, 4, 5, 6], marks=pytest.mark.slow)], ids=str)
+def test_every_flipped_bit_of_the_last_line_is_found(path, bits):
     """No later line vouches for it: its own digest does, also for the brace without which it would look torn."""
     filled(path, rounds=2)
     content = path.read_bytes()
     begin = content.rstrip().rindex(b"\n") + 1
     for place in range(begin, len(content)):
-        for bit in range(8):
+        for bit in bits:
             changed = bytearray(content)
             changed[place] ^= 1 << bit
             path.write_bytes(bytes(changed))
