@@ -60,9 +60,6 @@ def assert_covers(bound: EpsilonBound, truth: float) -> None:
     assert "agreement" not in bound.failures
 
 
-# Oracles -------------------------------------------------------------------------------------------------------------
-
-
 @few
 @given(sigma=sigmas, steps=st.integers(1, 500), delta=deltas)
 def test_full_batches_cover_the_analytic_gaussian(sigma, steps, delta):
@@ -122,9 +119,6 @@ def test_mixed_events_compose_the_same_however_they_are_cut():
         assert nearly.intervals[name].estimate == pytest.approx(same.intervals[name].estimate, rel=1e-3)
 
 
-# Published values ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("q", "sigma", "steps", "published"),
     [(0.01, 1.0, 1000, 1.828), (1.0, 10.0, 100, 4.377), (0.02, 2.6699, 10_000, 3.295)],
@@ -158,9 +152,6 @@ def test_a_published_noise_multiplier_is_on_both_sides_of_its_target():
     setting = {"sample_rate": 2000 / 67349, "steps": 673, "delta": 1e-5}
     less, more = (epsilon(noise_multiplier=1.2475 * (1 + change), **setting).upper for change in (-5e-3, 5e-3))
     assert more < 3.3 < less
-
-
-# Inverses ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -204,9 +195,6 @@ def test_epsilon_is_monotone_in_steps_rate_and_noise():
         values = [upper(**{name: value}) for value in rising]
         assert values == sorted(values), name
         assert len(set(values)) == len(values), name
-
-
-# Refusals ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -282,8 +270,6 @@ def test_a_callers_edit_does_not_reach_the_cache():
     assert epsilon(sample_rate=0.3, noise_multiplier=2.0, steps=7, delta=1e-5).failures == {}
 
 
-# Failures of an accountant -------------------------------------------------------------------------------------------
-
 SETTING = {"sample_rate": 0.1, "noise_multiplier": 1.1, "steps": 77, "delta": 1e-5}
 
 
@@ -332,9 +318,6 @@ def test_the_librarys_mean_is_off_where_ours_is_not():
     with np.errstate(all="ignore"):
         theirs = PrivacyRandomVariableTruncated(mechanism, -33.0, 33.0).mean()
     assert abs(float(theirs) - truth) > 1e-6
-
-
-# Negative controls ---------------------------------------------------------------------------------------------------
 
 
 def violations(accountant: Callable[[float, int], float]) -> int:

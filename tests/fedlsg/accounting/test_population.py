@@ -24,8 +24,8 @@ def few_are_exact(monkeypatch):
     monkeypatch.setattr(population, "EXACT", 8)
 
 
-def client(q, sigma, steps, *besides):
-    return canonical([Event(sample_rate=q, noise_multiplier=sigma, steps=steps), *besides])
+def client(q, sigma, steps, *others):
+    return canonical([Event(sample_rate=q, noise_multiplier=sigma, steps=steps), *others])
 
 
 def unequal(count, *, own_noise=False):
