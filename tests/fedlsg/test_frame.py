@@ -143,9 +143,6 @@ def test_another_number_of_values_is_refused(change):
         frame.gradients(torch.zeros(frame.kept + change))
 
 
-# The digest
-
-
 def test_equal_frames_have_equal_digests():
     one, two = (make_frame(model(), rank=2, sparsity=0.5) for _ in range(2))
     assert one.digest == two.digest
@@ -154,7 +151,6 @@ def test_equal_frames_have_equal_digests():
 
 def nudge_carrier(frame: Frame) -> Frame:
     first = frame.coordinates[0]
-    assert first.L is not None
     L = first.L.clone()
     L[0, 0] = torch.nextafter(L[0, 0], torch.tensor(9.0).to(L))
     return replace(frame, coordinates=(replace(first, L=L), *frame.coordinates[1:]))
@@ -185,7 +181,6 @@ CHANGES = {
 def test_the_digest_sees(case):
     frame = make_frame(model(), rank=2, sparsity=0.5)
     rows = frame.blocks[0].keep.index
-    assert rows is not None
     assert rows.tolist() != [0, 1]
     assert CHANGES[case](frame).digest != frame.digest
 

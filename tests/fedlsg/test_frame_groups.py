@@ -1,6 +1,5 @@
 """Groups: their own weight in the clip and their own learning rate, with the sensitivity as claimed."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,7 +49,7 @@ def test_weights_by_hand():
 
 
 @given(norms=st.floats(0.01, 100), classifier=st.floats(0.01, 100), copies=st.integers(1, 3), seed=st.integers(0, 99))
-def test_one_example_moves_what_is_noised_by_the_clip_norm_at_most(norms, classifier, copies, seed):
+def test_one_example_moves_the_clipped_sum_by_the_clip_norm_at_most(norms, classifier, copies, seed):
     mechanism = Mechanism(clip_norm=0.7, norms_clip_weight=norms, classifier_clip_weight=classifier)
     f = frame(mechanism)
     g = gradients(f, 4 * copies, seed)
@@ -77,13 +76,6 @@ def test_weights_of_one_leave_the_digest_alone_and_others_change_it():
     assert frame(Mechanism()).digest == frame(Mechanism(norms_clip_weight=1.0)).digest
 
 
-@pytest.mark.parametrize("name", ["norms_clip_weight", "classifier_clip_weight"])
-@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
-def test_bad_weights_are_refused(name, value):
-    with pytest.raises(ValueError, match=name):
-        Mechanism(**{name: value})
-
-
 def test_each_group_steps_at_its_own_rate_along_one_schedule():
     parameters = {name: nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
     after = After(learning_rate=1.0, norms_learning_rate=2.0, classifier_learning_rate=0.5, schedule="linear")
@@ -99,10 +91,3 @@ def test_each_group_steps_at_its_own_rate_along_one_schedule():
             moved[name].append(float((p.detach() - before[name]).max()))
     expected = {"body.weight": [1, 0.5], "body.bias": [2, 1], "norm.weight": [2, 1], "classifier.weight": [0.5, 0.25]}
     assert moved == expected
-
-
-@pytest.mark.parametrize("name", ["norms_learning_rate", "classifier_learning_rate", "ema", "sparsify_update"])
-@pytest.mark.parametrize("value", [-0.1, float("inf"), float("nan")])
-def test_bad_rates_are_refused(name, value):
-    with pytest.raises(ValueError, match=name):
-        After(**{name: value})

@@ -42,9 +42,6 @@ def assert_orthonormal(L: Tensor, R: Tensor) -> None:
     assert_close(R @ R.mT, eye, atol=1e-12, rtol=0)
 
 
-# Decomposition
-
-
 @given(m=sizes, n=sizes, r=ranks, true_rank=st.integers(0, 9), steps=st.integers(1, 3), seed=seeds)
 def test_carriers_are_orthonormal_for_any_weight(m, n, r, true_rank, steps, seed):
     """Also where the weight's rank is below r, down to W = 0."""
@@ -158,9 +155,6 @@ def test_wrong_weights_and_steps_are_refused():
         decompose(torch.ones(3), 1, generator=generator())
 
 
-# Projection and Eq. 3
-
-
 @given(m=sizes, n=sizes, r=ranks, seed=seeds)
 def test_project_equals_autograd_of_the_reparametrised_weight(m, n, r, seed):
     """000 Eq. 8: with W = W0 + L R', dR and dL are the gradients of its factors."""
@@ -226,14 +220,6 @@ def test_the_planted_half_of_eq_3_is_caught():
     assert float((dL @ R + L @ dR - planted).norm()) > 0.1
 
 
-def test_a_frozen_row_and_column_still_move():
-    """Deviation from 000: its "dW_ij = 0 iff row i and column j are frozen" is false."""
-    dW, L, R = carried(4, 5, 2, seed=1)
-    dL, dR = project(dW, L, R)
-    dL[1], dR[:, 2] = 0, 0
-    assert abs(float(reconstruct(dL, dR, L, R)[1, 2])) > 1e-3
-
-
 def test_masked_eq_3_can_lengthen_a_gradient_to_two_over_root_three():
     """With frozen units Eq. 3 is no projection; the bound of the docstring is reached and not passed.
 
@@ -250,9 +236,6 @@ def test_masked_eq_3_can_lengthen_a_gradient_to_two_over_root_three():
             columns.append(reconstruct(dL, dR, L, R))
         worst = max(worst, float(torch.linalg.matrix_norm(torch.cat(columns, 1), 2)))
     assert worst == pytest.approx(2 / math.sqrt(3), rel=1e-3)
-
-
-# The core that travels twice
 
 
 @given(m=sizes, n=sizes, r=ranks, seed=seeds)

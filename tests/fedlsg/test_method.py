@@ -174,11 +174,6 @@ def test_norm_bound_by_hand():
     assert norm_bound(NONE, p.frame, num_examples=10, local=LocalTraining()) == math.inf
 
 
-@pytest.mark.parametrize("name", FRAMES)
-def test_equal_inputs_give_equal_frames(name):
-    assert problem(*FRAMES[name]).frame.digest == problem(*FRAMES[name]).frame.digest
-
-
 @given(rounds=st.integers(1, 40), steps=st.integers(1, 5), rate=st.floats(0.01, 1))
 def test_epochs_count_local_steps_times_the_rate(rounds, steps, rate):
     schedule = Schedule(rounds=rounds, local_steps=steps, sample_rate=rate)

@@ -124,7 +124,7 @@ class Subject:
 
 
 class Silence(SecretStream):
-    """Noise that is exactly zero, so that what a step returns is the very vector that is noised."""
+    """Noise that is exactly zero, so that what a step returns is the very vector that gets noise."""
 
     def __init__(self) -> None:
         super().__init__(bytes(32))
@@ -213,7 +213,7 @@ def data_set(seed: int, multiplicity: int = 1, dtype: torch.dtype = torch.float6
 
 
 def movement(s: Subject, data_sets: range) -> float:
-    """The most that one example moves the vector that is noised, over random data sets; inf where it is no number."""
+    """The most that one example moves the clipped sum, over random data sets; inf where it is no number."""
     moved = [0.0]
     for seed in data_sets:
         data = data_set(seed, s.multiplicity)

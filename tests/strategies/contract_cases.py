@@ -50,8 +50,24 @@ VARIANTS: dict[str, Case] = {
     "sgd: clipped": Case("sgd", {"mechanism": "clip-only"}),
 }  # fmt: skip
 
+PAIRS = ("none, none", "random, random", "synflow, magnitude", "dp-snip, random")
+"""Every pruning and every drop of dp-ssgd once: what the plain tests run of their product."""
+
 RECIPES: dict[str, Case] = {name: Case(name) for name in strategies.names()}
 CASES: dict[str, Case] = RECIPES | VARIANTS
+
+
+def has_own_step(case: str) -> bool:
+    """Whether a case differs from its recipe in clip, noise, copies or phase, and not in its frame alone."""
+    made, plain = CASES[case], RECIPES[CASES[case].name]
+    return made.multiplicity > 1 or made.pruning or made.method.mechanism != plain.method.mechanism
+
+
+def repeats(case: str) -> bool:
+    """Whether others show the same: one of dp-ssgd's products that is not in ``PAIRS``."""
+    name, _, choices = case.partition(": ")
+    return name == "dp-ssgd" and "," in choices and not has_own_step(case) and choices not in PAIRS
+
 
 _SUBJECTS: dict[tuple[str, str], Subject] = {}
 

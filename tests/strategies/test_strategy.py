@@ -96,9 +96,6 @@ def test_clients_are_told_their_own_terms(node_order):
     assert {s["frame_digest"] for s in seen.values()} == {digest}
 
 
-# --- bad replies
-
-
 def bad(kind: str, message: Message, honest: Message) -> Any:
     if kind == "error":
         return Message(Error(code=7, reason="planted"), reply_to=message)
@@ -221,9 +218,6 @@ def test_a_payload_beyond_the_norm_bound_is_rejected():
     assert without_clip.run()[0].rejected == {}, "negative control: without a clip there is no bound"
 
 
-# --- too few answers
-
-
 def alive_at(*rounds: bool, otherwise: Any) -> Any:
     """Answers of all clients, or ``otherwise(message)``, by whether they are alive each time that client 0 is asked."""
     alive = iter(rounds)
@@ -303,9 +297,6 @@ def test_a_round_needs_its_survivors(needed, applied):
     assert federation.state.weights.equal(server_state().weights) == (not applied)
 
 
-# --- another frame
-
-
 def test_a_client_with_another_frame_is_asked_once_more():
     frames: list[Any] = []
 
@@ -338,9 +329,6 @@ def test_a_client_that_never_agrees_is_named_and_not_asked_for_ever():
     assert asked == [0, 1, 2, 1]
     assert report.answered == [0, 2]
     assert report.rejected == {1: "[1002] another digest"}
-
-
-# --- small parts
 
 
 @given(st.text(max_size=2000))
@@ -385,9 +373,6 @@ def test_clients_are_never_asked_to_evaluate():
     federation.run(2)
     assert kinds == {"query", "train"}
     assert read_update(update(b"x", 0)) == b"x"
-
-
-# --- nodes that leave and come back
 
 
 GONE = Error(code=5, reason="Error: Node Unavailable")

@@ -18,7 +18,7 @@ from fedlsg.accounting import prv as accountant_prv
 from fedlsg.accounting.bounds import calibrate_noise_multiplier, compose, epsilon, max_steps
 from fedlsg.accounting.events import AccountingError, EpsilonBound, Event, Interval, check_delta
 
-few = settings(max_examples=12, deadline=None, derandomize=True)
+few = settings(max_examples=6, deadline=None, derandomize=True)
 deltas = st.floats(-8, -3).map(lambda exponent: 10**exponent)
 sigmas = st.floats(-0.3, 1.3).map(lambda exponent: 10**exponent)
 
@@ -60,9 +60,6 @@ def assert_covers(bound: EpsilonBound, truth: float) -> None:
     assert "agreement" not in bound.failures
 
 
-# Oracles -------------------------------------------------------------------------------------------------------------
-
-
 @few
 @given(sigma=sigmas, steps=st.integers(1, 500), delta=deltas)
 def test_full_batches_cover_the_analytic_gaussian(sigma, steps, delta):
@@ -88,7 +85,7 @@ def test_each_accountant_composes_like_the_analytic_gaussian(accountant, delta):
     assert interval.lower <= truth <= interval.upper <= truth * 1.006
 
 
-@settings(max_examples=7, deadline=None, derandomize=True)
+@few
 @given(
     q=st.floats(-2.5, -0.1).map(lambda e: 10**e),
     sigma=st.floats(0.7, 5),
@@ -122,9 +119,6 @@ def test_mixed_events_compose_the_same_however_they_are_cut():
         assert nearly.intervals[name].estimate == pytest.approx(same.intervals[name].estimate, rel=1e-3)
 
 
-# Published values ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("q", "sigma", "steps", "published"),
     [(0.01, 1.0, 1000, 1.828), (1.0, 10.0, 100, 4.377), (0.02, 2.6699, 10_000, 3.295)],
@@ -143,7 +137,7 @@ def test_published_values(q, sigma, steps, published):
     [
         pytest.param(3.3, 1e-5, 0.02, 10_000, 2.6699, marks=pytest.mark.slow, id="cifar10-3.3"),
         pytest.param(6.8, 1e-5, 0.02, 10_000, 1.5474, marks=pytest.mark.slow, id="cifar10-6.8"),
-        pytest.param(3.3, 1e-5, 2000 / 67349, 673, 1.2475, id="sst2"),
+        pytest.param(3.3, 1e-5, 2000 / 67349, 673, 1.2475, marks=pytest.mark.slow, id="sst2"),
         pytest.param(3.4, 1e-6, 2000 / 363846, 3638, 0.8087, marks=pytest.mark.slow, id="qqp"),
     ],
 )
@@ -153,11 +147,20 @@ def test_calibration_of_the_published_table(target, delta, q, steps, published):
     assert epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=delta).upper <= target
 
 
-# Inverses ------------------------------------------------------------------------------------------------------------
+def test_a_published_noise_multiplier_is_on_both_sides_of_its_target():
+    """SST-2: 0.5 % less noise than published exceeds epsilon 3.3, 0.5 % more does not."""
+    setting = {"sample_rate": 2000 / 67349, "steps": 673, "delta": 1e-5}
+    less, more = (epsilon(noise_multiplier=1.2475 * (1 + change), **setting).upper for change in (-5e-3, 5e-3))
+    assert more < 3.3 < less
 
 
 @pytest.mark.parametrize(
-    ("target", "q", "steps"), [(8.0, 0.2, 100), (3.0, 1.0, 10), (0.5, 0.05, 40), (20.0, 0.5, 8), (1.0, 1e-2, 100)]
+    ("target", "q", "steps"),
+    [
+        (8.0, 0.2, 100),
+        (3.0, 1.0, 10),
+        *(pytest.param(*s, marks=pytest.mark.slow) for s in [(0.5, 0.05, 40), (20.0, 0.5, 8), (1.0, 1e-2, 100)]),
+    ],
 )
 def test_calibration_and_max_steps_are_sharp_and_inverse(target, q, steps):
     sigma = calibrate_noise_multiplier(epsilon=target, delta=1e-5, sample_rate=q, steps=steps)
@@ -181,20 +184,17 @@ def test_targets_out_of_reach_are_named():
 
 
 def test_epsilon_is_monotone_in_steps_rate_and_noise():
-    def upper(q=0.1, sigma=1.5, steps=50):
+    def upper(q=0.1, sigma=1.5, steps=10):
         return epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=1e-5).upper
 
     for name, rising in {
-        "steps": (1, 2, 50, 200),
-        "q": (0.001, 0.1, 0.99, 1.0),
-        "sigma": (20.0, 2.0, 1.5, 0.5),
+        "steps": (1, 2, 10, 80),
+        "q": (0.01, 0.1, 0.99, 1.0),
+        "sigma": (4.0, 2.0, 1.5, 0.8),
     }.items():
         values = [upper(**{name: value}) for value in rising]
         assert values == sorted(values), name
         assert len(set(values)) == len(values), name
-
-
-# Refusals ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -270,8 +270,6 @@ def test_a_callers_edit_does_not_reach_the_cache():
     assert epsilon(sample_rate=0.3, noise_multiplier=2.0, steps=7, delta=1e-5).failures == {}
 
 
-# Failures of an accountant -------------------------------------------------------------------------------------------
-
 SETTING = {"sample_rate": 0.1, "noise_multiplier": 1.1, "steps": 77, "delta": 1e-5}
 
 
@@ -320,9 +318,6 @@ def test_the_librarys_mean_is_off_where_ours_is_not():
     with np.errstate(all="ignore"):
         theirs = PrivacyRandomVariableTruncated(mechanism, -33.0, 33.0).mean()
     assert abs(float(theirs) - truth) > 1e-6
-
-
-# Negative controls ---------------------------------------------------------------------------------------------------
 
 
 def violations(accountant: Callable[[float, int], float]) -> int:

@@ -1,4 +1,4 @@
-"""Calibration and step counts beside another event: composition, never addition, and never less than what is there."""
+"""Calibration and step counts with another event: composition, never addition, and never less than what is there."""
 
 import pytest
 
@@ -8,30 +8,30 @@ from fedlsg.privacy.ledger import Entry, Ledger
 
 DELTA = 1e-5
 TRAINING = {"sample_rate": 0.1, "delta": DELTA}
-ROUND_0 = Event(sample_rate=1.0, noise_multiplier=8.0, steps=1)
+PRUNING = Event(sample_rate=1.0, noise_multiplier=8.0, steps=1)
 
 
-def test_calibration_beside_a_pruning_round_meets_the_target_of_the_composition():
+def test_calibration_with_a_pruning_round_meets_the_target_of_the_composition():
     alone = calibrate_noise_multiplier(epsilon=3.0, steps=50, **TRAINING)
-    beside = calibrate_noise_multiplier(epsilon=3.0, steps=50, besides=(ROUND_0,), **TRAINING)
-    assert beside > alone
-    both = [Event(sample_rate=0.1, noise_multiplier=beside, steps=50), ROUND_0]
+    together = calibrate_noise_multiplier(epsilon=3.0, steps=50, besides=(PRUNING,), **TRAINING)
+    assert together > alone
+    both = [Event(sample_rate=0.1, noise_multiplier=together, steps=50), PRUNING]
     assert 2.99 < compose(both, delta=DELTA).upper <= 3.0
-    less = [Event(sample_rate=0.1, noise_multiplier=beside * 0.999, steps=50), ROUND_0]
+    less = [Event(sample_rate=0.1, noise_multiplier=together * 0.999, steps=50), PRUNING]
     assert compose(less, delta=DELTA).upper > 3.0
 
 
 def test_composition_costs_less_than_adding_epsilons():
-    """The paper adds epsilon_pp and epsilon_gd; what the round costs beside 50 steps is a fraction of that."""
-    beside = calibrate_noise_multiplier(epsilon=3.0, steps=50, besides=(ROUND_0,), **TRAINING)
-    rest = 3.0 - compose([ROUND_0], delta=DELTA).upper
-    assert beside < 0.97 * calibrate_noise_multiplier(epsilon=rest, steps=50, **TRAINING)
+    """The paper adds epsilon_pp and epsilon_gd; what the round costs in addition to 50 steps is a fraction of that."""
+    together = calibrate_noise_multiplier(epsilon=3.0, steps=50, besides=(PRUNING,), **TRAINING)
+    rest = 3.0 - compose([PRUNING], delta=DELTA).upper
+    assert together < 0.97 * calibrate_noise_multiplier(epsilon=rest, steps=50, **TRAINING)
 
 
 def test_full_batches_compose_as_one_gaussian():
     """Oracle: at q = 1 the precisions add up, T / sigma^2 + 1 / 8^2 = 1 / s^2."""
     single = calibrate_noise_multiplier(epsilon=2.0, delta=DELTA, sample_rate=1.0, steps=1)
-    sigma = calibrate_noise_multiplier(epsilon=2.0, delta=DELTA, sample_rate=1.0, steps=10, besides=(ROUND_0,))
+    sigma = calibrate_noise_multiplier(epsilon=2.0, delta=DELTA, sample_rate=1.0, steps=10, besides=(PRUNING,))
     assert 10 / sigma**2 + 1 / 64 == pytest.approx(1 / single**2, rel=5e-4)
 
 
@@ -41,13 +41,13 @@ def test_an_event_that_alone_exceeds_the_target_leaves_no_noise_multiplier():
         calibrate_noise_multiplier(epsilon=1.0, steps=5, besides=(loud,), **TRAINING)
 
 
-def test_steps_beside_a_pruning_round_are_as_many_as_the_composition_allows():
+def test_steps_with_a_pruning_round_are_as_many_as_the_composition_allows():
     sigma = 1.5
     given = {"epsilon": 3.0, "noise_multiplier": sigma}
-    steps = max_steps(besides=(ROUND_0,), **given, **TRAINING)
+    steps = max_steps(besides=(PRUNING,), **given, **TRAINING)
     assert 1 < steps < max_steps(**given, **TRAINING)
     for count, within in ((steps, True), (steps + 1, False)):
-        events = [Event(sample_rate=0.1, noise_multiplier=sigma, steps=count), ROUND_0]
+        events = [Event(sample_rate=0.1, noise_multiplier=sigma, steps=count), PRUNING]
         assert (compose(events, delta=DELTA).upper <= 3.0) == within
 
 
@@ -77,4 +77,4 @@ def test_a_ledger_with_a_pruning_round_stops_earlier_and_exactly_at_the_budget(t
     budget = epsilon(noise_multiplier=1.5, steps=12, **TRAINING).upper
     assert rounds_within(tmp_path, budget, pruned=False) == 12
     allowed = rounds_within(tmp_path, budget, pruned=True)
-    assert allowed == max_steps(epsilon=budget, noise_multiplier=1.5, besides=(ROUND_0,), **TRAINING) < 12
+    assert allowed == max_steps(epsilon=budget, noise_multiplier=1.5, besides=(PRUNING,), **TRAINING) < 12

@@ -18,8 +18,14 @@ positive = st.floats(1e-6, 1e6)
 levels = st.sampled_from(population.LEVELS)
 
 
-def client(q, sigma, steps, *besides):
-    return canonical([Event(sample_rate=q, noise_multiplier=sigma, steps=steps), *besides])
+@pytest.fixture
+def few_are_exact(monkeypatch):
+    """A dozen clients are many, so that a test need not ask the accountants two dozen times."""
+    monkeypatch.setattr(population, "EXACT", 8)
+
+
+def client(q, sigma, steps, *others):
+    return canonical([Event(sample_rate=q, noise_multiplier=sigma, steps=steps), *others])
 
 
 def unequal(count, *, own_noise=False):
@@ -62,9 +68,10 @@ def test_a_few_clients_are_exact():
     assert each[-1] == 0.0
 
 
+@pytest.mark.usefixtures("few_are_exact")
 @pytest.mark.parametrize("own_noise", [False, True])
 def test_many_clients_are_bounded_closely_from_above(own_noise):
-    clients = unequal(24, own_noise=own_noise)
+    clients = unequal(12, own_noise=own_noise)
     cheap = [upper(events, DELTA, ("pld",)) for events in clients]
     found = spread(clients, delta=DELTA, accountants=("pld",))
     assert found.largest == pytest.approx(max(cheap), rel=1e-9)
@@ -76,8 +83,10 @@ def test_many_clients_are_bounded_closely_from_above(own_noise):
 
 def test_rounding_down_is_caught(monkeypatch):
     """Negative control: with the grid turned round, the bound of a crowded front falls below the truth."""
-    clients = [client(q, 2 * (q / 0.02) ** 0.5, 30) for q in (0.01 * 1.05**i for i in range(40))]
+    clients = [client(q, 2 * (q / 0.02) ** 0.5, 30) for q in (0.01 * 1.18**i for i in range(12))]
     largest = max(upper(events, DELTA, ("pld",)) for events in clients)
+    for limit in ("EXACT", "FRONT"):
+        monkeypatch.setattr(population, limit, 8)  # a dozen crowd the front
     monkeypatch.setattr(population, "QUESTIONS", 1)  # a cell's bound is taken as it is
     assert spread(clients, delta=DELTA, accountants=("pld",)).largest >= largest
     up, down = grid_up, grid_down
@@ -116,15 +125,17 @@ def test_few_questions_are_asked_of_a_thousand_clients(monkeypatch):
     assert sum(accountants == ("prv", "pld") for accountants in asked) == 2
 
 
+@pytest.mark.usefixtures("few_are_exact")
 def test_the_display_is_an_upper_bound_too():
-    clients = unequal(30)
+    clients = unequal(12)
     found, exact = displayed(clients, delta=DELTA), spread(clients, delta=DELTA, accountants=("pld",))
     assert exact.largest <= found.largest <= 1.25 * exact.largest
     assert displayed(clients[:5], delta=DELTA) == spread(clients[:5], delta=DELTA, accountants=("pld",))
 
 
+@pytest.mark.usefixtures("few_are_exact")
 def test_what_nobody_certifies_is_infinite():
-    clients = [*unequal(20), client(0.5, 0.01, 10**6)]
+    clients = [*unequal(12), client(0.5, 0.01, 10**6)]
     assert spread(clients, delta=DELTA).largest == math.inf
 
 
@@ -144,7 +155,6 @@ def test_a_budget_holds_to_the_step_whether_settings_are_few_or_many(tmp_path, m
     for exact in (16, 0):
         monkeypatch.setattr(population, "EXACT", exact)
         ledger = Ledger(tmp_path / f"{exact}.jsonl", client=0)
-        fits = [n for n in range(230, 310, 10) if not ledger.would_exceed(Entry(round=1, steps=n, **entry), 2.0, DELTA)]
-        allowed.append(fits)
-    assert allowed[0] == allowed[1]
-    assert 0 < len(fits) < 8, "some fit and some do not"
+        steps = (270, 285, 300, 315)
+        allowed.append([n for n in steps if not ledger.would_exceed(Entry(round=1, steps=n, **entry), 2.0, DELTA)])
+    assert allowed == [[270, 285]] * 2, "295 steps lose 2.0"

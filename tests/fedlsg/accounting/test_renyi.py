@@ -46,8 +46,11 @@ def test_it_is_dp_accountings(q, sigma, some, more):
     assert upper_bound(events, DELTA) == pytest.approx(by_library(events), rel=1e-9, abs=1e-9)
 
 
-@given(rates, noises, steps, st.floats(0.05, 30.0))
-@settings(deadline=None, max_examples=12)
+@given(
+    st.sampled_from([0.02, 0.3, 0.9, 1.0]), st.sampled_from([0.7, 1.0, 2.0, 5.0]), st.sampled_from([1, 3, 50]),
+    st.floats(0.05, 30.0),
+)  # fmt: skip
+@settings(deadline=None, max_examples=10)
 def test_who_is_surely_within_is_within_by_what_is_reported(q, sigma, steps, budget):
     events = [event(q, sigma, steps)]
     closest = upper_bound(events, DELTA) * 1.01 + 0.002  # the smallest budget that it lets pass

@@ -1,4 +1,4 @@
-"""Factors of a noised update: exact for rank r, the best in the spans of one power step otherwise, post-processing."""
+"""Factors of a noisy update: exact for rank r, the best in the spans of one power step otherwise, post-processing."""
 
 from dataclasses import replace
 
@@ -95,7 +95,7 @@ def test_a_sum_of_factors_is_not_the_factors_of_a_sum():
 
 
 def test_factors_are_refused_where_only_the_sum_would_be_private():
-    """They are no linear function of the noised values: the server reads each client's, with a share of the noise."""
+    """They are no linear function of the noisy values: the server reads each client's, with a share of the noise."""
     carrier = Carrier(kind="factors", rank=RANK)
     Method(name="dp-powersgd", carrier=carrier, mechanism=Mechanism(noise_share=1.0))
     with pytest.raises(ValueError, match=r"factors do not add up.*trust='client'"):

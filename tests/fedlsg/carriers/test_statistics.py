@@ -31,9 +31,6 @@ def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# Stable rank
-
-
 def test_stable_ranks_by_hand():
     assert stable_rank(torch.outer(torch.tensor([1.0, -2.0, 3.0]), torch.tensor([4.0, 5.0]))) == pytest.approx(1)
     assert stable_rank(7 * orthonormal_columns(normal(5, 5, seed=0))) == pytest.approx(5)
@@ -55,9 +52,6 @@ def test_a_kernel_counts_as_a_matrix_of_out_units():
     kernel = normal(4, 3, 2, 2, seed=1)
     assert stable_rank(kernel) == pytest.approx(stable_rank(kernel.reshape(4, 12)))
     assert stable_rank(kernel) != pytest.approx(stable_rank(kernel.reshape(12, 4)))  # another flattening is noticed
-
-
-# Residual
 
 
 def test_residuals_by_hand():
@@ -98,9 +92,6 @@ def test_ranks_that_do_not_fit_are_refused():
         principal_carriers(normal(3, 5, seed=0), 4)
 
 
-# Energy of units
-
-
 def test_energies_by_hand():
     dW = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 4.0]])  # squares 1 4 / 9 0 / 0 16, together 30
     found = kept_energy(dW, torch.tensor([1]), torch.tensor([0]))
@@ -128,9 +119,6 @@ def test_the_mean_over_random_units_against_every_choice():
     expected = random_energy((4, 3, 2, 1), rows, columns)
     for name in ("rows", "columns", "either"):
         assert sum(getattr(e, name) for e in every) / len(every) == pytest.approx(getattr(expected, name))
-
-
-# Clipping
 
 
 def blocks_of(*rows: list[list[float]]) -> list[Tensor]:

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor, nn
 
 import fedlsg.gradients.per_example as per_example
-from fedlsg.frame import Frame
 from fedlsg.gradients import activation_storage, rematerialize
 from fedlsg.gradients.activation_storage import ActivationStorage
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.precision import Numbers
 from fedlsg.gradients.supported import UnsupportedLayerError
-from tests.fedlsg.gradients.test_per_example_pass import Custom, failing_loss, in_place_after_the_call, state
-from tests.fedlsg.gradients.test_precision import ROUNDED, STORED, distances, standardised
+from tests.fedlsg.gradients.test_per_example_pass import custom, failing_loss, in_place_after_the_call, state
+from tests.fedlsg.gradients.test_precision import ROUNDED, STORED, distances
 from tests.fedlsg.support.gradient_oracle import cross_entropy, make_frame, squared_error
-from tests.fedlsg.support.problems import make, mlp
+from tests.fedlsg.support.problems import make, mlp, standardised
 
 VIEWS = {
     "as it is": lambda t: t,
@@ -115,12 +114,6 @@ def test_a_scale_far_from_zero_keeps_its_gradient():
     assert distances(got, exact).max() < 8 * ROUNDED
 
 
-def custom(forward: Callable[[nn.Module, Tensor], Tensor]) -> tuple[nn.Module, Tensor, Tensor, Frame]:
-    torch.manual_seed(2)
-    model = Custom(forward)
-    return model, torch.rand(3, 4), torch.randn(3), make_frame(model, rank=2, sparsity=0.0)
-
-
 def changed_between(m: nn.Module, x: Tensor) -> Tensor:
     y = m.first(x).exp()
     z = m.second(y)
@@ -134,7 +127,7 @@ def out_of_place(m: nn.Module, x: Tensor) -> Tensor:
 
 
 def test_later_changes_do_not_reach_a_copy():
-    model, x, targets, frame = custom(changed_between)
+    model, x, targets, frame = custom(changed_between, torch.float32)
     with pytest.raises(UnsupportedLayerError, match="its input was changed in place"):
         per_example_gradients(model, squared_error, x, targets, frame)
     got = per_example_gradients(model, squared_error, x, targets, frame, numbers=STORED)
@@ -150,13 +143,13 @@ def changed_before_a_copy(m: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("numbers", [Numbers(), STORED])
 def test_what_autograd_refuses_stays_refused(numbers):
-    model, x, targets, frame = custom(changed_before_a_copy)
+    model, x, targets, frame = custom(changed_before_a_copy, torch.float32)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         per_example_gradients(model, squared_error, x, targets, frame, numbers=numbers)
 
 
 def test_what_is_left_as_it_is_stays_under_the_version_check():
-    model, x, targets, frame = custom(in_place_after_the_call)
+    model, x, targets, frame = custom(in_place_after_the_call, torch.float32)
     double, double_targets = x.double(), targets.double()
     frame = make_frame(model.double(), rank=2, sparsity=0.0)
     with pytest.raises(UnsupportedLayerError, match="its input was changed in place"):

@@ -11,20 +11,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import fedlsg.privacy.mechanism
 import fedlsg.training.client
 from fedlsg.frame import Frame
 from fedlsg.gradients.formulas.ghost import GhostGradients
-from fedlsg.gradients.formulas.standardized import StandardizedConv2d
 from fedlsg.gradients.per_example import block_gradients, per_example_gradients
 from fedlsg.gradients.plain_sum import summable, summed_gradient
 from fedlsg.gradients.precision import FLOAT32, Numbers
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
 from fedlsg.training.client import LocalTraining
-from tests.fedlsg.support.gradient_oracle import cross_entropy, make_frame, naive
-from tests.fedlsg.support.problems import Problem, cnn, make, mlp, transformer
+from tests.fedlsg.support.gradient_oracle import make_frame, naive
+from tests.fedlsg.support.problems import Problem, cnn, make, mlp, standardised, transformer, wide
 from tests.fedlsg.support.step_oracle import EMPTY, NOISY, problem
 
 ROUNDED = 2**-8
@@ -35,23 +34,6 @@ TOLERANCE = {STORED: ROUNDED, MIXED: 4 * ROUNDED, BOTH: 4 * ROUNDED}
 CLIP = Mechanism(kind="clip-only", clip_norm=0.01)
 
 fewer_bits = pytest.mark.parametrize("numbers", list(TOLERANCE), ids=["stored", "mixed", "both"])
-
-
-def standardised() -> Problem:
-    model = nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(), StandardizedConv2d(6, 5, 3, stride=2),
-        nn.GroupNorm(1, 5), nn.Tanh(), nn.Flatten(), nn.Linear(45, 3),
-    )  # fmt: skip
-    return model, cross_entropy, torch.randn(4, 3, 8, 8), torch.randint(3, (4,))
-
-
-def wide() -> Problem:
-    """A convolution and a linear layer that are worth holding, and small ones that are not."""
-    model = nn.Sequential(
-        nn.Conv2d(3, 48, 3, padding=1), nn.GroupNorm(4, 48), nn.Tanh(), nn.Conv2d(48, 64, 3, padding=1), nn.Tanh(),
-        nn.Flatten(), nn.Linear(64 * 16, 32), nn.Tanh(), nn.Linear(32, 3),
-    )  # fmt: skip
-    return model, cross_entropy, torch.randn(5, 3, 4, 4), torch.randint(3, (5,))
 
 
 PROBLEMS = [mlp, cnn, transformer, standardised, wide]
@@ -222,7 +204,6 @@ def test_blocks_on_cuda_are_near_those_of_the_cpu(build, numbers):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     (model, loss_fn, inputs, targets), frame = made(build, carry=False)
-    assert isinstance(inputs, Tensor)
     exact = per_example_gradients(model, loss_fn, inputs, targets, frame)
     batch = (model.cuda(), loss_fn, inputs.cuda(), targets.cuda(), frame)
     got = per_example_gradients(*batch, numbers=numbers)

@@ -11,14 +11,14 @@ from fedlsg.gradients.hooks import Pass
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError
 from tests.fedlsg.gradients.test_per_example_pass import assert_refused, custom
-from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, naive, squared_error
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, naive_error, squared_error
 
 
 def tied(m: nn.Module, x: Tensor) -> Tensor:
     return F.linear(m.second(m.first(x).tanh()), m.first.weight.t())
 
 
-def beside_a_hidden_gradient(m: nn.Module, x: Tensor) -> Tensor:
+def with_a_hidden_gradient(m: nn.Module, x: Tensor) -> Tensor:
     return m.first(x) + m.second(x + torch.zeros(4, dtype=x.dtype, requires_grad=True))
 
 
@@ -27,14 +27,14 @@ UNSOUND = {
         lambda m, x: F.linear(m.first(x), m.second.weight),
         r"^second.weight: used outside of its own layer's call.*call the layer",
     ),
-    "read beside its layer's call": (tied, r"^first.weight: used outside"),
+    "read next to its layer's call": (tied, r"^first.weight: used outside"),
     "a forward method": (lambda m, x: m.second.forward(m.first(x)), r"^second.weight, second.bias: used outside"),
     "all by their forward methods": (
         lambda m, x: m.second.forward(m.first.forward(x)),
         r"^first.weight, first.bias, second.weight, second.bias: used outside",
     ),
     "read before a layer": (lambda m, x: m.second(m.first.forward(x)), r"second \(Linear\): its input requires"),
-    "a hidden gradient beside a first layer": (beside_a_hidden_gradient, r"second \(Linear\): its input requires"),
+    "a hidden gradient next to a first layer": (with_a_hidden_gradient, r"second \(Linear\): its input requires"),
 }
 
 
@@ -65,11 +65,10 @@ SOUND: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 @pytest.mark.parametrize("case", SOUND)
 def test_without_a_gradient_it_is_nobodys_concern(case):
     model, x, targets, frame = custom(SOUND[case])
-    got = per_example_gradients(model, squared_error, x, targets, frame)
-    assert error(got, naive(model, squared_error, x, targets, frame)) < TOLERANCE
+    assert naive_error(model, squared_error, x, targets, frame) < TOLERANCE
 
 
-@pytest.mark.parametrize("forward", [tied, UNSOUND["read, its layer not called"][0], beside_a_hidden_gradient])
+@pytest.mark.parametrize("forward", [tied, UNSOUND["read, its layer not called"][0], with_a_hidden_gradient])
 def test_negative_control_unasked_they_go_wrong_without_an_error(forward, monkeypatch):
     honest = Pass.backward
 
@@ -79,5 +78,4 @@ def test_negative_control_unasked_they_go_wrong_without_an_error(forward, monkey
     model, x, targets, frame = custom(forward)
     monkeypatch.setattr(Pass, "backward", unasked)
     monkeypatch.setattr("fedlsg.gradients.hooks.leads_to", lambda end, places: False)
-    got = per_example_gradients(model, squared_error, x, targets, frame)
-    assert error(got, naive(model, squared_error, x, targets, frame)) > 0.1
+    assert naive_error(model, squared_error, x, targets, frame) > 0.1

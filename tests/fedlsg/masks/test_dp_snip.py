@@ -25,7 +25,7 @@ def saliency_problem(make=mlp) -> Problem:
     return p
 
 
-def round_0(p: Problem, mechanism: Mechanism, scale: list[Tensor] | None = None, **changes) -> Tensor:
+def pruning_step(p: Problem, mechanism: Mechanism, scale: list[Tensor] | None = None, **changes) -> Tensor:
     scale = saliency_scale(dict(p.model.named_parameters()), p.frame) if scale is None else scale
     return p.step(mechanism, changes.pop("local", LocalTraining()), scale=scale, **changes)
 
@@ -47,8 +47,8 @@ def naive(p: Problem, clip_norm: float | None) -> Tensor:
 def test_saliencies_equal_autograd_and_are_clipped_jointly(make, micro):
     p = saliency_problem(make)
     local = LocalTraining(microbatch_size=micro)
-    torch.testing.assert_close(round_0(p, NONE, local=local), naive(p, None), **EXACT)
-    torch.testing.assert_close(round_0(p, CLIP_ONLY, local=local), naive(p, CLIP), **EXACT)
+    torch.testing.assert_close(pruning_step(p, NONE, local=local), naive(p, None), **EXACT)
+    torch.testing.assert_close(pruning_step(p, CLIP_ONLY, local=local), naive(p, CLIP), **EXACT)
     assert not torch.allclose(naive(p, None), naive(p, CLIP))
 
 
@@ -59,7 +59,7 @@ def test_saliency_is_the_derivative_by_the_connection():
     weights = {n: w.detach() * c[n] for n, w in p.model.named_parameters()}
     p.loss_fn(torch.func.functional_call(p.model, weights, (p.inputs,)), p.targets).sum().backward()
     wanted = torch.cat([c[n].grad.flatten() for n, w in p.model.named_parameters() if w.ndim >= 2])
-    torch.testing.assert_close(round_0(p, NONE), wanted, **EXACT)
+    torch.testing.assert_close(pruning_step(p, NONE), wanted, **EXACT)
 
 
 def test_the_frame_keeps_weights_alone():
@@ -75,15 +75,12 @@ def test_the_frame_keeps_weights_alone():
         saliency_frame(dict(model.named_parameters()))
 
 
-# What one example moves
-
-
 def largest_movement(mechanism: Mechanism, scale: list[Tensor] | None = None) -> float:
     p = saliency_problem()
     moved = []
     for count in range(1, len(p.inputs)):
         with_one_more, without = (
-            round_0(replace(p, inputs=p.inputs[:k], targets=p.targets[:k]), mechanism, scale)
+            pruning_step(replace(p, inputs=p.inputs[:k], targets=p.targets[:k]), mechanism, scale)
             for k in (count + 1, count)
         )
         moved.append(float((with_one_more - without).norm()))
@@ -113,7 +110,7 @@ def test_a_clip_before_the_weights_are_multiplied_is_caught():
     ones = [torch.ones(b.kept, dtype=torch.float64) for b in p.frame.blocks]
     factor = torch.cat(saliency_scale(dict(p.model.named_parameters()), p.frame)) * 10
     small, large = (
-        round_0(replace(p, inputs=p.inputs[:k], targets=p.targets[:k]), CLIP_ONLY, ones) * factor for k in (10, 11)
+        pruning_step(replace(p, inputs=p.inputs[:k], targets=p.targets[:k]), CLIP_ONLY, ones) * factor for k in (10, 11)
     )
     assert float((large - small).norm()) > CLIP
 
@@ -138,13 +135,10 @@ def test_the_ledger_is_charged_before_the_noise_is_drawn():
 
     p = saliency_problem()
     noisy = replace(pruning_mechanism(METHOD.mechanism, METHOD.prune), noise_multiplier=1.5)
-    released = round_0(p, noisy, noise=Stream(bytes(32)), charge=lambda: events.append("charge"))
+    released = pruning_step(p, noisy, noise=Stream(bytes(32)), charge=lambda: events.append("charge"))
     assert events == ["charge", f"noise {p.frame.kept}"]
-    noise = (released - round_0(p, CLIP_ONLY)) / (1.5 * CLIP)
+    noise = (released - pruning_step(p, CLIP_ONLY)) / (1.5 * CLIP)
     assert abs(float(noise.std()) - 1) < 0.2
-
-
-# What the server makes of it
 
 
 def test_the_smallest_magnitudes_go_and_a_constant_does_not_matter():
@@ -161,7 +155,7 @@ def test_the_smallest_magnitudes_go_and_a_constant_does_not_matter():
 def test_without_noise_the_weights_that_matter_stay():
     p = saliency_problem()
     weights = {n: w.detach() for n, w in p.model.named_parameters()}
-    kept = keep_snip(round_0(p, NONE), p.frame, weights, 0.5, num_examples=11)
+    kept = keep_snip(pruning_step(p, NONE), p.frame, weights, 0.5, num_examples=11)
     scores = naive(p, None).abs()
     flat = torch.cat([kept[n].flatten() for n in prunable(weights)])
     assert int(flat.sum()) == len(flat) - len(flat) // 2

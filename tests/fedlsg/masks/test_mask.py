@@ -1,7 +1,4 @@
-"""Importance and the choice of units against goldens and naive loops; what Keep says it keeps.
-
-The mask rule over whole frames is in test_mask_rule.py.
-"""
+"""Importance and the choice of units against goldens and naive loops; what Keep says it keeps."""
 
 import itertools
 import math
@@ -16,9 +13,6 @@ from fedlsg.masks.rules import frozen_count, gradual_cooling, keep_units, unifor
 
 seeds = st.integers(0, 10_000)
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
-
-
-# Importance
 
 
 def test_importance_of_a_linear_weight_golden():
@@ -51,9 +45,6 @@ def test_importance_of_magnitudes_and_not_of_values():
 def test_importance_of_other_shapes_is_refused(shape):
     with pytest.raises(ValueError, match=r"linear .* or convolution"):
         unit_importance(torch.ones(shape))
-
-
-# Units
 
 
 @given(
@@ -116,9 +107,6 @@ def test_cooling_golden():
     assert gradual_cooling(0.8, 0, 1) == 0.8
 
 
-# Keep
-
-
 @st.composite
 def keeps(draw: st.DrawFn) -> tuple[tuple[int, ...], Keep]:
     shape = draw(shapes)
@@ -131,7 +119,6 @@ def keeps(draw: st.DrawFn) -> tuple[tuple[int, ...], Keep]:
 @given(case=keeps())
 def test_positions_equal_a_loop_over_the_block(case):
     shape, keep = case
-    assert keep.index is not None
     chosen = set(keep.index.tolist())
     expected = []
     for flat, place in enumerate(itertools.product(*map(range, shape))):

@@ -17,8 +17,6 @@ from tests.fedlsg.support.mask_oracle import kept_by, naive, weights
 seeds = st.integers(0, 2**32)
 rates = st.floats(0, 0.99)
 
-# When
-
 
 def test_per_step_masks_are_redrawn_in_every_round_at_the_rate_of_the_epoch():
     now = weights()
@@ -60,9 +58,6 @@ def test_a_ramp_is_cut_off_and_not_shifted():
     mask = Mask(kind="uniform", sparsity=0.8, cooling=True, sparsity_from=0.5)
     rate = [mask.rate(Moment(round=e + 1, rounds=5, epoch=e, epochs=5)) for e in range(5)]
     assert rate == pytest.approx([0, 0, 0, 0.6, 0.8])
-
-
-# Units by other importances
 
 
 def carried(now: dict[str, Tensor], rank: int = 2) -> list[Coordinates]:

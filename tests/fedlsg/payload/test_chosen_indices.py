@@ -185,15 +185,6 @@ def test_positions_that_do_not_ascend_are_not_sent():
             message(bad, [(40,)])
 
 
-def test_every_bit_is_guarded():
-    packed, expected = compact("sign", "chosen")
-    for bit in range(8 * len(packed)):
-        damaged = bytearray(packed)
-        damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(PayloadError):
-            unpack(bytes(damaged), expected)
-
-
 def unchecked(section: bytes, most: int) -> int:
     """A planted receiver that reads any form: the number of different sections it takes for one set of positions."""
     from fedlsg.payload.indices import decode_indices

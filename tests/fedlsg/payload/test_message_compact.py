@@ -14,7 +14,7 @@ from fedlsg.payload.indices import decode_indices
 from fedlsg.payload.layout import indices_held
 from fedlsg.payload.message import longest, pack, payload_bytes, unpack
 from tests.fedlsg.support.compact_oracle import BLOCKS, CODECS, DIGEST, INDICES, SIZE, compact, resealed, with_field
-from tests.fedlsg.support.payload_oracle import DTYPES
+from tests.fedlsg.support.payload_oracle import DTYPES, message
 
 KINDS = [(codec, mode) for codec in CODECS for mode in ("derived", "explicit")]
 COMPACT_KINDS = [(c, m) for c, m in KINDS if c not in DTYPES or m == "explicit"]
@@ -197,14 +197,23 @@ def test_indices_must_be_those_of_the_mask():
             unpack(resealed(forged, expected), expected)
 
 
-def test_every_bit_is_guarded():
-    for codec, mode in (("noise-floor", "derived"), ("int8", "explicit")):
-        packed, expected = compact(codec, mode)
-        for bit in range(8 * len(packed)):
-            damaged = bytearray(packed)
-            damaged[bit // 8] ^= 1 << bit % 8
-            with pytest.raises(PayloadError):
-                unpack(bytes(damaged), expected)
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: message([1.0, -2.0], "float16"),
+        lambda: compact("noise-floor"),
+        lambda: compact("int8", "explicit"),
+        lambda: compact("sign", "chosen"),
+    ],
+    ids=["fixed length", "noise-floor", "explicit", "chosen"],
+)
+def test_every_bit_is_guarded(made):
+    packed, expected = made()
+    for bit in range(8 * len(packed)):
+        damaged = bytearray(packed)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(PayloadError):
+            unpack(bytes(damaged), expected)
 
 
 def test_codecs_that_quantise_need_their_dither():

@@ -72,22 +72,21 @@ def fuzz(count: int, seed: int) -> tuple[int, int]:
     return accepted, refused
 
 
-def test_spoilt_messages():
+@pytest.mark.parametrize(
+    ("count", "most_bytes"),
+    [
+        (2_000, 3_000_000),
+        # the cached tables of every scale that a liar named, 8,191 symbols each at most
+        pytest.param(100_000, 40_000_000, marks=pytest.mark.slow),
+    ],
+)
+def test_spoilt_messages(count, most_bytes):
     fuzz(50, seed=0)  # tables and imports
     tracemalloc.start()
-    accepted, refused = fuzz(2_000, seed=1)
+    accepted, refused = fuzz(count, seed=1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 3_000_000
-    assert refused > 1_200
-    assert accepted > 20  # values that a liar may choose: the check is not vacuous
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_spoilt_messages():
-    tracemalloc.start()
-    accepted, refused = fuzz(100_000, seed=2)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert accepted + refused == 100_000
-    assert peak < 40_000_000  # the cached tables of every scale that a liar named, 8,191 symbols each at most
+    assert peak < most_bytes
+    assert refused > 0.6 * count
+    assert accepted > 0.01 * count  # values that a liar may choose: the check is not vacuous
+    assert accepted + refused == count

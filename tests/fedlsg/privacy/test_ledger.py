@@ -24,7 +24,6 @@ from fedlsg.privacy.ledger_chain import encode_line
 from fedlsg.privacy.ledger_folder import ledger_path, merge, read_entries, verify_extends
 from tests.places import REPOSITORY
 
-ROOT = REPOSITORY
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX locks and signals")
 
 
@@ -75,9 +74,6 @@ entries_of_client_3 = st.lists(
     unique_by=lambda e: e.key,
     max_size=8,
 )
-
-
-# What is charged is there --------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)
@@ -182,9 +178,6 @@ def test_an_entry_out_of_range_is_refused_by_name(changes, named):
         entry(**changes)
 
 
-# Epsilon -------------------------------------------------------------------------------------------------------------
-
-
 def test_epsilon_is_that_of_the_steps_on_file(path):
     ledger = Ledger(path, client=3)
     assert ledger.epsilon(1e-5).upper == 0.0
@@ -207,19 +200,18 @@ def test_one_entry_without_privacy_makes_epsilon_infinite(path, mechanism):
 
 
 def test_would_exceed_says_no_exactly_at_the_last_step_within_the_budget(path):
+    max_steps.cache_clear()  # with many settings in it, a grid is tried first: test_population has both ways
     allowed = max_steps(epsilon=4.0, delta=1e-5, sample_rate=0.2, noise_multiplier=1.5)
     ledger = Ledger(path, client=3)
     ledger.charge(entry(0, steps=allowed - 2))
     assert not ledger.would_exceed(entry(1, steps=2), 4.0, 1e-5)
     assert ledger.would_exceed(entry(1, steps=3), 4.0, 1e-5)
     # A different sigma takes the general path.
-    assert not ledger.would_exceed(entry(1, steps=1, noise_multiplier=4.0), 4.0, 1e-5)
+    assert not ledger.would_exceed(entry(1, steps=1, noise_multiplier=2.0), 4.0, 1e-5)
     assert ledger.would_exceed(entry(1, steps=1, noise_multiplier=0.3), 4.0, 1e-5)
     with pytest.raises(ValueError, match="delta"):
-        ledger.would_exceed(entry(1, noise_multiplier=4.0), 4.0, 2.0)
+        ledger.would_exceed(entry(1, noise_multiplier=2.0), 4.0, 2.0)
 
-
-# Tampering -----------------------------------------------------------------------------------------------------------
 
 TAMPERS = {
     "edited sigma": lambda lines: [*lines[:2], lines[2].replace(b"1.5", b"9.5"), *lines[3:]],
@@ -261,13 +253,14 @@ def test_any_changed_byte_is_found(position, byte, tmp_path_factory):
     assert original[0] == 3
 
 
-def test_every_flipped_bit_of_the_last_line_is_found(path):
+@pytest.mark.parametrize("bits", [[0, 3, 7], pytest.param([1, 2, 4, 5, 6], marks=pytest.mark.slow)], ids=str)
+def test_every_flipped_bit_of_the_last_line_is_found(path, bits):
     """No later line vouches for it: its own digest does, also for the brace without which it would look torn."""
     filled(path, rounds=2)
     content = path.read_bytes()
     begin = content.rstrip().rindex(b"\n") + 1
     for place in range(begin, len(content)):
-        for bit in range(8):
+        for bit in bits:
             changed = bytearray(content)
             changed[place] ^= 1 << bit
             path.write_bytes(bytes(changed))
@@ -340,9 +333,6 @@ def test_negative_control_without_the_chain_an_edit_passes(path, monkeypatch):
     assert Ledger(path, client=3).entries[1].noise_multiplier == 9.5
 
 
-# Crashes -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_file_torn_at_any_byte_keeps_every_whole_line_and_takes_the_next_charge(path):
     ledger = filled(path, rounds=3)
     content, entries = path.read_bytes(), ledger.entries
@@ -384,8 +374,8 @@ def child(code: str, *arguments: object) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(preamble) + textwrap.dedent(code), *map(str, arguments)],
         stdout=subprocess.PIPE,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
         text=True,
     )
 
@@ -465,9 +455,6 @@ def test_a_failed_write_leaves_the_ledger_usable(path, monkeypatch):
     assert len(ledger.entries) == 2
     ledger.charge(entry(2))
     assert [e.round for e in Ledger(path, client=3).entries] == [0, 1, 2]
-
-
-# Many clients, copies, checkpoints -----------------------------------------------------------------------------------
 
 
 def several(directory: Path) -> list[Path]:

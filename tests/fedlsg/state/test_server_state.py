@@ -160,9 +160,6 @@ def test_a_divisor_that_is_no_positive_number_is_refused():
             advance(server_state(divisor=divisor), 1)
 
 
-# --- who is asked
-
-
 @given(st.integers(1, 50), st.data(), st.integers(1, 1000), st.integers(0, 99))
 def test_selection_is_public_and_without_replacement(clients, data, round, seed):
     per_round = data.draw(st.integers(1, clients))

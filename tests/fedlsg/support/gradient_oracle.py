@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
+from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.lowrank import decompose, flatten_kernel, project
 from fedlsg.masks.rules import keep_units, uniform, unit_importance
 
@@ -82,6 +83,18 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """One loss an example."""
     return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def naive_error(
+    model: nn.Module,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    inputs: Tensor | dict[str, Tensor],
+    targets: Tensor,
+    frame: Frame,
+) -> float:
+    """Error of the shipped per-example gradients against `naive`."""
+    got = per_example_gradients(model, loss_fn, inputs, targets, frame)
+    return error(got, naive(model, loss_fn, inputs, targets, frame))
 
 
 def error(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:

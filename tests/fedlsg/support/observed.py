@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from copy import deepcopy
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +28,19 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
-def digits(count: int, start: int = 0) -> tuple[Tensor, Tensor]:
-    """Images (count, 1, 8, 8) in [0, 1], float64, and labels."""
+@cache
+def scanned_digits() -> tuple[Tensor, Tensor]:
+    """All images of scikit-learn's digits in [0, 16], and their labels. Its import takes seconds."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
-    rows = slice(start, start + count)
-    images = torch.from_numpy(data.images[rows]).double().unsqueeze(1) / 16
-    return images, torch.from_numpy(data.target[rows]).long()
+    return torch.from_numpy(data.images).double().unsqueeze(1), torch.from_numpy(data.target).long()
+
+
+def digits(count: int, start: int = 0) -> tuple[Tensor, Tensor]:
+    """Images (count, 1, 8, 8) in [0, 1], float64, and labels."""
+    images, labels = scanned_digits()
+    return images[start : start + count] / 16, labels[start : start + count].clone()
 
 
 def mlp(activation: type[nn.Module] = nn.Tanh, *, hidden: int = 64, bias: bool = True, seed: int = 0) -> nn.Module:

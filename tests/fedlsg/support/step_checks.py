@@ -19,9 +19,8 @@ from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, aggregate
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
-from tests.fedlsg.support.step_oracle import CLIP_ONLY, DENSE, EMPTY, NOISY, Problem, naive_step, problem
+from tests.fedlsg.support.step_oracle import CLIP_ONLY, DENSE, EMPTY, NOISY, naive_step, problem
 
-PER_BLOCK = Mechanism(noise_multiplier=1.5, clip_norm=0.3, clip="per-block")
 DRAWS = 300
 
 Streams = Callable[[int], SecretStream]
@@ -36,12 +35,6 @@ def streams(label: int) -> SecretStream:
 def flat(frame: Frame, values: Tensor) -> Tensor:
     """Kept values in the frame's flat coordinates."""
     return torch.cat([block.flatten() for block in frame.unflatten(values)])
-
-
-def noise_has_the_accounted_deviation() -> bool:
-    p = problem()
-    noise = torch.cat([p.step(NOISY, EMPTY, seed) for seed in range(DRAWS)])
-    return abs(float(noise.std()) / (NOISY.noise_multiplier * NOISY.clip_norm) - 1) < 0.02
 
 
 def noise_lies_where_the_mask_keeps(lift: Lift = flat) -> bool:
@@ -68,42 +61,6 @@ def noise_is_fresh_for_every_client(streams: Streams = streams) -> bool:
         for draw in range(DRAWS)
     ]
     return abs(float((torch.cat(sums) / NOISY.noise_std).square().mean()) / 3 - 1) < 0.05
-
-
-def an_empty_batch_is_noised() -> bool:
-    return bool((problem().step(NOISY, EMPTY) != 0).all())
-
-
-def movements(mechanism: Mechanism) -> list[float]:
-    """By how much one example more moves the noiseless sum: ordinary ones, large ones, and against the others."""
-    p, noiseless = problem(), replace(mechanism, kind="clip-only")
-    plain = p.loss_fn
-    moved = []
-    for scale in (1.0, 100.0, -100.0):
-        p.loss_fn = lambda outputs, targets, scale=scale: (
-            plain(outputs, targets) * torch.where(torch.arange(len(targets)) == len(targets) - 1, scale, 1.0)
-        )
-        for count in range(1, len(p.inputs)):
-            small = replace_data(p, count)
-            small.loss_fn = plain
-            with_one_more = replace_data(p, count + 1).step(noiseless)
-            moved.append(float((with_one_more - small.step(noiseless)).norm()))
-    return moved
-
-
-def replace_data(p: Problem, count: int) -> Problem:
-    """The same client with its first ``count`` examples."""
-    return replace(p, inputs=p.inputs[:count], targets=p.targets[:count])
-
-
-def one_example_moves_the_sum_by_the_sensitivity_at_most(mechanism: Mechanism = NOISY) -> bool:
-    return max(movements(mechanism)) <= mechanism.sensitivity(len(problem().frame.blocks)) * (1 + 1e-12)
-
-
-def the_ledgers_multiplier_is_true(mechanism: Mechanism = PER_BLOCK) -> bool:
-    """What the ledger is charged with is no more than noise over the movement that was really seen."""
-    claimed = mechanism.effective_noise_multiplier(len(problem().frame.blocks))
-    return claimed <= mechanism.noise_std / max(movements(mechanism))
 
 
 def twice_the_data_gives_twice_the_sum() -> bool:
@@ -139,13 +96,6 @@ def float32_contributions_stay_within_the_clip() -> bool:
     rows = torch.randn(1000, 7, generator=torch.Generator().manual_seed(0))
     sums = [clipped_sum([row.unsqueeze(0)], CLIP_ONLY) for row in rows]
     return all(sum(Fraction(float(x)) ** 2 for x in s) <= Fraction(CLIP_ONLY.clip_norm) ** 2 for s in sums)
-
-
-def a_broken_example_is_dropped() -> bool:
-    p = problem()
-    p.inputs = p.inputs.clone()
-    p.inputs[3] = math.nan
-    return bool(p.step(NOISY).isfinite().all())
 
 
 def the_ledger_is_written_before_the_noise_is_drawn() -> bool:

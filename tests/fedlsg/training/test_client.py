@@ -156,7 +156,7 @@ def test_charged_once_before_any_batch_and_any_noise(steps):
     assert events.count("charge") == 1
     assert events[0] == "charge"
     assert [e for e in events if e.startswith("noise")] == [f"noise {p.frame.kept}"] * steps
-    assert [e for e in events if e.startswith("sampler")] == [f"sampler {steps * EXAMPLES}"]  # own coins for each step
+    assert [e for e in events if e.startswith("sampler")] == [f"sampler {steps * EXAMPLES}"]  # own draws for each step
 
 
 @pytest.mark.parametrize("kind", ["clip-only", "none"])
@@ -228,9 +228,9 @@ def test_noise_is_added_to_the_clipped_sum():
     torch.testing.assert_close(p.step(NOISY, seed=3), p.step(CLIP_ONLY, seed=3) + noise, **EXACT)
 
 
-@pytest.mark.parametrize("name", ["lsg", "rs", "rs on carriers"])
+@pytest.mark.parametrize("name", ["lsg", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rs", "rs on carriers"))])
 def test_noise_lies_on_the_kept_coordinates_of_every_block_and_nowhere_else(name):
-    """Standard deviation sigma C in each block; exactly zero where the mask freezes."""
+    """Standard deviation sigma C in each block; exactly zero where the mask freezes. The contract has other frames."""
     p = problem(*FRAMES[name])
     noise = torch.stack([p.step(NOISY, EMPTY, noise=secret_stream()) for _ in range(3000)]) / NOISY.noise_std
     start = 0
@@ -247,8 +247,12 @@ def test_noise_lies_on_the_kept_coordinates_of_every_block_and_nowhere_else(name
 
 
 def test_noise_is_independent_across_steps_layers_and_clients():
-    """Correlations between all coordinates of two clients and two steps, on secret streams, below 7 sigma."""
-    p, draws = problem(), 1500
+    """Correlations between all coordinates of two clients and two steps, on secret streams.
+
+    A correlation of 0.4 of any two is found, and of 0.05 between the same coordinates of two steps or clients; a false
+    alarm has a probability below 1e-7.
+    """
+    p, draws = problem(), 400
     tape: list[Tensor] = []
 
     class Tape(SecretStream):
@@ -265,7 +269,9 @@ def test_noise_is_independent_across_steps_layers_and_clients():
     z = torch.stack(rows)
     assert z.shape[1] == 4 * p.frame.kept
     correlations = z.T @ z / draws
-    assert float(correlations.fill_diagonal_(0).abs().max()) < 7.5 / math.sqrt(draws)
+    assert float(correlations.fill_diagonal_(0).abs().max()) < 8 / math.sqrt(draws)
+    same = torch.einsum("dak,dbk->ab", *[z.view(draws, 4, p.frame.kept)] * 2) / (draws * p.frame.kept)
+    assert float(same.fill_diagonal_(0).abs().max()) < 8 / math.sqrt(draws * p.frame.kept)
 
 
 def test_two_runs_never_share_their_noise():

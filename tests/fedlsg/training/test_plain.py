@@ -95,7 +95,7 @@ def test_a_refused_charge_leaves_the_model_as_it_was_and_nothing_to_send():
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
-def test_negative_control_steps_in_another_order_are_told_apart(monkeypatch):
+def test_negative_control_steps_in_another_order_are_distinguished(monkeypatch):
     """Were the velocity added before it is multiplied by momentum, the comparison above would fail."""
     local = LocalTraining(steps=3, sample_rate=0.4, momentum=0.9)
     model, frame, inputs, targets = subject()

@@ -109,7 +109,7 @@ def test_optimizers_equal_their_formulas(gradients, lr, momentum, decay):
     assert trained(adam, gradients) == pytest.approx(by_hand_adam(gradients, lr), rel=1e-6, abs=1e-9)
 
 
-def test_nesterovs_momentum_is_told_apart():
+def test_nesterovs_momentum_is_distinguished():
     """Negative control of the oracle: another convention of momentum does not pass for torch's."""
     weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, nesterov=True)
@@ -122,21 +122,15 @@ def test_nesterovs_momentum_is_told_apart():
 @pytest.mark.parametrize(
     ("setting", "part"),
     [
-        ({"estimator": "eq4"}, "estimator in .*'eq4'"),
-        ({"optimizer": "lamb"}, "optimizer in .*'lamb'"),
-        ({"schedule": "triangle"}, "schedule in .*'triangle'"),
-        *[({"learning_rate": v}, "learning_rate=") for v in (0, -1, math.nan, math.inf)],
         *[
             ({"schedule": "linear", "final_learning_rate": v}, "final_learning_rate=")
             for v in (0, -1, math.nan, math.inf)
         ],
-        *[({"momentum": v}, "momentum=") for v in (-0.1, 1, math.nan)],
-        *[({"weight_decay": v}, "weight_decay=") for v in (-0.1, math.nan, math.inf)],
         ({"final_learning_rate": 0.1}, "needs a schedule"),
         ({"schedule": "exponential"}, "needs final_learning_rate"),
         ({"schedule": "step"}, "needs final_learning_rate"),
     ],
 )
-def test_wrong_settings_are_refused(setting, part):
+def test_a_last_rate_and_a_schedule_need_each_other(setting, part):
     with pytest.raises(ValueError, match=part):
         After(**setting)

@@ -1,7 +1,9 @@
 """Bytes that live at the peak of a step and behind it, counted tensor by tensor: no clock, no allocator."""
 
 import gc
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -50,15 +52,21 @@ def small_encoder() -> Subject:
     return Subject(build=build, inputs=torch.randint(1000, (16, 32)), targets=torch.arange(16) % 2)
 
 
-def over_plain(subject: Subject, sparsity: float, numbers: Numbers = FLOAT32) -> float:
-    """Peak of a private step's live tensors over that of the plain step."""
-    steps = [plain(subject), private(subject, "lsg", rank=1, sparsity=sparsity, numbers=numbers)]
-    peaks = []
-    for step in steps:
-        step()
-        gc.collect()
-        peaks.append(live_bytes(step).peak)
-    return peaks[1] / peaks[0]
+def peak(step: Callable[[], object]) -> int:
+    """Of a step's live tensors, after a first one."""
+    step()
+    gc.collect()
+    return live_bytes(step).peak
+
+
+@cache
+def plain_peak(subject: Callable[[], Subject]) -> int:
+    return peak(plain(subject()))
+
+
+def over_plain(subject: Callable[[], Subject], sparsity: float, numbers: Numbers = FLOAT32) -> float:
+    """Peak of a private step over that of the plain step."""
+    return peak(private(subject(), "lsg", rank=1, sparsity=sparsity, numbers=numbers)) / plain_peak(subject)
 
 
 LIMITS = {small_wrn: 0.92, small_encoder: 1.0}
@@ -67,7 +75,7 @@ LIMITS = {small_wrn: 0.92, small_encoder: 1.0}
 @pytest.mark.parametrize("sparsity", [0.0, 0.5])
 @pytest.mark.parametrize("subject", LIMITS)
 def test_peak_memory_stays_below_the_plain_steps(subject, sparsity):
-    assert over_plain(subject(), sparsity) < LIMITS[subject]
+    assert over_plain(subject, sparsity) < LIMITS[subject]
 
 
 @pytest.mark.parametrize("subject", LIMITS)
@@ -81,7 +89,7 @@ def test_held_inputs_are_seen_in_the_peak(subject, monkeypatch):
         return shipped(layer, x, again)
 
     monkeypatch.setattr(fedlsg.gradients.hooks, "remember", greedy)
-    assert over_plain(subject(), 0.0) > LIMITS[subject]
+    assert over_plain(subject, 0.0) > LIMITS[subject]
 
 
 STORED = Numbers(activation_storage="bfloat16")
@@ -95,15 +103,21 @@ def deep_wrn() -> Subject:
     return replace(small_wrn(), build=build)
 
 
+@cache
+def without_rounding() -> float:
+    return over_plain(deep_wrn, 0.0)
+
+
 def test_what_is_made_again_is_made_of_rounded_activations():
     """Both savings at once."""
-    assert over_plain(deep_wrn(), 0.0, STORED) < 0.8 * over_plain(deep_wrn(), 0.0)
+    assert over_plain(deep_wrn, 0.0, STORED) < 0.8 * without_rounding()
 
 
 def test_to_ask_a_node_for_what_it_let_go_of_is_seen(monkeypatch):
     """Negative control: who rounds what is made again has made it, and it stays."""
+    limit = 0.8 * without_rounding()
     monkeypatch.setattr(fedlsg.gradients.activation_storage, "rematerialized_names", lambda node: set())
-    assert over_plain(deep_wrn(), 0.0, STORED) > 0.8 * over_plain(deep_wrn(), 0.0)
+    assert over_plain(deep_wrn, 0.0, STORED) > limit
 
 
 def left_after_a_step(numbers: Numbers = FLOAT32) -> int:
@@ -149,7 +163,7 @@ def test_the_server_makes_no_second_vector_in_float64(monkeypatch):
 
 
 def test_a_clipped_sum_is_written_once():
-    """One block's sum beside the whole; joined from all of them it would take twice the whole."""
+    """One block's sum in addition to the whole; joined from all of them it would take twice the whole."""
     blocks = [torch.randn(2, 2**16) for _ in range(8)]
     whole = 8 * 4 * 2**16
     assert live_bytes(lambda: clipped_sum(blocks, Mechanism())).peak < 1.4 * whole

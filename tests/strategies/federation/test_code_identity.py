@@ -28,8 +28,6 @@ from strategies.federation.nodes import Roster
 from strategies.federation.wire import identity
 from tests.places import REPOSITORY
 
-ROOT = REPOSITORY
-
 
 def packages_at(root: Path) -> list[Path]:
     return [root / name for name in PACKAGES]
@@ -38,8 +36,8 @@ def packages_at(root: Path) -> list[Path]:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     for name in PACKAGES:
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+        shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     return tmp_path
 
 
@@ -47,7 +45,7 @@ def test_a_copy_elsewhere_is_the_same_code(copy):
     found = identity_of(packages_at(copy))
     assert found.same(own_identity())
     assert found.folder == str(copy)
-    assert own_identity().folder == str(ROOT)
+    assert own_identity().folder == str(REPOSITORY)
 
 
 def test_the_digest_does_not_depend_on_the_order_of_the_folders(copy):
@@ -94,7 +92,7 @@ def test_a_file_that_moved_its_text_to_the_next_is_another_digest(copy):
 
 
 def test_the_version_is_the_clones_own_else_the_installed_one(tmp_path):
-    assert version_at(ROOT) == version_at(tmp_path) == version("fedlsg")
+    assert version_at(REPOSITORY) == version_at(tmp_path) == version("fedlsg")
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "fedlsg"\nversion = "7.0"\n')
     assert version_at(tmp_path) == "7.0"
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "a users own project"\nversion = "7.0"\n')

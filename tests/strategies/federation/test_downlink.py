@@ -253,9 +253,6 @@ def test_the_table_survives_and_a_lost_step_costs_the_whole_model():
         assert 4 not in kept
 
 
-# --- steps
-
-
 def some_step(round: int = 1, payload: bytes = b"abc") -> Step:
     return Step(kind=1, round=round, noise_std=0.25, payload=payload)
 

@@ -113,9 +113,6 @@ def test_half_an_announcement_is_refused(missing):
         wire.read_weights(content), wire.read_round(content)
 
 
-# --- the frame
-
-
 def sent_frame(frame: Frame, derived: Frame | None = None) -> Frame | None:
     content = announcement(torch.zeros(3), ANNOUNCED, frame)
     return wire.read_frame(travelled(content), frame if derived is None else derived)
@@ -130,7 +127,6 @@ def test_a_frame_comes_back_to_the_bit(method, choices):
     frame = server_state(method, **choices).frame()
     other = server_state(method, seed=1, **choices).frame()
     back = sent_frame(frame, derived=other)
-    assert back is not None
     assert back.digest == frame.digest
     assert (back.digest == other.digest) == (method == "dpsgd")
     values = torch.arange(float(frame.kept))
@@ -161,9 +157,6 @@ def test_a_changed_carrier_or_index_changes_the_digest():
         values.flat[0] += 1
         planted = RecordDict({"frame": ArrayRecord({**record, key: wire.raw_array(values)})})
         assert wire.read_frame(planted, frame).digest != frame.digest
-
-
-# --- bytes
 
 
 def test_payload_size_by_hand():

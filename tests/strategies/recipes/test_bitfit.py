@@ -68,7 +68,7 @@ def test_per_example_gradients_are_autograds(make):
 
 
 def weights_formed(monkeypatch, method: str) -> list[tuple[int, ...]]:
-    """Shapes of the weights whose gradients a step forms, example by example or held back, on the convolution net."""
+    """Shapes of the weights whose gradients a step forms, or keeps for ghost clipping, on the convolution net."""
     formed: list[tuple[int, ...]] = []
     for kind in (fedlsg.gradients.formulas.layers.LinearGradients, fedlsg.gradients.formulas.layers.ConvGradients):
 

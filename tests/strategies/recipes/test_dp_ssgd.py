@@ -60,9 +60,6 @@ def zeros(state: ServerState) -> int:
     return sum(int((p == 0).sum()) for p in trainable(state.model).values() if p.ndim >= 2)
 
 
-# The pruning round
-
-
 def test_the_pruning_round_asks_every_client_once_and_training_starts_from_what_it_left():
     state = server_state("dp-ssgd", **SNIP)
     federation = PrunedFederation(state, clients_per_round=2)
@@ -172,9 +169,6 @@ def test_pruning_without_data_has_no_pruning_round(prune):
     assert zeros(state) == (0 if prune == "none" else 60)
 
 
-# What each choice becomes
-
-
 @pytest.mark.parametrize(
     ("choices", "mask", "prune"),
     [
@@ -196,9 +190,6 @@ def test_pruning_without_data_has_no_pruning_round(prune):
 def test_choices_of_the_recipe(choices, mask, prune):
     method = recipe("dp-ssgd", **choices)
     assert (method.mask, method.prune) == (mask, prune)
-
-
-# Ranked sparsification
 
 
 def ranked_state(rounds: int = 8) -> ServerState:
@@ -237,7 +228,6 @@ def test_clients_learn_the_ranking_from_a_bitmap_and_its_bytes_are_counted():
     assert all(report.answered == [0, 1, 2] for report in federation.reports)
     size = state.weights.numel()
     assert federation.reports[0].downlink_bytes == 3 * (4 * size + (size + 7) // 8)
-    assert state.memory is not None
     frame = state.frame()
     assert frame.kept == size - size // 2
     gradient = state.memory.at(3).last
@@ -266,7 +256,6 @@ def test_the_memory_gets_the_deviation_of_the_sum():
     RankedFederation(state).run(1)
     before = ranked_state().frame()
     frozen = torch.ones(before.size, dtype=torch.bool).index_fill(0, before.indices, False)
-    assert state.memory is not None
     values = state.memory.current
     assert abs(float(values[frozen].std()) / 3**0.5 - 1) < 0.2
     assert float(values[~frozen].std()) < 0.3  # what the clients of this test send is small

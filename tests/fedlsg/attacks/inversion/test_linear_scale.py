@@ -21,7 +21,6 @@ def test_a_dark_image_of_unknown_scale_is_found(name: str):
     assert float((rough.inputs - x).norm() / x.norm()) > 1
     found = settle_scale(seen, rough, label_of_one(seen))
     assert float((found.inputs - x).norm() / x.norm()) < 1e-6
-    assert found.objective is not None
     assert found.objective < 1e-6
 
 
@@ -37,7 +36,6 @@ def test_negative_control_a_wrong_label_explains_nothing():
     x, y = digits(1)
     seen = observe("rgp", mlp(bias=False), x, y)
     found = settle_scale(seen, input_of_linear(seen, PRIOR), (int(y) + 1) % 10)
-    assert found.objective is not None
     assert found.objective > 0.1
 
 

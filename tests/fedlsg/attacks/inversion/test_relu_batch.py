@@ -48,7 +48,6 @@ def test_whole_batches_are_exact(name: str, batch: int):
     x, y = digits(batch, 10)
     guess = relu_batch(observe(name, mlp(nn.ReLU), x, y), PRIOR, NOTHING, generator())
     assert worst_psnr(guess.inputs, x) >= 100
-    assert guess.objective is not None
     assert guess.objective < 1e-9
 
 
@@ -104,6 +103,5 @@ def test_negative_control_too_few_draws_show_in_the_objective_or_refuse():
         guess = relu_batch(seen, PRIOR, NOTHING, generator(), search=Search(draws=4096))
     except DoesNotApply:
         return
-    assert guess.objective is not None
     assert guess.objective > 1e-3
     assert "contradict" in guess.note

@@ -12,6 +12,7 @@ from fedlsg.gradients.per_example import block_gradients, per_example_gradients
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.training.client import holds
 from tests.fedlsg.support.gradient_oracle import cross_entropy, make_frame
+from tests.fedlsg.support.problems import make, wide
 
 quick = settings(max_examples=40, deadline=None)
 CLIP = Mechanism(kind="clip-only", clip_norm=0.01)
@@ -51,18 +52,8 @@ def test_norms_and_sums_are_those_of_the_gradients(made, dtype, seed):
     assert torch.allclose(total, (factors @ own).double(), atol=1e-4 if dtype.itemsize == 4 else 1e-12)
 
 
-def wide_problem(dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tensor, Tensor]:
-    """A convolution and a linear layer that are worth holding, and small ones that are not."""
-    torch.manual_seed(4)
-    model = nn.Sequential(
-        nn.Conv2d(3, 48, 3, padding=1), nn.GroupNorm(4, 48), nn.Tanh(), nn.Conv2d(48, 64, 3, padding=1), nn.Tanh(),
-        nn.Flatten(), nn.Linear(64 * 16, 32), nn.Tanh(), nn.Linear(32, 3),
-    )  # fmt: skip
-    return model.to(dtype), torch.randn(5, 3, 4, 4, dtype=dtype), torch.randint(3, (5,))
-
-
 def both(dtype: torch.dtype = torch.float64, mechanism: Mechanism = CLIP) -> tuple[Tensor, Tensor]:
-    model, x, y = wide_problem(dtype)
+    model, _, x, y = make(wide, dtype)
     frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
     assert holds(frame)
     blocks = block_gradients(model, cross_entropy, x, y, frame)
@@ -79,7 +70,7 @@ def test_the_clipped_sum_is_the_same(clip_norm):
 
 
 def test_one_example_stays_within_the_clip_in_float32():
-    model, x, y = wide_problem(torch.float32)
+    model, _, x, y = make(wide, torch.float32)
     frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
     for i in range(len(x)):
         sent = clipped_sum(block_gradients(model, cross_entropy, x[i : i + 1], y[i : i + 1], frame), CLIP)
@@ -87,7 +78,7 @@ def test_one_example_stays_within_the_clip_in_float32():
 
 
 def test_a_broken_example_adds_nothing():
-    model, x, y = wide_problem()
+    model, _, x, y = make(wide)
     frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
     x[2] = torch.inf
     rest = [0, 1, 3, 4]

@@ -107,8 +107,6 @@ def test_a_codec_that_a_receiver_could_not_distinguish_is_refused(declared, why,
         all_codecs()
 
 
-# --- nobody says a codec's name but its own file
-
 ALSO_A_PRECISION = ("float32", "bfloat16")
 ALLOWED = re.compile(r"precision|activation_storage|Bits|DEFAULT_CODEC")
 """Lines on the numbers of a pass, and the codec if none is given."""

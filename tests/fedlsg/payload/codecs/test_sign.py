@@ -58,13 +58,14 @@ def test_it_is_a_contraction(counts, seed):
 
 
 def test_the_bias_under_noise_is_the_predicted_one():
-    """s erf(m / (d sqrt 2)), and 2 / pi of a small signal; the deviation is s = d sqrt(2 / pi)."""
+    """s erf(m / (d sqrt 2)), and 2 / pi of a small signal; s is the mean magnitude, d sqrt(2 / pi) of noise alone."""
     n, d = 400_000, 1.7
+    noise, alone = d * torch.randn(5 * n, generator=torch.Generator().manual_seed(1)), d * math.sqrt(2 / math.pi)
     for m in (0.05, 0.3, 1.0):
-        signal = torch.cat([torch.full((n,), m), torch.zeros(50 * n)])  # the noise alone makes the scale
-        noise = d * torch.randn(len(signal), generator=torch.Generator().manual_seed(1))
+        signal = torch.cat([torch.full((n,), m), torch.zeros(4 * n)])
         got = decode_sign(encode_sign(signal + noise, [len(signal)]), [len(signal)])[:n].double()
-        s = d * math.sqrt(2 / math.pi)
+        folded = alone * math.exp(-((m / d) ** 2) / 2) + m * erf(m / (d * math.sqrt(2)))
+        s = (folded + 4 * alone) / 5
         assert float(got.mean()) == pytest.approx(s * erf(m / (d * math.sqrt(2))), abs=5 * s / math.sqrt(n))
         assert float(got.abs()[0]) == pytest.approx(s, rel=0.01)
         if m == 0.05:
