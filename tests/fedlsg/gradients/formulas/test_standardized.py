@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import fedlsg.gradients.blocks as blocks
 import fedlsg.gradients.formulas.layers as layer_gradients
-import fedlsg.gradients.remember as remember
 from fedlsg.carriers.carrier import Carrier, carried_parameters
 from fedlsg.gradients.formulas import standardized
 from fedlsg.gradients.formulas.standardized import (
@@ -22,7 +22,7 @@ from fedlsg.gradients.formulas.standardized import (
     standardize,
 )
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.plan import plan
+from fedlsg.gradients.plan import Layer, plan
 from fedlsg.gradients.supported import UnsupportedLayerError, check_supported
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, squared_error
 
@@ -183,14 +183,20 @@ def test_an_output_that_changes_in_place_is_refused():
         per_example_gradients(model, squared_error, x, targets, frame)
 
 
+def note(layer: Layer, x: Tensor, y: Tensor) -> standardized.OutputNote | None:
+    memory = blocks.LayerMemory()
+    blocks.remember_output(layer, memory, x, y, None)
+    return memory.note
+
+
 def test_other_layers_remember_no_output():
     model = nn.Sequential(nn.Conv2d(2, 3, 3), StandardizedConv2d(3, 3, 3), nn.Flatten(), nn.Linear(12, 2))
     x = torch.randn(2, 3, 6, 6)
     carried = plan(model, make_frame(model, rank=1, sparsity=0.0))
     dense = plan(model, make_frame(model, rank=1, sparsity=0.0, carry=False))
-    assert [remember.note(layer, x, layer.module(x)) is None for layer in (carried[1], dense[1])] == [False, True]
-    assert remember.note(carried[0], x[:, :2], x) is None
-    assert remember.note(carried[2], x, x) is None
+    assert [note(layer, x, layer.module(x)) is None for layer in (carried[1], dense[1])] == [False, True]
+    assert note(carried[0], x[:, :2], x) is None
+    assert note(carried[2], x, x[..., :2]) is None
 
 
 def test_bfloat16_autocast_gives_blocks_of_the_parameters_type():
@@ -229,7 +235,7 @@ def keep_the_bias_in_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
         made.bias = None
         return made
 
-    monkeypatch.setattr(remember, "note_output", planted)
+    monkeypatch.setattr(blocks, "note_output", planted)
 
 
 def forget_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +256,7 @@ def forget_the_padding(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return made
 
-    monkeypatch.setattr(remember, "note_output", planted)
+    monkeypatch.setattr(blocks, "note_output", planted)
 
 
 def gradient_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
