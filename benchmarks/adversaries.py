@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.neighbours import Subject, of_tensors
 from fedlsg.frame import Coordinates, Frame, make_blocks
-from fedlsg.gradients import GhostGradients, Numbers
+from fedlsg.gradients import GhostGradients, Precision
 from fedlsg.privacy import Mechanism, clip_factors, clipped_sum, norms_of
 from simulations.models import digits_conv, digits_mlp, vision
 from simulations.models.encoder import build_encoder
@@ -110,7 +110,7 @@ def aligned(
     inputs = (lengths.unsqueeze(1) * nn.functional.normalize(direction, dim=0)).to(dtype)
     return of_tensors(
         model, frame, lambda outputs, _: outputs.squeeze(1).float(), inputs, torch.zeros(examples),
-        microbatch_size=microbatch, numbers=Numbers(),
+        microbatch_size=microbatch, precision=Precision(),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from torch.optim import SGD
 
 import strategies
 from benchmarks.subjects import Subject, losses
-from fedlsg.gradients import FLOAT32, Numbers, trainable
+from fedlsg.gradients import FLOAT32, Precision, trainable
 from fedlsg.method import LocalTraining, Schedule, aggregate, client_step, server_step
 from fedlsg.randomness import secret_stream
 from fedlsg.state import PublicState
@@ -21,18 +21,18 @@ from fedlsg.training import make_optimizer
 
 Step = Callable[[], object]
 LEARNING_RATE = 1e-4
-MIXED = Numbers(precision="bfloat16")
-STORED = Numbers(activation_storage="bfloat16")
-BOTH = Numbers(precision="bfloat16", activation_storage="bfloat16")
+MIXED = Precision(precision="bfloat16")
+STORED = Precision(activation_storage="bfloat16")
+BOTH = Precision(precision="bfloat16", activation_storage="bfloat16")
 
 
-def plain(subject: Subject, numbers: Numbers = FLOAT32) -> Step:
-    """Forward, backward, SGD: the ordinary step without any privacy, in the precision of ``numbers``."""
+def plain(subject: Subject, precision: Precision = FLOAT32) -> Step:
+    """Forward, backward, SGD: the ordinary step without any privacy, in the precision of ``precision``."""
     model = subject.build()
     optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE)
 
     def step() -> None:
-        numbers.losses(lambda: model(subject.inputs), losses, subject.targets, subject.targets).mean().backward()
+        precision.losses(lambda: model(subject.inputs), losses, subject.targets, subject.targets).mean().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -52,7 +52,9 @@ def floor(subject: Subject) -> Step:
     return step
 
 
-def private(subject: Subject, recipe: str, *, rank: int = 8, sparsity: float = 0.0, numbers: Numbers = FLOAT32) -> Step:
+def private(
+    subject: Subject, recipe: str, *, rank: int = 8, sparsity: float = 0.0, precision: Precision = FLOAT32
+) -> Step:
     """A round of fedlsg with one client that has the whole batch."""
     model = subject.build()
     own = strategies.own_settings(recipe)
@@ -74,7 +76,7 @@ def private(subject: Subject, recipe: str, *, rank: int = 8, sparsity: float = 0
         frame = public.frame(now, updates=now)
         values = client_step(
             model, lambda rows: (subject.inputs[rows], subject.targets[rows]), losses, frame=frame,
-            mechanism=method.mechanism, local=LocalTraining(microbatch_size=batch, numbers=numbers),
+            mechanism=method.mechanism, local=LocalTraining(microbatch_size=batch, precision=precision),
             num_examples=batch, sampler=sampler, noise=noise, charge=lambda: None,
         )  # fmt: skip
         server_step(
@@ -92,12 +94,12 @@ OURS: dict[str, Callable[[Subject], Step]] = {
     "rgp": lambda subject: private(subject, "rgp"),
     "dpsgd": lambda subject: private(subject, "dpsgd"),
     "plain, bfloat16": lambda subject: plain(subject, MIXED),
-    "lsg p=0, bfloat16": lambda subject: private(subject, "lsg", numbers=MIXED),
-    "dpsgd, bfloat16": lambda subject: private(subject, "dpsgd", numbers=MIXED),
-    "lsg p=0, stored in bfloat16": lambda subject: private(subject, "lsg", numbers=STORED),
-    "lsg p=.5, stored in bfloat16": lambda subject: private(subject, "lsg", sparsity=0.5, numbers=STORED),
-    "dpsgd, stored in bfloat16": lambda subject: private(subject, "dpsgd", numbers=STORED),
-    "lsg p=0, both": lambda subject: private(subject, "lsg", numbers=BOTH),
+    "lsg p=0, bfloat16": lambda subject: private(subject, "lsg", precision=MIXED),
+    "dpsgd, bfloat16": lambda subject: private(subject, "dpsgd", precision=MIXED),
+    "lsg p=0, stored in bfloat16": lambda subject: private(subject, "lsg", precision=STORED),
+    "lsg p=.5, stored in bfloat16": lambda subject: private(subject, "lsg", sparsity=0.5, precision=STORED),
+    "dpsgd, stored in bfloat16": lambda subject: private(subject, "dpsgd", precision=STORED),
+    "lsg p=0, both": lambda subject: private(subject, "lsg", precision=BOTH),
 }
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fedlsg.training.client
 from fedlsg.frame import Frame
-from fedlsg.gradients import GhostGradients, LossFunction, Numbers
+from fedlsg.gradients import GhostGradients, LossFunction, Precision
 from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
@@ -59,7 +59,13 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def subject(
-    workload: Workload, method: str, *, model: str | None = None, numbers: Numbers, clip_norm: float, **settings: object
+    workload: Workload,
+    method: str,
+    *,
+    model: str | None = None,
+    precision: Precision,
+    clip_norm: float,
+    **settings: object,
 ) -> Subject:
     """A client of a simulation that holds all of ``workload``'s training split."""
     given = {"workload": workload.name, "method": method, "model": model, "clients": 1, "noise_multiplier": 1.0}
@@ -68,7 +74,7 @@ def subject(
     assert s.microbatch_size is not None
     local = LocalTraining(
         expected_batch=float(len(workload.train)), microbatch_size=s.microbatch_size, multiplicity=s.multiplicity or 1,
-        numbers=numbers,
+        precision=precision,
     )  # fmt: skip
     base = Base(
         settings=s, workload=workload, parts=[torch.arange(len(workload.train))], method=build_method(s),

@@ -19,7 +19,7 @@ import torch
 from benchmarks.adversaries import Case, aligned, float32_over_microbatches, padded_to_the_longest, summed_in
 from benchmarks.neighbours import BOUND, Subject, move, subject
 from benchmarks.pairs import machine
-from fedlsg.gradients import Numbers, per_example_gradients
+from fedlsg.gradients import Precision, per_example_gradients
 from simulations import workloads
 from simulations.workloads import Workload
 
@@ -27,10 +27,10 @@ SEED = 0
 SHORT, LONG, PAIRS = 7, 40, 6
 SIZES = (1, 2, 7, 8, 16, 24, 31, 32)
 PRECISIONS = {
-    "float32": Numbers(),
-    "float32, stored in bfloat16": Numbers(activation_storage="bfloat16"),
-    "bfloat16": Numbers(precision="bfloat16"),
-    "bfloat16, stored in bfloat16": Numbers(precision="bfloat16", activation_storage="bfloat16"),
+    "float32": Precision(),
+    "float32, stored in bfloat16": Precision(activation_storage="bfloat16"),
+    "bfloat16": Precision(precision="bfloat16"),
+    "bfloat16, stored in bfloat16": Precision(precision="bfloat16", activation_storage="bfloat16"),
 }
 Planted = Callable[[], AbstractContextManager[object]]
 
@@ -54,12 +54,12 @@ def text_rows(sst2: Workload) -> list[dict[str, Any]]:
     assert lengths is not None
     short, long = ((lengths == n).nonzero().squeeze(1)[:PAIRS].tolist() for n in (SHORT, LONG))
     rows = []
-    for name, numbers in PRECISIONS.items():
+    for name, precision in PRECISIONS.items():
         for microbatch, pairs in ((32, PAIRS), (256, 1)):
 
-            def made(numbers: Numbers = numbers, microbatch: int = microbatch) -> Subject:
+            def made(precision: Precision = precision, microbatch: int = microbatch) -> Subject:
                 given: dict[str, Any] = {"clip_norm": 0.05, "microbatch_size": microbatch, "model": "minilm"}
-                return subject(sst2, "bitfit", numbers=numbers, **given)
+                return subject(sst2, "bitfit", precision=precision, **given)
 
             if microbatch == 32:
                 drawn = torch.randperm(len(sst2.train), generator=generator)[:64].tolist()
@@ -92,14 +92,14 @@ def rounding_rows(sst2: Workload) -> list[dict[str, Any]]:
     assert lengths is not None
     rows = []
     texts = (lengths == 16).nonzero().squeeze(1)[: max(SIZES)]
-    for name, numbers in PRECISIONS.items():
-        made = subject(sst2, "lsg", numbers=numbers, clip_norm=0.05, model="minilm")
+    for name, precision in PRECISIONS.items():
+        made = subject(sst2, "lsg", precision=precision, clip_norm=0.05, model="minilm")
         inputs, targets = sst2.train.batch(texts)
 
         def clipped(size: int, made: Subject = made, inputs: Any = inputs, targets: Any = targets) -> torch.Tensor:
             some = {key: t[:size] for key, t in inputs.items()}
             blocks = per_example_gradients(
-                made.model, made.loss_fn, some, targets[:size], made.frame, numbers=made.local.numbers
+                made.model, made.loss_fn, some, targets[:size], made.frame, precision=made.local.precision
             )
             return torch.nn.functional.normalize(torch.cat(blocks, 1).double(), dim=1)
 

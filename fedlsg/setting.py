@@ -152,11 +152,6 @@ def check_declared(instance: object, *, without: Iterable[str] = ()) -> None:
             one.check(getattr(instance, field))
 
 
-def check_value(name: str, hint: Any, value: object) -> None:
-    """Raise ValueError, naming the parameter, unless a value is what an annotation such as ``Rank`` says."""
-    _declared(check_value, name, hint, REQUIRED).check(value)
-
-
 def values_of(instance: object) -> dict[str, tuple[Setting, Any]]:
     """The declared fields of a dataclass instance, by the name that a user gives: declaration and value."""
     cls: Callable[..., object] = type(instance)

@@ -22,9 +22,8 @@ from jaxtyping import Float
 from torch import Tensor, UntypedStorage, nn
 from torch.autograd.graph import Node
 
-from fedlsg.gradients.precision import Numbers
+from fedlsg.gradients.blocks import LayerMemory
 from fedlsg.gradients.rematerialize import RESULT_SAVED, rematerialized_names
-from fedlsg.gradients.remember import LayerMemory
 
 LEFT = {
     "weight", "bias", "mean", "rstd", "result1", "result2", "result3", "logsumexp", "log_sumexp",
@@ -120,24 +119,15 @@ class ActivationStorage:
             memory.note.version = memory.note.y._version
 
 
-def storage_of(model: nn.Module, inputs: Tensor | Mapping[str, Tensor], numbers: Numbers) -> ActivationStorage | None:
-    """The storage of a pass of the model on a batch; None if activations are not rounded."""
-    if numbers.activation_storage == "float32":
-        return None
-    batch = [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
-    return ActivationStorage([*model.parameters(), *model.buffers(), *batch])
-
-
 @contextmanager
-def watch(storage: ActivationStorage | None, model: nn.Module) -> Iterator[None]:
+def round_activations(model: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Iterator[ActivationStorage]:
     """Inside the context, round what autograd saves for the model's layers, after the call of each."""
-    if storage is None:
-        yield
-        return
+    batch = [inputs] if isinstance(inputs, Tensor) else inputs.values()
+    storage = ActivationStorage([*model.parameters(), *model.buffers(), *batch])
     leaves = [m for m in model.modules() if next(m.children(), None) is None]
     handles = [m.register_forward_hook(lambda _module, _args, output: storage.visit(output)) for m in leaves]
     try:
-        yield
+        yield storage
     finally:
         for handle in handles:
             handle.remove()

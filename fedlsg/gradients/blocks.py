@@ -1,18 +1,90 @@
-"""Backward: the blocks of a layer, from what it kept and the gradient g at its output.
+"""The blocks of a layer: what it keeps of its input and output in forward, and what it computes from that in backward.
 
-Symbols: g gradient at the output, x input, L (m, r), R (r, n) carriers of the weight, u = x R^T.
+Symbols: x input, y output, g gradient at the output, L (m, r), R (r, n) carriers of the weight, u = x R^T.
 """
+
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from fedlsg.gradients.formulas.ghost import ghost_is_cheaper
-from fedlsg.gradients.formulas.layers import kept_values, units
-from fedlsg.gradients.formulas.norm import NormGradients
-from fedlsg.gradients.formulas.standardized import finish_left, finish_right
+from fedlsg.gradients.formulas.layers import StandardizedConvGradients, kept_values, units
+from fedlsg.gradients.formulas.norm import NormGradients, Statistics
+from fedlsg.gradients.formulas.standardized import OutputNote, finish_left, finish_right, note_output
 from fedlsg.gradients.plan import Layer, Slot
-from fedlsg.gradients.remember import LayerMemory
+from fedlsg.gradients.rematerialize import Rematerialized
+
+
+@dataclass(kw_only=True, eq=False)
+class LayerMemory:
+    """What one layer keeps from its call until backward.
+
+    ``u`` is x R^T. ``x`` is the input, or its kept units, at in-place version ``version``. ``again`` computes x again
+    in backward, if x is not kept. ``note`` is what a carried standardized convolution needs of its output.
+    ``statistics`` are those that a norm layer found. ``done`` has gradients that were computed together with another
+    one, by parameter.
+    """
+
+    u: Tensor | None = None
+    x: Tensor | None = None
+    version: int = 0
+    again: Rematerialized | None = None
+    note: OutputNote | None = None
+    statistics: Statistics | None = None
+    done: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> str:
+        """Which of "input" and "output" was changed in place after the call; empty if neither was."""
+        if self.x is not None and self.x._version != self.version:
+            return "input"
+        return "output" if self.note is not None and self.note.changed else ""
+
+
+def needs_input(layer: Layer) -> bool:
+    """Whether a block of the layer needs x itself. Norm layers do, but autograd keeps x for them anyway."""
+    needed = any(slot.parameter == "weight" and slot.block.part != "L" for slot in layer.slots)
+    return needed and not isinstance(layer.formulas, NormGradients)
+
+
+def remember(layer: Layer, x: Tensor, again: Rematerialized | None = None) -> LayerMemory:
+    """What the layer's blocks need of x; x itself only if it cannot be computed ``again``."""
+    memory = LayerMemory(again=again)
+    if again is None:
+        keep_input(layer, memory, x)
+    if layer.carried is not None and layer.carried.A is None and any(slot.block.part == "L" for slot in layer.slots):
+        memory.u = layer.carried.formulas.inner(x, layer.carried.R)
+    return memory
+
+
+def keep_input(layer: Layer, memory: LayerMemory, x: Tensor) -> None:
+    """Keep x, or its kept units, if a block of the weight needs it. In backward this is x that was computed again."""
+    for slot in layer.slots:
+        if slot.parameter == "weight" and slot.block.part != "L":
+            memory.x = x if layer.formulas.selects_late else units(x, layer.formulas.axis, slot.units)
+            memory.version = memory.x._version
+
+
+def remember_output(layer: Layer, memory: LayerMemory, x: Tensor, y: Tensor, node: Node | None) -> None:
+    """Add what the layer's blocks need of its output y, which ``node`` computed."""
+    carried = layer.carried
+    if isinstance(layer.formulas, NormGradients):
+        if memory.x is not None:
+            memory.statistics = layer.formulas.statistics(x, node)
+    elif carried is not None and isinstance(carried.formulas, StandardizedConvGradients):
+        memory.note = note_output(carried.formulas.layer, x, y.detach().to(layer.dtype))
+    elif carried is not None and carried.A is not None:
+        if y.dtype != layer.dtype:  # autocast rounded it
+            memory.u = carried.formulas.inner(x, carried.R)
+            return
+        memory.u = carried.formulas.outer(y.detach(), carried.A)
+        bias = layer.module.bias
+        if isinstance(bias, Tensor):
+            shift = bias.detach() @ carried.A
+            memory.u -= shift if layer.formulas.axis == -1 else shift.view(-1, 1, 1)
 
 
 def use_ghost(layer: Layer, slot: Slot, g: Tensor) -> bool:
@@ -25,12 +97,11 @@ def use_ghost(layer: Layer, slot: Slot, g: Tensor) -> bool:
 def form_block(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Float[Tensor, "batch *kept"]:
     """Kept coordinates of one block for each example, in ascending order once they are flattened."""
     formulas, block = layer.formulas, slot.block
-    if slot.parameter in memory.done:
-        value = memory.done.pop(slot.parameter)
-    elif isinstance(formulas, NormGradients) and memory.x is not None:
+    if isinstance(formulas, NormGradients) and memory.x is not None and not memory.done:
         assert memory.statistics is not None
         scale, shift = formulas.scale_and_shift(g, memory.x, memory.statistics)
         memory.done = {"weight": scale, "bias": shift}
+    if slot.parameter in memory.done:
         value = memory.done.pop(slot.parameter)
     elif slot.parameter == "bias":
         value = formulas.bias(g)

@@ -6,8 +6,9 @@ A layer's own parameters are frozen during its call, so backward computes no wei
 gradient all the same, it was used elsewhere (F.linear(x, layer.weight)), where no hook sees it: the pass is refused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,14 +19,20 @@ from torch.autograd.graph import Node
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import ActivationStorage
-from fedlsg.gradients.blocks import form_block, use_ghost
+from fedlsg.gradients.blocks import (
+    LayerMemory,
+    form_block,
+    keep_input,
+    needs_input,
+    remember,
+    remember_output,
+    use_ghost,
+)
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.plan import Layer, Slot, plan
-from fedlsg.gradients.precision import Numbers
+from fedlsg.gradients.precision import Precision, without_autocast
 from fedlsg.gradients.rematerialize import NORMS, Rematerialization, release
-from fedlsg.gradients.remember import LayerMemory, needs_input, recall, remember, remember_output
 from fedlsg.gradients.supported import Checked, UnsupportedLayerError, unsupported
-from fedlsg.tensors import leads_to, without_autocast
 
 HIDDEN = "its input requires a gradient, but no trainable parameter comes before it; detach the input"
 TWICE = (
@@ -39,7 +46,7 @@ def hook_layers(model: nn.Module, frame: Frame, step: "Pass", parameters: Checke
     """Hook the layers inside the context; on exit remove the hooks and unfreeze ``parameters``, even after an error."""
     handles = []
     try:
-        for layer in map(step.numbers.formed, plan(model, frame)):
+        for layer in plan(model, frame, step.precision):
             handles.append(layer.module.register_forward_pre_hook(partial(freeze, layer)))
             # The first hook sees the layer's own output, before a hook of the user changes it.
             on_output = partial(step.on_output, layer)
@@ -74,22 +81,20 @@ def producer(output: Tensor) -> Node:
     return made.grad_fn
 
 
+@dataclass(kw_only=True, eq=False)
 class Pass:
     """The state of one forward and backward pass: what layers keep, and the blocks, None for layers not reached."""
 
-    def __init__(
-        self, *, batch: int, blocks: int, ghost: bool, numbers: Numbers, storage: ActivationStorage | None
-    ) -> None:
-        self.batch = batch
-        self.ghost = ghost
-        self.numbers = numbers
-        self.storage = storage
-        self.values: list[Tensor | GhostGradients | None] = [None] * blocks
-        self.memories: dict[str, LayerMemory] = {}
-        self.called: set[str] = set()
-        self.due: dict[str, tuple[Layer, Node]] = {}
-        self.starts: list[Tensor] = []
-        self.rematerialization = Rematerialization()
+    batch: int
+    values: list[Tensor | GhostGradients | None]
+    ghost: bool
+    precision: Precision
+    storage: ActivationStorage | None = None
+    memories: dict[str, LayerMemory] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+    due: dict[str, tuple[Layer, Node]] = field(default_factory=dict)
+    starts: list[Tensor] = field(default_factory=list)
+    rematerialization: Rematerialization = field(default_factory=Rematerialization)
 
     def on_output(
         self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
@@ -156,7 +161,8 @@ class Pass:
             return  # autograd's way to say zero
         g = gradients[0].reshape(shape).to(layer.dtype)
         with without_autocast(g.device.type):
-            recall(layer, memory)
+            if memory.again is not None:
+                keep_input(layer, memory, memory.again.read())
             for slot in layer.slots:
                 self.values[slot.position] = self.block(layer, slot, memory, g)
 
@@ -182,8 +188,8 @@ class Pass:
             return
         wanted = [*self.starts, *parameters.values()]
         # The sum sends a one to every loss. Given those ones, torch would import sympy, for half a second a process.
-        found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)[len(self.starts) :]
-        if elsewhere := [name for name, g in zip(parameters, found, strict=True) if g is not None]:
+        gradients = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)[len(self.starts) :]
+        if elsewhere := [name for name, g in zip(parameters, gradients, strict=True) if g is not None]:
             raise UnsupportedLayerError(
                 f"{', '.join(elsewhere)}: used outside of its own layer's call, where its gradient cannot be split by "
                 "example; call the layer instead of reading its weight (F.linear(x, layer.weight), layer.forward(x), a "
@@ -192,3 +198,18 @@ class Pass:
         for layer, node in self.due.values():
             if leads_to(losses.grad_fn, {node}):
                 raise unsupported(layer.path, layer.module, HIDDEN)
+
+
+def leads_to(end: Node | None, places: Collection[Node]) -> bool:
+    """Whether the value of node ``end`` was computed from the value of one of the nodes ``places``."""
+    seen: set[Node] = set()
+    due = [end]
+    while due:
+        node = due.pop()
+        if node is None or node in seen:
+            continue
+        if node in places:
+            return True
+        seen.add(node)
+        due += [before for before, _ in node.next_functions]
+    return False

@@ -1,28 +1,38 @@
-"""The gradient of each example of a batch, in the coordinates of a frame.
+"""The gradient of each example of a batch in the coordinates of a frame, and the plain sum of all of them.
 
 How data flows through this package:
-    batch       inputs, targets, losses
+    per_example the batch, its losses, and the result; ``summed_gradients`` is one ordinary backward pass without hooks
     plan        which layers get hooks, and which blocks of the frame each one computes
     hooks       one pass: forward hooks call ``remember``, backward hooks call ``form_block``
-    remember    forward: what a layer keeps of its input and output
-    blocks      backward: the layer's blocks, from that and from the gradient at its output
-    formulas    the products that these two call, one class for each type of layer
+    blocks      forward: what a layer keeps of its input and output; backward: the layer's blocks, from that and from
+                the gradient at its output
+    formulas    the products that these call, one class for each type of layer
 ``check`` refuses what has no such gradient, before anything is computed.
 
 Reads private data, and what it returns is not private: clip it and add noise before anything is released.
 """
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
-from fedlsg.gradients.activation_storage import storage_of, watch
-from fedlsg.gradients.batch import Batch, LossFunction, batch_size, force_eager, losses_of
+from fedlsg.gradients.activation_storage import round_activations
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.hooks import Pass, hook_layers
-from fedlsg.gradients.precision import FLOAT32, Numbers
+from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.gradients.supported import Checked, check
+
+Batch = Tensor | Mapping[str, Tensor]
+"""A tensor or a dict of keyword tensors, examples on the first dimension."""
+LossFunction = Callable[[Any, Any], Tensor]
+"""``loss_fn(outputs, targets)``: one loss for each example, shape (B,)."""
 
 
 def per_example_gradients(
@@ -33,7 +43,7 @@ def per_example_gradients(
     frame: Frame,
     *,
     checked: Checked | None = None,
-    numbers: Numbers = FLOAT32,
+    precision: Precision = FLOAT32,
 ) -> list[Float[Tensor, "batch kept"]]:
     """Kept coordinates of each example's gradient, one tensor a block, in the order of ``frame.blocks``.
 
@@ -47,10 +57,10 @@ def per_example_gradients(
     not batch first, whose input changes in place after the call, or whose parameters are used outside its call;
     ValueError for losses of another shape.
     ``checked``: the result of ``check(model, frame)``, if neither has changed since; by default it is called here.
-    ``numbers``: the precision of the pass. The blocks have the type of the parameters in any case.
+    ``precision``: the precision of the pass. The blocks have the type of the parameters in any case.
     """
-    found = block_gradients(model, loss_fn, inputs, targets, frame, ghost=False, checked=checked, numbers=numbers)
-    return [value.flatten(1) for value in found if isinstance(value, Tensor)]
+    blocks = block_gradients(model, loss_fn, inputs, targets, frame, ghost=False, checked=checked, precision=precision)
+    return [block.flatten(1) for block in blocks if isinstance(block, Tensor)]
 
 
 def block_gradients(
@@ -62,7 +72,7 @@ def block_gradients(
     *,
     ghost: bool = True,
     checked: Checked | None = None,
-    numbers: Numbers = FLOAT32,
+    precision: Precision = FLOAT32,
 ) -> list[Float[Tensor, "batch *kept"] | GhostGradients]:
     """As ``per_example_gradients``, but not flattened: each block has the memory order that its product gave it.
 
@@ -71,10 +81,112 @@ def block_gradients(
     parameters = check(model, frame) if checked is None else checked
     batch = batch_size(inputs, targets)
     like = next(iter(parameters.values()))
-    storage = storage_of(model, inputs, numbers)
-    step = Pass(batch=batch, blocks=len(frame.blocks), ghost=ghost, numbers=numbers, storage=storage)
+    step = Pass(batch=batch, values=[None] * len(frame.blocks), ghost=ghost, precision=precision)
     if batch:
-        with force_eager(), hook_layers(model, frame, step, parameters), watch(storage, model), torch.enable_grad():
-            losses = losses_of(model, loss_fn, inputs, targets, numbers, batch=batch, like=like)
+        rounding = round_activations(model, inputs) if precision.rounds_activations else nullcontext()
+        with force_eager(), rounding as step.storage, hook_layers(model, frame, step, parameters), torch.enable_grad():
+            losses = losses_of(model, loss_fn, inputs, targets, precision, batch=batch, like=like)
             step.backward(losses, parameters)
     return [like.new_zeros(batch, b.kept) if v is None else v for b, v in zip(frame.blocks, step.values, strict=True)]
+
+
+def summable(frame: Frame) -> bool:
+    """Whether the frame's coordinates are the parameters themselves, and none of them is weighted."""
+    return not any(c.carried for c in frame.coordinates) and all(b.weight == 1 for b in frame.blocks)
+
+
+def summed_gradient(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    inputs: Batch,
+    targets: Batch,
+    frame: Frame,
+    *,
+    checked: Checked | None = None,
+    precision: Precision = FLOAT32,
+) -> Float[Tensor, " kept"]:
+    """Kept coordinates of the sum of the examples' gradients: the sum over rows of ``per_example_gradients``.
+
+    Guarantees and errors as ``summed_gradients``.
+    """
+    each = summed_gradients(model, loss_fn, inputs, targets, frame, checked=checked, precision=precision)
+    flat = torch.cat([g.flatten() for g in each])
+    return flat if frame.kept == frame.size else flat[frame.indices.to(flat.device)]
+
+
+def summed_gradients(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    inputs: Batch,
+    targets: Batch,
+    frame: Frame,
+    *,
+    checked: Checked | None = None,
+    precision: Precision = FLOAT32,
+) -> list[Tensor]:
+    """The sum of the examples' gradients, one tensor for each whole parameter, in model order.
+
+    Guarantee: no parameter's ``.grad`` changes. An empty batch, and a layer that is not reached, give zeros.
+    Raises the errors of ``per_example_gradients`` for the model, and ValueError for losses of another shape than (B,).
+    ``checked`` and ``precision`` as there.
+    """
+    parameters = list((check(model, frame) if checked is None else checked).values())
+    batch = batch_size(inputs, targets)
+    if not batch:
+        return [torch.zeros_like(p, requires_grad=False) for p in parameters]
+    rounds = precision.rounds_activations
+    eager, rounding = (force_eager(), round_activations(model, inputs)) if rounds else (nullcontext(), nullcontext())
+    with eager, rounding, torch.enable_grad():
+        losses = losses_of(model, loss_fn, inputs, targets, precision, batch=batch, like=parameters[0])
+        gradients = torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+
+
+def batch_size(inputs: Batch, targets: Batch) -> int:
+    """The first dimension that all tensors share. Raises ValueError if they differ in it."""
+    tensors = [t for group in (inputs, targets) for t in ([group] if isinstance(group, Tensor) else group.values())]
+    sizes = {t.shape[0] if t.ndim else None for t in tensors}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None:
+        shapes = [tuple(t.shape) for t in tensors]
+        raise ValueError(f"expected inputs and targets that share their first dimension, the batch, got {shapes}")
+    return size
+
+
+def call(model: nn.Module, inputs: Batch) -> Any:
+    """The model's outputs. Inputs are detached: nothing reads a gradient with respect to them."""
+    if isinstance(inputs, Tensor):
+        return model(inputs.detach())
+    return model(**{name: t.detach() for name, t in inputs.items()})
+
+
+def losses_of(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    inputs: Batch,
+    targets: Batch,
+    precision: Precision,
+    *,
+    batch: int,
+    like: Tensor,
+) -> Float[Tensor, " batch"]:
+    """The loss of each of ``batch`` examples, on the device of ``like``.
+
+    Raises ValueError for losses of another shape than (B,): a mean would scale every gradient by 1 / B.
+    """
+    losses: Tensor = precision.losses(partial(call, model, inputs), loss_fn, targets, like)
+    if losses.shape != (batch,):
+        raise ValueError(
+            f"expected one loss an example, shape ({batch},), got shape {tuple(losses.shape)}: use "
+            "reduction='none', and average within an example only"
+        )
+    return losses
+
+
+def force_eager() -> AbstractContextManager[object]:
+    """Switch torch.compile off inside the context.
+
+    A model that is compiled with hooks is compiled again for the hooks of every pass, until torch gives up. A model
+    that was compiled without hooks may skip them, and its gradients would silently be zeros.
+    """
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

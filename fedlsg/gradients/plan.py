@@ -1,6 +1,13 @@
 """Which layers of a model get hooks, and which blocks of the frame each of them computes.
 
-Symbols: L (m, r), R (r, n) carriers of a weight W (m, n), u = x R^T, A (m, r) the shortcut to u from the output.
+Symbols: y = x W^T + b the output of a layer, L (m, r), R (r, n) carriers of its weight W (m, n), u = x R^T.
+If the output is narrower than the input, u is computed from the output, by a shortcut A.
+Carriers of W itself (``decompose``) have R = S^-1 L^T W with S = L^T W R^T, because R spans the rows of L^T W. So
+    u = x R^T = (y - b) A        A = L S^-T, (m, r)
+and the product of x and R, n wide (a whole convolution for a kernel), becomes a product of y and A, m wide.
+Exact up to rounding, and checked for every layer: S^-1 L^T W differs from R if the weights have moved since the frame
+was made, if the carriers are not those of W, or if S is too near singular. A bias far longer than x W^T rounds away
+digits of y. That does not show in R and is checked separately (``bias_lost``).
 """
 
 import math
@@ -12,9 +19,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep
-from fedlsg.gradients.formulas.layers import LAYERS, THROUGH_OUTPUT, CarriedGradients, LayerGradients
+from fedlsg.gradients.formulas.layers import LAYERS, CarriedGradients, LayerGradients
 from fedlsg.gradients.formulas.norm import NormGradients
-from fedlsg.gradients.formulas.through_output import bias_lost, output_carriers, tolerance
+from fedlsg.gradients.precision import FLOAT32, Precision
+from fedlsg.tensors import matrix_in_memory_order, to_memory_order
+
+PRODUCTS = (nn.Linear, nn.Conv2d)
+"""Layers whose output and blocks are plain products: the shortcut to u and blocks in bfloat16 need that."""
+TOLERATED = 1e3
+"""Units in the last place by which S^-1 L^T W may differ from R in Frobenius norm, for each row of R."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,7 +83,7 @@ class Layer:
         return tuple(p for slot in self.slots if slot.block.part != "R" and (p := own[slot.parameter]) is not None)
 
 
-def plan(model: nn.Module, frame: Frame) -> list[Layer]:
+def plan(model: nn.Module, frame: Frame, precision: Precision = FLOAT32) -> list[Layer]:
     """The layers to hook, in model order. ``check_frame`` must have accepted the frame."""
     slots: dict[str, list[Slot]] = {}
     for position, block in enumerate(frame.blocks):
@@ -82,7 +95,8 @@ def plan(model: nn.Module, frame: Frame) -> list[Layer]:
         for path, module in model.named_modules()
         if path in slots
     ]
-    return through_outputs(layers)
+    layers = through_outputs(layers)
+    return [in_bfloat16(layer) for layer in layers] if precision.mixed else layers
 
 
 def make_layer(path: str, module: nn.Module, slots: tuple[Slot, ...], coordinates: dict[str, Coordinates]) -> Layer:
@@ -99,20 +113,52 @@ def make_layer(path: str, module: nn.Module, slots: tuple[Slot, ...], coordinate
 
 def through_outputs(layers: list[Layer]) -> list[Layer]:
     """The layers, with A where the output is narrower than the input and the carriers allow this shortcut to u."""
-    found = {}
+    shortcuts = {}
     for layer in layers:
         carried = layer.carried
-        if carried is not None and type(layer.module) in THROUGH_OUTPUT and carried.L.shape[0] < carried.R.shape[1]:
+        if carried is not None and type(layer.module) in PRODUCTS and carried.L.shape[0] < carried.R.shape[1]:
             A, gap = output_carriers(layer.module.get_parameter("weight").detach(), carried.L, carried.R)
             bias = layer.module.bias
-            found[layer.path] = A, gap + bias_lost(bias.detach(), A) if isinstance(bias, Tensor) else gap
-    if not found:
+            shortcuts[layer] = A, gap + bias_lost(bias.detach(), A) if isinstance(bias, Tensor) else gap
+    if not shortcuts:
         return layers
-    gaps = dict(zip(found, torch.stack([gap for _, gap in found.values()]).tolist(), strict=True))  # one transfer
-    out = []
-    for layer in layers:
+    gaps = torch.stack([gap for _, gap in shortcuts.values()]).tolist()  # one transfer
+    for (layer, (A, _)), gap in zip(shortcuts.items(), gaps, strict=True):
         carried = layer.carried
-        if carried is not None and gaps.get(layer.path, math.inf) <= tolerance(carried.R):
-            layer = replace(layer, carried=replace(carried, A=found[layer.path][0]))
-        out.append(layer)
-    return out
+        if carried is not None and gap <= tolerance(carried.R):
+            layers[layers.index(layer)] = replace(layer, carried=replace(carried, A=A))
+    return layers
+
+
+def output_carriers(
+    W: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]
+) -> tuple[Float[Tensor, "m r"], Float[Tensor, ""]]:
+    """A, and the Frobenius norm of S^-1 L^T W - R: NaN or huge if there is no such A."""
+    core, rows = L.mT @ matrix_in_memory_order(W), to_memory_order(R, W)
+    inverse, _ = torch.linalg.inv_ex(core @ rows.mT)
+    return L @ inverse.mT, torch.linalg.vector_norm(inverse @ core - rows)
+
+
+def bias_lost(bias: Float[Tensor, " m"], A: Float[Tensor, "m r"]) -> Float[Tensor, ""]:
+    """The error in u, for an input of length 1, that rounding y = x W^T + b can cause; add it to the norm above."""
+    lost: Tensor = torch.finfo(A.dtype).eps * torch.linalg.vector_norm(bias) * torch.linalg.vector_norm(A)
+    return lost
+
+
+def tolerance(R: Float[Tensor, "r n"]) -> float:
+    """The largest norm that rounding explains."""
+    return TOLERATED * float(torch.finfo(R.dtype).eps) * math.sqrt(R.shape[0])
+
+
+def in_bfloat16(layer: Layer) -> Layer:
+    """The layer as its blocks are formed under autocast: in bfloat16 if autocast takes its product in bfloat16.
+
+    Then u is computed from x. The shortcut from the output would multiply the rounding of y by the condition number
+    of the carriers.
+    """
+    if layer.dtype != torch.float32 or type(layer.module) not in PRODUCTS:
+        return layer
+    carried = layer.carried
+    if carried is not None:
+        carried = replace(carried, L=carried.L.bfloat16(), R=carried.R.bfloat16(), A=None)
+    return replace(layer, dtype=torch.bfloat16, carried=carried)

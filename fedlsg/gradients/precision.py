@@ -14,22 +14,18 @@ the simulations measures the sum: at most C (1 + 1e-4), in float32 and in bfloat
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
-
-from fedlsg.gradients.plan import Layer
-from fedlsg.tensors import without_autocast
+from torch import Tensor
 
 Bits = Literal["float32", "bfloat16"]
-PRODUCTS = (nn.Linear, nn.Conv2d)
-"""Layers whose blocks are plain products of x and g, so that they can be formed in bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
+class Precision:
     """The precision of a pass, forward and backward; see the module docstring."""
 
     precision: Bits = "float32"
@@ -45,6 +41,11 @@ class Numbers:
         """Whether products are taken in bfloat16."""
         return self.precision == "bfloat16"
 
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether activations are rounded to bfloat16 while they wait for backward."""
+        return self.activation_storage == "bfloat16"
+
     def losses(
         self, outputs: Callable[[], Any], loss_fn: Callable[[Any, Any], Tensor], targets: Any, like: Tensor
     ) -> Any:
@@ -52,24 +53,16 @@ class Numbers:
         if not self.mixed:
             return loss_fn(outputs(), targets)
         with torch.autocast(like.device.type, dtype=torch.bfloat16):
-            found = outputs()
-        if isinstance(found, Tensor) and found.dtype == torch.bfloat16:
-            found = found.float()
+            result = outputs()
+        if isinstance(result, Tensor) and result.dtype == torch.bfloat16:
+            result = result.float()
         with without_autocast(like.device.type):
-            return loss_fn(found, targets)
-
-    def formed(self, layer: Layer) -> Layer:
-        """The layer as its blocks are formed: in bfloat16 where autocast takes its product in bfloat16.
-
-        Then u is computed from x. The shortcut from the output would multiply the rounding of y by the condition number
-        of the carriers.
-        """
-        if not self.mixed or layer.dtype != torch.float32 or type(layer.module) not in PRODUCTS:
-            return layer
-        carried = layer.carried
-        if carried is not None:
-            carried = replace(carried, L=carried.L.bfloat16(), R=carried.R.bfloat16(), A=None)
-        return replace(layer, dtype=torch.bfloat16, carried=carried)
+            return loss_fn(result, targets)
 
 
-FLOAT32 = Numbers()
+FLOAT32 = Precision()
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """Switch autocast off; skip the context manager if it is off already, since it costs as much as a small layer."""
+    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()

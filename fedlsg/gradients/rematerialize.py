@@ -59,7 +59,7 @@ class Rematerialization:
 
     def __init__(self) -> None:
         self.norms: dict[Node, nn.Module] = {}
-        self.found: dict[Node, Rematerialized] = {}
+        self.values: dict[Node, Rematerialized] = {}
 
     def on_norm(self, module: nn.Module, _args: object, output: Tensor) -> None:
         """Forward hook of a norm: note which module made a node of the graph."""
@@ -69,19 +69,19 @@ class Rematerialization:
     def forget(self) -> None:
         """Free the graph. Its nodes have hooks that hold the pass, a circle that no collector sees."""
         self.norms.clear()
-        self.found.clear()
+        self.values.clear()
 
     def of(self, x: Tensor) -> Rematerialized | None:
         """The value of a layer's input x, with one more reader; None if x has to be kept."""
         node = x.grad_fn
         if node is None or x[0].numel() < REMATERIALIZED_FROM:
             return None
-        value = self.found.get(node)
+        value = self.values.get(node)
         if value is None:
             value = self.from_input(node, x._version) or self.from_norm(node, x)
             if value is None:
                 return None
-            self.found[node] = value
+            self.values[node] = value
         value.readers += 1
         return value
 

@@ -1,16 +1,14 @@
 """Clip and noise, Poisson sampling, and the ledger of the privacy that each client has spent."""
 
 from fedlsg.privacy.ledger import Ledger
-from fedlsg.privacy.ledger_chain import GENESIS
 from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
-from fedlsg.privacy.ledger_entry import Entry, LedgerError
-from fedlsg.privacy.ledger_file import load, locked
-from fedlsg.privacy.ledger_folder import ledger_path, merge, read_entries, verify_extends
+from fedlsg.privacy.ledger_entry import GENESIS, Entry, LedgerError
+from fedlsg.privacy.ledger_file import ledger_path, load, locked, merge, read_entries, verify_extends
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum, norms_of
-from fedlsg.privacy.sampling import BernoulliDraws, BernoulliSource, check_sample_rate, microbatches, poisson_batch
+from fedlsg.privacy.sampling import BernoulliDraws, check_sample_rate, poisson_batch
 
 __all__ = [
-    "GENESIS", "BernoulliDraws", "BernoulliSource", "Entry", "Ledger", "LedgerError", "Mechanism", "add_noise",
+    "GENESIS", "BernoulliDraws", "Entry", "Ledger", "LedgerError", "Mechanism", "add_noise",
     "check_sample_rate", "clip_factors", "clipped_sum", "extend", "head_of", "ledger_path", "lines_since", "load",
-    "locked", "merge", "microbatches", "norms_of", "poisson_batch", "read_entries", "verify_extends",
+    "locked", "merge", "norms_of", "poisson_batch", "read_entries", "verify_extends",
 ]  # fmt: skip

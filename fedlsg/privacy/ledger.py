@@ -12,8 +12,7 @@ from pathlib import Path
 
 from fedlsg.accounting import AccountingError, EpsilonBound, Event, compose, max_steps, population, surely_within
 from fedlsg.accounting.events import checked_delta
-from fedlsg.privacy.ledger_chain import State, encode_header, encode_line, sha256
-from fedlsg.privacy.ledger_entry import Entry, LedgerError, encode_entry
+from fedlsg.privacy.ledger_entry import Entry, LedgerError, State, encode_entry, encode_header, encode_line, sha256
 from fedlsg.privacy.ledger_file import appendable, load, locked, sync_directory, write_all
 
 __all__ = ["Entry", "Ledger", "LedgerError"]

@@ -7,8 +7,7 @@ The copy has the same lines, byte for byte, so it has the same hashes and is rea
 import os
 from pathlib import Path
 
-from fedlsg.privacy.ledger_chain import GENESIS, lines_with_hashes, parse
-from fedlsg.privacy.ledger_entry import LedgerError
+from fedlsg.privacy.ledger_entry import GENESIS, LedgerError, lines_with_hashes, parse
 from fedlsg.privacy.ledger_file import appendable, load, locked, sync_directory, write_all
 
 

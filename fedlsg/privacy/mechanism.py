@@ -12,23 +12,19 @@ from functools import reduce
 from typing import Annotated, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedlsg.frame import Group
-from fedlsg.gradients import GhostGradients
+from fedlsg.gradients import GhostGradients, without_autocast
 from fedlsg.randomness import SecretStream
 from fedlsg.setting import Setting, check_declared
-from fedlsg.tensors import in_memory_order, own_order, without_autocast
 
 MechanismKind = Literal["dp", "clip-only", "noise-only", "none"]
 ClipKind = Literal["joint", "per-block"]
 
 AT_ONCE = 2**16
-"""Coordinates that get noise at once: the draws for them fit in the processor's cache."""
-
-SUMMED_AT_ONCE = 2**16
-"""Coordinates that are widened at once: they fit in the processor's cache."""
+"""Coordinates that get noise, or are widened, at once: they fit in the processor's cache."""
 
 NARROW_SUM = 32
 """Largest number of examples that are summed in float32. Rounding adds at most n (n + 1) / 2 * 2^-24 C to the
@@ -143,18 +139,10 @@ def clipped_sum(
     dtype = torch.float64 if wide else narrow
     if not mechanism.clips:
         return torch.cat([block.sum(0, dtype=dtype).flatten() for block in gradients if isinstance(block, Tensor)])
-    squares = torch.stack([norms_of(block).square() for block in gradients])
-    if mechanism.clip == "joint":
-        squares = squares.sum(0, keepdim=True).expand_as(squares)
-    norms = squares.sqrt()
+    norms = clip_norms(gradients, mechanism)
     finite = norms.isfinite().all(0)
     if not finite.all():
-        gradients = [
-            block
-            if isinstance(block, GhostGradients)
-            else block.masked_fill(~finite.view(-1, *[1] * (block.ndim - 1)), 0.0)
-            for block in gradients
-        ]
+        gradients = [zero_rows(block, ~finite) for block in gradients]
         norms = norms.masked_fill(~finite, 0.0)
     sizes = [math.prod(block.shape[1:]) for block in gradients]
     factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes))
@@ -171,6 +159,21 @@ def clipped_sum(
         for own, part in zip(total.split(sizes), parts, strict=True):  # one by one: no second copy to join
             own.copy_(part)
     return total
+
+
+def clip_norms(gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanism) -> Float[Tensor, "blocks batch"]:
+    """The norms that the clip compares with C, in float64: of each block, or of the whole gradient in every block."""
+    squares = torch.stack([norms_of(block).square() for block in gradients])
+    if mechanism.clip == "joint":
+        squares = squares.sum(0, keepdim=True).expand_as(squares)
+    return squares.sqrt()
+
+
+def zero_rows(block: Tensor | GhostGradients, rows: Bool[Tensor, " batch"]) -> Tensor | GhostGradients:
+    """The block with zeros for the examples ``rows``. ``GhostGradients.weighted_sum`` leaves those out itself."""
+    if isinstance(block, GhostGradients):
+        return block
+    return block.masked_fill(rows.view(-1, *[1] * (block.ndim - 1)), 0.0)
 
 
 def norms_of(block: Float[Tensor, "batch *kept"] | GhostGradients) -> Float[Tensor, " batch"]:
@@ -194,12 +197,29 @@ def weighted_sum(
     factors = factors.to(dtype)
     exact = torch.get_float32_matmul_precision() == "highest" or factors.dtype == torch.float64
     if flat.dtype != factors.dtype:
-        width = max(1, SUMMED_AT_ONCE // max(1, len(flat)))
+        width = max(1, AT_ONCE // max(1, len(flat)))
         parts = (part.to(factors.dtype) for part in flat.split(width, dim=1))
         total = torch.cat([factors @ part if exact else (factors.unsqueeze(1) * part).sum(0) for part in parts])
     else:
         total = factors @ flat if exact else (factors.unsqueeze(1) * flat).sum(0)
     return total.view(rows.shape[1:]).permute(own_order(block)).flatten()
+
+
+def axes_in_memory(t: Float[Tensor, "batch *any"]) -> list[int]:
+    """The axes behind the first, the one with the widest stride in front."""
+    strides: Sequence[int] = t.stride()
+    return sorted(range(1, t.ndim), key=lambda axis: -strides[axis])
+
+
+def in_memory_order(t: Float[Tensor, "batch *any"]) -> Float[Tensor, "batch *any"]:
+    """The same numbers with every example's axes in their order in memory: a view."""
+    return t.permute(0, *axes_in_memory(t))
+
+
+def own_order(t: Float[Tensor, "batch *any"]) -> list[int]:
+    """The permutation that takes one example of ``in_memory_order(t)`` back to the order of t."""
+    axes = axes_in_memory(t)
+    return [axes.index(axis) for axis in range(1, t.ndim)]
 
 
 def clip_factors(

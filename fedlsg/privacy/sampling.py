@@ -1,31 +1,15 @@
 """Poisson batches: every example joins every step independently with probability q."""
 
-from collections.abc import Iterator
-from typing import Annotated, Protocol
-
-import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from fedlsg.randomness import SecretStream
-from fedlsg.setting import Setting, check_value
-
-SampleRate = Annotated[
-    float,
-    Setting("Poisson rate q: the chance of every example in every step.", above=0, at_most=1, aliases=("q", "rate")),
-]
 
 
 def check_sample_rate(sample_rate: float) -> None:
-    """Raise ValueError unless 0 < q <= 1."""
-    check_value("sample_rate", SampleRate, sample_rate)
-
-
-class BernoulliSource(Protocol):
-    """Where secret Bernoulli draws come from: a ``SecretStream``, or ``BernoulliDraws`` made ahead from one."""
-
-    def bernoulli(self, count: int, probability: float) -> Bool[Tensor, " count"]:
-        """Independent draws that are true with ``probability``."""
+    """Raise ValueError unless the Poisson rate q, the chance of every example in every step, is in (0, 1]."""
+    if isinstance(sample_rate, bool) or not 0 < sample_rate <= 1:
+        raise ValueError(f"expected 0 < {sample_rate=} <= 1")
 
 
 AT_ONCE = 2**20
@@ -57,18 +41,11 @@ class BernoulliDraws:
         return self._made.pop()
 
 
-def poisson_batch(num_examples: int, sample_rate: float, sampler: BernoulliSource) -> Int[Tensor, " batch"]:
+def poisson_batch(num_examples: int, sample_rate: float, draws: SecretStream | BernoulliDraws) -> Int[Tensor, " batch"]:
     """Positions in 0..num_examples-1 of one Poisson batch, ascending; possibly empty.
 
     An empty batch is a batch: the step that gets it still adds noise and still counts. The size is secret: it
     must not be sent, nor divide anything that is.
     """
     check_sample_rate(sample_rate)
-    return sampler.bernoulli(num_examples, sample_rate).nonzero().squeeze(1)
-
-
-def microbatches(batch: Int[Tensor, " batch"], size: int) -> Iterator[Int[Tensor, " micro"]]:
-    """The batch in runs of at most ``size``, none dropped; an empty batch yields one empty run."""
-    if size < 1:
-        raise ValueError(f"expected microbatch size >= 1, got {size}")
-    yield from torch.split(batch, size) if len(batch) else (batch,)
+    return draws.bernoulli(num_examples, sample_rate).nonzero().squeeze(1)

@@ -38,20 +38,3 @@ def sum_over_taps(columns: Float[Tensor, " n"], W: Float[Tensor, "m *rest"]) -> 
     shape: Sequence[int] = (-1, W.shape[1]) if taps_outside(W) else (W.shape[1], -1)
     total: Tensor = columns.unflatten(0, shape).sum(0 if taps_outside(W) else 1)
     return total
-
-
-def axes_in_memory(t: Float[Tensor, "batch *any"]) -> list[int]:
-    """The axes behind the first, the one with the widest stride in front."""
-    strides: Sequence[int] = t.stride()
-    return sorted(range(1, t.ndim), key=lambda axis: -strides[axis])
-
-
-def in_memory_order(t: Float[Tensor, "batch *any"]) -> Float[Tensor, "batch *any"]:
-    """The same numbers with every example's axes in their order in memory: a view."""
-    return t.permute(0, *axes_in_memory(t))
-
-
-def own_order(t: Float[Tensor, "batch *any"]) -> list[int]:
-    """The permutation that takes one example of ``in_memory_order(t)`` back to the order of t."""
-    axes = axes_in_memory(t)
-    return [axes.index(axis) for axis in range(1, t.ndim)]

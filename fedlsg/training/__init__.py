@@ -2,8 +2,8 @@
 
 from fedlsg.training.client import client_step, norm_bound, per_unit
 from fedlsg.training.compression import Compression, TopkRate, check_memory, largest
-from fedlsg.training.local import Batch, LocalTraining, Positions
-from fedlsg.training.microbatches import Groups, together
+from fedlsg.training.local import Batch, Groups, LocalTraining, Positions
+from fedlsg.training.microbatches import together
 from fedlsg.training.server import aggregate, server_step
 from fedlsg.training.server_optimizer import After, make_optimizer
 from fedlsg.training.update import add_reconstruction

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,13 +27,12 @@ from fedlsg.gradients import (
 from fedlsg.privacy import BernoulliDraws, Mechanism, add_noise, clipped_sum, poisson_batch
 from fedlsg.privacy.mechanism import NARROW_SUM
 from fedlsg.randomness import SecretStream
-from fedlsg.training.local import Batch, LocalTraining, Positions
-from fedlsg.training.microbatches import Groups, check_alike, fill, runs_of, shape_of, together, without_filling
-from fedlsg.training.plain import plain_steps, unprotected
-from fedlsg.training.step_inputs import StepInputs
+from fedlsg.training.local import Batch, Groups, LocalTraining, Positions, StepInputs
+from fedlsg.training.microbatches import check_alike, fill, runs_of, shape_of, together, without_filling
+from fedlsg.training.plain import plain_steps
 from fedlsg.training.update import move
 
-__all__ = ["Batch", "LocalTraining", "Positions", "client_step", "holds", "norm_bound", "per_unit"]
+__all__ = ["Batch", "LocalTraining", "Positions", "allows_ghost_clipping", "client_step", "norm_bound", "per_unit"]
 
 
 def client_step(
@@ -58,7 +58,7 @@ def client_step(
     because the failure may depend on the batch. The model comes back unchanged.
     ``groups`` says which positions may share a microbatch. The group of an example, and what ``batch`` makes of it,
     must depend on that example alone. ``scale`` multiplies the gradients before the clip: weights give saliencies.
-    ``checked``: what ``check`` found of this model and frame, which many clients share.
+    ``checked``: the result of ``check`` for this model and frame, which many clients share.
     Differs from the paper: one joint clip over all blocks and dense parameters (``Mechanism``).
     """
     parameters = check(model, frame) if checked is None else checked
@@ -70,6 +70,14 @@ def client_step(
     )  # fmt: skip
     plain = scale is None and unprotected(mechanism, frame, parameters)
     return plain_steps(inputs) if plain else _noisy_steps(inputs, noise)
+
+
+def unprotected(mechanism: Mechanism, frame: Frame, parameters: Checked) -> bool:
+    """Whether the result is the plain sum of all gradients, of parameters whose memory is in the order of sending."""
+    if mechanism.clips or mechanism.adds_noise or frame.kept != frame.size or not summable(frame):
+        return False
+    alike = all(a.dtype == b.dtype and a.device == b.device for a, b in pairwise(parameters.values()))
+    return alike and all(p.is_contiguous() for p in parameters.values())
 
 
 def _noisy_steps(x: StepInputs, noise: SecretStream) -> Float[Tensor, " kept"]:
@@ -110,7 +118,7 @@ def _clipped_batch_sum(x: StepInputs) -> Float[Tensor, " kept"]:
             check_alike(inputs, group, seen)
         if not x.mechanism.clips and x.scale is None and summable(x.frame):
             part = summed_gradient(
-                x.model, x.loss_fn, inputs, targets, x.frame, checked=x.parameters, numbers=x.local.numbers
+                x.model, x.loss_fn, inputs, targets, x.frame, checked=x.parameters, precision=x.local.precision
             )
             part = part if x.local.multiplicity == 1 else part / x.local.multiplicity
             part = part.double() if len(runs) > 1 else part
@@ -126,16 +134,16 @@ def _units(x: StepInputs, inputs: Inputs, targets: Inputs, rows: int) -> Sequenc
     local, multiplicity = x.local, x.local.multiplicity
     real, rows = batch_size(inputs, targets), rows * multiplicity
     inputs, targets = fill(inputs, rows), fill(targets, rows)
-    given: dict[str, Any] = {"checked": x.parameters, "numbers": local.numbers}
+    given: dict[str, Any] = {"checked": x.parameters, "precision": local.precision}
     joint = x.mechanism.clips and x.mechanism.clip == "joint"
-    if joint and multiplicity == 1 and x.scale is None and holds(x.frame):
+    if joint and multiplicity == 1 and x.scale is None and allows_ghost_clipping(x.frame):
         return without_filling(block_gradients(x.model, x.loss_fn, inputs, targets, x.frame, **given), real)
     gradients = per_example_gradients(x.model, x.loss_fn, inputs, targets, x.frame, **given)
     units = per_unit([g[:real] for g in gradients], x.frame, multiplicity)
     return units if x.scale is None else [g * factor for g, factor in zip(units, x.scale, strict=True)]
 
 
-def holds(frame: Frame) -> bool:
+def allows_ghost_clipping(frame: Frame) -> bool:
     """Whether ghost clipping and any memory order are allowed: no block has a weight of its own in the clip."""
     return all(b.weight == 1 for b in frame.blocks)
 

@@ -1,19 +1,22 @@
-"""What a client does between two messages: how many steps, on which batches, with which numbers."""
+"""What a client does between two messages: how many steps, on which batches, in which precision."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from jaxtyping import Int
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
-from fedlsg.gradients import FLOAT32, Numbers
+from fedlsg.frame import Frame
+from fedlsg.gradients import FLOAT32, Checked, LossFunction, Precision
 from fedlsg.gradients import Batch as Inputs
-from fedlsg.privacy import check_sample_rate
+from fedlsg.privacy import BernoulliDraws, Mechanism, check_sample_rate
 
 Positions = Int[Tensor, " batch"]
 Batch = Callable[[Positions], tuple[Inputs, Tensor]]
 """Positions in the client's own data -> (inputs, targets)."""
+Groups = Callable[[Positions], Sequence[Positions]]
+"""A batch's positions in groups, none lost and none added; the group of a position depends on its example alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +26,7 @@ class LocalTraining:
     For those the accumulated carriers carry the local change of W exactly. ``learning_rate`` matters from the second
     local step on; ``expected_batch`` = q N with the declared N divides the local steps, never a realised size.
     A batch function gives ``multiplicity`` augmented copies of each example, one after the other, whose gradients are
-    averaged before the clip (De et al. 2022): the unit stays the example. ``numbers``: the precision.
+    averaged before the clip (De et al. 2022): the unit stays the example. ``precision``: the precision.
     ``one_shape``: every microbatch has one public number of rows, whatever the weights are.
     """
 
@@ -34,7 +37,7 @@ class LocalTraining:
     expected_batch: float = 1.0
     microbatch_size: int = 256
     multiplicity: int = 1
-    numbers: Numbers = FLOAT32
+    precision: Precision = FLOAT32
     one_shape: bool = False
 
     def __post_init__(self) -> None:
@@ -54,3 +57,23 @@ class LocalTraining:
     def single(self) -> "LocalTraining":
         """One step of it, without momentum."""
         return replace(self, steps=1, momentum=0.0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepInputs:
+    """The arguments of ``client_step`` that every local step reads.
+
+    ``parameters``: those of the model, checked against the frame. ``draws`` decide which examples join which batch.
+    """
+
+    model: nn.Module
+    batch: Batch
+    loss_fn: LossFunction
+    frame: Frame
+    mechanism: Mechanism
+    local: LocalTraining
+    num_examples: int
+    draws: BernoulliDraws
+    groups: Groups
+    scale: Sequence[Float[Tensor, " kept"]] | None
+    parameters: Checked

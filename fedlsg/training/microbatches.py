@@ -12,18 +12,14 @@ A copied row changes nothing but the shape: its gradient is dropped before the c
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedlsg.gradients import FLOAT32, Batch, GhostGradients, keeps_float32_digits
-from fedlsg.privacy import microbatches
-from fedlsg.training.local import LocalTraining, Positions
-
-Groups = Callable[[Positions], Sequence[Positions]]
-"""A batch's positions in groups, none lost and none added; the group of a position depends on its example alone."""
+from fedlsg.training.local import Groups, LocalTraining, Positions
 
 FULL = 4
 """Bytes of a float32 number."""
@@ -64,7 +60,7 @@ def shape_of(local: LocalTraining, parameters: Iterable[Tensor]) -> Shape:
     if local.one_shape or any(p.device.type != "cpu" for p in some):
         size = min(size, math.ceil(local.expected_batch + 6 * math.sqrt(local.expected_batch)))
         return Shape(size=size, multiple=size)
-    if local.numbers == FLOAT32 and keeps_float32_digits("cpu") and all(p.itemsize >= FULL for p in some):
+    if local.precision == FLOAT32 and keeps_float32_digits("cpu") and all(p.itemsize >= FULL for p in some):
         return Shape(size=size)
     return Shape(size=size, multiple=min(size, ROWS_ON_CPU))
 
@@ -74,11 +70,11 @@ def runs_of(batch: Positions, groups: Groups, shape: Shape) -> list[tuple[int, P
 
     Raises ValueError where the groups do not hold exactly the batch's positions.
     """
-    found = [group for group in groups(batch) if len(group)]
-    if not torch.equal(torch.cat([batch[:0], *found]).sort().values, batch.sort().values):
+    filled = [group for group in groups(batch) if len(group)]
+    if not torch.equal(torch.cat([batch[:0], *filled]).sort().values, batch.sort().values):
         raise ValueError("expected groups that hold every position of the batch once; return each in one group")
-    numbered = enumerate(found or [batch])
-    return [(number, run) for number, group in numbered for run in microbatches(group, shape.size)]
+    numbered = enumerate(filled or [batch])
+    return [(number, run) for number, group in numbered for run in (group.split(shape.size) if len(group) else [group])]
 
 
 def check_alike(inputs: Batch, group: int, seen: dict[int, list[torch.Size]]) -> None:

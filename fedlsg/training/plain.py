@@ -1,29 +1,18 @@
 """Local steps without clip, noise or mask: no flat vector is formed before the last step."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.frame import Frame
-from fedlsg.gradients import Checked, summable, summed_gradients
-from fedlsg.privacy import Mechanism, poisson_batch
-from fedlsg.training.local import LocalTraining
+from fedlsg.gradients import summed_gradients
+from fedlsg.privacy import poisson_batch
+from fedlsg.training.local import LocalTraining, StepInputs
 from fedlsg.training.microbatches import runs_of, shape_of
-from fedlsg.training.step_inputs import StepInputs
 
 Gradients = list[Tensor]
 """One tensor a parameter, in its shape."""
-
-
-def unprotected(mechanism: Mechanism, frame: Frame, parameters: Checked) -> bool:
-    """Whether the result is the plain sum of all gradients, of parameters whose memory is in the order of sending."""
-    if mechanism.clips or mechanism.adds_noise or frame.kept != frame.size or not summable(frame):
-        return False
-    alike = all(a.dtype == b.dtype and a.device == b.device for a, b in pairwise(parameters.values()))
-    return alike and all(p.is_contiguous() for p in parameters.values())
 
 
 def plain_steps(x: StepInputs) -> Float[Tensor, " kept"]:
@@ -50,12 +39,12 @@ def _steps(owned: list[Tensor], gradients: Callable[[], Gradients], local: Local
             velocity = [v.clone() for v in velocity]
         for _ in range(local.steps - 1):
             torch._foreach_add_(owned, velocity, alpha=rate)
-            found = gradients()
+            step = gradients()
             if local.momentum:
                 torch._foreach_mul_(velocity, local.momentum)
-                torch._foreach_add_(velocity, found)
+                torch._foreach_add_(velocity, step)
             else:
-                velocity = found
+                velocity = step
             torch._foreach_add_(parts, velocity)
     return accumulated
 
@@ -66,13 +55,13 @@ def _batch_gradients(x: StepInputs) -> Gradients:
     positions = poisson_batch(x.num_examples, local.sample_rate, x.draws)
     runs = runs_of(positions, x.groups, shape_of(local, x.parameters.values()))
     for _, micro in runs:
-        found = summed_gradients(
-            x.model, x.loss_fn, *x.batch(micro), x.frame, checked=x.parameters, numbers=local.numbers
+        part = summed_gradients(
+            x.model, x.loss_fn, *x.batch(micro), x.frame, checked=x.parameters, precision=local.precision
         )
         if local.multiplicity > 1:
-            found = [g / local.multiplicity for g in found]
-        found = [g.double() for g in found] if len(runs) > 1 else found
-        total = found if total is None else [t.add_(g) for t, g in zip(total, found, strict=True)]
+            part = [g / local.multiplicity for g in part]
+        part = [g.double() for g in part] if len(runs) > 1 else part
+        total = part if total is None else [t.add_(g) for t, g in zip(total, part, strict=True)]
     assert total is not None  # runs_of() gives at least one run, an empty one for an empty batch
     types = [torch.promote_types(p.dtype, torch.float32) for p in x.parameters.values()]
     return [g.to(dtype).contiguous() for g, dtype in zip(total, types, strict=True)]

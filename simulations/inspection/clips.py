@@ -106,7 +106,7 @@ def _clipped_units(subject: Subject, frame: Frame, batch: Batch) -> list[Float[T
         inputs,
         targets,
         frame,
-        numbers=subject.base.local.numbers,
+        precision=subject.base.local.precision,
     )
     return per_unit(gradients, frame, subject.copies)
 

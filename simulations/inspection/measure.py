@@ -119,7 +119,7 @@ def batch_gradient(subject: Subject, rows: Int64[Tensor, " n"]) -> dict[str, Ten
     with subject.same_dropout():
         for inputs, targets in subject.batches(rows, microbatch):
             outputs = partial(call, subject.model, inputs)
-            loss = subject.base.local.numbers.losses(outputs, summed_loss, targets, targets)
+            loss = subject.base.local.precision.losses(outputs, summed_loss, targets, targets)
             found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
             for name, dW in zip(parameters, found, strict=True):
                 if dW is not None:

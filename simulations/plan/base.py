@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import strategies
 from fedlsg.carriers import prepare_model
-from fedlsg.gradients import Numbers, trainable
+from fedlsg.gradients import Precision, trainable
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import Codec, Dither, IndexMode
 from fedlsg.state import PublicState, RoundPlan, ServerState, select_clients
@@ -164,6 +164,6 @@ def _local_training(
         expected_batch=expected_batch,
         microbatch_size=s.microbatch_size,
         multiplicity=s.multiplicity,
-        numbers=Numbers(precision=s.precision, activation_storage=s.activation_storage),
+        precision=Precision(precision=s.precision, activation_storage=s.activation_storage),
         one_shape=deployed,  # the weights are the server's, which a deployed client does not trust
     )

@@ -65,7 +65,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "wall_seconds": round(o.wall_seconds, 3),
         "engine": s.engine,
         "device": s.device,
-        **asdict(plan.local.numbers),
+        **asdict(plan.local.precision),
         "chance": asdict(chance_of(plan.workload.tests, plan.workload.num_classes)),
         "hardware": hardware(s.device),
         "versions": versions(),

@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks import adversaries
 from benchmarks.adversaries import aligned, image_cases, made_images, made_texts, summed_in, text_cases
 from benchmarks.neighbours import BOUND, Moved, Subject, move, subject
-from fedlsg.gradients.precision import Numbers
+from fedlsg.gradients.precision import Precision
 from fedlsg.training import microbatches
 from fedlsg.training.local import LocalTraining
 from fedlsg.training.microbatches import ROWS_ON_CPU, Shape, fill, runs_of, shape_of
@@ -83,8 +83,8 @@ def texts(model: str) -> Workload:
 def build(model: str, method: str, precision: str, storage: str, microbatch: int, *, side: int = 32) -> Subject:
     side = 8 if model in ("mlp", "conv") else side
     workload = texts(model) if model in TEXTS else made_images(1 if side == 8 else 3, side)
-    numbers = Numbers(precision=precision, activation_storage=storage)
-    return subject(workload, method, model=model, numbers=numbers, clip_norm=0.05, microbatch_size=microbatch)
+    stored = Precision(precision=precision, activation_storage=storage)
+    return subject(workload, method, model=model, precision=stored, clip_norm=0.05, microbatch_size=microbatch)
 
 
 def check(found: Moved) -> None:

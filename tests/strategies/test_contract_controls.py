@@ -103,7 +103,7 @@ def test_a_step_that_is_less_private_than_claimed_is_caught(mistake, monkeypatch
     s = of(case)
     assert sensitivity_defects(s) == []
     monkeypatch.setattr(place, attribute, plant)
-    monkeypatch.setattr(CLIENT, "holds", lambda frame: False)  # plants work on flat gradients, each formed
+    monkeypatch.setattr(CLIENT, "allows_ghost_clipping", lambda frame: False)  # plants need formed ones
     assert sensitivity_defects(s) != []
 
 
@@ -121,7 +121,7 @@ def test_another_mechanism_within_the_sensitivity_passes(case, attribute, plant,
     s, data = of(case), [data_set(seed, CASES[case].multiplicity) for seed in range(3)]
     shipped = torch.cat([s.step(d) for d in data])
     monkeypatch.setattr(CLIENT, attribute, plant)
-    monkeypatch.setattr(CLIENT, "holds", lambda frame: False)
+    monkeypatch.setattr(CLIENT, "allows_ghost_clipping", lambda frame: False)
     assert sensitivity_defects(s) == []
     assert not torch.allclose(torch.cat([s.step(d) for d in data]), shipped, rtol=1e-3)
 

@@ -97,7 +97,7 @@ def injected() -> Iterator[None]:
 
     with (
         patch("fedlsg.training.client.per_example_gradients", given),
-        patch("fedlsg.training.client.holds", lambda frame: False),
+        patch("fedlsg.training.client.allows_ghost_clipping", lambda frame: False),
     ):
         yield  # no ghost clipping: there is no layer whose input and gradient these would be made of
 

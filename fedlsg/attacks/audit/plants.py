@@ -124,6 +124,6 @@ def planted(name: str | None) -> Iterator[None]:
         for function, mistake in PLANTS[name]().items():
             stack.enter_context(patch(f"fedlsg.training.client.{function}", mistake))
         stack.enter_context(
-            patch("fedlsg.training.client.holds", lambda frame: False)
+            patch("fedlsg.training.client.allows_ghost_clipping", lambda frame: False)
         )  # plants work on formed gradients
         yield

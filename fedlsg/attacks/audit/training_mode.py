@@ -46,8 +46,8 @@ class Seen:
 
 def clipped_rows(seen: Observation, inputs: Batch, targets: Tensor) -> Float[Tensor, "batch kept"]:
     """What each example adds to the sum: the client's own gradients, block weights and clip, row by row."""
-    numbers = seen.local.numbers
-    gradients = per_example_gradients(seen.model, seen.loss_fn, inputs, targets, seen.frame, numbers=numbers)
+    precision = seen.local.precision
+    gradients = per_example_gradients(seen.model, seen.loss_fn, inputs, targets, seen.frame, precision=precision)
     units = per_unit(gradients, seen.frame, 1)
     rows = [clipped_sum([unit[i : i + 1] for unit in units], seen.mechanism) for i in range(len(targets))]
     return torch.stack(rows) if rows else torch.zeros(0, seen.frame.kept)

@@ -140,8 +140,6 @@ LAYERS: dict[type[nn.Module], Callable[[Any], LayerGradients | NormGradients]] =
 }
 CarriedGradients = LinearGradients | ConvGradients
 CARRIED = (nn.Linear, nn.Conv2d, StandardizedConv2d)
-THROUGH_OUTPUT = (nn.Linear, nn.Conv2d)
-"""Layers whose output is the product of their weight and their input, as ``output_carriers`` needs it."""
 
 
 def times_rows(x: Float[Tensor, "*t n"], A: Float[Tensor, "r n"]) -> Float[Tensor, "*t r"]:

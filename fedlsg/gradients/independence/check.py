@@ -32,9 +32,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedlsg.gradients.batch import Batch, LossFunction, batch_size
 from fedlsg.gradients.independence.probe import FIX, Outcome, Subject, prepare
 from fedlsg.gradients.independence.trace import Key, Seen, Trace
+from fedlsg.gradients.per_example import Batch, LossFunction, batch_size
 from fedlsg.gradients.supported import UnsupportedLayerError, check_supported, unsupported
 
 BATCHES = (2, 7)

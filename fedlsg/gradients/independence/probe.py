@@ -16,11 +16,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from fedlsg.frame import Coordinates, Frame, make_blocks
-from fedlsg.gradients.batch import Batch, LossFunction, batch_size
 from fedlsg.gradients.formulas.layers import CARRIED
 from fedlsg.gradients.independence.coupled_draws import Draws, couple
 from fedlsg.gradients.independence.trace import Trace, trace_modules
-from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsupported
 
 LARGE = 30.0
@@ -84,7 +83,7 @@ class Subject:
         device = next(self.model.parameters()).device
         try:
             with trace_modules(self.model, trace), couple(self.draws, device):
-                found = per_example_gradients(self.model, loss, *chosen, self.frame)
+                blocks = per_example_gradients(self.model, loss, *chosen, self.frame)
         except UnsupportedLayerError:
             raise
         except Exception as error:
@@ -94,7 +93,7 @@ class Subject:
             what = f"fails on a batch of {len(members)} ({type(error).__name__}: {error}); {FIX}"
             raise unsupported(path, self.model.get_submodule(path), what) from error
         gradients: dict[str, list[Tensor]] = {}
-        for block, value in zip(self.frame.blocks, found, strict=True):
+        for block, value in zip(self.frame.blocks, blocks, strict=True):
             gradients.setdefault(block.parameter, []).append(value.double().cpu())
         joined = {name: torch.cat(parts, 1) for name, parts in gradients.items()}
         return Outcome(members=tuple(members), trace=trace, losses=kept[0], gradients=joined)

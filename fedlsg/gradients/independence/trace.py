@@ -65,10 +65,10 @@ def see(tensor: Tensor, alone: Seen | None, batch: int) -> Seen:
         tensor = torch.view_as_real(tensor.resolve_conj())
     if alone is None or tensor.shape == alone.shape:
         return Seen(shape=tensor.shape, rows=(sketch(tensor.unsqueeze(0)),))
-    found = longer_dimension(alone.shape, tensor.shape)
-    if found is None or found[1] != batch:
+    longer = longer_dimension(alone.shape, tensor.shape)
+    if longer is None or longer[1] != batch:
         return Seen(shape=tensor.shape, rows=())
-    dim, k = found[0], alone.shape[found[0]]
+    dim, k = longer[0], alone.shape[longer[0]]
     rows = [tensor.unflatten(dim, (batch, k)).movedim(dim, 0)]
     if k > 1:  # all first rows of the examples, then all second ones
         rows.append(tensor.unflatten(dim, (k, batch)).movedim(dim + 1, 0))
@@ -135,11 +135,11 @@ class Trace:
     def link(self) -> None:
         """Fill ``sources``, then free the graph: its nodes have hooks, and the hooks hold the trace."""
         for start, key in self.places.items():
-            found, due, done = self.sources.setdefault(key, set()), [start], set()
+            sources, due, done = self.sources.setdefault(key, set()), [start], set()
             while due:
                 for node, _ in due.pop().next_functions:
                     if node in self.places:
-                        found.add(self.places[node])
+                        sources.add(self.places[node])
                     elif node is not None and node not in done:
                         done.add(node)
                         due.append(node)

@@ -73,7 +73,7 @@ def _gradients(plan: Plan) -> tuple[list[torch.Tensor], int]:
     frame, device = state.frame(), plan.settings.device
     inputs, labels = plan.workload.train.batch(plan.parts[0][:COMPANY])
     rows = per_example_gradients(
-        state.model, cross_entropy, to_device(inputs, device), labels.to(device), frame, numbers=plan.local.numbers
+        state.model, cross_entropy, to_device(inputs, device), labels.to(device), frame, precision=plan.local.precision
     )
     units = [unit.detach().cpu() for unit in per_unit(rows, frame, 1)]
     squares = torch.stack([unit.double().square().sum(1) for unit in units]).sum(0)

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fedlsg.gradients.per_example as per_example
 from fedlsg.gradients import activation_storage, rematerialize
 from fedlsg.gradients.activation_storage import ActivationStorage
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.precision import Numbers
+from fedlsg.gradients.precision import Precision
 from fedlsg.gradients.supported import UnsupportedLayerError
 from tests.fedlsg.gradients.test_per_example_pass import custom, failing_loss, in_place_after_the_call, state
 from tests.fedlsg.gradients.test_precision import ROUNDED, STORED, distances
@@ -80,7 +79,7 @@ def stored_by(build: Callable[..., object], monkeypatch: pytest.MonkeyPatch, cop
     with monkeypatch.context() as patch:
         patch.setattr(ActivationStorage, "pack", lambda self, t: (shapes.append(t.shape[1:]), honest(self, t))[1])
         per_example_gradients(
-            model, loss_fn, x.repeat(copies, *[1] * (x.ndim - 1)), y.repeat(copies), frame, numbers=STORED
+            model, loss_fn, x.repeat(copies, *[1] * (x.ndim - 1)), y.repeat(copies), frame, precision=STORED
         )
     return shapes
 
@@ -110,7 +109,7 @@ def test_a_scale_far_from_zero_keeps_its_gradient():
         model[0].bias.fill_(8.0)
     x, y, frame = torch.randn(4, 64), torch.randint(3, (4,)), make_frame(model, rank=2, sparsity=0.0)
     exact = per_example_gradients(model, cross_entropy, x, y, frame)
-    got = per_example_gradients(model, cross_entropy, x, y, frame, numbers=STORED)
+    got = per_example_gradients(model, cross_entropy, x, y, frame, precision=STORED)
     assert distances(got, exact).max() < 8 * ROUNDED
 
 
@@ -130,7 +129,7 @@ def test_later_changes_do_not_reach_a_copy():
     model, x, targets, frame = custom(changed_between, torch.float32)
     with pytest.raises(UnsupportedLayerError, match="its input was changed in place"):
         per_example_gradients(model, squared_error, x, targets, frame)
-    got = per_example_gradients(model, squared_error, x, targets, frame, numbers=STORED)
+    got = per_example_gradients(model, squared_error, x, targets, frame, precision=STORED)
     model.route = out_of_place
     assert distances(got, per_example_gradients(model, squared_error, x, targets, frame)).max() < ROUNDED
 
@@ -141,11 +140,11 @@ def changed_before_a_copy(m: nn.Module, x: Tensor) -> Tensor:
     return m.second(y)
 
 
-@pytest.mark.parametrize("numbers", [Numbers(), STORED])
-def test_what_autograd_refuses_stays_refused(numbers):
+@pytest.mark.parametrize("precision", [Precision(), STORED])
+def test_what_autograd_refuses_stays_refused(precision):
     model, x, targets, frame = custom(changed_before_a_copy, torch.float32)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        per_example_gradients(model, squared_error, x, targets, frame, numbers=numbers)
+        per_example_gradients(model, squared_error, x, targets, frame, precision=precision)
 
 
 def test_what_is_left_as_it_is_stays_under_the_version_check():
@@ -153,7 +152,7 @@ def test_what_is_left_as_it_is_stays_under_the_version_check():
     double, double_targets = x.double(), targets.double()
     frame = make_frame(model.double(), rank=2, sparsity=0.0)
     with pytest.raises(UnsupportedLayerError, match="its input was changed in place"):
-        per_example_gradients(model, squared_error, double, double_targets, frame, numbers=STORED)
+        per_example_gradients(model, squared_error, double, double_targets, frame, precision=STORED)
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, failing_loss])
@@ -161,12 +160,12 @@ def test_a_pass_leaves_nothing_behind(loss, monkeypatch):
     model, _, inputs, targets = make(mlp, torch.float32)
     frame, before = make_frame(model, rank=2, sparsity=0.0), state(model)
     seen: list[weakref.ref[object]] = []
-    honest = per_example.storage_of
-    monkeypatch.setattr(per_example, "storage_of", lambda *given: (s := honest(*given), seen.append(weakref.ref(s)))[0])
+    made = lambda left: (s := ActivationStorage(left), seen.append(weakref.ref(s)))[0]  # noqa: E731
+    monkeypatch.setattr(activation_storage, "ActivationStorage", made)
     model[2].register_forward_hook(lambda module, args, output: seen.append(weakref.ref(args[0])))
     hooks = [len(m._forward_hooks) for m in model.modules()]
     try:
-        per_example_gradients(model, loss, inputs, targets, frame, numbers=STORED)
+        per_example_gradients(model, loss, inputs, targets, frame, precision=STORED)
     except RuntimeError:
         assert loss is failing_loss
     gc.collect()
@@ -177,15 +176,15 @@ def test_a_pass_leaves_nothing_behind(loss, monkeypatch):
 
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU(inplace=True), nn.Tanh()])
 def test_an_example_has_the_same_gradient_in_any_company_where_inputs_are_made_again(activation, monkeypatch):
-    """64 numbers of an example are made again, and 63 are not, however many examples there are."""
+    """64 precision of an example are made again, and 63 are not, however many examples there are."""
     monkeypatch.setattr(rematerialize, "REMATERIALIZED_FROM", 64)
     torch.manual_seed(0)
     for units in (64, 63):
         layers = [nn.Linear(9, units), nn.LayerNorm(units), activation, nn.Linear(units, 3), nn.Flatten()]
         model, x, y = nn.Sequential(*layers), torch.randn(128, 9), torch.randint(3, (128,))
         frame = make_frame(model, rank=2, sparsity=0.0)
-        together = per_example_gradients(model, cross_entropy, x, y, frame, numbers=STORED)
-        alone = per_example_gradients(model, cross_entropy, x[:1], y[:1], frame, numbers=STORED)
+        together = per_example_gradients(model, cross_entropy, x, y, frame, precision=STORED)
+        alone = per_example_gradients(model, cross_entropy, x[:1], y[:1], frame, precision=STORED)
         unrounded = per_example_gradients(model, cross_entropy, x, y, frame)
         for a, b, exact in zip(alone, together, unrounded, strict=True):
             assert (a[0] - b[0]).norm() <= 1e-5 * b[0].norm()

@@ -11,10 +11,18 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedlsg.gradients.hooks as hooks
-from fedlsg.frame import Frame
+from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.gradients.formulas.layers import LinearGradients
-from fedlsg.gradients.per_example import per_example_gradients
-from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, naive_error, squared_error
+from fedlsg.gradients.per_example import per_example_gradients, summable, summed_gradient
+from tests.fedlsg.support.gradient_oracle import (
+    TOLERANCE,
+    cross_entropy,
+    error,
+    make_frame,
+    naive,
+    naive_error,
+    squared_error,
+)
 from tests.fedlsg.support.problems import cnn, make, mlp, transformer
 
 problems = pytest.mark.parametrize("problem", [mlp, cnn, transformer])
@@ -157,3 +165,41 @@ def test_a_weight_shaped_gradient_would_be_seen(monkeypatch):
     monkeypatch.setattr(hooks, "form_block", planted)
     with pytest.raises(AssertionError, match="made a tensor of shape"), ForbidShapes(model, frame, len(x)):
         per_example_gradients(model, squared_error, x, targets, frame)
+
+
+# The plain sum, where nobody is clipped
+
+
+def uncarried():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 16, 4)).double()
+    where = tuple(Coordinates(name=n, shape=tuple(p.shape)) for n, p in model.named_parameters())
+    return model, Frame(coordinates=where, blocks=make_blocks(where))
+
+
+@pytest.mark.parametrize("batch", [0, 1, 7])
+def test_the_plain_sum_is_the_sum_over_rows(batch):
+    model, frame = uncarried()
+    kept = Block(parameter="3.weight", part="dense", shape=(4, 48), keep=Keep(axis=1, index=torch.tensor([1, 5])))
+    masked = Frame(coordinates=frame.coordinates, blocks=(*frame.blocks[:2], kept, frame.blocks[3]))
+    inputs, targets = torch.randn(batch, 1, 6, 6, dtype=torch.float64), torch.randint(4, (batch,))
+    for f in (frame, masked):
+        rows = per_example_gradients(model, cross_entropy, inputs, targets, f)
+        got = summed_gradient(model, cross_entropy, inputs, targets, f)
+        torch.testing.assert_close(got, torch.cat([block.sum(0) for block in rows]), rtol=1e-12, atol=1e-14)
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+def test_the_plain_sum_of_a_mean_loss_is_refused():
+    model, frame = uncarried()
+    with pytest.raises(ValueError, match="one loss an example"):
+        summed_gradient(model, F.cross_entropy, torch.randn(2, 1, 6, 6).double(), torch.tensor([0, 1]), frame)
+
+
+def test_carriers_and_weighted_blocks_are_not_summable():
+    _, frame = uncarried()
+    assert summable(frame)
+    where = (Coordinates(name="w", shape=(4, 5), L=torch.eye(4, 2), R=torch.eye(2, 5)),)
+    assert not summable(Frame(coordinates=where, blocks=make_blocks(where)))
+    heavy = (Block(parameter="w", part="dense", shape=(4, 5), weight=2.0),)
+    assert not summable(Frame(coordinates=(Coordinates(name="w", shape=(4, 5)),), blocks=heavy))

@@ -17,9 +17,8 @@ import fedlsg.privacy.mechanism
 import fedlsg.training.client
 from fedlsg.frame import Frame
 from fedlsg.gradients.formulas.ghost import GhostGradients
-from fedlsg.gradients.per_example import block_gradients, per_example_gradients
-from fedlsg.gradients.plain_sum import summable, summed_gradient
-from fedlsg.gradients.precision import FLOAT32, Numbers
+from fedlsg.gradients.per_example import block_gradients, per_example_gradients, summable, summed_gradient
+from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
 from fedlsg.training.client import LocalTraining
 from tests.fedlsg.support.gradient_oracle import make_frame, naive
@@ -27,13 +26,13 @@ from tests.fedlsg.support.problems import Problem, cnn, make, mlp, standardised,
 from tests.fedlsg.support.step_oracle import EMPTY, NOISY, problem
 
 ROUNDED = 2**-8
-STORED = Numbers(activation_storage="bfloat16")
-MIXED = Numbers(precision="bfloat16")
-BOTH = Numbers(precision="bfloat16", activation_storage="bfloat16")
+STORED = Precision(activation_storage="bfloat16")
+MIXED = Precision(precision="bfloat16")
+BOTH = Precision(precision="bfloat16", activation_storage="bfloat16")
 TOLERANCE = {STORED: ROUNDED, MIXED: 4 * ROUNDED, BOTH: 4 * ROUNDED}
 CLIP = Mechanism(kind="clip-only", clip_norm=0.01)
 
-fewer_bits = pytest.mark.parametrize("numbers", list(TOLERANCE), ids=["stored", "mixed", "both"])
+fewer_bits = pytest.mark.parametrize("precision", list(TOLERANCE), ids=["stored", "mixed", "both"])
 
 
 PROBLEMS = [mlp, cnn, transformer, standardised, wide]
@@ -60,7 +59,7 @@ def distances(got: list[Tensor], wanted: list[Tensor]) -> Tensor:
 @fewer_bits
 @carrying
 @problems
-def test_blocks_are_those_of_float64_autograd(build, carry, numbers):
+def test_blocks_are_those_of_float64_autograd(build, carry, precision):
     (model, loss_fn, inputs, targets), frame = made(build, carry)
     doubled = inputs.double() if isinstance(inputs, Tensor) else inputs
     exact_frame = Frame(
@@ -70,48 +69,48 @@ def test_blocks_are_those_of_float64_autograd(build, carry, numbers):
         blocks=frame.blocks,
     )
     wanted = naive(copy.deepcopy(model).double(), loss_fn, doubled, targets, exact_frame)
-    got = per_example_gradients(model, loss_fn, inputs, targets, frame, numbers=numbers)
+    got = per_example_gradients(model, loss_fn, inputs, targets, frame, precision=precision)
     assert {t.dtype for t in got} == {torch.float32}
-    assert 1e-5 < distances(got, wanted).max() < TOLERANCE[numbers]
+    assert 1e-5 < distances(got, wanted).max() < TOLERANCE[precision]
 
 
 @fewer_bits
 @problems
-def test_the_sum_is_that_of_the_examples(build, numbers):
+def test_the_sum_is_that_of_the_examples(build, precision):
     (model, loss_fn, inputs, targets), frame = made(build, carry=False)
     assert summable(frame)
     wanted = torch.cat([t.sum(0) for t in per_example_gradients(model, loss_fn, inputs, targets, frame)])
-    got = summed_gradient(model, loss_fn, inputs, targets, frame, numbers=numbers)
+    got = summed_gradient(model, loss_fn, inputs, targets, frame, precision=precision)
     assert got.dtype == torch.float32
-    assert 1e-6 < (got - wanted).norm() / wanted.norm() < TOLERANCE[numbers]
+    assert 1e-6 < (got - wanted).norm() / wanted.norm() < TOLERANCE[precision]
 
 
 @fewer_bits
 @problems
-def test_an_example_counts_the_same_alone(build, numbers):
+def test_an_example_counts_the_same_alone(build, precision):
     (model, loss_fn, inputs, targets), frame = made(build, carry=True)
-    together = per_example_gradients(model, loss_fn, inputs, targets, frame, numbers=numbers)
+    together = per_example_gradients(model, loss_fn, inputs, targets, frame, precision=precision)
     for i in range(len(targets)):
-        own = per_example_gradients(model, loss_fn, one(inputs, i), targets[i : i + 1], frame, numbers=numbers)
+        own = per_example_gradients(model, loss_fn, one(inputs, i), targets[i : i + 1], frame, precision=precision)
         assert distances(own, [t[i : i + 1] for t in together]).max() < ROUNDED / 4
 
 
-def contributions(build: Callable[[], Problem], carry: bool, numbers: Numbers) -> list[float]:
+def contributions(build: Callable[[], Problem], carry: bool, precision: Precision) -> list[float]:
     """Length of each example's clipped contribution, in float64, over C; by ghost clipping where that is cheaper."""
     (model, loss_fn, inputs, targets), frame = made(build, carry)
     lengths = []
     for i in range(len(targets)):
-        blocks = block_gradients(model, loss_fn, one(inputs, i), targets[i : i + 1], frame, numbers=numbers)
+        blocks = block_gradients(model, loss_fn, one(inputs, i), targets[i : i + 1], frame, precision=precision)
         assert any(isinstance(block, GhostGradients) for block in blocks) == (build is wide and not carry)
         lengths.append(float(clipped_sum(blocks, CLIP).double().norm()) / CLIP.clip_norm)
     return lengths
 
 
-@pytest.mark.parametrize("numbers", [FLOAT32, *TOLERANCE], ids=["float32", "stored", "mixed", "both"])
+@pytest.mark.parametrize("precision", [FLOAT32, *TOLERANCE], ids=["float32", "stored", "mixed", "both"])
 @carrying
 @problems
-def test_no_contribution_is_longer_than_the_clip_norm(build, carry, numbers):
-    lengths = contributions(build, carry, numbers)
+def test_no_contribution_is_longer_than_the_clip_norm(build, carry, precision):
+    lengths = contributions(build, carry, precision)
     assert all(length <= 1 for length in lengths)
     assert max(lengths) > 0.99
 
@@ -119,14 +118,14 @@ def test_no_contribution_is_longer_than_the_clip_norm(build, carry, numbers):
 @fewer_bits
 @carrying
 @pytest.mark.parametrize("build", [mlp, wide])
-def test_factors_of_other_numbers_than_are_summed_are_caught(build, carry, numbers, monkeypatch):
+def test_factors_of_other_numbers_than_are_summed_are_caught(build, carry, precision, monkeypatch):
     """Planted: norms of the float32 gradients, while those in fewer bits are summed."""
     (model, loss_fn, inputs, targets), frame = made(build, carry)
     broken = []
     for i in range(len(targets)):
         batch = (model, loss_fn, one(inputs, i), targets[i : i + 1], frame)
         exact = iter([fedlsg.privacy.mechanism.norms_of(t) for t in per_example_gradients(*batch)])
-        blocks = block_gradients(*batch, numbers=numbers)
+        blocks = block_gradients(*batch, precision=precision)
         with monkeypatch.context() as patch:
             patch.setattr(fedlsg.privacy.mechanism, "norms_of", lambda block, exact=exact: next(exact))
             broken.append(float(clipped_sum(blocks, CLIP).double().norm()) / CLIP.clip_norm)
@@ -145,37 +144,37 @@ def test_a_callers_autocast_has_no_hold_of_the_clip(monkeypatch):
     assert longest_under_autocast() > 1
 
 
-def deviation_and_rounding(numbers: Numbers) -> tuple[float, float]:
+def deviation_and_rounding(precision: Precision) -> tuple[float, float]:
     """Of the noise of empty batches: its deviation over sigma C, and the share of values that bfloat16 could hold."""
     p = problem(dtype=torch.float32)
-    sent = torch.cat([p.step(NOISY, replace(EMPTY, numbers=numbers), seed) for seed in range(200)])
+    sent = torch.cat([p.step(NOISY, replace(EMPTY, precision=precision), seed) for seed in range(200)])
     assert sent.dtype == torch.float32
     return float(sent.double().std()) / NOISY.noise_std, float((sent == sent.bfloat16().float()).double().mean())
 
 
 @fewer_bits
-def test_noise_has_its_deviation_and_all_its_bits(numbers, monkeypatch):
-    deviation, coarse = deviation_and_rounding(numbers)
+def test_noise_has_its_deviation_and_all_its_bits(precision, monkeypatch):
+    deviation, coarse = deviation_and_rounding(precision)
     assert abs(deviation - 1) < 0.02
     assert coarse < 0.01
     monkeypatch.setattr(fedlsg.training.client, "add_noise", lambda *given: add_noise(*given).bfloat16().float())
-    assert deviation_and_rounding(numbers)[1] == 1
+    assert deviation_and_rounding(precision)[1] == 1
 
 
 @fewer_bits
 @pytest.mark.parametrize("kind", ["dp", "none"])
-def test_a_step_of_fewer_bits_is_near_the_exact_one(kind, numbers):
+def test_a_step_of_fewer_bits_is_near_the_exact_one(kind, precision):
     p, mechanism = problem(dtype=torch.float32), replace(NOISY, kind=kind)
     local = LocalTraining(steps=3, momentum=0.5, learning_rate=0.01)
     exact = p.step(mechanism, local)
-    got = p.step(mechanism, replace(local, numbers=numbers))
+    got = p.step(mechanism, replace(local, precision=precision))
     assert 0 < (got - exact).norm() < 4 * ROUNDED * exact.norm()
 
 
 def test_factors_are_of_the_parameters_type():
     model, loss_fn, inputs, targets = make(wide, torch.float32)
     frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
-    blocks = block_gradients(model, loss_fn, inputs, targets, frame, numbers=BOTH)
+    blocks = block_gradients(model, loss_fn, inputs, targets, frame, precision=BOTH)
     assert {block.dtype for block in blocks} == {torch.float32}
     kept = [t.dtype for block in blocks if isinstance(block, GhostGradients) for t in (block.x, block.g)]
     assert kept == [torch.bfloat16] * 4
@@ -185,28 +184,28 @@ def test_factors_are_of_the_parameters_type():
 @pytest.mark.parametrize("name", ["precision", "activation_storage"])
 def test_other_numbers_are_refused_by_name(name):
     with pytest.raises(ValueError, match=rf"expected {name} in \('float32', 'bfloat16'\), got 'float16'"):
-        Numbers(**{name: "float16"})
+        Precision(**{name: "float16"})
 
 
 @fewer_bits
-def test_float64_models_stay_exact(numbers):
+def test_float64_models_stay_exact(precision):
     model, loss_fn, inputs, targets = make(cnn)
     frame = make_frame(model, rank=2, sparsity=0.3)
     exact = per_example_gradients(model, loss_fn, inputs, targets, frame)
-    got = per_example_gradients(model, loss_fn, inputs, targets, frame, numbers=numbers)
+    got = per_example_gradients(model, loss_fn, inputs, targets, frame, precision=precision)
     assert all(torch.equal(a, b) for a, b in zip(got, exact, strict=True))
 
 
 @pytest.mark.gpu
 @fewer_bits
 @pytest.mark.parametrize("build", [mlp, cnn, standardised, wide])
-def test_blocks_on_cuda_are_near_those_of_the_cpu(build, numbers):
+def test_blocks_on_cuda_are_near_those_of_the_cpu(build, precision):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     (model, loss_fn, inputs, targets), frame = made(build, carry=False)
     exact = per_example_gradients(model, loss_fn, inputs, targets, frame)
     batch = (model.cuda(), loss_fn, inputs.cuda(), targets.cuda(), frame)
-    got = per_example_gradients(*batch, numbers=numbers)
+    got = per_example_gradients(*batch, precision=precision)
     assert {(t.dtype, t.device.type) for t in got} == {(torch.float32, "cuda")}
-    assert distances([t.cpu() for t in got], exact).max() < TOLERANCE[numbers]
+    assert distances([t.cpu() for t in got], exact).max() < TOLERANCE[precision]
     assert clipped_sum([t[:1] for t in got], CLIP).double().norm() <= CLIP.clip_norm

@@ -20,8 +20,8 @@ from fedlsg.accounting.bounds import epsilon, max_steps
 from fedlsg.accounting.events import Event
 from fedlsg.privacy import ledger as ledger_module
 from fedlsg.privacy.ledger import Entry, Ledger, LedgerError
-from fedlsg.privacy.ledger_chain import encode_line
-from fedlsg.privacy.ledger_folder import ledger_path, merge, read_entries, verify_extends
+from fedlsg.privacy.ledger_entry import encode_line
+from fedlsg.privacy.ledger_file import ledger_path, merge, read_entries, verify_extends
 from tests.places import REPOSITORY
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX locks and signals")
@@ -325,7 +325,7 @@ def test_a_ledger_of_another_client_or_schema_is_refused(path):
 
 def test_negative_control_without_the_chain_an_edit_passes(path, monkeypatch):
     """If every line hashed to the same value, the tampering above would go unseen: the chain is what finds it."""
-    monkeypatch.setattr("fedlsg.privacy.ledger_chain.sha256", lambda line: "0" * 64)
+    monkeypatch.setattr("fedlsg.privacy.ledger_entry.sha256", lambda line: "0" * 64)
     monkeypatch.setattr(ledger_module, "sha256", lambda line: "0" * 64)
     filled(path, rounds=5)
     lines = path.read_bytes().split(b"\n")[:-1]

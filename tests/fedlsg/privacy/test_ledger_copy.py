@@ -3,8 +3,8 @@
 import pytest
 
 from fedlsg.privacy import Entry, Ledger, LedgerError, read_entries
-from fedlsg.privacy.ledger_chain import GENESIS
 from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
+from fedlsg.privacy.ledger_entry import GENESIS
 
 
 def entry(round: int, *, run: str = "a", attempt: int = 0, client: int = 3) -> Entry:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlsg.privacy import ledger_chain, ledger_file
+from fedlsg.privacy import ledger_entry, ledger_file
 from fedlsg.privacy.ledger import Entry, Ledger, LedgerError
 from fedlsg.privacy.ledger_file import Memo, load
 
@@ -83,8 +83,8 @@ def test_only_the_new_line_is_parsed(tmp_path, monkeypatch):
     charged(path, *range(5))
     load(path, 3)
     parsed: list[bytes] = []
-    real = ledger_chain.json.loads
-    monkeypatch.setattr(ledger_chain.json, "loads", lambda line: (parsed.append(line), real(line))[1])
+    real = ledger_entry.json.loads
+    monkeypatch.setattr(ledger_entry.json, "loads", lambda line: (parsed.append(line), real(line))[1])
     load(path, 3)
     assert parsed == []
     charged(path, 5)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlsg.privacy.sampling import check_sample_rate, microbatches, poisson_batch
+from fedlsg.privacy.sampling import check_sample_rate, poisson_batch
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 
 N, Q, DRAWS = 40, 0.3, 4000
@@ -95,24 +95,9 @@ def test_empty_batches_happen_at_their_rate():
     assert abs(empty - probability) < 5 * math.sqrt(probability * (1 - probability) / draws)
 
 
-@given(n=st.integers(0, 50), size=st.integers(1, 60))
-def test_microbatches_drop_and_repeat_nobody(n, size):
-    batch = torch.arange(n) * 3
-    runs = list(microbatches(batch, size))
-    assert torch.equal(torch.cat(runs), batch)
-    assert all(len(run) <= size for run in runs)
-    assert len(runs) == max(1, math.ceil(n / size))
-
-
 @pytest.mark.parametrize("q", [0.0, -0.1, 1.0000001, math.nan, math.inf])
 def test_rates_outside_zero_to_one_are_refused(q):
     with pytest.raises(ValueError, match="sample_rate"):
         check_sample_rate(q)
     with pytest.raises(ValueError, match="sample_rate"):
         poisson_batch(10, q, secret_stream())
-
-
-@pytest.mark.parametrize("size", [0, -1])
-def test_microbatches_below_one_are_refused(size):
-    with pytest.raises(ValueError, match="microbatch size >= 1"):
-        list(microbatches(torch.arange(3), size))

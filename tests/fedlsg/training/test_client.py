@@ -14,6 +14,7 @@ from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method, Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
+from fedlsg.training.microbatches import Shape, runs_of, together
 from tests.fedlsg.support.step_oracle import (
     CLIP_ONLY,
     DENSE,
@@ -280,3 +281,12 @@ def test_two_runs_never_share_their_noise():
         p.step(NOISY, EMPTY, noise=secret_stream()).tolist()
     )
     assert torch.equal(p.step(NOISY, EMPTY, seed=1), p.step(NOISY, EMPTY, seed=1))
+
+
+@given(n=st.integers(0, 50), size=st.integers(1, 60))
+def test_microbatches_drop_and_repeat_nobody(n, size):
+    batch = torch.arange(n) * 3
+    runs = [run for _, run in runs_of(batch, together, Shape(size=size))]
+    assert torch.equal(torch.cat(runs), batch)
+    assert all(len(run) <= size for run in runs)
+    assert len(runs) == max(1, math.ceil(n / size))

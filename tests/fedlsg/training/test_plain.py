@@ -11,7 +11,7 @@ from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.privacy.sampling import BernoulliDraws, poisson_batch
 from fedlsg.randomness import reproducible_stream, secret_stream
-from fedlsg.training import client, plain
+from fedlsg.training import client
 from fedlsg.training.client import LocalTraining
 
 N = 23
@@ -79,8 +79,8 @@ def test_the_short_way_is_taken_where_nothing_is_protected_and_nowhere_else(monk
     parameters = dict(model.named_parameters())
     masked = Block(parameter="0.bias", part="dense", shape=(5,), keep=Keep(axis=0, index=torch.tensor([1])))
     some = Frame(coordinates=frame.coordinates, blocks=(frame.blocks[0], masked, *frame.blocks[2:]))
-    assert plain.unprotected(Mechanism(kind="none"), frame, parameters)
-    assert not plain.unprotected(Mechanism(kind="none"), some, parameters)
+    assert client.unprotected(Mechanism(kind="none"), frame, parameters)
+    assert not client.unprotected(Mechanism(kind="none"), some, parameters)
 
 
 def test_a_refused_charge_leaves_the_model_as_it_was_and_nothing_to_send():

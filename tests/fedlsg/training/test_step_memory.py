@@ -17,7 +17,7 @@ from benchmarks.arms import plain, private
 from benchmarks.subjects import Encoder, Subject
 from fedlsg.carriers.carrier import Carrier, coordinates
 from fedlsg.frame import Frame, make_blocks
-from fedlsg.gradients.precision import FLOAT32, Numbers
+from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.gradients.rematerialize import Rematerialization
 from fedlsg.gradients.supported import trainable
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
@@ -64,9 +64,9 @@ def plain_peak(subject: Callable[[], Subject]) -> int:
     return peak(plain(subject()))
 
 
-def over_plain(subject: Callable[[], Subject], sparsity: float, numbers: Numbers = FLOAT32) -> float:
+def over_plain(subject: Callable[[], Subject], sparsity: float, precision: Precision = FLOAT32) -> float:
     """Peak of a private step over that of the plain step."""
-    return peak(private(subject(), "lsg", rank=1, sparsity=sparsity, numbers=numbers)) / plain_peak(subject)
+    return peak(private(subject(), "lsg", rank=1, sparsity=sparsity, precision=precision)) / plain_peak(subject)
 
 
 LIMITS = {small_wrn: 0.92, small_encoder: 1.0}
@@ -92,7 +92,7 @@ def test_held_inputs_are_seen_in_the_peak(subject, monkeypatch):
     assert over_plain(subject, 0.0) > LIMITS[subject]
 
 
-STORED = Numbers(activation_storage="bfloat16")
+STORED = Precision(activation_storage="bfloat16")
 
 
 def deep_wrn() -> Subject:
@@ -120,9 +120,9 @@ def test_to_ask_a_node_for_what_it_let_go_of_is_seen(monkeypatch):
     assert over_plain(deep_wrn, 0.0, STORED) > limit
 
 
-def left_after_a_step(numbers: Numbers = FLOAT32) -> int:
+def left_after_a_step(precision: Precision = FLOAT32) -> int:
     """Bytes that no reference counter frees behind a step."""
-    step = private(small_wrn(), "lsg", numbers=numbers)
+    step = private(small_wrn(), "lsg", precision=precision)
     step()
     gc.collect()
     gc.disable()
@@ -132,9 +132,9 @@ def left_after_a_step(numbers: Numbers = FLOAT32) -> int:
         gc.enable()
 
 
-@pytest.mark.parametrize("numbers", [FLOAT32, STORED])
-def test_a_step_leaves_nothing_to_the_collector(numbers):
-    assert left_after_a_step(numbers) == 0
+@pytest.mark.parametrize("precision", [FLOAT32, STORED])
+def test_a_step_leaves_nothing_to_the_collector(precision):
+    assert left_after_a_step(precision) == 0
 
 
 def test_a_circle_through_the_graph_is_seen(monkeypatch):

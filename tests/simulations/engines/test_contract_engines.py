@@ -19,7 +19,7 @@ from fedlsg.method import client_step
 from fedlsg.privacy.ledger import Entry
 from fedlsg.privacy.mechanism import Mechanism, add_noise
 from fedlsg.state.server_state import ServerState
-from fedlsg.training.plain import unprotected
+from fedlsg.training.client import unprotected
 from simulations.engines import ray
 from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local, stopped_after
 from tests.strategies.contract_cases import CASES, RECIPES

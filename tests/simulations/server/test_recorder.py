@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy.ledger import Ledger
-from fedlsg.privacy.ledger_chain import encode_line
+from fedlsg.privacy.ledger_entry import encode_line
 from fedlsg.state.server_state import select_clients
 from simulations.client.app import app
 from simulations.engines import local

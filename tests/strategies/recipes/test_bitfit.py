@@ -11,8 +11,7 @@ import fedlsg.gradients.hooks
 from fedlsg.carriers.carrier import Carrier
 from fedlsg.carriers.lora import prepare_model
 from fedlsg.frame import Frame
-from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.gradients.plain_sum import summed_gradient
+from fedlsg.gradients.per_example import per_example_gradients, summed_gradient
 from fedlsg.gradients.supported import trainable
 from fedlsg.method import make_frame
 from tests.fedlsg.support.gradient_oracle import cross_entropy

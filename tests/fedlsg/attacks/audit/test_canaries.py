@@ -24,7 +24,7 @@ from fedlsg.attacks.audit.canaries import (
 from fedlsg.method import Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream
-from fedlsg.training.client import LocalTraining, holds
+from fedlsg.training.client import LocalTraining, allows_ghost_clipping
 from tests.fedlsg.support.audit_setting import setting
 
 GENERATOR = torch.Generator
@@ -93,7 +93,7 @@ def test_canaries_take_the_place_of_large_dense_weights_too():
         strategies.recipe("dpsgd"), weights, {}, carried=(), round=1, updates=0, schedule=Schedule(rounds=1), seed=0,
         classifier="1",
     )  # fmt: skip
-    assert holds(frame)
+    assert allows_ghost_clipping(frame)
     row = torch.randn(1, frame.kept)
     found = release(
         row, model=model, frame=frame, mechanism=Mechanism(kind="clip-only", clip_norm=0.5),
