@@ -28,8 +28,8 @@ from simulations.engines.flower import CLIENT_APP, write_app
 from simulations.engines.runtime import home as flower_home
 from simulations.engines.runtime import superlink
 from simulations.plan.plan import Plan, make_plan
-from simulations.rundir.messages import read
 from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.tables import read_lines
 from simulations.settings.settings import from_mapping
 
 PATIENCE = 120.0
@@ -116,7 +116,7 @@ def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
         deployed = deploy(plan, Path(folder) / "flower", nodes=len(plan.terms))
         if deployed.status != "finished:completed":
             raise RuntimeError(f"the run ended as {deployed.status}:\n{deployed.log[-2000:]}")
-        counted = list(read(directory.messages))
+        counted = list(read_lines(directory.messages))
         seen = [moved(proxy.exchanges()) for proxy in deployed.proxies]
     messages = [
         {

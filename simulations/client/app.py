@@ -29,7 +29,7 @@ from simulations.grids.refusals import (
     TermsError,
     log_failure,
 )
-from simulations.rundir.files.disk_space import cause_of
+from simulations.rundir.files.atomic import cause_of
 from simulations.settings.published import from_run_config
 from simulations.settings.settings import Settings
 from strategies.federation.code_identity import OtherCodeError, check_same_code

@@ -14,8 +14,8 @@ import tomli_w
 
 from simulations.engines.runtime.superlink import run_app
 from simulations.plan.plan import Plan
-from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.tables import Row
 from simulations.settings.settings import as_config
 
 SERVER_APP, CLIENT_APP = "simulations.server.app:app", "simulations.engines.runtime.deferred_client:app"

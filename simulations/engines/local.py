@@ -17,9 +17,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from simulations.client.app import app
 from simulations.grids.virtual import RUN, TASK, ClientFunction, VirtualGrid, call_client
 from simulations.plan.plan import Plan
-from simulations.rundir.files.private_files import make_file
-from simulations.rundir.row import Row
+from simulations.rundir.files.atomic import make_file
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.tables import Row
 from simulations.server.serve import serve
 from simulations.settings.settings import as_config
 from strategies.federation.serial import over_the_wire

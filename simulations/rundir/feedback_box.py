@@ -30,8 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.privacy import locked
-from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.files.private_files import make_folder
+from simulations.rundir.files.atomic import make_folder, write_atomically
 
 KEPT = 2
 KEYS = {"client", "round", "question", "payload", "first", "sha256"}

@@ -13,8 +13,8 @@ from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from simulations.grids import actors, prompt
 from simulations.grids.grouped import GroupedGrid
 from simulations.plan.plan import Plan, make_plan
-from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.tables import Row
 from simulations.server.deployment import Deployment
 from simulations.server.serve import serve
 from simulations.settings.published import from_run_config

@@ -12,13 +12,12 @@ from typing import Any
 
 from fedlsg.privacy import read_entries, verify_extends
 from simulations.rundir.feedback_box import FeedbackBox
-from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.files.journal import Journal, verified
-from simulations.rundir.files.private_files import make_file
+from simulations.rundir.files.atomic import make_file, write_atomically
 from simulations.rundir.files.sealed import DamagedError
 from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.steps import StepFiles
+from simulations.rundir.tables import Journal, verified
 
 READ = (
     "config.toml",  # compared with the settings in the checkpoint (check_unchanged)

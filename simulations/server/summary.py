@@ -7,7 +7,7 @@ from typing import Any
 
 from fedlsg.accounting import Spread
 from simulations.plan.plan import Plan
-from simulations.rundir.messages import SUMS as BYTES
+from simulations.rundir.tables import BYTES
 from simulations.server.downlink import downlink_facts
 from simulations.server.environment import hardware, versions
 from simulations.server.evaluate import Score

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from simulations.engines.runtime import processes as flower_processes
 from simulations.engines.runtime.home import Processes, joins_cluster, ready
-from simulations.rundir.files.private_files import make_file
+from simulations.rundir.files.atomic import make_file
 
 STARTUP_SECONDS = 120.0  # for a SuperLink to answer on a loaded machine (1.5 s on an idle one)
 PORT_ATTEMPTS = 5  # a free port can be taken by another program before the SuperLink binds it

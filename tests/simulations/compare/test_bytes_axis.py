@@ -16,7 +16,7 @@ from simulations.compare.plots import figures
 from simulations.compare.view import View, make_view
 from simulations.report.figure import looks, png
 from simulations.rundir.links import LINKS, transfer_seconds
-from simulations.rundir.messages import read
+from simulations.rundir.tables import read_lines
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.runs import Run, reconfigured
 
@@ -165,7 +165,7 @@ def test_report_along_bytes_of_runs_that_exist(fedlsg, small, tmp_path):
     assert "NOT PRIVATE" in (tmp_path / "there" / "bytes.md").read_text()
     results = (tmp_path / "there" / "results.csv").read_text()
     rows = {row["name"]: row for row in csv.DictReader(results.splitlines())}
-    seconds = transfer_seconds(read(small.directory.messages), LINKS["broadband"])
+    seconds = transfer_seconds(read_lines(small.directory.messages), LINKS["broadband"])
     assert float(rows["small"]["transfer_seconds"]) == pytest.approx(seconds)
     assert rows["old"]["transfer_seconds"] == ""
 

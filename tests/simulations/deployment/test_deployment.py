@@ -15,7 +15,7 @@ from benchmarks.deployment import Deployed, deploy
 from benchmarks.socket_proxy import split_http
 from benchmarks.socket_traffic import Message, Moved, moved
 from simulations.engines.runtime.processes import carrying
-from simulations.rundir.messages import Line, read
+from simulations.rundir.tables import Line, read_lines
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run, plan_at, run_local
 
@@ -43,7 +43,7 @@ class Both:
 
     @property
     def lines(self) -> list[Line]:
-        return list(read(self.deployed.directory.messages))
+        return list(read_lines(self.deployed.directory.messages))
 
     def news(self, line: Line) -> int:
         """Bytes of the ledger lines that an update brings: all of them, in the first round."""
@@ -72,7 +72,7 @@ def test_payloads_are_those_of_the_simulation_to_the_byte(both):
     assert len(both.deployed.payloads) == 2
     assert both.deployed.payloads == both.simulated.payloads
     assert both.deployed.weights.equal(both.simulated.weights)
-    key = {(line.round, line.client, line.direction): line for line in read(both.simulated.directory.messages)}
+    key = {(line.round, line.client, line.direction): line for line in read_lines(both.simulated.directory.messages)}
     assert len(both.lines) == len(key) == 4
     for line in both.lines:
         same = key[line.round, line.client, line.direction]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulations.rundir import checkpoint
+from simulations.rundir.files import sealed
 from tests.simulations.support.broken_runs import (
     KINDS,
     Broken,
@@ -115,14 +115,14 @@ def test_without_the_digest_of_the_checkpoint_a_flip_is_silent(broken, tmp_path,
     without_pages(monkeypatch)
     one = broken["steps"]
     run = copied(one.interrupted, tmp_path / "run")
-    load = checkpoint.load
+    load = sealed.load_checkpoint
 
     def careless(path: Path):
         state = load(path)
         next(iter(state["server"]["model"].values())).view(-1)[0] += 1
         return state
 
-    monkeypatch.setattr(checkpoint, "load", careless)
+    monkeypatch.setattr(sealed, "load_checkpoint", careless)
     assert judged(one, run, run.directory.checkpoint)[0] != "same"
 
 

@@ -23,7 +23,7 @@ from fedlsg.privacy.ledger_chain import encode_line
 from fedlsg.state.server_state import select_clients
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.rundir.row import FIELDS, Row
+from simulations.rundir.tables import FIELDS, Row
 from simulations.server import evaluate as evaluation
 from simulations.server.evaluate import evaluate
 from strategies.federation.wire import FAILED, failure

@@ -17,8 +17,8 @@ from simulations.client.app import app
 from simulations.engines import local
 from simulations.grids.virtual import ClientFunction
 from simulations.plan.plan import Plan, make_plan
-from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.tables import Row
 from simulations.settings.settings import from_mapping
 
 SMALL: dict[str, Any] = {
