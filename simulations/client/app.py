@@ -16,11 +16,12 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedlsg.privacy import LedgerError
-from simulations.client.deployed import Deployed, is_deployed
-from simulations.client.replica import ReplicaDiffersError, ReplicaMissingError, is_shared
-from simulations.client.train import answer, process
+from simulations.client.deployed import Deployed
+from simulations.client.model import process
+from simulations.client.replica import ReplicaDiffersError, ReplicaMissingError
+from simulations.client.train import answer
 from simulations.grids import actors, import_path, prompt
-from simulations.grids.grouped import answer_groups
+from simulations.grids.grouped import answer_groups, in_simulation
 from simulations.grids.refusals import (
     FrameDiffersError,
     OverBudgetError,
@@ -29,6 +30,7 @@ from simulations.grids.refusals import (
     TermsError,
     log_failure,
 )
+from simulations.grids.virtual import SHARED
 from simulations.rundir.files.atomic import cause_of
 from simulations.settings.published import from_run_config
 from simulations.settings.settings import Settings
@@ -66,6 +68,14 @@ actors.restart_dead()
 prompt.hand_on_at_once()
 
 
+def is_simulated(context: Context) -> bool:
+    """Whether this client is simulated next to others, by our engines or by Flower's own (a message each).
+
+    If not, it is a SuperNode with a machine of its own.
+    """
+    return SHARED in context.node_config or in_simulation()
+
+
 def read_context(context: Context) -> tuple[Settings, int]:
     """Settings and partition of a simulated client; if no number of clients is set, every node is one."""
     settings = run_settings(context)
@@ -96,12 +106,12 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round's payload."""
-    return _replied(message, lambda: _update(message, context), on_run_disk=not is_deployed(context))
+    return _replied(message, lambda: _update(message, context), on_run_disk=is_simulated(context))
 
 
 def _identity(message: Message, context: Context) -> RecordDict:
-    check_same_code(message.content, "the server", local=not is_deployed(context))
-    if is_deployed(context):
+    check_same_code(message.content, "the server", local=is_simulated(context))
+    if not is_simulated(context):
         return Deployed.of(context.node_config, run_settings(context)).identity()
     settings, partition = read_context(context)
     parts = process(settings).base.parts
@@ -109,10 +119,10 @@ def _identity(message: Message, context: Context) -> RecordDict:
 
 
 def _update(message: Message, context: Context) -> RecordDict:
-    if is_deployed(context):
+    if not is_simulated(context):
         return Deployed.of(context.node_config, run_settings(context)).update(message.content)
     settings, partition = read_context(context)
-    return update(answer(settings, partition, message.content, shared=is_shared(context)), partition)
+    return update(answer(settings, partition, message.content, shared=True), partition)
 
 
 def _replied(message: Message, content: Callable[[], RecordDict], *, on_run_disk: bool = False) -> Message:

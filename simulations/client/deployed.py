@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from flwr.app import Context, RecordDict
+from flwr.app import RecordDict
 
 from fedlsg.privacy import Entry
+from simulations.client.account import NodeAccount
 from simulations.client.model import Process, assemble, set_up
-from simulations.client.node.account import NodeAccount
 from simulations.client.node.conditions import check_base, usable
 from simulations.client.node.data import form_of, reader
 from simulations.client.node.folder import NodeFolder
 from simulations.client.node.terms import Terms, read_terms
-from simulations.client.replica import is_shared
 from simulations.client.train import answer_in
 from simulations.grids.refusals import OverBudgetError, RefusalError, SettingsError, TermsError
 from simulations.plan.parts import Own
@@ -25,11 +24,6 @@ from simulations.settings.settings import Settings
 from simulations.workloads.digest import data_digest
 from strategies.federation.ledger_wire import RECORD, Held, news_record, read_held
 from strategies.federation.wire import identity, read_round, update
-
-
-def is_deployed(context: Context) -> bool:
-    """Whether this client is a SuperNode with a machine of its own, and not simulated next to others."""
-    return not is_shared(context)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from fedlsg.state.server_update import HEADER
 from simulations.client import app as client_app
 from simulations.client import replica as replicas
 from simulations.client.app import app, read_context
-from simulations.client.train import process
+from simulations.client.model import process
+from simulations.client.train import answer
 from simulations.engines import local
 from simulations.plan.plan import make_plan
 from simulations.rundir.tables import Row, read_lines
@@ -195,7 +196,7 @@ def alone(message: Message, context: Context) -> Any:
     """A client whose process begins with the message, and that shares its replica with nobody."""
     process.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_app, "is_shared", lambda context: False)
+        patch.setattr(client_app, "answer", lambda *args, shared: answer(*args, shared=False))
         return app(message, context)
 
 

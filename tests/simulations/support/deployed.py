@@ -18,7 +18,7 @@ from fedlsg.state.server_state import ServerState
 from simulations import workloads
 from simulations.client.app import app
 from simulations.client.deployed import node_process
-from simulations.client.train import process
+from simulations.client.model import process
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.grids.virtual import FIRST_NODE, named
 from simulations.plan.plan import Plan, make_plan

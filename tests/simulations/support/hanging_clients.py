@@ -6,7 +6,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from simulations.client.app import app as honest
-from simulations.client.train import process
+from simulations.client.model import process
 from simulations.grids.grouped import answer_groups
 
 HANGS = 4
