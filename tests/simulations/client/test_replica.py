@@ -17,7 +17,7 @@ from simulations.client.train import answer
 from simulations.engines import local
 from simulations.plan.plan import make_plan
 from simulations.rundir.tables import Row, read_lines
-from simulations.server.counting_downlink import NOTHING
+from simulations.server.downlink import NOTHING
 from simulations.settings.settings import from_mapping
 from strategies.federation.wire import REPLICA_DIFFERS, REPLICA_MISSING, payload_size
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local, stopped_after
