@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.socket_proxy import CountingProxy, counting
-from benchmarks.socket_traffic import moved
+from benchmarks.socket_traffic import count_moved
 from simulations.engines.flower import CLIENT_APP, write_app
-from simulations.engines.runtime import home as flower_home
 from simulations.engines.runtime import superlink
+from simulations.engines.runtime.home import environment, private_home
 from simulations.plan.plan import Plan, make_plan
 from simulations.rundir.rundir import RunDir, create
 from simulations.rundir.tables import read_lines
@@ -49,7 +49,7 @@ def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP
     """Run the app of ``plan`` on ``nodes`` SuperNodes; app, log and the nodes' ledgers are in ``folder``.
 
     Each node trains on its partition of the plan's workload.
-    Guarantee: on return and on every exception no process of the run is left (as ``flower_processes.end_all`` says),
+    Guarantee: on return and on every exception no process of the run is left (as ``end_all`` says),
     and the user's own FLWR_HOME was not touched.
     """
     children: list[subprocess.Popen[bytes]] = []
@@ -60,8 +60,8 @@ def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP
         log = stack.enter_context(log_file.open("ab"))
         port = superlink.free_port()
         proxies = tuple(stack.enter_context(counting(port)) for _ in range(nodes))
-        home = stack.enter_context(flower_home.private_home(children))
-        env = flower_home.environment(home)
+        home = stack.enter_context(private_home(children))
+        env = environment(home)
 
         def start(*command: str) -> "subprocess.Popen[bytes]":
             process = subprocess.Popen(
@@ -117,7 +117,7 @@ def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
         if deployed.status != "finished:completed":
             raise RuntimeError(f"the run ended as {deployed.status}:\n{deployed.log[-2000:]}")
         counted = list(read_lines(directory.messages))
-        seen = [moved(proxy.exchanges()) for proxy in deployed.proxies]
+        seen = [count_moved(proxy.exchanges()) for proxy in deployed.proxies]
     messages = [
         {
             "round": line.round, "client": line.client, "direction": line.direction, "values": line.values_bytes,

@@ -141,13 +141,13 @@ def own_directory(settings: Settings, announced: str) -> RunDir:
     Raises ValueError if the server names another place later: the client would have its budget once more.
     """
     own = _DIRECTORIES.setdefault(settings, settings.run_dir or announced)
-    path = _resolved(own, os.getcwd())
-    if path != _resolved(announced, os.getcwd()):
+    path = _resolve(own, os.getcwd())
+    if path != _resolve(announced, os.getcwd()):
         raise ValueError(f"the server names the run directory {announced}, this client's ledger is in {own}")
     return RunDir(path)
 
 
 @lru_cache(maxsize=16)
-def _resolved(path: str, working_directory: str) -> Path:
+def _resolve(path: str, working_directory: str) -> Path:
     """Cached: without, it takes a hundredth of a small round."""
     return Path(working_directory, path).resolve()

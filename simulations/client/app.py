@@ -100,13 +100,13 @@ def _settings(config: tuple[tuple[str, str | int | float | bool | bytes], ...]) 
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """This client's partition and its declared number of examples. Refused if the server runs other code."""
-    return _replied(message, lambda: _identity(message, context))
+    return _reply(message, lambda: _identity(message, context))
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round's payload."""
-    return _replied(message, lambda: _update(message, context), on_run_disk=is_simulated(context))
+    return _reply(message, lambda: _update(message, context), on_run_disk=is_simulated(context))
 
 
 def _identity(message: Message, context: Context) -> RecordDict:
@@ -125,7 +125,7 @@ def _update(message: Message, context: Context) -> RecordDict:
     return update(answer(settings, partition, message.content, shared=True), partition)
 
 
-def _replied(message: Message, content: Callable[[], RecordDict], *, on_run_disk: bool = False) -> Message:
+def _reply(message: Message, content: Callable[[], RecordDict], *, on_run_disk: bool = False) -> Message:
     """A reply in any case. ``on_run_disk``: the client writes to the disk of the run, which stops if that is full."""
     try:
         return Message(content(), reply_to=message)

@@ -41,7 +41,7 @@ class Deployed:
 
     def identity(self) -> RecordDict:
         """Partition, N_k, and the whole ledger, which the server copies."""
-        folder, here = self._admitted(None)
+        folder, here = self._admit(None)
         self._refuse_hopeless(folder, here)
         content = identity(self.terms.partition, here.num_examples, local=False)
         content[RECORD] = news_record(folder.news())
@@ -50,7 +50,7 @@ class Deployed:
     def update(self, content: RecordDict) -> RecordDict:
         """The payload of a round, and the lines of the ledger that the server does not have."""
         held = _held(content)
-        folder, here = self._admitted(read_round(content).expected_batch)
+        folder, here = self._admit(read_round(content).expected_batch)
         folder.news(held.head)  # refuse a server with entries that this ledger lacks, before anything is spent
         account = NodeAccount(folder, here.process.base.settings, held.run)
         payload = answer_in(here.process, account, content)
@@ -58,7 +58,7 @@ class Deployed:
         reply[RECORD] = news_record(folder.news(held.head))
         return reply
 
-    def _admitted(self, expected_batch: float | None) -> tuple[NodeFolder, "NodeProcess"]:
+    def _admit(self, expected_batch: float | None) -> tuple[NodeFolder, "NodeProcess"]:
         folder = NodeFolder.open(self.terms)
         here = node_process(self.settings, self.terms, expected_batch)
         check_base(here.process.base, self.terms)

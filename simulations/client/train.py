@@ -182,7 +182,7 @@ def send(
         raise ValueError(f"error feedback under mechanism {base.method.mechanism.kind!r} would leak: not sent")
     due = values.detach().cpu().double() + box.memory(announced.round, frame.kept)
     payload = pack_values(encode(due, frame), frame, base, announced, dither, box.last)
-    received = decode(unpack(payload, expected(frame, base, announced, dither)), frame)
+    received = decode(unpack(payload, expected_payload(frame, base, announced, dither)), frame)
     return box.store(question, payload, due - received.double(), round=announced.round)
 
 
@@ -210,7 +210,7 @@ def pack_values(
     )
 
 
-def expected(frame: Frame, base: Base, announced: Announcement, dither: Dither) -> Expected:
+def expected_payload(frame: Frame, base: Base, announced: Announcement, dither: Dither) -> Expected:
     """What the server expects of this client, except for the bound on the norm."""
     return Expected(
         round=announced.round,

@@ -28,7 +28,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from simulations.grids.virtual import FIRST_NODE, VirtualGrid, call_client, named
+from simulations.grids.virtual import FIRST_NODE, VirtualGrid, call_client, give_id
 from strategies.federation.report import reason_of
 from strategies.federation.wire import WORKER_DIED, failure
 
@@ -63,7 +63,7 @@ class GroupedGrid(VirtualGrid):
         if deadline is None or time.monotonic() < deadline:  # later, they would train and be charged for no use
             more, lost = self._exchange([[message] for pile, _ in lost for message in pile], deadline)
             replies += more
-        return [*replies, *(named(failure(why, WORKER_DIED, message)) for pile, why in lost for message in pile)]
+        return [*replies, *(give_id(failure(why, WORKER_DIED, message)) for pile, why in lost for message in pile)]
 
     def _exchange(self, piles: Sequence[Pile], deadline: float | None) -> tuple[list[Message], list[tuple[Pile, str]]]:
         """The clients' replies; and the lost piles, each with the reason."""
@@ -124,7 +124,7 @@ def answer_groups(app: ClientApp, forget: Callable[[], None] = lambda: None) -> 
     """
 
     @app.query(ACTION)
-    def grouped(message: Message, context: Context) -> Message:
+    def answer_pile(message: Message, context: Context) -> Message:
         if not in_simulation():
             raise PermissionError("a client of its own answers for itself alone, and unpickles nothing")
         questions, num_partitions = unpack(message.content)

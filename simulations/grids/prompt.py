@@ -51,10 +51,10 @@ def reply_at_once(grid: "InMemoryGrid") -> None:
     """Have a simulation's grid wake the thread that hands its messages on, and look for replies often."""
     push = grid.push_messages
 
-    def pushed(messages: Iterable[Message]) -> Iterable[str]:
+    def push_and_wake(messages: Iterable[Message]) -> Iterable[str]:
         ids = push(messages)
         _PUSHED.set()
         return ids
 
-    grid.push_messages = pushed  # type: ignore[method-assign]
+    grid.push_messages = push_and_wake  # type: ignore[method-assign]
     grid.pull_interval = REPLIES_SECONDS

@@ -166,7 +166,7 @@ class Journal:
 
     def cut(self, mark: Mapping[str, Any]) -> None:
         """Go back to a mark. Raises DamagedError if the file differs up to there."""
-        sha = verified(self.path, mark)
+        sha = verify(self.path, mark)
         if mark["bytes"]:
             os.truncate(self.path, mark["bytes"])
         else:
@@ -174,7 +174,7 @@ class Journal:
         self.size, self._sha = mark["bytes"], sha
 
 
-def verified(path: Path, mark: Mapping[str, Any]) -> "hashlib._Hash":
+def verify(path: Path, mark: Mapping[str, Any]) -> "hashlib._Hash":
     """The digest's state at a mark. Raises DamagedError if the file differs up to there."""
     sha, left = hashlib.sha256(), int(mark["bytes"])
     if left:

@@ -25,7 +25,7 @@ def append(folder: Path, round: int, values: Values) -> int:
     """Add one round to the run's events and close the file; returns its size."""
     new = not (folder / FILE).exists()
     with naming(folder / FILE), (folder / FILE).open("ab") as file:
-        file.write(_encoded([(round, values)], header=new))
+        file.write(_encode([(round, values)], header=new))
         return file.tell()
 
 
@@ -35,10 +35,10 @@ def cut(folder: Path, size: int, rounds: Iterable[tuple[int, Values]]) -> None:
     if size and path.exists() and path.stat().st_size >= size:
         os.truncate(path, size)
     else:
-        write_atomically(path, _encoded(rounds, header=True))
+        write_atomically(path, _encode(rounds, header=True))
 
 
-def _encoded(rounds: Iterable[tuple[int, Values]], *, header: bool) -> bytes:
+def _encode(rounds: Iterable[tuple[int, Values]], *, header: bool) -> bytes:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter

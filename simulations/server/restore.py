@@ -17,7 +17,7 @@ from simulations.rundir.files.atomic import make_file, write_atomically
 from simulations.rundir.files.sealed import load_bytes
 from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Journal, verified
+from simulations.rundir.tables import Journal, verify
 
 READ = (
     "config.toml",  # compared with the settings in the checkpoint (check_unchanged)
@@ -59,13 +59,13 @@ def restore(run: RunDir) -> Restored:
         read_entries(path)  # also ledgers that began after the checkpoint
     tables = ((run.rounds, state["rounds"]), (run.messages, state["messages"]))
     for path, mark in tables:
-        verified(path, mark)
+        verify(path, mark)
     run.read_sent()
     folders = sorted(run.own(0).parent.glob("client-*"))
     boxes = [FeedbackBox(folder, int(folder.name.rpartition("-")[2])) for folder in folders]
     for box in boxes:
         box.check()
-    notes += _damaged(run)
+    notes += _damaged_files(run)
     if note is not None:
         _go_back(run, boxes, int(state["server"]["round"]))
     for path, mark in tables:  # before the engine starts: its display shows new rows
@@ -77,7 +77,7 @@ def restore(run: RunDir) -> Restored:
     return Restored(state=state, notes=tuple(notes))
 
 
-def _damaged(run: RunDir) -> list[str]:
+def _damaged_files(run: RunDir) -> list[str]:
     """A note for each damaged file that the run can continue without."""
     outbox = [path for path in sorted(run.outbox(0).parent.glob("client-*.bin")) if Outbox(path).damaged]
     notes = [f"{path} is damaged: its payload is made again, as another attempt" for path in outbox]

@@ -1,6 +1,6 @@
 """Negative controls: each check holds for the code as shipped, and fails on the mistake it is there for.
 
-A plant replaces one part behind the front door (a name that client.py, method.py or privatize.py looks up), or one
+A plant replaces one part behind the front door (a name that the step, the method or the mechanism looks up), or one
 argument of it.
 """
 

@@ -15,7 +15,7 @@ from fedlsg.method import Method
 from fedlsg.payload.message import Expected, unpack
 from fedlsg.training.compression import Compression
 from simulations.attack.recorded.observations import open_record
-from simulations.client.train import expected
+from simulations.client.train import expected_payload
 from simulations.plan.plan import Base
 from simulations.rundir import feedback_box
 from simulations.rundir.feedback_box import FeedbackBox
@@ -53,7 +53,7 @@ def watch(patch: pytest.MonkeyPatch) -> Watched:
     def listen(values, frame, base: Base, announced: Announcement, dither, box, question) -> bytes:
         payload = shipped(values, frame, base, announced, dither, box, question)
         if dither.client == 0:
-            wanted: Expected = expected(frame, base, announced, dither)
+            wanted: Expected = expected_payload(frame, base, announced, dither)
             seen.gradients += values.double()
             seen.received += decode(unpack(payload, wanted), frame).double()
             seen.payloads += 1

@@ -18,7 +18,7 @@ from simulations.report.figure import looks, png
 from simulations.rundir.links import LINKS, transfer_seconds
 from simulations.rundir.tables import read_lines
 from tests.simulations.support.compare_cases import result
-from tests.simulations.support.runs import Run, reconfigured
+from tests.simulations.support.runs import Run, reconfigure
 
 TABLE = [
     result(0.80), result(0.84, seed=1), result(0.81, method="dpsgd"), result(0.90, epsilon=8.0),
@@ -149,9 +149,9 @@ def test_an_axis_that_does_not_exist_is_refused(fedlsg):
 
 def test_report_along_bytes_of_runs_that_exist(fedlsg, small, tmp_path):
     shutil.copytree(small.path, tmp_path / "other")
-    reconfigured(Run(tmp_path / "other"), **{"clip-norm": 0.25})
+    reconfigure(Run(tmp_path / "other"), **{"clip-norm": 0.25})
     shutil.copytree(small.path, tmp_path / "old")
-    reconfigured(Run(tmp_path / "old"), **{"clip-norm": 0.125})
+    reconfigure(Run(tmp_path / "old"), **{"clip-norm": 0.125})
     (tmp_path / "old" / "bytes.csv").unlink()  # a run of a version that did not count messages
     arguments = [str(small.path), "other", "old", "--axis", "bytes", "--link", "10/50/50", "--out", "there"]
     status, out, err = fedlsg("report", *arguments, width=120)

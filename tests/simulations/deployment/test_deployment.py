@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.deployment import Deployed, deploy
 from benchmarks.socket_proxy import split_http
-from benchmarks.socket_traffic import Message, Moved, moved
+from benchmarks.socket_traffic import Message, Moved, count_moved
 from simulations.engines.runtime.processes import carrying
 from simulations.rundir.tables import Line, read_lines
 from tests.places import REPOSITORY
@@ -63,7 +63,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(CLIENTS), str(REPOSITORY)]))
         flower = deploy(plan, folder / "flower", nodes=2, client_app="reproducible_clients:app")
     assert flower.status == "finished:completed", flower.log[-3000:]
-    seen = tuple(moved(proxy.exchanges()) for proxy in flower.proxies)
+    seen = tuple(count_moved(proxy.exchanges()) for proxy in flower.proxies)
     return Both(simulated=simulated, deployed=Run(directory.path, plan), flower=flower, seen=seen)
 
 

@@ -27,7 +27,7 @@ from simulations.rundir.tables import FIELDS, Row
 from simulations.server import evaluate as evaluation
 from simulations.server.evaluate import evaluate
 from strategies.federation.wire import FAILED, failure
-from tests.simulations.support.runs import Run, plan_at, reconfigured, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import Run, plan_at, reconfigure, resume_local, run_local, stopped_after
 
 finite = st.floats(allow_nan=False)
 count = st.integers(0, 10**15)
@@ -243,7 +243,7 @@ def without(path: Path) -> None:
     path.unlink()
 
 
-def edited(path: Path, number: int) -> None:
+def edit(path: Path, number: int) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     lines[number] = lines[number].replace(b'"noise_multiplier": 2.0', b'"noise_multiplier": 9.0')
     lines[number] = lines[number].replace(b"add/remove", b"replace")
@@ -266,9 +266,9 @@ def cut(path: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Run], Any], str]] = {
     "no ledger": (lambda run: shutil.rmtree(run.directory.ledgers), "client-000000.jsonl.*ledger is missing"),
     "one ledger missing": (lambda run: without(run.directory.ledger(1)), "client-000001.jsonl.*ledger is missing"),
-    "last line edited": (lambda run: edited(run.directory.ledger(0), -1), "client-000000.jsonl, line 2: .*own digest"),
+    "last line edited": (lambda run: edit(run.directory.ledger(0), -1), "client-000000.jsonl, line 2: .*own digest"),
     "last line rewritten": (lambda run: rewritten(run.directory.ledger(0)), "client-000000.jsonl.*not those that"),
-    "header edited": (lambda run: edited(run.directory.ledger(0), 0), "client-000000.jsonl, line 1: .*own digest"),
+    "header edited": (lambda run: edit(run.directory.ledger(0), 0), "client-000000.jsonl, line 1: .*own digest"),
     "last line cut": (lambda run: cut(run.directory.ledger(1)), "client-000001.jsonl.*fewer than the checkpoint's 1"),
     "another's ledger": (
         lambda run: shutil.copy(run.directory.ledger(0), run.directory.ledger(1)),
@@ -298,7 +298,7 @@ def test_resume_insists_on_ledger_and_checkpoint(kind, stopped):
 )
 def test_resume_refuses_examples_that_moved_to_another_client(changes, stopped):
     """Clients compose in parallel only while partitions are fixed: one example could else be charged to two ledgers."""
-    reconfigured(stopped, **changes)
+    reconfigure(stopped, **changes)
     with pytest.raises(ValueError, match=r"cannot change its settings midway: restore .*" + next(iter(changes))):
         resume_local(stopped.path)
     assert [len(stopped.entries(client)) for client in (0, 1)] == [1, 1]

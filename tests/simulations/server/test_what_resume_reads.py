@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 import pytest
 
 from simulations.server.restore import READ
-from tests.simulations.support.broken_runs import KINDS, break_run, copied
+from tests.simulations.support.broken_runs import KINDS, break_run, copy_run
 
 WATCHED = """
 import json, os, sys
@@ -41,8 +41,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str]
     folder, kept = tmp_path_factory.mktemp("watched"), tmp_path_factory.mktemp("kept")
     for kind in KINDS:
         broken = break_run(kept / kind, kind)
-        copied(broken.unbroken.path, folder / f"finished-{kind}")
-        copied(broken.interrupted, folder / f"interrupted-{kind}").directory.checkpoint.write_bytes(b"damaged")
+        copy_run(broken.unbroken.path, folder / f"finished-{kind}")
+        copy_run(broken.interrupted, folder / f"interrupted-{kind}").directory.checkpoint.write_bytes(b"damaged")
     there = {run.name: {str(p.relative_to(run)) for p in run.rglob("*") if p.is_file()} for run in folder.iterdir()}
     log = kept / "seen.json"
     subprocess.run([sys.executable, "-c", WATCHED, str(folder), str(log)], check=True, timeout=600)

@@ -77,7 +77,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def copied(run: Path, to: Path) -> Run:
+def copy_run(run: Path, to: Path) -> Run:
     """A copy of a run directory that knows where it is."""
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(run, to)

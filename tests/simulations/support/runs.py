@@ -122,6 +122,6 @@ def stopped_after(round: int, out: Path, **settings: Any) -> Run:
     return Run(directory.path, plan)
 
 
-def reconfigured(run: Run, **changes: Any) -> None:
+def reconfigure(run: Run, **changes: Any) -> None:
     """Edit the config.toml of a run."""
     run.directory.config.write_text(tomli_w.dumps(run.config | changes))
