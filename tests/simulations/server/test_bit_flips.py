@@ -12,6 +12,7 @@ from tests.simulations.support.broken_runs import (
     KINDS,
     Broken,
     break_run,
+    copy_run,
     resumed,
     same,
     state_of,
