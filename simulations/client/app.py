@@ -1,9 +1,9 @@
 """The Flower ClientApp: two messages, ``query`` (identity) and ``train`` (one round).
 
-A client always replies: a silent one would delay the round. What leaves is its payload, a refusal (``REFUSALS``: its
-text names settings, terms, files and public data), or one constant text. Even the type of any other error may reveal
-private data: memory that ran out, the size of a batch; an index error, a label. The client's log has the whole error.
-In a simulation, a full disk is reported as well: it is the run's disk.
+A client always replies: a silent one would delay the round. What leaves is its payload, a refusal (a ``RefusalError``,
+or an error of the ledger or of the code: its text names settings, terms, files and public data), or one constant text.
+Even the type of any other error may reveal private data: memory that ran out, the size of a batch; an index error, a
+label. The client's log has the whole error. In a simulation, a full disk is reported as well: it is the run's disk.
 """
 
 from collections.abc import Callable
@@ -18,48 +18,16 @@ from flwr.common.logger import log
 from fedlsg.privacy import LedgerError
 from simulations.client.deployed import Deployed
 from simulations.client.model import process
-from simulations.client.replica import ReplicaDiffersError, ReplicaMissingError
 from simulations.client.train import answer
 from simulations.grids import actors, import_path, prompt
 from simulations.grids.grouped import answer_groups, in_simulation
-from simulations.grids.refusals import (
-    FrameDiffersError,
-    OverBudgetError,
-    RefusalError,
-    SettingsError,
-    TermsError,
-    log_failure,
-)
+from simulations.grids.refusals import RefusalError, SettingsError, log_failure
 from simulations.grids.virtual import SHARED
 from simulations.rundir.files.atomic import cause_of
 from simulations.settings.published import from_run_config
 from simulations.settings.settings import Settings
 from strategies.federation.code_identity import OtherCodeError, check_same_code
-from strategies.federation.wire import (
-    DISK_FULL,
-    FAILED,
-    FRAME_DIFFERS,
-    NO_REASON,
-    OVER_BUDGET,
-    REFUSED_TERMS,
-    REPLICA_DIFFERS,
-    REPLICA_MISSING,
-    failure,
-    identity,
-    update,
-)
-
-REFUSALS: dict[type[Exception], int] = {
-    FrameDiffersError: FRAME_DIFFERS,
-    ReplicaMissingError: REPLICA_MISSING,
-    ReplicaDiffersError: REPLICA_DIFFERS,
-    OverBudgetError: OVER_BUDGET,
-    TermsError: REFUSED_TERMS,
-    RefusalError: FAILED,
-    OtherCodeError: FAILED,
-    LedgerError: FAILED,
-}
-"""Errors whose text may leave, and their codes; the first that fits."""
+from strategies.federation.wire import DISK_FULL, FAILED, NO_REASON, failure, identity, update
 
 app = ClientApp()
 answer_groups(app, forget=process.cache_clear)
@@ -131,9 +99,8 @@ def _reply(message: Message, content: Callable[[], RecordDict], *, on_run_disk: 
         return Message(content(), reply_to=message)
     except Exception as error:
         full = cause_of(error) if on_run_disk else None
-        code = next((code for kind, code in REFUSALS.items() if isinstance(error, kind)), None)
-        if code is not None and full is None:
+        if full is None and isinstance(error, (RefusalError, LedgerError, OtherCodeError)):
             log(WARNING, "refused: %s", error)
-            return failure(str(error), code, message)
+            return failure(str(error), error.code if isinstance(error, RefusalError) else FAILED, message)
         log_failure()
         return failure(NO_REASON, FAILED, message) if full is None else failure(f"{full.filename}", DISK_FULL, message)

@@ -22,7 +22,7 @@ from simulations.plan.parts import Own
 from simulations.plan.plan import count_blocks, prepare
 from simulations.settings.settings import Settings
 from simulations.workloads.digest import data_digest
-from strategies.federation.ledger_wire import RECORD, Held, news_record, read_held
+from strategies.federation.ledger_wire import RECORD, news_record, read_held
 from strategies.federation.wire import identity, read_round, update
 
 
@@ -49,7 +49,12 @@ class Deployed:
 
     def update(self, content: RecordDict) -> RecordDict:
         """The payload of a round, and the lines of the ledger that the server does not have."""
-        held = _held(content)
+        held = read_held(content)
+        if held is None:
+            raise TermsError(
+                "the server names no run: it treats this client as a simulated one, or has another version of fedlsg; "
+                "a deployed client would be charged without a proof of it"
+            )
         folder, here = self._admit(read_round(content).expected_batch)
         folder.news(held.head)  # refuse a server with entries that this ledger lacks, before anything is spent
         account = NodeAccount(folder, here.process.base.settings, held.run)
@@ -134,13 +139,3 @@ def node_process(settings: Settings, terms: Terms, expected_batch: float | None)
     except (ValueError, OSError, ImportError) as error:
         raise SettingsError(f"{type(error).__name__}: {error}") from None
     return NodeProcess(assemble(base), blocks)
-
-
-def _held(content: RecordDict) -> Held:
-    held = read_held(content)
-    if held is None:
-        raise TermsError(
-            "the server names no run: it treats this client as a simulated one, or has another version of fedlsg; "
-            "a deployed client would be charged without a proof of it"
-        )
-    return held

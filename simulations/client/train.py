@@ -8,6 +8,7 @@ payload without noise is not stored: it has no privacy claim, and can be compute
 import hashlib
 import secrets
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from flwr.app import RecordDict
@@ -94,7 +95,7 @@ def _train(here: Process, account: Account, plan: RoundPlan, num_examples: int, 
         values = client_step(
             here.state.model,
             batches(base, partition, round, used_rows),
-            lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none"),
+            partial(F.cross_entropy, reduction="none"),
             frame=plan.frame,
             mechanism=plan.mechanism,
             local=plan.local,

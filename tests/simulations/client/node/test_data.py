@@ -335,7 +335,7 @@ def test_a_server_learns_nothing_of_a_column_that_it_names(tmp_path, monkeypatch
     own = f"hf-text:{tmp_path / 'own'}"
     node = {"data": own, "input_columns": "text", "label_column": "sick", "classes": 2}
 
-    def refusal(label: str | None, count: int, **changes: object) -> str:
+    def reason_for(label: str | None, count: int, **changes: object) -> str:
         monkeypatch.setenv("FEDLSG_DATA", str(public[count]))
         new_process()
         run = {"workload": "hf-text", "dataset": "set", "method": "bitfit", "model": bert, "max_length": 16}
@@ -343,7 +343,7 @@ def test_a_server_learns_nothing_of_a_column_that_it_names(tmp_path, monkeypatch
         reply = Server.start(terms(tmp_path / "node", **{**node, **changes}), tmp_path / "copy", **run).query()
         return reply.error.reason if reply.has_error() else "accepted"
 
-    assert refusal("age", 30) == refusal("age", 50)
-    assert "the run reads label_column='age', and this client's node config says 'sick'" in refusal("age", 30)
-    assert refusal("sick", 30).replace("30 classes", "") == refusal("sick", 50).replace("50 classes", "")
-    assert "node config: own data for workload 'hf-text' need classes" in refusal("sick", 2, classes=None)
+    assert reason_for("age", 30) == reason_for("age", 50)
+    assert "the run reads label_column='age', and this client's node config says 'sick'" in reason_for("age", 30)
+    assert reason_for("sick", 30).replace("30 classes", "") == reason_for("sick", 50).replace("50 classes", "")
+    assert "node config: own data for workload 'hf-text' need classes" in reason_for("sick", 2, classes=None)
