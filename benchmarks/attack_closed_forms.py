@@ -155,7 +155,7 @@ def without_bias(seen: Observation, guess: Guess) -> tuple[Guess, str]:
         return guess, "no: direction only"
 
 
-def told_apart(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, float]:
+def distinguish(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, float]:
     """Fewest neurons that are off for one example and on for another, over ordered pairs; condition number of G."""
     with torch.no_grad():
         hidden = model.get_submodule("hidden")(x.flatten(1))
@@ -181,7 +181,7 @@ def relu(seeds: int) -> Lines:
             for seed in range(seeds):
                 x, y = twins(seed) if "twins" in batch else digits(int(batch), "batch", batch, seed)
                 model = network(nn.ReLU, hidden=hidden, seed=seed)
-                apart, condition = told_apart(model, x, y)
+                apart, condition = distinguish(model, x, y)
                 value, words = attack(name, model, x, y, seed, dtype)
                 values.append(value)
                 said += value < 100 and bool(words)

@@ -20,7 +20,7 @@ from simulations.client.app import app
 from simulations.client.deployed import node_process
 from simulations.client.model import process
 from simulations.engines.local import LocalGrid, task_identity
-from simulations.grids.virtual import FIRST_NODE, named
+from simulations.grids.virtual import FIRST_NODE, give_id
 from simulations.plan.plan import Plan, make_plan
 from simulations.settings.settings import as_config, from_mapping
 from strategies.federation.code_identity import RECORD as CODE
@@ -67,7 +67,7 @@ def call(message: Message, node_config: Mapping[str, Any], run_config: Mapping[s
         run_id=1, node_id=message.metadata.dst_node_id, node_config=dict(node_config), state=RecordDict(),
         run_config=dict(run_config),
     )  # fmt: skip
-    return over_the_wire(named(app(over_the_wire(message), context)))
+    return over_the_wire(give_id(app(over_the_wire(message), context)))
 
 
 class DeployedGrid(LocalGrid):
@@ -114,7 +114,9 @@ class Server:
         """The reply to the query; the copy takes the ledger that it brings."""
         with task_identity():
             reply = call(
-                named(Message(RecordDict({CODE: code_record()}), FIRST_NODE, MessageType.QUERY)), self.node, self.config
+                give_id(Message(RecordDict({CODE: code_record()}), FIRST_NODE, MessageType.QUERY)),
+                self.node,
+                self.config,
             )
         return self._noted(reply)
 
@@ -123,7 +125,7 @@ class Server:
         held = changes.pop("held", Held(run=self.run, head=head_of(self.copy, self.client)))
         with task_identity():
             message = Message(self.announced(round, held, **changes), FIRST_NODE, MessageType.TRAIN)
-            return self._noted(call(named(message), self.node, self.config))
+            return self._noted(call(give_id(message), self.node, self.config))
 
     def announced(self, round: int, held: Held | None, **changes: Any) -> RecordDict:
         """What is announced of a round."""
