@@ -113,11 +113,8 @@ class Server:
     def query(self) -> Message:
         """The reply to the query; the copy takes the ledger that it brings."""
         with task_identity():
-            reply = call(
-                give_id(Message(RecordDict({CODE: code_record()}), FIRST_NODE, MessageType.QUERY)),
-                self.node,
-                self.config,
-            )
+            question = Message(RecordDict({CODE: code_record()}), FIRST_NODE, MessageType.QUERY)
+            reply = call(give_id(question), self.node, self.config)
         return self._noted(reply)
 
     def train(self, round: int = 1, **changes: Any) -> Message:
