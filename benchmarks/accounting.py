@@ -21,7 +21,7 @@ from fedlsg.state import select_clients
 DELTA, ROUNDS, BATCH = 1e-5, 200, 10
 
 
-def made(clients: int, *, own_noise: bool) -> list[Events]:
+def make_events(clients: int, *, own_noise: bool) -> list[Events]:
     """The events in every client's ledger at the end of a run."""
     draw = random.Random(0)
     selected = [0] * clients
@@ -59,7 +59,7 @@ def main() -> None:
     given = options.parse_args()
     results = {}
     for name, own_noise in (("common", False), ("own", True)):
-        results[name] = measure(made(given.clients, own_noise=own_noise), exact=given.exact)
+        results[name] = measure(make_events(given.clients, own_noise=own_noise), exact=given.exact)
         print(f"{name} noise: {results[name]['different']} different clients, {results[name]['front']} in the front")
         for what in ("display", "end", "exact"):
             if what in results[name]:

@@ -92,7 +92,7 @@ def image_cases(microbatch: int) -> Mapping[str, Case]:
     }
 
 
-def aligned(
+def align(
     examples: int, dtype: torch.dtype = torch.float32, *, even: bool = True, width: int = 64, microbatch: int = 256
 ) -> Subject:
     """A linear model whose gradients are its inputs, in one direction: all are clipped, or every other one is 0.6 C.

@@ -155,7 +155,7 @@ def without_bias(seen: Observation, guess: Guess) -> tuple[Guess, str]:
         return guess, "no: direction only"
 
 
-def told_apart(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, float]:
+def distinguish(model: nn.Module, x: Tensor, y: Tensor) -> tuple[int, float]:
     """Fewest neurons that are off for one example and on for another, over ordered pairs; condition number of G."""
     with torch.no_grad():
         hidden = model.get_submodule("hidden")(x.flatten(1))
@@ -181,8 +181,8 @@ def relu(seeds: int) -> Lines:
             for seed in range(seeds):
                 x, y = twins(seed) if "twins" in batch else digits(int(batch), "batch", batch, seed)
                 model = network(nn.ReLU, hidden=hidden, seed=seed)
-                apart, condition = told_apart(model, x, y)
-                value, words = attacked(name, model, x, y, seed, dtype)
+                apart, condition = distinguish(model, x, y)
+                value, words = attack(name, model, x, y, seed, dtype)
                 values.append(value)
                 said += value < 100 and bool(words)
                 if dtype == torch.float64 and value >= 100:
@@ -204,7 +204,7 @@ def relu(seeds: int) -> Lines:
     yield f"| all batches above 100 dB | | | {least_apart} or more | {worst:.1f} or less | |"
 
 
-def attacked(name: str, model: nn.Module, x: Tensor, y: Tensor, seed: int, dtype: torch.dtype) -> tuple[float, str]:
+def attack(name: str, model: nn.Module, x: Tensor, y: Tensor, seed: int, dtype: torch.dtype) -> tuple[float, str]:
     """PSNR of the worst image in the best matching, and the attack's own doubt about its guess."""
     seen = observe(name, model, x, y, seed=seed, dtype=dtype)
     generator = public_generator(seed, "attack")
@@ -228,12 +228,12 @@ def theorem_5_1(seeds: int) -> Lines:
         ("mask, then clip (fedlsg)", clipped, "mask, clip"),
     ):
         for rate in (0.0, 0.5, 0.9):
-            rows = [compared(mechanism, order, rate, seed, words) for seed in range(seeds)]
+            rows = [compare(mechanism, order, rate, seed, words) for seed in range(seeds)]
             ratios, bounds, below = (torch.tensor(column) for column in zip(*rows, strict=True))
             yield f"| {words} | {rate:g} | {mean_interval(ratios)} | {mean_interval(bounds)} | {below.max():.1f} |"
 
 
-def compared(mechanism: Mechanism, order: Any, rate: float, seed: int, words: str) -> tuple[float, float, float]:
+def compare(mechanism: Mechanism, order: Any, rate: float, seed: int, words: str) -> tuple[float, float, float]:
     """Measured error divided by the predicted one and by the theorem's bound; standard errors below the bound."""
     k = torch.randn(64, generator=public_generator(seed, "k", words), dtype=torch.float64)
     x = 0.7

@@ -67,7 +67,7 @@ def settings(audited: Audited, own: dict[str, Any]) -> tuple[str, str]:
     )
 
 
-def gathered(stated: list[tuple[str, str]]) -> str:
+def gather(stated: list[tuple[str, str]]) -> str:
     """The settings of all methods; methods with equal settings share one entry."""
     alike: dict[str, list[str]] = {}
     for name, rest in stated:
@@ -122,7 +122,7 @@ def main() -> None:
         "Planted mistakes:", "",
         "| method | plant | falsified by | one-run bound | f-DP one-run bound | GDP estimate | seconds: wall, CPU |",
         "|---|---|---|---|---|---|---|", *plants, "",
-        f"Settings: {gathered(stated)}; all else is the method's recipe on digits.",
+        f"Settings: {gather(stated)}; all else is the method's recipe on digits.",
         "",
         f"Claimed epsilon {args.epsilon:g} at delta 1e-5, {args.canaries} canaries. Seeds 0 to {args.seeds - 1} of "
         f"correct code, seed 0 of plants; {platform.machine()}, one thread of a shared 2-core virtual machine, no GPU, "

@@ -26,7 +26,7 @@ def private(plan: Plan) -> Round:
 
     def round_(number: int) -> None:
         frame, values = state.frame(), []
-        for client in select_clients(len(plan.parts), jobs.ASKED, round=number, seed=0):
+        for client in select_clients(len(plan.parts), jobs.COHORT, round=number, seed=0):
             part = plan.parts[client]
             values.append(
                 client_step(
@@ -54,7 +54,7 @@ def plain(plan: Plan) -> Round:
     def round_(number: int) -> None:
         start = [p.detach().clone() for p in parameters]
         total = [torch.zeros_like(p) for p in parameters]
-        for client in select_clients(len(plan.parts), jobs.ASKED, round=number, seed=0):
+        for client in select_clients(len(plan.parts), jobs.COHORT, round=number, seed=0):
             part = plan.parts[client]
             for rows in part[torch.randperm(len(part))].split(jobs.BATCH):
                 inputs, targets = train.batch(rows)
@@ -67,6 +67,6 @@ def plain(plan: Plan) -> Round:
                     p.copy_(at)
         with torch.no_grad():
             for p, change in zip(parameters, total, strict=True):
-                p += change / jobs.ASKED
+                p += change / jobs.COHORT
 
     return round_

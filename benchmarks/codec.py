@@ -39,7 +39,7 @@ def entropy(symbols: np.ndarray) -> float:
     return float(-(counts * np.log2(counts / counts.sum())).sum())
 
 
-def made(count: int, seed: int, signals: Sequence[float]) -> tuple[Tensor, list[Block]]:
+def make_values(count: int, seed: int, signals: Sequence[float]) -> tuple[Tensor, list[Block]]:
     """Noisy values in blocks whose signals differ, float32."""
     generator = torch.Generator().manual_seed(seed)
     size = count // len(signals)
@@ -55,7 +55,7 @@ def floor(step: float) -> NoiseFloor:
 
 def grid_row(codec: Codec, count: int, repeats: int, *, signals: Sequence[float] = SIGNAL) -> dict[str, Any]:
     """Bits, speed and error of one codec."""
-    values, blocks = made(count, SEED, signals)
+    values, blocks = make_values(count, SEED, signals)
     count = len(values)
     dither = Dither(seed=SEED, client=0, noise_std=SIGMA)
     indices, common = torch.arange(count), {"size": count, "round": ROUND, "digest": bytes(32), "codec": codec}

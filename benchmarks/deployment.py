@@ -21,10 +21,10 @@ from typing import Any
 
 from benchmarks.flower_app import CLIENT_APP, free_port, private_flower, write_app
 from benchmarks.socket_proxy import CountingProxy, counting
-from benchmarks.socket_traffic import moved
+from benchmarks.socket_traffic import count_moved
 from simulations.plan.plan import Plan, make_plan
-from simulations.rundir.messages import read
 from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.tables import read_lines
 from simulations.settings.settings import from_mapping
 
 
@@ -70,8 +70,8 @@ def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
         deployed = deploy(plan, Path(folder) / "flower", nodes=len(plan.terms))
         if deployed.status != "finished:completed":
             raise RuntimeError(f"the run ended as {deployed.status}:\n{deployed.log[-2000:]}")
-        counted = list(read(directory.messages))
-        seen = [moved(proxy.exchanges()) for proxy in deployed.proxies]
+        counted = list(read_lines(directory.messages))
+        seen = [count_moved(proxy.exchanges()) for proxy in deployed.proxies]
     messages = [
         {
             "round": line.round, "client": line.client, "direction": line.direction, "values": line.values_bytes,

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.gate import FOLDER, POLL_SECONDS, Gate
-from benchmarks.jobs import ASKED
+from benchmarks.jobs import COHORT
 from benchmarks.pairs import parser, summary, table, write
 from benchmarks.tree import Tree
 
@@ -43,7 +43,7 @@ class Arm:
     def arrive(self, round: int, seconds: float) -> None:
         """Wait until the next round is ``round``. Raises RuntimeError with the log if the process has ended."""
         deadline = time.monotonic() + seconds
-        while not self.gate.arrived(round):
+        while not self.gate.has_arrived(round):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(
                     f"{self.name} did not come to round {round}: {Path(self.log.name).read_text()[-2000:]}"
@@ -102,7 +102,7 @@ def main() -> None:
     print(table(found, given.engines[0], unit="CPU s"))
     first = seconds["cpu"][given.engines[0]]
     for name in given.engines[1:]:
-        over = sorted((a - b) / ASKED for a, b in zip(seconds["cpu"][name], first, strict=True))
+        over = sorted((a - b) / COHORT for a, b in zip(seconds["cpu"][name], first, strict=True))
         print(f"{name}: {1000 * over[len(over) // 2]:.1f} ms of CPU a client over {given.engines[0]}")
     write(given.json, {"model": given.model, "method": given.method, "engines": found})
 

@@ -52,9 +52,9 @@ def main(grid: Grid, context: Context) -> None:
         return MetricRecord({})
 
     strategy = FedAvg(
-        fraction_train=jobs.ASKED / jobs.CLIENTS,
+        fraction_train=jobs.COHORT / jobs.CLIENTS,
         fraction_evaluate=0.0,
-        min_train_nodes=jobs.ASKED,
+        min_train_nodes=jobs.COHORT,
         min_available_nodes=jobs.CLIENTS,
     )
     model = jobs.MODELS[str(context.run_config["model"])]()

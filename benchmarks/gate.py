@@ -34,7 +34,7 @@ class Gate:
                 raise TimeoutError(f"nobody let round {round} through")
             time.sleep(POLL_SECONDS)
 
-    def arrived(self, round: int) -> bool:
+    def has_arrived(self, round: int) -> bool:
         """Whether the process waits before ``round``."""
         return (self.folder / f"before-{round}").exists()
 

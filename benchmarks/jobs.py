@@ -19,12 +19,12 @@ from torch import nn
 from simulations import workloads
 from simulations.workloads.base.workload import Options, Progress, Split, Workload, rescale
 
-CLIENTS, IMAGES, ASKED, BATCH = 100, 50, 10, 10
+CLIENTS, IMAGES, COHORT, BATCH = 100, 50, 10, 10
 SIDE = 32
 
 DEFAULTS: Mapping[str, object] = MappingProxyType(
     {
-        "clients": CLIENTS, "clients_per_round": ASKED, "local_steps": IMAGES // BATCH, "sample_rate": BATCH / IMAGES,
+        "clients": CLIENTS, "clients_per_round": COHORT, "local_steps": IMAGES // BATCH, "sample_rate": BATCH / IMAGES,
         "rounds": 30, "local_learning_rate": 0.01, "learning_rate": 0.01, "momentum": 0.0, "clip_norm": 1.0,
         "noise_multiplier": 2.0, "delta": 1e-5, "rank": 8, "sparsity": 0.5, "partition": "iid",
     }

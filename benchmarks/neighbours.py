@@ -23,7 +23,7 @@ from fedlsg.privacy import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.state import PublicState
 from fedlsg.training import Batch, Groups, LocalTraining, Positions, together
-from simulations.client.batches import batches, groups
+from simulations.client.train import batches, groups
 from simulations.plan.plan import Base
 from simulations.settings.resolve import build_method, fill
 from simulations.settings.settings import from_mapping
@@ -119,12 +119,12 @@ def _sum(subject: Subject, rows: Tensor, watched: int | None) -> tuple[Tensor, T
     batch, of_shape = subject.data(rows)
     with caught(watched) as (totals, own, positions):
 
-        def drawn(some: Positions) -> tuple[object, Tensor]:
+        def draw(some: Positions) -> tuple[object, Tensor]:
             positions[:] = some.tolist()
             return batch(some)
 
         fedlsg.training.client.client_step(
-            subject.model, drawn, subject.loss_fn, frame=subject.frame, mechanism=subject.mechanism,  # type: ignore[arg-type]
+            subject.model, draw, subject.loss_fn, frame=subject.frame, mechanism=subject.mechanism,  # type: ignore[arg-type]
             local=subject.local, num_examples=len(rows), sampler=reproducible_stream(0), noise=reproducible_stream(1),
             charge=lambda: None, groups=of_shape,
         )  # fmt: skip

@@ -42,7 +42,10 @@ def run(model_name: str, rounds: int) -> None:
     net = with_loss(jobs.MODELS[model_name]())
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=rounds, evaluation_frequency=10**6, train_cohort_size=jobs.ASKED, val_cohort_size=0
+            central_num_iterations=rounds,
+            evaluation_frequency=10**6,
+            train_cohort_size=jobs.COHORT,
+            val_cohort_size=0,
         ),
         backend=SimulatedBackend(
             training_data=FederatedDataset(user, get_user_sampler("random", list(range(jobs.CLIENTS)))), val_data=None

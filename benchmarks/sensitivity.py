@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.adversaries import Case, aligned, float32_over_microbatches, padded_to_the_longest, summed_in
+from benchmarks.adversaries import Case, align, float32_over_microbatches, padded_to_the_longest, summed_in
 from benchmarks.neighbours import BOUND, Subject, move, subject
 from benchmarks.pairs import machine
 from fedlsg.gradients import Precision, per_example_gradients
@@ -35,13 +35,13 @@ PRECISIONS = {
 Planted = Callable[[], AbstractContextManager[object]]
 
 
-def row(what: str, before: Planted, made: Callable[[], Subject], cases: Iterable[Case]) -> dict[str, Any]:
+def row(what: str, before: Planted, build: Callable[[], Subject], cases: Iterable[Case]) -> dict[str, Any]:
     """The case with the largest distance, before and after."""
     found: dict[str, Any] = {"what": what}
     chosen = list(cases)
     for when, plant in (("before", before), ("after", nullcontext)):
         with plant():
-            some = [move(made(), *case) for case in chosen]
+            some = [move(build(), *case) for case in chosen]
         found[when] = {"moved": max(m.moved for m in some), "neighbours": max(m.neighbours for m in some)}
     print(json.dumps(found), flush=True)
     return found
@@ -57,7 +57,7 @@ def text_rows(sst2: Workload) -> list[dict[str, Any]]:
     for name, precision in PRECISIONS.items():
         for microbatch, pairs in ((32, PAIRS), (256, 1)):
 
-            def made(precision: Precision = precision, microbatch: int = microbatch) -> Subject:
+            def build(precision: Precision = precision, microbatch: int = microbatch) -> Subject:
                 given: dict[str, Any] = {"clip_norm": 0.05, "microbatch_size": microbatch, "model": "minilm"}
                 return subject(sst2, "bitfit", precision=precision, **given)
 
@@ -65,11 +65,11 @@ def text_rows(sst2: Workload) -> list[dict[str, Any]]:
                 drawn = torch.randperm(len(sst2.train), generator=generator)[:64].tolist()
                 farthest = max(range(64), key=lambda place: int(lengths[drawn[place]]))
                 rows.append(
-                    row(f"{name}: 64 texts, the longest leaves", padded_to_the_longest, made, [(drawn, farthest)])
+                    row(f"{name}: 64 texts, the longest leaves", padded_to_the_longest, build, [(drawn, farthest)])
                 )
             cases = [([a] * (microbatch - 1) + [b], microbatch - 1) for a, b in zip(short, long, strict=True)][:pairs]
             what = f"{name}: {microbatch - 1} copies of {SHORT} tokens, one text of {LONG} leaves"
-            rows.append(row(what, padded_to_the_longest, made, cases))
+            rows.append(row(what, padded_to_the_longest, build, cases))
     return rows
 
 
@@ -82,7 +82,7 @@ def sum_rows() -> list[dict[str, Any]]:
         for even in (False, True):
             cases = [(list(range(examples)), place) for place in (0, examples - 1)]
             what = f"{examples} aligned gradients, {dtype}, {'equal coordinates' if even else 'random direction'}"
-            rows.append(row(what, before, partial(aligned, examples, dtype, even=even), cases))
+            rows.append(row(what, before, partial(align, examples, dtype, even=even), cases))
     return rows
 
 
@@ -96,15 +96,15 @@ def rounding_rows(sst2: Workload) -> list[dict[str, Any]]:
         made = subject(sst2, "lsg", precision=precision, clip_norm=0.05, model="minilm")
         inputs, targets = sst2.train.batch(texts)
 
-        def clipped(size: int, made: Subject = made, inputs: Any = inputs, targets: Any = targets) -> torch.Tensor:
+        def clip(size: int, made: Subject = made, inputs: Any = inputs, targets: Any = targets) -> torch.Tensor:
             some = {key: t[:size] for key, t in inputs.items()}
             blocks = per_example_gradients(
                 made.model, made.loss_fn, some, targets[:size], made.frame, precision=made.local.precision
             )
             return torch.nn.functional.normalize(torch.cat(blocks, 1).double(), dim=1)
 
-        whole = clipped(max(SIZES))
-        moved = {size: float((clipped(size) - whole[:size]).norm(dim=1).max()) for size in SIZES}
+        whole = clip(max(SIZES))
+        moved = {size: float((clip(size) - whole[:size]).norm(dim=1).max()) for size in SIZES}
         rows.append({"what": f"MiniLM lsg, {name}", "farthest_row_by_size": moved})
         print(json.dumps(rows[-1]), flush=True)
     return rows

@@ -55,18 +55,18 @@ class Moved:
     besides: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
 
-def moved(exchanges: Iterable[Exchange]) -> Moved:
+def count_moved(exchanges: Iterable[Exchange]) -> Moved:
     """The exchanges of one node, each assigned to its message, or to ``besides``."""
     found, rest = Moved(), []
     owners: dict[tuple[str, str], list[tuple[str, str]]] = {}
     exchanges = list(exchanges)
     for exchange in exchanges:
-        for kind, tree, key in _announced(exchange):
+        for kind, tree, key in _announcements(exchange):
             found.messages.setdefault(key, Message()).add(exchange, up=kind == "push")
             for name in _objects(tree):
                 owners.setdefault((kind, name), []).append(key)
     for exchange in exchanges:
-        if any(_announced(exchange)):
+        if any(_announcements(exchange)):
             continue
         kind, name, content = _object(exchange)
         waiting = owners.get((kind, name), [])
@@ -83,7 +83,7 @@ def moved(exchanges: Iterable[Exchange]) -> Moved:
     return found
 
 
-def _announced(exchange: Exchange) -> Iterator[tuple[str, Any, tuple[str, str]]]:
+def _announcements(exchange: Exchange) -> Iterator[tuple[str, Any, tuple[str, str]]]:
     """(push or pull, object tree, (round, direction)) of the messages that an exchange announces."""
     if exchange.path.endswith("/push-messages"):
         sent = PushMessagesRequest.FromString(exchange.request)

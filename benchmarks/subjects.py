@@ -31,7 +31,7 @@ def wrn(batch: int) -> Subject:
     """WRN-28-4 for CIFAR-10 with affine GroupNorm: 28 convolutions, 5.9 M parameters."""
     torch.manual_seed(0)
     return Subject(
-        build=_seeded(lambda: wide_resnet(28, 4, channels=3, num_classes=10, form="standard")),
+        build=_with_seed(lambda: wide_resnet(28, 4, channels=3, num_classes=10, form="standard")),
         inputs=torch.randn(batch, 3, 32, 32),
         targets=torch.randint(10, (batch,)),
     )
@@ -41,7 +41,7 @@ def encoder(batch: int, length: int = 64) -> Subject:
     """MiniLM-L6's shape: 6 layers of width 384, 10.6 M trained parameters, frozen embeddings."""
     torch.manual_seed(0)
     return Subject(
-        build=_seeded(lambda: Encoder(layers=6, width=384, heads=12, length=length)),
+        build=_with_seed(lambda: Encoder(layers=6, width=384, heads=12, length=length)),
         inputs=torch.randint(1000, (batch, length)),
         targets=torch.randint(2, (batch,)),
     )
@@ -51,7 +51,7 @@ def roberta(batch: int, length: int = 128) -> Subject:
     """RoBERTa-base's shape: 12 layers of width 768, 85 M trained parameters, frozen embeddings."""
     torch.manual_seed(0)
     return Subject(
-        build=_seeded(lambda: Encoder(layers=12, width=768, heads=12, length=length)),
+        build=_with_seed(lambda: Encoder(layers=12, width=768, heads=12, length=length)),
         inputs=torch.randint(1000, (batch, length)),
         targets=torch.randint(2, (batch,)),
     )
@@ -72,7 +72,7 @@ def on_device(subject: Subject, device: torch.device) -> Subject:
     )
 
 
-def _seeded(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+def _with_seed(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         torch.manual_seed(0)
         return build()

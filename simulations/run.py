@@ -15,8 +15,8 @@ from simulations.plan.continuity import check_unchanged
 from simulations.plan.plan import Plan, make_plan
 from simulations.report.terminal import layers_shown, showing, summary_table
 from simulations.rundir.lock import exclusive
-from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.tables import Row
 from simulations.server.diverged import refuse_diverged
 from simulations.server.restore import restore
 from simulations.settings.published import resolve

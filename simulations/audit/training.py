@@ -19,7 +19,7 @@ from fedlsg.attacks.observation import ThreatModel
 from simulations.attack.recorded.observations import Record, open_record
 from simulations.audit.examples import Inserted, choose_canaries, strongest, with_canaries
 from simulations.audit.subject import Audited
-from simulations.client.train import serving
+from simulations.client.model import serving
 from simulations.engines import local
 from simulations.plan.plan import Base, Plan, make_plan
 from simulations.report.progress import count_bar

@@ -1,63 +1,29 @@
-"""A client's account, to which its training is charged: its ledger, its budget, and the folder of the run.
-
-A simulated client's account is its ledger in the run's directory; a deployed client has ``node.account``.
-"""
+"""A client's account, to which its training is charged: its ledger, its budget, and the folder of the run."""
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedlsg.privacy import Entry, Ledger
-from simulations.grids.refusals import OverBudgetError
+from simulations.client.node.conditions import check_mechanism
+from simulations.client.node.folder import Budget, NodeFolder
+from simulations.grids.refusals import OverBudgetError, TermsError
 from simulations.rundir.rundir import RunDir
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings
 
 
-class Account(Protocol):
-    """A client's ledger in a run. A refused entry raises before it is charged."""
-
-    @property
-    def client(self) -> int:
-        """The client's number."""
-
-    @property
-    def name(self) -> str:
-        """The run's name in the ledger, "" for a ledger of one run."""
-
-    @property
-    def run(self) -> RunDir:
-        """Where the client keeps its payloads and its replica."""
-
-    @property
-    def path(self) -> Path:
-        """The ledger file."""
-
-    def of_round(self, round: int) -> tuple[Entry, ...]:
-        """The entries of a round of this run."""
-
-    def next_attempt(self, round: int) -> int:
-        """The attempt that the next entry of a round takes."""
-
-    def check(self, entry: Entry) -> None:
-        """Raise OverBudgetError if the entry would pass the budget, before anything is computed."""
-
-    def charge(self, entry: Entry) -> None:
-        """Check the budget and charge the entry; when this returns, the entry is on disk."""
-
-    def keep_truth(self, round: int, drawn: Sequence[Tensor]) -> None:
-        """Record the rows of the batches, if a simulation keeps them for evaluating attacks."""
-
-
 @dataclass(frozen=True)
 class SimulatedAccount:
-    """A client's ledger in the directory of the run, under the run's own budget."""
+    """The ledger of client number ``client`` in the directory of the run, under the run's own budget.
+
+    ``name``: the run's name in the ledger, "" for a ledger of one run. A refused entry raises before it is charged.
+    """
 
     run: RunDir
     client: int
@@ -66,6 +32,7 @@ class SimulatedAccount:
 
     @property
     def path(self) -> Path:
+        """The ledger file."""
         return self.run.ledger(self.client)
 
     @cached_property
@@ -73,12 +40,15 @@ class SimulatedAccount:
         return Ledger(self.path, client=self.client)
 
     def of_round(self, round: int) -> tuple[Entry, ...]:
+        """The entries of a round of this run."""
         return self._ledger.of_round(round)
 
     def next_attempt(self, round: int) -> int:
+        """The attempt that the next entry of a round takes."""
         return self._ledger.next_attempt(round)
 
     def check(self, entry: Entry) -> None:
+        """Raise OverBudgetError if the entry would pass the budget, before anything is computed."""
         s = self.settings
         if entry.mechanism != "dp" or s.epsilon is None or s.reproducible:
             return
@@ -87,15 +57,80 @@ class SimulatedAccount:
             raise OverBudgetError(why)
 
     def charge(self, entry: Entry) -> None:
+        """Charge the entry; when this returns, it is on disk."""
         # A reproducible attempt draws the same bits again: the same release, charged once.
         again = (replace(known, attempt=entry.attempt) == entry for known in self._ledger.entries)
         if not (self.settings.reproducible and any(again)):
             self._ledger.charge(entry)
 
-    def keep_truth(self, round: int, drawn: Sequence[Tensor]) -> None:
+    def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
+        """Record the rows of the batches, if the settings keep them for evaluating attacks."""
         if self.settings.record_updates:
-            self.run.save_truth(round, self.client, torch.cat(list(drawn)))
+            self.run.save_truth(round, self.client, torch.cat(list(rows)))
 
+
+@dataclass(frozen=True)
+class NodeAccount:
+    """A deployed client's account in the run ``name``: one ledger over all runs, under its own budget and the run's.
+
+    ``settings``: of the run, resolved. Methods as in ``SimulatedAccount``.
+    """
+
+    folder: NodeFolder
+    settings: Resolved
+    name: str
+
+    @property
+    def client(self) -> int:
+        return self.folder.terms.partition
+
+    @property
+    def run(self) -> RunDir:
+        return self.folder.run(self.name)
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    def of_round(self, round: int) -> tuple[Entry, ...]:
+        return self.folder.ledger.of_round(round, self.name)
+
+    def next_attempt(self, round: int) -> int:
+        return self.folder.ledger.next_attempt(round, self.name)
+
+    def check(self, entry: Entry) -> None:
+        """Nothing: check and charge are one step, under the folder's lock."""
+
+    def charge(self, entry: Entry) -> None:
+        """Charge the entry if it is private, secret, and within every budget.
+
+        Raises TermsError, OverBudgetError or LedgerError; nothing is charged then.
+        """
+        check_mechanism(entry.mechanism, self.settings.method)
+        if entry.reproducible:
+            raise TermsError("reproducible noise: a deployed client never draws its noise from a known seed")
+        before = {e.num_examples for e in self.folder.ledger.entries if e.run == self.name}
+        if before - {entry.num_examples}:
+            raise TermsError(
+                f"this client had another number of training rows earlier in the run {self.name}: N_k is fixed within "
+                "a run; start a new one"
+            )
+        self.folder.charge(entry, self.budgets)
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """What the client's terms allow over all runs, and what the run's settings allow over this one."""
+        s, terms = self.settings, self.folder.terms
+        own = Budget(epsilon=terms.epsilon_max, delta=terms.delta_max)
+        if s.epsilon is None:
+            return (own,)
+        return own, Budget(epsilon=s.epsilon, delta=s.delta, run=self.name)
+
+    def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
+        """Nothing: a deployed client writes no private row."""
+
+
+Account = SimulatedAccount | NodeAccount
 
 _DIRECTORIES: dict[Settings, str] = {}
 
@@ -106,13 +141,13 @@ def own_directory(settings: Settings, announced: str) -> RunDir:
     Raises ValueError if the server names another place later: the client would have its budget once more.
     """
     own = _DIRECTORIES.setdefault(settings, settings.run_dir or announced)
-    path = _resolved(own, os.getcwd())
-    if path != _resolved(announced, os.getcwd()):
+    path = _resolve(own, os.getcwd())
+    if path != _resolve(announced, os.getcwd()):
         raise ValueError(f"the server names the run directory {announced}, this client's ledger is in {own}")
     return RunDir(path)
 
 
 @lru_cache(maxsize=16)
-def _resolved(path: str, working_directory: str) -> Path:
+def _resolve(path: str, working_directory: str) -> Path:
     """Cached: without, it takes a hundredth of a small round."""
     return Path(working_directory, path).resolve()

@@ -1,9 +1,9 @@
 """The Flower ClientApp: two messages, ``query`` (identity) and ``train`` (one round).
 
-A client always replies: a silent one would delay the round. What leaves is its payload, a refusal (``REFUSALS``: its
-text names settings, terms, files and public data), or one constant text. Even the type of any other error may reveal
-private data: memory that ran out, the size of a batch; an index error, a label. The client's log has the whole error.
-In a simulation, a full disk is reported as well: it is the run's disk.
+A client always replies: a silent one would delay the round. What leaves is its payload, a refusal (a ``RefusalError``,
+or an error of the ledger or of the code: its text names settings, terms, files and public data), or one constant text.
+Even the type of any other error may reveal private data: memory that ran out, the size of a batch; an index error, a
+label. The client's log has the whole error. In a simulation, a full disk is reported as well: it is the run's disk.
 """
 
 from collections.abc import Callable
@@ -16,48 +16,30 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedlsg.privacy import LedgerError
-from simulations.client.deployed import Deployed, is_deployed
-from simulations.client.replica import ReplicaDiffersError, ReplicaMissingError, is_shared
-from simulations.client.train import answer, process
+from simulations.client.deployed import Deployed
+from simulations.client.model import process
+from simulations.client.train import answer
 from simulations.grids.refusals import (
-    FrameDiffersError,
-    OverBudgetError,
     RefusalError,
     SettingsError,
-    TermsError,
     log_failure,
 )
-from simulations.rundir.files.disk_space import cause_of
+from simulations.grids.virtual import SHARED, in_simulation
+from simulations.rundir.files.atomic import cause_of
 from simulations.settings.published import from_run_config
 from simulations.settings.settings import Settings
 from strategies.federation.code_identity import OtherCodeError, check_same_code
-from strategies.federation.wire import (
-    DISK_FULL,
-    FAILED,
-    FRAME_DIFFERS,
-    NO_REASON,
-    OVER_BUDGET,
-    REFUSED_TERMS,
-    REPLICA_DIFFERS,
-    REPLICA_MISSING,
-    failure,
-    identity,
-    update,
-)
-
-REFUSALS: dict[type[Exception], int] = {
-    FrameDiffersError: FRAME_DIFFERS,
-    ReplicaMissingError: REPLICA_MISSING,
-    ReplicaDiffersError: REPLICA_DIFFERS,
-    OverBudgetError: OVER_BUDGET,
-    TermsError: REFUSED_TERMS,
-    RefusalError: FAILED,
-    OtherCodeError: FAILED,
-    LedgerError: FAILED,
-}
-"""Errors whose text may leave, and their codes; the first that fits."""
+from strategies.federation.wire import DISK_FULL, FAILED, NO_REASON, failure, identity, update
 
 app = ClientApp()
+
+
+def is_simulated(context: Context) -> bool:
+    """Whether this client is simulated next to others, by our engines or by Flower's own (a message each).
+
+    If not, it is a SuperNode with a machine of its own.
+    """
+    return SHARED in context.node_config or in_simulation()
 
 
 def read_context(context: Context) -> tuple[Settings, int]:
@@ -84,18 +66,18 @@ def _settings(config: tuple[tuple[str, str | int | float | bool | bytes], ...]) 
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """This client's partition and its declared number of examples. Refused if the server runs other code."""
-    return _replied(message, lambda: _identity(message, context))
+    return _reply(message, lambda: _identity(message, context))
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One round's payload."""
-    return _replied(message, lambda: _update(message, context), on_run_disk=not is_deployed(context))
+    return _reply(message, lambda: _update(message, context), on_run_disk=is_simulated(context))
 
 
 def _identity(message: Message, context: Context) -> RecordDict:
-    check_same_code(message.content, "the server", local=not is_deployed(context))
-    if is_deployed(context):
+    check_same_code(message.content, "the server", local=is_simulated(context))
+    if not is_simulated(context):
         return Deployed.of(context.node_config, run_settings(context)).identity()
     settings, partition = read_context(context)
     parts = process(settings).base.parts
@@ -103,21 +85,20 @@ def _identity(message: Message, context: Context) -> RecordDict:
 
 
 def _update(message: Message, context: Context) -> RecordDict:
-    if is_deployed(context):
+    if not is_simulated(context):
         return Deployed.of(context.node_config, run_settings(context)).update(message.content)
     settings, partition = read_context(context)
-    return update(answer(settings, partition, message.content, shared=is_shared(context)), partition)
+    return update(answer(settings, partition, message.content, shared=True), partition)
 
 
-def _replied(message: Message, content: Callable[[], RecordDict], *, on_run_disk: bool = False) -> Message:
+def _reply(message: Message, content: Callable[[], RecordDict], *, on_run_disk: bool = False) -> Message:
     """A reply in any case. ``on_run_disk``: the client writes to the disk of the run, which stops if that is full."""
     try:
         return Message(content(), reply_to=message)
     except Exception as error:
         full = cause_of(error) if on_run_disk else None
-        code = next((code for kind, code in REFUSALS.items() if isinstance(error, kind)), None)
-        if code is not None and full is None:
+        if full is None and isinstance(error, (RefusalError, LedgerError, OtherCodeError)):
             log(WARNING, "refused: %s", error)
-            return failure(str(error), code, message)
+            return failure(str(error), error.code if isinstance(error, RefusalError) else FAILED, message)
         log_failure()
         return failure(NO_REASON, FAILED, message) if full is None else failure(f"{full.filename}", DISK_FULL, message)

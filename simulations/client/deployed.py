@@ -7,29 +7,23 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from flwr.app import Context, RecordDict
+from flwr.app import RecordDict
 
 from fedlsg.privacy import Entry
+from simulations.client.account import NodeAccount
 from simulations.client.model import Process, assemble, set_up
-from simulations.client.node.account import NodeAccount
 from simulations.client.node.conditions import check_base, usable
 from simulations.client.node.data import form_of, reader
 from simulations.client.node.folder import NodeFolder
 from simulations.client.node.terms import Terms, read_terms
-from simulations.client.replica import is_shared
 from simulations.client.train import answer_in
 from simulations.grids.refusals import OverBudgetError, RefusalError, SettingsError, TermsError
 from simulations.plan.parts import Own
 from simulations.plan.plan import count_blocks, prepare
 from simulations.settings.settings import Settings
 from simulations.workloads.digest import data_digest
-from strategies.federation.ledger_wire import RECORD, Held, news_record, read_held
+from strategies.federation.ledger_wire import RECORD, news_record, read_held
 from strategies.federation.wire import identity, read_round, update
-
-
-def is_deployed(context: Context) -> bool:
-    """Whether this client is a SuperNode with a machine of its own, and not simulated next to others."""
-    return not is_shared(context)
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ class Deployed:
 
     def identity(self) -> RecordDict:
         """Partition, N_k, and the whole ledger, which the server copies."""
-        folder, here = self._admitted(None)
+        folder, here = self._admit(None)
         self._refuse_hopeless(folder, here)
         content = identity(self.terms.partition, here.num_examples, local=False)
         content[RECORD] = news_record(folder.news())
@@ -55,8 +49,13 @@ class Deployed:
 
     def update(self, content: RecordDict) -> RecordDict:
         """The payload of a round, and the lines of the ledger that the server does not have."""
-        held = _held(content)
-        folder, here = self._admitted(read_round(content).expected_batch)
+        held = read_held(content)
+        if held is None:
+            raise TermsError(
+                "the server names no run: it treats this client as a simulated one, or has another version of fedlsg; "
+                "a deployed client would be charged without a proof of it"
+            )
+        folder, here = self._admit(read_round(content).expected_batch)
         folder.news(held.head)  # refuse a server with entries that this ledger lacks, before anything is spent
         account = NodeAccount(folder, here.process.base.settings, held.run)
         payload = answer_in(here.process, account, content)
@@ -64,7 +63,7 @@ class Deployed:
         reply[RECORD] = news_record(folder.news(held.head))
         return reply
 
-    def _admitted(self, expected_batch: float | None) -> tuple[NodeFolder, "NodeProcess"]:
+    def _admit(self, expected_batch: float | None) -> tuple[NodeFolder, "NodeProcess"]:
         folder = NodeFolder.open(self.terms)
         here = node_process(self.settings, self.terms, expected_batch)
         check_base(here.process.base, self.terms)
@@ -140,13 +139,3 @@ def node_process(settings: Settings, terms: Terms, expected_batch: float | None)
     except (ValueError, OSError, ImportError) as error:
         raise SettingsError(f"{type(error).__name__}: {error}") from None
     return NodeProcess(assemble(base), blocks)
-
-
-def _held(content: RecordDict) -> Held:
-    held = read_held(content)
-    if held is None:
-        raise TermsError(
-            "the server names no run: it treats this client as a simulated one, or has another version of fedlsg; "
-            "a deployed client would be charged without a proof of it"
-        )
-    return held

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import RecordDict
 from torch.nn.utils import parameters_to_vector
 
 from fedlsg.frame import Frame
@@ -20,7 +20,7 @@ from fedlsg.gradients import trainable
 from fedlsg.state import PublicState, ServerState, Step, load_weights, replay, restart
 from fedlsg.state.round_plan import finished_before
 from fedlsg.state.server_update import read_steps
-from simulations.grids.virtual import SHARED, in_simulation
+from simulations.grids.refusals import ReplicaDiffersError, ReplicaMissingError
 from simulations.plan.plan import Base
 from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
@@ -31,19 +31,6 @@ from strategies.federation.wire import Announcement, read_weights
 
 FAR = 50
 """A shared replica with more missing steps than this reads the run's checkpoint: replaying takes longer."""
-
-
-class ReplicaMissingError(RuntimeError):
-    """No replica of the version that the message starts from. Nothing was trained or charged."""
-
-
-class ReplicaDiffersError(RuntimeError):
-    """The replica's weights are not those of the server. Nothing was trained or charged."""
-
-
-def is_shared(context: Context) -> bool:
-    """Whether this client is simulated next to others, by our engines or by Flower's own (a message each)."""
-    return SHARED in context.node_config or in_simulation()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""One client's part of a round: derive the frame, charge the ledger, train privately, pack.
+"""One client's round: derive the frame, charge the ledger, train privately, pack, store, and only then send.
 
 Order, which the privacy claim rests on: the ledger is charged and fsynced, the batch is drawn and clipped, noise is
 drawn, the payload is stored, and only then does anything leave. A stored payload is sent again for free. (A
@@ -7,26 +7,34 @@ payload without noise is not stored: it has no privacy claim, and can be compute
 
 import hashlib
 import secrets
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedlsg.carriers.powersgd import decode, encode
+from fedlsg.frame import Frame
 from fedlsg.gradients import Checked
-from fedlsg.method import client_step
+from fedlsg.method import Batch, client_step
+from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
 from fedlsg.privacy import Entry, LedgerError
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.state import ClientTerms, RoundPlan
+from fedlsg.training import Groups, Positions, largest
 from simulations.client.account import Account, SimulatedAccount, own_directory
-from simulations.client.batches import batches, groups
-from simulations.client.model import Process, load, process, serving
-from simulations.client.sending import open_box, send
+from simulations.client.model import Process, load, process
+from simulations.plan.parts import OwnPart
 from simulations.plan.plan import Base
+from simulations.rundir.feedback_box import FeedbackBox
+from simulations.rundir.outbox import Outbox
 from simulations.settings.settings import Settings
-from strategies.federation.wire import read_round
-
-__all__ = ["answer", "answer_in", "process", "serving"]
+from simulations.workloads import to_device
+from simulations.workloads.base.workload import Inputs
+from simulations.workloads.images.augment import draw_round, drawn_copies
+from strategies.federation.wire import Announcement, read_round
 
 
 def answer(settings: Settings, partition: int, content: RecordDict, *, shared: bool = False) -> bytes:
@@ -50,10 +58,11 @@ def answer_in(here: Process, account: Account, content: RecordDict, *, shared: b
     if here.replica is not None:
         digest = here.replica.follow(content, announced, run, partition, shared=shared)
     loaded = load(here, announced, content, digest)
-    outbox = open_box(here.base, run, partition)
+    memory = keeps_memory(here.base.method, here.base.codec)
+    box = FeedbackBox(run.own(partition), partition) if memory else Outbox(run.outbox(partition))
     question = hashlib.sha256(loaded.digest + announced.frame_digest).hexdigest()
     question = f"{announced.round}/{announced.updates}/{here.base.settings.codec}/{question}"
-    stored = outbox.find(question)
+    stored = box.find(question)
     if stored is not None:
         if not account.of_round(announced.round):
             raise LedgerError(f"{account.path} lost the entry of round {announced.round}, whose payload is stored")
@@ -65,14 +74,14 @@ def answer_in(here: Process, account: Account, content: RecordDict, *, shared: b
     )
     plan = loaded.plan.for_client(terms)
     values = _train(here, account, plan, terms.num_examples, loaded.parameters)
-    return send(values, plan.frame, here.base, announced, here.base.dither(partition, plan), outbox, question)
+    return send(values, plan.frame, here.base, announced, here.base.dither(partition, plan), box, question)
 
 
 def _train(here: Process, account: Account, plan: RoundPlan, num_examples: int, checked: Checked) -> Tensor:
     base, s, partition, round = here.base, here.base.settings, account.client, plan.round
     entry = _entry(s, plan, num_examples, account)
     account.check(entry)
-    drawn: list[Tensor] = []
+    used_rows: list[Tensor] = []
 
     with torch.random.fork_rng(devices=[] if s.device == "cpu" else None):
         # Dropout, if a model has it, draws from torch's own generator, by place in the batch. One example less moves
@@ -85,8 +94,8 @@ def _train(here: Process, account: Account, plan: RoundPlan, num_examples: int, 
         seed(repeatable if s.reproducible else secrets.randbits(63))
         values = client_step(
             here.state.model,
-            batches(base, partition, round, drawn),
-            lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none"),
+            batches(base, partition, round, used_rows),
+            partial(F.cross_entropy, reduction="none"),
             frame=plan.frame,
             mechanism=plan.mechanism,
             local=plan.local,
@@ -98,7 +107,7 @@ def _train(here: Process, account: Account, plan: RoundPlan, num_examples: int, 
             scale=plan.scale(here.state.parameters),
             checked=checked,
         )
-    account.keep_truth(round, drawn)
+    account.keep_truth(round, used_rows)
     return values
 
 
@@ -115,4 +124,103 @@ def _entry(s: Settings, plan: RoundPlan, num_examples: int, account: Account) ->
         reproducible=s.reproducible,
         run=account.name,
         **plan.charge(num_examples),
+    )
+
+
+def groups(base: Base, partition: int) -> Groups:
+    """The groups of a client's examples: only examples of one shape may share a microbatch (``Split.apart``)."""
+
+    def of(positions: Positions) -> list[Positions]:
+        rows = base.parts[partition][positions]
+        return [positions[places] for places in base.workload.train.apart(rows)]
+
+    return of
+
+
+def batches(base: Base, partition: int, round: int, used_rows: list[Tensor]) -> Batch:
+    """Inputs and targets of positions in a client's part, augmented if the settings say so; adds to ``used_rows``.
+
+    Guarantee: how an example is augmented does not depend on the client's other examples or on the batch. Each draw
+    belongs to a row of the training split. With public draws by place, one example more or less would change all
+    examples after it, and the sum would move by more than its sensitivity. In a client's own data, one row less moves
+    all rows after it: there the draws are secret and independent, so it does not matter which row has which draw.
+    """
+    s, augment, changes = base.settings, base.augment, None
+    if augment is not None:
+        if isinstance(base.parts, OwnPart):
+            generator = torch.Generator().manual_seed(secrets.randbits(63))
+        else:
+            generator = public_generator(s.seed, "augment", partition, round)
+        changes = draw_round(augment, len(base.workload.train), base.local.multiplicity, generator)
+
+    def batch(positions: Tensor) -> tuple[Inputs, Tensor]:
+        rows = base.parts[partition][positions]
+        used_rows.append(rows)
+        inputs, targets = base.workload.train.batch(rows)
+        if augment is not None and changes is not None:
+            inputs, targets = drawn_copies(inputs, targets, changes[rows], augment)
+        return to_device(inputs, s.device), targets.to(s.device)
+
+    return batch
+
+
+def send(
+    values: Tensor,
+    frame: Frame,
+    base: Base,
+    announced: Announcement,
+    dither: Dither,
+    box: Outbox | FeedbackBox,
+    question: str,
+) -> bytes:
+    """The payload of a round's values; with noise or memory it is stored first, under its question."""
+    if isinstance(box, Outbox):
+        payload = pack_values(encode(values, frame), frame, base, announced, dither, box.last)
+        if base.method.mechanism.adds_noise or base.index_mode == "explicit":  # without noise, resending is free
+            box.store(question, payload)
+        return payload
+    if base.method.mechanism.kind != "none":  # the plan refused it; checked again at the point of use
+        raise ValueError(f"error feedback under mechanism {base.method.mechanism.kind!r} would leak: not sent")
+    due = values.detach().cpu().double() + box.memory(announced.round, frame.kept)
+    payload = pack_values(encode(due, frame), frame, base, announced, dither, box.last)
+    received = decode(unpack(payload, expected_payload(frame, base, announced, dither)), frame)
+    return box.store(question, payload, due - received.double(), round=announced.round)
+
+
+def pack_values(
+    values: Tensor, frame: Frame, base: Base, announced: Announcement, dither: Dither, last: Callable[[], bytes | None]
+) -> bytes:
+    """A payload of the values; with compression, of the largest ones only."""
+    where = frame.wire
+    positions = where.indices
+    most = base.method.compression.most(where.size)
+    if most is not None:
+        positions = largest(values, most)
+        values = values[positions]
+    return pack(
+        values,
+        positions,
+        size=where.size,
+        round=announced.round,
+        digest=announced.frame_digest,
+        codec=base.codec,
+        index_mode=base.index_mode,
+        blocks=where.blocks,
+        dither=dither,
+        earlier=last() if base.index_mode == "explicit" else None,
+    )
+
+
+def expected_payload(frame: Frame, base: Base, announced: Announcement, dither: Dither) -> Expected:
+    """What the server expects of this client, except for the bound on the norm."""
+    return Expected(
+        round=announced.round,
+        codec=base.codec,
+        index_mode=base.index_mode,
+        size=frame.wire.size,
+        indices=frame.wire.indices,
+        digest=announced.frame_digest,
+        blocks=frame.wire.blocks,
+        dither=dither,
+        most=base.method.compression.most(frame.wire.size),
     )

@@ -14,8 +14,8 @@ from simulations.client.app import app
 from simulations.engines.run_log import logging_to
 from simulations.grids.virtual import ClientFunction, VirtualGrid, call_client, task_identity
 from simulations.plan.plan import Plan
-from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.tables import Row
 from simulations.server.serve import serve
 from simulations.settings.settings import as_config
 from strategies.federation.serial import over_the_wire

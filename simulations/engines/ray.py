@@ -16,10 +16,10 @@ from simulations.engines.cluster import ready
 from simulations.engines.worker import CLIENT
 from simulations.engines.workers import Workers
 from simulations.grids.piles import divide
-from simulations.grids.virtual import FIRST_NODE, VirtualGrid, named, task_identity
+from simulations.grids.virtual import FIRST_NODE, VirtualGrid, give_id, task_identity
 from simulations.plan.plan import Plan
-from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.tables import Row
 from simulations.server.serve import serve
 from strategies.federation.wire import WORKER_DIED, failure
 
@@ -44,7 +44,7 @@ class RayGrid(VirtualGrid):
         if deadline is None or time.monotonic() < deadline:  # later, they would train and be charged for no use
             more, lost = self.workers.answer([[message] for pile, _ in lost for message in pile], deadline)
             replies += more
-        return [*replies, *(named(failure(why, WORKER_DIED, message)) for pile, why in lost for message in pile)]
+        return [*replies, *(give_id(failure(why, WORKER_DIED, message)) for pile, why in lost for message in pile)]
 
 
 def run(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from simulations.rundir.files.private_files import make_file
+from simulations.rundir.files.atomic import make_file
 
 LOGGER = "flwr"
 

@@ -8,6 +8,15 @@ from logging import ERROR
 
 from flwr.common.logger import log
 
+from strategies.federation.wire import (
+    FAILED,
+    FRAME_DIFFERS,
+    OVER_BUDGET,
+    REFUSED_TERMS,
+    REPLICA_DIFFERS,
+    REPLICA_MISSING,
+)
+
 
 def log_failure() -> None:
     """Write the current exception to the log of this process, which stays with its owner."""
@@ -15,15 +24,33 @@ def log_failure() -> None:
 
 
 class RefusalError(RuntimeError):
-    """A client does not train. Its text is about settings, files and public data only."""
+    """A client does not train. Its text is about settings, files and public data only; it leaves with ``code``."""
+
+    code = FAILED
 
 
 class FrameDiffersError(RefusalError):
     """This machine derives another frame than the server; it must be sent. Nothing was trained or charged."""
 
+    code = FRAME_DIFFERS
+
+
+class ReplicaMissingError(RefusalError):
+    """No replica of the version that the message starts from. Nothing was trained or charged."""
+
+    code = REPLICA_MISSING
+
+
+class ReplicaDiffersError(RefusalError):
+    """The replica's weights are not those of the server. Nothing was trained or charged."""
+
+    code = REPLICA_DIFFERS
+
 
 class OverBudgetError(RefusalError):
     """The next round would pass this client's privacy budget. Nothing was trained or charged."""
+
+    code = OVER_BUDGET
 
 
 class SettingsError(RefusalError):
@@ -32,6 +59,8 @@ class SettingsError(RefusalError):
 
 class TermsError(RefusalError):
     """The client's own terms forbid the request, or are incomplete. Nothing was trained or charged."""
+
+    code = REFUSED_TERMS
 
 
 class OwnDataError(RefusalError):

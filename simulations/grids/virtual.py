@@ -70,13 +70,13 @@ class VirtualGrid(Grid):
 
     def _push(self, messages: Sequence[Message], timeout: float | None) -> list[str]:
         for message in messages:
-            named(message)
+            give_id(message)
         for reply in self.deliver(messages, timeout):
             self._replies[reply.metadata.reply_to_message_id] = reply
         return [message.metadata.message_id for message in messages]
 
 
-def named(message: Message) -> Message:
+def give_id(message: Message) -> Message:
     """The message with the id that a SuperLink would have given it."""
     message.metadata.__dict__["_message_id"] = str(uuid4())
     return message
@@ -105,7 +105,7 @@ def call_client(
     except Exception:
         log_failure()
         reply = failure(NO_REASON, FAILED, message)
-    return named(reply) if isinstance(reply, Message) else None
+    return give_id(reply) if isinstance(reply, Message) else None
 
 
 def in_simulation() -> bool:

@@ -18,7 +18,7 @@ from simulations.report.figure import (
     use_style,
     whole_numbers,
 )
-from simulations.rundir.row import Row
+from simulations.rundir.tables import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

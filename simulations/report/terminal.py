@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedlsg.carriers import LayerRow, group_layers, totals
 from simulations.report.words import human_bytes, outcome, percent
-from simulations.rundir.row import Row
+from simulations.rundir.tables import Row
 
 WIDTH_FOR_BAR = 110
 """Terminals with fewer columns than this have no room for a bar."""

@@ -17,9 +17,6 @@ replaced. The folder is locked from that check to the end of the store (POSIX).
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +26,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.privacy import locked
-from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.files.private_files import make_folder
+from simulations.rundir.files.atomic import make_folder, write_atomically
+from simulations.rundir.lock import locked_folder
 
 KEPT = 2
 KEYS = {"client", "round", "question", "payload", "first", "sha256"}
@@ -96,7 +92,8 @@ class FeedbackBox:
         """
         if not bool(memory.isfinite().all()):
             raise ValueError("error feedback: the memory would not be finite; choose a smaller learning rate")
-        with self._held():
+        make_folder(self.folder)
+        with locked_folder(self.folder):
             files = self._files()
             self._refuse_older(round, files)
             if (stored := self.find(question)) is not None:
@@ -121,20 +118,6 @@ class FeedbackBox:
         """Delete the payloads of later rounds, and their memories: the server went back."""
         for _, path in [file for file in self._files() if file[0] > round]:
             path.unlink()
-
-    @contextmanager
-    def _held(self) -> Iterator[None]:
-        """No other process stores meanwhile."""
-        make_folder(self.folder)
-        if os.name != "posix":
-            yield
-            return
-        descriptor = os.open(self.folder, os.O_RDONLY)
-        try:
-            with locked(descriptor):
-                yield
-        finally:
-            os.close(descriptor)
 
     def _refuse_older(self, round: int, files: list[tuple[int, Path]]) -> None:
         if files and files[0][0] > round:

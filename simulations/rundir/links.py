@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from simulations.rundir.messages import Line, read
+from simulations.rundir.tables import Line, read_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ def transfer_seconds(lines: Iterable[Line], link: Link) -> float:
 
 def run_seconds(path: Path) -> dict[str, float]:
     """Transfer seconds of a run on every named link, from its bytes.csv; empty without such a file."""
-    lines = list(read(path)) if path.exists() else []
+    lines = list(read_lines(path)) if path.exists() else []
     return {name: round(transfer_seconds(lines, link), 6) for name, link in LINKS.items()} if lines else {}
 
 

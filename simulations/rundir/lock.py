@@ -1,9 +1,10 @@
-"""Only one process writes a run directory at a time."""
+"""Only one process writes a run directory, or a client's folder, at a time."""
 
 import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO
 
 from simulations.rundir.rundir import RunDir
@@ -32,6 +33,20 @@ def exclusive(directory: RunDir) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """No other process that asks for the same folder is inside meanwhile (POSIX). The lock ends with its process."""
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _lock_file(directory: RunDir) -> IO[str]:

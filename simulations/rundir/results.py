@@ -9,9 +9,8 @@ from typing import Any
 
 import strategies
 from simulations.rundir.links import Link, transfer_seconds
-from simulations.rundir.messages import read
-from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.tables import Row, read_lines
 from simulations.settings.settings import as_config
 from simulations.workloads.chance import Chance
 
@@ -152,7 +151,7 @@ def read_run(
         summary=summary,
         rows=rows,
         link="" if link is None else str(link),
-        transfer=None if link is None or not run.messages.exists() else transfer_seconds(read(run.messages), link),
+        transfer=transfer_seconds(read_lines(run.messages), link) if link and run.messages.exists() else None,
     )
 
 

@@ -31,11 +31,20 @@ import tomli_w
 from torch import Tensor
 
 from fedlsg.privacy import ledger_path, merge
-from simulations.rundir import arrays, checkpoint
-from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.files.private_files import make_folder
+from simulations.rundir.files import sealed
+from simulations.rundir.files.atomic import make_folder, write_atomically
 from simulations.rundir.files.sealed import DamagedError, seal, unseal
 from simulations.settings.settings import Settings, as_config, from_mapping
+
+
+class _Path:
+    """The path of a file or folder in a run directory."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: "RunDir", owner: type) -> Path:
+        return run.path / self.name
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,18 @@ class RunDir:
     """Paths and writers of one run directory."""
 
     path: Path
+
+    config = _Path("config.toml")
+    rounds = _Path("rounds.csv")
+    messages = _Path("bytes.csv")
+    summary = _Path("summary.json")
+    log = _Path("run.log")
+    ledgers = _Path("ledger")
+    checkpoint = _Path("checkpoint/latest.pt")
+    previous = _Path("checkpoint/previous.pt")  # for a run whose last one is damaged
+    sent = _Path("checkpoint/sent.json")  # what the server has sent down in the current round
+    data_digest = _Path("clients/training-data.json")  # SECRET: one could test guesses of a row with it
+    steps = _Path("downlink")  # server updates as they were sent down
 
     @classmethod
     def open(cls, path: str) -> "RunDir":
@@ -54,47 +75,9 @@ class RunDir:
         return cls(folder)
 
     @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def rounds(self) -> Path:
-        return self.path / "rounds.csv"
-
-    @property
-    def messages(self) -> Path:
-        return self.path / "bytes.csv"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "run.log"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoint" / "latest.pt"
-
-    @property
-    def previous(self) -> Path:
-        """The checkpoint before the last one, for a run whose last one is damaged."""
-        return self.path / "checkpoint" / "previous.pt"
-
-    @property
     def has_checkpoint(self) -> bool:
         """Whether there is a checkpoint to continue from."""
         return self.checkpoint.exists() or self.previous.exists()
-
-    @property
-    def sent(self) -> Path:
-        """What the server has sent down in the current round."""
-        return self.path / "checkpoint" / "sent.json"
-
-    @property
-    def ledgers(self) -> Path:
-        return self.path / "ledger"
 
     def ledger(self, client: int) -> Path:
         """The client's own ledger file."""
@@ -104,19 +87,9 @@ class RunDir:
         """The client's last payload."""
         return self.path / "checkpoint" / "outbox" / f"client-{client:06d}.bin"
 
-    @property
-    def data_digest(self) -> Path:
-        """SECRET: the digest of all training rows, with which one could test guesses of a row."""
-        return self.path / "clients" / "training-data.json"
-
     def own(self, client: int) -> Path:
         """The folder for what a client never sends."""
         return self.path / "clients" / f"client-{client:06d}"
-
-    @property
-    def steps(self) -> Path:
-        """Server updates as they were sent down."""
-        return self.path / "downlink"
 
     def replica(self, client: int) -> Path:
         """The last public state of a client on a machine of its own."""
@@ -157,17 +130,17 @@ class RunDir:
 
     def save_weights(self, round: int, weights: Tensor) -> None:
         """Record the public weights at the start of a round, flat float32."""
-        arrays.save(self.path / "updates" / f"round-{round:06d}" / "weights.npy", weights.cpu().numpy())
+        sealed.save_array(self.path / "updates" / f"round-{round:06d}" / "weights.npy", weights.cpu().numpy())
 
     def save_kept(self, round: int, positions: Tensor) -> None:
         """Record the kept positions of a round, if the server chose them: they do not follow from its weights."""
-        arrays.save(self.path / "updates" / f"round-{round:06d}" / "kept.npy", positions.cpu().numpy())
+        sealed.save_array(self.path / "updates" / f"round-{round:06d}" / "kept.npy", positions.cpu().numpy())
 
     def save_truth(self, round: int, client: int, rows: Tensor) -> None:
         """Record the rows of the training split in a client's batches: a secret, in a folder of its own."""
         folder = self.path / "updates-truth"
         make_folder(folder)
-        arrays.save(folder / f"round-{round:06d}" / f"client-{client:06d}.npy", rows.cpu().numpy(), private=True)
+        sealed.save_array(folder / f"round-{round:06d}" / f"client-{client:06d}.npy", rows.cpu().numpy(), private=True)
 
     def write_config(self, settings: Settings) -> None:
         """Write the resolved settings."""
@@ -200,12 +173,12 @@ class RunDir:
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint, atomically and durably; keep the one before."""
-        checkpoint.save(self.checkpoint, self.previous, state)
+        sealed.save_checkpoint(self.checkpoint, self.previous, state)
 
     def load_checkpoint(self) -> dict[str, Any]:
         """The last checkpoint. Raises ValueError if there is none or it is damaged."""
         try:
-            return checkpoint.load(self.checkpoint)
+            return sealed.load_checkpoint(self.checkpoint)
         except FileNotFoundError:
             raise ValueError(f"{self.path} holds no checkpoint: it cannot be continued, start a new run") from None
 
@@ -215,13 +188,13 @@ class RunDir:
         Raises ValueError if both are missing or damaged, or of an older version.
         """
         try:
-            return checkpoint.load(self.checkpoint), None
+            return sealed.load_checkpoint(self.checkpoint), None
         except FileNotFoundError:
             why = f"{self.checkpoint} is missing"
         except DamagedError:
             why = f"{self.checkpoint} is damaged"
         try:
-            before = checkpoint.load(self.previous)
+            before = sealed.load_checkpoint(self.previous)
         except (FileNotFoundError, DamagedError):
             raise ValueError(
                 f"{why}, and there is no whole {self.previous.name} either: restore one of them from a copy, or start "

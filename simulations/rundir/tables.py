@@ -1,38 +1,214 @@
-"""The tables of a run, appended to after each round: bytes.csv, rounds.csv and TensorBoard's events."""
+"""The tables of a run, appended to after each round: bytes.csv, rounds.csv and TensorBoard's events.
 
-from collections.abc import Mapping
-from typing import Any
+bytes.csv has one line a message, at the three levels of ``Sent``, in the order in which the server counted them: a
+round's announcements, then its replies. Round 0 is the pruning round, if there is one. The lines of a round add up to
+its row of rounds.csv, all lines to summary.json.
+
+A checkpoint keeps the ``mark`` of both: length and digest. Bytes after the mark were written by a process that ended
+before its next checkpoint, and are cut. Bytes before it must have the digest of the mark.
+"""
+
+import csv
+import hashlib
+import io
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, get_type_hints
 
 from fedlsg.accounting import Spread
-from simulations.rundir import messages, tensorboard
-from simulations.rundir.files.journal import Journal
-from simulations.rundir.row import HEADER, Row
+from simulations.rundir import tensorboard
+from simulations.rundir.files.atomic import naming
+from simulations.rundir.files.sealed import DamagedError
 from simulations.rundir.rundir import RunDir
 from strategies.federation.report import RoundReport
+from strategies.federation.sent import Direction
+
+CHUNK = 2**20
+DIRECTIONS: dict[str, Direction] = {"down": "down", "up": "up"}
+BYTES = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire")
+"""Columns of rounds.csv that the lines of bytes.csv add up to."""
+SUMS = (*BYTES, "uplink_messages", "downlink_messages")
+"""Columns of rounds.csv that add up over rounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of rounds.csv. Client lists are space-separated; reasons are one line each, cut to a bounded length."""
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    epsilon_max: float
+    epsilon_median: float
+    uplink_bytes: int
+    downlink_bytes: int
+    uplink_bytes_wire: int
+    downlink_bytes_wire: int
+    uplink_messages: int
+    downlink_messages: int
+    seconds: float
+    asked: str
+    answered: str
+    rejected: str
+    reasons: str
+
+    @classmethod
+    def of(cls, report: RoundReport, *, accuracy: float | None, loss: float | None, spent: Spread) -> "Row":
+        """The row of a round; accuracy and loss are None in rounds that were not evaluated."""
+        return cls(
+            round=report.round,
+            accuracy=accuracy,
+            loss=loss,
+            epsilon_max=spent.largest,
+            epsilon_median=spent.median,
+            **{name: getattr(report, name) for name in SUMS},
+            seconds=round(report.seconds, 4),
+            asked=" ".join(map(str, report.asked)),
+            answered=" ".join(map(str, report.answered)),
+            rejected=" ".join(map(str, sorted(report.rejected))),
+            reasons=report.reasons,
+        )
+
+    @classmethod
+    def parse(cls, row: Mapping[str, str]) -> "Row":
+        """A row of rounds.csv as it was written; raises KeyError or ValueError for another file."""
+        return cls(**{name: _parse(kind, row[name]) for name, kind in get_type_hints(cls).items()})
+
+    @property
+    def line(self) -> str:
+        """The row as a line of rounds.csv."""
+        return _csv_line(asdict(self).values())
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """Its numbers by TensorBoard's tag; without those that were not measured or are infinite (no privacy)."""
+        values = {
+            "test/accuracy": self.accuracy,
+            "test/loss": self.loss,
+            "epsilon/max": self.epsilon_max,
+            "epsilon/median": self.epsilon_median,
+            "bytes/uplink": self.uplink_bytes,
+            "bytes/downlink": self.downlink_bytes,
+            "clients/asked": len(self.asked.split()),
+            "clients/answered": len(self.answered.split()),
+            "clients/rejected": len(self.rejected.split()),
+            "seconds": self.seconds,
+        }
+        return {tag: float(value) for tag, value in values.items() if value is not None and math.isfinite(value)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """One line of bytes.csv."""
+
+    round: int
+    client: int
+    direction: Direction
+    values_bytes: int
+    payload_bytes: int
+    wire_bytes: int
+
+
+def lines_of(report: RoundReport) -> str:
+    """The lines of a round's messages."""
+    return "".join(
+        f"{report.round},{client},{direction},{values},{payload},{wire}\n"
+        for client, direction, values, payload, wire in report.sent
+    )
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """The complete lines of a bytes.csv; without a last one that a crash left incomplete.
+
+    Raises ValueError, naming the file, for another kind of file.
+    """
+    damaged = f"{path} is damaged, or of another version: restore it from a copy"
+    with path.open(newline="") as file:
+        first = file.readline()
+        if first != LINES_HEADER:
+            if first.endswith("\n"):
+                raise ValueError(damaged)
+            return
+        for text in file:
+            if not text.endswith("\n"):
+                return
+            try:
+                round, client, direction, values, payload, wire = text.rstrip("\r\n").split(",")
+                yield Line(
+                    round=int(round), client=int(client), direction=DIRECTIONS[direction], values_bytes=int(values),
+                    payload_bytes=int(payload), wire_bytes=int(wire),
+                )  # fmt: skip
+            except (KeyError, ValueError):
+                raise ValueError(damaged) from None
+
+
+class Journal:
+    """A file that only grows, a header and then lines; and the digest of every byte that the run has written to it."""
+
+    def __init__(self, path: Path, header: str) -> None:
+        self.path, self.header = path, header
+        self.size, self._sha = 0, hashlib.sha256()
+
+    def append(self, text: str) -> None:
+        """Add text in one write; the first text after the header."""
+        data = (text if self.size else self.header + text).encode()
+        with naming(self.path), self.path.open("ab" if self.size else "wb") as file:
+            file.write(data)
+        self._sha.update(data)
+        self.size += len(data)
+
+    def mark(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"bytes": self.size, "sha256": self._sha.hexdigest()}
+
+    def cut(self, mark: Mapping[str, Any]) -> None:
+        """Go back to a mark. Raises DamagedError if the file differs up to there."""
+        sha = verify(self.path, mark)
+        if mark["bytes"]:
+            os.truncate(self.path, mark["bytes"])
+        else:
+            self.path.unlink(missing_ok=True)
+        self.size, self._sha = mark["bytes"], sha
+
+
+def verify(path: Path, mark: Mapping[str, Any]) -> "hashlib._Hash":
+    """The digest's state at a mark. Raises DamagedError if the file differs up to there."""
+    sha, left = hashlib.sha256(), int(mark["bytes"])
+    if left:
+        try:
+            with path.open("rb") as file:
+                while left and (data := file.read(min(CHUNK, left))):
+                    sha.update(data)
+                    left -= len(data)
+        except FileNotFoundError:
+            pass
+    if left or sha.hexdigest() != mark["sha256"]:
+        why = "it lacks rounds that the checkpoint holds" if left else "it is not what was written"
+        raise DamagedError(f"{path} is damaged: {why}; restore it from a copy, or start a new run")
+    return sha
 
 
 class Tables:
-    """The three files, and how far a checkpoint vouches for them.
-
-    A crash between ``append`` and the next checkpoint leaves lines that the checkpoint does not know; ``cut`` removes
-    them.
-    """
+    """The three files. Lines that a crash left after the last checkpoint are removed by ``cut``."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
-        self._rounds = Journal(run.rounds, HEADER)
-        self._messages = Journal(run.messages, messages.HEADER)
+        self._rounds = Journal(run.rounds, ROWS_HEADER)
+        self._messages = Journal(run.messages, LINES_HEADER)
         self._events_size = 0
 
     def append(self, report: RoundReport, row: Row) -> None:
         """Add a round: its messages, its row, its events, in this order."""
         self.append_messages(report)
         self._rounds.append(row.line)
-        self._events_size = tensorboard.append(self._run.path, row)
+        self._events_size = tensorboard.append(self._run.path, row.round, row.scalars)
 
     def append_messages(self, report: RoundReport) -> None:
         """Add only the messages: the pruning round has no row."""
-        self._messages.append(messages.lines_of(report))
+        self._messages.append(lines_of(report))
 
     def marks(self) -> dict[str, Any]:
         """What a checkpoint holds of the tables: lengths, and the digests of the two that are read again."""
@@ -46,26 +222,22 @@ class Tables:
 
     def cut_events(self) -> None:
         """Cut TensorBoard's events, too, or write them again from the rows."""
-        tensorboard.cut(self._run.path, self._events_size, [Row.parse(row) for row in self._run.read_rounds()])
+        rows = [Row.parse(row) for row in self._run.read_rounds()]
+        tensorboard.cut(self._run.path, self._events_size, [(row.round, row.scalars) for row in rows])
 
 
-def row_of(report: RoundReport, *, accuracy: float | None, loss: float | None, spent: Spread) -> Row:
-    """The row of a round; accuracy and loss are None in rounds that were not evaluated."""
-    return Row(
-        round=report.round,
-        accuracy=accuracy,
-        loss=loss,
-        epsilon_max=spent.largest,
-        epsilon_median=spent.median,
-        uplink_bytes=report.uplink_bytes,
-        downlink_bytes=report.downlink_bytes,
-        uplink_bytes_wire=report.uplink_bytes_wire,
-        downlink_bytes_wire=report.downlink_bytes_wire,
-        uplink_messages=report.uplink_messages,
-        downlink_messages=report.downlink_messages,
-        seconds=round(report.seconds, 4),
-        asked=" ".join(map(str, report.asked)),
-        answered=" ".join(map(str, report.answered)),
-        rejected=" ".join(map(str, sorted(report.rejected))),
-        reasons=report.reasons,
-    )
+def _parse(kind: Any, text: str) -> Any:
+    if kind == float | None:
+        return float(text) if text else None
+    return kind(text)
+
+
+def _csv_line(values: Iterable[object]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerow(values)
+    return text.getvalue()
+
+
+FIELDS = tuple(field.name for field in fields(Row))
+ROWS_HEADER = _csv_line(FIELDS)
+LINES_HEADER = ",".join(field.name for field in fields(Line)) + "\n"

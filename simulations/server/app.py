@@ -11,8 +11,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from simulations.plan.plan import make_plan
-from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.tables import Row
 from simulations.server.deployment import Deployment
 from simulations.server.serve import serve
 from simulations.settings.published import from_run_config

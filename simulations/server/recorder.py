@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedlsg.gradients import trainable
@@ -9,30 +10,39 @@ from fedlsg.state import ServerState
 from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
 from simulations.plan.plan import Plan
 from simulations.rundir.links import run_seconds
-from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Tables, row_of
+from simulations.rundir.tables import BYTES, SUMS, Row, Tables
 from simulations.server.evaluate import Evaluation
 from simulations.server.restore import restore
 from simulations.server.spent import Spent
 from simulations.server.summary import Outcome
-from simulations.server.totals import Totals
 from strategies.federation.downlink import Downlink
 from strategies.federation.report import RoundReport
 
+OnRound = Callable[[Row], object]
+
 
 class Recorder:
-    """Keeps one run directory in step with the server's state; ``on_round`` is the strategy's callback.
+    """Keeps one run directory in step with the server's state: ``on_round`` and ``on_pruned`` are the strategy's
+    callbacks.
 
     Order of one round: lines of bytes.csv, row, events, then checkpoint, with the digests of both tables. A crash in
     between leaves a row too many, which ``resume`` cuts off; it never leaves a checkpoint without its row.
     """
 
     def __init__(
-        self, run: RunDir, plan: Plan, state: ServerState, downlink: Downlink, *, deployed: bool = False
+        self,
+        run: RunDir,
+        plan: Plan,
+        state: ServerState,
+        downlink: Downlink,
+        *,
+        deployed: bool = False,
+        show: OnRound | None = None,
     ) -> None:
         s = plan.settings
         self.run, self.plan, self.state, self.downlink = run, plan, state, downlink
+        self._show = show
         self.name = secrets.token_hex(8) if deployed else ""
         self.spent = Spent(run, len(plan.terms), delta=s.delta)
         self.evaluation = Evaluation(state, plan.workload, device=s.device)
@@ -62,8 +72,8 @@ class Recorder:
         """Go back to the last finished round, which is in the checkpoint."""
         self._load(self.run.load_checkpoint())
 
-    def on_round(self, report: RoundReport) -> Row:
-        """Evaluate, append the row, save the checkpoint; returns the row.
+    def on_round(self, report: RoundReport) -> None:
+        """Evaluate, append the row, save the checkpoint, show the row.
 
         Raises RuntimeError, before anything of the round is kept, if a client's payload came without an entry in
         its ledger; DivergedError, as early, if the loss is not finite.
@@ -72,7 +82,7 @@ class Recorder:
         last = report.round == self.plan.schedule.rounds
         due = last or report.round % self.plan.settings.evaluate_every == 0
         score = self.evaluation.after_round(report.round, due=due)
-        row = row_of(
+        row = Row.of(
             report,
             accuracy=None if score is None else score.accuracy,
             loss=None if score is None else score.loss,
@@ -81,7 +91,9 @@ class Recorder:
         self.tables.append(report, row)
         self.totals.add(report)
         self.checkpoint()
-        return row
+        if self._show is not None:
+            self._show(row)
+        self.record_public()
 
     def on_pruned(self, report: RoundReport) -> None:
         """Count the bytes of the pruning round, and save the checkpoint, so that it is never run again.
@@ -93,6 +105,7 @@ class Recorder:
         self.totals.add_pruning(report, noise_multiplier=max(t.prune_noise_multiplier for t in self.plan.terms))
         self.tables.append_messages(report)
         self.checkpoint()
+        self.record_public()
 
     def record_public(self) -> None:
         """With ``record_updates``: save the public weights and positions that the next round's payloads refer to."""
@@ -161,3 +174,40 @@ class Recorder:
     def _seconds(self) -> float:
         """How long the run took so far, in all of its processes."""
         return self._seconds_before + time.monotonic() - self._started
+
+
+class Totals:
+    """``sums`` of bytes are those of all rounds; of messages, those of training rounds. ``pruning``: of round 0."""
+
+    def __init__(self) -> None:
+        self.sums = dict.fromkeys(SUMS, 0)
+        self.pruning: dict[str, Any] = {}
+
+    def add(self, report: RoundReport) -> None:
+        """Count a training round."""
+        for name in SUMS:
+            self.sums[name] += getattr(report, name)
+
+    def add_pruning(self, report: RoundReport, *, noise_multiplier: float) -> None:
+        """Count an attempt of the pruning round.
+
+        Its messages are not in ``sums``: the bytes of dense training are computed from the training messages.
+        """
+        before = self.pruning
+        self.pruning = {
+            **{name: before.get(name, 0) + getattr(report, name) for name in BYTES},
+            "messages": before.get("messages", 0) + len(report.sent),
+            "noise_multiplier": noise_multiplier,
+            "answered": list(report.answered),
+            "rejected": {str(client): why for client, why in report.rejected.items()},
+        }
+        for name in BYTES:
+            self.sums[name] += getattr(report, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both, in plain values."""
+        return {"totals": self.sums, "pruning": self.pruning}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from ``state_dict``."""
+        self.sums, self.pruning = saved["totals"], saved["pruning"]

@@ -5,20 +5,19 @@ that is not in ``READ`` is never opened for reading: run.log, TensorBoard's even
 and updates-truth/.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from fedlsg.privacy import read_entries, verify_extends
 from simulations.rundir.feedback_box import FeedbackBox
-from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.files.journal import Journal, verified
-from simulations.rundir.files.private_files import make_file
-from simulations.rundir.files.sealed import DamagedError
+from simulations.rundir.files.atomic import make_file, write_atomically
+from simulations.rundir.files.sealed import load_bytes
 from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.steps import StepFiles
+from simulations.rundir.tables import Journal, verify
 
 READ = (
     "config.toml",  # compared with the settings in the checkpoint (check_unchanged)
@@ -60,47 +59,40 @@ def restore(run: RunDir) -> Restored:
         read_entries(path)  # also ledgers that began after the checkpoint
     tables = ((run.rounds, state["rounds"]), (run.messages, state["messages"]))
     for path, mark in tables:
-        verified(path, mark)
+        verify(path, mark)
     run.read_sent()
     folders = sorted(run.own(0).parent.glob("client-*"))
     boxes = [FeedbackBox(folder, int(folder.name.rpartition("-")[2])) for folder in folders]
     for box in boxes:
         box.check()
-    notes += _damaged(run)
+    notes += _damaged_files(run)
     if note is not None:
         _go_back(run, boxes, int(state["server"]["round"]))
     for path, mark in tables:  # before the engine starts: its display shows new rows
         Journal(path, "").cut(mark)
-    if _summary_damaged(run):
+    if _is_damaged(run.read_summary):
         run.summary.unlink()
     for text in notes:
         _log(run, text)
     return Restored(state=state, notes=tuple(notes))
 
 
-def _damaged(run: RunDir) -> list[str]:
+def _damaged_files(run: RunDir) -> list[str]:
     """A note for each damaged file that the run can continue without."""
     outbox = [path for path in sorted(run.outbox(0).parent.glob("client-*.bin")) if Outbox(path).damaged]
     notes = [f"{path} is damaged: its payload is made again, as another attempt" for path in outbox]
-    steps = [path for path in sorted(run.steps.glob("step-*.bin")) if not _is_whole(path)]
+    steps = [path for path in sorted(run.steps.glob("step-*.bin")) if _is_damaged(partial(load_bytes, path))]
     notes += [f"{path} is damaged: clients that need it are sent the whole model" for path in steps]
-    return [*notes, f"{run.summary} is damaged: it is written again"] if _summary_damaged(run) else notes
+    return [*notes, f"{run.summary} is damaged: it is written again"] if _is_damaged(run.read_summary) else notes
 
 
-def _is_whole(path: Path) -> bool:
+def _is_damaged(read: Callable[[], object]) -> bool:
+    """Whether a reader finds its file, and finds it damaged."""
     try:
-        StepFiles(path.parent).load(int(path.stem.rpartition("-")[2]))
-    except ValueError:
-        return False
-    return True
-
-
-def _summary_damaged(run: RunDir) -> bool:
-    try:
-        run.read_summary()
+        read()
     except FileNotFoundError:
         return False
-    except DamagedError:
+    except ValueError:
         return True
     return False
 

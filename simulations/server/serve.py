@@ -1,6 +1,5 @@
 """The server's part of a run, the same on every engine: state, strategy, records."""
 
-from collections.abc import Callable
 from logging import ERROR
 from typing import Any
 
@@ -10,21 +9,17 @@ from flwr.serverapp import Grid
 
 from fedlsg.tensors import freed_memory
 from simulations.plan.plan import Plan
-from simulations.rundir.files.disk_space import resumable
+from simulations.rundir.files.atomic import resumable
 from simulations.rundir.lock import exclusive
-from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir
 from simulations.server.deployment import Deployment
 from simulations.server.diverged import explain
 from simulations.server.downlink import make_downlink
-from simulations.server.recorder import Recorder
+from simulations.server.recorder import OnRound, Recorder
 from simulations.server.summary import Outcome, summarize
-from strategies.federation.report import RoundReport
 from strategies.federation.stopped import BudgetSpentError, DivergedError
 from strategies.federation.wire import flat_record
 from strategies.strategy import FederationSettings, FedLSG
-
-OnRound = Callable[[Row], None]
 
 
 def serve(
@@ -48,14 +43,14 @@ def serve(
     with resumable(run.path), exclusive(run):
         state = plan.server_state()
         downlink = make_downlink(plan.settings, state, run)
-        recorder = Recorder(run, plan, state, downlink, deployed=deployment is not None)
+        recorder = Recorder(run, plan, state, downlink, deployed=deployment is not None, show=on_round)
         if run.has_checkpoint:
             recorder.resume()
         else:
             recorder.begin()
         if state.round == plan.schedule.rounds and run.summary.exists():
             return run.read_summary()
-        stopped, diverged = _run_rounds(grid, plan, recorder, on_round, deployment)
+        stopped, diverged = _run_rounds(grid, plan, recorder, deployment)
         if diverged:
             log(ERROR, "%s", stopped)
             recorder.go_back()
@@ -74,27 +69,15 @@ def _finish(run: RunDir, plan: Plan, outcome: Outcome, *, page: bool) -> dict[st
     return summary
 
 
-def _run_rounds(
-    grid: Grid, plan: Plan, recorder: Recorder, on_round: OnRound | None, deployment: Deployment | None
-) -> tuple[str | None, bool]:
+def _run_rounds(grid: Grid, plan: Plan, recorder: Recorder, deployment: Deployment | None) -> tuple[str | None, bool]:
     """Run the rounds that remain; returns why they ended early, None after the last one, and whether they diverged."""
     run, state = recorder.run, recorder.state
     remaining = plan.schedule.rounds - state.round
     if remaining == 0:
         return None, False
 
-    def finished(report: RoundReport) -> None:
-        row = recorder.on_round(report)
-        if on_round is not None:
-            on_round(row)
-        recorder.record_public()
-
-    def pruned(report: RoundReport) -> None:
-        recorder.on_pruned(report)
-        recorder.record_public()
-
     recorder.record_public()  # also by a resumed run: the process before may have ended before it could
-    strategy = FedLSG(state, _federation_settings(plan, run), finished, pruned, recorder.downlink)
+    strategy = FedLSG(state, _federation_settings(plan, run), recorder.on_round, recorder.on_pruned, recorder.downlink)
     if deployment is not None:
         strategy.join(deployment.roster, deployment.open(run.ledgers, recorder.name))
     stopped, diverged = None, False

@@ -1,18 +1,25 @@
 """summary.json: what a run reached, what it cost, what its epsilon rests on, and where it ran."""
 
 import math
+import os
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedlsg.accounting import Spread
 from simulations.plan.plan import Plan
-from simulations.rundir.messages import SUMS as BYTES
+from simulations.rundir.tables import BYTES
 from simulations.server.downlink import downlink_facts
-from simulations.server.environment import hardware, versions
 from simulations.server.evaluate import Score
 from simulations.settings.codecs import codec_summary
 from simulations.workloads.chance import chance_of
+
+PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,3 +96,36 @@ def _privacy(plan: Plan, o: Outcome) -> dict[str, Any]:
         "trust": s.trust,
         "reproducible": s.reproducible,
     }
+
+
+def hardware(device: str) -> dict[str, str | int]:
+    """Processor, cores that this process may use, system, and the graphics card if the run used one."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found: dict[str, str | int] = {
+        "processor": _processor(),
+        "cores": usable,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    if device == "cuda":
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next((name for name in names if name), platform.processor() or platform.machine())

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from benchmarks import adversaries
-from benchmarks.adversaries import aligned, image_cases, made_images, made_texts, summed_in, text_cases
+from benchmarks.adversaries import align, image_cases, made_images, made_texts, summed_in, text_cases
 from benchmarks.neighbours import BOUND, Moved, Subject, move, subject
 from fedlsg.gradients.precision import Precision
 from fedlsg.training import microbatches
@@ -129,12 +129,12 @@ def test_all_pairs_are_there():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("examples", [2, 32, 33, 256, 257, 1024])
 def test_aligned_gradients_move_the_sum_by_c(examples, dtype, even):
-    check(move(aligned(examples, dtype, even=even), range(examples), 0))
+    check(move(align(examples, dtype, even=even), range(examples), 0))
 
 
 @pytest.mark.parametrize("even", [True, False])
 def test_50_000_aligned_gradients_move_the_sum_by_c(even):
-    check(move(aligned(50_000, even=even), range(50_000), 0))
+    check(move(align(50_000, even=even), range(50_000), 0))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_50_000_aligned_gradients_move_the_sum_by_c(even):
 )
 def test_negative_control_sums_in_fewer_digits_and_factors_rounded_up(plant, examples, dtype, even):
     with plant():
-        found = move(aligned(examples, dtype, even=even), range(examples), 0)
+        found = move(align(examples, dtype, even=even), range(examples), 0)
     with pytest.raises(AssertionError):
         check(found)
 

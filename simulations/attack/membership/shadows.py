@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.membership.lira import scaled_confidence
 from fedlsg.randomness import public_generator
-from simulations.client.train import serving
+from simulations.client.model import serving
 from simulations.engines import local
 from simulations.plan.plan import Plan
 from simulations.report.progress import Tick

@@ -23,7 +23,7 @@ from fedlsg.payload import Expected, PayloadError, keeps_memory, unpack
 from fedlsg.privacy import Entry, Ledger
 from fedlsg.state import ClientTerms, Phase, PublicState, load_weights, phase_of, plan_round
 from simulations.plan.plan import Base, prepare
-from simulations.rundir import arrays
+from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
 from simulations.workloads import Progress, silent
 
@@ -86,7 +86,7 @@ class Record:
         path = self.run.path / "updates" / f"round-{round:06d}" / "weights.npy"
         model = self.base.build_model()
         try:
-            load_weights(model, torch.from_numpy(arrays.load(path)))
+            load_weights(model, torch.from_numpy(sealed.load_array(path)))
         except (OSError, ValueError, EOFError, TypeError) as error:
             raise ValueError(f"{path}: cannot read the weights of round {round}: {error}") from None
         return model
@@ -124,7 +124,7 @@ class Record:
 def _positions(path: Path) -> Tensor:
     """Kept positions that the server chose. Raises ValueError for a damaged file."""
     try:
-        return torch.from_numpy(arrays.load(path))
+        return torch.from_numpy(sealed.load_array(path))
     except (OSError, ValueError, EOFError, TypeError) as error:
         raise ValueError(f"{path}: cannot read the kept positions of a round: {error}") from None
 

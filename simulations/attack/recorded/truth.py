@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedlsg.attacks.observation import Knowledge, Observation, ThreatModel
 from simulations.attack.recorded.observations import Record
-from simulations.rundir import arrays
+from simulations.rundir.files import sealed
 from simulations.workloads.base.workload import Inputs
 
 
@@ -48,7 +48,7 @@ def batch_sizes(record: Record) -> dict[int, dict[int, int]]:
 def _rows(record: Record, round: int, client: int) -> Int64[Tensor, " batch"]:
     path = record.run.path / "updates-truth" / f"round-{round:06d}" / f"client-{client:06d}.npy"
     try:
-        rows = torch.from_numpy(arrays.load(path))
+        rows = torch.from_numpy(sealed.load_array(path))
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: without the batches an attack cannot be scored") from None
     except (OSError, ValueError, EOFError, TypeError) as error:

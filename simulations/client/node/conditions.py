@@ -41,7 +41,7 @@ def usable(settings: Settings, terms: Terms) -> Settings:
         settings = with_own_columns(settings, terms)
     _refuse_paths(settings)
     settings = replace(settings, data_dir=None)  # the server's folders are not this client's
-    return _counted(settings, terms, own=own)
+    return _with_clients(settings, terms, own=own)
 
 
 def _refuse_paths(s: Settings) -> None:
@@ -83,7 +83,7 @@ def _check_privacy(s: Settings, terms: Terms) -> None:
         )
 
 
-def _counted(s: Settings, terms: Terms, *, own: bool) -> Settings:
+def _with_clients(s: Settings, terms: Terms, *, own: bool) -> Settings:
     """The settings with a number of clients.
 
     A client with its own data needs it only if its share of the noise, or its replica, depends on it.

@@ -13,16 +13,17 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlsg.privacy import GENESIS, Entry, Ledger, LedgerError, head_of, lines_since, load, locked
+from fedlsg.privacy import GENESIS, Entry, Ledger, LedgerError, head_of, lines_since, load
 from simulations.client.node.terms import Terms
 from simulations.grids.refusals import OverBudgetError, TermsError
-from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files.atomic import make_file, write_atomically
+from simulations.rundir.lock import locked_folder
 from simulations.rundir.rundir import RunDir
 from strategies.federation.ledger_wire import News
 
@@ -55,7 +56,7 @@ class NodeFolder:
         folder = cls(terms)
         _make_private(terms.ledger_dir)
         try:
-            _touch(folder.path)
+            make_file(folder.path)
         except OSError as error:
             raise TermsError(f"cannot write {folder.path} (ledger-dir): {error.strerror or error}") from None
         with folder._locked():
@@ -125,18 +126,9 @@ class NodeFolder:
             ledger.charge(entry)
             self._save_record({})
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> AbstractContextManager[None]:
         """No other process reads or writes the folder meanwhile (POSIX)."""
-        if os.name != "posix":
-            yield
-            return
-        descriptor = os.open(self.terms.ledger_dir, os.O_RDONLY)
-        try:
-            with locked(descriptor):
-                yield
-        finally:
-            os.close(descriptor)
+        return locked_folder(self.terms.ledger_dir)
 
     def _checked_ledger(self) -> Ledger:
         """The ledger, if it still begins with all charged entries: its chain cannot show that last lines are lost."""
@@ -210,15 +202,9 @@ def _make_private(folder: Path) -> None:
         raise TermsError(f"ledger-dir={folder} is open to other users (mode {mode:o}): chmod 700 {folder}")
 
 
-def _touch(path: Path) -> None:
-    """Make a file that only its owner can read, and check that it can be appended to."""
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-
-
 def _write(path: Path, content: bytes) -> None:
     try:
-        write_atomically(path, content)
-        path.chmod(0o600)
+        write_atomically(path, content, private=True)
     except OSError as error:
         raise TermsError(f"cannot write {path}: {error.strerror or error}") from None
 

@@ -83,7 +83,7 @@ def refuse_misspelt(config: Config) -> None:
             raise TermsError(f"node config: unknown key {key!r}; did you mean {near[0]!r}?")
 
 
-def _required(config: Config, key: str) -> object:
+def _require(config: Config, key: str) -> object:
     if key not in config:
         why = {
             "ledger-dir": ", the folder of its privacy ledger: without one of its own a deployed client trains nothing",
@@ -98,7 +98,7 @@ def _required(config: Config, key: str) -> object:
 
 
 def _text(config: Config, key: str) -> str:
-    value = _required(config, key)
+    value = _require(config, key)
     if not isinstance(value, str) or not value.strip():
         raise TermsError(f"node config: expected {key}={value!r} to be a text in quotes")
     return value
@@ -116,14 +116,14 @@ def absolute(text: str, key: str) -> Path:
 
 
 def _integer(config: Config, key: str, *, least: int) -> int:
-    value = _required(config, key)
+    value = _require(config, key)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise TermsError(f"node config: expected {key}={value!r} to be a whole number >= {least}")
     return value
 
 
 def _number(config: Config, key: str, *, below: float) -> float:
-    value = _required(config, key)
+    value = _require(config, key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < below:
         raise TermsError(f"node config: expected 0 < {key}={value!r} < {below:g}")
     return float(value)

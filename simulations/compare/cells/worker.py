@@ -16,7 +16,7 @@ from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import IO, Any
 
-from simulations.rundir.files.private_files import make_file
+from simulations.rundir.files.atomic import make_file
 
 PARTING_SECONDS = 30.0  # a Flower run ends its own processes within about ten
 CONTEXT = get_context("spawn")

@@ -1,15 +1,32 @@
-"""Files with their own digest: a damaged file is found before anything in it is used."""
+"""Files with their own digest: a damaged file is found before anything in it is used.
+
+record        JSON, with its digest as the last entry
+bytes         SHA-256, then the content
+array         NAME.npy; its checksum is in NAME.npy.sha256, in the form of the program ``sha256sum``
+checkpoint    format, SHA-256, then the bytes of ``torch.save``; ``torch.load`` reads only files whose digest is right
+"""
 
 import hashlib
+import io
 import json
+import os
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from simulations.rundir.files.atomic import write_atomically
 
 SEAL = "sha256"
 DIGEST_BYTES = 32
+FORMAT = b"fedlsg checkpoint 2\n"
+BEGIN = len(FORMAT) + DIGEST_BYTES
+FIRST_FORMAT = b"PK"
+"""The first bytes of checkpoints of the first format, which had no digest."""
 
 
 class DamagedError(ValueError):
@@ -51,5 +68,79 @@ def load_bytes(path: Path) -> bytes:
     return content[DIGEST_BYTES:]
 
 
+def save_array(path: Path, array: np.ndarray, *, private: bool = False) -> None:
+    """Write an array and its checksum, each atomically; ``private``: for their owner only."""
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    content = buffer.getvalue()
+    line = f"{hashlib.sha256(content).hexdigest()}  {path.name}\n".encode()
+    write_atomically(_checksum_of(path), line, private=private)
+    write_atomically(path, content, private=private)
+
+
+def load_array(path: Path) -> np.ndarray:
+    """The array. Raises FileNotFoundError; ValueError for a file that is not what was written, or without checksum."""
+    content = path.read_bytes()
+    try:
+        written = _checksum_of(path).read_text().split()[:1]
+    except (FileNotFoundError, UnicodeDecodeError):
+        written = []
+    if written != [hashlib.sha256(content).hexdigest()]:
+        raise ValueError(f"it is not what {_checksum_of(path).name} says: the record is damaged")
+    array: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
+    return array
+
+
+def save_checkpoint(path: Path, previous: Path, state: dict[str, Any]) -> None:
+    """Replace the checkpoint, atomically and durably; the one before becomes ``previous``.
+
+    There is a complete file at ``path`` at any time.
+    """
+    body = io.BytesIO()
+    torch.save(state, body)
+    content = body.getvalue()
+    if path.exists():
+        _link(path, previous)
+    write_atomically(path, FORMAT + hashlib.sha256(content).digest(), content)
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """What was saved. Raises FileNotFoundError; DamagedError; ValueError for an older format."""
+    content = path.read_bytes()
+    if content.startswith(FIRST_FORMAT):
+        raise ValueError(
+            f"{path} is of an older version of fedlsg and has no digest: continue this run with that version, or "
+            "start a new run"
+        )
+    damaged = DamagedError(f"{path} is damaged: restore it from a copy, or start a new run")
+    body = memoryview(content)[BEGIN:]
+    if content[:BEGIN] != FORMAT + hashlib.sha256(body).digest():
+        raise damaged
+    try:
+        state: dict[str, Any] = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    except Exception:  # another program wrote it: the digest is right, and torch cannot read it
+        raise damaged from None
+    return state
+
+
 def _digest(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _checksum_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _link(path: Path, previous: Path) -> None:
+    """A hard link; a copy if the file system has no links."""
+    temporary = previous.with_name(f".{previous.name}.{os.getpid()}")
+    try:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        try:
+            os.link(path, temporary)
+        except OSError:
+            shutil.copyfile(path, temporary)
+        temporary.replace(previous)
+    finally:
+        temporary.unlink(missing_ok=True)

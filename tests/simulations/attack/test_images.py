@@ -22,7 +22,7 @@ from simulations.attack.images.score import EXACT_DB, scored, summarise, verdict
 from simulations.attack.recorded.observations import open_record
 from simulations.attack.recorded.report import privacy_facts
 from simulations.attack.recorded.truth import batch_sizes, truth_of
-from simulations.rundir import arrays
+from simulations.rundir.files import sealed
 from tests.fedlsg.support.observed import digits, mlp, observe
 from tests.simulations.support.runs import run_local
 
@@ -223,7 +223,7 @@ def test_batches_of_other_data_are_noticed(copied):
     file = next((path / "updates-truth").rglob("client-000001.npy"))
     other = open_record(str(path), CLIENT).base.parts[0][:2].numpy()
     for rows in (other, other.astype(float), np.array([-1]), np.array([10**6])):
-        arrays.save(file, rows)
+        sealed.save_array(file, rows)
         with pytest.raises(ValueError, match="names rows that client 1 does not hold"):
             attacked(str(path), attacks=attacks_named("first-layer"))
 
@@ -289,7 +289,7 @@ def _cut(path) -> None:
 
 def _shift(path) -> None:
     """Other weights, rightly stored: the payload's own digest tells."""
-    arrays.save(path, np.load(path) * 1.5)
+    sealed.save_array(path, np.load(path) * 1.5)
 
 
 def test_what_cannot_be_attacked_is_said(recorded, tmp_path, copied):

@@ -17,7 +17,7 @@ from simulations.audit import training
 from simulations.audit.command import audit_command
 from simulations.audit.subject import audited_run, audited_settings
 from simulations.cli.app import app
-from tests.simulations.support.runs import SMALL, Run, reconfigured, run_local
+from tests.simulations.support.runs import SMALL, Run, reconfigure, run_local
 
 SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"} | {"rounds": 6, "sample_rate": 0.5}
 TRAINING = SETTINGS | {"train_rows": 480}
@@ -81,7 +81,7 @@ def test_a_reproducible_claim_is_not_private(tmp_path):
         assert (found["reproducible"], found["not_private"]) == (True, words)
         assert text.splitlines()[1] == words
         assert any(line.startswith("claimed") and words in line for line in text.splitlines())
-    reconfigured(run, reproducible=False)
+    reconfigure(run, reproducible=False)
     assert audited_run(str(run.path)).not_private == words
 
 
@@ -96,7 +96,7 @@ def test_a_seeded_audit_of_a_private_claim_is_of_a_private_claim(tmp_path, mode)
 def test_a_run_that_was_configured_otherwise_than_its_ledger_says(tmp_path, finished):
     """The ledger's claim stands: code that would run with half of its noise is falsified."""
     copy = Run(shutil.copytree(finished.path, tmp_path / "run"))
-    reconfigured(copy, **{"noise-multiplier": 1.0})
+    reconfigure(copy, **{"noise-multiplier": 1.0})
     status, found, _ = audit(tmp_path, run=str(copy.path))
     assert found["claimed"]["noise_multiplier"] == 2.0
     assert status == 1

@@ -11,7 +11,7 @@ from fedlsg.attacks.observation import ThreatModel
 from fedlsg.payload.layout import COMPACT, HEADER
 from fedlsg.state.server_state import ServerState
 from simulations.attack.recorded.observations import open_record
-from tests.simulations.support.bad_clients import flipped, sending
+from tests.simulations.support.bad_clients import flip_bit, sending
 from tests.simulations.support.runs import plan_at, resume_local, run_local, stopped_after
 
 SIGMA = 2.0
@@ -107,7 +107,7 @@ def test_a_damaged_payload_is_rejected_by_name(tmp_path):
 
 def half_bad(message, context):
     if int(context.node_config["partition-id"]) == 1 and message.metadata.message_type == "train":
-        return sending(flipped)(message, context)
+        return sending(flip_bit)(message, context)
     from simulations.client.app import app
 
     return app(message, context)

@@ -3,12 +3,12 @@
 import pytest
 from flwr.app import Context, Message
 
-import simulations.client.sending
+import simulations.client.train
 from fedlsg.accounting.bounds import compose, epsilon
 from fedlsg.accounting.events import Event
 from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.client.app import app
-from simulations.client.train import process
+from simulations.client.model import process
 from simulations.engines import local
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
@@ -137,15 +137,15 @@ def test_an_answer_of_round_0_that_was_stored_is_sent_again_for_free(tmp_path):
 
 def test_a_second_attempt_of_round_0_is_charged_again(tmp_path, monkeypatch):
     """Interrupted between the charge and the store: its noise was drawn."""
-    pack = simulations.client.sending.pack
+    pack = simulations.client.train.pack
 
     def interrupted(*args: object, **kwargs: object) -> bytes:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(simulations.client.sending, "pack", interrupted)
+    monkeypatch.setattr(simulations.client.train, "pack", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_local(tmp_path / "run", **SNIP, reproducible=False)
-    monkeypatch.setattr(simulations.client.sending, "pack", pack)
+    monkeypatch.setattr(simulations.client.train, "pack", pack)
     run = resume_local(tmp_path / "run")
     assert [(e.round, e.attempt) for e in run.entries(0)] == [(0, 0), (0, 1), (1, 0), (2, 0)]
     assert [(e.round, e.attempt) for e in run.entries(1)] == [(0, 0), (1, 0), (2, 0)]

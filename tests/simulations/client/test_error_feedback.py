@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import simulations.client.sending
 import simulations.client.train
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.carriers.powersgd import decode
@@ -16,7 +15,7 @@ from fedlsg.method import Method
 from fedlsg.payload.message import Expected, unpack
 from fedlsg.training.compression import Compression
 from simulations.attack.recorded.observations import open_record
-from simulations.client.sending import expected
+from simulations.client.train import expected_payload
 from simulations.plan.plan import Base
 from simulations.rundir import feedback_box
 from simulations.rundir.feedback_box import FeedbackBox
@@ -54,7 +53,7 @@ def watch(patch: pytest.MonkeyPatch) -> Watched:
     def listen(values, frame, base: Base, announced: Announcement, dither, box, question) -> bytes:
         payload = shipped(values, frame, base, announced, dither, box, question)
         if dither.client == 0:
-            wanted: Expected = expected(frame, base, announced, dither)
+            wanted: Expected = expected_payload(frame, base, announced, dither)
             seen.gradients += values.double()
             seen.received += decode(unpack(payload, wanted), frame).double()
             seen.payloads += 1
@@ -197,7 +196,7 @@ def test_no_memory_is_kept(settings, tmp_path):
 
 def test_a_memory_under_noise_that_slipped_through_is_not_used(tmp_path, monkeypatch):
     """Negative control: the rules planted open; the client looks once more, before it reads a memory."""
-    monkeypatch.setattr(simulations.client.sending, "keeps_memory", lambda method, codec: True)
+    monkeypatch.setattr(simulations.client.train, "keeps_memory", lambda method, codec: True)
     run = run_local(tmp_path / "run", method="dpsgd", codec="sign")
     assert [row.rejected for row in run.rows] == ["0 1", "0 1"]
     assert "would leak: not sent" in run.log

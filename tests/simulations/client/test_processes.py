@@ -17,7 +17,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from simulations.engines.local import LocalGrid, task_identity
-from simulations.grids.virtual import named
+from simulations.grids.virtual import give_id
 from simulations.plan.plan import Plan
 from simulations.settings.settings import as_config
 from strategies.federation.report import RoundReport
@@ -42,7 +42,7 @@ class PipeGrid(LocalGrid):
         return [self.exchange(message) for message in messages]
 
     def exchange(self, message: Message) -> Message:
-        data = message_to_proto(named(message)).SerializeToString()
+        data = message_to_proto(give_id(message)).SerializeToString()
         self.process.stdin.write(struct.pack("<I", len(data)) + data)
         self.process.stdin.flush()
         reply = self.process.stdout.read(*struct.unpack("<I", self.process.stdout.read(4)))

@@ -12,12 +12,12 @@ from fedlsg.state.server_update import HEADER
 from simulations.client import app as client_app
 from simulations.client import replica as replicas
 from simulations.client.app import app, read_context
-from simulations.client.train import process
+from simulations.client.model import process
+from simulations.client.train import answer
 from simulations.engines import local
 from simulations.plan.plan import make_plan
-from simulations.rundir import messages
-from simulations.rundir.row import Row
-from simulations.server.counting_downlink import NOTHING
+from simulations.rundir.tables import Row, read_lines
+from simulations.server.downlink import NOTHING
 from simulations.settings.settings import from_mapping
 from strategies.federation.wire import REPLICA_DIFFERS, REPLICA_MISSING, payload_size
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local, stopped_after
@@ -53,7 +53,7 @@ def test_sparse_in_float32_is_full_bit_for_bit(name, tmp_path):
     assert [row.downlink_messages for row in sparse.rows] == [row.downlink_messages for row in full.rows]
     assert sum(row.downlink_bytes for row in sparse.rows) < sum(row.downlink_bytes for row in full.rows)
     for run in (sparse, full):
-        lines = [line for line in messages.read(run.path / "bytes.csv") if line.direction == "down" and line.round]
+        lines = [line for line in read_lines(run.path / "bytes.csv") if line.direction == "down" and line.round]
         assert all(line.payload_bytes >= line.values_bytes for line in lines)
         assert sum(line.payload_bytes for line in lines) == sum(row.downlink_bytes for row in run.rows)
     assert sparse.summary["downlink_bytes_dense"] == full.summary["downlink_bytes_dense"]
@@ -196,7 +196,7 @@ def alone(message: Message, context: Context) -> Any:
     """A client whose process begins with the message, and that shares its replica with nobody."""
     process.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_app, "is_shared", lambda context: False)
+        patch.setattr(client_app, "answer", lambda *args, shared: answer(*args, shared=False))
         return app(message, context)
 
 

@@ -16,9 +16,9 @@ from simulations.compare.plots import figures
 from simulations.compare.view import View, make_view
 from simulations.report.figure import looks, png
 from simulations.rundir.links import LINKS, transfer_seconds
-from simulations.rundir.messages import read
+from simulations.rundir.tables import read_lines
 from tests.simulations.support.compare_cases import result
-from tests.simulations.support.runs import Run, reconfigured
+from tests.simulations.support.runs import Run, reconfigure
 
 TABLE = [
     result(0.80), result(0.84, seed=1), result(0.81, method="dpsgd"), result(0.90, epsilon=8.0),
@@ -149,9 +149,9 @@ def test_an_axis_that_does_not_exist_is_refused(fedlsg):
 
 def test_report_along_bytes_of_runs_that_exist(fedlsg, small, tmp_path):
     shutil.copytree(small.path, tmp_path / "other")
-    reconfigured(Run(tmp_path / "other"), **{"clip-norm": 0.25})
+    reconfigure(Run(tmp_path / "other"), **{"clip-norm": 0.25})
     shutil.copytree(small.path, tmp_path / "old")
-    reconfigured(Run(tmp_path / "old"), **{"clip-norm": 0.125})
+    reconfigure(Run(tmp_path / "old"), **{"clip-norm": 0.125})
     (tmp_path / "old" / "bytes.csv").unlink()  # a run of a version that did not count messages
     arguments = [str(small.path), "other", "old", "--axis", "bytes", "--link", "10/50/50", "--out", "there"]
     status, out, err = fedlsg("report", *arguments, width=120)
@@ -165,7 +165,7 @@ def test_report_along_bytes_of_runs_that_exist(fedlsg, small, tmp_path):
     assert "NOT PRIVATE" in (tmp_path / "there" / "bytes.md").read_text()
     results = (tmp_path / "there" / "results.csv").read_text()
     rows = {row["name"]: row for row in csv.DictReader(results.splitlines())}
-    seconds = transfer_seconds(read(small.directory.messages), LINKS["broadband"])
+    seconds = transfer_seconds(read_lines(small.directory.messages), LINKS["broadband"])
     assert float(rows["small"]["transfer_seconds"]) == pytest.approx(seconds)
     assert rows["old"]["transfer_seconds"] == ""
 

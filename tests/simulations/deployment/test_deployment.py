@@ -14,8 +14,8 @@ import pytest
 from benchmarks.deployment import Deployed, deploy
 from benchmarks.flower_processes import carrying
 from benchmarks.socket_proxy import split_http
-from benchmarks.socket_traffic import Message, Moved, moved
-from simulations.rundir.messages import Line, read
+from benchmarks.socket_traffic import Message, Moved, count_moved
+from simulations.rundir.tables import Line, read_lines
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run, plan_at, run_local
 
@@ -43,7 +43,7 @@ class Both:
 
     @property
     def lines(self) -> list[Line]:
-        return list(read(self.deployed.directory.messages))
+        return list(read_lines(self.deployed.directory.messages))
 
     def news(self, line: Line) -> int:
         """Bytes of the ledger lines that an update brings: all of them, in the first round."""
@@ -63,7 +63,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(CLIENTS), str(REPOSITORY)]))
         flower = deploy(plan, folder / "flower", nodes=2, client_app="reproducible_clients:app")
     assert flower.status == "finished:completed", flower.log[-3000:]
-    seen = tuple(moved(proxy.exchanges()) for proxy in flower.proxies)
+    seen = tuple(count_moved(proxy.exchanges()) for proxy in flower.proxies)
     return Both(simulated=simulated, deployed=Run(directory.path, plan), flower=flower, seen=seen)
 
 
@@ -72,7 +72,7 @@ def test_payloads_are_those_of_the_simulation_to_the_byte(both):
     assert len(both.deployed.payloads) == 2
     assert both.deployed.payloads == both.simulated.payloads
     assert both.deployed.weights.equal(both.simulated.weights)
-    key = {(line.round, line.client, line.direction): line for line in read(both.simulated.directory.messages)}
+    key = {(line.round, line.client, line.direction): line for line in read_lines(both.simulated.directory.messages)}
     assert len(both.lines) == len(key) == 4
     for line in both.lines:
         same = key[line.round, line.client, line.direction]

@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.simulations.deployment.test_two_hospitals import READY, REFUSED, Federation, chapters, federation, follow
-from tests.simulations.support.app_hub import Hub, serving, signed, trusted_entities
+from tests.simulations.support.app_hub import Hub, serving, sign, trusted_entities
 from tests.simulations.support.machines import Machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
@@ -118,7 +118,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signed]:
 
 
 def test_an_app_that_a_trusted_key_signed_runs(node):
-    node.hub.app, node.hub.signatures = node.app, (signed(node.trusted, node.app),)
+    node.hub.app, node.hub.signatures = node.app, (sign(node.trusted, node.app),)
     assert node.ask("signed") == (None, True)
 
 
@@ -126,7 +126,7 @@ def test_an_app_that_a_trusted_key_signed_runs(node):
 def test_any_other_app_is_refused_before_a_line_of_it_runs(node, case):
     key = Ed25519PrivateKey.generate() if case == "another key" else node.trusted
     node.hub.app = node.changed if case == "changed" else node.app
-    node.hub.signatures = () if case == "unsigned" else (signed(key, node.app),)
+    node.hub.signatures = () if case == "unsigned" else (sign(key, node.app),)
     error, ran = node.ask(case.replace(" ", "-"), "probe" if case == "local" else "@test/probe==1.0.0")
     assert error == [INVALID_FAB, "The FAB could not be verified."]
     assert not ran

@@ -14,7 +14,7 @@ from simulations.cli.app import app as cli
 from simulations.client.app import app
 from simulations.engines import local, ray
 from simulations.grids.virtual import ClientFunction
-from simulations.rundir.row import Row
+from simulations.rundir.tables import Row
 from strategies.federation import exchange, report
 from strategies.federation.wire import NO_REASON, payload_size, read_update
 from tests.simulations.support import bad_clients

@@ -18,7 +18,7 @@ from simulations.rundir.lock import exclusive
 from simulations.settings.settings import from_mapping
 from simulations.workloads.base.workload import Split, Workload
 from simulations.workloads.digest import data_digest
-from tests.simulations.support.runs import ignore, plan_at, reconfigured, resume_local, run_local
+from tests.simulations.support.runs import ignore, plan_at, reconfigure, resume_local, run_local
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ from tests.simulations.support.runs import ignore, plan_at, reconfigured, resume
 )
 def test_resume_refuses_settings_that_the_ledgers_depend_on(changes, stopped):
     """Of an entry, and of who holds which example: one that moved to another client would be charged to two ledgers."""
-    reconfigured(stopped, **changes)
+    reconfigure(stopped, **changes)
     with pytest.raises(ValueError, match=f"cannot change its settings midway: restore .*{next(iter(changes))}"):
         resume_local(stopped.path)
     assert [len(stopped.entries(client)) for client in (0, 1)] == [1, 1]
@@ -88,7 +88,7 @@ def test_the_digest_of_private_rows_is_its_owners_alone_and_in_no_checkpoint(sto
 
 
 def test_resume_may_move_to_another_engine_or_thread_count(stopped, small):
-    reconfigured(stopped, threads=2, engine="flower")
+    reconfigure(stopped, threads=2, engine="flower")
     assert resume_local(stopped.path).weights.shape == small.weights.shape
 
 

@@ -19,7 +19,7 @@ from simulations.report.figure import png
 from simulations.report.run_page import command, run_page, write_run_page
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import result, row
-from tests.simulations.support.runs import Run, reconfigured
+from tests.simulations.support.runs import Run, reconfigure
 
 HOSTILE = '<script>alert("1")</script>&\'"<img src=http://x onerror=y>'
 RESULTS = [
@@ -154,7 +154,7 @@ def test_report_of_one_run(fedlsg, stopped, tmp_path):
 
 def test_report_of_several_runs(fedlsg, stopped, small, tmp_path):
     shutil.copytree(small.path, tmp_path / "other")
-    reconfigured(Run(tmp_path / "other"), **{"clip-norm": 0.25})
+    reconfigure(Run(tmp_path / "other"), **{"clip-norm": 0.25})
     status, out, err = fedlsg("report", str(small.path), "other", str(stopped.path), "--out", "there")
     assert (status, err) == (0, "")
     assert "lsg (clip_norm=0.25)" in " ".join(out.split())
@@ -170,7 +170,7 @@ def compared(small: Run, folder: Path, **variants: dict[str, object]) -> Path:
     """A comparison's folder of the small run under several labels."""
     for label, changes in variants.items():
         shutil.copytree(small.path, folder / "cells" / f"{label}-seed0")
-        reconfigured(Run(folder / "cells" / f"{label}-seed0"), **changes)
+        reconfigure(Run(folder / "cells" / f"{label}-seed0"), **changes)
     methods = "".join(f"[methods.{label}]\nmethod = 'lsg'\n" for label in variants)
     (folder / "grid.toml").write_text("workload = 'digits'\n" + methods)
     return folder

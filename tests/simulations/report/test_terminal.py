@@ -12,7 +12,7 @@ from rich.console import Console
 from fedlsg.carriers.layout import LayerRow
 from simulations.report.terminal import RoundDisplay, layers_shown, showing, summary_table
 from simulations.report.words import human_bytes, percent, privacy_line
-from simulations.rundir.row import Row
+from simulations.rundir.tables import Row
 
 SUMMARY: dict[str, Any] = {
     "workload": "digits", "model": "mlp", "method": "lsg", "clients": 5, "rounds": 100, "engine": "flower",

@@ -16,8 +16,7 @@ import pytest
 
 from fedlsg.privacy.ledger import LedgerError
 from simulations.engines import local
-from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.files.disk_space import DiskFullError, cause_of, naming, resumable
+from simulations.rundir.files.atomic import DiskFullError, cause_of, naming, resumable, write_atomically
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
 
@@ -84,7 +83,7 @@ def test_a_write_that_names_no_file_is_caught(tmp_path, monkeypatch):
     """Negative control: the operating system's own error says only that there is no space."""
     plan, directory = plan_at(tmp_path / "run", **SETTINGS)
     (directory.path / "bytes.csv").symlink_to(FULL)
-    monkeypatch.setattr("simulations.rundir.files.journal.naming", lambda path: resumable(path.parent))
+    monkeypatch.setattr("simulations.rundir.tables.naming", lambda path: resumable(path.parent))
     with pytest.raises(DiskFullError) as error:
         local.run(plan, directory, on_round=ignore)
     assert "bytes.csv" not in str(error.value)
@@ -168,7 +167,7 @@ MERGED_ON_A_FULL_DISK = """
 import subprocess, sys
 from pathlib import Path
 from fedlsg.privacy import merge
-from simulations.rundir.files.disk_space import resumable
+from simulations.rundir.files.atomic import resumable
 ledgers, disk = Path(sys.argv[1]), Path(sys.argv[2])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", disk], check=True)
 (disk / "other").write_bytes(bytes(4096))

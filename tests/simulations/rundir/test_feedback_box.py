@@ -18,7 +18,7 @@ def box(tmp_path, client=3) -> FeedbackBox:
     return FeedbackBox(tmp_path / "own", client)
 
 
-def stored(tmp_path, *rounds) -> FeedbackBox:
+def store_rounds(tmp_path, *rounds) -> FeedbackBox:
     found = box(tmp_path)
     for round in rounds:
         found.store(f"q{round}", b"payload\n" * round, M[round], round=round)
@@ -32,7 +32,7 @@ def test_an_empty_one_remembers_zeros(tmp_path):
 
 
 def test_what_was_stored_is_found_bit_for_bit(tmp_path):
-    found = stored(tmp_path, 2)
+    found = store_rounds(tmp_path, 2)
     assert found.find("q2") == found.last() == b"payload\n" * 2
     assert found.find("q") is found.find("") is None
     assert torch.equal(found.memory(3, 4), M[2])
@@ -40,7 +40,7 @@ def test_what_was_stored_is_found_bit_for_bit(tmp_path):
 
 
 def test_the_same_round_asked_anew_starts_from_the_memory_before(tmp_path):
-    found = stored(tmp_path, 1, 2, 3)
+    found = store_rounds(tmp_path, 1, 2, 3)
     assert torch.equal(found.memory(3, 4), M[2])
     found.store("other", b"again", M[4], round=3)
     assert found.find("q3") is None
@@ -50,53 +50,53 @@ def test_the_same_round_asked_anew_starts_from_the_memory_before(tmp_path):
 
 
 def test_the_first_round_asked_anew_starts_from_nothing(tmp_path):
-    found = stored(tmp_path, 5)
+    found = store_rounds(tmp_path, 5)
     assert not found.memory(5, 4).any()
     found.store("other", b"again", M[1], round=5)
     assert not found.memory(5, 4).any()
 
 
 def test_two_rounds_are_kept(tmp_path):
-    found = stored(tmp_path, 1, 2, 3, 6)
+    found = store_rounds(tmp_path, 1, 2, 3, 6)
     assert sorted(path.name for path in found.folder.iterdir()) == ["feedback-000003.bin", "feedback-000006.bin"]
     with pytest.raises(ValueError, match="the server went back"):
         found.memory(3, 4)
 
 
-def held(found: FeedbackBox) -> dict[str, bytes]:
+def files_of(found: FeedbackBox) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in found.folder.iterdir()}
 
 
 def test_a_late_answer_of_an_earlier_round_takes_nothing_away(tmp_path):
     """Whether the later round was stored before its memory was read, or since."""
-    found = stored(tmp_path, 1, 2)
-    before = held(found)
+    found = store_rounds(tmp_path, 1, 2)
+    before = files_of(found)
     for attempt in (lambda: found.memory(1, 4), lambda: found.store("q1 anew", b"x", M[5], round=1)):
         with pytest.raises(
             ValueError, match="remembers round 2, and the server announced round 1: this client is too late"
         ):
             attempt()
-        assert held(found) == before
+        assert files_of(found) == before
 
 
 def test_a_late_answer_of_a_round_that_was_left_out_takes_nothing_away(tmp_path):
     """A client that was silent in round 3, and comes back after round 5."""
-    found = stored(tmp_path, 2)
+    found = store_rounds(tmp_path, 2)
     assert torch.equal(found.memory(3, 4), M[2])
-    stored(tmp_path, 5)
-    before = held(found)
+    store_rounds(tmp_path, 5)
+    before = files_of(found)
     with pytest.raises(ValueError, match="remembers round 5, and the server announced round 3"):
         found.store("q3", b"late", M[3], round=3)
-    assert held(found) == before
+    assert files_of(found) == before
     assert torch.equal(found.memory(6, 4), M[5])
 
 
 def test_of_two_answers_to_one_question_the_first_stays_and_is_sent(tmp_path):
-    found = stored(tmp_path, 1)
+    found = store_rounds(tmp_path, 1)
     assert found.store("q2", b"first", M[2], round=2) == b"first"
-    before = held(found)
+    before = files_of(found)
     assert found.store("q2", b"second", M[3], round=2) == b"first"
-    assert held(found) == before
+    assert files_of(found) == before
 
 
 def delete_the_later(self: FeedbackBox, round: int, files: object) -> None:
@@ -109,7 +109,7 @@ def delete_the_later(self: FeedbackBox, round: int, files: object) -> None:
 def test_a_store_that_takes_later_rounds_for_void_is_caught(tmp_path, monkeypatch):
     """Negative control."""
     monkeypatch.setattr(FeedbackBox, "_refuse_older", delete_the_later)
-    found = stored(tmp_path, 2, 5)
+    found = store_rounds(tmp_path, 2, 5)
     found.store("q3", b"late", M[3], round=3)
     assert not torch.equal(found.memory(6, 4), M[5])
 
@@ -135,19 +135,19 @@ def test_two_processes_never_lose_the_latest(tmp_path):
 
 def test_another_model_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"feedback-000001.bin remembers 4 values, expected 5"):
-        stored(tmp_path, 1).memory(2, 5)
+        store_rounds(tmp_path, 1).memory(2, 5)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_memory_that_is_not_finite_is_not_stored(tmp_path, bad):
-    found = stored(tmp_path, 1)
+    found = store_rounds(tmp_path, 1)
     with pytest.raises(ValueError, match="not be finite"):
         found.store("q", b"", torch.tensor([bad]), round=2)
     assert torch.equal(found.memory(2, 4), M[1])
 
 
 def test_every_bit_is_guarded(tmp_path):
-    found = stored(tmp_path, 1)
+    found = store_rounds(tmp_path, 1)
     (path,) = found.folder.iterdir()
     whole = path.read_bytes()
     for bit in range(0, 8 * len(whole), 3):
@@ -163,13 +163,13 @@ def test_every_bit_is_guarded(tmp_path):
 
 
 def test_another_clients_memory_is_not_taken(tmp_path):
-    stored(tmp_path, 1)
+    store_rounds(tmp_path, 1)
     with pytest.raises(ValueError, match="another client's"):
         box(tmp_path, client=4).memory(2, 4)
 
 
 def test_a_crash_before_the_file_is_in_place_leaves_the_round_before(tmp_path, monkeypatch):
-    found = stored(tmp_path, 1)
+    found = store_rounds(tmp_path, 1)
 
     def crash(path, *content, private):
         path.with_name(f".{path.name}.9").write_bytes(content[0])  # a torn temporary file stays behind
@@ -184,7 +184,7 @@ def test_a_crash_before_the_file_is_in_place_leaves_the_round_before(tmp_path, m
 
 
 def test_a_crash_before_old_files_are_removed_harms_nothing(tmp_path, monkeypatch):
-    found = stored(tmp_path, 1, 2)
+    found = store_rounds(tmp_path, 1, 2)
     monkeypatch.setattr("pathlib.Path.unlink", lambda path, missing_ok=False: None)
     found.store("q3", b"", M[3], round=3)
     assert torch.equal(found.memory(4, 4), M[3])
@@ -192,7 +192,7 @@ def test_a_crash_before_old_files_are_removed_harms_nothing(tmp_path, monkeypatc
 
 
 def test_the_header_says_whose_it_is(tmp_path):
-    found = stored(tmp_path, 1)
+    found = store_rounds(tmp_path, 1)
     head = json.loads(next(found.folder.iterdir()).read_bytes().split(b"\n")[0])
     assert {k: head[k] for k in ("client", "round", "question", "payload", "first")} == {
         "client": 3, "round": 1, "question": "q1", "payload": 8, "first": True,

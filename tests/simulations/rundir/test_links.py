@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulations.rundir.links import LINKS, Link, parse_link, round_seconds, transfer_seconds
-from simulations.rundir.messages import Line, read
+from simulations.rundir.tables import Line, read_lines
 
 BROADBAND = LINKS["broadband"]
 
@@ -69,7 +69,7 @@ def test_what_is_no_link_is_refused(text):
 
 
 def test_a_run_says_its_seconds_on_every_named_link(small):
-    lines = list(read(small.directory.messages))
+    lines = list(read_lines(small.directory.messages))
     assert small.summary["transfer_seconds"] == {
         name: pytest.approx(transfer_seconds(lines, link), abs=1e-6) for name, link in LINKS.items()
     }

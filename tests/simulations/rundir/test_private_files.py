@@ -11,7 +11,7 @@ from flwr.app import Context, Message
 
 import simulations.client.app
 from simulations.compare.cells.worker import Job, run_cell
-from simulations.rundir.files import atomic, private_files
+from simulations.rundir.files import atomic
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 
 SECRET = ("updates-truth", "clients", "run.log")
@@ -75,7 +75,7 @@ def test_what_a_client_confesses_is_in_its_log_alone(run):
     assert "0" in run.rows[0].rejected.split()
 
 
-@pytest.mark.parametrize("module", ["arrays", "feedback_box"])
+@pytest.mark.parametrize("module", ["files.sealed", "feedback_box"])
 def test_a_secret_that_is_written_like_the_rest_is_found(module, tmp_path, monkeypatch):
     """Negative control."""
 
@@ -110,22 +110,22 @@ def test_what_an_older_version_left_readable_is_closed_by_a_resumed_run(tmp_path
 def test_another_owners_file_is_left_as_it_is(tmp_path, monkeypatch):
     (tmp_path / "run.log").touch(0o644)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    private_files.make_file(tmp_path / "run.log")
+    atomic.make_file(tmp_path / "run.log")
     assert modes(tmp_path) == {"run.log": "644"}
 
 
 def test_a_device_is_left_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "chmod", lambda path, mode: pytest.fail(f"{path} was changed"))
     (tmp_path / "run.log").symlink_to(os.devnull)
-    private_files.make_file(tmp_path / "run.log")
+    atomic.make_file(tmp_path / "run.log")
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_modes_by_hand(umask, tmp_path):
     before = os.umask(umask)
     try:
-        private_files.make_folder(tmp_path / "a" / "b")
-        private_files.make_file(tmp_path / "a" / "c")
+        atomic.make_folder(tmp_path / "a" / "b")
+        atomic.make_file(tmp_path / "a" / "c")
         atomic.write_atomically(tmp_path / "d" / "e", b"secret", private=True)
         atomic.write_atomically(tmp_path / "public", b"")
     finally:

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from simulations.rundir import checkpoint
+from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir, create
 from simulations.settings.settings import Settings
 
@@ -117,7 +117,7 @@ def test_a_file_system_without_links_keeps_a_copy(tmp_path, monkeypatch):
     run = RunDir(tmp_path)
     for number in (1, 2):
         run.save_checkpoint({"server": {"round": number}})
-    assert (checkpoint.load(run.previous), run.last_round()) == ({"server": {"round": 1}}, 2)
+    assert (sealed.load_checkpoint(run.previous), run.last_round()) == ({"server": {"round": 1}}, 2)
 
 
 def test_a_checkpoint_of_an_older_version_is_named(tmp_path):

@@ -1,6 +1,8 @@
 """TensorBoard events: TensorBoard itself reads them, each step once, also after crashes and resumes."""
 
 import math
+import struct
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulations.rundir import tensorboard
-from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.tensorboard import FILE, append, cut, read, scalars
+from simulations.rundir.tables import Row
+from simulations.rundir.tensorboard import FILE
 from tests.simulations.support.runs import Run, resume_local
 
 
@@ -32,9 +34,28 @@ def seen(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
+def append(folder: Path, added: Row) -> int:
+    return tensorboard.append(folder, added.round, added.scalars)
+
+
+def read(path: Path) -> Iterator[tuple[int, float]]:
+    """(step, wall time) of every complete record of the file: TensorBoard would hide a step that occurs twice."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    data, at = path.read_bytes(), 0
+    while at + 12 <= len(data):  # length (8 bytes), its checksum (4), the event, its checksum (4)
+        (length,) = struct.unpack_from("<Q", data, at)
+        end = at + 12 + length
+        if end + 4 > len(data):
+            return
+        event = Event.FromString(data[at + 12 : end])
+        if event.HasField("summary"):
+            yield event.step, event.wall_time
+        at = end + 4
+
+
 def raw_steps(folder: Path) -> list[int]:
-    """Steps as they are in the file: TensorBoard would hide a step that occurs twice."""
-    return [step for step, _, _ in read(folder / FILE)]
+    return [step for step, _ in read(folder / FILE)]
 
 
 def test_tensorboard_reads_every_run(small):
@@ -46,15 +67,15 @@ def test_tensorboard_reads_every_run(small):
 
 
 def test_a_row_by_hand():
-    assert scalars(row(1, accuracy=None, loss=None, epsilon_max=math.inf, uplink_bytes=7, downlink_bytes=9)) == {
+    assert row(1, accuracy=None, loss=None, epsilon_max=math.inf, uplink_bytes=7, downlink_bytes=9).scalars == {
         "epsilon/median": 1.0, "bytes/uplink": 7.0, "bytes/downlink": 9.0, "clients/asked": 3.0,
         "clients/answered": 2.0, "clients/rejected": 1.0, "seconds": 2.0,
     }  # fmt: skip
 
 
 def test_a_resumed_run_holds_each_step_once(stopped):
-    (_, first, _), *_ = read(stopped.path / FILE)
-    append(stopped.path, stopped.rows[0].__class__(**{**vars(stopped.rows[0]), "round": 2}))  # row 2, no checkpoint
+    (_, first), *_ = read(stopped.path / FILE)
+    append(stopped.path, replace(stopped.rows[0], round=2))  # row 2, no checkpoint
     run = resume_local(stopped.path)
     assert raw_steps(run.path) == [1, 2]
     assert [step for step, _ in seen(run.path)["seconds"]] == [1, 2]
@@ -85,5 +106,5 @@ def test_a_torn_file_reads_as_its_whole_records(torn, steps, tmp_path_factory):
     data = (folder / FILE).read_bytes()
     (folder / FILE).write_bytes(data[:torn])
     assert list(read(folder / FILE)) == whole[: len(list(read(folder / FILE)))]
-    cut(folder, sizes[-1], rows)
+    tensorboard.cut(folder, sizes[-1], [(one.round, one.scalars) for one in rows])
     assert raw_steps(folder) == list(range(1, steps + 1))

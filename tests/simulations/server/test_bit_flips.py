@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulations.rundir import checkpoint
+from simulations.rundir.files import sealed
 from tests.simulations.support.broken_runs import (
     KINDS,
     Broken,
     break_run,
-    copied,
+    copy_run,
     resumed,
     same,
     state_of,
@@ -40,9 +40,9 @@ class Flip:
     text: str
 
 
-def flipped(broken: Broken, source: Path, to: Path, draw: np.random.Generator) -> Flip:
+def flip(broken: Broken, source: Path, to: Path, draw: np.random.Generator) -> Flip:
     """Flip one bit of one file of a copy, each file as likely as any other, and resume it."""
-    run = copied(source, to)
+    run = copy_run(source, to)
     files = sorted(p for p in run.path.rglob("*") if p.is_file() and p.stat().st_size)
     file = files[draw.integers(len(files))]
     content = bytearray(file.read_bytes())
@@ -50,11 +50,11 @@ def flipped(broken: Broken, source: Path, to: Path, draw: np.random.Generator) -
     content[place] ^= 1 << bit
     file.write_bytes(bytes(content))
     name = str(file.relative_to(run.path))
-    outcome, text = judged(broken, run, file)
+    outcome, text = judge(broken, run, file)
     return Flip(file=name, place=place, bit=bit, outcome=outcome, text=text)
 
 
-def judged(broken: Broken, run: Run, file: Path) -> tuple[str, str]:
+def judge(broken: Broken, run: Run, file: Path) -> tuple[str, str]:
     """ "refused" by name, "said", "same", or else "silent"; what was said must end in the same weights and ledgers."""
     try:
         printed = resumed(run)
@@ -78,14 +78,14 @@ def campaign(broken: dict[str, Broken], to: Path, count: int, seed: int) -> list
     for number in range(count):
         one = broken[list(KINDS)[number % len(KINDS)]]
         finished = draw.integers(3) == 0
-        found.append(flipped(one, one.unbroken.path if finished else one.interrupted, to / "run", draw))
+        found.append(flip(one, one.unbroken.path if finished else one.interrupted, to / "run", draw))
     return found
 
 
 def test_the_interrupted_run_ends_as_the_unbroken_one(broken, tmp_path):
     """What all flips are compared with; and what they are compared in differs between kinds."""
     for one in broken.values():
-        run = copied(one.interrupted, tmp_path / "run")
+        run = copy_run(one.interrupted, tmp_path / "run")
         assert "damaged" not in resumed(run)
         assert same(state_of(run), state_of(one.unbroken))
     first, second, *_ = (state_of(one.unbroken) for one in broken.values())
@@ -110,16 +110,16 @@ def test_1000_flipped_bits_are_never_silent(broken, tmp_path):
 def test_without_the_digest_of_the_checkpoint_a_flip_is_silent(broken, tmp_path, monkeypatch):
     """Negative control: a bit of the weights, of which nobody says anything, and which is in the result."""
     one = broken["steps"]
-    run = copied(one.interrupted, tmp_path / "run")
-    load = checkpoint.load
+    run = copy_run(one.interrupted, tmp_path / "run")
+    load = sealed.load_checkpoint
 
     def careless(path: Path):
         state = load(path)
         next(iter(state["server"]["model"].values())).view(-1)[0] += 1
         return state
 
-    monkeypatch.setattr(checkpoint, "load", careless)
-    assert judged(one, run, run.directory.checkpoint)[0] != "same"
+    monkeypatch.setattr(sealed, "load_checkpoint", careless)
+    assert judge(one, run, run.directory.checkpoint)[0] != "same"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_without_the_digest_of_the_checkpoint_a_flip_is_silent(broken, tmp_path,
 def test_the_checkpoint_before_takes_over(kind, damage, broken, tmp_path):
     """It says so, on the terminal and in run.log, and the run ends as the unbroken one."""
     one = broken[kind]
-    run = copied(one.interrupted, tmp_path / "run")
+    run = copy_run(one.interrupted, tmp_path / "run")
     path = run.directory.checkpoint
     content = path.read_bytes()
     path.write_bytes(content[:-9] + bytes([content[-9] ^ 4]) + content[-8:] if damage == "flipped" else content[:500])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedlsg.privacy import read_entries
-from tests.simulations.support.broken_runs import copied, same, state_of
+from tests.simulations.support.broken_runs import same, state_of
 from tests.simulations.support.killed_process import said, start
 from tests.simulations.support.runs import Run, plan_at, run_local
 
@@ -112,7 +112,7 @@ def test_10_kills_at_random_moments(tmp_path):
 
 def test_an_entry_too_few_is_found(unbroken, tmp_path):
     """Negative control of ``check``."""
-    run = copied(unbroken.path, tmp_path / "run")
+    run = copy_run(unbroken.path, tmp_path / "run")
     assert check(run, unbroken) == "same"
     path = run.directory.ledger(0)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))

@@ -7,7 +7,6 @@ from flwr.app import Context, Message
 from torch import Tensor
 
 import fedlsg.training.client
-import simulations.client.sending
 import simulations.client.train
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy.ledger import Entry, Ledger
@@ -102,17 +101,17 @@ def test_an_answered_round_is_answered_again_with_the_same_bytes_and_no_charge(t
 
 def test_a_second_attempt_of_private_training_is_charged(tmp_path, monkeypatch):
     """Interrupted between the charge and the store: the noise was drawn, so it counts."""
-    pack = simulations.client.sending.pack
+    pack = simulations.client.train.pack
 
     def interrupted(*args: object, round: int, **kwargs: object) -> bytes:
         if round == 2:
             raise KeyboardInterrupt
         return pack(*args, round=round, **kwargs)
 
-    monkeypatch.setattr(simulations.client.sending, "pack", interrupted)
+    monkeypatch.setattr(simulations.client.train, "pack", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_local(tmp_path / "run", reproducible=False)
-    monkeypatch.setattr(simulations.client.sending, "pack", pack)
+    monkeypatch.setattr(simulations.client.train, "pack", pack)
     run = resume_local(tmp_path / "run")
     assert [(e.round, e.attempt) for e in run.entries(0)] == [(1, 0), (2, 0), (2, 1)]
     assert [(e.round, e.attempt) for e in run.entries(1)] == [(1, 0), (2, 0)]

@@ -23,7 +23,7 @@ from fedlsg.privacy.ledger_entry import encode_line
 from fedlsg.state.server_state import select_clients
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.rundir.row import FIELDS, Row
+from simulations.rundir.tables import FIELDS, Row
 from simulations.server import evaluate as evaluation
 from simulations.server.evaluate import evaluate
 from strategies.federation.wire import FAILED, failure
@@ -243,7 +243,7 @@ def without(path: Path) -> None:
     path.unlink()
 
 
-def edited(path: Path, number: int) -> None:
+def edit(path: Path, number: int) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     lines[number] = lines[number].replace(b'"noise_multiplier": 2.0', b'"noise_multiplier": 9.0')
     lines[number] = lines[number].replace(b"add/remove", b"replace")
@@ -266,9 +266,9 @@ def cut(path: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Run], Any], str]] = {
     "no ledger": (lambda run: shutil.rmtree(run.directory.ledgers), "client-000000.jsonl.*ledger is missing"),
     "one ledger missing": (lambda run: without(run.directory.ledger(1)), "client-000001.jsonl.*ledger is missing"),
-    "last line edited": (lambda run: edited(run.directory.ledger(0), -1), "client-000000.jsonl, line 2: .*own digest"),
+    "last line edited": (lambda run: edit(run.directory.ledger(0), -1), "client-000000.jsonl, line 2: .*own digest"),
     "last line rewritten": (lambda run: rewritten(run.directory.ledger(0)), "client-000000.jsonl.*not those that"),
-    "header edited": (lambda run: edited(run.directory.ledger(0), 0), "client-000000.jsonl, line 1: .*own digest"),
+    "header edited": (lambda run: edit(run.directory.ledger(0), 0), "client-000000.jsonl, line 1: .*own digest"),
     "last line cut": (lambda run: cut(run.directory.ledger(1)), "client-000001.jsonl.*fewer than the checkpoint's 1"),
     "another's ledger": (
         lambda run: shutil.copy(run.directory.ledger(0), run.directory.ledger(1)),

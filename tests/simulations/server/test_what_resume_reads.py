@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simulations.server.restore import READ
-from tests.simulations.support.broken_runs import KINDS, break_run, copied, resumed
+from tests.simulations.support.broken_runs import KINDS, break_run, resumed
 from tests.simulations.support.runs import pages
 
 WITHOUT_A_DEPLOYMENT = {"replicas/client-*.bin"}
@@ -37,8 +37,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str]
     for kind in KINDS:
         with pages(written=True):
             broken = break_run(kept / kind, kind)
-        runs.append(copied(broken.unbroken.path, folder / f"finished-{kind}"))
-        runs.append(copied(broken.interrupted, folder / f"interrupted-{kind}"))
+        runs.append(copy_run(broken.unbroken.path, folder / f"finished-{kind}"))
+        runs.append(copy_run(broken.interrupted, folder / f"interrupted-{kind}"))
         runs[-1].directory.checkpoint.write_bytes(b"damaged")
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     found = {run.path.name: {p.partition("/")[2] for p in there if p.startswith(f"{run.path.name}/")} for run in runs}

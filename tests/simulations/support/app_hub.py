@@ -29,7 +29,7 @@ class Hub:
         return f"http://127.0.0.1:{self.port}/v1"
 
 
-def signed(key: Ed25519PrivateKey, app: bytes) -> dict[str, object]:
+def sign(key: Ed25519PrivateKey, app: bytes) -> dict[str, object]:
     """The signature of an app: over the time, in 8 bytes, and its SHA-256."""
     now = int(time.time())
     signature = key.sign(now.to_bytes(8, "big") + hashlib.sha256(app).digest())

@@ -67,7 +67,7 @@ def with_value(value: float) -> Payload:
     return lambda p: rebuilt(p, struct.pack("<f", value) + p[HEADER.size + 4 : -CHECKSUM_BYTES])
 
 
-def scaled(payload: bytes) -> bytes:
+def scale(payload: bytes) -> bytes:
     values = np.frombuffer(payload[HEADER.size : -CHECKSUM_BYTES], "<f4")
     return rebuilt(payload, (values * 1000).tobytes())
 
@@ -81,7 +81,7 @@ def half_precision(payload: bytes) -> bytes:
     return rebuilt(payload, codec=2)
 
 
-def flipped(payload: bytes) -> bytes:
+def flip_bit(payload: bytes) -> bytes:
     middle = len(payload) // 2
     return payload[:middle] + bytes([payload[middle] ^ 1]) + payload[middle + 1 :]
 
@@ -120,8 +120,8 @@ KINDS: dict[str, Bad] = {
     "explicit indices": Bad(sending(lambda p: rebuilt(p, index_mode=1)), "payload index mode"),
     "NaN": Bad(sending(with_value(float("nan"))), "not finite"),
     "infinity": Bad(sending(with_value(float("-inf"))), "not finite"),
-    "too large": Bad(sending(scaled), "norm .* exceeds the bound"),
-    "damaged bit": Bad(sending(flipped), "checksum"),
+    "too large": Bad(sending(scale), "norm .* exceeds the bound"),
+    "damaged bit": Bad(sending(flip_bit), "checksum"),
     "another round": Bad(sending(other_round), "payload round"),
     "replay of an old payload": Bad(replay, "payload round: expected 2, got 1", honest_first=True),
 }

@@ -14,7 +14,7 @@ from rich.console import Console
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.run import resume_command
-from simulations.rundir import messages
+from simulations.rundir.tables import read_lines
 from strategies.federation.wire import read_update
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
@@ -78,9 +78,7 @@ def state_of(run: Run) -> dict[str, Any]:
         "server": saved["server"],
         "ledgers": {path.name: path.read_bytes() for path in sorted(run.directory.ledgers.glob("client-*.jsonl"))},
         "rows": [{k: v for k, v in vars(row).items() if k not in apart} for row in run.rows],
-        "lines": [
-            (li.round, li.client, li.direction, li.payload_bytes) for li in messages.read(run.directory.messages)
-        ],
+        "lines": [(li.round, li.client, li.direction, li.payload_bytes) for li in read_lines(run.directory.messages)],
         "accuracy": run.directory.read_summary()["accuracy"],
         "epsilon": run.directory.read_summary()["epsilon_max"],
     }
@@ -97,7 +95,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def copied(run: Path, to: Path) -> Run:
+def copy_run(run: Path, to: Path) -> Run:
     """A copy of a run directory that knows where it is."""
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(run, to)

@@ -9,7 +9,7 @@ from simulations.compare.cells.grid import Grid
 from simulations.compare.cells.grid_file import from_toml
 from simulations.compare.cells.worker import Job, Outcome
 from simulations.rundir.results import Result
-from simulations.rundir.row import Row
+from simulations.rundir.tables import Row
 
 CHANCE = {"num_classes": 10, "majority_share": 0.1, "test_examples": 400.0}
 

@@ -18,9 +18,9 @@ from fedlsg.state.server_state import ServerState
 from simulations import workloads
 from simulations.client.app import app
 from simulations.client.deployed import node_process
-from simulations.client.train import process
+from simulations.client.model import process
 from simulations.engines.local import LocalGrid, task_identity
-from simulations.grids.virtual import FIRST_NODE, named
+from simulations.grids.virtual import FIRST_NODE, give_id
 from simulations.plan.plan import Plan, make_plan
 from simulations.settings.settings import as_config, from_mapping
 from strategies.federation.code_identity import RECORD as CODE
@@ -67,7 +67,7 @@ def call(message: Message, node_config: Mapping[str, Any], run_config: Mapping[s
         run_id=1, node_id=message.metadata.dst_node_id, node_config=dict(node_config), state=RecordDict(),
         run_config=dict(run_config),
     )  # fmt: skip
-    return over_the_wire(named(app(over_the_wire(message), context)))
+    return over_the_wire(give_id(app(over_the_wire(message), context)))
 
 
 class DeployedGrid(LocalGrid):
@@ -113,9 +113,8 @@ class Server:
     def query(self) -> Message:
         """The reply to the query; the copy takes the ledger that it brings."""
         with task_identity():
-            reply = call(
-                named(Message(RecordDict({CODE: code_record()}), FIRST_NODE, MessageType.QUERY)), self.node, self.config
-            )
+            question = Message(RecordDict({CODE: code_record()}), FIRST_NODE, MessageType.QUERY)
+            reply = call(give_id(question), self.node, self.config)
         return self._noted(reply)
 
     def train(self, round: int = 1, **changes: Any) -> Message:
@@ -123,7 +122,7 @@ class Server:
         held = changes.pop("held", Held(run=self.run, head=head_of(self.copy, self.client)))
         with task_identity():
             message = Message(self.announced(round, held, **changes), FIRST_NODE, MessageType.TRAIN)
-            return self._noted(call(named(message), self.node, self.config))
+            return self._noted(call(give_id(message), self.node, self.config))
 
     def announced(self, round: int, held: Held | None, **changes: Any) -> RecordDict:
         """What is announced of a round."""

@@ -15,8 +15,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import flower_processes
-
 PATIENCE = 240.0
 """Seconds that a command, or a line in a log, may take on a machine with much to do."""
 
@@ -98,8 +96,8 @@ class Machine:
     def processes(self, program: str) -> list[int]:
         """Ids of this machine's processes of a program."""
         found = []
-        for pid in flower_processes.carrying(self.home / ".flwr"):
-            with suppress(*flower_processes.GONE):
+        for pid in processes.carrying(self.home / ".flwr"):
+            with suppress(*processes.GONE):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 if any(Path(word.decode()).name == program for word in words[:2]):
                     found.append(pid)
@@ -115,7 +113,7 @@ class Machine:
 
     def end(self) -> None:
         """End every process of this machine."""
-        flower_processes.end_all(self.home / ".flwr", self.started)
+        processes.end_all(self.home / ".flwr", self.started)
 
     @property
     def _log(self) -> Path:

@@ -21,8 +21,8 @@ from simulations.grids.virtual import ClientFunction
 from simulations.plan.plan import Plan, make_plan
 from simulations.report import run_page
 from simulations.report.run_page import write_run_page
-from simulations.rundir.row import Row
 from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.tables import Row
 from simulations.settings.settings import from_mapping
 
 SMALL: dict[str, Any] = {
@@ -134,6 +134,6 @@ def pages(*, written: bool) -> Iterator[None]:
         yield
 
 
-def reconfigured(run: Run, **changes: Any) -> None:
+def reconfigure(run: Run, **changes: Any) -> None:
     """Edit the config.toml of a run."""
     run.directory.config.write_text(tomli_w.dumps(run.config | changes))

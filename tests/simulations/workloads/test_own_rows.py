@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from simulations import workloads
-from simulations.client.batches import batches
+from simulations.client.train import batches
 from simulations.plan.parts import Own
 from simulations.plan.plan import Base, prepare
 from simulations.settings.settings import from_mapping

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from flwr.app import Error, Message, RecordDict
 
-from simulations.grids.virtual import FIRST_NODE, VirtualGrid, named
+from simulations.grids.virtual import FIRST_NODE, VirtualGrid, give_id
 from strategies.federation import watched_grid
 from strategies.federation.watched_grid import NODE_GONE, WatchedGrid
 
@@ -27,7 +27,7 @@ class SuperLink(VirtualGrid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         names: list[str] = []
         for message in messages:
-            named(message)
+            give_id(message)
             gone = message.metadata.dst_node_id - FIRST_NODE in self.unregistered
             names.append(None if gone else message.metadata.message_id)
             if not gone:

@@ -263,7 +263,7 @@ def test_two_clients_have_two_secrets_and_two_hashes_of_the_same_rows(tmp_path):
 # --- files of a client's own
 
 
-def saved(path: Path, **arrays: Any) -> Path:
+def save_arrays(path: Path, **arrays: Any) -> Path:
     np.savez(path, **arrays)
     return path
 
@@ -282,7 +282,7 @@ IMAGES, LABELS = np.zeros((4, 1, 8, 8), np.uint8), np.arange(4)
     ],
 )
 def test_a_file_of_another_form_is_refused(inputs, labels, text, tmp_path):
-    path = saved(tmp_path / "rows.npz", inputs=inputs, labels=labels)
+    path = save_arrays(tmp_path / "rows.npz", inputs=inputs, labels=labels)
     with pytest.raises(ValueError, match=text):
         own_rows.read(path, workloads.load("digits", public_only=True), tmp_path)
 
@@ -347,7 +347,7 @@ def test_a_server_learns_nothing_of_a_column_that_it_names(tmp_path, monkeypatch
     own = f"hf-text:{tmp_path / 'own'}"
     node = {"data": own, "input_columns": "text", "label_column": "sick", "classes": 2}
 
-    def asked(label: str | None, count: int, **changes: object) -> str:
+    def reason_for(label: str | None, count: int, **changes: object) -> str:
         monkeypatch.setenv("FEDLSG_DATA", str(public[count]))
         new_process()
         run = {"workload": "hf-text", "dataset": "set", "method": "bitfit", "model": bert, "max_length": 16}
@@ -355,7 +355,7 @@ def test_a_server_learns_nothing_of_a_column_that_it_names(tmp_path, monkeypatch
         reply = Server.start(terms(tmp_path / "node", **{**node, **changes}), tmp_path / "copy", **run).query()
         return reply.error.reason if reply.has_error() else "accepted"
 
-    assert asked("age", 30) == asked("age", 50)
-    assert "the run reads label_column='age', and this client's node config says 'sick'" in asked("age", 30)
-    assert asked("sick", 30).replace("30 classes", "") == asked("sick", 50).replace("50 classes", "")
-    assert "node config: own data for workload 'hf-text' need classes" in asked("sick", 2, classes=None)
+    assert reason_for("age", 30) == reason_for("age", 50)
+    assert "the run reads label_column='age', and this client's node config says 'sick'" in reason_for("age", 30)
+    assert reason_for("sick", 30).replace("30 classes", "") == reason_for("sick", 50).replace("50 classes", "")
+    assert "node config: own data for workload 'hf-text' need classes" in reason_for("sick", 2, classes=None)

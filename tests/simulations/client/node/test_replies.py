@@ -13,7 +13,6 @@ import torch
 from flwr.app import Context, Message
 
 import fedlsg.training.client
-import simulations.client.sending
 import simulations.client.train
 from fedlsg.privacy.ledger import LedgerError
 from simulations.client.app import app
@@ -55,7 +54,7 @@ def fail(error: BaseException) -> Callable[..., Any]:
 PLACES = {
     "the clip": (fedlsg.training.client, "clipped_sum"),
     "the batch": (simulations.client.train, "batches"),
-    "packing": (simulations.client.sending, "pack"),
+    "packing": (simulations.client.train, "pack"),
 }
 
 
@@ -91,7 +90,7 @@ def test_a_client_whose_training_fails_after_the_charge_stays_charged(place, tmp
 
 def test_a_simulated_client_stays_charged_too_and_its_user_finds_out_why(tmp_path, monkeypatch):
     plan, directory = plan_at(tmp_path / "run", reproducible=False)
-    pack, failed = simulations.client.sending.pack, []
+    pack, failed = simulations.client.train.pack, []
 
     def once(*args: Any, **kwargs: Any) -> bytes:
         if not failed:
@@ -99,7 +98,7 @@ def test_a_simulated_client_stays_charged_too_and_its_user_finds_out_why(tmp_pat
             raise MemoryError("batch of 123")
         return pack(*args, **kwargs)
 
-    monkeypatch.setattr(simulations.client.sending, "pack", once)
+    monkeypatch.setattr(simulations.client.train, "pack", once)
     run = Run(directory.path, plan, local.run(plan, directory, on_round=ignore))
     assert run.rows[0].reasons == f"0: [1001] {NO_REASON}"
     assert "MemoryError: batch of 123" in run.log

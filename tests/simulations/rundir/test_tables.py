@@ -13,9 +13,7 @@ from fedlsg.payload.layout import COMPACT, HEADER, value_bytes
 from fedlsg.privacy.ledger import Entry, Ledger
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.rundir.files.journal import Journal
-from simulations.rundir.messages import HEADER as FIRST_LINE
-from simulations.rundir.messages import SUMS, Line, lines_of, read
+from simulations.rundir.tables import BYTES, LINES_HEADER, Journal, Line, lines_of, read_lines
 from simulations.server.restore import restore
 from strategies.federation.report import RoundReport
 from strategies.federation.sent import Sent
@@ -26,7 +24,7 @@ LEVELS = ("values_bytes", "payload_bytes", "wire_bytes")
 
 
 def lines(run: Run) -> list[Line]:
-    return list(read(run.directory.messages))
+    return list(read_lines(run.directory.messages))
 
 
 def add_up(found: list[Line], run: Run) -> bool:
@@ -120,18 +118,18 @@ def test_a_pruning_round_that_failed_is_counted_and_so_is_the_next_try(tmp_path)
     assert [(line.round, line.direction, line.client) for line in lines(failed)] == [
         (0, way, client) for way in ("down", "up") for client in (0, 1)
     ]
-    sums = {name: failed.checkpoint["totals"][name] for name in SUMS}
+    sums = {name: failed.checkpoint["totals"][name] for name in BYTES}
     assert sums["uplink_bytes"] == sum(line.payload_bytes for line in lines(failed) if line.direction == "up") > 0
     shutil.copy(failed.directory.messages, tmp_path / "before")
     with failed.directory.messages.open("a") as file:  # a second try whose checkpoint a crash has cost
         file.write("0,0,down,1,2,3\n0,0,up,1,2,3\n")
     run = resume_local(tmp_path / "run")
     assert add_up(lines(run), run)
-    assert lines(run)[:4] == list(read(tmp_path / "before"))
+    assert lines(run)[:4] == list(read_lines(tmp_path / "before"))
     assert [line.round for line in lines(run)] == [0] * 8 + [1] * 4
     assert run.summary["pruning"]["messages"] == 8
-    rows = {name: run.summary[name] - sum(getattr(row, name) for row in run.rows) for name in SUMS}
-    assert rows == {name: run.summary["pruning"][name] for name in SUMS}
+    rows = {name: run.summary[name] - sum(getattr(row, name) for row in run.rows) for name in BYTES}
+    assert rows == {name: run.summary["pruning"][name] for name in BYTES}
     assert rows["uplink_bytes"] == 3 * sums["uplink_bytes"]
 
 
@@ -218,11 +216,11 @@ def test_resume_insists_on_lines_that_are_what_was_written(stopped):
 def test_the_file_by_hand(tmp_path):
     report = RoundReport(round=3, asked=[4], sent=[Sent(4, "down", 1, 2, 3), Sent(4, "up", 0, 0, 5)])
     path: Path = tmp_path / "bytes.csv"
-    journal = Journal(path, FIRST_LINE)
+    journal = Journal(path, LINES_HEADER)
     journal.append(lines_of(report))
     journal.append(lines_of(report))
-    assert path.read_text() == FIRST_LINE + 2 * "3,4,down,1,2,3\n3,4,up,0,0,5\n"
-    assert FIRST_LINE == "round,client,direction,values_bytes,payload_bytes,wire_bytes\n"
-    assert next(iter(read(path))) == Line(
+    assert path.read_text() == LINES_HEADER + 2 * "3,4,down,1,2,3\n3,4,up,0,0,5\n"
+    assert LINES_HEADER == "round,client,direction,values_bytes,payload_bytes,wire_bytes\n"
+    assert next(iter(read_lines(path))) == Line(
         round=3, client=4, direction="down", values_bytes=1, payload_bytes=2, wire_bytes=3
     )

@@ -11,7 +11,7 @@ from flwr.app import Context, Message
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.rundir.tables import Tables
-from simulations.server.counting_downlink import NOTHING
+from simulations.server.downlink import NOTHING
 from simulations.server.recorder import Recorder
 from tests.simulations.client.test_replica import UPDATE, alone, is_for
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
