@@ -22,8 +22,7 @@ from simulations.attack.texts.page import text_findings
 from simulations.compare.cells.grid_file import numbers, words
 from simulations.engines import local
 from simulations.plan.plan import make_plan
-from simulations.report.progress import Tick, bar
-from simulations.report.tables import print_note, print_table
+from simulations.report.terminal import Tick, bar, print_note, print_table
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.diverged import refuse_diverged
 from simulations.settings.published import resolve

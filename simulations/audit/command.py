@@ -15,8 +15,8 @@ from simulations.audit.display import THREATS, announce, show
 from simulations.audit.examples import KINDS
 from simulations.audit.subject import Audited, audited_run, audited_settings
 from simulations.audit.training import audit_training
-from simulations.report.json_text import json_text
-from simulations.report.progress import count_bar
+from simulations.report.page import json_text
+from simulations.report.terminal import count_bar
 from simulations.rundir.files.atomic import write_atomically
 
 MODES = ("unit", "training")

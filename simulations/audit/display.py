@@ -4,8 +4,8 @@ from rich.console import Console
 
 from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict
 from simulations.audit.subject import Audited
-from simulations.report.sections import Row, Table
-from simulations.report.tables import print_table
+from simulations.report.page import Row, Table
+from simulations.report.terminal import print_table
 
 THREATS = {
     "unit": "The auditor chooses the gradients of the canaries. It knows frame, mask, clip, sigma and q, and sees the "

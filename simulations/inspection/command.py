@@ -15,7 +15,7 @@ from simulations.inspection.measure import inspect
 from simulations.inspection.output import WARNING, first_factors, folder, lead, resolve_layer, write
 from simulations.inspection.subject import subject_of_run, subject_of_settings
 from simulations.inspection.tables import clip_table, energy_table, layer_table, shown_sparsity
-from simulations.report.tables import print_table
+from simulations.report.terminal import print_table
 
 SPARSITIES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 

@@ -4,7 +4,7 @@ import math
 
 from simulations.inspection.measure import SOURCES, Inspection
 from simulations.inspection.subject import Subject
-from simulations.report.sections import Row, RowKind, Table
+from simulations.report.page import Row, RowKind, Table
 
 SHOWN_SPARSITY = 0.3
 """Sparsity of the energies that are shown if the method itself freezes no units."""

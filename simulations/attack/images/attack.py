@@ -18,7 +18,7 @@ from simulations.attack.images.prior import image_prior
 from simulations.attack.images.score import Scored, in_order, scored
 from simulations.attack.recorded.observations import Record
 from simulations.attack.recorded.target import Target, attempts, membership_of, pick
-from simulations.report.progress import Tick
+from simulations.report.terminal import Tick
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,7 +8,7 @@ from simulations.attack.images.grid import grid
 from simulations.attack.images.score import Summary, summarise, verdict
 from simulations.attack.recorded.report import Findings, privacy_facts
 from simulations.report.figure import picture, png
-from simulations.report.sections import Row, Table
+from simulations.report.page import Row, Table
 
 COLUMNS = ("attack", "batch", "images", "PSNR, dB", "SSIM", "blind, dB", "gain, dB", "95 % interval", "seconds")
 SECONDS = (COLUMNS.index("seconds"),)

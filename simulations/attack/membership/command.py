@@ -17,8 +17,7 @@ from simulations.attack.membership.page import write
 from simulations.attack.membership.per_round import per_round
 from simulations.attack.membership.shadows import check_shadows, confidences, train_all
 from simulations.plan.plan import Plan, make_plan
-from simulations.report.progress import bar
-from simulations.report.tables import print_note, print_table
+from simulations.report.terminal import bar, print_note, print_table
 from simulations.report.words import duration
 from simulations.rundir.rundir import RunDir
 from simulations.settings.published import resolve

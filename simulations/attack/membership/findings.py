@@ -11,7 +11,7 @@ from fedlsg.attacks.membership.roc import LOW_RATES, Rate, Roc
 from simulations.attack.membership.measure import Found, Limit, over_the_claim
 from simulations.attack.membership.per_round import PerRound
 from simulations.attack.membership.shadows import Trained
-from simulations.report.sections import Row, Table
+from simulations.report.page import Row, Table
 from simulations.settings.settings import Settings
 
 GRANTED = {

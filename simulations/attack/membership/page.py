@@ -21,9 +21,7 @@ from simulations.report.figure import (
     use_style,
     wrap,
 )
-from simulations.report.json_text import json_text
-from simulations.report.page import render
-from simulations.report.sections import Page, Section, Text, facts_of
+from simulations.report.page import Page, Section, Text, facts_of, json_text, render
 from simulations.rundir.files.atomic import write_atomically
 
 if TYPE_CHECKING:

@@ -9,9 +9,7 @@ from typing import Any
 from fedlsg.attacks.observation import Observation, ThreatModel
 from simulations.attack.recorded.observations import Record
 from simulations.attack.recorded.target import FPR
-from simulations.report.json_text import json_text
-from simulations.report.page import render
-from simulations.report.sections import Page, Picture, Section, Table, Text, TokenLines, facts_of
+from simulations.report.page import Page, Picture, Section, Table, Text, TokenLines, facts_of, json_text, render
 from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.files.atomic import write_atomically
 

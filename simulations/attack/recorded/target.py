@@ -14,7 +14,7 @@ from fedlsg.attacks.observation import Observation, ThreatModel
 from fedlsg.randomness import public_generator
 from simulations.attack.recorded.observations import Record
 from simulations.attack.recorded.truth import Truth, batch_sizes, truth_of
-from simulations.report.progress import Tick
+from simulations.report.terminal import Tick
 
 FPR = 0.01
 

@@ -20,7 +20,7 @@ from simulations.attack.recorded.target import Target, attempts, membership_of, 
 from simulations.attack.texts.catalogue import TextAttack
 from simulations.attack.texts.score import ScoredText, scored
 from simulations.models.encoder_source import find_encoder, load_tokenizer
-from simulations.report.progress import Tick
+from simulations.report.terminal import Tick
 from simulations.workloads.base.mirror import data_root
 from simulations.workloads.base.workload import Workload
 

@@ -8,7 +8,7 @@ from typing import Any
 from simulations.attack.recorded.report import Findings, privacy_facts
 from simulations.attack.texts.attack import AttackedTexts, tokens_of
 from simulations.attack.texts.score import ScoredText, TextSummary, summarise, verdict
-from simulations.report.sections import Mark, Row, Table, TokenLine, TokenLines
+from simulations.report.page import Mark, Row, Table, TokenLine, TokenLines
 
 COLUMNS = ("attack", "batch", "texts", "recall", "blind", "gain", "95 % interval", "exact", "seconds")
 SECONDS = (COLUMNS.index("seconds"),)
