@@ -41,6 +41,26 @@ def audit_command(
     Raises ValueError for settings next to a run, an unknown mode, plant or kind of canary, or a mechanism that claims
     no epsilon.
     """
+    check_options(run, given, mode=mode, plant=plant, canary_kind=canary_kind)
+    path = place(run, out)
+    began = time.monotonic()
+    with console.status("loading data") as status:
+        audited = audited_settings(given, progress=status.update) if run is None else audited_run(run)
+    announce(audited, mode, plant, console)
+    audit_mode = audit_training if mode == "training" else audit_unit
+    verdict, count, kind = audit_mode(audited, console, canaries=canaries, kind=canary_kind, plant=plant, seed=seed)
+    report = as_dict(verdict) | circumstances(audited, mode, count, kind, seed=seed, plant=plant)
+    report["seconds"] = round(time.monotonic() - began, 1)
+    write_atomically(path, json_text(report, indent=2, not_finite=str))
+    show(verdict, count, mode, console, not_private=audited.not_private)
+    console.print(f"[bold]written[/bold]  {path}", highlight=False, soft_wrap=True)
+    return FALSIFIED if verdict.falsified else 0
+
+
+def check_options(
+    run: str | None, given: Mapping[str, Any], *, mode: str, plant: str | None, canary_kind: str | None
+) -> None:
+    """Raise ValueError for settings next to a run, and for an unknown mode, plant or kind of canary."""
     if run is not None and given:
         raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the run")
     if mode not in MODES:
@@ -49,35 +69,26 @@ def audit_command(
         raise ValueError(f"expected --plant in {', '.join(PLANTS)}, got {plant!r}")
     if canary_kind is not None and (mode != "training" or canary_kind not in KINDS):
         raise ValueError(f"expected --canary-kind in {', '.join(KINDS)}, with --mode training, got {canary_kind!r}")
-    path = place(run, out)
-    began = time.monotonic()
-    with console.status("loading data") as status:
-        audited = audited_settings(given, progress=status.update) if run is None else audited_run(run)
-    announce(audited, mode, plant, console)
-    if mode == "training":
-        verdict, m, kind = audit_training(audited, console, canaries=canaries, kind=canary_kind, plant=plant, seed=seed)
-    else:
-        m, kind = UNIT_CANARIES if canaries is None else canaries, "gradients"
-        verdict = audit_unit(audited, console, canaries=m, plant=plant, seed=seed)
-    report = {
-        **as_dict(verdict),
+
+
+def circumstances(
+    audited: Audited, mode: str, canaries: int, kind: str, *, seed: int | None, plant: str | None
+) -> dict[str, Any]:
+    """What audit.json says of an audit, in addition to its verdict."""
+    settings = audited.subject.base.settings
+    return {
         "claimed_by": audited.source,
         "reproducible": audited.reproducible,
         "not_private": audited.not_private,
         "mode": mode,
-        "canaries": m,
+        "canaries": canaries,
         "canary_kind": kind,
         "threat_model": THREATS[mode],
-        "method": audited.subject.base.settings.method,
-        "workload": audited.subject.base.settings.workload,
+        "method": settings.method,
+        "workload": settings.workload,
         "seed": seed,
         "plant": plant,
-        "seconds": round(time.monotonic() - began, 1),
     }
-    write_atomically(path, json_text(report, indent=2, not_finite=str))
-    show(verdict, m, mode, console, not_private=audited.not_private)
-    console.print(f"[bold]written[/bold]  {path}", highlight=False, soft_wrap=True)
-    return FALSIFIED if verdict.falsified else 0
 
 
 def place(run: str | None, out: str | None) -> Path:
@@ -88,10 +99,15 @@ def place(run: str | None, out: str | None) -> Path:
     return path
 
 
-def audit_unit(audited: Audited, console: Console, *, canaries: int, plant: str | None, seed: int | None) -> Verdict:
-    """Canary gradients through the shipped client; the plant is in the mechanism only, unknown to the judge."""
-    setting = audited.setting
-    with count_bar(console, "rounds", ticks(setting, canaries)) as tick, planted(plant):
-        seen = record(setting, canaries, seed=seed, tick=tick)
+def audit_unit(
+    audited: Audited, console: Console, *, canaries: int | None, kind: str | None, plant: str | None, seed: int | None
+) -> tuple[Verdict, int, str]:
+    """Canary gradients through the shipped client; the plant is in the mechanism only, unknown to the judge.
+
+    Also how many canaries there were, and of which kind: ``kind`` is for the training mode only.
+    """
+    setting, count = audited.setting, UNIT_CANARIES if canaries is None else canaries
+    with count_bar(console, "rounds", ticks(setting, count)) as tick, planted(plant):
+        seen = record(setting, count, seed=seed, tick=tick)
     with console.status("computing bounds"):
-        return judge(seen.scores, seen.coins, audited.claim, unit_checks(seen, setting))
+        return judge(seen.scores, seen.included, audited.claim, unit_checks(seen, setting)), count, "gradients"

@@ -42,6 +42,7 @@ DASHED = "Dashed lines are what the claim allows any attacker."
 
 def write(folder: Path, report: Report, lead: str) -> None:
     """membership.json and membership.html, each replaced whole."""
+    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "membership.json", json_text(numbers(report)))
     write_atomically(folder / "membership.html", page(report, lead).encode())
 
