@@ -12,11 +12,10 @@ from jaxtyping import Float, Int
 from scipy.optimize import nnls
 from torch import Tensor, nn
 
-from fedlsg.attacks.guess import DoesNotApply, Guess
 from fedlsg.attacks.inversion.linear_input import direction, ratio
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.received_layer import Received, ReceivedLayer, received_layer
-from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.attacks.replay import replay
 from fedlsg.carriers import find_classifier
 

@@ -15,10 +15,9 @@ from jaxtyping import Bool, Float
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from fedlsg.attacks.guess import DoesNotApply, Guess
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.received_layer import Received, ReceivedLayer, received_layer
-from fedlsg.attacks.observation import Observation
+from fedlsg.attacks.observation import DoesNotApply, Guess, Observation
 from fedlsg.attacks.replay import replay
 
 NOTHING = 1e-12

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fedlsg.attacks.guess import Guess
-from fedlsg.attacks.observation import Knowledge
+from fedlsg.attacks.observation import Guess, Knowledge
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

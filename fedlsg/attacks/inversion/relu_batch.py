@@ -18,10 +18,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedlsg.attacks.guess import DoesNotApply, Guess
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.received_layer import ReceivedLayer, received_layer
-from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 
 DRAWS = 2048
 """Subsets of rows in one go, so that memory stays small."""

@@ -17,8 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from fedlsg.attacks.guess import DoesNotApply
-from fedlsg.attacks.observation import Observation
+from fedlsg.attacks.observation import DoesNotApply, Observation
 from fedlsg.gradients import trainable
 
 NUMBERS_AT_ONCE = 2**19

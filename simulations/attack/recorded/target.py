@@ -12,10 +12,9 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from fedlsg.attacks.guess import DoesNotApply, Guess
 from fedlsg.attacks.inversion.matching import Progress
 from fedlsg.attacks.membership.matched_filter import closed_form_tpr
-from fedlsg.attacks.observation import Knowledge, Observation, ThreatModel
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
 from fedlsg.randomness import public_generator
 from simulations.attack.recorded.observations import Record
 from simulations.report.terminal import Tick

@@ -6,9 +6,8 @@ from types import MappingProxyType
 
 import torch
 
-from fedlsg.attacks.guess import DoesNotApply, Guess
 from fedlsg.attacks.inversion.matching import Progress
-from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.attacks.text.matching import TextMatching, match_text
 from fedlsg.attacks.text.prior import TextPrior
 from fedlsg.attacks.text.token_reading import read_tokens

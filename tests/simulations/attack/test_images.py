@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedlsg.attacks.guess import Guess
 from fedlsg.attacks.inversion.linear_input import input_of_linear
 from fedlsg.attacks.inversion.metrics import Interval
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.observation import Knowledge, ThreatModel
+from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
 from simulations.attack.images.attack import attack_images, image_prior
 from simulations.attack.images.catalogue import IMAGE_ATTACKS, attacks_named, strongest
 from simulations.attack.images.score import EXACT_DB, scored, summarise, verdict

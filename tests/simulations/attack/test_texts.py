@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.attacks.guess import Guess
-from fedlsg.attacks.observation import Knowledge, ThreatModel
+from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
 from simulations.attack.command import is_text
 from simulations.attack.recorded.observations import open_record
 from simulations.attack.recorded.report import summaries

@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedlsg.attacks.guess import DoesNotApply, Guess
 from fedlsg.attacks.inversion.head import label_of_one
 from fedlsg.attacks.inversion.linear_input import direction, fit_range, input_of_linear, ratio, settle_scale
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.received_layer import Received, received_layer
-from fedlsg.attacks.observation import Observation
+from fedlsg.attacks.observation import DoesNotApply, Guess, Observation
 from fedlsg.training.client import LocalTraining
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 

@@ -7,10 +7,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from fedlsg.attacks.guess import DoesNotApply
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.relu_batch import relu_batch, search_for, sparse_columns
-from fedlsg.attacks.observation import Knowledge
+from fedlsg.attacks.observation import DoesNotApply, Knowledge
 from fedlsg.frame import EVERYTHING
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 
