@@ -23,15 +23,13 @@ from torch.nn import functional as F
 
 import strategies
 from fedlsg.attacks.audit import least_squares as theorem
-from fedlsg.attacks.guess import DoesNotApply, Guess
 from fedlsg.attacks.inversion.head import label_of_one
-from fedlsg.attacks.inversion.linear_input import input_of_linear
-from fedlsg.attacks.inversion.linear_scale import settle_scale
+from fedlsg.attacks.inversion.linear_input import input_of_linear, settle_scale
 from fedlsg.attacks.inversion.metrics import best_matching, mean_interval, psnr, squared_errors
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.relu_batch import relu_batch
 from fedlsg.attacks.membership.matched_filter import measure
-from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.gradients import per_example_gradients
 from fedlsg.method import LocalTraining, Schedule, client_step
 from fedlsg.privacy import Mechanism

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import strategies
-from fedlsg.attacks.inversion.blind import blind
 from fedlsg.attacks.inversion.matching import ATTACKS, Matching, match
 from fedlsg.attacks.inversion.metrics import mean_interval, psnr
-from fedlsg.attacks.inversion.prior import Prior, prior_from
+from fedlsg.attacks.inversion.prior import Prior, blind_guess, prior_from
 from fedlsg.attacks.observation import Knowledge, Observation
 from fedlsg.gradients import trainable
 from fedlsg.method import LocalTraining, Schedule, client_step
@@ -85,7 +84,7 @@ def measure(name: str, sigma: float, attacks: dict[str, Matching], scene: dict[s
     for image, (x, y) in enumerate(zip(scene["inputs"].split(1), scene["labels"].split(1), strict=True)):
         seen = observe(name, scene["model"], scene["initial"], x, y, sigma, image, scene["seed"])
         knowledge = Knowledge(labels=y, examples=1)
-        guesses = {"blind": blind(prior, knowledge)}
+        guesses = {"blind": blind_guess(prior, knowledge)}
         for attack, settings in attacks.items():
             generator = public_generator(scene["seed"], "attack", image)
             guesses[attack] = match(seen, knowledge, prior, attack=settings, generator=generator)

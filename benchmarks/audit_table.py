@@ -35,7 +35,7 @@ def audit(audited: Audited, plant: str | None, canaries: int, seed: int) -> Verd
     setting = audited.setting
     with planted(plant):
         seen = record(setting, canaries, seed=seed)
-    return judge(seen.scores, seen.coins, audited.claim, unit_checks(seen, setting))
+    return judge(seen.scores, seen.included, audited.claim, unit_checks(seen, setting))
 
 
 def figures(verdict: Verdict) -> tuple[float, float, float]:

@@ -37,8 +37,8 @@ def measure(audited: Audited, kind: str, seed: int, canaries: int, bounds: bool)
     assert numbers is not None
     accused = not all(check.passed for check in found.checks)
     if bounds:
-        accused = judge(found.scores, found.coins, audited.claim, found.checks).falsified
-    mu = estimate(found.scores[found.coins], found.scores[~found.coins], audited.claim.delta).mu.value
+        accused = judge(found.scores, found.included, audited.claim, found.checks).falsified
+    mu = estimate(found.scores[found.included], found.scores[~found.included], audited.claim.delta).mu.value
     return accused, float(numbers[1]), float(numbers[2]), mu
 
 

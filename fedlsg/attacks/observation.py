@@ -1,4 +1,4 @@
-"""What the adversary sees of one update, and what else it is granted.
+"""What the adversary sees of one update, what else it is granted, and what an attack gives back.
 
 The adversary knows everything public: architecture and weights W_t of the round, L, R, mask, clip, sigma, Poisson rate,
 local optimizer. It sees payloads as they were sent. The private batch is in none of these types, so an attack, which
@@ -6,7 +6,8 @@ is a function of them, cannot read it; scoring it against the truth happens else
 """
 
 import math
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -111,9 +112,6 @@ class Observation:
 
     def in_float64(self) -> "Observation":
         """The same with a float64 copy of model, carriers and values: closed forms lose nothing to rounding."""
-        from copy import deepcopy
-        from dataclasses import replace
-
         frame = self.frame
         coordinates = tuple(
             c if c.L is None or c.R is None else replace(c, L=c.L.double(), R=c.R.double()) for c in frame.coordinates
@@ -124,3 +122,33 @@ class Observation:
             values=self.values.double(),
             frame=replace(frame, coordinates=coordinates),
         )
+
+
+class DoesNotApply(ValueError):  # noqa: N818 - reads as the sentence that its text completes
+    """The attack has nothing to work on in what was received or granted; the text says what is missing."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Guess:
+    """An estimated batch.
+
+    inputs: (B, *shape), floating point with NaN where nothing is known (a frozen column, say), or token numbers.
+    labels: (B,) in the order of ``inputs``, None if they were not requested, or cannot be inferred.
+    objective: what restarts are chosen by, lower is better; comparable between guesses of one attack only.
+    squared_error: expected squared error over all known coordinates, where theory predicts one from public values.
+    scale_open: whether the inputs are known up to sign and scale only.
+    note: in words, what the estimate rests on and where it failed.
+    """
+
+    inputs: Tensor
+    labels: Tensor | None = None
+    objective: float | None = None
+    squared_error: float | None = None
+    scale_open: bool = False
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.inputs.dim() < 1:
+            raise ValueError(f"expected inputs of shape (batch, *shape), got {tuple(self.inputs.shape)}")
+        if self.labels is not None and len(self.labels) != len(self.inputs):
+            raise ValueError(f"expected {len(self.inputs)} labels, got {len(self.labels)}")

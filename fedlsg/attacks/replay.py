@@ -61,19 +61,18 @@ def in_frame(gradients: Gradients, frame: Frame) -> list[Float[Tensor, "batch ke
     return values
 
 
-def replay(seen: Observation, inputs: Batch, targets: Tensor, *, clip: bool = True) -> Float[Tensor, " kept"]:
+def replay(seen: Observation, inputs: Batch, targets: Tensor) -> Float[Tensor, " kept"]:
     """What a client would have sent for this batch, without noise: the adaptive adversary's model of a payload.
 
-    ``clip=False`` leaves the clip out, where only the direction is compared. K local steps on the same batch stand
-    for K Poisson batches (the surrogate model extension): the momentum and moves are those of ``client_step``.
+    K local steps on the same batch stand for K Poisson batches (the surrogate model extension): the momentum and moves
+    are those of ``client_step``.
     """
     local, frame = seen.local, seen.frame
     weights: dict[str, Tensor] | None = None
     velocity = accumulated = torch.zeros(())
     for step in range(local.steps):
         units = per_unit(in_frame(dense_gradients(seen, inputs, targets, weights=weights), frame), frame, 1)
-        total = clipped_sum(units, seen.mechanism) if clip else torch.cat([unit.sum(0) for unit in units])
-        velocity = local.momentum * velocity + total
+        velocity = local.momentum * velocity + clipped_sum(units, seen.mechanism)
         accumulated = accumulated + velocity
         if step + 1 < local.steps:
             scale = local.learning_rate / local.expected_batch

@@ -6,28 +6,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 import strategies
 from fedlsg.attacks.observation import ThreatModel
 from simulations.attack.images.attack import attack_images
-from simulations.attack.images.catalogue import attacks_named
 from simulations.attack.images.page import image_findings
 from simulations.attack.recorded import report
 from simulations.attack.recorded.observations import Record, open_record
-from simulations.attack.recorded.report import Findings, refusals
-from simulations.attack.texts.attack import attack_texts, is_text
-from simulations.attack.texts.catalogue import text_attacks
+from simulations.attack.recorded.report import Findings, output_folder, refusals
+from simulations.attack.recorded.target import Options
+from simulations.attack.texts.attack import attack_texts
 from simulations.attack.texts.page import text_findings
 from simulations.compare.cells.grid_file import numbers, words
 from simulations.engines import local
 from simulations.plan.plan import make_plan
-from simulations.report.progress import Tick, bar
-from simulations.report.tables import print_note, print_table
+from simulations.report.terminal import Tick, bar, print_note, print_table
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.diverged import refuse_diverged
 from simulations.settings.published import resolve
 from simulations.settings.settings import from_mapping, values_of
+from simulations.workloads.base.workload import Workload
 
 RECORDED: Mapping[str, object] = {"clients": 8, "rounds": 4, "batch_size": 1, "noise_multiplier": 1.0}
 """Default settings of the runs that ``--compare`` records: small batches, the same sigma for all."""
@@ -53,60 +53,47 @@ def attack_command(
     Raises ValueError for a wrong option, a run without recorded updates, a damaged record, or a threat model that
     is impossible for the run.
     """
-    sizes = numbers("--batch", batches, int)
-    if not sizes or min(sizes) < 1 or images < 1 or not seconds > 0:
-        raise ValueError(f"expected --batch {batches} of 1 or more, --images {images} >= 1 and --seconds {seconds} > 0")
+    sizes = tuple(numbers("--batch", batches, int))
+    options = Options(batches=sizes, examples=images, attacks=attacks, naive=naive, seconds=seconds, seed=seed)
+    check_subjects(runs, compare, given)
+    folder = output_folder(runs, out)
+    paths = list(runs) if compare is None else record_all(list(words(compare)), given, folder, console)
+    with console.status("loading data") as status:
+        records = [open_record(path, threat, progress=status.update) for path in paths]
+    findings: list[Findings] = []
+    with bar(console) as tick:
+        for number, record in enumerate(records):
+
+            def part(share: float, text: str, number: int = number) -> None:
+                tick((number + share) / len(records), text)
+
+            made = attack_one(record, threat, options, part)
+            findings.append(replace(made, label=label(record, records)))
+    lead = f"{', '.join(one.label for one in findings)}; {time.strftime('%Y-%m-%d')}; seed {seed}"
+    report.write(folder, findings, threat, lead=lead)
+    show(findings, console)
+    console.print(f"[bold]written[/bold]  {folder}/attack.html, attack.json", highlight=False, soft_wrap=True)
+
+
+def check_subjects(runs: Sequence[str], compare: str | None, given: Mapping[str, Any]) -> None:
+    """Raise ValueError unless there are either runs, or methods to compare, which alone take settings."""
     if bool(runs) == bool(compare):
         raise ValueError("give either run directories, or --compare METHOD,METHOD to record and attack new runs")
     if runs and given:
         raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the runs")
-    folder = place(runs, out)
-    paths = list(runs) if compare is None else recorded(list(words(compare)), given, folder, console)
-    records: list[Record] = []
-    with console.status("loading data") as status:
-        for path in paths:
-            records.append(open_record(path, threat, progress=status.update))
-    found: list[Findings] = []
-    with bar(console) as tick:
-        for number, record in enumerate(records):
-            made = attack_one(
-                record, threat, batches=sizes, count=images, attacks=attacks, naive=naive, seconds=seconds, seed=seed,
-                tick=lambda share, text, number=number: tick((number + share) / len(records), text),  # type: ignore[misc]
-            )  # fmt: skip
-            found.append(replace(made, label=label(record, records)))
-    lead = f"{', '.join(one.label for one in found)}; {time.strftime('%Y-%m-%d')}; seed {seed}"
-    folder.mkdir(parents=True, exist_ok=True)
-    report.write(folder, found, threat, lead=lead)
-    show(found, console)
-    console.print(f"[bold]written[/bold]  {folder}/attack.html, attack.json", highlight=False, soft_wrap=True)
 
 
-def attack_one(
-    record: Record,
-    threat: ThreatModel,
-    *,
-    batches: Sequence[int],
-    count: int,
-    attacks: str | None,
-    naive: bool,
-    seconds: float,
-    seed: int,
-    tick: Tick,
-) -> Findings:
+def attack_one(record: Record, threat: ThreatModel, options: Options, tick: Tick) -> Findings:
     """What attacks find on one run of images or texts. Raises ValueError for an attack of the other kind."""
     if is_text(record.base.workload):
-        on_texts = text_attacks(attacks, naive=naive)
-        return text_findings(
-            attack_texts(
-                record, threat, batches=batches, texts=count, attacks=on_texts, seconds=seconds, seed=seed, tick=tick
-            )
-        )
-    on_images = None if attacks is None else attacks_named(attacks)
-    made = attack_images(
-        record, threat, batches=batches, images=count, attacks=on_images, naive=naive, seconds=seconds, seed=seed,
-        tick=tick,
-    )  # fmt: skip
-    return image_findings(made)
+        return text_findings(attack_texts(record, threat, options, tick))
+    return image_findings(attack_images(record, threat, options, tick))
+
+
+def is_text(workload: Workload) -> bool:
+    """Whether the inputs are tokens."""
+    inputs, _ = workload.test.batch(torch.tensor([0]))
+    return isinstance(inputs, dict) and "input_ids" in inputs
 
 
 def label(record: Record, records: Sequence[Record]) -> str:
@@ -116,15 +103,7 @@ def label(record: Record, records: Sequence[Record]) -> str:
     return method if same == 1 else f"{method} ({record.run.path.name})"
 
 
-def place(runs: Sequence[str], out: str | None) -> Path:
-    """The folder of the files: ``out``, the only run, or ``attack/`` here. Raises ValueError for a file."""
-    path = Path(out or (runs[0] if len(runs) == 1 else "attack")).expanduser().resolve()
-    if path.is_file():
-        raise ValueError(f"{path} is a file; give --out as a folder")
-    return path
-
-
-def recorded(methods: Sequence[str], given: Mapping[str, Any], folder: Path, console: Console) -> list[str]:
+def record_all(methods: Sequence[str], given: Mapping[str, Any], folder: Path, console: Console) -> list[str]:
     """One recorded run for each method at equal settings, in ``folder``/METHOD; existing runs are reused.
 
     Raises ValueError for methods that cannot be compared, and for an existing run with other settings.
@@ -178,9 +157,9 @@ def record_run(wanted: Mapping[str, Any], folder: Path, say: Any) -> None:
     refuse_diverged(local.run(plan, directory, on_round=lambda row: None))
 
 
-def show(found: Sequence[Findings], console: Console) -> None:
+def show(findings: Sequence[Findings], console: Console) -> None:
     """The table of each run, and the verdict below it."""
-    for one in found:
+    for one in findings:
         print_table(replace(one.table, title=one.label), console)
         for refusal in refusals(one):
             print_note(refusal, console)

@@ -10,18 +10,25 @@ from rich.console import Console
 from fedlsg.attacks.audit.checks import unit_checks
 from fedlsg.attacks.audit.plants import PLANTS, planted
 from fedlsg.attacks.audit.unit_mode import record, ticks
-from fedlsg.attacks.audit.verdict import Verdict, as_dict, judge
-from simulations.audit.display import THREATS, announce, show
+from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict, as_dict, judge
 from simulations.audit.examples import KINDS
 from simulations.audit.subject import Audited, audited_run, audited_settings
 from simulations.audit.training import audit_training
-from simulations.report.json_text import json_text
-from simulations.report.progress import count_bar
+from simulations.report.page import Row, Table, json_text
+from simulations.report.terminal import count_bar, print_table
 from simulations.rundir.files.atomic import write_atomically
 
 MODES = ("unit", "training")
 UNIT_CANARIES = 5000
 FALSIFIED = 1
+THREATS = {
+    "unit": "The auditor chooses the gradients of the canaries. It knows frame, mask, clip, sigma and q, and sees the "
+    "noisy sum of every round of one client. Which canaries are in, the batches and the noise are secret. Not "
+    "covered: the backward pass, the wire, the server, and the frames of other rounds.",
+    "training": "Canaries are training examples with a wrong label, or images of another kind. The auditor knows every "
+    "example and the public state of every round, and sees every payload of each client as it was sent. Which "
+    "canaries are in, the batches and the noise are secret.",
+}
 
 
 def audit_command(
@@ -41,6 +48,26 @@ def audit_command(
     Raises ValueError for settings next to a run, an unknown mode, plant or kind of canary, or a mechanism that claims
     no epsilon.
     """
+    check_options(run, given, mode=mode, plant=plant, canary_kind=canary_kind)
+    path = place(run, out)
+    began = time.monotonic()
+    with console.status("loading data") as status:
+        audited = audited_settings(given, progress=status.update) if run is None else audited_run(run)
+    announce(audited, mode, plant, console)
+    audit_mode = audit_training if mode == "training" else audit_unit
+    verdict, count, kind = audit_mode(audited, console, canaries=canaries, kind=canary_kind, plant=plant, seed=seed)
+    report = as_dict(verdict) | circumstances(audited, mode, count, kind, seed=seed, plant=plant)
+    report["seconds"] = round(time.monotonic() - began, 1)
+    write_atomically(path, json_text(report, indent=2, not_finite=str))
+    show(verdict, count, mode, console, not_private=audited.not_private)
+    console.print(f"[bold]written[/bold]  {path}", highlight=False, soft_wrap=True)
+    return FALSIFIED if verdict.falsified else 0
+
+
+def check_options(
+    run: str | None, given: Mapping[str, Any], *, mode: str, plant: str | None, canary_kind: str | None
+) -> None:
+    """Raise ValueError for settings next to a run, and for an unknown mode, plant or kind of canary."""
     if run is not None and given:
         raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the run")
     if mode not in MODES:
@@ -49,35 +76,26 @@ def audit_command(
         raise ValueError(f"expected --plant in {', '.join(PLANTS)}, got {plant!r}")
     if canary_kind is not None and (mode != "training" or canary_kind not in KINDS):
         raise ValueError(f"expected --canary-kind in {', '.join(KINDS)}, with --mode training, got {canary_kind!r}")
-    path = place(run, out)
-    began = time.monotonic()
-    with console.status("loading data") as status:
-        audited = audited_settings(given, progress=status.update) if run is None else audited_run(run)
-    announce(audited, mode, plant, console)
-    if mode == "training":
-        verdict, m, kind = audit_training(audited, console, canaries=canaries, kind=canary_kind, plant=plant, seed=seed)
-    else:
-        m, kind = UNIT_CANARIES if canaries is None else canaries, "gradients"
-        verdict = audit_unit(audited, console, canaries=m, plant=plant, seed=seed)
-    report = {
-        **as_dict(verdict),
+
+
+def circumstances(
+    audited: Audited, mode: str, canaries: int, kind: str, *, seed: int | None, plant: str | None
+) -> dict[str, Any]:
+    """What audit.json says of an audit, in addition to its verdict."""
+    settings = audited.subject.base.settings
+    return {
         "claimed_by": audited.source,
         "reproducible": audited.reproducible,
         "not_private": audited.not_private,
         "mode": mode,
-        "canaries": m,
+        "canaries": canaries,
         "canary_kind": kind,
         "threat_model": THREATS[mode],
-        "method": audited.subject.base.settings.method,
-        "workload": audited.subject.base.settings.workload,
+        "method": settings.method,
+        "workload": settings.workload,
         "seed": seed,
         "plant": plant,
-        "seconds": round(time.monotonic() - began, 1),
     }
-    write_atomically(path, json_text(report, indent=2, not_finite=str))
-    show(verdict, m, mode, console, not_private=audited.not_private)
-    console.print(f"[bold]written[/bold]  {path}", highlight=False, soft_wrap=True)
-    return FALSIFIED if verdict.falsified else 0
 
 
 def place(run: str | None, out: str | None) -> Path:
@@ -88,10 +106,62 @@ def place(run: str | None, out: str | None) -> Path:
     return path
 
 
-def audit_unit(audited: Audited, console: Console, *, canaries: int, plant: str | None, seed: int | None) -> Verdict:
-    """Canary gradients through the shipped client; the plant is in the mechanism only, unknown to the judge."""
-    setting = audited.setting
-    with count_bar(console, "rounds", ticks(setting, canaries)) as tick, planted(plant):
-        seen = record(setting, canaries, seed=seed, tick=tick)
+def audit_unit(
+    audited: Audited, console: Console, *, canaries: int | None, kind: str | None, plant: str | None, seed: int | None
+) -> tuple[Verdict, int, str]:
+    """Canary gradients through the shipped client; the plant is in the mechanism only, unknown to the judge.
+
+    Also how many canaries there were, and of which kind: ``kind`` is for the training mode only.
+    """
+    setting, count = audited.setting, UNIT_CANARIES if canaries is None else canaries
+    with count_bar(console, "rounds", ticks(setting, count)) as tick, planted(plant):
+        seen = record(setting, count, seed=seed, tick=tick)
     with console.status("computing bounds"):
-        return judge(seen.scores, seen.coins, audited.claim, unit_checks(seen, setting))
+        return judge(seen.scores, seen.included, audited.claim, unit_checks(seen, setting)), count, "gradients"
+
+
+def announce(audited: Audited, mode: str, plant: str | None, console: Console) -> None:
+    """The claim, and the mistake that is planted."""
+    claim, s = audited.claim, audited.subject.base.settings
+    console.print(
+        f"claim of {audited.source}: {s.workload}, method {s.method}, epsilon {claim.epsilon:.3f} at delta "
+        f"{claim.delta:g} for {claim.steps} steps at q = {claim.sample_rate:.4g}, sigma_eff "
+        f"{claim.noise_multiplier:.4g}; mode {mode}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    if audited.not_private is not None:
+        console.print(audited.not_private, style="bold red", highlight=False, markup=False, soft_wrap=True)
+    if plant is not None:
+        text = f"planted: {plant}. The mechanism that runs is not the claimed one; the audit does not know it."
+        console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def show(verdict: Verdict, canaries: int, mode: str, console: Console, *, not_private: str | None = None) -> None:
+    """The figures, the checks, the threat model, and the verdict last; ``not_private`` says why a claim is void."""
+    print_table(figures(verdict, canaries, not_private), console)
+    for check in verdict.checks:
+        mark, style = ("passed", "dim") if check.passed else ("FAILED", "bold red")
+        console.print(f"{mark}  {check.name}: {check.says}", style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"threat model: {THREATS[mode]}", markup=False, highlight=False)
+    if verdict.falsified:
+        text = f"falsified by: {', '.join(verdict.reasons)}"
+        console.print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
+    else:
+        console.print("not falsified", style="bold", markup=False, highlight=False)
+
+
+def figures(verdict: Verdict, canaries: int, not_private: str | None) -> Table:
+    """The claimed epsilon, the bounds from below, and the estimate."""
+    void = "" if not_private is None else f"; {not_private}"
+    confidence = f"{100 * (1 - SIGNIFICANCE):g} %"
+    rows = [("claimed", f"{verdict.claim.epsilon:.3f}", f"at delta {verdict.claim.delta:g}{void}")]
+    for name, bound in (("one-run bound", verdict.one_run), ("f-DP one-run bound", verdict.f_dp)):
+        g = bound.guesses
+        text = f"{g.correct} of {g.guesses} guesses right, {canaries} canaries, {confidence} confidence"
+        rows.append((name, f">= {bound.epsilon:.3f}", text))
+    mu, e = verdict.estimate.mu, verdict.estimate.epsilon
+    text = f"mu {mu.value:.3f}, epsilon {e.low:.3f} to {e.high:.3f} at 95 %; an estimate, no bound"
+    rows.append(("GDP estimate", f"{e.value:.3f}", text))
+    return Table(columns=("figure", "epsilon", "evidence"), rows=tuple(Row(cells=cells) for cells in rows), left=(0, 2))

@@ -1,6 +1,6 @@
 """Canary examples for the training mode of ``fedlsg audit``: which rows, their new content, and their clients.
 
-A fair secret coin decides whether a canary is in the data of its client. The other examples, their clients, the divisor
+A canary is in the data of its client with probability 1/2, in secret. The other examples, their clients, the divisor
 and the noise do not depend on which canaries are in.
 """
 
@@ -23,11 +23,11 @@ Images = Float[Tensor, "m *shape"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inserted:
-    """Rows of the training split that are canaries, ascending, the client of each, and its coin."""
+    """Rows of the training split that are canaries, ascending, the client of each, and whether it is included."""
 
     rows: Positions
     clients: Positions
-    coins: Tensor
+    included: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,7 +50,7 @@ def uniform_noise(images: Images, generator: torch.Generator) -> Images:
 
 
 def two_tone(images: Images, generator: torch.Generator) -> Images:
-    """Every value at either end of these images' range, by a fair coin."""
+    """Every value at either end of these images' range, with probability 1/2."""
     return torch.where(torch.rand(images.shape, generator=generator) < 0.5, images.min(), images.max())
 
 
@@ -75,14 +75,14 @@ KINDS = ("mislabelled", *DRAWN)
 
 
 def choose_canaries(plan: Plan, count: int, seed: int | None) -> Inserted:
-    """Canaries drawn from all training examples, and a coin for each."""
-    coin: SecretStream = secret_stream() if seed is None else reproducible_stream(seed, "audit", "coins")
+    """Canaries drawn from all training examples, and which of them are included."""
+    bits: SecretStream = secret_stream() if seed is None else reproducible_stream(seed, "audit", "coins")
     generator = public_generator(plan.settings.seed, "audit", "canaries")
     rows = torch.randperm(len(plan.workload.train), generator=generator)[:count].sort().values
     owner = torch.zeros(len(plan.workload.train), dtype=torch.int64)
     for client, part in enumerate(plan.parts):
         owner[part] = client
-    return Inserted(rows=rows, clients=owner[rows], coins=coin.bernoulli(count, 0.5))
+    return Inserted(rows=rows, clients=owner[rows], included=bits.bernoulli(count, 0.5))
 
 
 def strongest(train: Split) -> str:
@@ -115,7 +115,7 @@ def with_canaries(plan: Plan, inserted: Inserted, kind: str) -> Plan:
         if images is None:
             raise ValueError(f"canaries of kind {kind!r} are images: take mislabelled for {plan.workload.name}")
         train = replaced(train, inserted.rows, draw(images, generator).contiguous())
-    out = inserted.rows[~inserted.coins]
+    out = inserted.rows[~inserted.included]
     parts = [part[~torch.isin(part, out)] for part in plan.parts]
     if any(not len(part) for part in parts):
         raise ValueError("a client has no example left: take fewer --canaries or fewer clients")

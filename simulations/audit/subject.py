@@ -11,10 +11,9 @@ from pathlib import Path
 
 from fedlsg.accounting import Event, compose
 from fedlsg.attacks.audit.unit_mode import Setting
-from fedlsg.attacks.audit.verdict import Claim
+from fedlsg.attacks.audit.verdict import Claim, claim_of, training_event
 from fedlsg.privacy import Ledger
 from fedlsg.state import ClientTerms
-from simulations.attack.recorded.claim import claim_of, training_event
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
 from simulations.plan.plan import client_terms, events_of
 from simulations.report.words import REPRODUCIBLE

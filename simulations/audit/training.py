@@ -22,7 +22,7 @@ from simulations.audit.subject import Audited
 from simulations.client.model import serving
 from simulations.engines import local
 from simulations.plan.plan import Base, Plan, make_plan
-from simulations.report.progress import count_bar
+from simulations.report.terminal import count_bar
 from simulations.rundir.files.scratch import scratch
 from simulations.rundir.rundir import RunDir
 from simulations.server.diverged import refuse_diverged
@@ -34,10 +34,10 @@ VIEW = ThreatModel(view="client")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found:
-    """What a run with canaries shows: a score and a coin for each canary, the checks, and the kind of canary."""
+    """What a run with canaries shows: score and inclusion of each canary, the checks, and the kind of canary."""
 
     scores: Float[np.ndarray, " m"]
-    coins: Bool[np.ndarray, " m"]
+    included: Bool[np.ndarray, " m"]
     checks: tuple[Check, ...]
     canaries: int
     kind: str
@@ -49,7 +49,7 @@ def audit_training(
     """Run with canaries, score every payload, judge; also how many canaries there were, and of which kind."""
     found = find(audited, console, canaries=canaries, kind=kind, plant=plant, seed=seed)
     with console.status("computing bounds"):
-        return judge(found.scores, found.coins, audited.claim, found.checks), found.canaries, found.kind
+        return judge(found.scores, found.included, audited.claim, found.checks), found.canaries, found.kind
 
 
 def find(
@@ -96,7 +96,7 @@ def check(plan: Plan) -> None:
 
 def scores_of(record: Record, inserted: Inserted, kind: str, console: Console) -> Found:
     """Scores of all canaries from every payload of their client, and the checks of all payloads."""
-    scores, coins, rounds = [], [], []
+    scores, included, rounds = [], [], []
     total = sum(len(clients) for clients in record.payloads.values())
     with count_bar(console, "scoring, payload", total) as tick:
         for client in range(len(record.base.parts)):
@@ -104,10 +104,10 @@ def scores_of(record: Record, inserted: Inserted, kind: str, console: Console) -
             rounds += seen
             if seen:
                 scores.append(scored(seen, std, record.base.local.sample_rate))
-                coins.append(inserted.coins[inserted.clients == client])
+                included.append(inserted.included[inserted.clients == client])
     return Found(
         scores=torch.cat(scores).numpy(),
-        coins=torch.cat(coins).numpy(),
+        included=torch.cat(included).numpy(),
         checks=tuple(payload_checks(rounds)),
         canaries=len(inserted.rows),
         kind=kind,
@@ -117,14 +117,14 @@ def scores_of(record: Record, inserted: Inserted, kind: str, console: Console) -
 def payloads_of(record: Record, client: int, inserted: Inserted, tick: Callable[[], None]) -> tuple[list[Seen], float]:
     """Each payload of a client with its canaries, and the standard deviation of the noise."""
     mine = inserted.clients == client
-    canaries, coins = inserted.rows[mine], inserted.coins[mine]
+    canaries, included = inserted.rows[mine], inserted.included[mine]
     train, part = record.base.workload.train, record.base.parts[client]
     rest = train.batch(part[~torch.isin(part, canaries)])
     seen, std = [], 0.0
     for round in sorted(record.payloads):
         if client in record.payloads[round]:
             observation = record.observation(round, client)
-            seen.append(look(observation, train.batch(canaries), rest, coins))
+            seen.append(look(observation, train.batch(canaries), rest, included))
             std = observation.noise_std
             tick()
     return seen, std

@@ -11,7 +11,7 @@ from typing import Any
 
 from simulations.compare.lines import Line
 from simulations.compare.table import markdown
-from simulations.report.sections import Row, Table
+from simulations.report.page import Row, Table
 from simulations.report.words import NOT_PRIVATE, human_bytes
 
 SAME = 0.01

@@ -28,7 +28,7 @@ from simulations.compare.table import comparison_table, notes, unfinished, varia
 from simulations.compare.view import PLAIN, View
 from simulations.engines.signals import sigterm_raises
 from simulations.report.run_page import run_page
-from simulations.report.tables import print_note, print_table
+from simulations.report.terminal import print_note, print_table
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.lock import exclusive
 from simulations.rundir.results import Result

@@ -9,8 +9,7 @@ from simulations.compare.table import comparison_table, notes, unfinished, varia
 from simulations.compare.view import PLAIN, View
 from simulations.report.facts import HELD_OUT, epsilon_section, made_section
 from simulations.report.figure import picture
-from simulations.report.page import render
-from simulations.report.sections import Code, Page, Part, Section, Text, facts_of
+from simulations.report.page import Code, Page, Part, Section, Text, facts_of, render
 from simulations.report.words import NOT_PRIVATE
 from simulations.rundir.results import Result
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from simulations.compare.lines import PROBE, Line
 from simulations.report.figure import looks
-from simulations.report.sections import Row, RowKind, Table
+from simulations.report.page import Row, RowKind, Table
 from simulations.report.words import NOT_PRIVATE, human_bytes
 from simulations.workloads.chance import STANDARD_ERRORS
 

@@ -5,6 +5,7 @@ Per-example gradients, frames, masks and clip factors are those of a client's st
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -17,7 +18,7 @@ from fedlsg.gradients import per_example_gradients
 from fedlsg.masks import Mask
 from fedlsg.method import Method
 from fedlsg.training import Compression, per_unit
-from simulations.inspection.subject import Batch, Subject
+from simulations.inspection.subject import Subject
 
 PASS_BYTES = 2**28
 """Most bytes for per-example gradients of one microbatch; one example may take more."""
@@ -93,22 +94,11 @@ def _passes(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> Iterat
     local = subject.base.local
     fits = max(1, PASS_BYTES // (4 * frame.kept))
     size = max(1, min(local.microbatch_size, fits) // subject.copies)
+    losses = partial(F.cross_entropy, reduction="none")
     with subject.same_dropout():
-        for batch in subject.batches(rows, size):
-            yield _clipped_units(subject, frame, batch)
-
-
-def _clipped_units(subject: Subject, frame: Frame, batch: Batch) -> list[Float[Tensor, "batch kept"]]:
-    inputs, targets = batch
-    gradients = per_example_gradients(
-        subject.model,
-        lambda outputs, y: F.cross_entropy(outputs, y, reduction="none"),
-        inputs,
-        targets,
-        frame,
-        precision=subject.base.local.precision,
-    )
-    return per_unit(gradients, frame, subject.copies)
+        for inputs, targets in subject.batches(rows, size):
+            gradients = per_example_gradients(subject.model, losses, inputs, targets, frame, precision=local.precision)
+            yield per_unit(gradients, frame, subject.copies)
 
 
 def _clip_row(

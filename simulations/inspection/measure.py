@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedlsg.carriers.statistics import Energy, kept_energy, principal_carriers, random_energy, residual, stable_rank
+from fedlsg.carriers.statistics import kept_energy, principal_carriers, random_energy, residual, stable_rank
 from fedlsg.frame import Coordinates
 from fedlsg.gradients import call, trainable
 from fedlsg.lowrank import decompose, flatten_kernel, project, random_carriers
@@ -191,7 +191,7 @@ def energy_rows(subject: Subject, name: str, dW: Tensor, sparsities: Sequence[fl
                 share, carriers = random_energy(tuple(dW.shape), len(rows), len(columns)), math.nan
             else:
                 share, carriers = kept_energy(dW, rows, columns), carried_energy(dW, where, rows, columns)
-            yield _energy_row(name, p, choice, share, carriers)
+            yield EnergyRow(layer=name, sparsity=p, choice=choice, **vars(share), carriers=carriers)
 
 
 def carried_energy(dW: Tensor, where: Coordinates, rows: Tensor, columns: Tensor) -> float:
@@ -203,15 +203,3 @@ def carried_energy(dW: Tensor, where: Coordinates, rows: Tensor, columns: Tensor
     total = dL.double().square().sum() + units.sum()
     kept = dL.double()[rows].square().sum() + units[columns].sum()
     return float(kept / total) if total > 0 else math.nan
-
-
-def _energy_row(name: str, sparsity: float, choice: str, share: Energy, carriers: float) -> EnergyRow:
-    return EnergyRow(
-        layer=name,
-        sparsity=sparsity,
-        choice=choice,
-        rows=share.rows,
-        columns=share.columns,
-        either=share.either,
-        carriers=carriers,
-    )

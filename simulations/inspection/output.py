@@ -13,9 +13,7 @@ from simulations.inspection.figures import PANELS, figures, spread
 from simulations.inspection.measure import SOURCES, Inspection
 from simulations.inspection.subject import Subject
 from simulations.report.figure import picture, png
-from simulations.report.json_text import json_text
-from simulations.report.page import render
-from simulations.report.sections import Code, Page, Picture, Row, Section, Table
+from simulations.report.page import Code, Page, Picture, Row, Section, Table, json_text, render
 from simulations.rundir.files.atomic import write_atomically
 
 WARNING = (

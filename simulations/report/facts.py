@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from simulations.report.sections import Code, Section, Text, facts_of
+from simulations.report.page import Code, Section, Text, facts_of
 from simulations.report.words import duration
 from simulations.rundir.results import Result
 

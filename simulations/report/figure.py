@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
-from simulations.report.sections import Picture
+from simulations.report.page import Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,9 +1,130 @@
-"""The one template of every HTML page: one file that requests nothing, readable on a screen, a phone and paper.
+"""Pages and JSON that commands write: what a page consists of, the one template of all pages, and JSON of numbers.
 
-Jinja escapes every value. Only the style sheet of this file is inserted as it is.
+A page is texts, facts, tables, pictures, token lists and code in titled sections. ``render`` makes one HTML file of it,
+readable on a screen, a phone and paper; ``terminal.terminal_table`` shows its tables on a terminal in the same words.
 """
 
-from simulations.report.sections import Page
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+TextKind = Literal["plain", "note", "warning", "verdict"]
+RowKind = Literal["", "reference", "own", "no-epsilon", "dim", "alert"]
+Mark = Literal["", "moved", "wrong"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """One paragraph. A note is small, a warning has a red bar, a verdict is bold."""
+
+    kind: ClassVar[str] = "text"
+    words: str
+    style: TextKind = "plain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Two columns: a name and what is true of it."""
+
+    kind: ClassVar[str] = "facts"
+    rows: tuple[tuple[str, str], ...]
+
+
+def facts_of(values: Mapping[str, object]) -> Facts:
+    """The items of a mapping as facts."""
+    return Facts(rows=tuple((name, str(value)) for name, value in values.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Cells of a table. Rows of one ``group`` follow its name; ``colour`` is that of the row's line in a figure.
+
+    style: a ``reference`` is what the others are compared with, ``own`` is the run itself, ``no-epsilon`` claims no
+    epsilon, ``dim`` is not part of the method, ``alert`` must be changed.
+    """
+
+    cells: tuple[str, ...]
+    style: RowKind = ""
+    group: str = ""
+    colour: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Columns of text. ``note`` explains them below the table.
+
+    left: positions of columns of words, which are aligned on the left and may be folded; numbers are on the right.
+    optional: positions of columns that a narrow terminal leaves out, in this order; a page has them all.
+    """
+
+    kind: ClassVar[str] = "table"
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    title: str = ""
+    note: str = ""
+    left: tuple[int, ...] = (0,)
+    optional: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """An image as a data URI, ``width`` in CSS pixels, and the caption below it."""
+
+    kind: ClassVar[str] = "picture"
+    uri: str
+    width: int
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLine:
+    """Tokens, each with what is thought of it. ``first``: a new text begins."""
+
+    name: str
+    tokens: tuple[tuple[str, Mark], ...]
+    first: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLines:
+    """Texts next to what was recovered of them, and the caption below."""
+
+    kind: ClassVar[str] = "tokens"
+    lines: tuple[TokenLine, ...]
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """A command, a file or numbers, in a fixed-width font; ``note`` says before it what it is."""
+
+    kind: ClassVar[str] = "code"
+    text: str
+    note: str = ""
+
+
+Part = Text | Facts | Table | Picture | TokenLines | Code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Parts under a title; without a title they follow what is before."""
+
+    title: str = ""
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A whole page: what it is about, one line on what was measured, what nobody may overlook, and the sections."""
+
+    title: str
+    lead: str
+    warnings: tuple[str, ...] = ()
+    sections: tuple[Section, ...]
+
 
 CSS = """
 :root { color-scheme: light; }
@@ -119,9 +240,26 @@ TEMPLATE = """<!DOCTYPE html>
 
 
 def render(page: Page) -> str:
-    """The page as HTML. Guarantee: text stays text, whatever it holds, and a browser requests nothing."""
+    """The page as HTML. Guarantee: text stays text, whatever it holds, and a browser requests nothing.
+
+    Jinja escapes every value. Only the style sheet is inserted as it is.
+    """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(TEMPLATE).render(page=page, css=Markup(CSS))
+
+
+def json_text(value: Any, *, indent: int = 1, not_finite: Callable[[float], str | None] = lambda number: None) -> bytes:
+    """The bytes of a JSON file; ``not_finite`` replaces NaN and infinity."""
+    return (json.dumps(finite(value, not_finite), indent=indent) + "\n").encode()
+
+
+def finite(value: Any, not_finite: Callable[[float], str | None] = lambda number: None) -> Any:
+    """The same values with ``not_finite`` of those that JSON has no number for."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(item, not_finite) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item, not_finite) for item in value]
+    return not_finite(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,8 +14,8 @@ from rich.markup import escape
 from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
 from simulations.report.figure import BLACK, BLUE, new_figure, png, use_style, whole_numbers
-from simulations.report.sections import Row, Table
-from simulations.report.tables import fits, print_table
+from simulations.report.page import Row, Table
+from simulations.report.terminal import fits, print_table
 from simulations.settings.settings import from_mapping
 
 if TYPE_CHECKING:

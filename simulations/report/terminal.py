@@ -1,21 +1,106 @@
-"""What a user of ``fedlsg run`` sees: one line of progress during the run, and a table at its end."""
+"""What a user sees on a terminal: the tables and notes of a page, progress bars, and the display of a run."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console, Group
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.table import Table
+from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table as View
 from rich.text import Text
 
 from fedlsg.carriers import LayerRow, group_layers, totals
+from simulations.report.page import Table
 from simulations.report.words import human_bytes, outcome, percent
 from simulations.rundir.tables import Row
 
+STYLES = {"": "", "reference": "", "own": "bold", "no-epsilon": "yellow", "dim": "dim", "alert": "bold red"}
+WIDE, NARROW = 2, 1
+"""Spaces between columns."""
+Tick = Callable[[float, str], None]
+"""Called with the share that is done, and what is done next."""
 WIDTH_FOR_BAR = 110
 """Terminals with fewer columns than this have no room for a bar."""
+
+
+def terminal_table(table: Table, width: int) -> Group:
+    """For a terminal of ``width`` columns.
+
+    Optional columns are left out until the table fits. If it never does, intervals go to a second line and names fold.
+    """
+    title = [Text(table.title, style="bold")] if table.title else []
+    hidden = (table.optional[:count] for count in range(len(table.optional) + 1))
+    views = (_view(table, some, space) for some in hidden for space in (WIDE, NARROW))
+    return Group(*title, next((view for view in views if _width(view) <= width), _narrowest(table)))
+
+
+def print_table(table: Table, console: Console) -> None:
+    """The table, and its note below. A table with a title has an empty line before it."""
+    if table.title:
+        console.print()
+    console.print(terminal_table(table, console.width), highlight=False)
+    if table.note:
+        print_note(table.note, console)
+
+
+def print_note(words: str, console: Console, style: str = "dim") -> None:
+    """Text as it is: no markup in it is obeyed."""
+    console.print(words, style=style, markup=False, highlight=False)
+
+
+def _narrowest(table: Table) -> View:
+    rows = tuple(replace(row, cells=tuple(cell.replace(" [", "\n[") for cell in row.cells)) for row in table.rows)
+    return _view(replace(table, rows=rows), table.optional, NARROW)
+
+
+def _view(table: Table, hidden: tuple[int, ...], space: int) -> View:
+    view = View(box=None, padding=(0, space, 0, 0), header_style="bold", pad_edge=False)
+    kept = [position for position in range(len(table.columns)) if position not in hidden]
+    for position in kept:
+        words = position in table.left
+        view.add_column(
+            Text(table.columns[position]), justify="left" if words else "right", no_wrap=not words, overflow="fold"
+        )
+    before = None
+    for row in table.rows:
+        if before is not None and row.group != before:
+            view.add_row()
+        before = row.group
+        view.add_row(*(Text(row.cells[position]) for position in kept), style=STYLES[row.style])
+    return view
+
+
+def fits(table: Table, width: int) -> bool:
+    """Whether all columns of the table fit on a terminal of ``width`` columns."""
+    return _width(_view(table, (), WIDE)) <= width
+
+
+def _width(view: View) -> int:
+    console = Console(width=1000)
+    return Measurement.get(console, console.options, view).maximum
+
+
+@contextmanager
+def bar(console: Console) -> Iterator[Tick]:
+    """A bar for the share that is done."""
+    columns = (BarColumn(bar_width=24), TextColumn("{task.percentage:.0f} %"), TimeElapsedColumn())
+    text = TextColumn("{task.description}")
+    with Progress(*columns, TimeRemainingColumn(), text, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=1.0)
+        yield lambda share, words: progress.update(task, completed=share, description=words)
+
+
+@contextmanager
+def count_bar(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar for ``total`` steps; gives the function that advances it by one."""
+    text = TextColumn(what + " {task.completed:.0f}/{task.total:.0f}")
+    columns = (text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda: progress.advance(task)
 
 
 class TimeLeft(ProgressColumn):
@@ -89,7 +174,7 @@ def layers_shown(layers: Sequence[LayerRow]) -> Group:
 
     A name that is too long for the terminal continues on the next line: names often differ at their end only.
     """
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = View(box=None, padding=(0, 2, 0, 0))
     table.add_column("parameter", overflow="fold")
     for column in ("shape", "travels"):
         table.add_column(column, no_wrap=True)
@@ -104,9 +189,9 @@ def layers_shown(layers: Sequence[LayerRow]) -> Group:
     return Group(table, Text(f"total before the mask: {parts}; {total:,} values sent", style="bold"))
 
 
-def summary_table(summary: Mapping[str, Any]) -> Table:
+def summary_table(summary: Mapping[str, Any]) -> View:
     """The result of a run as a table of two columns."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table = View(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     rows = {

@@ -1,13 +1,14 @@
 """Lower bounds on epsilon from guesses about which canaries were in the data of one run.
 
-Each of m canaries is in the data by a fair secret coin. An auditor who sees only the outputs guesses some coins and
-abstains from the others; c' guesses, c of them right. Too many right guesses contradict a claim.
+Each of m canaries is in the data with probability 1/2, in secret. An auditor who sees only the outputs guesses for some
+of them whether they are in, and abstains from the others; c' guesses, c of them right. Too many right guesses
+contradict a claim.
 
     one_run     Steinke, Nasr, Jagielski 2023, "Privacy Auditing with One (1) Training Run", Theorem 5.2
     f_dp        Mahloujifar, Melis, Chaudhuri 2024, "Auditing f-Differential Privacy in One Run", Algorithm 3
 
 Both hold for every guesser and for canaries that disturb each other: only the power suffers. The number of guesses must
-not depend on the coins; several numbers share the significance (``GUESSED``).
+not depend on which are in; several numbers share the significance (``GUESSED``).
 """
 
 import math
@@ -39,18 +40,18 @@ class Guesses:
             raise ValueError(f"expected 0 <= {self.correct=} <= {self.guesses=} <= {self.canaries=}, which is not 0")
 
 
-def guess(scores: Float[np.ndarray, " m"], coins: Bool[np.ndarray, " m"], share: float) -> Guesses:
+def guess(scores: Float[np.ndarray, " m"], included: Bool[np.ndarray, " m"], share: float) -> Guesses:
     """Guess "in" for the highest scores and "out" for the lowest, ``share`` of all in equal parts.
 
-    The coins are only used to count what is right. Ties are broken by position.
+    ``included`` is only used to count what is right. Ties are broken by position.
     """
     m = len(scores)
-    if coins.shape != scores.shape:
-        raise ValueError(f"expected as many coins as scores, got {coins.shape} and {scores.shape}")
+    if included.shape != scores.shape:
+        raise ValueError(f"expected as many inclusion bits as scores, got {included.shape} and {scores.shape}")
     half = max(1, round(share * m / 2))
     half = min(half, m // 2)
     order = np.argsort(scores, kind="stable")
-    correct = int((~coins[order[:half]]).sum() + coins[order[m - half :]].sum())
+    correct = int((~included[order[:half]]).sum() + included[order[m - half :]].sum())
     return Guesses(canaries=m, guesses=2 * half, correct=correct)
 
 
@@ -77,9 +78,9 @@ def f_dp_refuted(seen: Guesses, least: Least, significance: float) -> bool:
     """Whether so many right guesses have a probability below ``significance`` under the trade-off curve ``least``.
 
     With C the number of right guesses, r_i and h_i are the means over the canaries of P[this one right, C >= i] and
-    P[this one wrong, C >= i]. Turning a coin makes the first event at i the second one at i - 1, so h_(i-1) >= g(r_i);
-    and both grow by the same P[C = i], in proportion i to c' - i. From P[C >= c] = significance downwards the sum
-    r_0 + h_0 must not pass c' / m.
+    P[this one wrong, C >= i]. Turning an inclusion bit makes the first event at i the second one at i - 1, so
+    h_(i-1) >= g(r_i); and both grow by the same P[C = i], in proportion i to c' - i. From P[C >= c] = significance
+    downwards the sum r_0 + h_0 must not pass c' / m.
     """
     m, total, c = seen.canaries, seen.guesses, seen.correct
     right, wrong = significance * c / m, significance * (total - c) / m

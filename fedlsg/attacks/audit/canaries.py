@@ -1,9 +1,9 @@
 """Canary gradients against the shipped mechanism: what the unit mode of the audit sends through ``client_step``.
 
 A canary is an example whose gradient is chosen: orthogonal to the other canaries', with energy in every block of the
-frame, and long enough that the clip acts on it. Each is in a client's data by a fair secret coin. All that follows
-the backward pass is the client's own: Poisson batch, weights of the blocks, clip, sum, noise, local steps. The
-backward pass alone is replaced (``injected``).
+frame, and long enough that the clip acts on it. Each is in a client's data with probability 1/2, in secret. All
+that follows the backward pass is the client's own: Poisson batch, weights of the blocks, clip, sum, noise, local steps.
+The backward pass alone is replaced (``injected``).
 
 One client holds at most as many canaries as the frame has directions; more canaries are spread over more clients.
 Clients have disjoint data, so that all outputs together are as private for each canary as one client's are.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from unittest.mock import patch
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
@@ -135,11 +135,6 @@ def release(
 
 def _no_loss(outputs: object, targets: object) -> Tensor:
     raise AssertionError("a canary's gradient is given, no loss is computed")
-
-
-def flip(count: int, coin: SecretStream) -> Bool[Tensor, " m"]:
-    """Fair secret coins: which canaries are in the data."""
-    return coin.bernoulli(count, 0.5)
 
 
 def along(outputs: Float[Tensor, "rounds kept"], clipped: Float[Tensor, "m kept"]) -> Float[Tensor, "rounds m"]:

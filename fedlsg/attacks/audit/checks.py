@@ -40,7 +40,7 @@ def unit_checks(seen: Recording, setting: Setting) -> tuple[Check, ...]:
     """All checks of the unit mode: what was recorded, held to what ``setting`` claims."""
     moved = displacement(
         seen.moves,
-        seen.coins,
+        seen.included,
         sample_rate=setting.local.sample_rate,
         rounds=setting.rounds,
         noise=setting.noise_std / setting.mechanism.sensitivity(len(setting.frame.blocks)),
@@ -73,7 +73,7 @@ def noise_checks(silent: Mapping[str, Outputs], *, kept: int, noise_std: float) 
 
 def displacement(
     moves: Float[np.ndarray, " m"],
-    coins: Bool[np.ndarray, " m"],
+    included: Bool[np.ndarray, " m"],
     *,
     sample_rate: float,
     rounds: int,
@@ -89,10 +89,10 @@ def displacement(
     canaries, rounds, and rate. It is at most some ten times the tail itself, paid in power: 4.8 standard errors where a
     normal test needs 4.3. Assumes orthogonal canaries, as ``canaries.make_canaries`` gives under a joint clip.
     """
-    members, others = int(coins.sum()), int((~coins).sum())
+    members, others = int(included.sum()), int((~included).sum())
     if not members or not others:
         return Check(name="sensitivity", passed=True, says="no canaries of both kinds")
-    moved = float(moves[coins].mean() - moves[~coins].mean())
+    moved = float(moves[included].mean() - moves[~included].mean())
     shares = np.asarray(weights) / (sample_rate * rounds * sum(weights))
     spread = noise**2 / (rounds * (sample_rate * sum(weights)) ** 2) * (1 / members + 1 / others)
     drawn = sample_rate * (1 - sample_rate) * rounds * float(np.square(shares).sum()) / members

@@ -31,8 +31,8 @@ class Seen:
     """One payload looked at.
 
     components: (m,) along each canary, in what it adds; lengths: (m,) of what it adds; residual: (kept,) payload less
-    the expected sum, over the deviation of the noise. With the way that the coins say the canaries move the sum, in the
-    same unit: ``moved`` is the product of residual and way, ``expected`` of the way with itself, and ``variance`` that
+    the expected sum, over the deviation of the noise. With the way that the included canaries move the sum, in the same
+    unit: ``moved`` is the product of residual and way, ``expected`` of the way with itself, and ``variance`` that
     of the first if the claim is true, given the past: from the noise, and from who took part.
     """
 
@@ -53,20 +53,20 @@ def clipped_rows(seen: Observation, inputs: Batch, targets: Tensor) -> Float[Ten
     return torch.stack(rows) if rows else torch.zeros(0, seen.frame.kept)
 
 
-def look(seen: Observation, canaries: tuple[Batch, Tensor], rest: tuple[Batch, Tensor], coins: Tensor) -> Seen:
+def look(seen: Observation, canaries: tuple[Batch, Tensor], rest: tuple[Batch, Tensor], included: Tensor) -> Seen:
     """One payload of the client that may hold these canaries, and holds ``rest``.
 
     With q the sample rate and w the step weights, the expected sum is q w times the sum of the rest and half of the
     canaries; each canary's own half is given back to its component. A component holds what other canaries add along
-    this one, too. ``coins`` (m,) are in the last three numbers, and in nothing that a canary is scored by.
+    this one, too. ``included`` (m,) is in the last three numbers, and in nothing that a canary is scored by.
     """
     own, others = clipped_rows(seen, *canaries).double(), clipped_rows(seen, *rest).double()
     q, weights, std = seen.local.sample_rate, step_weights(seen.local), seen.noise_std
     drift = q * sum(weights)
     residual = seen.values.double() - drift * (others.sum(0) + own.sum(0) / 2)
     lengths = own.norm(dim=1).clamp_min(1e-12)
-    way = drift * (own.mT @ (coins.double() - 0.5))
-    present = torch.cat([others, own[coins]]) @ way
+    way = drift * (own.mT @ (included.double() - 0.5))
+    present = torch.cat([others, own[included]]) @ way
     drawn = q * (1 - q) * sum(w * w for w in weights) * float(present.square().sum())
     return Seen(
         components=(own @ residual) / lengths.square() + drift / 2,

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from fedlsg.attacks.audit.canaries import along, flip, log_ratios, make_canaries, release, spread, step_weights
+from fedlsg.attacks.audit.canaries import along, log_ratios, make_canaries, release, spread, step_weights
 from fedlsg.frame import Frame
 from fedlsg.masks import accumulated_noise
 from fedlsg.privacy import Mechanism
@@ -57,7 +57,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recording:
-    """What the outputs say of each canary, which are in (``coins``), and the outputs of silent clients by name.
+    """What the outputs say of each canary, which are ``included``, and the outputs of silent clients by name.
 
     scores: (m,) higher for canaries that were in. moves: (m,) how far the outputs went along the canary, over what a
     canary that is in adds on average: 1 is expected of those in and 0 of those out.
@@ -65,7 +65,7 @@ class Recording:
 
     scores: Float[np.ndarray, " m"]
     moves: Float[np.ndarray, " m"]
-    coins: Bool[np.ndarray, " m"]
+    included: Bool[np.ndarray, " m"]
     silent: dict[str, Float[np.ndarray, "rounds kept"]]
 
 
@@ -90,21 +90,20 @@ def record(setting: Setting, canaries: int, *, seed: int | None, tick: Tick = la
     counts = spread(canaries, setting.frame.kept)
     generator = public_generator(0 if seed is None else seed, "canaries")
     made = make_canaries(setting.frame, setting.mechanism, max(counts), generator)
-    found, moved, coins = [], [], []
+    found, moved, included = [], [], []
     for client, count in enumerate(counts):
-        coin = flip(count, _stream(seed, "coins", client))
+        inside = _stream(seed, "coins", client).bernoulli(count, 0.5)
         rows, clipped = made.gradients[:count], made.clipped[:count]
-        outputs = rounds_of(setting, rows[coin], f"client {client}", seed, setting.rounds, tick)
+        outputs = rounds_of(setting, rows[inside], f"client {client}", seed, setting.rounds, tick)
         components = along(outputs, clipped)
         found.append(score(setting, components, clipped))
         moved.append(components.mean(0) / (setting.local.sample_rate * sum(step_weights(setting.local))))
-        coins.append(coin)
+        included.append(inside)
     empty = torch.zeros(max(SILENT.values()), setting.frame.kept)
     times = silent_rounds(setting)
     silent = {name: rounds_of(setting, empty[:n], name, seed, times, tick).numpy() for name, n in SILENT.items()}
-    return Recording(
-        scores=torch.cat(found).numpy(), moves=torch.cat(moved).numpy(), coins=torch.cat(coins).numpy(), silent=silent
-    )
+    scores, moves, chosen = (torch.cat(parts).numpy() for parts in (found, moved, included))
+    return Recording(scores=scores, moves=moves, included=chosen, silent=silent)
 
 
 def score(

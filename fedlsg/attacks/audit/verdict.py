@@ -3,7 +3,7 @@
 A verdict is "falsified" or "not falsified", never "verified": an audit finds what its canaries and checks can show.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import ndtri
 
+from fedlsg.accounting import Event
 from fedlsg.attacks.audit.bounds import GUESSED, Guesses, f_dp_p_value, f_dp_refuted, guess, largest, one_run_epsilon
 from fedlsg.attacks.audit.checks import Check
 from fedlsg.attacks.membership.roc import Rate, auc
@@ -39,6 +40,17 @@ class Claim:
             raise ValueError(
                 f"expected 0 < {self.sample_rate=} <= 1, finite {self.noise_multiplier=} > 0, {self.steps=}"
             )
+
+
+def claim_of(event: Event, epsilon: float, delta: float) -> Claim:
+    """The claim of one event."""
+    q, sigma = event.sample_rate, event.noise_multiplier
+    return Claim(epsilon=epsilon, delta=delta, sample_rate=q, noise_multiplier=sigma, steps=event.steps)
+
+
+def training_event(events: Sequence[Event]) -> Event:
+    """The event of most steps: training, not the pruning round."""
+    return max(events, key=lambda event: event.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,15 +102,15 @@ class Verdict:
 
 
 def judge(
-    scores: Float[np.ndarray, " m"], coins: Bool[np.ndarray, " m"], claim: Claim, checks: tuple[Check, ...] = ()
+    scores: Float[np.ndarray, " m"], included: Bool[np.ndarray, " m"], claim: Claim, checks: tuple[Check, ...] = ()
 ) -> Verdict:
-    """Figures from a score of each canary and whether it is in (``coins``). Scores may depend on outputs only."""
-    seen = [guess(scores, coins, share) for share in GUESSED]
+    """Figures from a score of each canary and whether it is ``included``. Scores may depend on outputs only."""
+    seen = [guess(scores, included, share) for share in GUESSED]
     return Verdict(
         claim=claim,
         one_run=one_run(seen, claim),
         f_dp=f_dp(seen, claim),
-        estimate=estimate(scores[coins], scores[~coins], claim.delta),
+        estimate=estimate(scores[included], scores[~included], claim.delta),
         checks=checks,
     )
 
@@ -159,7 +171,7 @@ def estimate(members: Float[np.ndarray, " i"], others: Float[np.ndarray, " o"], 
     )
 
 
-def as_dict(verdict: Verdict) -> Mapping[str, Any]:
+def as_dict(verdict: Verdict) -> dict[str, Any]:
     """The verdict as plain values, for audit.json."""
     return {
         "verdict": verdict.words,

@@ -12,18 +12,17 @@ from jaxtyping import Float, Int
 from scipy.optimize import nnls
 from torch import Tensor, nn
 
-from fedlsg.attacks.guess import DoesNotApply, Guess
 from fedlsg.attacks.inversion.linear_input import direction, ratio
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.received_layer import Received, ReceivedLayer, received_layer
-from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.attacks.replay import replay
 from fedlsg.carriers import find_classifier
 
 
-def head_of(seen: Observation, classifier: str | None = None) -> ReceivedLayer:
+def head_of(seen: Observation) -> ReceivedLayer:
     """The classifier's equations. Raises DoesNotApply for a model that has none, or sent nothing of it."""
-    path = find_classifier(seen.model, classifier)
+    path = find_classifier(seen.model)
     if not isinstance(seen.model.get_submodule(path), nn.Linear):
         raise DoesNotApply(f"{path or 'the model'} is no linear layer: label rules read one")
     layer = received_layer(seen, path)
@@ -32,13 +31,13 @@ def head_of(seen: Observation, classifier: str | None = None) -> ReceivedLayer:
     return layer
 
 
-def label_of_one(seen: Observation, classifier: str | None = None) -> int:
+def label_of_one(seen: Observation) -> int:
     """The label of one example: the negative entry of db (iDLG), without a whole db the largest row of dW.
 
     Both are exact for one example without noise, whatever the clip: the entries of p - e_y sum to zero and only that
     of y is negative, so that it is also the largest. With masked entries of dW its row factors are fitted first.
     """
-    layer = head_of(seen, classifier)
+    layer = head_of(seen)
     if layer.bias is not None and layer.bias.whole:
         return int(layer.bias.values.argmin())
     if layer.bias is not None and layer.bias.noise_std == 0 and bool((layer.bias.values < 0).any()):
@@ -48,7 +47,7 @@ def label_of_one(seen: Observation, classifier: str | None = None) -> int:
     return int(rows.nan_to_num(0.0).abs().argmax())
 
 
-def label_counts(seen: Observation, prior: Prior, known: Knowledge, classifier: str | None = None) -> Int[Tensor, " c"]:
+def label_counts(seen: Observation, prior: Prior, known: Knowledge) -> Int[Tensor, " c"]:
     """How often each class is in the batch, from db (after LLG, Wainakh et al. 2022, with W_t known).
 
     The expected input of the prior is sent through the client's own step once with each class as label: u_c is the db
@@ -57,7 +56,7 @@ def label_counts(seen: Observation, prior: Prior, known: Knowledge, classifier: 
     An estimate: it takes outputs p and clip factors for alike, and features where dW is needed.
     Raises DoesNotApply where nothing was sent of the bias.
     """
-    layer = head_of(seen, classifier)
+    layer = head_of(seen)
     if layer.bias is None or not bool(layer.bias.kept.any()):
         raise DoesNotApply("label counts need the gradient of the classifier's bias")
     classes, whole = len(layer.bias.values), layer.bias.whole
@@ -88,25 +87,23 @@ def one_example(seen: Observation, prior: Prior, label: int, path: str) -> Recei
     return received_layer(replace(seen, values=values.to(seen.values)), path)
 
 
-def labels_of(
-    seen: Observation, prior: Prior, known: Knowledge, classifier: str | None = None
-) -> Int[Tensor, " batch"]:
+def labels_of(seen: Observation, prior: Prior, known: Knowledge) -> Int[Tensor, " batch"]:
     """The batch's labels, ascending: iDLG for one example, counts for more. Raises DoesNotApply as those do."""
     if known.examples == 1:
-        return torch.tensor([label_of_one(seen, classifier)])
-    counts = label_counts(seen, prior, known, classifier)
+        return torch.tensor([label_of_one(seen)])
+    counts = label_counts(seen, prior, known)
     return torch.repeat_interleave(torch.arange(len(counts)), counts)
 
 
-def features(seen: Observation, prior: Prior, known: Knowledge, classifier: str | None = None) -> Guess:
+def features(seen: Observation, prior: Prior, known: Knowledge) -> Guess:
     """Inputs of the classifier, one a class that is in the batch, (present, h), with that class as label.
 
     One example: exact with a bias (f = dW^T db / |db|^2), up to sign and scale without. More: the row of a class over
     its db, a mean of features in which examples of that class weigh most; exact in the limit of confident outputs.
     Entries of dW that were not sent are left out, a column without any is NaN. ``objective``: residual of one example.
     """
-    layer = head_of(seen, classifier)
-    labels = labels_of(seen, prior, known, classifier).unique()
+    layer = head_of(seen)
+    labels = labels_of(seen, prior, known).unique()
     if layer.bias is None or not layer.scaled_alike:
         if known.examples != 1:
             raise DoesNotApply("features of several examples need the gradient of the classifier's bias")

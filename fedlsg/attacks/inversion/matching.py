@@ -19,12 +19,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fedlsg.attacks.guess import Guess
 from fedlsg.attacks.inversion.minimize import Energy, GoOn, adam, lbfgs
 from fedlsg.attacks.inversion.objectives import Compare, Distance, Objective, objective
 from fedlsg.attacks.inversion.prior import Prior, surprise, total_variation
 from fedlsg.attacks.inversion.unknowns import Unknowns
-from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.observation import Guess, Knowledge, Observation
 
 Optimizer = Literal["lbfgs", "signed-adam", "adam"]
 Progress = Callable[[int, int, str], None]

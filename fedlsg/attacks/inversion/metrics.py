@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -114,32 +113,16 @@ class Interval:
         return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-def mean_interval(
-    values: Float[Tensor, " n"],
-    *,
-    confidence: float = 0.95,
-    method: Literal["t", "bootstrap"] = "t",
-    generator: torch.Generator | None = None,
-    resamples: int = 10_000,
-) -> Interval:
-    """Two-sided confidence interval of a mean (of paired gains in dB, say) over independent values.
+def mean_interval(values: Float[Tensor, " n"], *, confidence: float = 0.95) -> Interval:
+    """Student's two-sided confidence interval of a mean (of paired gains in dB, say) over independent values.
 
-    ``t``: Student's, for means that are about normal. ``bootstrap``: percentiles of resampled means, drawn from
-    ``generator``. Raises ValueError for fewer than two values, for values that are not finite, and for a bootstrap
-    without a generator.
+    For means that are about normal. Raises ValueError for fewer than two values, and for values that are not finite.
     """
     if values.ndim != 1 or len(values) < 2 or not bool(torch.isfinite(values).all()):
         raise ValueError(f"expected two finite values or more, got {values.tolist()}")
-    if not 0 < confidence < 1 or resamples < 1:
-        raise ValueError(f"expected 0 < {confidence=} < 1 and {resamples=} >= 1")
+    if not 0 < confidence < 1:
+        raise ValueError(f"expected 0 < {confidence=} < 1")
     values = values.double().cpu()
     mean, count = float(values.mean()), len(values)
-    if method == "t":
-        reach = float(student_t.ppf((1 + confidence) / 2, count - 1)) * float(values.std()) / math.sqrt(count)
-        return Interval(mean=mean, low=mean - reach, high=mean + reach, confidence=confidence, count=count)
-    if method != "bootstrap" or generator is None:
-        raise ValueError(f"expected method 't', or 'bootstrap' with a generator, got {method!r} and {generator=}")
-    means = values[torch.randint(count, (resamples, count), generator=generator)].mean(1)
-    ends = torch.tensor([(1 - confidence) / 2, (1 + confidence) / 2], dtype=torch.float64)
-    low, high = torch.quantile(means, ends).tolist()
-    return Interval(mean=mean, low=low, high=high, confidence=confidence, count=count)
+    reach = float(student_t.ppf((1 + confidence) / 2, count - 1)) * float(values.std()) / math.sqrt(count)
+    return Interval(mean=mean, low=mean - reach, high=mean + reach, confidence=confidence, count=count)

@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.attacks.guess import DoesNotApply
-from fedlsg.attacks.observation import Observation
+from fedlsg.attacks.observation import DoesNotApply, Observation
 from fedlsg.attacks.replay import dense_gradients, lifted, replay
 from fedlsg.gradients import Batch
 

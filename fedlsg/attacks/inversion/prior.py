@@ -1,8 +1,7 @@
 """What the adversary knows about images before it sees a payload: shape, value range, statistics of public images.
 
 Symbols: B examples, C channels, d numbers of one image.
-A prior is made of public constants and public examples only. The blind baseline (``blind``) is the same prior without a
-payload, so that what an attack gains over it was in the payload.
+A prior is made of public constants and public examples only.
 """
 
 import math
@@ -11,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from fedlsg.attacks.observation import Guess, Knowledge
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,6 +115,21 @@ def prior_from(
         shape=shape, low=low, high=high,
         mean=mean.reshape(*mean.shape[:-1], *shape), precision=torch.linalg.inv(covariance),
     )  # fmt: skip
+
+
+def blind_guess(prior: Prior, knowledge: Knowledge, *, examples: int | None = None) -> Guess:
+    """The expected image of the prior for every example: of its class where labels are granted and classes have one.
+
+    It has the least mean squared error of all guesses without a payload, so nothing blind does better. What an attack
+    scores above it was in the payload; a PSNR without it says nothing (a grey image has 10 dB).
+    ``examples`` is their number where none is granted. Raises ValueError where neither says how many.
+    """
+    count = knowledge.examples or examples
+    if count is None or count < 1:
+        raise ValueError("expected the number of examples, granted or given as examples=...: none is known")
+    by_class = prior.mean is not None and prior.mean.shape != prior.shape and knowledge.labels is not None
+    note = "expected image of the class" if by_class else "expected image of the prior"
+    return Guess(inputs=prior.expected(count, knowledge.labels), labels=knowledge.labels, note=f"no payload: {note}")
 
 
 def total_variation(images: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"]:

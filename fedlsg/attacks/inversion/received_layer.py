@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from fedlsg.attacks.guess import DoesNotApply
-from fedlsg.attacks.observation import Observation
+from fedlsg.attacks.observation import DoesNotApply, Observation
 from fedlsg.carriers import Adapted
 
 

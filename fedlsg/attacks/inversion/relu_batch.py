@@ -4,27 +4,55 @@ Symbols as in ``received_layer``: G (m, B) gradients at the layer's outputs, X (
     left = G (R X)^T (m, r) for carriers, right = G X^T for dense gradients: both have the columns of G as their range
     P (m, B) a basis of that range, so that G = P A for one invertible A (B, B)
 ReLU sets G[k, i] = 0 where example i leaves neuron k off. B - 1 rows of P that are off for example i are orthogonal to
-column i of A, which is recognized by the many other zeros that P a then has (``sparse_columns``). db = G 1 gives every
-column its scale, and X^T = (L^T G)^+ right.
+column i of A, which is recognized by the many other zeros that P a then has. Rows are drawn at random: where half of G
+is zero, a draw hits one of the columns about B times in 2^(B - 1). db = G 1 gives every column its scale, and
+X^T = (L^T G)^+ right.
 Differs from the source: the range comes from dL, whose rank r bounds the batch, so that the (m, n) gradient is never
 needed; a column is solved for again from all of its zeros, which takes rounding from 1e-9 to 1e-15.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedlsg.attacks.guess import DoesNotApply, Guess
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.received_layer import ReceivedLayer, received_layer
-from fedlsg.attacks.inversion.sparse_columns import Search, sparse_columns
-from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
+
+DRAWS = 2048
+"""Subsets of rows in one go, so that memory stays small."""
+
+INDEPENDENT = 1e-3
+"""What a unit vector must have outside of the span of others to count as independent of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How long to look for sparse columns, and what counts as zero.
+
+    draws: subsets of B - 1 rows at most; 2^B times a few suffice while half of the neurons are on.
+    rank_tolerance: singular values below this share of the largest are noise; zero: entries of P a below this share
+    of its largest are zeros; sharp: rows whose least singular value is below this share of the largest are too close to
+    dependent for their null vector.
+    """
+
+    draws: int
+    rank_tolerance: float
+    zero: float
+    sharp: float
+
+
+def search_for(dtype: torch.dtype, draws: int) -> Search:
+    """The tolerances that a payload of this dtype allows."""
+    rank, zero, sharp = (1e-10, 1e-7, 1e-6) if dtype == torch.float64 else (1e-6, 2e-4, 3e-2)
+    return Search(draws=draws, rank_tolerance=rank, zero=zero, sharp=sharp)
 
 
 def relu_batch(
-    seen: Observation, prior: Prior, known: Knowledge, generator: torch.Generator, *, search: Search | None = None
+    seen: Observation, prior: Prior, known: Knowledge, generator: torch.Generator, *, draws: int = 100_000
 ) -> Guess:
     """All inputs of a batch, (B, *prior.shape), in no particular order; frozen columns are NaN.
 
@@ -37,7 +65,7 @@ def relu_batch(
     together with frozen columns, a batch of more than r, no sparse columns (another activation).
     """
     layer = received_layer(seen)
-    search = (search or Search()).at(seen.values.dtype)
+    search = search_for(seen.values.dtype, draws)
     _check(seen, layer, prior)
     P, rows = _range_of(layer, search)
     batch = P.shape[1]
@@ -51,7 +79,7 @@ def relu_batch(
     def explains(A: Tensor) -> bool:
         found.append(_guess(seen, layer, prior, P @ A, rows, search))
         objective = found[-1].objective
-        return objective is not None and objective < 100 * (search.zero or 0.0)
+        return objective is not None and objective < 100 * search.zero
 
     sparse_columns(P, generator, search, explains)
     return min(found, key=lambda guess: guess.objective or 0.0)
@@ -69,7 +97,7 @@ def _guess(
     assert layer.bias is not None
     batch = columns.shape[1]
     G = columns * torch.linalg.lstsq(columns, layer.bias.values[rows]).solution
-    G = torch.where(G.abs() > (search.zero or 0.0) * G.abs().amax(0), G, 0.0)
+    G = torch.where(G.abs() > search.zero * G.abs().amax(0), G, 0.0)
     X, residual = _inputs(layer, G, rows)
     wrong = _contradictions(seen, layer, X, G != 0, rows)
     note = f"{batch} examples from the zeros of their ReLUs"
@@ -108,7 +136,7 @@ def _range_of(layer: ReceivedLayer, search: Search) -> tuple[Float[Tensor, "rows
     U, S, _ = torch.linalg.svd(
         torch.cat([received.values, layer.bias.values.unsqueeze(1)], 1)[rows], full_matrices=False
     )
-    rank = int(((search.rank_tolerance or 0.0) * S[0] < S).sum()) if S[0] > 0 else 0
+    rank = int((search.rank_tolerance * S[0] < S).sum()) if S[0] > 0 else 0
     limit = min(layer.right.values.shape[0], layer.inputs, int(rows.sum()) - 1)
     if not 1 <= rank <= limit:
         raise DoesNotApply(f"what was received has rank {rank}, and at most {limit} examples can be distinguished")
@@ -145,3 +173,76 @@ def _contradictions(
     with torch.no_grad():
         outputs = module(X.mT.to(next(module.parameters()))).mT.double()[rows]
     return float((on & (outputs <= 0)).sum() / max(1, int(on.sum())))
+
+
+def sparse_columns(
+    P: Float[Tensor, "rows batch"],
+    generator: torch.Generator,
+    search: Search,
+    accept: Callable[[Float[Tensor, "batch batch"]], bool] = lambda A: True,
+) -> Float[Tensor, "batch batch"]:
+    """A, whose columns make P A as sparse as ReLU made G, up to order and scale.
+
+    Sums of two columns have zeros, too, where both examples are off, but mostly fewer than either, so that the sparsest
+    independent columns are those of G: greedy search finds them (linear independence is a matroid). Whenever as many
+    draws again have brought nothing sparser, ``accept`` is called; draws go on until it returns True. After the last
+    draw it is called once more, and A is returned in any case.
+    Raises DoesNotApply where a column has no more zeros than chance.
+    """
+    batch = P.shape[1]
+    norms = P.norm(dim=1)
+    live = P[norms > search.zero * norms.max()]
+    best, total, needed = P.new_zeros(0, batch), 0, 2 * DRAWS
+    for drawn in range(DRAWS, max(DRAWS, search.draws) + 1, DRAWS):
+        picks = torch.rand(DRAWS, len(live), generator=generator).topk(batch - 1).indices
+        best, zeros = _sparsest(live, torch.cat([best, _null_vectors(live[picks], search)]), search)
+        if int(zeros.sum()) > total:
+            total, needed = int(zeros.sum()), max(needed, 2 * drawn)
+        sparse = len(best) == batch and (batch == 1 or int(zeros.sum(1).min()) >= batch)
+        if drawn < needed or not sparse:
+            continue
+        if accept(A := _refined(live, zeros)):
+            return A
+        needed = 2 * drawn
+    if sparse:
+        accept(A := _refined(live, zeros))
+        return A
+    raise DoesNotApply(
+        f"no {batch} sparse columns in {drawn} draws: another activation than ReLU, too few neurons that tell the "
+        "examples apart, or too large a batch"
+    )
+
+
+def _refined(P: Float[Tensor, "rows batch"], zeros: Bool[Tensor, "batch rows"]) -> Float[Tensor, "batch batch"]:
+    """Columns of A from all rows where each is zero, instead of the B - 1 that found it."""
+    if P.shape[1] == 1:
+        return P.new_ones(1, 1)
+    return torch.stack([torch.linalg.svd(P[off])[2][-1] for off in zeros], 1)
+
+
+def _null_vectors(rows: Float[Tensor, "draws fewer batch"], search: Search) -> Float[Tensor, "k batch"]:
+    """The vector that is orthogonal to all rows of a draw, of the draws whose rows are independent."""
+    if rows.shape[1] == 0:
+        return rows.new_ones(1, 1)
+    _, S, Vh = torch.linalg.svd(rows)
+    vectors: Tensor = Vh[S[:, -1] > search.sharp * S[:, 0], -1]
+    return vectors
+
+
+def _sparsest(
+    P: Float[Tensor, "rows batch"], directions: Float[Tensor, "k batch"], search: Search
+) -> tuple[Float[Tensor, "independent batch"], Bool[Tensor, "independent rows"]]:
+    """Of the directions the independent ones with most zeros in P a, sparsest first, and where these zeros are."""
+    response = (directions @ P.mT).abs()
+    zeros = response < search.zero * response.amax(1, keepdim=True)
+    order = zeros.sum(1).argsort(descending=True, stable=True)
+    left = directions[order]
+    chosen: list[int] = []
+    while len(chosen) < P.shape[1]:
+        new = (left.norm(dim=1) > INDEPENDENT).nonzero().flatten()
+        if not len(new):
+            break
+        chosen.append(int(order[new[0]]))
+        unit = left[new[0]] / left[new[0]].norm()
+        left = left - torch.outer(left @ unit, unit)
+    return directions[chosen], zeros[chosen]

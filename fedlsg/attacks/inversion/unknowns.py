@@ -6,10 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.attacks.guess import DoesNotApply
 from fedlsg.attacks.inversion.minimize import Box
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.observation import DoesNotApply, Knowledge, Observation
 
 START_SPREAD = 0.05
 """Share of the range by which the first start differs from the expected images: equal images would stay equal."""

@@ -17,9 +17,6 @@ from scipy.special import ndtr, ndtri
 from torch import Tensor
 
 from fedlsg.attacks.membership.roc import Rate, clopper_pearson
-from fedlsg.attacks.observation import Observation
-from fedlsg.attacks.replay import replay
-from fedlsg.gradients import Batch
 from fedlsg.privacy import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import SecretStream
 
@@ -29,22 +26,6 @@ def closed_form_tpr(fpr: float, effective_noise_multiplier: float) -> float:
     if not 0 < fpr < 1 or not 0 < effective_noise_multiplier < math.inf:
         raise ValueError(f"expected 0 < {fpr=} < 1 and finite {effective_noise_multiplier=} > 0")
     return float(ndtr(ndtri(fpr) + 1 / effective_noise_multiplier))
-
-
-def own_gradient(seen: Observation, inputs: Batch, target: Tensor) -> Float[Tensor, " kept"]:
-    """What a batch of this one example is without noise: projected, masked and clipped by the client's code."""
-    return replay(seen, inputs, target).detach()
-
-
-def score(seen: Observation, inputs: Batch, target: Tensor, *, rest: Float[Tensor, " kept"] | None = None) -> float:
-    """The matched filter of one example, (1, ...) and (1,), on one payload.
-
-    ``rest``: what the adversary knows of the sum without this example, zero where it knows nothing.
-    Raises ValueError for a payload without noise, or an example whose gradient is zero in this frame.
-    """
-    g = own_gradient(seen, inputs, target).double()
-    values = seen.values.double() - (0 if rest is None else rest.double())
-    return filter_payload(values, g, seen.noise_std)
 
 
 def filter_payload(values: Float[Tensor, " kept"], g: Float[Tensor, " kept"], noise_std: float) -> float:

@@ -24,11 +24,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedlsg.attacks.guess import DoesNotApply, Guess
 from fedlsg.attacks.inversion.matching import Progress
 from fedlsg.attacks.inversion.minimize import Box, adam
 from fedlsg.attacks.inversion.objectives import Compare, Distance, objective
-from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.attacks.text.prior import TextPrior
 
 

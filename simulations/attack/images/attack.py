@@ -1,24 +1,23 @@
 """Attack the recorded updates of an image workload: pick updates, run every attack, score."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.attacks.guess import Guess
-from fedlsg.attacks.inversion.blind import blind
 from fedlsg.attacks.inversion.counting import Count, count
-from fedlsg.attacks.inversion.matching import Progress
-from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.inversion.prior import Prior, blind_guess, prior_from
 from fedlsg.attacks.observation import ThreatModel
-from simulations.attack.images.catalogue import Attack, strongest
+from simulations.attack.images.catalogue import attacks_named, strongest
 from simulations.attack.images.classifier import ClassifierLeak, classifier_leak
-from simulations.attack.images.prior import image_prior
 from simulations.attack.images.score import Scored, in_order, scored
 from simulations.attack.recorded.observations import Record
-from simulations.attack.recorded.target import Target, attempts, membership_of, pick
-from simulations.report.progress import Tick
+from simulations.attack.recorded.target import Options, Target, attempts, membership_of, pick
+from simulations.report.terminal import Tick
+from simulations.workloads.base.workload import Workload
+
+PUBLIC_IMAGES = 2000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +29,6 @@ class Attacked:
     says without a search; None where its bias was not sent.
     """
 
-    label: str
     record: Record
     prior: Prior
     targets: tuple[Target, ...]
@@ -42,44 +40,29 @@ class Attacked:
     leak: ClassifierLeak | None
 
 
-def attack_images(
-    record: Record,
-    threat: ThreatModel,
-    *,
-    batches: Sequence[int],
-    images: int,
-    attacks: Sequence[Attack] | None,
-    naive: bool,
-    seconds: float,
-    seed: int,
-    tick: Tick,
-) -> Attacked:
-    """Attack up to ``images`` images of each batch size; ``seconds`` is the budget of one attack on one update.
+def attack_images(record: Record, threat: ThreatModel, options: Options, tick: Tick) -> Attacked:
+    """Attack images of each batch size.
 
-    ``attacks`` None takes the strongest that fit. Raises ValueError where no recorded update has such a batch.
+    Raises ValueError for an unknown attack, and where no recorded update has such a batch.
     """
+    named = None if options.attacks is None else attacks_named(options.attacks)
     prior = image_prior(record.base.workload)
-    targets = pick(record, threat, batches=batches, examples=images)
+    targets = pick(record, threat, options)
     results, blinds = [], []
     refused: dict[str, str] = {}
     for number, target in enumerate(targets):
-        known = target.truth.grant(threat)
-        chosen = strongest(target.seen, known, naive=naive) if attacks is None else attacks
-        truth = target.truth.inputs
+        known, truth = target.truth.grant(threat), target.truth.inputs
         assert isinstance(truth, Tensor)
-        guess = in_order(blind(prior, known, examples=len(truth)).inputs, truth.double())
-
-        def run(attack: Attack, generator: torch.Generator, progress: Progress) -> Guess:
-            return attack.run(target.seen, known, prior, generator, seconds, progress)  # noqa: B023 - used at once
-
-        tried = attempts(chosen, run, number=number, of=len(targets), seed=seed, refused=refused, tick=tick)
-        found = [scored(attack.name, made, truth, guess, prior, took) for attack, made, took in tried]
-        results.append(tuple(found))
-        blinds.append(guess)
+        chosen = strongest(target.seen, known, naive=options.naive) if named is None else named
+        blind = in_order(blind_guess(prior, known, examples=len(truth)).inputs, truth.double())
+        tried = attempts(
+            chosen, target, known, prior, options, number=number, of=len(targets), refused=refused, tick=tick
+        )
+        results.append(tuple(scored(name, guess, truth, blind, prior, took) for name, guess, took in tried))
+        blinds.append(blind)
     tick(1.0, "done")
     first = targets[0].seen
     return Attacked(
-        label=record.base.settings.method,
         record=record,
         prior=prior,
         targets=tuple(targets),
@@ -90,3 +73,25 @@ def attack_images(
         membership=membership_of(first),
         leak=classifier_leak(targets, prior, threat),
     )
+
+
+def image_prior(workload: Workload) -> Prior:
+    """Shape, range, and the Gaussian around each class that public test images give.
+
+    The range is that of the stored pixels, prepared like every input. Raises ValueError for inputs that are not images.
+    """
+    count = min(PUBLIC_IMAGES, len(workload.test))
+    images, labels = workload.test.batch(torch.arange(count))
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        raise ValueError(f"workload {workload.name} holds no images: its inputs have no pixels to recover")
+    stored = np.asarray(workload.test.inputs[np.arange(count)])
+    ends = [_prepared(workload, np.full_like(stored[:1], value)) for value in (0, stored.max())]
+    low, high = (tuple(float(channel.flatten()[0]) for channel in end[0]) for end in ends)
+    every_class = len(labels.unique()) == workload.num_classes
+    return prior_from(images, labels if every_class else None, low=low, high=high)
+
+
+def _prepared(workload: Workload, stored: np.ndarray) -> Tensor:
+    inputs = workload.test.prepare(stored)
+    assert isinstance(inputs, Tensor)
+    return inputs

@@ -1,24 +1,22 @@
 """The attacks on images by name, and which of them fit an observation: closed forms first, then matching."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
-from fedlsg.attacks.guess import DoesNotApply, Guess
 from fedlsg.attacks.inversion.head import labels_of
-from fedlsg.attacks.inversion.linear_input import input_of_linear
-from fedlsg.attacks.inversion.linear_scale import settle_scale
+from fedlsg.attacks.inversion.linear_input import input_of_linear, settle_scale
 from fedlsg.attacks.inversion.matching import ATTACKS, Progress, match
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.relu_batch import relu_batch
-from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.choices import choose
+from simulations.attack.recorded.target import Attack
 
-Run = Callable[[Observation, Knowledge, Prior, torch.Generator, float, Progress], Guess]
 NAIVE = "-naive"
 SMALL = 1024
 """Numbers of an image up to which the presets of ``ATTACKS`` (several short restarts) are meant."""
@@ -30,18 +28,6 @@ LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 """Presets for larger images: one long search."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attack:
-    """An attack of ``fedlsg attack``: ``run(seen, knowledge, prior, generator, seconds, progress)`` gives a guess.
-
-    Raises DoesNotApply where there is nothing for it to work on.
-    """
-
-    name: str
-    run: Run
-    source: str
 
 
 def _linear(
@@ -64,7 +50,7 @@ def _relu(
     return relu_batch(seen.in_float64(), prior, known, generator)
 
 
-def _matching(name: str, *, naive: bool) -> Run:
+def _matching(name: str, *, naive: bool) -> Attack[Prior]:
     def run(
         seen: Observation,
         known: Knowledge,
@@ -79,7 +65,7 @@ def _matching(name: str, *, naive: bool) -> Run:
         known = with_labels(seen, prior, known)
         return match(seen, known, prior, attack=attack, generator=generator, progress=progress)
 
-    return run
+    return Attack(name=name + NAIVE if naive else name, run=run)
 
 
 def with_labels(seen: Observation, prior: Prior, known: Knowledge) -> Knowledge:
@@ -92,31 +78,23 @@ def with_labels(seen: Observation, prior: Prior, known: Knowledge) -> Knowledge:
         return known
 
 
-SOURCES = {
-    "dlg": "Zhu et al. 2019; Zhao et al. 2020",
-    "inverting-gradients": "Geiping et al. 2020",
-    "map": "the most probable batch: Gaussian likelihood with the clip simulated, and the prior",
-}
-IMAGE_ATTACKS: Mapping[str, Attack] = MappingProxyType(
+IMAGE_ATTACKS: Mapping[str, Attack[Prior]] = MappingProxyType(
     {
-        "first-layer": Attack(name="first-layer", run=_linear, source="closed form of a first linear layer"),
-        "relu-batch": Attack(name="relu-batch", run=_relu, source="SPEAR (Dimitrov et al. 2024) on carriers"),
-        **{name: Attack(name=name, run=_matching(name, naive=False), source=SOURCES[name]) for name in ATTACKS},
-        **{
-            name + NAIVE: Attack(name=name + NAIVE, run=_matching(name, naive=True), source=SOURCES[name])
-            for name in ATTACKS
-            if name != "map"  # a likelihood has no naive form: the noise is in the frame
-        },
+        "first-layer": Attack(name="first-layer", run=_linear),
+        "relu-batch": Attack(name="relu-batch", run=_relu),
+        **{name: _matching(name, naive=False) for name in ATTACKS},
+        # A likelihood has no naive form: the noise is in the frame.
+        **{name + NAIVE: _matching(name, naive=True) for name in ATTACKS if name != "map"},
     }
 )
 
 
-def attacks_named(names: str) -> list[Attack]:
+def attacks_named(names: str) -> list[Attack[Prior]]:
     """Attacks from a list with commas. Raises ValueError naming the known ones."""
     return [choose("attack", name.strip(), IMAGE_ATTACKS) for name in names.split(",")]
 
 
-def strongest(seen: Observation, known: Knowledge, *, naive: bool) -> list[Attack]:
+def strongest(seen: Observation, known: Knowledge, *, naive: bool) -> list[Attack[Prior]]:
     """The attacks that may work on an observation: closed forms without noise, matching always.
 
     ``naive`` adds the naive forms to the adaptive ones, to show the difference.

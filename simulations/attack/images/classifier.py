@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlsg.attacks.guess import DoesNotApply
 from fedlsg.attacks.inversion.head import features, labels_of
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.observation import Knowledge, Observation, ThreatModel
+from fedlsg.attacks.observation import DoesNotApply, Knowledge, Observation, ThreatModel
 from fedlsg.carriers import find_classifier
 from simulations.attack.recorded.target import Target
 

@@ -1,14 +1,22 @@
 """What attacks found on a run of images: table, facts, picture, numbers."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlsg.attacks.inversion.prior import Prior
 from simulations.attack.images.attack import Attacked
-from simulations.attack.images.grid import grid
 from simulations.attack.images.score import Summary, summarise, verdict
-from simulations.attack.recorded.report import Findings, privacy_facts
-from simulations.report.figure import picture, png
-from simulations.report.sections import Row, Table
+from simulations.attack.recorded.report import Findings, privacy_facts, summaries, update_numbers
+from simulations.report.figure import new_figure, picture, png, use_style
+from simulations.report.page import Row, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLUMNS = ("attack", "batch", "images", "PSNR, dB", "SSIM", "blind, dB", "gain, dB", "95 % interval", "seconds")
 SECONDS = (COLUMNS.index("seconds"),)
@@ -18,33 +26,29 @@ CAPTION = (
     "the attack. Recovered images and blind guesses are paired with the originals by least squared error."
 )
 LIMITS = "Each PSNR is shown next to that of a blind guess, because a grey image already has 10 to 12 dB."
+SHOWN = 8
+"""Images in a row."""
+CELL = 1.05
+"""Inches of one image."""
+UNKNOWN = (1.0, 0.86, 0.86)
+"""Colour of pixels that an attack knows nothing about."""
 GRANTED = {"prior": "the public range of pixels, and the mean and covariance of public test images by class"}
 
 
 def image_findings(one: Attacked) -> Findings:
     """Table, picture and numbers of one run."""
-    rows, figure = summaries(one), grid(one)
+    rows, figure = summaries(one, summarise), grid(one)
     return Findings(
-        label=one.label,
+        label=one.record.base.settings.method,
         verdict=verdict(rows),
         facts=facts(one),
         table=Table(columns=COLUMNS, rows=tuple(Row(cells=cells(row)) for row in rows), optional=SECONDS),
         shown=picture(figure, CAPTION, png(figure)),
-        numbers=numbers(one),
+        numbers=numbers(one, rows),
         refused=one.refused,
         granted=GRANTED,
         limits=LIMITS,
     )
-
-
-def summaries(one: Attacked) -> list[Summary]:
-    """One row for each attack and batch size, the largest gain first."""
-    groups: dict[tuple[str, int], list[Any]] = {}
-    for target, results in zip(one.targets, one.results, strict=True):
-        for result in results:
-            groups.setdefault((result.attack, len(target.truth.rows)), []).append(result)
-    rows = [summarise(results, batch) for (_, batch), results in groups.items()]
-    return sorted(rows, key=lambda row: -row.mean_gain)
 
 
 def facts(one: Attacked) -> str:
@@ -71,7 +75,7 @@ def cells(row: Summary) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def numbers(one: Attacked) -> dict[str, Any]:
+def numbers(one: Attacked, rows: Sequence[Summary]) -> dict[str, Any]:
     """Everything of attack.json about one run."""
     return {
         "run": one.record.run.path.name,
@@ -79,13 +83,10 @@ def numbers(one: Attacked) -> dict[str, Any]:
         "classifier": None if one.leak is None else asdict(one.leak),
         "values_received": one.count.received,
         "unknowns": one.count.unknowns,
-        "summary": [{**asdict(row), "mean_gain": row.mean_gain} for row in summaries(one)],
+        "summary": [{**asdict(row), "mean_gain": row.mean_gain} for row in rows],
         "updates": [
             {
-                "round": target.seen.round,
-                "clients": list(target.seen.clients),
-                "rows": target.truth.rows.tolist(),
-                "labels": target.truth.labels.tolist(),
+                **update_numbers(target),
                 "attacks": [
                     {key: value for key, value in vars(result).items() if key != "images"} for result in results
                 ],
@@ -93,3 +94,61 @@ def numbers(one: Attacked) -> dict[str, Any]:
             for target, results in zip(one.targets, one.results, strict=True)
         ],
     }
+
+
+def pixels_of(image: Tensor, prior: Prior) -> np.ndarray:
+    """(h, w, 3) in 0..1 from (C, h, w) in the units of the model; unknown pixels have the colour UNKNOWN."""
+    low, high = prior.bounds
+    scaled = ((image.double().cpu() - low) / (high - low)).clamp(0, 1)
+    pixels = scaled.expand(3, *scaled.shape[1:]) if len(scaled) == 1 else scaled
+    pixels = torch.where(pixels.isnan(), torch.tensor(UNKNOWN, dtype=pixels.dtype).view(3, 1, 1), pixels)
+    return pixels.permute(1, 2, 0).numpy()
+
+
+@use_style
+def grid(one: Attacked) -> "Figure":
+    """The first images of a run, as many as fit in a row. The PSNR is below each image."""
+    rows, labels, notes = _rows(one)
+    columns = min(SHOWN, len(rows[0]))
+    figure = new_figure(1.9 + columns * CELL, 0.5 + len(rows) * (CELL + 0.18))
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    for line, name, images, texts in zip(axes, labels, rows, notes, strict=True):
+        for position, axis in enumerate(line):
+            axis.imshow(pixels_of(images[position], one.prior), interpolation="nearest")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            axis.set_xlabel(texts[position], fontsize=7, labelpad=2)
+            axis.grid(False)
+            for spine in axis.spines.values():
+                spine.set_visible(False)
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8, labelpad=8)
+    return figure
+
+
+def _rows(one: Attacked) -> tuple[list[list[Tensor]], list[str], list[list[str]]]:
+    truths = [image for target in one.targets for image in _images(target.truth.inputs)]
+    sizes = [f"batch of {len(target.truth.rows)}" for target in one.targets for _ in target.truth.rows]
+    blind = [image for images in one.blind for image in images]
+    first = {index: results[0] for index, results in enumerate(one.results) if results}
+    below = [
+        f"{value:.1f} dB" if index in first else ""
+        for index, images in enumerate(one.blind)
+        for value in (first[index].blind if index in first else [0.0] * len(images))
+    ]
+    rows, labels, notes = [truths, blind], ["original", "blind guess"], [sizes, below]
+    for name in dict.fromkeys(result.attack for results in one.results for result in results):
+        images, texts = [], []
+        for target, results in zip(one.targets, one.results, strict=True):
+            mine = next((result for result in results if result.attack == name), None)
+            for index, truth in enumerate(_images(target.truth.inputs)):
+                images.append(torch.full_like(truth, torch.nan) if mine is None else mine.images[index])
+                texts.append("" if mine is None else f"{mine.psnr[index]:.1f} dB")
+        rows.append(images)
+        labels.append(name)
+        notes.append(texts)
+    return rows, labels, notes
+
+
+def _images(inputs: object) -> Sequence[Tensor]:
+    assert isinstance(inputs, Tensor)
+    return list(inputs)

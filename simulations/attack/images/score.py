@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.attacks.guess import Guess
 from fedlsg.attacks.inversion.metrics import Interval, best_matching, mean_interval, psnr, squared_errors, ssim
 from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.observation import Guess
 
 EXACT_DB = 200.0
 """The PSNR of a perfect image, which has no finite one."""

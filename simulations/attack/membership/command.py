@@ -16,9 +16,9 @@ from simulations.attack.membership.measure import attack, claimed
 from simulations.attack.membership.page import write
 from simulations.attack.membership.per_round import per_round
 from simulations.attack.membership.shadows import check_shadows, confidences, train_all
+from simulations.attack.recorded.report import output_folder
 from simulations.plan.plan import Plan, make_plan
-from simulations.report.progress import bar
-from simulations.report.tables import print_note, print_table
+from simulations.report.terminal import bar, print_note, print_table
 from simulations.report.words import duration
 from simulations.rundir.rundir import RunDir
 from simulations.settings.published import resolve
@@ -42,7 +42,7 @@ def membership_command(
         raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the run")
     shadows = SHADOWS if shadows is None else shadows
     check_shadows(shadows)
-    folder = place(run, out)
+    folder = output_folder([] if run is None else [run], out)
     began = time.monotonic()
     wanted = from_mapping(resolve(given)) if run is None else RunDir.open(run).read_config()
     with console.status("loading data, calibrating noise") as status:
@@ -62,7 +62,6 @@ def membership_command(
             seed=seed,
             seconds=time.monotonic() - began,
         )
-        folder.mkdir(parents=True, exist_ok=True)
         write(folder, report, lead(report, run))
     show(report, console)
     console.print(f"[bold]written[/bold]  {folder}/membership.html, membership.json", highlight=False, soft_wrap=True)
@@ -77,14 +76,6 @@ def only(runs: Sequence[str], given: Collection[str]) -> str | None:
     if len(runs) > 1:
         raise ValueError(f"--membership attacks one run at a time, got {len(runs)}: {', '.join(runs)}")
     return runs[0] if runs else None
-
-
-def place(run: str | None, out: str | None) -> Path:
-    """The folder of the files: ``out``, the run, or ``attack/`` here. Raises ValueError for a file."""
-    path = Path(out or run or "attack").expanduser().resolve()
-    if path.is_file():
-        raise ValueError(f"{path} is a file; give --out as a folder")
-    return path
 
 
 def as_shadow(wanted: Settings) -> Settings:

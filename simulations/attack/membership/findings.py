@@ -11,12 +11,12 @@ from fedlsg.attacks.membership.roc import LOW_RATES, Rate, Roc
 from simulations.attack.membership.measure import Found, Limit, over_the_claim
 from simulations.attack.membership.per_round import PerRound
 from simulations.attack.membership.shadows import Trained
-from simulations.report.sections import Row, Table
+from simulations.report.page import Row, Table
 from simulations.settings.settings import Settings
 
 GRANTED = {
-    "candidates": "every example with its label and its client, but not whether it was in the training set; a fair "
-    "coin decided that, so guessing is right half of the time",
+    "candidates": "every example with its label and its client, but not whether it was in the training set; each "
+    "was, with probability 1/2, so guessing is right half of the time",
     "data": "shadow models train on halves of the same examples; an attacker outside has no data that are as close",
     "algorithm": "every setting, sigma and the public seed: initial weights, carriers, masks, the client of each "
     "example",

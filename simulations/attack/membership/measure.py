@@ -12,14 +12,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from fedlsg.accounting import Event, compose
-from fedlsg.attacks.audit.verdict import Claim
+from fedlsg.attacks.audit.verdict import Claim, claim_of, training_event
 from fedlsg.attacks.membership import lira
 from fedlsg.attacks.membership.loss_threshold import loss_threshold
 from fedlsg.attacks.membership.roc import LOW_RATES, Rate, Roc, roc
 from fedlsg.attacks.membership.tradeoff import subsampled
 from fedlsg.randomness import public_generator
 from simulations.attack.membership.shadows import Trained, pair_of
-from simulations.attack.recorded.claim import claim_of, training_event
 from simulations.plan.plan import Plan, count_blocks, events_of
 
 ATTACKS = ("loss threshold", "LiRA offline", "LiRA online")
@@ -84,7 +83,7 @@ def attack(models: Trained, *, seed: int, confidence: float = 0.95) -> list[Foun
 
 
 def scored(name: str, models: Trained, target: int) -> Float[np.ndarray, " candidates"]:
-    """Scores of all candidates against one model. Its own coins are not read."""
+    """Scores of all candidates against one model. Which it was trained on is not read."""
     phi = models.confidence[target]
     if name == "loss threshold":
         return np.asarray(-np.logaddexp(0.0, -phi))

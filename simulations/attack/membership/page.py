@@ -21,9 +21,7 @@ from simulations.report.figure import (
     use_style,
     wrap,
 )
-from simulations.report.json_text import json_text
-from simulations.report.page import render
-from simulations.report.sections import Page, Section, Text, facts_of
+from simulations.report.page import Page, Section, Text, facts_of, json_text, render
 from simulations.rundir.files.atomic import write_atomically
 
 if TYPE_CHECKING:
@@ -44,6 +42,7 @@ DASHED = "Dashed lines are what the claim allows any attacker."
 
 def write(folder: Path, report: Report, lead: str) -> None:
     """membership.json and membership.html, each replaced whole."""
+    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "membership.json", json_text(numbers(report)))
     write_atomically(folder / "membership.html", page(report, lead).encode())
 

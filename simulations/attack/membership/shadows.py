@@ -1,6 +1,6 @@
 """Models of a run's settings on random halves of the training set, for membership attacks (Carlini et al. 2022).
 
-Model 0 is the target: a fair coin decides whether it has an example. The others are shadows in pairs, a random half and
+Model 0 is the target: it has each example with probability 1/2. The others are shadows in pairs, a random half and
 its complement, so that every example is in half of the shadows. Clients, wire, ledger and server are those of a run, in
 a folder that is deleted; the attacks know everything about the training except which examples the target has.
 """
@@ -19,7 +19,7 @@ from fedlsg.randomness import public_generator
 from simulations.client.model import serving
 from simulations.engines import local
 from simulations.plan.plan import Plan
-from simulations.report.progress import Tick
+from simulations.report.terminal import Tick
 from simulations.rundir.files.scratch import scratch
 from simulations.rundir.rundir import RunDir
 from simulations.server.diverged import refuse_diverged
@@ -76,14 +76,14 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
 def halves(shadows: int, examples: int, seed: int) -> Bool[Tensor, "models examples"]:
     """Which model has which example, the target first. Shadows 1 and 2, 3 and 4, ... complement each other.
 
-    Guarantee: a fair coin decides whether a model has an example. Coins of different models are independent, except
-    within a pair. Raises ValueError for an odd number of shadows, or too few.
+    Guarantee: a model has an example with probability 1/2. Draws of different models are independent, except within a
+    pair. Raises ValueError for an odd number of shadows, or too few.
     """
     check_shadows(shadows)
     generator = public_generator(seed, "membership", "coins")
-    coins = torch.rand(1 + shadows // 2, examples, generator=generator) < 0.5
-    pairs = torch.stack([coins[1:], ~coins[1:]], dim=1).flatten(0, 1)
-    return torch.cat([coins[:1], pairs])
+    included = torch.rand(1 + shadows // 2, examples, generator=generator) < 0.5
+    pairs = torch.stack([included[1:], ~included[1:]], dim=1).flatten(0, 1)
+    return torch.cat([included[:1], pairs])
 
 
 def check_shadows(shadows: int) -> None:

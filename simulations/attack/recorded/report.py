@@ -1,17 +1,15 @@
 """attack.json and attack.html: verdict, table, pictures or texts, assumptions. Both hold private examples."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedlsg.attacks.observation import Observation, ThreatModel
 from simulations.attack.recorded.observations import Record
-from simulations.attack.recorded.target import FPR
-from simulations.report.json_text import json_text
-from simulations.report.page import render
-from simulations.report.sections import Page, Picture, Section, Table, Text, TokenLines, facts_of
+from simulations.attack.recorded.target import FPR, Target
+from simulations.report.page import Page, Picture, Section, Table, Text, TokenLines, facts_of, json_text, render
 from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.files.atomic import write_atomically
 
@@ -41,8 +39,36 @@ class Findings:
     limits: str
 
 
+def output_folder(runs: Sequence[str], out: str | None) -> Path:
+    """The folder of the files: ``out``, the only run, or ``attack/`` here. Raises ValueError for a file."""
+    path = Path(out or (runs[0] if len(runs) == 1 else "attack")).expanduser().resolve()
+    if path.is_file():
+        raise ValueError(f"{path} is a file; give --out as a folder")
+    return path
+
+
+def summaries(one: Any, summarise: Callable[[list[Any], int], Any]) -> list[Any]:
+    """One row for each attack and batch size of what was attacked, the largest gain first."""
+    groups: dict[tuple[str, int], list[Any]] = {}
+    for target, results in zip(one.targets, one.results, strict=True):
+        for result in results:
+            groups.setdefault((result.attack, len(target.truth.rows)), []).append(result)
+    return sorted((summarise(some, batch) for (_, batch), some in groups.items()), key=lambda row: -row.mean_gain)
+
+
+def update_numbers(target: Target) -> dict[str, Any]:
+    """Which update was attacked, for attack.json."""
+    return {
+        "round": target.seen.round,
+        "clients": list(target.seen.clients),
+        "rows": target.truth.rows.tolist(),
+        "labels": target.truth.labels.tolist(),
+    }
+
+
 def write(folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: str) -> None:
     """attack.json and attack.html, each replaced whole."""
+    folder.mkdir(parents=True, exist_ok=True)
     assumed = granted(threat, runs)
     numbers = {
         "warning": WARNING,

@@ -1,7 +1,6 @@
 """Attack the recorded updates of a text workload: which tokens an attack recovers, next to a blind guess."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,16 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from fedlsg.attacks.guess import Guess
-from fedlsg.attacks.inversion.matching import Progress
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.attacks.text.prior import TextPrior
 from fedlsg.attacks.text.tokens import Vocabulary
 from simulations.attack.recorded.observations import Record
-from simulations.attack.recorded.target import Target, attempts, membership_of, pick
-from simulations.attack.texts.catalogue import TextAttack
+from simulations.attack.recorded.target import Options, Target, attempts, membership_of, pick
+from simulations.attack.texts.catalogue import text_attacks
 from simulations.attack.texts.score import ScoredText, scored
 from simulations.models.encoder_source import find_encoder, load_tokenizer
-from simulations.report.progress import Tick
+from simulations.report.terminal import Tick
 from simulations.workloads.base.mirror import data_root
-from simulations.workloads.base.workload import Workload
 
 PUBLIC_TEXTS = 5000
 UNSEEN = 0.1
@@ -84,7 +80,6 @@ class TextPublic:
 class AttackedTexts:
     """Results of one run; as ``images.Attacked``. blind: the blind guess's tokens by target."""
 
-    label: str
     record: Record
     public: TextPublic
     targets: tuple[Target, ...]
@@ -94,45 +89,29 @@ class AttackedTexts:
     membership: float | None
 
 
-def is_text(workload: Workload) -> bool:
-    """Whether the inputs are tokens."""
-    inputs, _ = workload.test.batch(torch.tensor([0]))
-    return isinstance(inputs, dict) and "input_ids" in inputs
+def attack_texts(record: Record, threat: ThreatModel, options: Options, tick: Tick) -> AttackedTexts:
+    """Attack texts of each batch size.
 
-
-def attack_texts(
-    record: Record,
-    threat: ThreatModel,
-    *,
-    batches: Sequence[int],
-    texts: int,
-    attacks: Sequence[TextAttack],
-    seconds: float,
-    seed: int,
-    tick: Tick,
-) -> AttackedTexts:
-    """Attack up to ``texts`` texts of each batch size. Raises ValueError where no recorded update has such a batch."""
-    targets = pick(record, threat, batches=batches, examples=texts)
+    Raises ValueError for an unknown attack, and where no recorded update has such a batch.
+    """
+    attacks = text_attacks(options.attacks, naive=options.naive)
+    targets = pick(record, threat, options)
     public = text_public(record)
     results, blinds = [], []
     refused: dict[str, str] = {}
     for number, target in enumerate(targets):
-        known = target.truth.grant(threat)
-        truth = tokens_of(target)
+        known, truth = target.truth.grant(threat), tokens_of(target)
         prior = public.prior(truth.shape[1])
         blind = public.blind(sum(int(token) not in public.ignored for token in truth.flatten()))
-
-        def run(attack: TextAttack, generator: torch.Generator, progress: Progress) -> Guess:
-            return attack.run(target.seen, known, prior, generator, seconds, progress)  # noqa: B023 - used at once
-
-        tried = attempts(attacks, run, number=number, of=len(targets), seed=seed, refused=refused, tick=tick)
+        tried = attempts(
+            attacks, target, known, prior, options, number=number, of=len(targets), refused=refused, tick=tick
+        )
         results.append(
-            tuple(scored(a.name, guess, truth, public.blind, public.ignored, took) for a, guess, took in tried)
+            tuple(scored(name, guess, truth, public.blind, public.ignored, took) for name, guess, took in tried)
         )
         blinds.append(tuple(blind))
     tick(1.0, "done")
     return AttackedTexts(
-        label=record.base.settings.method,
         record=record,
         public=public,
         targets=tuple(targets),

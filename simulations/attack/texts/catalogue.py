@@ -1,32 +1,22 @@
 """The attacks on texts by name: the span test, and matching."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
 
-from fedlsg.attacks.guess import DoesNotApply, Guess
 from fedlsg.attacks.inversion.matching import Progress
-from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.attacks.text.matching import TextMatching, match_text
 from fedlsg.attacks.text.prior import TextPrior
 from fedlsg.attacks.text.token_reading import read_tokens
 from fedlsg.attacks.text.tokens import span_test
 from fedlsg.choices import choose
+from simulations.attack.recorded.target import Attack
 
 CANDIDATES = 32
 """Tokens a position that matching tries where the span test ranks them."""
-
-Run = Callable[[Observation, Knowledge, TextPrior, torch.Generator, float, Progress], Guess]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextAttack:
-    """An attack of ``fedlsg attack`` on texts; ``run`` raises DoesNotApply where there is nothing to work on."""
-
-    name: str
-    run: Run
 
 
 def _span(
@@ -49,7 +39,7 @@ def _span(
     )
 
 
-def _matching(*, naive: bool) -> Run:
+def _matching(name: str, *, naive: bool) -> Attack[TextPrior]:
     def run(
         seen: Observation,
         known: Knowledge,
@@ -72,19 +62,19 @@ def _matching(*, naive: bool) -> Run:
             pass  # matching starts from the blind guess
         return match_text(seen, known, prior, attack=attack, generator=generator, progress=progress)
 
-    return run
+    return Attack(name=name, run=run)
 
 
-TEXT_ATTACKS: Mapping[str, TextAttack] = MappingProxyType(
+TEXT_ATTACKS: Mapping[str, Attack[TextPrior]] = MappingProxyType(
     {
-        "span": TextAttack(name="span", run=_span),
-        "matching": TextAttack(name="matching", run=_matching(naive=False)),
-        "matching-naive": TextAttack(name="matching-naive", run=_matching(naive=True)),
+        "span": Attack(name="span", run=_span),
+        "matching": _matching("matching", naive=False),
+        "matching-naive": _matching("matching-naive", naive=True),
     }
 )
 
 
-def text_attacks(names: str | None, *, naive: bool) -> list[TextAttack]:
+def text_attacks(names: str | None, *, naive: bool) -> list[Attack[TextPrior]]:
     """Attacks from a list with commas; None: all of them. Raises ValueError naming the known."""
     if names is not None:
         return [choose("attack", name.strip(), TEXT_ATTACKS) for name in names.split(",")]

@@ -5,10 +5,10 @@ from collections.abc import Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
-from simulations.attack.recorded.report import Findings, privacy_facts
+from simulations.attack.recorded.report import Findings, privacy_facts, summaries, update_numbers
 from simulations.attack.texts.attack import AttackedTexts, tokens_of
 from simulations.attack.texts.score import ScoredText, TextSummary, summarise, verdict
-from simulations.report.sections import Mark, Row, Table, TokenLine, TokenLines
+from simulations.report.page import Mark, Row, Table, TokenLine, TokenLines
 
 COLUMNS = ("attack", "batch", "texts", "recall", "blind", "gain", "95 % interval", "exact", "seconds")
 SECONDS = (COLUMNS.index("seconds"),)
@@ -31,9 +31,9 @@ GRANTED = {
 
 def text_findings(one: AttackedTexts) -> Findings:
     """Table, texts and numbers of one run."""
-    rows = summaries(one)
+    rows = summaries(one, summarise)
     return Findings(
-        label=one.label,
+        label=one.record.base.settings.method,
         verdict=verdict(rows),
         facts=facts(one),
         table=Table(columns=COLUMNS, rows=tuple(Row(cells=cells(row)) for row in rows), optional=SECONDS),
@@ -43,15 +43,6 @@ def text_findings(one: AttackedTexts) -> Findings:
         granted=GRANTED,
         limits=LIMITS,
     )
-
-
-def summaries(one: AttackedTexts) -> list[TextSummary]:
-    """One row for each attack and batch size, the largest gain first."""
-    groups: dict[tuple[str, int], list[ScoredText]] = {}
-    for results in one.results:
-        for result in results:
-            groups.setdefault((result.attack, len(result.tokens)), []).append(result)
-    return sorted((summarise(of, batch) for (_, batch), of in groups.items()), key=lambda row: -row.mean_gain)
 
 
 def facts(one: AttackedTexts) -> str:
@@ -132,10 +123,7 @@ def numbers(one: AttackedTexts, rows: Sequence[TextSummary]) -> dict[str, Any]:
         "summary": [{**asdict(row), "mean_gain": row.mean_gain} for row in rows],
         "updates": [
             {
-                "round": target.seen.round,
-                "clients": list(target.seen.clients),
-                "rows": target.truth.rows.tolist(),
-                "labels": target.truth.labels.tolist(),
+                **update_numbers(target),
                 "tokens": [words(text) for text in tokens_of(target).tolist()],
                 "blind": words(list(blind)),
                 "attacks": [

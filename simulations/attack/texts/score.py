@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fedlsg.attacks.guess import Guess
 from fedlsg.attacks.inversion.metrics import Interval, best_matching, exact_match, mean_interval, token_recall
+from fedlsg.attacks.observation import Guess
 
 Blind = Callable[[int], list[int]]
 """The blind guess of so many tokens."""

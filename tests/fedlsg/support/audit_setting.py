@@ -50,7 +50,7 @@ def audit(made: Setting, *, plant: str | None = None, canaries: int = 400, seed:
 
 def verdict(made: Setting, seen: Recording) -> Verdict:
     """The judgement of what was recorded."""
-    return judge(seen.scores, seen.coins, claim_of(made), unit_checks(seen, made))
+    return judge(seen.scores, seen.included, claim_of(made), unit_checks(seen, made))
 
 
 def aggregated(made: Setting, survivors: int) -> Setting:
@@ -60,7 +60,7 @@ def aggregated(made: Setting, survivors: int) -> Setting:
 
 def same(first: Recording, second: Recording) -> bool:
     """Whether two recordings are equal to the bit."""
-    return bool((first.scores == second.scores).all() and (first.coins == second.coins).all()) and all(
+    return bool((first.scores == second.scores).all() and (first.included == second.included).all()) and all(
         torch.equal(torch.from_numpy(a), torch.from_numpy(b))
         for a, b in zip(first.silent.values(), second.silent.values(), strict=True)
     )

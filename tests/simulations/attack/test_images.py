@@ -9,19 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedlsg.attacks.guess import Guess
 from fedlsg.attacks.inversion.linear_input import input_of_linear
 from fedlsg.attacks.inversion.metrics import Interval
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.observation import Knowledge, ThreatModel
-from simulations.attack.images.attack import attack_images, membership_of
+from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
+from simulations.attack.images.attack import attack_images, image_prior
 from simulations.attack.images.catalogue import IMAGE_ATTACKS, attacks_named, strongest
-from simulations.attack.images.page import summaries
-from simulations.attack.images.prior import image_prior
 from simulations.attack.images.score import EXACT_DB, scored, summarise, verdict
 from simulations.attack.recorded.observations import open_record
-from simulations.attack.recorded.report import privacy_facts
-from simulations.attack.recorded.truth import batch_sizes, truth_of
+from simulations.attack.recorded.report import privacy_facts, summaries
+from simulations.attack.recorded.target import Options, batch_sizes, membership_of, truth_of
 from simulations.rundir.files import sealed
 from tests.fedlsg.support.observed import digits, mlp, observe
 from tests.simulations.support.runs import run_local
@@ -62,8 +59,8 @@ def nowhere(share: float, text: str) -> None:
 
 
 def attacked(path: str, threat: ThreatModel = CLIENT, **options):
-    chosen = {"batches": (1,), "images": 2, "attacks": None, "naive": False, "seconds": 0.5, "seed": 0}
-    return attack_images(open_record(path, threat), threat, **{**chosen, **options}, tick=nowhere)
+    chosen = {"batches": (1,), "examples": 2, "attacks": None, "naive": False, "seconds": 0.5, "seed": 0}
+    return attack_images(open_record(path, threat), threat, Options(**{**chosen, **options}), nowhere)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -90,7 +87,7 @@ def test_the_sum_has_the_noise_of_all(recorded):
 @pytest.mark.parametrize("case", ["dpsgd", "rgp"])
 def test_a_first_layer_without_noise_gives_its_input_back(case, recorded):
     """From the recorded float32 payload, with batch of one; labels and truth are not looked at."""
-    found = attacked(recorded(case), attacks=attacks_named("first-layer"), batches=(1, 2, 3))
+    found = attacked(recorded(case), attacks="first-layer", batches=(1, 2, 3))
     single = [results[0] for t, results in zip(found.targets, found.results, strict=True) if len(t.truth.rows) == 1]
     assert single
     assert min(value for result in single for value in result.psnr) > 100
@@ -127,12 +124,12 @@ def test_what_is_granted_has_no_order(recorded):
 
 def test_noise_leaves_the_blind_guess(recorded):
     """The most probable batch under this much noise is about the prior's own; nothing is claimed over it."""
-    found = attacked(recorded("noisy lsg"), batches=(1, 2, 3), images=3)
-    rows = {row.attack: row for row in summaries(found)}
+    found = attacked(recorded("noisy lsg"), batches=(1, 2, 3), examples=3)
+    rows = {row.attack: row for row in summaries(found, summarise)}
     assert abs(rows["map"].mean_gain) < 3
     assert 0.01 < found.membership < 0.1
     assert "first-layer" not in rows
-    words = verdict([row for row in summaries(found) if row.attack == "map"])
+    words = verdict([row for row in summaries(found, summarise) if row.attack == "map"])
     assert "LEAK" not in words
 
 
@@ -225,7 +222,7 @@ def test_batches_of_other_data_are_noticed(copied):
     for rows in (other, other.astype(float), np.array([-1]), np.array([10**6])):
         sealed.save_array(file, rows)
         with pytest.raises(ValueError, match="names rows that client 1 does not hold"):
-            attacked(str(path), attacks=attacks_named("first-layer"))
+            attacked(str(path), attacks="first-layer")
 
 
 @pytest.mark.parametrize(
@@ -360,12 +357,12 @@ def test_damaged_kept_positions_are_noticed(copied):
 
 def test_the_classifier_gives_labels_and_features_away(recorded):
     """Without noise all of them; sigma 2 leaves the features at chance."""
-    leak = attacked(recorded("rgp"), images=4, seconds=0.01).leak
+    leak = attacked(recorded("rgp"), examples=4, seconds=0.01).leak
     assert leak is not None
     assert leak.labels == leak.examples > 0
     assert leak.features == pytest.approx(1.0, abs=1e-5)
     assert leak.cosine_of_expected < 0.99
-    noisy = attacked(recorded("noisy lsg"), images=4, seconds=0.01).leak
+    noisy = attacked(recorded("noisy lsg"), examples=4, seconds=0.01).leak
     assert noisy is not None
     assert noisy.features < 0.9
 

@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.attacks.guess import Guess
-from fedlsg.attacks.observation import Knowledge, ThreatModel
+from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
+from simulations.attack.command import is_text
 from simulations.attack.recorded.observations import open_record
-from simulations.attack.texts.attack import TextPublic, attack_texts, embedding_paths, is_text, text_public
-from simulations.attack.texts.catalogue import TEXT_ATTACKS, text_attacks
-from simulations.attack.texts.page import summaries, text_findings
-from simulations.attack.texts.score import scored, verdict
+from simulations.attack.recorded.report import summaries
+from simulations.attack.recorded.target import Options
+from simulations.attack.texts.attack import TextPublic, attack_texts, embedding_paths, text_public
+from simulations.attack.texts.catalogue import TEXT_ATTACKS
+from simulations.attack.texts.page import text_findings
+from simulations.attack.texts.score import scored, summarise, verdict
 from tests.simulations.support.made_texts import VOCABULARY, make_bert, write_sst2
 from tests.simulations.support.runs import run_local
 
@@ -64,10 +66,8 @@ def recorded(tmp_path_factory):
 
 
 def attacked(path: str, names: str = "span", threat: ThreatModel = CLIENT, batches: tuple[int, ...] = BATCHES):
-    return attack_texts(
-        open_record(path, threat), threat, batches=batches, texts=3, attacks=text_attacks(names, naive=False),
-        seconds=0.5, seed=0, tick=lambda share, text: None,
-    )  # fmt: skip
+    options = Options(batches=batches, examples=3, attacks=names, naive=False, seconds=0.5, seed=0)
+    return attack_texts(open_record(path, threat), threat, options, lambda share, text: None)
 
 
 @pytest.mark.parametrize("case", ["dpsgd", "rgp"])
@@ -78,7 +78,7 @@ def test_tokens_come_back_without_noise(case, recorded):
     ]
     assert {result.attack for result in single} == {"span", "matching"}
     assert all(result.recall == 1 and result.exact == 1 for result in single)
-    assert {row.batch for row in summaries(found)} == {1}
+    assert {row.batch for row in summaries(found, summarise)} == {1}
 
 
 def test_no_attack_reads_the_truth(recorded, tmp_path):
@@ -101,9 +101,9 @@ def test_noise_leaves_nothing_to_be_read(recorded):
     assert found.results == ((),) * len(found.targets)
     assert "noise hides every direction" in found.refused["span"]
     assert 0.01 < found.membership < 0.1
-    assert verdict(summaries(found)).startswith("no attack applies")
+    assert verdict(summaries(found, summarise)).startswith("no attack applies")
     matched = attacked(recorded("noisy"), "matching", batches=(1,))
-    assert summaries(matched)[0].mean_gain <= 0.35
+    assert summaries(matched, summarise)[0].mean_gain <= 0.35
     assert "bits" in text_findings(matched).facts
 
 
@@ -111,7 +111,7 @@ def test_frozen_layers_below_are_said(recorded):
     found = attacked(recorded("frozen"), "span,matching", batches=(1,))
     assert "the lowest layers are frozen" in found.refused["span"]
     assert "only the top 1 layers trained, the others frozen" in text_findings(found).facts
-    assert {row.attack for row in summaries(found)} == {"matching"}
+    assert {row.attack for row in summaries(found, summarise)} == {"matching"}
 
 
 def test_what_is_public(recorded):

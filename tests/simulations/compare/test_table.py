@@ -10,7 +10,7 @@ from rich.console import Console
 
 from simulations.compare.lines import lines
 from simulations.compare.table import as_record, comparison_table, notes, table_csv, table_markdown, unfinished
-from simulations.report.tables import terminal_table
+from simulations.report.terminal import terminal_table
 from simulations.rundir.results import results_csv
 from tests.simulations.support.compare_cases import result
 

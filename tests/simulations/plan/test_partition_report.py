@@ -13,7 +13,7 @@ from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
 from simulations.report.figure import png
 from simulations.report.partition import conclusions, figure, table, write_csv
-from simulations.report.tables import terminal_table
+from simulations.report.terminal import terminal_table
 from simulations.settings.settings import from_mapping
 
 counts = st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3).filter(any), min_size=1, max_size=40)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.report.page import render
-from simulations.report.sections import (
+from simulations.report.page import (
     Code,
     Facts,
     Page,
@@ -18,6 +17,7 @@ from simulations.report.sections import (
     Text,
     TokenLine,
     TokenLines,
+    render,
 )
 from tests.places import REPOSITORY
 

@@ -14,9 +14,8 @@ from simulations.compare.lines import lines
 from simulations.compare.page import page
 from simulations.compare.plots import _move_apart, curve, looks_of
 from simulations.compare.table import notes
-from simulations.report.course import course
 from simulations.report.figure import png
-from simulations.report.run_page import command, run_page, write_run_page
+from simulations.report.run_page import command, course, run_page, write_run_page
 from simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import result, row
 from tests.simulations.support.runs import Run, reconfigure

@@ -75,8 +75,8 @@ def test_bounds_hold_on_a_gaussian_mechanism_in_1000_runs(share):
     refuted = passed = 0
     truth = gaussian_epsilon(1.0, delta)
     for _ in range(1000):
-        coins = rng.random(m) < 0.5
-        seen = guess(rng.normal(size=m) + coins, coins, share)
+        included = rng.random(m) < 0.5
+        seen = guess(rng.normal(size=m) + included, included, share)
         refuted += f_dp_refuted(seen, gaussian(1.0), 0.05)
         passed += one_run_p_value(seen, truth, delta) < 0.05
     assert refuted <= 81
@@ -86,11 +86,11 @@ def test_bounds_hold_on_a_gaussian_mechanism_in_1000_runs(share):
 def test_bounds_find_a_false_claim():
     """Negative control: scores of a mechanism with a third of the claimed noise refute the claim."""
     rng, m = np.random.default_rng(2), 5000
-    coins = rng.random(m) < 0.5
-    seen = guess(rng.normal(size=m) + 3 * coins, coins, 0.2)
+    included = rng.random(m) < 0.5
+    seen = guess(rng.normal(size=m) + 3 * included, included, 0.2)
     assert f_dp_refuted(seen, gaussian(1.0), 1e-3)
     assert not f_dp_refuted(seen, gaussian(3.0), 1e-3)
-    everything = guess(np.where(coins, 1.0, 0.0), coins, 1.0)
+    everything = guess(np.where(included, 1.0, 0.0), included, 1.0)
     assert one_run_epsilon(everything, 1e-5, 1e-3) > 3
 
 
@@ -107,13 +107,13 @@ def test_the_largest_refuted_epsilon_is_where_the_p_value_crosses():
 
 
 def test_guesses_by_hand():
-    scores, coins = np.array([3.0, -1.0, 2.0, 0.0]), np.array([True, False, False, True])
-    assert guess(scores, coins, 1.0) == Guesses(canaries=4, guesses=4, correct=2)
-    assert guess(scores, coins, 0.5) == Guesses(canaries=4, guesses=2, correct=2)
+    scores, included = np.array([3.0, -1.0, 2.0, 0.0]), np.array([True, False, False, True])
+    assert guess(scores, included, 1.0) == Guesses(canaries=4, guesses=4, correct=2)
+    assert guess(scores, included, 0.5) == Guesses(canaries=4, guesses=2, correct=2)
 
 
 def test_refuses():
     with pytest.raises(ValueError, match="correct"):
         Guesses(canaries=5, guesses=3, correct=4)
-    with pytest.raises(ValueError, match="coins"):
+    with pytest.raises(ValueError, match="inclusion bits"):
         guess(np.zeros(3), np.zeros(2, dtype=bool), 1.0)

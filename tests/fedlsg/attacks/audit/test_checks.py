@@ -73,20 +73,20 @@ def test_another_number_of_values():
     assert failed(noise(kept=299)) == {"coordinates"}
 
 
-def moves_of(rng, coins, *, q, rounds, noise, factor=1.0):
+def moves_of(rng, included, *, q, rounds, noise, factor=1.0):
     """Moves of canaries under the claim (those in move ``factor`` times as far)."""
-    taken = factor * coins * rng.binomial(rounds, q, size=coins.shape)
-    return (taken + rng.normal(scale=noise * np.sqrt(rounds), size=coins.shape)) / (q * rounds)
+    taken = factor * included * rng.binomial(rounds, q, size=included.shape)
+    return (taken + rng.normal(scale=noise * np.sqrt(rounds), size=included.shape)) / (q * rounds)
 
 
 def test_sensitivity():
     rng, claim = np.random.default_rng(0), {"q": 0.5, "rounds": 8, "noise": 1.0}
-    coins = rng.random(1000) < 0.5
+    included = rng.random(1000) < 0.5
     stated = {"sample_rate": 0.5, "rounds": 8, "noise": 1.0}
-    assert displacement(moves_of(rng, coins, **claim), coins, **stated).passed
-    assert displacement(moves_of(rng, coins, **claim, factor=0.5), coins, **stated).passed
-    assert not displacement(moves_of(rng, coins, **claim, factor=1.5), coins, **stated).passed
-    assert displacement(np.array([99.0]), coins[:1], **stated).passed
+    assert displacement(moves_of(rng, included, **claim), included, **stated).passed
+    assert displacement(moves_of(rng, included, **claim, factor=0.5), included, **stated).passed
+    assert not displacement(moves_of(rng, included, **claim, factor=1.5), included, **stated).passed
+    assert displacement(np.array([99.0]), included[:1], **stated).passed
 
 
 def test_sensitivity_by_hand():
@@ -106,24 +106,24 @@ def one_pair(moved):
 )
 def test_ten_canaries_accuse_correct_code_as_rarely_as_a_thousand(q, rounds, noise):
     """Five in and five out: in 100 000 audits of a true claim about one is accused, at most."""
-    coins, moves, moved = many_audits(q=q, rounds=rounds, noise=noise)
+    included, moves, moved = many_audits(q=q, rounds=rounds, noise=noise)
     worst = moves[np.argsort(moved)[-5:]]
     claim = {"sample_rate": q, "rounds": rounds, "noise": noise}
-    assert sum(not displacement(one, coins, **claim).passed for one in worst) <= 3
+    assert sum(not displacement(one, included, **claim).passed for one in worst) <= 3
 
 
 def test_variances_estimated_from_ten_canaries_accuse_correct_code():
     """Negative control: a normal test of the same audits with them, which accuses some hundred times too often."""
-    coins, moves, moved = many_audits(q=0.5, rounds=8, noise=3.0)
-    estimated = np.sqrt(moves[:, coins].var(1, ddof=1) / 5 + moves[:, ~coins].var(1, ddof=1) / 5)
+    included, moves, moved = many_audits(q=0.5, rounds=8, noise=3.0)
+    estimated = np.sqrt(moves[:, included].var(1, ddof=1) / 5 + moves[:, ~included].var(1, ddof=1) / 5)
     assert (norm.sf((moved - 1) / estimated) < SIGNIFICANCE).sum() > 100
 
 
 def many_audits(**claim):
-    """Coins of five canaries in and five out, their moves in 100 000 audits of a true claim, and how far they moved."""
-    coins = np.arange(10) < 5
-    moves = moves_of(np.random.default_rng(4), np.tile(coins, (100_000, 1)), **claim)
-    return coins, moves, moves[:, coins].mean(1) - moves[:, ~coins].mean(1)
+    """Five canaries in and five out, their moves in 100 000 audits of a true claim, and how far they moved."""
+    included = np.arange(10) < 5
+    moves = moves_of(np.random.default_rng(4), np.tile(included, (100_000, 1)), **claim)
+    return included, moves, moves[:, included].mean(1) - moves[:, ~included].mean(1)
 
 
 def test_the_rare_batch_of_a_small_rate_is_no_breach():
@@ -131,18 +131,18 @@ def test_the_rare_batch_of_a_small_rate_is_no_breach():
 
     Its probability is 2e-4: a normal test with the right variance (5.3 standard errors) would accuse.
     """
-    coins = np.arange(10) < 5
-    moves = np.where(coins, 8 / (5 * 0.01 * 30), 0.0)
-    found = displacement(moves, coins, sample_rate=0.01, rounds=30, noise=1e-3)
+    included = np.arange(10) < 5
+    moves = np.where(included, 8 / (5 * 0.01 * 30), 0.0)
+    found = displacement(moves, included, sample_rate=0.01, rounds=30, noise=1e-3)
     assert found.passed
     assert norm.sf((moves[0] - 1) / float(found.says.split()[-1].strip(")"))) < SIGNIFICANCE
 
 
 def test_local_steps_count_by_their_weights():
     """At q = 1/2 and weights 3 and 1: variance 1/4 (9 + 1) / (1/2 * 4)^2 = 0.625 of one canary in, next to no noise."""
-    coins = np.array([True, False])
+    included = np.array([True, False])
     stated = {"sample_rate": 0.5, "rounds": 1, "noise": 1e-6, "weights": (3.0, 1.0)}
-    assert f"(standard error {0.625**0.5:.3f})" in displacement(np.array([1.0, 0.0]), coins, **stated).says
+    assert f"(standard error {0.625**0.5:.3f})" in displacement(np.array([1.0, 0.0]), included, **stated).says
 
 
 def test_every_check_states_its_significance():

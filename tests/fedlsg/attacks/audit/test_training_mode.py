@@ -133,14 +133,14 @@ def test_the_variance_is_that_of_batches_and_noise():
     """Payloads of q = 1/2 with drawn batches and noise, against the variance that the audit states for them."""
     made, q, std = replace(seen(), local=LocalTraining(sample_rate=0.5, expected_batch=3.0)), 0.5, 0.05
     rows, rng = clipped_rows(made, IMAGES, LABELS).double(), torch.Generator().manual_seed(0)
-    coins = torch.tensor([True, False])
+    included = torch.tensor([True, False])
     present = torch.tensor([True, False, True, True, True, True])
     errors = []
     for _ in range(300):
         batch = present & (torch.rand(6, generator=rng) < q)
         values = rows[batch].sum(0) + std * torch.randn(rows.shape[1], generator=rng, dtype=torch.float64)
         one = look(
-            replace(made, values=values, noise_std=std), (IMAGES[:2], LABELS[:2]), (IMAGES[2:], LABELS[2:]), coins
+            replace(made, values=values, noise_std=std), (IMAGES[:2], LABELS[:2]), (IMAGES[2:], LABELS[2:]), included
         )
         errors.append((one.moved - one.expected) / one.variance**0.5)
     assert one.variance > 1.5 * one.expected

@@ -52,7 +52,7 @@ def test_a_bound_alone_finds_a_wrong_clip():
     made = setting(rounds=1, sample_rate=1.0, noise_multiplier=4.0)
     with planted("no-clip"):
         seen = record(made, 2000, seed=0)
-    found = judge(seen.scores, seen.coins, claim_of(made))
+    found = judge(seen.scores, seen.included, claim_of(made))
     assert "f-DP one-run bound" in found.reasons
     assert found.f_dp.epsilon >= found.claim.epsilon
     assert found.one_run.refutes
@@ -76,10 +76,10 @@ def test_a_seed_repeats_and_none_does_not():
 
 
 def test_the_auditor_sees_no_coin():
-    """Scores turned over with the coins are noise: they come from the outputs alone."""
+    """Scores shuffled against the inclusion bits are noise: they come from the outputs alone."""
     made = setting(rounds=4)
     seen = record(made, 400, seed=0)
-    shuffled = np.random.default_rng(0).permutation(seen.coins)
+    shuffled = np.random.default_rng(0).permutation(seen.included)
     assert judge(seen.scores, shuffled, claim_of(made)).one_run.epsilon < 0.2
     assert verdict(made, seen).one_run.epsilon > 0.4
 

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.attacks.guess import DoesNotApply
 from fedlsg.attacks.inversion.head import features, label_counts, label_of_one, labels_of
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.observation import Knowledge
+from fedlsg.attacks.observation import DoesNotApply, Knowledge
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 PRIOR = Prior(shape=(1, 8, 8))

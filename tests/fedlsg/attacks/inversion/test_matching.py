@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlsg.attacks.guess import DoesNotApply
 from fedlsg.attacks.inversion.matching import ATTACKS, Matching, match
 from fedlsg.attacks.inversion.metrics import best_matching, psnr, squared_errors
 from fedlsg.attacks.inversion.objectives import objective
 from fedlsg.attacks.inversion.prior import Prior, prior_from
-from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.observation import DoesNotApply, Knowledge, Observation
 from fedlsg.training.client import LocalTraining
 from tests.fedlsg.support.observed import cross_entropy, digits, method, mlp, observe
 

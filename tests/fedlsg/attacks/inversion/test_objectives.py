@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedlsg.attacks.guess import DoesNotApply
 from fedlsg.attacks.inversion.objectives import cosine, euclidean, negative_log_likelihood, objective
+from fedlsg.attacks.observation import DoesNotApply
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 METHODS = {

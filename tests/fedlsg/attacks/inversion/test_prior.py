@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from fedlsg.attacks.inversion.blind import blind
-from fedlsg.attacks.inversion.prior import Prior, prior_from, surprise, total_variation
+from fedlsg.attacks.inversion.prior import Prior, blind_guess, prior_from, surprise, total_variation
 from fedlsg.attacks.observation import Knowledge
 
 GENERATOR = 0
@@ -84,19 +83,19 @@ def test_blind_is_the_mean_of_the_class_that_is_granted():
     images, labels = public()
     prior = prior_from(images, labels, low=-1.0, high=2.0)
     granted = torch.tensor([1, 0])
-    guess = blind(prior, Knowledge(labels=granted, examples=2))
+    guess = blind_guess(prior, Knowledge(labels=granted, examples=2))
     assert torch.equal(guess.labels, granted)
     assert guess.inputs.flatten(1).mean(1).tolist() == pytest.approx([1.0, 0.0], abs=0.05)
-    unknown = blind(prior, Knowledge(examples=2))
+    unknown = blind_guess(prior, Knowledge(examples=2))
     assert unknown.labels is None
     assert unknown.inputs.mean().item() == pytest.approx(0.5, abs=0.05)
-    assert blind(Prior(shape=(1, 2, 2)), Knowledge(), examples=3).inputs.unique().tolist() == [0.5]
+    assert blind_guess(Prior(shape=(1, 2, 2)), Knowledge(), examples=3).inputs.unique().tolist() == [0.5]
 
 
 def test_nothing_blind_beats_the_mean():
     images, labels = public()
     prior = prior_from(images, labels, low=-1.0, high=2.0)
-    guess = blind(prior, Knowledge(labels=labels, examples=len(labels))).inputs
+    guess = blind_guess(prior, Knowledge(labels=labels, examples=len(labels))).inputs
     error = (guess - images).square().mean()
     for other in (guess + 0.05, guess * 0.9, images.mean(0).expand_as(guess)):
         assert (other - images).square().mean() > error
@@ -105,6 +104,6 @@ def test_nothing_blind_beats_the_mean():
 def test_blind_refuses_what_it_does_not_know():
     images, labels = public()
     with pytest.raises(ValueError, match="number of examples"):
-        blind(Prior(shape=(1, 2, 2)), Knowledge())
+        blind_guess(Prior(shape=(1, 2, 2)), Knowledge())
     with pytest.raises(ValueError, match="labels in"):
-        blind(prior_from(images, labels, low=0.0, high=1.0), Knowledge(labels=torch.tensor([7]), examples=1))
+        blind_guess(prior_from(images, labels, low=0.0, high=1.0), Knowledge(labels=torch.tensor([7]), examples=1))

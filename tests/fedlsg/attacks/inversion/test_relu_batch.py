@@ -7,11 +7,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from fedlsg.attacks.guess import DoesNotApply
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.inversion.relu_batch import relu_batch
-from fedlsg.attacks.inversion.sparse_columns import Search, sparse_columns
-from fedlsg.attacks.observation import Knowledge
+from fedlsg.attacks.inversion.relu_batch import relu_batch, search_for, sparse_columns
+from fedlsg.attacks.observation import DoesNotApply, Knowledge
 from fedlsg.frame import EVERYTHING
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 
@@ -36,7 +34,7 @@ def test_sparse_columns_by_hand():
     # G has columns (1, 2, 7, 0, 0, 0, 3) and (0, 0, 0, 4, 5, 6, 1); P mixes them by an invertible matrix.
     G = torch.tensor([[1.0, 0], [2, 0], [7, 0], [0, 4], [0, 5], [0, 6], [3, 1]], dtype=torch.float64)
     P = torch.linalg.qr(G @ torch.tensor([[1.0, 2], [3, -1]], dtype=torch.float64))[0]
-    columns = P @ sparse_columns(P, generator(), Search().at(P.dtype))
+    columns = P @ sparse_columns(P, generator(), search_for(P.dtype, 100_000))
     unit = columns / columns[6]  # scale is not determined; the last row is 3 and 1 in G
     first, second = sorted(unit.mT.tolist(), key=lambda column: column[3], reverse=True)
     assert [first, second] == [pytest.approx([0, 0, 0, 4, 5, 6, 1]), pytest.approx([1 / 3, 2 / 3, 7 / 3, 0, 0, 0, 1])]
@@ -92,7 +90,7 @@ def test_refusals_say_why():
 def test_negative_control_tanh_has_no_zeros():
     x, y = digits(4, 10)
     with pytest.raises(DoesNotApply, match="another activation than ReLU"):
-        relu_batch(observe("rgp", mlp(nn.Tanh), x, y), PRIOR, NOTHING, generator(), search=Search(draws=8192))
+        relu_batch(observe("rgp", mlp(nn.Tanh), x, y), PRIOR, NOTHING, generator(), draws=8192)
 
 
 def test_negative_control_too_few_draws_show_in_the_objective_or_refuse():
@@ -100,7 +98,7 @@ def test_negative_control_too_few_draws_show_in_the_objective_or_refuse():
     x, y = digits(8, 10)
     seen = observe("rgp", mlp(nn.ReLU), x, y)
     try:
-        guess = relu_batch(seen, PRIOR, NOTHING, generator(), search=Search(draws=4096))
+        guess = relu_batch(seen, PRIOR, NOTHING, generator(), draws=4096)
     except DoesNotApply:
         return
     assert guess.objective > 1e-3

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from fedlsg.attacks.guess import DoesNotApply
 from fedlsg.attacks.inversion.objectives import objective
-from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.attacks.observation import DoesNotApply, Knowledge, Observation
 from fedlsg.attacks.text.matching import TextMatching, match_text, standing_in
 from fedlsg.attacks.text.prior import TextPrior
 from tests.fedlsg.support.encoders import BEGIN, END, PAD, TOKENS, Encoder, texts, vocabulary

@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from fedlsg.attacks.guess import DoesNotApply
-from fedlsg.attacks.observation import Observation
+from fedlsg.attacks.observation import DoesNotApply, Observation
 from fedlsg.attacks.text.token_reading import read_tokens
-from fedlsg.attacks.text.token_span import readers, received_span
-from fedlsg.attacks.text.tokens import embedded, span_test
+from fedlsg.attacks.text.tokens import embedded, readers, received_span, span_test
 from fedlsg.gradients.supported import trainable
 from tests.fedlsg.support.encoders import PAD, TOKENS, Encoder, texts, vocabulary
 from tests.fedlsg.support.observed import cross_entropy, method, observe
