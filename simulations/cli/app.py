@@ -17,7 +17,7 @@ from simulations.cli.examine import attack, audit, inspect
 from simulations.cli.lists import methods, settings, version, workloads
 from simulations.cli.options import Choice, console, merge, option, setting
 from simulations.engines.runtime.processes import sigterm_raises
-from simulations.settings.declared import RUN
+from simulations.settings.settings import RUN
 
 typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from simulations.settings.declared import RUN
+from simulations.settings.settings import RUN
 
 console = Console()
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedlsg.method import Batch
 from fedlsg.randomness import public_generator
 from fedlsg.training import Groups, Positions
-from simulations.plan.parts import OwnPart
+from simulations.plan.base import OwnPart
 from simulations.plan.plan import Base
 from simulations.workloads import to_device
 from simulations.workloads.base.workload import Inputs

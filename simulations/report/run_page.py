@@ -12,7 +12,7 @@ from simulations.report.words import outcome, percent, privacy_line
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, read_run
 from simulations.rundir.rundir import RunDir
-from simulations.settings.declared import RUN
+from simulations.settings.settings import RUN
 from simulations.workloads.chance import beats_chance
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from fedlsg.state import ServerState
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.steps import StepFiles
 from simulations.server.counting_downlink import NOTHING, CountingDownlink
-from simulations.settings.codecs import downlink_codec
+from simulations.settings.resolve import downlink_codec
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings
 from strategies.federation.downlink import FullDownlink

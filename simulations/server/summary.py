@@ -11,7 +11,7 @@ from simulations.rundir.messages import SUMS as BYTES
 from simulations.server.downlink import downlink_facts
 from simulations.server.environment import hardware, versions
 from simulations.server.evaluate import Score
-from simulations.settings.codecs import codec_summary
+from simulations.settings.resolve import codec_summary
 from simulations.workloads.chance import chance_of
 
 

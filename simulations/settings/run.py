@@ -1,6 +1,6 @@
 """What a user may say about any run, in one frozen record, before the workload fills the gaps.
 
-Settings of methods, mechanism, server and codecs are declared where they are used; ``simulations.settings.declared``
+Settings of methods, mechanism, server and codecs are declared where they are used; ``simulations.settings.settings``
 puts all of them together. Nothing here imports torch: what is wrong with these is said before anything is started.
 """
 
@@ -178,7 +178,7 @@ class Settings:
     ] = 3600.0
     run_dir: Annotated[str | None, Setting("Run directory; fedlsg run takes it as --out.", aliases=("out",))] = None
     parameters: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Settings of method, mechanism, server and codec, by name: ``simulations.settings.declared`` lists them."""
+    """Settings of method, mechanism, server and codec, by name: ``simulations.settings.settings`` lists them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fedlsg.accounting.bounds import epsilon
 from simulations.cli import app as cli
 from simulations.report.words import empty_line
-from simulations.settings.declared import RUN, all_settings
+from simulations.settings.settings import RUN, all_settings
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run
 

@@ -11,10 +11,19 @@ from hypothesis import strategies as st
 
 from fedlsg.setting import REQUIRED, Declared
 from simulations.plan.plan import make_plan
-from simulations.settings.declared import KNOWN, RUN, all_settings
 from simulations.settings.published.resolve import FREE_FORM, from_run_config
 from simulations.settings.resolve import FALLBACK
-from simulations.settings.settings import PRESET, Settings, as_config, from_mapping, from_values, parse
+from simulations.settings.settings import (
+    KNOWN,
+    PRESET,
+    RUN,
+    Settings,
+    all_settings,
+    as_config,
+    from_mapping,
+    from_values,
+    parse,
+)
 from tests.places import REPOSITORY
 
 ALL = all_settings()

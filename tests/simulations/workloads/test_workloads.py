@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from simulations import workloads
-from simulations.settings.declared import all_settings
+from simulations.settings.settings import all_settings
 from simulations.workloads import Split, Workload
 from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
 from simulations.workloads.base.workload import silent
