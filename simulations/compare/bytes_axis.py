@@ -1,4 +1,4 @@
-"""Accuracy against all bytes of a run, at equal epsilon: which lines share a panel, and its table.
+"""The axes of a comparison: accuracy at each epsilon, or against all bytes of a run at equal epsilon, in panels.
 
 Two lines share a panel if they solve the same task under the same trust and delta, and their epsilons differ by one
 percent at most. Lines without a finite epsilon are in every panel of their task, marked as NOT PRIVATE.
@@ -9,15 +9,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedlsg.choices import choose
 from simulations.compare.lines import Line
 from simulations.compare.table import markdown
 from simulations.report.sections import Row, Table
 from simulations.report.words import NOT_PRIVATE, human_bytes
+from simulations.rundir.links import Link, parse_link
 
 SAME = 0.01
 """Relative difference of epsilons that count as equal: calibration ends within it below its target."""
 
 TASK = ("workload", "dataset", "subset", "holdout")
+
+AXES = ("epsilon", "bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """``axis`` bytes adds accuracy against total bytes at equal epsilon; ``link`` adds seconds of transfer on it."""
+
+    axis: str = "epsilon"
+    link: Link | None = None
+
+    @property
+    def bytes(self) -> bool:
+        return self.axis == "bytes"
+
+
+PLAIN = View()
+
+
+def make_view(axis: str | None, link: str | None) -> View:
+    """From the options ``--axis`` and ``--link``; raises ValueError naming the option."""
+    if axis is not None:
+        choose("--axis", axis, dict.fromkeys(AXES))
+    return View(axis=axis or "epsilon", link=None if link is None else parse_link(link))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from simulations.compare.bytes_axis import bytes_markdown
+from simulations.compare.bytes_axis import PLAIN, View, bytes_markdown
 from simulations.compare.lines import lines
 from simulations.compare.page import page
 from simulations.compare.plots import figures
 from simulations.compare.table import table_csv, table_markdown
-from simulations.compare.view import PLAIN, View
 from simulations.report.figure import png
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, results_csv

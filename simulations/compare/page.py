@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from simulations.compare import bytes_axis
+from simulations.compare.bytes_axis import PLAIN, View
 from simulations.compare.lines import PROBE, Line
 from simulations.compare.plots import figures
 from simulations.compare.table import comparison_table, notes, unfinished, variants
-from simulations.compare.view import PLAIN, View
 from simulations.report.facts import HELD_OUT, epsilon_section, made_section
 from simulations.report.figure import picture
 from simulations.report.page import render

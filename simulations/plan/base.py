@@ -158,9 +158,7 @@ def prepare(
     if own is not None:
         workload = replace(workload, train=own.read(workload))
     filled = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
-    check(filled)
-    if filled.augment != "none" and workload.augment is None:
-        raise ValueError(f"workload {workload.name} has no augmentation {filled.augment!r}; leave augment out")
+    check(filled, workload)
     parts = _make_parts(filled, workload, own) if declared is None else []
     mean_size = mean(declared) if declared is not None else len(workload.train) / (len(parts) if own is None else 1)
     rate = filled.sample_rate if filled.batch_size is None else min(filled.batch_size / mean_size, 1.0)

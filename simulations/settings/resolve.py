@@ -118,7 +118,10 @@ def recipe_values(settings: Resolved, method: Method) -> dict[str, Any]:
     return said | shown if build_method(again) == method else said
 
 
-def check(s: Resolved) -> None:
+def check(s: Resolved, workload: Workload) -> None:
+    """Raise ValueError, naming setting and fix, for what is out of range, does not fit together, or cannot run here."""
+    if s.augment != "none" and workload.augment is None:
+        raise ValueError(f"workload {workload.name} has no augmentation {s.augment!r}; leave augment out")
     if s.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda' was requested, but torch finds no CUDA device here; use --device cpu")
     if s.device == "cuda" and s.precision == "bfloat16" and not torch.cuda.is_bf16_supported():

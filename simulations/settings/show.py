@@ -29,7 +29,8 @@ HEAD = """# Settings
 
 Made by `fedlsg settings --markdown`; do not edit. `-c name=value` sets one, `fedlsg settings NAME` shows it. Under
 "range", x is the value. A default of `-` means that the setting is not used unless it is given, or that it follows from
-others. A workload's own value goes before the default; `fedlsg presets` has those of the papers."""
+others. A setting that is in no list of methods is taken by every run. The value in a workload's preset goes before the
+default; `fedlsg presets` has those of the papers."""
 
 GROUPS = {
     "workload": "Data and model",
@@ -96,7 +97,7 @@ def by_value(found: Mapping[str, object]) -> str:
     """Who has which value, each value once."""
     names: dict[str, list[str]] = {}
     for name, value in found.items():
-        names.setdefault("-" if value is None else str(value), []).append(name)
+        names.setdefault(text_of(value), []).append(name)
     return "; ".join(f"{value} ({', '.join(those)})" for value, those in names.items())
 
 
@@ -105,6 +106,11 @@ def default_of(one: Declared) -> str:
     value = FALLBACK.get(one.name, None if one.default is REQUIRED else one.default)
     if len(set(map(str, used_by(one.name).defaults.values()))) > 1:
         return "by method"
+    return text_of(value)
+
+
+def text_of(value: object) -> str:
+    """A value as a user writes it; "-" for none."""
     return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -121,27 +127,17 @@ def as_markdown() -> str:
     found = all_settings()
     lines = [HEAD]
     for group, names in by_group(found).items():
-        lines += [
-            "",
-            f"## {group}",
-            "",
-            "| name | meaning | unit | range | default | presets of workloads | methods |",
-            "|" + "---|" * 7,
-        ]
-        for name in names:
-            one, used = found[name], used_by(name)
-            methods = by_value(used.defaults) or ("all" if used.by != "every run" else "")
-            presets = by_value(used.workloads)
-            cells = (
-                f"`{name}`",
-                one.setting.meaning,
-                one.setting.unit,
-                range_of(one),
-                default_of(one),
-                presets,
-                methods,
-            )
+        lines += ["", f"## {group}", "", "| name | meaning | unit | range | default |", "|" + "---|" * 5]
+        for one in (found[name] for name in names):
+            cells = (f"`{one.name}`", one.setting.meaning, one.setting.unit, range_of(one), default_of(one))
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        used = {name: used_by(name) for name in names}
+        for title, values in (
+            ("Methods that take each of them, by default:", {name: one.defaults for name, one in used.items()}),
+            ("Values in presets of workloads:", {name: one.workloads for name, one in used.items()}),
+        ):
+            listed = [f"- `{name}`: {by_value(own)}" for name, own in values.items() if own]
+            lines += ["", title, "", *listed] if listed else []
     return "\n".join([*lines, ""])
 
 
