@@ -14,9 +14,9 @@ import typer.core
 from rich.console import Console
 
 from simulations.cli.examine import attack, audit, inspect
-from simulations.cli.options import Choice, console, merge, option, setting
+from simulations.cli.options import Choice, console, option, setting
 from simulations.engines.runtime.processes import sigterm_raises
-from simulations.settings.settings import RUN
+from simulations.settings.settings import RUN, merge
 
 typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
 

@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 from click.core import ParameterSource
 
-from simulations.cli.options import Choice, console, merge, option
+from simulations.cli.options import Choice, console, option
+from simulations.settings.settings import merge
 
 
 def inspect(

@@ -1,6 +1,5 @@
-"""What the commands of the command line share: how an option is written, and ``-c KEY=VALUE``."""
+"""How an option of the command line is written."""
 
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -26,14 +25,3 @@ def setting(name: str, *names: str) -> Any:
 
 
 Choice = Annotated[list[str] | None, option("-c", metavar="KEY=VALUE", help="Any other setting; repeatable.")]
-
-
-def merge(options: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Options that are given (None: it is not) and ``-c key=value`` pairs. Raises ValueError for a pair without "="."""
-    merged = {name: value for name, value in options.items() if value is not None}
-    for pair in pairs or ():
-        key, separator, value = pair.partition("=")
-        if not separator or not key:
-            raise ValueError(f"expected -c KEY=VALUE, got {pair!r}")
-        merged[key.strip().replace("-", "_")] = value.strip()
-    return merged

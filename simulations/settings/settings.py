@@ -7,7 +7,7 @@ Settings of every run are known without torch. Others (of a method, the mechanis
 where they are used; functions import that, for it loads torch.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
@@ -125,6 +125,20 @@ def in_order(names: Iterable[str]) -> list[str]:
     given = list(names)
     order = [name for run in RUN for name in (run, *PLACES.get(run, ()))]
     return [name for name in order if name in given] + [name for name in given if name not in order]
+
+
+def merge(options: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, Any]:
+    """Raw values of a command line: options that are given (None: it is not), and ``-c KEY=VALUE`` pairs.
+
+    Raises ValueError for a pair without "=".
+    """
+    merged = {name: value for name, value in options.items() if value is not None}
+    for pair in pairs or ():
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise ValueError(f"expected -c KEY=VALUE, got {pair!r}")
+        merged[key.strip().replace("-", "_")] = value.strip()
+    return merged
 
 
 def parse(given: Mapping[str, object]) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from simulations.workloads.base.mirror import find_folder, find_splits, load_fro
 from simulations.workloads.base.workload import Options, Request, Workload, refuse_unused
 from simulations.workloads.images.augment import PAD, flip_crop
 from simulations.workloads.images.decode import ROWS_AT_ONCE, Rows, Shape, Source, decode, is_image, parquet_source
-from simulations.workloads.images.image_sets import CIFAR10
-from simulations.workloads.images.image_workload import ImageSet, image_workload
+from simulations.workloads.images.image_sets import CIFAR10, ImageSet, image_workload
 
 USED = ("dataset", "subset", "input_columns", "label_column", "test_split", "pretrained")
 DEFAULTS, METHOD_DEFAULTS = CIFAR10.defaults, CIFAR10.method_defaults

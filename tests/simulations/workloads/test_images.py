@@ -146,7 +146,7 @@ def test_an_option_without_a_use_is_refused(name, option):
 
 
 def test_pretrained_weights_go_to_every_model(tmp_path, monkeypatch):
-    from simulations.workloads.images import image_workload
+    from simulations.workloads.images import image_sets
 
     make_set(tmp_path, "cifar10")
     asked = []
@@ -155,7 +155,7 @@ def test_pretrained_weights_go_to_every_model(tmp_path, monkeypatch):
         asked.append(source)
         return lambda: f"{source} in a model"
 
-    monkeypatch.setattr(image_workload, "with_pretrained", spy)
+    monkeypatch.setattr(image_sets, "with_pretrained", spy)
     workload = workloads.load("cifar10", data_dir=tmp_path, options=Options(pretrained="w.pt"))
     assert asked == ["w.pt"] * len(workload.models)
     assert workload.models["cnn"]() == "w.pt in a model"
