@@ -7,7 +7,6 @@ percent at most. Lines without a finite epsilon are in every panel of their task
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fedlsg.choices import choose
 from simulations.compare.lines import Line
@@ -19,7 +18,6 @@ from simulations.rundir.links import Link, parse_link
 SAME = 0.01
 """Relative difference of epsilons that count as equal: calibration ends within it below its target."""
 
-TASK = ("workload", "dataset", "subset", "holdout")
 
 AXES = ("epsilon", "bytes")
 
@@ -57,10 +55,10 @@ class Panel:
 def panels(table: Sequence[Line]) -> list[Panel]:
     """The finished lines in panels of equal epsilon, ascending; tasks in the order of the table."""
     sent = [line for line in table if line.mean is not None and line.total_uplink]
-    tasks = list(dict.fromkeys(_task(line) for line in sent))
+    tasks = list(dict.fromkeys(line.task for line in sent))
     found = []
     for task in tasks:
-        own = [line for line in sent if _task(line) == task]
+        own = [line for line in sent if line.task == task]
         free = [line for line in own if not _bounded(line)]
         bounded = [line for line in own if _bounded(line)]
         groups: list[list[Line]] = []
@@ -74,10 +72,6 @@ def panels(table: Sequence[Line]) -> list[Panel]:
         if not groups:
             found.append(Panel(title=prefix + "no private method", lines=_ordered(free)))
     return found
-
-
-def _task(line: Line) -> tuple[Any, ...]:
-    return tuple(line.setting(name) for name in TASK)
 
 
 def _bounded(line: Line) -> bool:

@@ -80,6 +80,12 @@ class Base:
         """Declared number of examples N_k of every client."""
         return [len(part) for part in self.parts] if self.declared is None else list(self.declared)
 
+    @property
+    def rates(self) -> list[float]:
+        """Poisson rate of every client."""
+        size = self.settings.batch_size
+        return [self.local.sample_rate if size is None else min(size / n, 1.0) for n in self.sizes]
+
     def build_model(self) -> nn.Module:
         """The initial model as the method trains it: public, equal in every process, on the run's device."""
         s = self.settings

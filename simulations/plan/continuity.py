@@ -19,8 +19,8 @@ from simulations.settings.settings import as_config
 from simulations.workloads import Split
 
 HARMLESS = frozenset({
-    "engine", "device", "threads", "client-cpus", "client-gpus", "grouped", "round-timeout",
-    "data-dir", "run-dir", "evaluate-every", "record-updates",
+    "engine", "device", "threads", "client_cpus", "client_gpus", "grouped", "round_timeout",
+    "data_dir", "run_dir", "evaluate_every", "record_updates",
 })  # fmt: skip
 """Settings that a resumed run may change: they change neither a random draw nor the meaning of a ledger entry."""
 
@@ -58,7 +58,7 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
     now = fingerprint(plan)
     before, after = saved["settings"], now["settings"]
     changed = sorted(k for k in (before.keys() | after.keys()) - MOVED if before.get(k) != after.get(k))
-    refused = [k for k in changed if k not in HARMLESS]
+    refused = [k for k in changed if k.replace("-", "_") not in HARMLESS]
     if refused:
         words = ", ".join(f"{k} = {before.get(k, 'unset')} (now {after.get(k, 'unset')})" for k in refused)
         raise ValueError(f"a run cannot change its settings midway: restore {words} in config.toml, or start a new run")

@@ -57,13 +57,12 @@ def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequ
 def client_terms(base: Base) -> tuple[ClientTerms, ...]:
     """Rate and nominal noise multiplier of every client."""
     s, mechanism = base.settings, base.method.mechanism
-    rates = [base.local.sample_rate if s.batch_size is None else min(s.batch_size / n, 1.0) for n in base.sizes]
     if mechanism.private:
         check_delta(s.delta, max(base.sizes))
     blocks = count_blocks(base)
     terms = []
     # Noise for a larger rate is enough for a smaller one: beyond SHARED different rates, clients share it.
-    for size, rate, within in zip(base.sizes, rates, shared_rates(rates, limit=SHARED), strict=True):
+    for size, rate, within in zip(base.sizes, base.rates, shared_rates(base.rates, limit=SHARED), strict=True):
         sigma = s.noise_multiplier if mechanism.adds_noise else 0.0
         if sigma is None:
             sigma = calibrated(base, blocks, within)

@@ -44,10 +44,9 @@ def fill(settings: Settings, workload: Workload) -> Resolved:
     given = settings.parameters
     check_parameters(given)
     without_noise = given.get("mechanism", strategies.default_mechanism(settings.method)) in ("none", "clip-only")
-    if without_noise and settings.epsilon is not None:
-        raise ValueError("epsilon needs a mechanism that adds noise: choose method dpsgd, or mechanism dp")
-    if without_noise and settings.noise_multiplier is not None:
-        raise ValueError("noise_multiplier needs a mechanism that adds noise: choose method 'dpsgd', or mechanism dp")
+    for name in ("epsilon", "noise_multiplier"):
+        if without_noise and getattr(settings, name) is not None:
+            raise ValueError(f"{name} needs a mechanism that adds noise: choose method dpsgd, or mechanism dp")
     preset = {**FALLBACK, **workload.defaults, **workload.method_defaults.get(settings.method, {})}
     if settings.noise_multiplier is not None:
         preset.pop("epsilon")  # a given noise multiplier replaces the target; a given epsilon stays as the budget

@@ -106,7 +106,7 @@ def check_same_settings(folder: Folder, cells: Sequence[Cell]) -> None:
 
 def _binding(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that decide what a run computes, typed."""
-    return {name: value for name, value in parse(given).items() if name.replace("_", "-") not in HARMLESS}
+    return {name: value for name, value in parse(given).items() if name not in HARMLESS}
 
 
 def run_cells(
