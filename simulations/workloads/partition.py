@@ -43,7 +43,6 @@ def partition(
             2019, who draw each client's class mix and give all clients equally many examples.
         ``shards``: sorted by label, cut into ``num_clients * shards_per_client`` equal shards, dealt at random
             (McMahan et al. 2017, sec. 3).
-    ``alpha`` is read by ``dirichlet`` only, ``shards_per_client`` by ``shards`` only.
 
     Guarantees: every example belongs to exactly one client and every client has one. Where N does not divide
     evenly, ``iid`` gives the first clients, and ``shards`` the first shards, one example more. The
@@ -61,10 +60,9 @@ def partition(
     dealt = deal(shuffled, num_clients, rng, alpha=alpha, shards_per_client=shards_per_client)
     parts = [torch.from_numpy(np.sort(order[indices])) for indices in dealt]
     check_disjoint(parts, len(labels))
-    sizes = [len(part) for part in parts]
-    if sum(sizes) != len(labels):
-        raise RuntimeError(f"the {scheme} scheme dealt {sum(sizes)} of {len(labels)} examples")
-    if min(sizes) < 1:
+    if (total := sum(map(len, parts))) != len(labels):
+        raise RuntimeError(f"the {scheme} scheme dealt {total} of {len(labels)} examples")
+    if not all(map(len, parts)):
         raise ValueError(f"{scheme} leaves a client without examples: lower {num_clients=}")
     return parts
 
