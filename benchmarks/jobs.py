@@ -5,10 +5,10 @@ its models; Flower's processes import it as part of the app, see ``benchmarks.jo
 """
 
 import itertools
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from simulations import workloads
-from simulations.workloads.base.workload import Options, Progress, Split, Workload, rescale
+from simulations.workloads.base.workload import Request, Split, Workload, rescale
 
 CLIENTS, IMAGES, COHORT, BATCH = 100, 50, 10, 10
 SIDE = 32
@@ -49,9 +49,9 @@ def large() -> nn.Module:
 MODELS = MappingProxyType({"lenet": lenet, "wide": wide, "large": large})
 
 
-def load(*, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress) -> Workload:
+def load(request: Request) -> Workload:
     """The workload; it has as many images as ``options.train_rows`` says, 5,000 by default."""
-    count = options.train_rows or CLIENTS * IMAGES
+    count = request.options.train_rows or CLIENTS * IMAGES
     draw = np.random.default_rng(0)
     prepare = partial(rescale, offset=torch.tensor(127.5), scale=torch.tensor(1 / 64))
 
@@ -81,4 +81,4 @@ def _model(features: nn.Module, *widths: int) -> nn.Module:
     return nn.Sequential(OrderedDict(features=features, body=body, classifier=nn.Linear(widths[-1], 10)))
 
 
-workloads._REGISTRY = MappingProxyType({**workloads._REGISTRY, "job": load})
+workloads._REGISTRY = MappingProxyType({**workloads._REGISTRY, "job": sys.modules[__name__]})

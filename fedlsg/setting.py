@@ -112,7 +112,8 @@ class Declared:
         if value is None and self.optional:
             return
         if self.choices and value not in self.choices:
-            raise ValueError(f"expected {self.name} in {self.choices}, got {value!r}")
+            near = did_you_mean(str(value), map(str, self.choices))
+            raise ValueError(f"expected {self.name} in {self.choices}, got {value!r}{near}")
         if self.kind not in (int, float):
             return
         if isinstance(value, bool) or not isinstance(value, Integral if self.kind is int else Real):

@@ -1,4 +1,4 @@
-"""The command line: ``fedlsg run``, ``resume``, ``compare``, ``report``, ``calibrate``, ``partition``, ``presets``.
+"""The command line: ``fedlsg run``, ``resume``, ``compare``, ``report``, ``calibrate``, and the lists of what there is.
 
 ``inspect``, ``audit`` and ``attack`` are in ``simulations.cli.examine``.
 """
@@ -14,10 +14,9 @@ import typer.core
 from rich.console import Console
 
 from simulations.cli.examine import attack, audit, inspect
-from simulations.cli.lists import methods, settings, version, workloads
-from simulations.cli.options import Choice, console, merge, option, setting
+from simulations.cli.options import Choice, console, option, setting
 from simulations.engines.signals import sigterm_raises
-from simulations.settings.declared import RUN
+from simulations.settings.settings import RUN, merge
 
 typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
 
@@ -64,11 +63,10 @@ def run(
 
     WORKLOAD is digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg workloads lists all.
     """
-    given = {key: value for key, value in locals().items() if key not in ("out", "config") and value is not None}
+    given = merge({name: value for name, value in locals().items() if name not in ("out", "config")}, config)
     from simulations.engines import ahead
     from simulations.settings.published import first_look
 
-    given = merge(given, config or [])
     with ahead(first_look(given)):
         from simulations.run import run_command
 
@@ -108,14 +106,12 @@ def compare(
     ] = None,
 ) -> int:
     """Run or resume methods x epsilons x ranks x sparsities x seeds; leave one table, plots and report.html."""
-    axes = {name: value for name, value in locals().items() if name in ("methods", "epsilons", "ranks", "sparsities")}
-    places = {"engine": engine, "data_dir": data_dir}
+    axes = {"methods": methods, "epsilons": epsilons, "ranks": ranks, "sparsities": sparsities, "seeds": seeds}
+    from simulations.compare.bytes_axis import make_view
     from simulations.compare.command import compare_command, make_grid
-    from simulations.compare.view import make_view
 
     view = make_view(axis, link)
-    pairs = merge({name: value for name, value in places.items() if value is not None}, config or [])
-    made = make_grid(workload, {**axes, "seeds": seeds}, pairs, grid)
+    made = make_grid(workload, axes, merge({"engine": engine, "data_dir": data_dir}, config), grid)
     return compare_command(made, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view)
 
 
@@ -130,8 +126,8 @@ def report(
 
     RUN is a run directory, or the folder of a comparison, which means all of its runs.
     """
+    from simulations.compare.bytes_axis import make_view
     from simulations.compare.command import report_command
-    from simulations.compare.view import make_view
 
     report_command(runs, out, console, make_view(axis, link))
 
@@ -152,7 +148,9 @@ def calibrate(
 
 @app.command(short_help="Who would hold what: sizes and classes of the clients.")
 def partition(
-    workload: Annotated[str, typer.Argument(help="As in run; default digits.", show_default=False)] = "digits",
+    workload: Annotated[str, typer.Argument(help="As in run; default digits.", show_default=False)] = RUN[
+        "workload"
+    ].default,
     clients: Annotated[int | None, setting("clients")] = None,
     seed: Annotated[int | None, option(help=f"Public seed of the partition; default {RUN['seed'].default}.")] = None,
     data_dir: Annotated[str | None, option(help="Local mirror of the data; as in run.")] = None,
@@ -160,10 +158,10 @@ def partition(
     config: Choice = None,
 ) -> None:
     """Sizes and class balance of the clients that a run would have; trains nothing. Simulation only."""
-    given = {key: value for key, value in locals().items() if key not in ("out", "config") and value is not None}
+    given = merge({name: value for name, value in locals().items() if name not in ("out", "config")}, config)
     from simulations.report.partition import partition_command
 
-    partition_command(merge(given, config or []), out, console)
+    partition_command(given, out, console)
 
 
 @app.command(short_help="The papers' settings by name, with their accuracy.")
@@ -178,10 +176,51 @@ def presets(
     presets_command(words or "", json, markdown, console)
 
 
-app.callback()(version)
-app.command(short_help="Every setting, or one whole: meaning, unit, range, default.")(settings)
-app.command()(workloads)
-app.command()(methods)
+@app.command(short_help="Every setting, or one whole: meaning, unit, range, default.")
+def settings(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One setting, to see all of it.")] = None,
+    markdown: Annotated[bool, option("--markdown", help="The page docs/settings.md.")] = False,
+) -> None:
+    """Every setting that -c NAME=VALUE takes, or one whole: meaning, unit, range, default, who uses it."""
+    from simulations.settings.show import settings_command
+
+    settings_command(name, markdown, console)
+
+
+@app.command()
+def workloads() -> None:
+    """The data sets that fedlsg run WORKLOAD takes."""
+    from simulations.settings.show import workloads_command
+
+    workloads_command(console)
+
+
+@app.command()
+def methods() -> None:
+    """The methods that fedlsg run --method takes."""
+    from simulations.settings.show import methods_command
+
+    methods_command(console)
+
+
+def print_version(asked: bool) -> None:
+    """Print the version of fedlsg and leave."""
+    if asked:
+        from fedlsg.version import version as version_of_code
+
+        print(f"fedlsg {version_of_code()}")
+        raise typer.Exit
+
+
+@app.callback()
+def version(
+    asked: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=print_version)
+    ] = False,
+) -> None:
+    """Nothing but the option."""
+
+
 app.command(short_help="Statistics of gradients without noise: NOT PRIVATE.")(inspect)
 app.command(short_help="Try to prove a claimed epsilon wrong.")(audit)
 app.command(short_help="What recorded updates, or a released model, give away.")(attack)

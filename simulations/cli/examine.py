@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 from click.core import ParameterSource
 
-from simulations.cli.options import Choice, console, merge, option
+from simulations.cli.options import Choice, console, option
+from simulations.settings.settings import merge
 
 
 def inspect(
@@ -23,8 +24,7 @@ def inspect(
     config: Choice = None,
 ) -> None:
     """Gradient statistics that the papers show: NOT PRIVATE, for simulations only."""
-    named = {"workload": workload, "method": method, "rank": rank}
-    given = merge({key: value for key, value in named.items() if value is not None}, config or [])
+    given = merge({"workload": workload, "method": method, "rank": rank}, config)
     if directory is None and workload is None:
         raise ValueError("expected a run directory, or --workload")
     from simulations.inspection.command import inspect_command
@@ -54,7 +54,7 @@ def audit(
 ) -> int:
     """Try to falsify a claimed epsilon: status 0 and "not falsified", or status 1 and "falsified"."""
     named = {"workload": workload, "method": method, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
-    given = merge({key: value for key, value in named.items() if value is not None}, config or [])
+    given = merge(named, config)
     from simulations.audit.command import audit_command
 
     return audit_command(
@@ -106,7 +106,7 @@ def attack(
     from simulations.attack.command import attack_command
 
     named = {"workload": workload, "method": method, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
-    given = merge({key: value for key, value in named.items() if value is not None}, config or [])
+    given = merge(named, config)
     asked = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if membership:
         from simulations.attack.membership.command import membership_command, only

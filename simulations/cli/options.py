@@ -1,11 +1,11 @@
-"""What the commands of the command line share: how an option is written, and ``-c KEY=VALUE``."""
+"""How an option of the command line is written."""
 
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from simulations.settings.declared import RUN
+from simulations.settings.settings import RUN
 
 console = Console()
 
@@ -25,14 +25,3 @@ def setting(name: str, *names: str) -> Any:
 
 
 Choice = Annotated[list[str] | None, option("-c", metavar="KEY=VALUE", help="Any other setting; repeatable.")]
-
-
-def merge(given: dict[str, Any], pairs: list[str]) -> dict[str, Any]:
-    """Options and ``-c key=value`` pairs in one mapping. Raises ValueError for a pair without "="."""
-    merged = dict(given)
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator or not key:
-            raise ValueError(f"expected -c KEY=VALUE, got {pair!r}")
-        merged[key.strip().replace("-", "_")] = value.strip()
-    return merged

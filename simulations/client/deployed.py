@@ -18,10 +18,10 @@ from simulations.client.node.folder import NodeFolder
 from simulations.client.node.terms import Terms, read_terms
 from simulations.client.train import answer_in
 from simulations.grids.refusals import OverBudgetError, RefusalError, SettingsError, TermsError
-from simulations.plan.parts import Own
+from simulations.plan.base import Own
+from simulations.plan.continuity import data_digest
 from simulations.plan.plan import count_blocks, prepare
 from simulations.settings.settings import Settings
-from simulations.workloads.digest import data_digest
 from strategies.federation.ledger_wire import RECORD, news_record, read_held
 from strategies.federation.wire import identity, read_round, update
 

@@ -25,7 +25,7 @@ from simulations.plan.plan import Base
 from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.steps import StepFiles
-from simulations.settings.codecs import downlink_codec
+from simulations.settings.resolve import downlink_codec
 from strategies.federation.replica_wire import NOWHERE, Reference, digest_of, read_missed, read_reference, read_state
 from strategies.federation.wire import Announcement, read_weights
 

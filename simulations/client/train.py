@@ -26,7 +26,7 @@ from fedlsg.state import ClientTerms, RoundPlan
 from fedlsg.training import Groups, Positions, largest
 from simulations.client.account import Account, SimulatedAccount, own_directory
 from simulations.client.model import Process, load, process
-from simulations.plan.parts import OwnPart
+from simulations.plan.base import OwnPart
 from simulations.plan.plan import Base
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.outbox import Outbox

@@ -1,4 +1,4 @@
-"""Accuracy against all bytes of a run, at equal epsilon: which lines share a panel, and its table.
+"""The axes of a comparison: accuracy at each epsilon, or against all bytes of a run at equal epsilon, in panels.
 
 Two lines share a panel if they solve the same task under the same trust and delta, and their epsilons differ by one
 percent at most. Lines without a finite epsilon are in every panel of their task, marked as NOT PRIVATE.
@@ -7,17 +7,41 @@ percent at most. Lines without a finite epsilon are in every panel of their task
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from fedlsg.choices import choose
 from simulations.compare.lines import Line
 from simulations.compare.table import markdown
 from simulations.report.page import Row, Table
 from simulations.report.words import NOT_PRIVATE, human_bytes
+from simulations.rundir.links import Link, parse_link
 
 SAME = 0.01
 """Relative difference of epsilons that count as equal: calibration ends within it below its target."""
 
-TASK = ("workload", "dataset", "subset", "holdout")
+
+AXES = ("epsilon", "bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """``axis`` bytes adds accuracy against total bytes at equal epsilon; ``link`` adds seconds of transfer on it."""
+
+    axis: str = "epsilon"
+    link: Link | None = None
+
+    @property
+    def bytes(self) -> bool:
+        return self.axis == "bytes"
+
+
+PLAIN = View()
+
+
+def make_view(axis: str | None, link: str | None) -> View:
+    """From the options ``--axis`` and ``--link``; raises ValueError naming the option."""
+    if axis is not None:
+        choose("--axis", axis, dict.fromkeys(AXES))
+    return View(axis=axis or "epsilon", link=None if link is None else parse_link(link))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +55,10 @@ class Panel:
 def panels(table: Sequence[Line]) -> list[Panel]:
     """The finished lines in panels of equal epsilon, ascending; tasks in the order of the table."""
     sent = [line for line in table if line.mean is not None and line.total_uplink]
-    tasks = list(dict.fromkeys(_task(line) for line in sent))
+    tasks = list(dict.fromkeys(line.task for line in sent))
     found = []
     for task in tasks:
-        own = [line for line in sent if _task(line) == task]
+        own = [line for line in sent if line.task == task]
         free = [line for line in own if not _bounded(line)]
         bounded = [line for line in own if _bounded(line)]
         groups: list[list[Line]] = []
@@ -48,10 +72,6 @@ def panels(table: Sequence[Line]) -> list[Panel]:
         if not groups:
             found.append(Panel(title=prefix + "no private method", lines=_ordered(free)))
     return found
-
-
-def _task(line: Line) -> tuple[Any, ...]:
-    return tuple(line.setting(name) for name in TASK)
 
 
 def _bounded(line: Line) -> bool:

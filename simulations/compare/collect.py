@@ -99,7 +99,7 @@ def _binding(run: Result) -> dict[str, Any]:
     """The settings that decide the outcome of a run, except its seed, those that follow from others and unused ones."""
     follows = {"noise_multiplier"} if run.settings.get("epsilon") is not None else set()
     follows |= {"local_learning_rate"} if run.settings.get("local_steps", 1) == 1 else set()
-    harmless = {name.replace("-", "_") for name in HARMLESS} | {"seed"} | follows
+    harmless = HARMLESS | {"seed"} | follows
     return {name: value for name, value in run.settings.items() if name not in harmless}
 
 

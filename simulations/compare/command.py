@@ -15,7 +15,7 @@ from rich.console import Console
 import strategies
 from fedlsg.choices import choose
 from simulations import workloads
-from simulations.compare.bytes_axis import NOTE, panel_table, panels
+from simulations.compare.bytes_axis import NOTE, PLAIN, View, panel_table, panels
 from simulations.compare.cells.grid import Cell, Grid
 from simulations.compare.cells.grid_file import as_toml, from_toml, numbers, split_settings, words
 from simulations.compare.cells.progress import GridDisplay
@@ -25,7 +25,6 @@ from simulations.compare.collect import cell_result, read_runs
 from simulations.compare.lines import Line, lines
 from simulations.compare.output import Output, write_page, write_tables
 from simulations.compare.table import comparison_table, notes, unfinished, variants
-from simulations.compare.view import PLAIN, View
 from simulations.engines.signals import sigterm_raises
 from simulations.report.run_page import run_page
 from simulations.report.terminal import print_note, print_table

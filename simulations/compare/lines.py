@@ -41,6 +41,11 @@ class Line:
         return (self.done or self.runs)[0].settings.get(name)
 
     @property
+    def task(self) -> tuple[Any, ...]:
+        """What lines need in common to be compared: the evaluated rows of one workload."""
+        return tuple(self.setting(name) for name in ("workload", "dataset", "subset", "holdout"))
+
+    @property
     def accuracies(self) -> list[float]:
         return [run.accuracy for run in self.done if run.accuracy is not None]
 
@@ -138,14 +143,10 @@ def lines(results: Iterable[Result]) -> list[Line]:
     probes: dict[tuple[Any, ...], float] = {}
     for line in found:
         if line.method == PROBE and line.mean is not None and line.private:
-            probes[_task(line)] = max(line.mean, probes.get(_task(line), 0.0))
-    found = [Line(runs=line.runs, probe=probes.get(_task(line))) for line in found]
+            target = (line.task, line.epsilon_target)
+            probes[target] = max(line.mean, probes.get(target, 0.0))
+    found = [Line(runs=line.runs, probe=probes.get((line.task, line.epsilon_target))) for line in found]
     return sorted(found, key=_order)
-
-
-def _task(line: Line) -> tuple[Any, ...]:
-    """What lines need in common to be compared: the evaluated rows of one workload, and the epsilon target."""
-    return (*(line.setting(name) for name in ("workload", "dataset", "subset", "holdout")), line.epsilon_target)
 
 
 def _order(line: Line) -> tuple[Any, ...]:

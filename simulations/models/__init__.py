@@ -5,8 +5,66 @@ in-place operation and no layer that mixes examples, and names its output layer 
 Build them through ``simulations.workloads.build_model``, which makes their initial weights public and repeatable.
 """
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+from torch import nn
+
 from simulations.models.pretrained import load_pretrained, with_pretrained
-from simulations.models.registry import vision
-from simulations.models.small import digits_conv, digits_mlp
+from simulations.models.resnet import Stem, cifar_resnet, resnet34
+from simulations.models.small import digits_conv, digits_mlp, dp_cnn, dp_cnn_small, h_cnn, h_cnn_small, small_cnn
+from simulations.models.wide_resnet import Form, wide_resnet
 
 __all__ = ["digits_conv", "digits_mlp", "load_pretrained", "vision", "with_pretrained"]
+
+Builder = Callable[[], nn.Module]
+
+WIDE: Mapping[str, tuple[int, int, Form]] = MappingProxyType(
+    {
+        "wrn-16-4": (16, 4, "standard"),
+        "wrn-16-4-ws": (16, 4, "standardized"),
+        "wrn-28-4": (28, 4, "rgp"),
+        "wrn-28-4-standard": (28, 4, "standard"),
+        "wrn-28-10": (28, 10, "standard"),
+        "wrn-28-10-ws": (28, 10, "standardized"),
+    }
+)
+"""Depth, width and form of the wide ResNets: LSG and RGP train wrn-28-4, DP-SSGD trains the ones that end on -ws."""
+
+SMALLEST, WIDEST, IMAGENET = 16, 64, 64
+"""Sides in pixels: only ``cnn`` and ``cnn-wide`` fit below SMALLEST, CIFAR networks up to WIDEST; resnet-34 has its
+ImageNet stem from IMAGENET on."""
+
+
+def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:
+    """Builders of the models for images (B, channels, side, side), by name; the first is the default.
+
+    ``cnn`` and ``cnn-wide``, with twice its channels, fit from 8 pixels on. 28x28 images get the small DP-CNN and H-CNN
+    of Fashion-MNIST under the names ``dp-cnn`` and ``h-cnn``, as in Zhu and Blaschko 2023.
+    Raises ValueError for a shape that no model fits.
+    """
+    if channels < 1 or side < 8 or num_classes < 2:
+        raise ValueError(
+            f"no model fits {channels=}, {side=}, {num_classes=}: expected at least one channel, 8 pixels, 2 classes"
+        )
+    models: dict[str, Builder] = {
+        "cnn": partial(small_cnn, channels, side, num_classes),
+        "cnn-wide": partial(small_cnn, channels, side, num_classes, width=32),
+    }
+    if SMALLEST <= side <= WIDEST:
+        if side == 28:
+            models["dp-cnn"] = partial(dp_cnn_small, channels, num_classes)
+            models["h-cnn"] = partial(h_cnn_small, channels, num_classes)
+        else:
+            models["dp-cnn"] = partial(dp_cnn, channels, side, num_classes)
+            if side % 8 == 0:
+                models["h-cnn"] = partial(h_cnn, channels, side, num_classes)
+        for name, (depth, width, form) in WIDE.items():
+            models[name] = partial(wide_resnet, depth, width, channels=channels, num_classes=num_classes, form=form)
+        for depth in (8, 20):
+            models[f"resnet-{depth}"] = partial(cifar_resnet, depth, channels=channels, num_classes=num_classes)
+    if side >= SMALLEST:
+        stem: Stem = "imagenet" if side >= IMAGENET else "cifar"
+        models["resnet-34"] = partial(resnet34, channels=channels, num_classes=num_classes, stem=stem)
+    return MappingProxyType(models)

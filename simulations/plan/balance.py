@@ -60,15 +60,12 @@ def measure(base: Base) -> Balance:
     s, labels = base.settings, base.workload.train.labels
     counts = torch.stack([torch.bincount(labels[part], minlength=base.workload.num_classes) for part in base.parts])
     sizes = np.array(base.sizes)
-    rates = np.full(len(sizes), base.local.sample_rate)
-    if s.batch_size is not None:
-        rates = np.minimum(s.batch_size / sizes, 1.0)
     of = {"dirichlet": f" (alpha {s.alpha:g})", "shards": f" ({s.shards_per_client} a client)"}
     return Balance(
         title=f"{s.workload}: {sizes.sum():,} examples over {len(sizes)} clients, {s.partition}"
         f"{of.get(s.partition, '')}, seed {s.seed}",
         counts=counts.numpy(),
-        rates=rates,
+        rates=np.array(base.rates),
         expected_batch=base.local.expected_batch,
         delta=s.delta if base.method.mechanism.private else None,
     )

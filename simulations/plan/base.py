@@ -4,11 +4,12 @@ It is deterministic and calls no accountant. Bad settings are refused before any
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean as mean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +21,41 @@ from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import Codec, Dither, IndexMode
 from fedlsg.state import PublicState, RoundPlan, ServerState, select_clients
 from simulations import workloads
-from simulations.plan.parts import Own, make_parts
-from simulations.settings.codecs import check_codecs, uplink_codec
 from simulations.settings.published import from_run_config
-from simulations.settings.resolve import build_method, check, fill, resolved
+from simulations.settings.resolve import build_method, check, check_codecs, fill, resolved, uplink_codec
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings, as_config
-from simulations.workloads import Options, Progress, Workload, build_model, silent
+from simulations.workloads import Options, Progress, Split, Workload, build_model, silent
 from simulations.workloads.base.workload import Augment
+from simulations.workloads.partition import partition
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Own:
+    """The data of a deployed client, which does not know the other clients' data.
+
+    client: its number in the federation. read: its training rows, in the form of the run's workload.
+    expected_batch: that of the federation, once the server has announced it; None assumes clients of equal size.
+    """
+
+    client: int
+    read: Callable[[Workload], Split]
+    expected_batch: float | None = None
+
+
+class OwnPart(Sequence[Tensor]):
+    """The partition of a federation as one client sees it: all rows here are its own, other clients are unknown."""
+
+    def __init__(self, client: int, size: int) -> None:
+        self.client, self.rows = client, torch.arange(size)
+
+    def __getitem__(self, client: object) -> Any:
+        if client != self.client:
+            raise LookupError(f"client {self.client} knows its own data only, not those of client {client}")
+        return self.rows
+
+    def __len__(self) -> int:
+        raise LookupError("a deployed client does not know the data of the others")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,6 +79,12 @@ class Base:
     def sizes(self) -> list[int]:
         """Declared number of examples N_k of every client."""
         return [len(part) for part in self.parts] if self.declared is None else list(self.declared)
+
+    @property
+    def rates(self) -> list[float]:
+        """Poisson rate of every client."""
+        size = self.settings.batch_size
+        return [self.local.sample_rate if size is None else min(size / n, 1.0) for n in self.sizes]
 
     def build_model(self) -> nn.Module:
         """The initial model as the method trains it: public, equal in every process, on the run's device."""
@@ -130,10 +164,8 @@ def prepare(
     if own is not None:
         workload = replace(workload, train=own.read(workload))
     filled = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
-    check(filled)
-    if filled.augment != "none" and workload.augment is None:
-        raise ValueError(f"workload {workload.name} has no augmentation {filled.augment!r}; leave augment out")
-    parts = make_parts(filled, workload, own) if declared is None else []
+    check(filled, workload)
+    parts = _make_parts(filled, workload, own) if declared is None else []
     mean_size = mean(declared) if declared is not None else len(workload.train) / (len(parts) if own is None else 1)
     rate = filled.sample_rate if filled.batch_size is None else min(filled.batch_size / mean_size, 1.0)
     assert rate is not None, "without a batch size there is a rate: see FALLBACK"
@@ -151,6 +183,16 @@ def prepare(
         local=local,
         declared=None if declared is None else tuple(declared),
     )
+
+
+def _make_parts(s: Resolved, workload: Workload, own: Own | None) -> Sequence[Tensor]:
+    """Each client's rows of the training split; for a client with data of its own, its part alone."""
+    if own is not None:
+        return OwnPart(own.client, len(workload.train))
+    return partition(
+        workload.train.labels, num_clients=s.clients, scheme=s.partition, seed=s.seed, alpha=s.alpha,
+        shards_per_client=s.shards_per_client,
+    )  # fmt: skip
 
 
 def _local_training(

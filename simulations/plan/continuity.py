@@ -5,22 +5,33 @@ settings or data would report an epsilon that holds for neither.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
 
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import as_config
-from simulations.workloads.digest import data_digest
+from simulations.workloads import Split
 
 HARMLESS = frozenset({
-    "engine", "device", "threads", "client-cpus", "client-gpus", "round-timeout",
-    "data-dir", "run-dir", "evaluate-every", "record-updates",
+    "engine", "device", "threads", "client_cpus", "client_gpus", "round_timeout",
+    "data_dir", "run_dir", "evaluate_every", "record_updates",
 })  # fmt: skip
 """Settings that a resumed run may change: they change neither a random draw nor the meaning of a ledger entry."""
 
 MOVED = frozenset({"run-dir"})
 """Harmless settings that no message mentions: the user who resumes a run knows where its directory is."""
+
+DIGEST_BYTES = 32
+MASK = "attention_mask"
+"""0 in it marks padding of texts, which the digest leaves out."""
+ROWS_AT_ONCE = 1024
+"""Part of the format: another number gives other digests."""
 
 
 def fingerprint(plan: Plan) -> dict[str, Any]:
@@ -47,7 +58,7 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
     now = fingerprint(plan)
     before, after = saved["settings"], now["settings"]
     changed = sorted(k for k in (before.keys() | after.keys()) - MOVED if before.get(k) != after.get(k))
-    refused = [k for k in changed if k not in HARMLESS]
+    refused = [k for k in changed if k.replace("-", "_") not in HARMLESS]
     if refused:
         words = ", ".join(f"{k} = {before.get(k, 'unset')} (now {after.get(k, 'unset')})" for k in refused)
         raise ValueError(f"a run cannot change its settings midway: restore {words} in config.toml, or start a new run")
@@ -62,3 +73,52 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
             "restore the data, or start a new run"
         )
     return [f"{k} = {after.get(k, 'unset')} (was {before.get(k, 'unset')})" for k in changed]
+
+
+def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: bytes = b"") -> str:
+    """Keyed BLAKE2b over the stored inputs and labels of these rows in this order (None: of all rows); 64 hex digits.
+
+    ``key``: at most 64 bytes. Without the key, the digest cannot be computed, nor a guess of a row be tested.
+    Guarantee: it depends on these rows alone, not on the others, nor on how far a text is padded. ``ROWS_AT_ONCE`` rows
+    are in memory at a time.
+    A digest of private rows is SECRET itself: who has it and all rows but one can test guesses of that row. Keep it
+    where only the owner of the rows can read it, or compute it under a key that stays there.
+    Raises TypeError or IndexError for ``rows`` that the split does not have, as ``Split.batch``.
+    """
+    indices = torch.arange(len(split)) if rows is None else rows
+    split.order(indices)  # refuses rows that the split does not have
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
+    for part in indices.cpu().split(ROWS_AT_ONCE):
+        stored = split.inputs[part.numpy()]
+        arrays = stored if _is_known(stored) else split.prepare(stored)
+        for name, array in _arrays("inputs", arrays):
+            digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+        digest.update(split.labels[part].numpy().astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _is_known(stored: Any) -> bool:
+    if isinstance(stored, Mapping):
+        return all(map(_is_known, stored.values()))
+    if isinstance(stored, tuple):
+        return all(map(_is_known, stored))
+    return isinstance(stored, Tensor) or (isinstance(stored, np.ndarray) and not stored.dtype.hasobject)
+
+
+def _arrays(name: str, stored: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of some stored rows by name; of padded texts their lengths, then their tokens one after the other."""
+    if isinstance(stored, Mapping):
+        mask = None if MASK not in stored else np.asarray(stored[MASK]) != 0
+        if mask is not None:
+            yield f"{name}/lengths", mask.sum(1)
+        for part, value in sorted(stored.items()):
+            if mask is None:
+                yield from _arrays(f"{name}/{part}", value)
+            elif part != MASK:
+                yield f"{name}/{part}", np.asarray(value)[mask]
+    elif isinstance(stored, tuple):
+        for place, value in enumerate(stored):
+            yield from _arrays(f"{name}/{place}", value)
+    else:
+        yield name, np.asarray(stored)

@@ -1,24 +1,33 @@
 """From a base to a plan: each client's Poisson rate and its calibrated noise. Made once, on the server's side.
 
-An epsilon or delta that no noise can reach is refused before anything is written.
+Refused before anything is written: an epsilon or delta that no noise can reach, and a model that mixes examples. The
+model is run on public rows of the test split, never on training rows.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier, check_delta, compose, shared_rates
 from fedlsg.accounting.population import front
 from fedlsg.carriers import carried_parameters
 from fedlsg.gradients import check_supported, trainable
+from fedlsg.gradients.independence import check_independent
 from fedlsg.state import ClientTerms
 from simulations.plan.base import Base, prepare
-from simulations.plan.probes import check_model
 from simulations.settings.settings import Settings
-from simulations.workloads import Progress, silent
+from simulations.workloads import Progress, Split, silent, to_device
 
 __all__ = ["Base", "Plan", "make_plan", "prepare"]
 
 SHARED = 32  # at most this many Poisson rates get noise of their own: a calibration takes a second
+PROBES = 7
+TOKENS = 16
+"""Most tokens of a probe text, if enough texts are that short: the check of long texts is slow."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,13 +57,12 @@ def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequ
 def client_terms(base: Base) -> tuple[ClientTerms, ...]:
     """Rate and nominal noise multiplier of every client."""
     s, mechanism = base.settings, base.method.mechanism
-    rates = [base.local.sample_rate if s.batch_size is None else min(s.batch_size / n, 1.0) for n in base.sizes]
     if mechanism.private:
         check_delta(s.delta, max(base.sizes))
     blocks = count_blocks(base)
     terms = []
     # Noise for a larger rate is enough for a smaller one: beyond SHARED different rates, clients share it.
-    for size, rate, within in zip(base.sizes, rates, shared_rates(rates, limit=SHARED), strict=True):
+    for size, rate, within in zip(base.sizes, base.rates, shared_rates(base.rates, limit=SHARED), strict=True):
         sigma = s.noise_multiplier if mechanism.adds_noise else 0.0
         if sigma is None:
             sigma = calibrated(base, blocks, within)
@@ -156,3 +164,29 @@ def count_blocks(base: Base) -> int:
         check_model(model, base.workload.test, device=base.settings.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
     return len(trainable(model)) + (len(carried) if base.method.carrier.splits else 0)
+
+
+def check_model(model: nn.Module, test: Split, *, device: str) -> None:
+    """Raise ``UnsupportedLayerError``, naming the layer, if the model mixes the examples of a batch.
+
+    The texts of a batch have the same padded length here, alone and together: effects of padding are not checked.
+    """
+    inputs, targets = test.batch(probes(test))
+    check_independent(model, _losses, to_device(inputs, device), targets.to(device))
+
+
+def _losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def probes(test: Split) -> Int64[Tensor, " rows"]:
+    """Public rows from all over a test split; of texts, of all lengths up to ``TOKENS``, or the shortest.
+
+    The longest is first: a batch with it is as long as that one alone.
+    """
+    rows = test.order(torch.arange(len(test)))
+    if test.lengths is not None:
+        short = int((test.lengths <= TOKENS).sum())
+        rows = rows[: max(short, PROBES)]
+    places = torch.linspace(len(rows) - 1, 0, PROBES).long()
+    return rows[places]

@@ -28,7 +28,7 @@ from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, read_run
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
-from simulations.settings.declared import RUN
+from simulations.settings.settings import RUN
 from simulations.workloads.chance import beats_chance
 
 if TYPE_CHECKING:

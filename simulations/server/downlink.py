@@ -16,7 +16,7 @@ from fedlsg.frame import Frame
 from fedlsg.state import ServerState
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.steps import StepFiles
-from simulations.settings.codecs import downlink_codec
+from simulations.settings.resolve import downlink_codec
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings
 from strategies.federation.downlink import Downlink, FullDownlink

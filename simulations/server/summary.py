@@ -16,7 +16,7 @@ from simulations.plan.plan import Plan
 from simulations.rundir.tables import BYTES
 from simulations.server.downlink import downlink_facts
 from simulations.server.evaluate import Score
-from simulations.settings.codecs import codec_summary
+from simulations.settings.resolve import codec_summary
 from simulations.workloads.chance import chance_of
 
 PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")

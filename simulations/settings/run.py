@@ -1,11 +1,11 @@
 """What a user may say about any run, in one frozen record, before the workload fills the gaps.
 
-Settings of methods, mechanism, server and codecs are declared where they are used; ``simulations.settings.declared``
+Settings of methods, mechanism, server and codecs are declared where they are used; ``simulations.settings.settings``
 puts all of them together. Nothing here imports torch: what is wrong with these is said before anything is started.
 """
 
-import math
 from dataclasses import dataclass, field
+from math import inf
 from typing import Annotated, Any, Literal
 
 from fedlsg.setting import Setting
@@ -55,16 +55,12 @@ class Settings:
     epsilon: Annotated[
         float | None,
         Setting(
-            "Privacy budget of each client; calibrates the noise.",
-            above=0,
-            below=math.inf,
-            fallback=8.0,
-            aliases=("eps",),
+            "Privacy budget of each client; calibrates the noise.", above=0, below=inf, fallback=8.0, aliases=("eps",)
         ),
     ] = None
     noise_multiplier: Annotated[
         float | None,
-        Setting("Noise over clip norm, instead of a target.", above=0, below=math.inf, aliases=("sigma", "noise")),
+        Setting("Noise over clip norm, instead of a target.", above=0, below=inf, aliases=("sigma", "noise")),
     ] = None
     delta: Annotated[float | None, Setting("delta of (epsilon, delta).", above=0, below=1, fallback=1e-5)] = None
     trust: Annotated[
@@ -105,7 +101,7 @@ class Settings:
     ] = None
     local_learning_rate: Annotated[
         float | None,
-        Setting("Learning rate of local steps; default the server's.", above=0, below=math.inf, aliases=("local_lr",)),
+        Setting("Learning rate of local steps; default the server's.", above=0, below=inf, aliases=("local_lr",)),
     ] = None
     local_momentum: Annotated[float | None, Setting("Momentum of local steps.", at_least=0, below=1, fallback=0.0)] = (
         None
@@ -142,7 +138,7 @@ class Settings:
         Setting("How clients share the data; simulation only.", fallback="iid"),
     ] = None
     alpha: Annotated[
-        float | None, Setting("Concentration of partition=dirichlet.", above=0, below=math.inf, fallback=0.5)
+        float | None, Setting("Concentration of partition=dirichlet.", above=0, below=inf, fallback=0.5)
     ] = None
     shards_per_client: Annotated[
         int | None, Setting("Shards of partition=shards.", "shards", at_least=1, fallback=2)
@@ -170,15 +166,15 @@ class Settings:
     activation_storage: Annotated[Bits, Setting("Numbers in which activations wait for the backward pass.")] = "float32"
     threads: Annotated[int, Setting("Threads of torch in every process.", "threads", at_least=1)] = 1
     client_cpus: Annotated[int, Setting("Processors of a Ray worker.", "processors", at_least=1, aliases=("cpus",))] = 1
-    client_gpus: Annotated[
-        float, Setting("GPU of a Ray worker.", "GPUs", at_least=0, below=math.inf, aliases=("gpus",))
-    ] = 0.25
+    client_gpus: Annotated[float, Setting("GPU of a Ray worker.", "GPUs", at_least=0, below=inf, aliases=("gpus",))] = (
+        0.25
+    )
     round_timeout: Annotated[
-        float, Setting("Longest wait for a round.", "seconds", above=0, below=math.inf, aliases=("timeout",))
+        float, Setting("Longest wait for a round.", "seconds", above=0, below=inf, aliases=("timeout",))
     ] = 3600.0
     run_dir: Annotated[str | None, Setting("Run directory; fedlsg run takes it as --out.", aliases=("out",))] = None
     parameters: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Settings of method, mechanism, server and codec, by name: ``simulations.settings.declared`` lists them."""
+    """Settings of method, mechanism, server and codec, by name: ``simulations.settings.settings`` lists them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,9 @@
 """``fedlsg settings``, ``methods`` and ``workloads``: what there is, from the declarations, as tables and as a page."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
@@ -11,15 +14,32 @@ from fedlsg.payload import all_codecs
 from fedlsg.payload.codecs import summaries
 from fedlsg.setting import REQUIRED, Declared, unknown
 from simulations import workloads
-from simulations.settings.declared import all_settings, in_order
 from simulations.settings.resolve import FALLBACK
-from simulations.settings.used import group_of, used_by
+from simulations.settings.settings import (
+    RUN,
+    all_settings,
+    codec_settings,
+    in_order,
+    mechanism_settings,
+    method_settings,
+    server_settings,
+)
 
 HEAD = """# Settings
 
 Made by `fedlsg settings --markdown`; do not edit. `-c name=value` sets one, `fedlsg settings NAME` shows it. Under
 "range", x is the value. A default of `-` means that the setting is not used unless it is given, or that it follows from
-others. A workload's own value goes before the default; `fedlsg presets` has those of the papers."""
+others. A setting that is in no list of methods is taken by every run. The value in a workload's preset goes before the
+default; `fedlsg presets` has those of the papers."""
+
+GROUPS = {
+    "workload": "Data and model",
+    "epsilon": "Privacy",
+    "rounds": "Federation and local training",
+    "codec": "Messages and records",
+    "engine": "Where it runs",
+}
+"""Groups of the settings of every run, by the first of each."""
 
 
 def settings_command(name: str | None, markdown: bool, console: Console) -> None:
@@ -77,7 +97,7 @@ def by_value(found: Mapping[str, object]) -> str:
     """Who has which value, each value once."""
     names: dict[str, list[str]] = {}
     for name, value in found.items():
-        names.setdefault("-" if value is None else str(value), []).append(name)
+        names.setdefault(text_of(value), []).append(name)
     return "; ".join(f"{value} ({', '.join(those)})" for value, those in names.items())
 
 
@@ -86,6 +106,11 @@ def default_of(one: Declared) -> str:
     value = FALLBACK.get(one.name, None if one.default is REQUIRED else one.default)
     if len(set(map(str, used_by(one.name).defaults.values()))) > 1:
         return "by method"
+    return text_of(value)
+
+
+def text_of(value: object) -> str:
+    """A value as a user writes it; "-" for none."""
     return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -102,27 +127,17 @@ def as_markdown() -> str:
     found = all_settings()
     lines = [HEAD]
     for group, names in by_group(found).items():
-        lines += [
-            "",
-            f"## {group}",
-            "",
-            "| name | meaning | unit | range | default | presets of workloads | methods |",
-            "|" + "---|" * 7,
-        ]
-        for name in names:
-            one, used = found[name], used_by(name)
-            methods = by_value(used.defaults) or ("all" if used.by != "every run" else "")
-            presets = by_value(used.workloads)
-            cells = (
-                f"`{name}`",
-                one.setting.meaning,
-                one.setting.unit,
-                range_of(one),
-                default_of(one),
-                presets,
-                methods,
-            )
+        lines += ["", f"## {group}", "", "| name | meaning | unit | range | default |", "|" + "---|" * 5]
+        for one in (found[name] for name in names):
+            cells = (f"`{one.name}`", one.setting.meaning, one.setting.unit, range_of(one), default_of(one))
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        used = {name: used_by(name) for name in names}
+        for title, values in (
+            ("Methods that take each of them, by default:", {name: one.defaults for name, one in used.items()}),
+            ("Values in presets of workloads:", {name: one.workloads for name, one in used.items()}),
+        ):
+            listed = [f"- `{name}`: {by_value(own)}" for name, own in values.items() if own]
+            lines += ["", title, "", *listed] if listed else []
     return "\n".join([*lines, ""])
 
 
@@ -146,3 +161,47 @@ def name_table(rows: Mapping[str, str]) -> Table:
     for name, text in rows.items():
         table.add_row(Text(name), Text(text))
     return table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Used:
+    """``by``: who has the setting, in words; ``defaults`` by method; ``workloads``: values of their presets."""
+
+    by: str
+    defaults: Mapping[str, Any]
+    workloads: Mapping[str, str]
+
+
+def used_by(name: str) -> Used:
+    """Who uses a setting."""
+    methods = strategies.takers_of(name)
+    defaults = {method: strategies.declared_by(method)[name].default for method in methods}
+    every = {"mechanism": mechanism_settings(), "server": server_settings(), "codecs": codec_settings()}
+    by = next((f"{part} of every method" for part, found in every.items() if name in found), "every run")
+    return Used(by=", ".join(methods) or by, defaults=defaults, workloads=_presets(name))
+
+
+def group_of(name: str) -> str:
+    """The group that a setting is listed in."""
+    if name in codec_settings():
+        return "Messages and records"
+    if name in method_settings():
+        return "Methods"
+    if name in mechanism_settings():
+        return "Privacy"
+    if name in server_settings():
+        return "Server"
+    before = list(RUN)[: list(RUN).index(name) + 1]
+    return next(GROUPS[run] for run in reversed(before) if run in GROUPS)
+
+
+@cache
+def _presets(name: str) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for workload in workloads.names():
+        common, own = workloads.presets(workload)
+        values = [str(common[name])] if name in common else []
+        values += [f"{row[name]} for {method}" for method, row in own.items() if name in row]
+        if values:
+            found[workload] = ", ".join(values)
+    return found

@@ -1,19 +1,33 @@
 """Workloads by name: data, models and preset.
 
-To add one, write a file with ``load(*, data_dir, cache_dir, options, progress, public_only) -> Workload`` and enter it
-in the registry. Importing this package imports torch, but no data library: ``load`` imports what it needs.
+To add one, write a file with ``load(request: Request) -> Workload`` and enter it in the registry. Importing this
+package imports torch, but no data library: ``load`` imports what it needs.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
 from fedlsg.choices import choose
-from simulations.workloads.base.workload import Options, Progress, Split, Workload, build_model, silent, to_device
+from fedlsg.randomness import public_generator
+from simulations.workloads.base.workload import (
+    Options,
+    Progress,
+    Request,
+    Split,
+    Workload,
+    build_model,
+    silent,
+    to_device,
+)
 from simulations.workloads.images import digits, hf_image
 from simulations.workloads.images.image_sets import IMAGE_SETS
-from simulations.workloads.rows import check_public_only, restrict
 from simulations.workloads.texts import hf_text
 from simulations.workloads.texts.glue import TASKS
 
@@ -75,10 +89,56 @@ def load(
         OSError: missing data, an unreachable hub, or a cache that cannot be written.
         ImportError: a data library that the base installation does not bring.
     """
-    loaded: Workload = choose("workload", name, _REGISTRY).load(
+    request = Request(
         data_dir=data_dir, cache_dir=cache_dir, options=options, progress=progress, public_only=public_only
     )
-    if public_only:
-        check_public_only(options)
-        return loaded
-    return restrict(loaded, options)
+    loaded: Workload = choose("workload", name, _REGISTRY).load(request)
+    if not public_only:
+        return _restrict(loaded, options)
+    for setting in ("train_rows", "holdout"):
+        if getattr(options, setting) is not None:
+            raise ValueError(f"{setting} chooses among training rows, and clients hold data of their own: leave it out")
+    return loaded
+
+
+def _restrict(workload: Workload, options: Options) -> Workload:
+    """The workload with ``options.train_rows`` rows to train on, of which ``options.holdout`` are evaluated instead.
+
+    Fixed public permutations choose the rows. They depend on the number of rows only: two runs with the same setting
+    see the same rows, whatever their seed.
+    ``train_rows`` comes first: a share h of those rows is held out, and the test splits are replaced by it.
+    A held-out accuracy is computed from private examples without noise: choose hyperparameters with it in simulation,
+    on data that you may look at, because no epsilon covers it.
+    Raises ValueError for more rows than there are, or a share that leaves one side empty.
+    """
+    if options.train_rows is not None:
+        workload = replace(workload, train=_fewer_rows(workload, options.train_rows))
+    if options.holdout is not None:
+        train, held_out = _hold_out(workload, options.holdout)
+        workload = replace(workload, train=train, test=held_out, test_name="holdout", other_tests={})
+    return workload
+
+
+def _fewer_rows(workload: Workload, count: int) -> Split:
+    """The first ``count`` rows of a fixed public permutation of the training split, in their stored order."""
+    size = len(workload.train)
+    if not 1 <= count <= size:
+        raise ValueError(f"expected 1 <= train_rows={count} <= {size}, the training rows of {workload.name}")
+    return workload.train.pick(_permutation("train rows", size)[:count].sort().values)
+
+
+def _hold_out(workload: Workload, share: float) -> tuple[Split, Split]:
+    """The training split without a share of its rows, and that share: round(h n) rows, disjoint, in stored order."""
+    size = len(workload.train)
+    count = round(share * size) if 0 < share < 1 else 0
+    if not 0 < count < size:
+        raise ValueError(
+            f"expected 0 < holdout={share} < 1, with one row at least on either side of the {size} training rows "
+            f"of {workload.name}"
+        )
+    rows = _permutation("holdout", size)
+    return workload.train.pick(rows[count:].sort().values), workload.train.pick(rows[:count].sort().values)
+
+
+def _permutation(purpose: str, size: int) -> Int64[Tensor, " n"]:
+    return torch.randperm(size, generator=public_generator(0, "workload", purpose))

@@ -33,46 +33,37 @@ def partition(
     seed: int,
     alpha: float = 0.5,
     shards_per_client: int = 2,
-    min_size: int = 1,
 ) -> list[Int64[Tensor, " n_k"]]:
     """Indices of each client's examples, sorted.
 
     scheme:
         ``iid``: a random permutation cut into equal parts (McMahan et al. 2017, sec. 3).
         ``dirichlet``: each class is spread over the clients in proportions drawn from Dir(alpha, ..., alpha)
-            (Yurochkin et al. 2019), redrawn until every client has ``min_size`` examples. Differs from Hsu et al.
+            (Yurochkin et al. 2019), redrawn until every client has an example. Differs from Hsu et al.
             2019, who draw each client's class mix and give all clients equally many examples.
         ``shards``: sorted by label, cut into ``num_clients * shards_per_client`` equal shards, dealt at random
             (McMahan et al. 2017, sec. 3).
-    ``alpha`` is read by ``dirichlet`` only, ``shards_per_client`` by ``shards`` only.
 
-    Guarantees: every example belongs to exactly one client and no client has fewer than ``min_size``. Where N does
-    not divide evenly, ``iid`` gives the first clients, and ``shards`` the first shards, one example more. The
+    Guarantees: every example belongs to exactly one client and every client has one. Where N does not divide
+    evenly, ``iid`` gives the first clients, and ``shards`` the first shards, one example more. The
     result depends on the arguments only, and no global random state is read or moved.
 
     Raises ValueError: labels that are not int64 of shape (n,), num_clients outside 1..N, an unknown scheme, a
-    setting out of range, or settings that leave a client with fewer than ``min_size`` examples.
+    setting out of range, or settings that leave a client without examples.
     """
-    _check(labels, num_clients, seed, min_size)
+    _check(labels, num_clients, seed)
     deal = choose("partition scheme", scheme, _SCHEMES)
     # Shuffled first, from a stream of its own: the order in which a data set is stored (digits come writer by
     # writer) must not decide who gets which example of a class.
     order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(labels))
-    dealt = deal(
-        labels.cpu().numpy()[order],
-        num_clients,
-        np.random.Generator(np.random.PCG64(seed)),
-        alpha=alpha,
-        shards_per_client=shards_per_client,
-        min_size=min_size,
-    )
+    shuffled, rng = labels.cpu().numpy()[order], np.random.Generator(np.random.PCG64(seed))
+    dealt = deal(shuffled, num_clients, rng, alpha=alpha, shards_per_client=shards_per_client)
     parts = [torch.from_numpy(np.sort(order[indices])) for indices in dealt]
     check_disjoint(parts, len(labels))
-    sizes = [len(part) for part in parts]
-    if sum(sizes) != len(labels):
-        raise RuntimeError(f"the {scheme} scheme dealt {sum(sizes)} of {len(labels)} examples")
-    if min(sizes) < min_size:
-        raise ValueError(f"{scheme} leaves a client {min(sizes)} examples, expected {min_size=}: lower {num_clients=}")
+    if (total := sum(map(len, parts))) != len(labels):
+        raise RuntimeError(f"the {scheme} scheme dealt {total} of {len(labels)} examples")
+    if not all(map(len, parts)):
+        raise ValueError(f"{scheme} leaves a client without examples: lower {num_clients=}")
     return parts
 
 
@@ -103,17 +94,13 @@ def check_disjoint(parts: Sequence[Int64[Tensor, " n_k"]], num_examples: int) ->
         owner[values] = client
 
 
-def _check(labels: Tensor, num_clients: int, seed: int, min_size: int) -> None:
+def _check(labels: Tensor, num_clients: int, seed: int) -> None:
     if labels.dtype != torch.int64 or labels.ndim != 1:
         raise ValueError(f"expected int64 labels of shape (n,), got {labels.dtype} {tuple(labels.shape)}")
     if not 1 <= num_clients <= len(labels):
         raise ValueError(f"expected num_clients in 1..{len(labels)}, the number of examples, got {num_clients=}")
     if seed < 0:
         raise ValueError(f"expected {seed=} >= 0")
-    if min_size < 1:
-        raise ValueError(f"expected {min_size=} >= 1: a client without examples cannot train")
-    if num_clients * min_size > len(labels):
-        raise ValueError(f"{num_clients=} with {min_size=} each need more than the {len(labels)} examples")
 
 
 def _iid(labels: np.ndarray, num_clients: int, rng: np.random.Generator, **_: float) -> list[np.ndarray]:
@@ -136,7 +123,7 @@ def _shards(
 
 
 def _dirichlet(
-    labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, alpha: float, min_size: int, **_: float
+    labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, alpha: float, **_: float
 ) -> list[np.ndarray]:
     if not 0 < alpha < float("inf"):
         raise ValueError(f"expected a finite {alpha=} > 0")
@@ -149,12 +136,11 @@ def _dirichlet(
         # (classes, num_clients - 1): where each class is cut.
         cuts = (np.cumsum(shares, axis=1) * sizes).astype(np.int64)[:, :-1]
         counts = np.diff(cuts, axis=1, prepend=0, append=sizes)
-        if counts.sum(axis=0).min() >= min_size:
+        if counts.sum(axis=0).min() >= 1:
             pieces = [np.split(members, cut) for members, cut in zip(by_class, cuts, strict=True)]
             return [np.concatenate(hand) for hand in zip(*pieces, strict=True)]
     raise ValueError(
-        f"no draw of {_MAX_DRAWS} left each of {num_clients=} at least {min_size=} examples at {alpha=}: raise alpha "
-        f"or lower num_clients"
+        f"no draw of {_MAX_DRAWS} left each of {num_clients=} an example at {alpha=}: raise alpha or lower num_clients"
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedlsg.choices import choose
 from simulations.compare.cells.grid import Entry, Grid
-from simulations.settings.settings import parse
+from simulations.settings.settings import RUN, parse
 
 
 def split_settings(pairs: Mapping[str, Any], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -66,7 +66,7 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
     if not isinstance(methods, Mapping) or not all(isinstance(own, Mapping) for own in methods.values()):
         raise ValueError("expected a grid file to name its methods as [methods.NAME] tables")
     return Grid(
-        workload=str(table.get("workload", "digits")),
+        workload=str(table.get("workload", RUN["workload"].default)),
         entries=tuple(_entry(label, own) for label, own in methods.items()),
         seeds=_seeds(table.get("seeds", 1)),
         epsilons=_numbers("epsilons", table.get("epsilons", []), float),

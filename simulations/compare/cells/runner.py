@@ -7,10 +7,11 @@ The folder of a comparison:
 """
 
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -105,7 +106,7 @@ def check_same_settings(folder: Folder, cells: Sequence[Cell]) -> None:
 
 def _binding(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that decide what a run computes, typed."""
-    return {name: value for name, value in parse(given).items() if name.replace("_", "-") not in HARMLESS}
+    return {name: value for name, value in parse(given).items() if name not in HARMLESS}
 
 
 def run_cells(
@@ -127,43 +128,57 @@ def run_cells(
     """
     record = folder.record()
     pending = deque(cell for cell in cells if folder.status(cell, record).status != "done")
-    began = time.monotonic()
-    idle: list[Any] = []
-    busy: dict[Any, tuple[Any, Cell, float]] = {}
+    began, budget = time.monotonic(), math.inf if budget_seconds is None else budget_seconds
+    with closing(_Workers(folder, new_worker, ended)) as workers:
+        while workers.busy or pending:
+            spent = time.monotonic() - began
+            if spent >= budget and not workers.busy:
+                return
+            while pending and spent < budget and len(workers.busy) < jobs:
+                started(pending[0])
+                workers.start(pending.popleft())
+            for channel in wait(list(workers.busy), timeout=LOOK_SECONDS):
+                workers.take(channel)
+            running([cell for _, cell, _ in workers.busy.values()])
+            if spent >= budget * (1 + PATIENCE):
+                workers.interrupt()
+                for channel in list(workers.busy):
+                    workers.take(channel)
 
-    def take(channel: Any) -> None:
-        worker, cell, since = busy.pop(channel)
+
+class _Workers:
+    """Processes that run cells: busy ones by their channel, with cell and start, and idle ones."""
+
+    def __init__(
+        self, folder: Folder, new_worker: Callable[[], Any], ended: Callable[[Cell, Outcome, float], None]
+    ) -> None:
+        self.folder, self.new_worker, self.ended = folder, new_worker, ended
+        self.idle: list[Any] = []
+        self.busy: dict[Any, tuple[Any, Cell, float]] = {}
+
+    def start(self, cell: Cell) -> None:
+        worker = self.idle.pop() if self.idle else self.new_worker()
+        self.busy[worker.channel] = (worker, cell, time.monotonic())
+        self.folder.note(cell, Outcome(status="interrupted"))  # what is true should we be killed from here on
+        path, log = self.folder.run(cell).path, self.folder.log(cell)
+        worker.submit(Job(path=str(path), log=str(log), given=dict(cell.given)))
+
+    def take(self, channel: Any) -> None:
+        """Wait for the outcome of a busy worker, and write it down."""
+        worker, cell, since = self.busy.pop(channel)
         outcome = worker.outcome()
-        folder.note(cell, outcome)
-        ended(cell, outcome, time.monotonic() - since)
+        self.folder.note(cell, outcome)
+        self.ended(cell, outcome, time.monotonic() - since)
         if outcome.status == "done" and worker.alive:
-            idle.append(worker)
+            self.idle.append(worker)
         else:
             worker.close()  # a fresh process after any trouble
 
-    try:
-        while busy or pending:
-            spent = time.monotonic() - began
-            over = budget_seconds is not None and spent >= budget_seconds
-            if over and not busy:
-                return
-            while pending and not over and len(busy) < jobs:
-                cell = pending.popleft()
-                worker = idle.pop() if idle else new_worker()
-                busy[worker.channel] = (worker, cell, time.monotonic())
-                started(cell)
-                folder.note(cell, Outcome(status="interrupted"))  # what is true should we be killed from here on
-                worker.submit(Job(path=str(folder.run(cell).path), log=str(folder.log(cell)), given=dict(cell.given)))
-            for channel in wait(list(busy), timeout=LOOK_SECONDS):
-                take(channel)
-            running([cell for _, cell, _ in busy.values()])
-            if budget_seconds is not None and spent >= budget_seconds * (1 + PATIENCE):
-                for worker, _, _ in busy.values():
-                    worker.interrupt()
-                for channel in list(busy):
-                    take(channel)
-    finally:
-        for worker, _, _ in busy.values():
+    def interrupt(self) -> None:
+        for worker, _, _ in self.busy.values():
             worker.interrupt()
-        for worker in [*idle, *(worker for worker, _, _ in busy.values())]:
+
+    def close(self) -> None:
+        self.interrupt()
+        for worker in [*self.idle, *(worker for worker, _, _ in self.busy.values())]:
             worker.close()

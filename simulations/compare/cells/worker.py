@@ -161,7 +161,7 @@ def _movable(given: dict[str, Any]) -> dict[str, Any]:
     from simulations.plan.continuity import HARMLESS
     from simulations.settings.settings import parse
 
-    return {name: value for name, value in parse(given).items() if name.replace("_", "-") in HARMLESS}
+    return {name: value for name, value in parse(given).items() if name in HARMLESS}
 
 
 def _follow(sentinel: int) -> None:

@@ -85,7 +85,7 @@ def central(
     method: str,
     *,
     batch: int,
-    epochs: float | None = None,
+    epochs: float = 0.0,
     rounds: int | None = None,
     epsilon: float | None,
     more: Mapping[str, Value] = NOTHING,
@@ -96,16 +96,13 @@ def central(
     ``settings`` overrides what all presets share, and ``more`` overrides both.
     """
     n = EXAMPLES[workload]
-    if rounds is None:
-        assert epochs is not None
-        rounds = round(epochs * n / batch)
     shared: dict[str, Value] = {
         "workload": workload,
         "method": method,
         "clients": 1,
         "clients_per_round": 1,
         "local_steps": 1,
-        "rounds": rounds,
+        "rounds": round(epochs * n / batch) if rounds is None else rounds,
         "sample_rate": batch / n,
         "evaluate_every": max(1, round(n / batch)),  # once an epoch
         "partition": "iid",

@@ -7,10 +7,9 @@ every client read the resolved values, and no preset is merged a second time.
 import shlex
 from collections.abc import Mapping
 
-from simulations.settings.declared import KNOWN, RUN
 from simulations.settings.published.catalogue import find
 from simulations.settings.published.preset import GROUP_RATES
-from simulations.settings.settings import PRESET, Settings, from_mapping, from_values, parse
+from simulations.settings.settings import KNOWN, PRESET, RUN, Settings, from_mapping, from_values, parse
 
 FREE_FORM = "settings"
 """The key of Flower's run config that carries settings which pyproject.toml does not list."""

@@ -1,4 +1,4 @@
-"""Find the parquet shards of a data set: in a local mirror of its Hugging Face repository, or on the hub.
+"""Find a data set: its parquet shards in a local mirror of its Hugging Face repository, or on the hub.
 
 The layout is the hub's: ``<data_dir>/<folder>/<split>-0000i-of-0000N.parquet``. A local mirror has priority over the
 hub and is never completed from it: nobody has checked a mixture of two sources.
@@ -6,7 +6,7 @@ hub and is never completed from it: nobody has checked a mixture of two sources.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,41 @@ def open_parquet(path: Path) -> Any:
         raise ValueError(f"cannot read {path}: {error}; download it again") from error
 
 
+def load_from_hub(dataset: str, subset: str | None, splits: tuple[str, ...]) -> Mapping[str, Any]:
+    """The splits of a data set through ``datasets.load_dataset``, kept in that library's own cache.
+
+    Raises:
+        ModuleNotFoundError: the library is not installed.
+        ValueError: an unknown subset or split; the message lists the existing ones.
+        ConnectionError: the hub cannot be reached or has no such data set.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise _not_here(dataset, "it") from error
+    try:
+        loaded = datasets.load_dataset(dataset, subset)
+    except Exception as error:  # the hub's clients raise their own errors, and ValueError for a subset they do not know
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, ValueError):
+            raise ValueError(f"cannot load {dataset} with {subset=}: {reason}") from error
+        raise ConnectionError(
+            f"cannot load {dataset} from the Hugging Face hub ({reason}); check the name and the connection, "
+            f"or give --data-dir or {DATA_VARIABLE} with a folder that holds {dataset}/"
+        ) from error
+    for split in splits:
+        if split not in loaded:
+            raise ValueError(f"no split {split!r} in {dataset}; there are: {', '.join(loaded)}")
+    return {split: loaded[split] for split in splits}
+
+
+def _not_here(name: str, held: str) -> ModuleNotFoundError:
+    return ModuleNotFoundError(
+        f"{name} is not on this machine: install the hub extra to download it (pip install 'fedlsg[hub]'), "
+        f"or give --data-dir or {DATA_VARIABLE} with a folder that holds {held}"
+    )
+
+
 def _list(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
@@ -115,10 +150,7 @@ def _find_on_hub(name: str, subset: str, splits: tuple[str, ...], hub_name: str)
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise ModuleNotFoundError(
-            f"{name} is not on this machine: install the hub extra to download it (pip install 'fedlsg[hub]'), "
-            f"or give --data-dir or {DATA_VARIABLE} with a folder that holds {name}/{subset}/"
-        ) from error
+        raise _not_here(name, f"{name}/{subset}/") from error
 
     def shards(*, local_files_only: bool) -> dict[str, list[Path]]:
         snapshot = snapshot_download(

@@ -49,6 +49,17 @@ class Options:
     holdout: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What ``workloads.load`` passes on to the loader of a workload; its docstring says what each field means."""
+
+    data_dir: Path | None
+    cache_dir: Path | None
+    options: Options
+    progress: Progress
+    public_only: bool
+
+
 def refuse_unused(options: Options, *, workload: str, used: tuple[str, ...] = ()) -> None:
     """Raise ValueError, naming the setting, for a given option that the workload does not use, or a private test split.
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from simulations import models
-from simulations.workloads.base.workload import NoRows, Options, Progress, Split, Workload, refuse_unused, rescale
+from simulations.workloads.base.workload import NoRows, Request, Split, Workload, refuse_unused, rescale
 
 _TEST_ROWS = (  # one bit a row, in base 85
     "000DtH6#!~00uz-lR^am8UP3Z03-k?1}qW)5CD`40FW6H1R(gJ0)Y^q00;_*AVd`;NkTxN3IG5AKm^zT0D*uY07wPI01!Y3pb!8BKu7>E5C"
@@ -62,11 +62,9 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 """
 
 
-def load(
-    *, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress, public_only: bool = False
-) -> Workload:
+def load(request: Request) -> Workload:
     """Load the workload; inputs are (B, 1, 8, 8). The folders are not used."""
-    refuse_unused(options, workload="digits")
+    refuse_unused(request.options, workload="digits")
     images, labels = read()
     stored = images.reshape(-1, 1, 8, 8)
     test = np.unpackbits(np.frombuffer(base64.b85decode(_TEST_ROWS), dtype=np.uint8), count=len(labels)) == 1
@@ -77,7 +75,7 @@ def load(
 
     return Workload(
         name="digits",
-        train=NoRows() if public_only else split(~test),
+        train=NoRows() if request.public_only else split(~test),
         test=split(test),
         num_classes=10,
         models=MappingProxyType({"mlp": models.digits_mlp, "conv": models.digits_conv}),

@@ -17,13 +17,11 @@ from typing import Any
 import numpy as np
 
 from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
-from simulations.workloads.base.hub import load_from_hub
-from simulations.workloads.base.mirror import find_folder, find_splits, open_parquet
-from simulations.workloads.base.workload import Options, Progress, Workload, refuse_unused
+from simulations.workloads.base.mirror import find_folder, find_splits, load_from_hub, open_parquet
+from simulations.workloads.base.workload import Options, Request, Workload, refuse_unused
 from simulations.workloads.images.augment import PAD, flip_crop
-from simulations.workloads.images.decode import ROWS_AT_ONCE, Rows, Source, decode, is_image, parquet_source
-from simulations.workloads.images.image_sets import CIFAR10
-from simulations.workloads.images.image_workload import image_workload
+from simulations.workloads.images.decode import ROWS_AT_ONCE, Rows, Shape, Source, decode, is_image, parquet_source
+from simulations.workloads.images.image_sets import CIFAR10, ImageSet, image_workload
 
 USED = ("dataset", "subset", "input_columns", "label_column", "test_split", "pretrained")
 DEFAULTS, METHOD_DEFAULTS = CIFAR10.defaults, CIFAR10.method_defaults
@@ -47,9 +45,7 @@ Found = tuple[Columns, Mapping[str, Sequence[Source]], str]
 """The sources of a data set: columns, encoded images by split, and a key that depends on the whole content."""
 
 
-def load(
-    *, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress, public_only: bool = False
-) -> Workload:
+def load(request: Request) -> Workload:
     """Load the workload; inputs are (B, channels, side, side) in -1..1. The first load decodes.
 
     ``augment=flip-crop`` mirrors images: leave it out where a mirrored image is of another class.
@@ -60,33 +56,31 @@ def load(
         ModuleNotFoundError: neither a local mirror nor the ``hub`` extra.
         OSError: the cache folder cannot be written.
     """
+    options, progress = request.options, request.progress
     refuse_unused(options, workload="hf-image", used=USED)
     if options.dataset is None:
         raise ValueError("workload hf-image needs a data set of the hub: -c dataset=OWNER/NAME")
     test_split = options.test_split or "test"
-    folder = find_folder(options.dataset, options.subset, data_dir=data_dir)
-    splits = {"test": test_split} if public_only else {"train": "train", "test": test_split}
+    folder = find_folder(options.dataset, options.subset, data_dir=request.data_dir)
+    splits = {"test": test_split} if request.public_only else {"train": "train", "test": test_split}
     columns, sources, key = _on_hub(options, splits) if folder is None else _in_mirror(folder, options, splits)
-    arrays = load_or_build(
-        cache_folder(cache_dir),
-        f"hf-image-{key}",
-        lambda: decode(options.dataset or "", sources, num_classes=columns.num_classes, progress=progress),
-        progress=progress,
-    )
+    build = partial(decode, options.dataset, sources, num_classes=columns.num_classes, progress=progress)
+    arrays = load_or_build(cache_folder(request.cache_dir), f"hf-image-{key}", build, progress=progress)
     _, channels, side, _ = arrays["test_images"].shape
-    return image_workload(
-        "hf-image",
-        arrays,
-        columns=(columns.image, columns.label),
+    images = ImageSet(
+        name="hf-image",
+        hub_name=options.dataset,
+        image_column=columns.image,
+        label_column=columns.label,
         num_classes=columns.num_classes,
+        shape=Shape(channels=channels, side=side),
         mean=(MEAN,) * channels,
         std=(STD,) * channels,
         augment=flip_crop if side > PAD else None,
-        pretrained=options.pretrained,
         defaults=DEFAULTS,
         method_defaults=METHOD_DEFAULTS,
-        progress=progress,
     )
+    return image_workload(images, arrays, request)
 
 
 def choose_columns(features: Features, options: Options, place: str) -> Columns:

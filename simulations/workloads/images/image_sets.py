@@ -1,16 +1,137 @@
-"""cifar10, cifar100, svhn and fashion-mnist, from the hub or a local mirror of the same layout.
+"""cifar10, cifar100, svhn and fashion-mnist as workloads, from the hub or a local mirror of the same layout.
 
 The channel statistics are published constants, not computed from the run's data. Preset and learning rates were tuned
 on ``cifar10`` alone; the other data sets take them with the delta of the papers.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
+import numpy as np
+import torch
+from torch import nn
+
+from simulations import models
+from simulations.models.pretrained import with_pretrained
+from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
+from simulations.workloads.base.mirror import find_shards
+from simulations.workloads.base.workload import (
+    Augment,
+    NoRows,
+    Progress,
+    Request,
+    Split,
+    Workload,
+    refuse_unused,
+    rescale,
+    silent,
+)
 from simulations.workloads.images.augment import crop, flip_crop
-from simulations.workloads.images.decode import Shape
-from simulations.workloads.images.image_workload import ImageSet
+from simulations.workloads.images.decode import Shape, decode, parquet_source
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSet:
+    """A published image-classification data set and its preset.
+
+    folder, subset: its shards are in ``<data_dir>/<folder>/<subset>/`` of a local mirror, or ``<subset>/`` on the hub;
+        empty for a set that is found in another way.
+    mean, std: published channel statistics of pixels in 0..1, public constants; never computed from the run's data.
+    defaults, method_defaults: see ``Workload``.
+    """
+
+    name: str
+    folder: str = ""
+    subset: str = ""
+    hub_name: str
+    image_column: str
+    label_column: str
+    num_classes: int
+    shape: Shape
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: Augment | None
+    defaults: Mapping[str, object]
+    method_defaults: Mapping[str, Mapping[str, object]]
+
+    @property
+    def summary(self) -> str:
+        return f"Images of {self.shape}, {self.num_classes} classes ({self.hub_name})."
+
+    def load(self, request: Request) -> Workload:
+        """Load the workload; inputs are (B, channels, side, side). The first load decodes and takes some seconds.
+
+        Raises:
+            FileNotFoundError, ModuleNotFoundError, ConnectionError: as ``find_shards``.
+            ValueError: an unreadable shard, other columns, a label or image that does not fit the data set, an
+                option that images do not use.
+            OSError: the cache folder cannot be written.
+        """
+        refuse_unused(request.options, workload=self.name, used=("pretrained",))
+        splits = ("test",) if request.public_only else ("train", "test")
+        shards = find_shards(self.folder, self.subset, splits, hub_name=self.hub_name, data_dir=request.data_dir)
+        files = [file for files in shards.values() for file in files]
+        key = f"{self.name}-{digest_files(files, salt=f'{self.name} uint8 nchw, version 1')}"
+        build = partial(self.decode, shards, request.progress)
+        arrays = load_or_build(cache_folder(request.cache_dir), key, build, progress=request.progress)
+        return image_workload(self, arrays, request)
+
+    def decode(self, shards: Mapping[str, Sequence[Path]], progress: Progress) -> dict[str, np.ndarray]:
+        """The images and labels of parquet files, by split; see ``decode``."""
+        sources = {
+            split: [parquet_source(path, self.image_column, self.label_column) for path in paths]
+            for split, paths in shards.items()
+        }
+        return decode(self.name, sources, num_classes=self.num_classes, shape=self.shape, progress=progress)
+
+
+def image_workload(images: ImageSet, arrays: Mapping[str, np.ndarray], request: Request) -> Workload:
+    """The workload of decoded arrays (see ``decode``) with every model that fits images of their shape.
+
+    Without arrays of the training split it has none.
+    Inputs are float32, ``(pixel / 255 - mean) / std`` in each channel.
+    """
+    offset, scale = (255 * torch.tensor(values).view(-1, 1, 1) for values in (images.mean, images.std))
+    prepare = partial(rescale, offset=offset, scale=1 / scale)
+
+    def own_rows(paths: Sequence[Path], cache: Path) -> Split:
+        columns = f"{images.image_column} {images.label_column}"
+        key = digest_files(paths, salt=f"own {images.name} {columns} {images.shape}, version 1")
+        build = partial(images.decode, {"train": paths}, silent)
+        return _split("train", load_or_build(cache, f"own-{key}", build, progress=silent), prepare)
+
+    return Workload(
+        name=images.name,
+        train=_split("train", arrays, prepare) if "train_images" in arrays else NoRows(),
+        test=_split("test", arrays, prepare),
+        num_classes=images.num_classes,
+        models=_models(images, request.options.pretrained, request.progress),
+        augment=images.augment,
+        defaults=images.defaults,
+        method_defaults=images.method_defaults,
+        parquet=own_rows,
+    )
+
+
+def _split(name: str, arrays: Mapping[str, np.ndarray], prepare: Callable[[Any], Any]) -> Split:
+    # A copy: PyTorch has no read-only tensors.
+    labels = torch.from_numpy(arrays[f"{name}_labels"].copy())
+    return Split(inputs=arrays[f"{name}_images"], labels=labels, prepare=prepare)
+
+
+def _models(images: ImageSet, pretrained: str | None, progress: Progress) -> Mapping[str, Callable[[], nn.Module]]:
+    """Every model for the shape, filled with the weights at ``pretrained`` where that is given."""
+    fitting = models.vision(images.shape.channels, images.shape.side, images.num_classes)
+    if pretrained is None:
+        return fitting
+    return MappingProxyType(
+        {name: with_pretrained(builder, pretrained, say=progress) for name, builder in fitting.items()}
+    )
+
 
 DEFAULTS: Mapping[str, object] = MappingProxyType(
     {

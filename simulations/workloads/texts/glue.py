@@ -6,10 +6,9 @@ has a matched and a mismatched one, whose accuracies are averaged.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
-from simulations.workloads.base.workload import Options, Progress, Workload, refuse_unused
+from simulations.workloads.base.workload import Request, Workload, refuse_unused
 from simulations.workloads.texts.source import Columns, mirrored
 from simulations.workloads.texts.text_workload import USED, text_workload
 
@@ -68,15 +67,7 @@ class Task:
     def summary(self) -> str:
         return f"GLUE's {self.subset}: {' and '.join(self.inputs)}, {self.num_classes} classes."
 
-    def load(
-        self,
-        *,
-        data_dir: Path | None,
-        cache_dir: Path | None,
-        options: Options,
-        progress: Progress,
-        public_only: bool = False,
-    ) -> Workload:
+    def load(self, request: Request) -> Workload:
         """Load the task; inputs are padded tokens of the model. The first load tokenises and takes some seconds.
 
         ``options.test_split`` replaces the test splits by one.
@@ -84,23 +75,20 @@ class Task:
             FileNotFoundError, ModuleNotFoundError, ConnectionError: no data (``find_shards``) or no model.
             ValueError: damaged data, other columns, a label out of range (-1: hidden), an option out of range.
         """
-        refuse_unused(options, workload=self.name, used=USED)
-        tests = self.tests if options.test_split is None else (options.test_split,)
-        splits = tests if public_only else ("train", *tests)
+        refuse_unused(request.options, workload=self.name, used=USED)
+        tests = self.tests if request.options.test_split is None else (request.options.test_split,)
+        splits = tests if request.public_only else ("train", *tests)
         columns = Columns(inputs=self.inputs, label="label")
+        source = mirrored("glue", self.subset, splits, columns, hub_name=HUB_NAME, data_dir=request.data_dir)
         return text_workload(
             self.name,
-            mirrored("glue", self.subset, splits, columns, hub_name=HUB_NAME, data_dir=data_dir),
+            source,
+            request,
             tests=tests,
             columns=columns,
             num_classes=self.num_classes,
             defaults=self.defaults,
             method_defaults=self.method_defaults,
-            options=options,
-            data_dir=data_dir,
-            cache_dir=cache_dir,
-            progress=progress,
-            public_only=public_only,
         )
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from simulations.workloads.base.cache import digest_files
-from simulations.workloads.base.hub import load_from_hub
-from simulations.workloads.base.mirror import find_folder, find_splits, open_parquet
-from simulations.workloads.base.workload import Options, Progress, Workload, refuse_unused
+from simulations.workloads.base.mirror import find_folder, find_splits, load_from_hub, open_parquet
+from simulations.workloads.base.workload import Options, Request, Workload, refuse_unused
 from simulations.workloads.texts.glue import DEFAULTS, METHOD_DEFAULTS
 from simulations.workloads.texts.source import Columns, Source, Texts, check_columns, checked, read_parquet
 from simulations.workloads.texts.text_workload import USED, text_workload
@@ -22,9 +21,7 @@ LABEL_COLUMN = "label"
 STRINGS = ("string", "large_string")
 
 
-def load(
-    *, data_dir: Path | None, cache_dir: Path | None, options: Options, progress: Progress, public_only: bool = False
-) -> Workload:
+def load(request: Request) -> Workload:
     """Load the workload; inputs are padded tokens of the model. The first load tokenises.
 
     The label column publishes the number of classes; else the public test split gives it. A progress line reports
@@ -33,26 +30,23 @@ def load(
         ValueError: no dataset, unknown columns or splits (with those there are), damaged data, a label out of range.
         FileNotFoundError, ModuleNotFoundError, ConnectionError: no data or no model.
     """
+    options = request.options
     refuse_unused(options, workload="hf-text", used=(*USED, "dataset", "subset", "input_columns", "label_column"))
     if options.dataset is None:
         raise ValueError("workload hf-text needs a data set of the hub: -c dataset=OWNER/NAME")
     test_split = options.test_split or "test"
-    splits = (test_split,) if public_only else ("train", test_split)
-    folder = find_folder(options.dataset, options.subset, data_dir=data_dir)
+    splits = (test_split,) if request.public_only else ("train", test_split)
+    folder = find_folder(options.dataset, options.subset, data_dir=request.data_dir)
     columns, source = _on_hub(options, splits) if folder is None else _in_mirror(folder, options, splits)
     return text_workload(
         "hf-text",
         source,
+        request,
         tests=(test_split,),
         columns=columns,
         num_classes=None,
         defaults=DEFAULTS,
         method_defaults=METHOD_DEFAULTS,
-        options=options,
-        data_dir=data_dir,
-        cache_dir=cache_dir,
-        progress=progress,
-        public_only=public_only,
     )
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -10,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from simulations.models.encoder import build_encoder
-from simulations.models.encoder_source import find_encoder, load_config, load_tokenizer, longest_text
+from simulations.models.encoder_source import EncoderSource, find_encoder, load_config, load_tokenizer, longest_text
 from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
 from simulations.workloads.base.mirror import data_root
-from simulations.workloads.base.workload import NoRows, Options, Parquet, Progress, Split, Workload, silent
+from simulations.workloads.base.workload import NoRows, Progress, Request, Split, Workload, silent
 from simulations.workloads.texts import tokens
-from simulations.workloads.texts.source import Columns, Source, check_labels, count_classes, read_parquet
+from simulations.workloads.texts.source import Columns, Source, Texts, check_labels, count_classes, read_parquet
 
 DEFAULT_MODEL = "minilm"
 MAX_LENGTH = 128
@@ -28,50 +29,34 @@ USED = ("pretrained", "train_layers", "max_length", "test_split")
 def text_workload(
     name: str,
     source: Source,
+    request: Request,
     *,
     tests: tuple[str, ...],
     columns: Columns,
     num_classes: int | None,
     defaults: Mapping[str, object],
     method_defaults: Mapping[str, Mapping[str, object]],
-    options: Options,
-    data_dir: Path | None,
-    cache_dir: Path | None,
-    progress: Progress,
-    public_only: bool = False,
 ) -> Workload:
     """The workload whose splits are ``train`` and ``tests`` of ``source``, tokenised for ``options.model``.
 
     num_classes: None takes what the data set publishes, see ``count_classes``.
-    public_only: the splits are ``tests`` alone.
     It offers one model, the one that its tokens are for; the weights are loaded when it is built.
     Raises ValueError for a ``max_length`` out of range and for damaged data; what finding an encoder raises.
     """
+    options, progress = request.options, request.progress
     encoder = find_encoder(options.model or DEFAULT_MODEL, options.pretrained)
-    tokenizer = load_tokenizer(encoder, data_root(data_dir))
-    max_length = MAX_LENGTH if options.max_length is None else options.max_length
-    shortest = tokenizer.num_special_tokens_to_add(pair=len(columns.inputs) > 1) + len(columns.inputs)
-    longest = longest_text(load_config(encoder), tokenizer)
-    if not shortest <= max_length <= longest:
-        raise ValueError(f"expected {shortest} <= {max_length=} <= {longest}, the positions of {encoder.name}")
-    names = tests if public_only else ("train", *tests)
-    form = tokens.tokenizer_digest(tokenizer)
-    parts = (source.digest, form, max_length, columns.names, tests, num_classes)
-    key = hashlib.sha256(repr((tokens.FORMAT, *parts)).encode()).hexdigest()[:32]
+    form = _form(encoder, columns, options.max_length, data_root(request.data_dir))
+    names = tests if request.public_only else ("train", *tests)
+    parts = (tokens.FORMAT, source.digest, form.digest, form.max_length, columns.names, tests, num_classes)
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def build() -> dict[str, np.ndarray]:
         texts = {split: source.read(split) for split in names}
-        classes, origin = (num_classes, "") if num_classes is not None else count_classes(texts, tests)
-        if origin:
-            progress(f"{name}: {classes} classes, from {origin}")
-        arrays = {"classes": np.array([classes])}
-        for split, part in texts.items():
-            check_labels(part.labels, classes, split=split, name=name)
-            arrays |= tokens.tokenise(split, part, tokenizer, max_length=max_length, progress=progress)
-        return arrays
+        classes = _count_classes(name, texts, tests, progress) if num_classes is None else num_classes
+        return {"classes": np.array([classes])} | form.tokenise(texts, classes, name, progress)
 
-    arrays = load_or_build(cache_folder(cache_dir), f"{name}-{key}", build, progress=progress)
-    splits = {split: tokens.as_split(split, arrays, tokenizer, max_length=max_length) for split in names}
+    arrays = load_or_build(cache_folder(request.cache_dir), f"{name}-{key}", build, progress=progress)
+    splits = {split: form.split(split, arrays) for split in names}
     classes = int(arrays["classes"][0])
     builder = partial(build_encoder, encoder, num_classes=classes, train_layers=options.train_layers)
     return Workload(
@@ -84,21 +69,53 @@ def text_workload(
         models=MappingProxyType({encoder.name: builder}),
         defaults=defaults,
         method_defaults=method_defaults,
-        parquet=_own_rows(name, columns, classes, tokenizer, form, max_length),
+        parquet=partial(_own_rows, name, columns, classes, form),
     )
 
 
-def _own_rows(name: str, columns: Columns, num_classes: int, tokenizer: Any, form: str, max_length: int) -> Parquet:
-    """A reader of a client's own texts, tokenised for one model. ``form``: the digest of the tokenizer."""
+@dataclass(frozen=True, kw_only=True)
+class _Form:
+    """How texts become tokens: the tokenizer of a model, its digest, and the most tokens of a text."""
 
-    def rows(paths: Sequence[Path], cache: Path) -> Split:
-        def build() -> dict[str, np.ndarray]:
-            texts = read_parquet(paths, columns)
-            check_labels(texts.labels, num_classes, split="train", name=name)
-            return tokens.tokenise("train", texts, tokenizer, max_length=max_length, progress=silent)
+    tokenizer: Any
+    digest: str
+    max_length: int
 
-        key = digest_files(paths, salt=f"own {tokens.FORMAT} {form} {max_length} {columns.names}")
-        arrays = load_or_build(cache, f"own-{key}", build, progress=silent)
-        return tokens.as_split("train", arrays, tokenizer, max_length=max_length)
+    def tokenise(
+        self, texts: Mapping[str, Texts], num_classes: int, name: str, progress: Progress
+    ) -> dict[str, np.ndarray]:
+        """The arrays of some splits, whose labels are checked."""
+        arrays: dict[str, np.ndarray] = {}
+        for split, part in texts.items():
+            check_labels(part.labels, num_classes, split=split, name=name)
+            arrays |= tokens.tokenise(split, part, self.tokenizer, max_length=self.max_length, progress=progress)
+        return arrays
 
-    return rows
+    def split(self, split: str, arrays: Mapping[str, np.ndarray]) -> Split:
+        return tokens.as_split(split, arrays, self.tokenizer, max_length=self.max_length)
+
+
+def _count_classes(name: str, texts: Mapping[str, Texts], tests: tuple[str, ...], progress: Progress) -> int:
+    classes, origin = count_classes(texts, tests)
+    progress(f"{name}: {classes} classes, from {origin}")
+    return classes
+
+
+def _form(encoder: EncoderSource, columns: Columns, max_length: int | None, root: Path | None) -> _Form:
+    tokenizer = load_tokenizer(encoder, root)
+    max_length = MAX_LENGTH if max_length is None else max_length
+    shortest = tokenizer.num_special_tokens_to_add(pair=len(columns.inputs) > 1) + len(columns.inputs)
+    longest = longest_text(load_config(encoder), tokenizer)
+    if not shortest <= max_length <= longest:
+        raise ValueError(f"expected {shortest} <= {max_length=} <= {longest}, the positions of {encoder.name}")
+    return _Form(tokenizer=tokenizer, digest=tokens.tokenizer_digest(tokenizer), max_length=max_length)
+
+
+def _own_rows(name: str, columns: Columns, num_classes: int, form: _Form, paths: Sequence[Path], cache: Path) -> Split:
+    """A client's own texts of parquet files, tokenised for one model."""
+
+    def build() -> dict[str, np.ndarray]:
+        return form.tokenise({"train": read_parquet(paths, columns)}, num_classes, name, silent)
+
+    key = digest_files(paths, salt=f"own {tokens.FORMAT} {form.digest} {form.max_length} {columns.names}")
+    return form.split("train", load_or_build(cache, f"own-{key}", build, progress=silent))

@@ -19,7 +19,7 @@ from fedlsg.accounting.bounds import epsilon
 from simulations.cli import app as cli
 from simulations.engines.cluster import Cluster
 from simulations.report.words import empty_line
-from simulations.settings.declared import RUN, all_settings
+from simulations.settings.settings import RUN, all_settings
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run
 

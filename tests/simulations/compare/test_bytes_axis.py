@@ -7,13 +7,11 @@ import shutil
 import pytest
 from rich.console import Console
 
-from simulations.compare.bytes_axis import SAME, bytes_markdown, panel_table, panels
-from simulations.compare.bytes_plot import accuracy_by_total_bytes
+from simulations.compare.bytes_axis import SAME, View, bytes_markdown, make_view, panel_table, panels
 from simulations.compare.command import print_panels
 from simulations.compare.lines import lines
-from simulations.compare.page import page
-from simulations.compare.plots import figures
-from simulations.compare.view import View, make_view
+from simulations.compare.output import page
+from simulations.compare.plots import accuracy_by_total_bytes, figures
 from simulations.report.figure import looks, png
 from simulations.rundir.links import LINKS, transfer_seconds
 from simulations.rundir.tables import read_lines

@@ -9,15 +9,14 @@ import pytest
 from flwr.app import Context, Message
 
 import simulations.plan.base
-import simulations.plan.parts
 import simulations.plan.plan
 from fedlsg.accounting.bounds import epsilon
 from simulations.client.app import app
 from simulations.engines import local
+from simulations.plan.continuity import data_digest
 from simulations.rundir.lock import exclusive
 from simulations.settings.settings import from_mapping
 from simulations.workloads.base.workload import Split, Workload
-from simulations.workloads.digest import data_digest
 from tests.simulations.support.runs import ignore, plan_at, reconfigure, resume_local, run_local
 
 
@@ -45,8 +44,8 @@ def test_resume_refuses_settings_that_the_ledgers_depend_on(changes, stopped):
 
 def test_resume_refuses_other_data(stopped, monkeypatch):
     """The settings are the same, and who holds which example is not."""
-    parts = simulations.plan.parts.partition
-    monkeypatch.setattr(simulations.plan.parts, "partition", lambda *a, **k: parts(*a, **k)[::-1])
+    parts = simulations.plan.base.partition
+    monkeypatch.setattr(simulations.plan.base, "partition", lambda *a, **k: parts(*a, **k)[::-1])
     with pytest.raises(ValueError, match="the data or its partition differ"):
         resume_local(stopped.path)
 

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from fedlsg.gradients.independence.check import check_independent, compare
 from fedlsg.gradients.independence.probe import prepare as prepare_probes
 from simulations import workloads
+from simulations.models import vision
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder
-from simulations.models.registry import vision
-from simulations.plan.plan import make_plan, prepare
-from simulations.plan.probes import PROBES, TOKENS, check_model, probes
+from simulations.plan.plan import PROBES, TOKENS, check_model, make_plan, prepare, probes
 from simulations.settings.settings import from_mapping
 from simulations.workloads import Split
 from tests.fedlsg.support.gradient_oracle import cross_entropy

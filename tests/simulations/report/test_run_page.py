@@ -11,7 +11,7 @@ import pytest
 
 from simulations.compare.collect import read_runs
 from simulations.compare.lines import lines
-from simulations.compare.page import page
+from simulations.compare.output import page
 from simulations.compare.plots import _move_apart, curve, looks_of
 from simulations.compare.table import notes
 from simulations.report.figure import png

@@ -14,7 +14,7 @@ import tomli_w
 from fedlsg.accounting.bounds import epsilon as epsilon_of
 from fedlsg.accounting.events import check_delta
 from simulations import workloads
-from simulations.models.registry import vision
+from simulations.models import vision
 from simulations.plan import plan
 from simulations.settings.published import Published, find, from_run_config, matching, presets, resolve
 from simulations.settings.published.catalogue import by_name, by_size, index

@@ -11,10 +11,19 @@ from hypothesis import strategies as st
 
 from fedlsg.setting import REQUIRED, Declared
 from simulations.plan.plan import make_plan
-from simulations.settings.declared import KNOWN, RUN, all_settings
 from simulations.settings.published.resolve import FREE_FORM, from_run_config
 from simulations.settings.resolve import FALLBACK
-from simulations.settings.settings import PRESET, Settings, as_config, from_mapping, from_values, parse
+from simulations.settings.settings import (
+    KNOWN,
+    PRESET,
+    RUN,
+    Settings,
+    all_settings,
+    as_config,
+    from_mapping,
+    from_values,
+    parse,
+)
 from tests.places import REPOSITORY
 
 ALL = all_settings()
@@ -121,6 +130,7 @@ def test_preset_and_none_leave_a_setting_to_the_workload(name):
         ({"mechanism": "laplace"}, r"expected mechanism in \('dp', .*\), got 'laplace'"),
         ({"sampling": "shuffled"}, r"expected sampling in \('poisson',\), got 'shuffled'"),
         ({"engine": "spark"}, r"expected engine in \('flower', 'local'\), got 'spark'"),
+        ({"downlink": "spares"}, r"expected downlink in \('full', 'sparse'\), got 'spares'; did you mean 'sparse'\?"),
         ({"trust": []}, r"expected trust in .*, got \[\]"),
         ({"sample_rate": True}, r"expected a number \(float\) for sample_rate, got True"),
         ({"sample_rate": 1.5}, "expected 0 < sample_rate=1.5 <= 1"),

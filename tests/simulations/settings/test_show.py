@@ -10,7 +10,7 @@ import strategies
 from fedlsg.payload.codecs import summaries
 from fedlsg.version import version
 from simulations import workloads
-from simulations.settings.declared import all_settings
+from simulations.settings.settings import all_settings
 from simulations.settings.show import as_markdown, settings_command
 from tests.places import REPOSITORY
 

@@ -18,6 +18,7 @@ from simulations.plan.plan import prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import Options, Workload
 from simulations.workloads.base.mirror import find_folder
+from simulations.workloads.base.workload import Request, silent
 from simulations.workloads.images.augment import crop, flip_crop
 from simulations.workloads.images.hf_image import choose_columns
 from simulations.workloads.images.image_sets import CIFAR10, IMAGE_SETS, SVHN
@@ -121,14 +122,14 @@ def test_a_set_of_another_shape_is_refused(tmp_path):
     make_set(tmp_path, "cifar10")
     three = dataclasses.replace(CIFAR10, num_classes=3)
     with pytest.raises(ValueError, match=r"expected labels in 0..2 in .*, got 5..9 \(-1: none\)"):
-        three.load(data_dir=tmp_path, cache_dir=None, options=Options(), progress=lambda line: None)
+        three.load(Request(data_dir=tmp_path, cache_dir=None, options=Options(), progress=silent, public_only=False))
 
 
 def test_other_columns_are_listed(tmp_path):
     make_set(tmp_path, "cifar10")
     other = dataclasses.replace(CIFAR10, label_column="fine_label")
     with pytest.raises(ValueError, match=r"columns img .* and fine_label .*, got img \(struct.*label \(int64\)"):
-        other.load(data_dir=tmp_path, cache_dir=None, options=Options(), progress=lambda line: None)
+        other.load(Request(data_dir=tmp_path, cache_dir=None, options=Options(), progress=silent, public_only=False))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_an_option_without_a_use_is_refused(name, option):
 
 
 def test_pretrained_weights_go_to_every_model(tmp_path, monkeypatch):
-    from simulations.workloads.images import image_workload
+    from simulations.workloads.images import image_sets
 
     make_set(tmp_path, "cifar10")
     asked = []
@@ -154,7 +155,7 @@ def test_pretrained_weights_go_to_every_model(tmp_path, monkeypatch):
         asked.append(source)
         return lambda: f"{source} in a model"
 
-    monkeypatch.setattr(image_workload, "with_pretrained", spy)
+    monkeypatch.setattr(image_sets, "with_pretrained", spy)
     workload = workloads.load("cifar10", data_dir=tmp_path, options=Options(pretrained="w.pt"))
     assert asked == ["w.pt"] * len(workload.models)
     assert workload.models["cnn"]() == "w.pt in a model"

@@ -7,11 +7,11 @@ import torch
 
 from simulations import workloads
 from simulations.client.train import batches
-from simulations.plan.parts import Own
+from simulations.plan.base import Own
+from simulations.plan.continuity import data_digest
 from simulations.plan.plan import Base, prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import Options, Workload, own_rows
-from simulations.workloads.digest import data_digest
 from tests.simulations.support.made_images import encode, pixels_of, write_cifar10, write_shard
 
 

@@ -143,9 +143,12 @@ def test_the_stored_order_does_not_decide_who_gets_what():
         assert float(part.float().mean()) == pytest.approx(499.5, abs=50)
 
 
-def test_min_size_is_kept_by_redrawing():
-    parts = partition(labels_of(600), num_clients=8, scheme="dirichlet", seed=0, alpha=0.3, min_size=40)
-    assert min(map(len, parts)) >= 40
+def test_a_draw_that_leaves_a_client_nothing_is_drawn_again(monkeypatch):
+    settings = {"num_clients": 10, "scheme": "dirichlet", "seed": 0, "alpha": 0.2}
+    assert min(map(len, partition(labels_of(100), **settings))) >= 1
+    monkeypatch.setattr(module, "_MAX_DRAWS", 1)
+    with pytest.raises(ValueError, match="no draw of 1 left each"):  # negative control: the first draw does
+        partition(labels_of(100), **settings)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +157,6 @@ def test_min_size_is_kept_by_redrawing():
         ({"num_clients": 0}, r"num_clients=0"),
         ({"num_clients": 101}, r"num_clients in 1..100.*num_clients=101"),
         ({"num_clients": 2, "seed": -1}, r"seed=-1"),
-        ({"num_clients": 2, "min_size": 0}, r"min_size=0"),
-        ({"num_clients": 20, "min_size": 6}, r"num_clients=20.*min_size=6"),
         ({"num_clients": 2, "scheme": "dirichlt"}, r"unknown partition scheme 'dirichlt'.*did you mean 'dirichlet'"),
         ({"num_clients": 2, "scheme": "dirichlet", "alpha": 0.0}, r"alpha=0.0"),
         ({"num_clients": 2, "scheme": "dirichlet", "alpha": float("nan")}, r"alpha=nan"),
@@ -163,7 +164,6 @@ def test_min_size_is_kept_by_redrawing():
         ({"num_clients": 90, "scheme": "dirichlet", "alpha": 0.01}, r"num_clients=90.*alpha=0.01.*raise alpha"),
         ({"num_clients": 2, "scheme": "shards", "shards_per_client": 0}, r"shards_per_client=0"),
         ({"num_clients": 30, "scheme": "shards", "shards_per_client": 4}, r"<= 100.*got 120"),
-        ({"num_clients": 30, "scheme": "shards", "shards_per_client": 1, "min_size": 4}, r"min_size=4"),
     ],
 )
 def test_wrong_settings_are_named(settings, message):
@@ -218,7 +218,7 @@ def test_one_planted_shared_example_is_always_found(seed, victim):
     [
         (lambda labels, k, rng, **_: np.array_split(np.arange(len(labels) - 1), k), RuntimeError, "dealt 99 of 100"),
         (lambda labels, k, rng, **_: [np.arange(60), np.arange(40, 100)], ValueError, "overlap"),
-        (lambda labels, k, rng, **_: [np.arange(100), np.arange(0)], ValueError, "leaves a client 0 examples"),
+        (lambda labels, k, rng, **_: [np.arange(100), np.arange(0)], ValueError, "leaves a client without examples"),
     ],
     ids=["drops one", "overlaps", "empty client"],
 )

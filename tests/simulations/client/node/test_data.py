@@ -17,8 +17,8 @@ from simulations.client.node import conditions
 from simulations.client.node.folder import NodeFolder
 from simulations.client.node.terms import read_terms
 from simulations.grids.refusals import TermsError
+from simulations.plan.continuity import data_digest
 from simulations.workloads import own_rows
-from simulations.workloads.digest import data_digest
 from tests.simulations.client.node.test_budget import BUDGET, STEPS
 from tests.simulations.support.deployed import (
     Server,

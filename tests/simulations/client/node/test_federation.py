@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy.ledger import Ledger
 from simulations.engines.local import task_identity
-from simulations.plan.parts import Own
+from simulations.plan.base import Own
 from simulations.rundir.rundir import RunDir
 from simulations.server.app import run_rounds
 from simulations.settings.settings import as_config, from_mapping

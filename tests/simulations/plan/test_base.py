@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from simulations import workloads
-from simulations.plan.parts import Own
+from simulations.plan.base import Own
 from simulations.plan.plan import prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import Split, Workload

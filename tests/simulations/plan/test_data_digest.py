@@ -9,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.workloads import digest, load
+from simulations.plan import continuity as digest
+from simulations.plan.continuity import data_digest
+from simulations.workloads import load
 from simulations.workloads.base.workload import Split
-from simulations.workloads.digest import data_digest
 from simulations.workloads.texts.tokens import Tokens
 
 

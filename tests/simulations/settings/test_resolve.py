@@ -7,7 +7,7 @@ import torch
 
 from fedlsg.payload.layout import COMPACT
 from simulations.cli.app import app as cli
-from simulations.settings.codecs import uplink_codec
+from simulations.settings.resolve import uplink_codec
 from simulations.settings.settings import from_mapping, parse
 from tests.fedlsg.support.coarse_codec import COARSE, planted
 from tests.simulations.support.runs import Run, plan_at
