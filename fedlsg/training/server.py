@@ -35,10 +35,9 @@ def aggregate(updates: Sequence[Float[Tensor, " kept"]]) -> Float[Tensor, " kept
 
 def sparsify(gradient: Tensor, W: Tensor, sparsity: float) -> Tensor:
     """The gradient of a weight without its floor(p size) entries of smallest abs(W) (Ito et al. 2023, sec. 4.4)."""
-    frozen = frozen_count(W.numel(), sparsity)
-    if W.ndim < 2 or not frozen:
+    if W.ndim < 2 or not sparsity:
         return gradient
-    smallest = torch.argsort(W.detach().abs().flatten(), stable=True)[:frozen]
+    smallest = torch.argsort(W.detach().abs().flatten(), stable=True)[: frozen_count(W.numel(), sparsity)]
     return gradient.flatten().index_fill(0, smallest, 0.0).reshape(gradient.shape)
 
 

@@ -23,7 +23,7 @@ from simulations.plan.parts import Own
 from simulations.plan.plan import count_blocks, prepare
 from simulations.settings.settings import Settings
 from simulations.workloads.digest import data_digest
-from strategies.federation.ledger_wire import RECORD, Held, news_record, read_held
+from strategies.federation.ledgers import RECORD, Held, news_record, read_held
 from strategies.federation.wire import identity, read_round, update
 
 

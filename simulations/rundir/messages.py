@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from strategies.federation.report import RoundReport
-from strategies.federation.sent import Direction
+from strategies.federation.report import Direction, RoundReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,9 +20,8 @@ from simulations.server.downlink import make_downlink
 from simulations.server.recorder import Recorder
 from simulations.server.summary import Outcome, summarize
 from strategies.federation.report import RoundReport
-from strategies.federation.stopped import BudgetSpentError, DivergedError
 from strategies.federation.wire import flat_record
-from strategies.strategy import FederationSettings, FedLSG
+from strategies.strategy import BudgetSpentError, DivergedError, FederationSettings, FedLSG
 
 OnRound = Callable[[Row], None]
 

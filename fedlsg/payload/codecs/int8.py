@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.payload.values.codec import Codec
+from fedlsg.payload.codecs import Codec
 from fedlsg.payload.values.dither import Dither, dequantize, known, quantize
 
 SPAN = 126.5

@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.method import Method
+from fedlsg.payload.codecs import Codec
 from fedlsg.payload.values import entropy
-from fedlsg.payload.values.codec import Codec
 from fedlsg.payload.values.dither import LEVELS, Dither, dequantize, known, quantize
 from fedlsg.setting import Setting
 

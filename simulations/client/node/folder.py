@@ -24,7 +24,7 @@ from simulations.client.node.terms import Terms
 from simulations.grids.refusals import OverBudgetError, TermsError
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.rundir import RunDir
-from strategies.federation.ledger_wire import News
+from strategies.federation.ledgers import News
 
 SECRET_BYTES = 32
 RUN_NAME = re.compile(r"(?!\.)[\w.-]{1,64}", re.ASCII)

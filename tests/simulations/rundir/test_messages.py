@@ -17,8 +17,7 @@ from simulations.rundir.files.journal import Journal
 from simulations.rundir.messages import HEADER as FIRST_LINE
 from simulations.rundir.messages import SUMS, Line, lines_of, read
 from simulations.server.restore import restore
-from strategies.federation.report import RoundReport
-from strategies.federation.sent import Sent
+from strategies.federation.report import RoundReport, Sent
 from strategies.federation.wire import raw_array
 from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, run_local
 
