@@ -1,6 +1,6 @@
 """A method: in which coordinates gradients are sent, which of them are kept, what protects them, what the server does.
 
-    method = Method(carrier, mask, mechanism, after)
+    method = Method(carrier, mask, mechanism, server)
     frame  = PublicState.start(model, method, ...).frame(...)  public: which coordinates, which of them kept
     values = client_step(model, batch, loss_fn, frame=...)     per-example gradients -> mask -> clip -> sum -> noise
     total  = aggregate([values of client 0, of client 1, ...])
@@ -19,14 +19,14 @@ from fedlsg.carriers import Carrier, mask_factors
 from fedlsg.carriers.carrier import coordinates
 from fedlsg.frame import Block, Frame, group_of, make_blocks
 from fedlsg.masks import Mask, Prune
-from fedlsg.masks.mask import Moment, Public, apply_mask, split_kept
+from fedlsg.masks.mask import Public, RoundTime, apply_mask, split_kept
 from fedlsg.privacy import Mechanism, check_sample_rate
 from fedlsg.training import (
-    After,
     Batch,
     Compression,
     LocalTraining,
     Positions,
+    ServerOptimizer,
     aggregate,
     check_memory,
     client_step,
@@ -48,7 +48,7 @@ class Method:
     carrier: Carrier = field(default_factory=Carrier)
     mask: Mask = field(default_factory=Mask)
     mechanism: Mechanism = field(default_factory=Mechanism)
-    after: After = field(default_factory=After)
+    server: ServerOptimizer = field(default_factory=ServerOptimizer)
     prune: Prune = field(default_factory=Prune)
     compression: Compression = field(default_factory=Compression)
 
@@ -61,7 +61,7 @@ class Method:
             raise ValueError("masks of single weights, and pruning, need dense gradients: choose carrier 'dense'")
         if self.prune.active and self.mask.kind not in ("all", "drop"):
             raise ValueError(f"pruning does not combine with a mask of kind {self.mask.kind!r}: drop gradients instead")
-        if self.after.estimator == "averaged" and not self.carrier.splits:
+        if self.server.estimator == "averaged" and not self.carrier.splits:
             raise ValueError("estimator='averaged' averages the two copies that low-rank carriers make: it needs them")
         if self.carrier.kind == "factors" and self.mechanism.noise_share < 1:
             raise ValueError(
@@ -110,9 +110,9 @@ class Schedule:
         """Number of epochs that the run touches."""
         return self.epoch(self.rounds) + 1
 
-    def moment(self, round: int) -> Moment:
+    def time(self, round: int) -> RoundTime:
         """``round`` among the rounds, and its epoch among the epochs."""
-        return Moment(round=round, rounds=self.rounds, epoch=self.epoch(round), epochs=self.epochs)
+        return RoundTime(round=round, rounds=self.rounds, epoch=self.epoch(round), epochs=self.epochs)
 
 
 def make_frame(
@@ -143,7 +143,7 @@ def make_frame(
         where = tuple(replace(c, L=None, R=None) for c in where)
     if kept is None:
         public = Public(
-            weights=weights, initial=initial, coordinates=where, moment=schedule.moment(round), seed=seed,
+            weights=weights, initial=initial, coordinates=where, time=schedule.time(round), seed=seed,
             pruned=method.prune.active,
         )  # fmt: skip
         blocks = kept_blocks(method, public)

@@ -5,11 +5,26 @@ from fedlsg.training.compression import Compression, TopkRate, check_memory, lar
 from fedlsg.training.local import Batch, LocalTraining, Positions, accumulated_noise, norm_bound
 from fedlsg.training.microbatches import Groups, together
 from fedlsg.training.server import aggregate, server_step
-from fedlsg.training.server_optimizer import After, make_optimizer
+from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
 from fedlsg.training.update import add_reconstruction
 
 __all__ = [
-    "After", "Batch", "Compression", "Groups", "LocalTraining", "Positions", "TopkRate", "accumulated_noise", "add_reconstruction",
-    "aggregate", "check_memory", "client_step", "largest", "make_optimizer", "norm_bound", "per_unit", "server_step",
+    "Batch",
+    "Compression",
+    "Groups",
+    "LocalTraining",
+    "Positions",
+    "ServerOptimizer",
+    "TopkRate",
+    "accumulated_noise",
+    "add_reconstruction",
+    "aggregate",
+    "check_memory",
+    "client_step",
+    "largest",
+    "make_optimizer",
+    "norm_bound",
+    "per_unit",
+    "server_step",
     "together",
 ]  # fmt: skip
