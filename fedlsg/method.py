@@ -42,7 +42,14 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A federated training method: coordinates, mask, clip and noise, server optimizer; pruning, compression."""
+    """A federated training method, as data: recipes make it, and server and clients read it.
+
+    ``carrier``: the coordinates of a gradient. ``mask``: which of them are trained and sent. ``mechanism``: clip and
+    noise. ``server``: what the server does with the clients' sum. ``prune``: which weights are 0 from the start.
+    ``compression``: what a client leaves out of a payload.
+    Guarantee: a method that can be made is one that the ledger charges truthfully and that runs; the whole of it is
+    public. Raises ValueError for choices that do not combine; the message names both.
+    """
 
     name: str
     carrier: Carrier = field(default_factory=Carrier)
@@ -149,7 +156,7 @@ def make_frame(
         blocks = kept_blocks(method, public)
     else:
         blocks = split_kept(make_blocks(where), kept.to(next(iter(weights.values())).device))
-    return Frame(coordinates=where, blocks=weighted(blocks, weights, method.mechanism, classifier), sent=sent)
+    return Frame(coordinates=where, blocks=weigh_blocks(blocks, weights, method.mechanism, classifier), sent=sent)
 
 
 def kept_blocks(method: Method, public: Public) -> tuple[Block, ...]:
@@ -160,7 +167,7 @@ def kept_blocks(method: Method, public: Public) -> tuple[Block, ...]:
     return blocks
 
 
-def weighted(
+def weigh_blocks(
     blocks: Sequence[Block], weights: Mapping[str, Tensor], mechanism: Mechanism, classifier: str
 ) -> tuple[Block, ...]:
     """The blocks with the weights that their groups have in the clip."""

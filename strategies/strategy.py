@@ -127,7 +127,7 @@ class FedLSG(Strategy):
         ordered = [values[partition] for partition in sorted(values)] if survivors else []
         plan = exchange.plan
         noise = exchange.expectations.noise_of_sum(values, plan)
-        with finite(self.state, plan.round):
+        with refuse_divergence(self.state, plan.round):
             self.downlink.finish_round(plan.frame, ordered, noise)
         report = exchange.end(values)
         self.on_round(report)
@@ -159,7 +159,7 @@ class FedLSG(Strategy):
 
 
 @contextmanager
-def finite(state: ServerState, round: int) -> Iterator[None]:
+def refuse_divergence(state: ServerState, round: int) -> Iterator[None]:
     """Raise DivergedError if the update inside overflows, or leaves weights or optimizer state that are not finite."""
     try:
         yield

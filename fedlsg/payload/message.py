@@ -122,8 +122,10 @@ def _index_section(
 
 
 def unpack(message: bytes, expected: Expected) -> Float[Tensor, " kept"]:
-    """The float32 values of a payload that is exactly what ``expected`` describes.
+    """The k float32 values of a payload that is exactly what ``expected`` describes.
 
+    Guarantee: ``message`` may be any bytes, of a hostile client too. What comes back is finite and its norm is within
+    ``max_norm`` and the codec's rounding; what is allocated follows from ``expected`` alone.
     If the sender chooses positions: values of all ``size`` coordinates, 0 at those that it did not send.
     Raises PayloadError naming the first field that differs: length, magic, version, codec, index mode, round, size,
     count, frame digest, checksum, indices, grid step, malformed or non-finite values, norm. (Version 2 has no field for

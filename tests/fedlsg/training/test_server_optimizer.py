@@ -60,7 +60,7 @@ def test_the_step_schedule_is_that_of_rgps_code():
 
 @given(schedule=st.sampled_from(KINDS), first=st.floats(1e-4, 10), last=st.floats(1e-6, 10), updates=st.integers(1, 50))
 def test_a_schedule_goes_from_first_to_last_without_turning(schedule, first, last, updates):
-    a = after(schedule, first, last)
+    a = server(schedule, first, last)
     factors = [a.factor(update, updates) for update in range(updates + 1)]
     assert factors[0] == pytest.approx(1)
     assert factors[-1] == pytest.approx(1 if schedule == "constant" else last / first, rel=1e-6, abs=1e-9)
