@@ -66,7 +66,7 @@ def private(
     batch = len(subject.targets)
     public = PublicState.start(model, method, Schedule(rounds=1000), seed=0, classifier=subject.classifier)
     optimizer, scheduler = make_optimizer(
-        trainable(model), replace(method.after, momentum=0.0), updates=1000, classifier=subject.classifier
+        trainable(model), replace(method.server, momentum=0.0), updates=1000, classifier=subject.classifier
     )
     noise, sampler = secret_stream(), secret_stream()
     rounds = iter(range(1, 1000))
@@ -80,7 +80,7 @@ def private(
             num_examples=batch, sampler=sampler, noise=noise, charge=lambda: None,
         )  # fmt: skip
         server_step(
-            model, optimizer, scheduler, aggregate([values]), frame=frame, divisor=float(batch), after=method.after
+            model, optimizer, scheduler, aggregate([values]), frame=frame, divisor=float(batch), server=method.server
         )
 
     return step

@@ -38,7 +38,7 @@ def private(plan: Plan) -> Round:
             )  # fmt: skip
         server_step(
             model, state.optimizer, state.scheduler, aggregate(values), frame=frame, divisor=plan.divisor,
-            after=plan.method.after,
+            server=plan.method.server,
         )  # fmt: skip
         state.round, state.updates = state.round + 1, state.updates + 1
 

@@ -26,7 +26,7 @@ from benchmarks.pairs import machine
 from fedlsg.frame import Block, Keep
 from fedlsg.payload import COMPACT, Codec, Dither, Expected, encode_indices, find_codec, pack, quantize, unpack
 from fedlsg.payload.codecs.noise_floor import CODEC as NOISE_FLOOR
-from fedlsg.payload.codecs.noise_floor import NoiseFloor, classes
+from fedlsg.payload.codecs.noise_floor import NoiseFloor, dither_classes
 
 SEED, ROUND, SIGMA = 0, 1, 1.7
 SIGNAL = (0.0, 0.3, 1.0, 3.0)
@@ -84,7 +84,7 @@ def grid_row(codec: Codec, count: int, repeats: int, *, signals: Sequence[float]
 def grid_entropy(values: Tensor, blocks: Iterable[Block], dither: Dither, codec: NoiseFloor) -> dict[str, Any]:
     """Entropy of the integers sent, and the expected variance of the error."""
     levels = dither.draw(ROUND, len(values))
-    symbols, kinds = quantize(values.numpy(), codec.width(dither), levels), classes(levels)
+    symbols, kinds = quantize(values.numpy(), codec.width(dither), levels), dither_classes(levels)
     plain = given = 0.0
     start = 0
     for block in blocks:

@@ -24,8 +24,9 @@ def flatten_kernel(W: Float[Tensor, "m *rest"]) -> Float[Tensor, "m n"]:
 def decompose(
     W: Float[Tensor, "m *rest"], rank: int, *, generator: torch.Generator, power_steps: int = 1
 ) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
-    """Orthonormal carriers (L, R) of W by the power method with a Gaussian start.
+    """Orthonormal carriers L (m, r), R (r, n) of W (m, n) by the power method with a Gaussian start.
 
+    A kernel (m, c, kh, kw) has n = c kh kw. ``generator`` must be public: every client draws the same start.
     Source: Yu et al. 2021, Alg. 2; Ito et al. 2023, Alg. 2.
     ``power_steps=1`` is the papers' single step: L spans W R0^T, R spans L^T W. Each further step starts from
     the R just found. Guarantee: L^T L = R R^T = I to rounding, also where rank(W) < ``rank`` (or W = 0);
@@ -79,7 +80,12 @@ def orthonormal_columns(A: Float[Tensor, "k r"]) -> Float[Tensor, "k r"]:
 def project(
     dW: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]
 ) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
-    """Carrier gradients dL = dW R^T and dR = L^T dW (Ito et al. 2023, Eq. 8; Yu et al. 2021, Eq. 2)."""
+    """Carrier gradients dL = dW R^T (m, r) and dR = L^T dW (r, n) of a weight's gradient dW.
+
+    Source: Ito et al. 2023, Eq. 8; Yu et al. 2021, Eq. 2. A kernel's dW is flattened to (m, c kh kw).
+    Guarantee: linear in dW. With orthonormal L and R neither is longer than dW, so both together are at most sqrt(2)
+    times as long: clip them jointly. Raises ValueError for a dW of one dimension.
+    """
     dW = flatten_kernel(dW)
     return dW @ R.mT, L.mT @ dW
 
@@ -87,8 +93,9 @@ def project(
 def reconstruct(
     dL: Float[Tensor, "m r"], dR: Float[Tensor, "r n"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]
 ) -> Float[Tensor, "m n"]:
-    """Weight gradient implied by carrier gradients: dW = dL R + L dR - L L^T dL R (Ito et al. 2023, Eq. 3).
+    """Weight gradient (m, n) implied by carrier gradients: dW = dL R + L dR - L L^T dL R (Ito et al. 2023, Eq. 3).
 
+    ``L``, ``R``: orthonormal, as ``decompose`` makes them. A kernel's gradient comes back as a matrix.
     Guarantee: ``reconstruct(*project(dW, L, R), L, R)`` is the orthogonal projection of dW onto the tangent
     space of (L, R), so it never lengthens it. Linear in (dL, dR). With frozen rows or columns it is no
     projection: its norm can reach 2/sqrt(3) times that of dW.

@@ -1,6 +1,6 @@
 """A method: in which coordinates gradients are sent, which of them are kept, what protects them, what the server does.
 
-    method = Method(carrier, mask, mechanism, after)
+    method = Method(carrier, mask, mechanism, server)
     frame  = PublicState.start(model, method, ...).frame(...)  public: which coordinates, which of them kept
     values = client_step(model, batch, loss_fn, frame=...)     per-example gradients -> mask -> clip -> sum -> noise
     total  = aggregate([values of client 0, of client 1, ...])
@@ -19,14 +19,14 @@ from fedlsg.carriers import Carrier, mask_factors
 from fedlsg.carriers.carrier import coordinates
 from fedlsg.frame import Block, Frame, group_of, make_blocks
 from fedlsg.masks import Mask, Prune
-from fedlsg.masks.mask import Moment, Public, apply_mask, split_kept
+from fedlsg.masks.mask import Public, RoundTime, apply_mask, split_kept
 from fedlsg.privacy import Mechanism, check_sample_rate
 from fedlsg.training import (
-    After,
     Batch,
     Compression,
     LocalTraining,
     Positions,
+    ServerOptimizer,
     aggregate,
     check_memory,
     client_step,
@@ -42,13 +42,20 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A federated training method: coordinates, mask, clip and noise, server optimizer; pruning, compression."""
+    """A federated training method, as data: recipes make it, and server and clients read it.
+
+    ``carrier``: the coordinates of a gradient. ``mask``: which of them are trained and sent. ``mechanism``: clip and
+    noise. ``server``: what the server does with the clients' sum. ``prune``: which weights are 0 from the start.
+    ``compression``: what a client leaves out of a payload.
+    Guarantee: a method that can be made is one that the ledger charges truthfully and that runs; the whole of it is
+    public. Raises ValueError for choices that do not combine; the message names both.
+    """
 
     name: str
     carrier: Carrier = field(default_factory=Carrier)
     mask: Mask = field(default_factory=Mask)
     mechanism: Mechanism = field(default_factory=Mechanism)
-    after: After = field(default_factory=After)
+    server: ServerOptimizer = field(default_factory=ServerOptimizer)
     prune: Prune = field(default_factory=Prune)
     compression: Compression = field(default_factory=Compression)
 
@@ -61,7 +68,7 @@ class Method:
             raise ValueError("masks of single weights, and pruning, need dense gradients: choose carrier 'dense'")
         if self.prune.active and self.mask.kind not in ("all", "drop"):
             raise ValueError(f"pruning does not combine with a mask of kind {self.mask.kind!r}: drop gradients instead")
-        if self.after.estimator == "averaged" and not self.carrier.splits:
+        if self.server.estimator == "averaged" and not self.carrier.splits:
             raise ValueError("estimator='averaged' averages the two copies that low-rank carriers make: it needs them")
         if self.carrier.kind == "factors" and self.mechanism.noise_share < 1:
             raise ValueError(
@@ -110,9 +117,9 @@ class Schedule:
         """Number of epochs that the run touches."""
         return self.epoch(self.rounds) + 1
 
-    def moment(self, round: int) -> Moment:
+    def time(self, round: int) -> RoundTime:
         """``round`` among the rounds, and its epoch among the epochs."""
-        return Moment(round=round, rounds=self.rounds, epoch=self.epoch(round), epochs=self.epochs)
+        return RoundTime(round=round, rounds=self.rounds, epoch=self.epoch(round), epochs=self.epochs)
 
 
 def make_frame(
@@ -143,13 +150,13 @@ def make_frame(
         where = tuple(replace(c, L=None, R=None) for c in where)
     if kept is None:
         public = Public(
-            weights=weights, initial=initial, coordinates=where, moment=schedule.moment(round), seed=seed,
+            weights=weights, initial=initial, coordinates=where, time=schedule.time(round), seed=seed,
             pruned=method.prune.active,
         )  # fmt: skip
         blocks = kept_blocks(method, public)
     else:
         blocks = split_kept(make_blocks(where), kept.to(next(iter(weights.values())).device))
-    return Frame(coordinates=where, blocks=weighted(blocks, weights, method.mechanism, classifier), sent=sent)
+    return Frame(coordinates=where, blocks=weigh_blocks(blocks, weights, method.mechanism, classifier), sent=sent)
 
 
 def kept_blocks(method: Method, public: Public) -> tuple[Block, ...]:
@@ -160,7 +167,7 @@ def kept_blocks(method: Method, public: Public) -> tuple[Block, ...]:
     return blocks
 
 
-def weighted(
+def weigh_blocks(
     blocks: Sequence[Block], weights: Mapping[str, Tensor], mechanism: Mechanism, classifier: str
 ) -> tuple[Block, ...]:
     """The blocks with the weights that their groups have in the clip."""

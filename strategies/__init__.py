@@ -20,7 +20,7 @@ from fedlsg.choices import did_you_mean
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.setting import Declared, declared, same, suggestion
-from fedlsg.training import After
+from fedlsg.training import ServerOptimizer
 from strategies import recipes
 
 
@@ -33,15 +33,15 @@ def recipe(name: str, **settings: Any) -> Method:
     """The method of a name with the given settings, everything else at the recipe's defaults.
 
     Settings are those of the recipe itself (for instance ``rank``, ``sparsity``), of ``fedlsg.privacy.Mechanism``
-    (``mechanism`` stands for its ``kind``) and of ``fedlsg.training.After``.
+    (``mechanism`` stands for its ``kind``) and of ``fedlsg.training.ServerOptimizer``.
     Raises ValueError for an unknown name or setting, with the nearest known one.
     """
     check_name(name)
     build = _build(name)
-    own, mechanism, after = declared_by(name), declared(Mechanism), declared(After)
+    own, mechanism, server = declared_by(name), declared(Mechanism), declared(ServerOptimizer)
     for key, value in settings.items():
-        if key not in own | mechanism | after:
-            known = dict(sorted((own | mechanism | after).items()))
+        if key not in own | mechanism | server:
+            known = dict(sorted((own | mechanism | server).items()))
             del known["noise_share"]  # follows from trust="aggregate", nobody sets it
             raise ValueError(
                 f"method {name!r} has no setting {key!r}{suggestion(key, known)}; it has {', '.join(known)}"
@@ -51,7 +51,7 @@ def recipe(name: str, **settings: Any) -> Method:
     protection = {k: v for k, v in settings.items() if k in mechanism}
     return build(
         mechanism=Mechanism(kind=protection.pop("mechanism", default_mechanism(name)), **protection),
-        after=After(**{k: v for k, v in settings.items() if k in after}),
+        server=ServerOptimizer(**{k: v for k, v in settings.items() if k in server}),
         **{k: v for k, v in settings.items() if k in own},
     )
 
@@ -69,7 +69,7 @@ def default_mechanism(name: str) -> str:
 
 def declared_by(name: str) -> dict[str, Declared]:
     """What this recipe's own function takes: its keywords, as they are declared."""
-    return declared(_build(name), without=("mechanism", "after"))
+    return declared(_build(name), without=("mechanism", "server"))
 
 
 def own_settings(name: str) -> frozenset[str]:
@@ -95,7 +95,7 @@ def recipe_settings() -> dict[str, Declared]:
 
 def common_settings() -> dict[str, Declared]:
     """Settings that every recipe has: those of the mechanism, then those of the server."""
-    return {**declared(Mechanism), **declared(After)}
+    return {**declared(Mechanism), **declared(ServerOptimizer)}
 
 
 def takers_of(setting: str) -> tuple[str, ...]:

@@ -5,7 +5,8 @@
 Nothing here depends on the method: it is data inside ``ServerState``.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from logging import INFO
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -13,18 +14,42 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedlsg.gradients import trainable
 from fedlsg.state import ServerState, select_clients
 from strategies.federation.downlink import Downlink, FullDownlink
 from strategies.federation.exchange import Exchange
-from strategies.federation.expectations import Expectations
-from strategies.federation.ledger_copies import LedgerCopies
+from strategies.federation.expectations import Expectations, FederationSettings
+from strategies.federation.ledgers import LedgerCopies
 from strategies.federation.nodes import Roster
 from strategies.federation.report import RoundReport
-from strategies.federation.stopped import BudgetSpentError, Patience, finite
-from strategies.federation.terms import FederationSettings
 from strategies.federation.wire import flat_record
 
-__all__ = ["FedLSG", "FederationSettings"]
+__all__ = ["BudgetSpentError", "DivergedError", "FedLSG", "FederationSettings"]
+
+EMPTY_ROUNDS_ALLOWED = 3
+
+
+class BudgetSpentError(RuntimeError):
+    """No client can train again within its privacy budget: a regular end of a run, before its last round."""
+
+
+class DivergedError(RuntimeError):
+    """Weights, optimizer state or loss are not finite; the text names the round and which of them."""
+
+
+class Patience:
+    """Counts rounds and attempts in a row without an update."""
+
+    def __init__(self) -> None:
+        self.empty = 0
+
+    def count(self, report: RoundReport, *, updated: bool) -> None:
+        """Raises BudgetSpentError where every client refuses to pass its budget, RuntimeError after three in a row."""
+        if report.budget_spent:
+            raise BudgetSpentError(f"the privacy budget of every client was spent before round {report.round}")
+        self.empty = 0 if updated else self.empty + 1
+        if self.empty >= EMPTY_ROUNDS_ALLOWED:
+            raise RuntimeError(f"no valid update in {EMPTY_ROUNDS_ALLOWED} rounds in a row: client {report.reasons}")
 
 
 class FedLSG(Strategy):
@@ -102,7 +127,7 @@ class FedLSG(Strategy):
         ordered = [values[partition] for partition in sorted(values)] if survivors else []
         plan = exchange.plan
         noise = exchange.expectations.noise_of_sum(values, plan)
-        with finite(self.state, plan.round):
+        with refuse_divergence(self.state, plan.round):
             self.downlink.finish_round(plan.frame, ordered, noise)
         report = exchange.end(values)
         self.on_round(report)
@@ -131,3 +156,24 @@ class FedLSG(Strategy):
             len(self.state.public.carried),
             self.state.divisor,
         )
+
+
+@contextmanager
+def refuse_divergence(state: ServerState, round: int) -> Iterator[None]:
+    """Raise DivergedError if the update inside overflows, or leaves weights or optimizer state that are not finite."""
+    try:
+        yield
+    except (RuntimeError, OverflowError) as error:  # torch: "value cannot be converted to type float without overflow"
+        if "overflow" not in str(error):
+            raise
+        raise DivergedError(f"round {round} left an update that overflows ({error})") from error
+    _check_finite(state, round)
+
+
+def _check_finite(state: ServerState, round: int) -> None:
+    for name, p in trainable(state.model).items():
+        kept = [value for value in state.optimizer.state.get(p, {}).values() if hasattr(value, "isfinite")]
+        if not bool(p.isfinite().all()):
+            raise DivergedError(f"round {round} left weights that are not finite ({name})")
+        if not all(bool(value.isfinite().all()) for value in kept):
+            raise DivergedError(f"round {round} left the optimizer with numbers that are not finite ({name})")

@@ -33,7 +33,15 @@ SMALLEST_DELTA = 1e-11
 def epsilon(
     *, sample_rate: float, noise_multiplier: float, steps: int, delta: float, accountants: Sequence[str] = ACCOUNTANTS
 ) -> EpsilonBound:
-    """Epsilon at ``delta`` of ``steps`` Poisson-subsampled Gaussian steps; see `compose`."""
+    """Epsilon at ``delta`` of T = ``steps`` Poisson-subsampled Gaussian steps on the same examples.
+
+    ``sample_rate``: q, the chance that an example enters a step's batch, in (0, 1]. ``noise_multiplier``: sigma, the
+    noise's standard deviation over the L2 sensitivity of all that a step releases. Unit of privacy: one example, under
+    add/remove adjacency.
+    Guarantee: the true epsilon is not above ``.upper``, which is the number to report; see ``compose``.
+    Source: Gopi et al. 2021, Theorem 5.5 ("prv"); Doroshenko et al. 2022 ("pld").
+    Raises ValueError for a setting out of range; AccountingError if no accountant certifies a finite epsilon.
+    """
     event = Event(sample_rate=sample_rate, noise_multiplier=noise_multiplier, steps=steps)
     return compose([event], delta=delta, accountants=accountants)
 
@@ -86,6 +94,7 @@ def calibrate_noise_multiplier(
 ) -> float:
     """Smallest sigma whose reported epsilon (both accountants, upper bound) is within ``epsilon``.
 
+    ``sample_rate``: q in (0, 1]; ``steps``: T; sigma is the noise's standard deviation over the L2 sensitivity.
     ``besides`` are events on the same examples at noise of their own (a pruning round): the epsilon is that of the
     composition of the steps with them, which is less than the sum of the two epsilons.
 
@@ -98,11 +107,13 @@ def calibrate_noise_multiplier(
     """
     target, delta = checked_epsilon(epsilon), checked_delta(delta)
     q, steps = checked_sample_rate(sample_rate), checked_steps(steps)
+
+    def events(sigma: float) -> list[Event]:
+        return [Event(sample_rate=q, noise_multiplier=sigma, steps=steps), *besides]
+
     try:
         return smallest_sigma(
-            lambda sigma: _cheap_or_inf(q, sigma, steps, delta, besides),
-            lambda sigma: _upper_or_inf(q, sigma, steps, delta, besides),
-            target,
+            lambda sigma: _cheap_or_inf(events(sigma), delta), lambda sigma: upper_or_inf(events(sigma), delta), target
         )
     except OutOfReachError as error:
         raise AccountingError(f"{epsilon=} for {sample_rate=}, {steps=}, {delta=}: {error}") from None
@@ -122,10 +133,11 @@ def max_steps(
     target, delta = checked_epsilon(epsilon), checked_delta(delta)
     q, sigma = checked_sample_rate(sample_rate), checked_noise_multiplier(noise_multiplier)
 
+    def events(steps: int) -> list[Event]:
+        return [Event(sample_rate=q, noise_multiplier=sigma, steps=steps), *besides]
+
     return largest_steps(
-        lambda steps: _cheap_or_inf(q, sigma, steps, delta, besides),
-        lambda steps: _upper_or_inf(q, sigma, steps, delta, besides),
-        target,
+        lambda steps: _cheap_or_inf(events(steps), delta), lambda steps: upper_or_inf(events(steps), delta), target
     )
 
 
@@ -165,20 +177,19 @@ def _disagreement(intervals: dict[str, Interval]) -> str:
     )
 
 
-def _cheap_or_inf(q: float, sigma: float, steps: int, delta: float, besides: tuple[Event, ...]) -> float:
-    event = Event(sample_rate=q, noise_multiplier=sigma, steps=steps)
+def _cheap_or_inf(events: Sequence[Event], delta: float) -> float:
     if delta < SMALLEST_DELTA:
-        return accountant_renyi.interval(canonical([event, *besides]), delta).upper
+        return accountant_renyi.interval(canonical(events), delta).upper
     try:
-        bound: float = _library("pld").upper_bound(canonical([event, *besides]), delta)
+        bound: float = _library("pld").upper_bound(canonical(events), delta)
         return bound
     except AccountingError:
         return math.inf
 
 
-def _upper_or_inf(q: float, sigma: float, steps: int, delta: float, besides: tuple[Event, ...]) -> float:
-    event = Event(sample_rate=q, noise_multiplier=sigma, steps=steps)
+def upper_or_inf(events: Sequence[Event], delta: float, accountants: Sequence[str] = ACCOUNTANTS) -> float:
+    """The certified upper bound of ``compose``, infinite if there is none."""
     try:
-        return compose([event, *besides], delta=delta).upper
+        return compose(events, delta=delta, accountants=accountants).upper
     except AccountingError:
         return math.inf

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlsg.accounting.bounds import ACCOUNTANTS, compose
-from fedlsg.accounting.events import AccountingError, Event, canonical
+from fedlsg.accounting.bounds import ACCOUNTANTS, upper_or_inf
+from fedlsg.accounting.events import Event, canonical
 
 Events = tuple[Event, ...]
 
@@ -64,7 +64,7 @@ def spread(population: Sequence[Sequence[Event]], *, delta: float, accountants: 
     merged = [canonical(events) for events in population]
     different = sorted(set(merged), key=_spent)
     if len(different) <= EXACT:
-        exact = {events: upper(events, delta, accountants) for events in different}
+        exact = {events: upper_or_inf(events, delta, accountants) for events in different}
         each = [exact[events] for events in merged]
         largest = max(each)
         return Spread(largest=largest, median=statistics.median(each), worst=each.index(largest))
@@ -75,14 +75,6 @@ def spread(population: Sequence[Sequence[Event]], *, delta: float, accountants: 
     return Spread(largest=largest, median=min(median, largest), worst=merged.index(worst))
 
 
-def upper(events: Events, delta: float, accountants: Sequence[str] = ACCOUNTANTS) -> float:
-    """The certified upper bound of one client, infinite if there is none."""
-    try:
-        return compose(events, delta=delta, accountants=accountants).upper
-    except AccountingError:
-        return math.inf
-
-
 def _covering(clients: Sequence[Events], delta: float, accountants: Sequence[str]) -> tuple[float, Events]:
     """An upper bound of the largest epsilon among ``clients``, and one whose it is, or nearly.
 
@@ -90,9 +82,7 @@ def _covering(clients: Sequence[Events], delta: float, accountants: Sequence[str
     """
     members = front(clients)
     depth, group = (0 if len(members) > FRONT else OWN), members
-    waiting: list[
-        tuple[float, int, int, list[Events]]
-    ] = []  # largest bound first: its negative, a number, depth, whose
+    waiting: list[tuple[float, int, int, list[Events]]] = []  # the largest bound first: its negative, a number, depth
     questions = 0
     while True:
         cells: dict[Events, list[Events]] = {}
@@ -100,10 +90,10 @@ def _covering(clients: Sequence[Events], delta: float, accountants: Sequence[str
             cells.setdefault(events if depth == OWN else move_to_grid(events, LEVELS[depth]), []).append(events)
         for cell, inside in cells.items():
             questions += 1
-            heapq.heappush(waiting, (-upper(cell, delta, CHEAP), questions, depth, inside))
+            heapq.heappush(waiting, (-upper_or_inf(cell, delta, CHEAP), questions, depth, inside))
         bound, _, depth, group = heapq.heappop(waiting)
         if depth == OWN or questions >= QUESTIONS:
-            return max(-bound, upper(group[0], delta, accountants)), group[0]
+            return max(-bound, upper_or_inf(group[0], delta, accountants)), group[0]
         depth += 1
 
 
@@ -168,7 +158,7 @@ def _guesses(clients: Sequence[Events], delta: float) -> list[float]:
     """
     rows = [_features(events) for events in clients]
     sampled = sorted({round(at) for at in np.linspace(len(clients) / 4, 3 * len(clients) / 4, SAMPLE)})
-    bounds = [math.log(min(max(upper(clients[i], delta, CHEAP), 1e-9), 1e9)) for i in sampled]
+    bounds = [math.log(min(max(upper_or_inf(clients[i], delta, CHEAP), 1e-9), 1e9)) for i in sampled]
     weights = np.linalg.lstsq(np.array([rows[i] for i in sampled]), np.array(bounds), rcond=1e-9)[0]
     return [float(np.dot(row, weights)) if clients[i] else -math.inf for i, row in enumerate(rows)]
 

@@ -3,12 +3,12 @@
 from fedlsg.masks.dp_snip import keep_snip, pruning_mechanism, saliency_frame, saliency_scale
 from fedlsg.masks.mask import Mask, Sparsity, SparsityFrom
 from fedlsg.masks.pruning import Masks, Prune, prunable, prune_in_place
-from fedlsg.masks.ranking import Memory, accumulated_noise, noisy_everywhere
+from fedlsg.masks.ranking import Memory, noisy_everywhere
 from fedlsg.masks.rules import Direction, frozen_count, keep_units, smallest, uniform, unit_importance
 from fedlsg.masks.synflow import keep_public
 
 __all__ = [
-    "Direction", "Mask", "Masks", "Memory", "Prune", "Sparsity", "SparsityFrom", "accumulated_noise", "frozen_count",
+    "Direction", "Mask", "Masks", "Memory", "Prune", "Sparsity", "SparsityFrom", "frozen_count",
     "keep_public", "keep_snip", "keep_units", "noisy_everywhere", "prunable", "prune_in_place", "pruning_mechanism",
     "saliency_frame", "saliency_scale", "smallest", "uniform", "unit_importance",
 ]  # fmt: skip

@@ -86,15 +86,15 @@ class Mask:
         if self.ranking == "gradients" and (self.kind != "uniform" or self.redraw == "step"):
             raise ValueError("ranking='gradients' ranks once an epoch: it needs a uniform mask and redraw='epoch'")
 
-    def rate(self, moment: "Moment") -> float:
+    def rate(self, time: "RoundTime") -> float:
         """Share of the coordinates that is frozen in a round."""
-        if moment.round - 1 < self.sparsity_from * moment.rounds - 1e-9:
+        if time.round - 1 < self.sparsity_from * time.rounds - 1e-9:
             return 0.0
-        return gradual_cooling(self.sparsity, moment.epoch, moment.epochs) if self.cooling else self.sparsity
+        return gradual_cooling(self.sparsity, time.epoch, time.epochs) if self.cooling else self.sparsity
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class RoundTime:
     """When a mask is made: ``round`` (from 1) of ``rounds``, in ``epoch`` (from 0) of ``epochs``. All public."""
 
     round: int = 1
@@ -113,7 +113,7 @@ class Public:
     weights: Mapping[str, Tensor]
     initial: Mapping[str, Tensor] = field(default_factory=dict)
     coordinates: Sequence[Coordinates] = ()
-    moment: Moment = Moment()
+    time: RoundTime = RoundTime()
     seed: int = 0
     pruned: bool = False
 
@@ -127,9 +127,9 @@ def apply_mask(blocks: Sequence[Block], mask: Mask, public: Public) -> tuple[Blo
 
     Raises ValueError where W_0 is needed and absent.
     """
-    rate = mask.rate(public.moment)
+    rate = mask.rate(public.time)
     if mask.kind == "uniform":
-        when = (public.moment.epoch,) if mask.redraw == "epoch" else ("round", public.moment.round)
+        when = (public.time.epoch,) if mask.redraw == "epoch" else ("round", public.time.round)
         kept = uniform(sum(block.size for block in blocks), rate, generator=public.generator("mask", *when))
         return split_kept(blocks, kept.to(next(iter(public.weights.values())).device))
     if mask.kind == "units":
@@ -147,7 +147,7 @@ def _unit_keep(
     if block.part == "dense" or not frozen_count(block.shape[axis], rate):
         return EVERYTHING
     if mask.importance == "random":
-        generator = public.generator("units", public.moment.epoch, block.parameter, block.part)
+        generator = public.generator("units", public.time.epoch, block.parameter, block.part)
         index = uniform(block.shape[axis], rate, generator=generator)
         return Keep(axis=axis, index=index.to(public.weights[block.parameter].device))
     return Keep(axis=axis, index=keep_units(importance(block.parameter)[axis], rate, mask.direction))
@@ -184,7 +184,7 @@ def _entry_keep(block: Block, mask: Mask, rate: float, public: Public) -> Keep:
     if frozen == 0:
         return EVERYTHING if count == W.numel() else Keep(index=left)
     if mask.drop == "random":
-        generator = public.generator("drop", public.moment.round, block.parameter)
+        generator = public.generator("drop", public.time.round, block.parameter)
         chosen = uniform(count, rate, generator=generator).to(W.device)
     else:
         source = W_0.to(W) if from_start and W_0 is not None else W

@@ -9,7 +9,6 @@ can come back. Here payloads have kept coordinates only, and the server adds tha
 public generator and with the same deviation: pure noise has the same distribution on either side.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,9 +66,3 @@ def noisy_everywhere(
     full[frozen] = noise_std * torch.randn(int(frozen.sum()), generator=generator, dtype=full.dtype)
     weights = torch.cat([torch.full((block.size,), block.weight, dtype=full.dtype) for block in frame.blocks])
     return full / weights
-
-
-def accumulated_noise(noise_std: float, steps: int, momentum: float) -> float:
-    """Deviation of a coordinate's noise after K local steps: step j is counted (1 - mu^(K-j+1)) / (1 - mu) times."""
-    gains = [(1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1)]
-    return noise_std * math.sqrt(math.fsum(gain**2 for gain in gains))

@@ -1,11 +1,10 @@
 """One flat (index, value) message: indices, values in each codec, checksum."""
 
-from fedlsg.payload.codecs import DEFAULT_CODEC, all_codecs, codec_settings, find_codec
+from fedlsg.payload.codecs import DEFAULT_CODEC, Codec, PayloadError, all_codecs, codec_settings, find_codec
 from fedlsg.payload.error_feedback import check_fits, keeps_memory
 from fedlsg.payload.indices import encode_indices
 from fedlsg.payload.layout import COMPACT, IndexMode, value_bytes
 from fedlsg.payload.message import Expected, pack, unpack
-from fedlsg.payload.values.codec import Codec, PayloadError
 from fedlsg.payload.values.dither import LEVELS, Dither, quantize
 
 __all__ = [

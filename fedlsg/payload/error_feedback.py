@@ -1,8 +1,7 @@
 """Which codecs suit a method, and which runs keep the memory of error feedback (see ``Compression``)."""
 
 from fedlsg.method import Method
-from fedlsg.payload.codecs import all_codecs
-from fedlsg.payload.values.codec import Codec
+from fedlsg.payload.codecs import Codec, all_codecs
 from fedlsg.training import check_memory
 
 

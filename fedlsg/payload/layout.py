@@ -36,8 +36,8 @@ import hashlib
 import struct
 from typing import Literal
 
+from fedlsg.payload.codecs import Codec, PayloadError, find_codec
 from fedlsg.payload.indices import DIGEST_BYTES, digest_of
-from fedlsg.payload.values.codec import PayloadError
 from fedlsg.payload.values.dither import Dither
 
 IndexMode = Literal["derived", "explicit", "chosen"]
@@ -62,12 +62,29 @@ def check_header(fields: tuple[bytes | int, ...], wanted: tuple[bytes | int, ...
             raise PayloadError(f"payload {name}: expected {_show(want)}, got {_show(got)}")
 
 
+def payload_bytes(count: int, codec: Codec | str) -> int:
+    """Size of a version 1 payload of ``count`` values.
+
+    Raises ValueError for a codec whose payloads have no fixed size.
+    """
+    codec = find_codec(codec)
+    if codec.bytes_each is None:
+        raise ValueError(f"a payload of codec {codec.name!r} has no fixed size")
+    return HEADER.size + CHECKSUM_BYTES + count * codec.bytes_each
+
+
+def checksum(*parts: bytes | memoryview) -> bytes:
+    """Checksum of version 1 over the bytes of ``parts``, one after the other."""
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(part)
+    return sha.digest()[:CHECKSUM_BYTES]
+
+
 def seal(message: bytes, size: int, count: int, digest: bytes, dither: Dither | None) -> bytes:
     """Checksum of version 2, over the message and what both sides know without it."""
     who = (-1, -1) if dither is None else (dither.seed, dither.client)
-    sha = hashlib.sha256(struct.pack("<QQ32s", size, count, digest) + repr(who).encode())
-    sha.update(message)
-    return sha.digest()[:CHECKSUM_BYTES]
+    return checksum(struct.pack("<QQ32s", size, count, digest) + repr(who).encode(), message)
 
 
 def value_bytes(message: bytes) -> int:

@@ -4,9 +4,9 @@
 message may be longer than the longest honest one, and what is allocated follows from the receiver's own frame.
 """
 
-import hashlib
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fedlsg.frame import Block
-from fedlsg.payload.codecs import DEFAULT_CODEC, find_codec
+from fedlsg.payload.codecs import DEFAULT_CODEC, Codec, PayloadError, find_codec
 from fedlsg.payload.indices import Shape, counts_within, digest_of, encode_indices, read_chosen, section_bound
 from fedlsg.payload.layout import (
     CHECKSUM_BYTES,
@@ -31,13 +31,16 @@ from fedlsg.payload.layout import (
     VERSION,
     IndexMode,
     check_header,
+    checksum,
     indices_held,
+    payload_bytes,
     seal,
-)
-from fedlsg.payload.positions import check_positions
-from fedlsg.payload.values.codec import Codec, PayloadError
+)  # fmt: skip
 from fedlsg.payload.values.dither import Dither
-from fedlsg.payload.values.norm import all_finite, norm_of
+
+LARGEST_SIZE = 2**32
+AT_ONCE = 2**18
+"""Values whose squares are added up in float32 at once."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,27 +68,6 @@ class Expected:
         """Values of a payload at most."""
         return len(self.indices) if self.most is None else self.most
 
-    @property
-    def shapes(self) -> list[Shape]:
-        """Shapes of the blocks."""
-        return _shapes(self.blocks, self.size)
-
-    @property
-    def counts(self) -> list[int]:
-        """Values of each block."""
-        return _counts(self.blocks, self.indices)
-
-
-def payload_bytes(count: int, codec: Codec | str) -> int:
-    """Size of a version 1 payload of ``count`` values.
-
-    Raises ValueError for a codec whose payloads have no fixed size.
-    """
-    codec = find_codec(codec)
-    if codec.bytes_each is None:
-        raise ValueError(f"a payload of codec {codec.name!r} has no fixed size")
-    return HEADER.size + CHECKSUM_BYTES + count * codec.bytes_each
-
 
 def pack(
     values: Float[Tensor, " kept"],
@@ -100,11 +82,14 @@ def pack(
     dither: Dither | None = None,
     earlier: bytes | None = None,
 ) -> bytes:
-    """Serialize kept values and their ascending positions in a flat vector of ``size`` coordinates.
+    """Serialize k kept values and their k ascending positions in a flat vector of ``size`` coordinates.
 
-    Codecs round values that are already noisy: post-processing, epsilon is untouched. Explicit indices that the
-    payload ``earlier`` of the same client contained are not sent again; chosen ones always are.
-    Raises PayloadError for values that are not finite in the codec's range, or indices that do not fit.
+    ``digest``: 32 bytes, that of the frame; ``blocks``: the frame's, one of all coordinates if None; ``dither``: the
+    client's, which codecs that quantize need; ``earlier``: the client's payload before, whose explicit indices are not
+    sent again (chosen ones always are). The bytes are described in ``layout``.
+    Guarantee: only values that are already noisy are rounded: post-processing, epsilon is untouched.
+    Raises ValueError for an unknown codec or index mode; PayloadError for values that are not finite in the codec's
+    range, a wrong digest or round, or indices that do not fit.
     """
     codec = find_codec(codec)
     if index_mode not in MODES:
@@ -117,25 +102,30 @@ def pack(
     if fixed:
         header = HEADER.pack(MAGIC, VERSION, codec.wire_id, DERIVED, 0, round, size, len(values), digest)
         body = _encode(values, [len(values)], codec, dither, round)  # may be the memory of values, copied once below
-        sha = hashlib.sha256(header)
-        sha.update(body)
-        return b"".join((header, body, sha.digest()[:CHECKSUM_BYTES]))
-    shapes, counts, total, mode, section = _shapes(blocks, size), _counts(blocks, indices), len(values), DERIVED, b""
-    if index_mode != "derived":
-        whole = encode_indices(indices, shapes)
-        mode, section = EXPLICIT, LENGTH.pack(len(whole)) + whole
-        if index_mode == "chosen":
-            mode, counts, total = CHOSEN, counts_within(indices, shapes), size
-        elif earlier is not None and indices_held(earlier) == digest_of(whole):
-            mode, section = REPEATED, digest_of(whole)
+        return b"".join((header, body, checksum(header, body)))
+    mode, section = _index_section(indices, _shapes(blocks, size), index_mode, earlier)
     header = COMPACT.pack(MAGIC, COMPACT_VERSION, codec.wire_id, mode, 0, round, digest[:16])
-    message = header + section + _encode(values, counts, codec, dither, round)
-    return message + seal(message, size, total, digest, dither)
+    message = header + section + _encode(values, counts_within(indices, _shapes(blocks, size)), codec, dither, round)
+    return message + seal(message, size, size if mode == CHOSEN else len(values), digest, dither)
+
+
+def _index_section(
+    indices: Tensor, shapes: Sequence[Shape], index_mode: IndexMode, earlier: bytes | None
+) -> tuple[int, bytes]:
+    """The index mode of the header, and the bytes that say which positions the values have."""
+    if index_mode == "derived":
+        return DERIVED, b""
+    whole = encode_indices(indices, shapes)
+    if index_mode == "explicit" and earlier is not None and indices_held(earlier) == digest_of(whole):
+        return REPEATED, digest_of(whole)
+    return CHOSEN if index_mode == "chosen" else EXPLICIT, LENGTH.pack(len(whole)) + whole
 
 
 def unpack(message: bytes, expected: Expected) -> Float[Tensor, " kept"]:
-    """The float32 values of a payload that is exactly what ``expected`` describes.
+    """The k float32 values of a payload that is exactly what ``expected`` describes.
 
+    Guarantee: ``message`` may be any bytes, of a hostile client too. What comes back is finite and its norm is within
+    ``max_norm`` and the codec's rounding; what is allocated follows from ``expected`` alone.
     If the sender chooses positions: values of all ``size`` coordinates, 0 at those that it did not send.
     Raises PayloadError naming the first field that differs: length, magic, version, codec, index mode, round, size,
     count, frame digest, checksum, indices, grid step, malformed or non-finite values, norm. (Version 2 has no field for
@@ -147,7 +137,7 @@ def unpack(message: bytes, expected: Expected) -> Float[Tensor, " kept"]:
     else:
         values = _unpack_fixed(message, expected, codec)
     norm = norm_of(values)
-    if not math.isfinite(norm) and not bool(values.isfinite().all()):
+    if not all_finite(values, norm):
         raise PayloadError("payload values: not finite")
     bound = expected.max_norm + codec.rounding_bound(expected.dither, expected.limit, expected.max_norm)
     if norm > bound:
@@ -163,21 +153,22 @@ def _unpack_fixed(message: bytes, expected: Expected, codec: Codec) -> Tensor:
     wanted = (MAGIC, VERSION, codec.wire_id, DERIVED, 0, expected.round, expected.size, count, expected.digest)
     check_header(HEADER.unpack_from(message), wanted)
     bytes_ = memoryview(message)  # a slice of it is no copy
-    if hashlib.sha256(bytes_[:-CHECKSUM_BYTES]).digest()[:CHECKSUM_BYTES] != message[-CHECKSUM_BYTES:]:
+    if checksum(bytes_[:-CHECKSUM_BYTES]) != message[-CHECKSUM_BYTES:]:
         raise PayloadError("payload checksum: the bytes were damaged")
     return _decode(bytes_[HEADER.size : -CHECKSUM_BYTES], [count], codec, expected)
 
 
 def _unpack_compact(message: bytes, expected: Expected, codec: Codec) -> Tensor:
+    shapes = _shapes(expected.blocks, expected.size)
     if expected.index_mode == "chosen":
-        body = _open(message, expected, codec, section_bound(expected.shapes, expected.limit))[1]
-        return _unpack_chosen(body, expected, codec)
-    section = encode_indices(expected.indices, expected.shapes) if expected.index_mode == "explicit" else b""
+        body = _open(message, expected, codec, section_bound(shapes, expected.limit))[1]
+        return _unpack_chosen(body, expected, codec, shapes)
+    section = encode_indices(expected.indices, shapes) if expected.index_mode == "explicit" else b""
     mode, body = _open(message, expected, codec, len(section))
     held = {DERIVED: b"", EXPLICIT: LENGTH.pack(len(section)) + section, REPEATED: digest_of(section)}[mode]
     if not body.startswith(held):
         raise PayloadError("payload indices: they differ from the mask of this round")
-    return _decode(body[len(held) :], expected.counts, codec, expected)
+    return _decode(body[len(held) :], counts_within(expected.indices, shapes), codec, expected)
 
 
 def _open(message: bytes, expected: Expected, codec: Codec, section: int) -> tuple[int, bytes]:
@@ -197,20 +188,20 @@ def _open(message: bytes, expected: Expected, codec: Codec, section: int) -> tup
     return mode, message[COMPACT.size : -CHECKSUM_BYTES]
 
 
-def _unpack_chosen(body: bytes, expected: Expected, codec: Codec) -> Tensor:
+def _unpack_chosen(body: bytes, expected: Expected, codec: Codec, shapes: Sequence[Shape]) -> Tensor:
     """Values where the sender chose to send, 0 elsewhere."""
     try:
-        positions, rest = read_chosen(body, expected.shapes, expected.limit)
+        positions, rest = read_chosen(body, shapes, expected.limit)
     except ValueError as error:
         raise PayloadError(str(error)) from None
-    values = _decode(rest, counts_within(positions, expected.shapes), codec, expected)
+    values = _decode(rest, counts_within(positions, shapes), codec, expected)
     return torch.zeros(expected.size).index_copy_(0, positions, values)
 
 
 def _encode(
     values: Tensor, counts: Sequence[int], codec: Codec, dither: Dither | None, round: int
 ) -> bytes | memoryview:
-    if not all_finite(values):
+    if not all_finite(values, norm_of(values)):
         raise PayloadError(f"values are not finite as {codec.name}")
     try:
         return codec.encode(values, counts, dither, round)
@@ -238,5 +229,42 @@ def _shapes(blocks: Sequence[Block] | None, size: int) -> list[Shape]:
     return [(size,)] if blocks is None else [block.shape for block in blocks]
 
 
-def _counts(blocks: Sequence[Block] | None, indices: Tensor) -> list[int]:
-    return [len(indices)] if blocks is None else [block.kept for block in blocks]
+def check_positions(values: Tensor, indices: Tensor, size: int) -> None:
+    """Raise PayloadError unless there is one value an index, and indices ascend within ``size`` coordinates."""
+    if values.shape != indices.shape or values.ndim != 1:
+        raise PayloadError(f"expected one value an index, got {tuple(values.shape)} and {tuple(indices.shape)}")
+    if size > LARGEST_SIZE or (len(indices) and not 0 <= int(indices[0]) <= int(indices[-1]) < size):
+        raise PayloadError(f"indices do not fit into {size} coordinates")
+    if len(indices) > 1 and not ascend(indices):
+        raise PayloadError("indices must ascend without repeats")
+
+
+_ascending: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)
+"""The last positions found to ascend, and their version: all clients of a round share one frame."""
+
+
+def ascend(indices: Tensor) -> bool:
+    """Whether each is larger than the one before; not computed again for the same unchanged tensor."""
+    global _ascending
+    known, version = _ascending
+    if known() is indices and version == indices._version:
+        return True
+    found = bool((indices[1:] > indices[:-1]).all())
+    if found:
+        _ascending = weakref.ref(indices), indices._version
+    return found
+
+
+def norm_of(values: Float[Tensor, " kept"]) -> float:
+    """L2 norm, to float32's precision for any number of values; not finite if a value is not, or if it overflows.
+
+    In pieces: one float32 sum over very many values would stop growing, and a float64 one takes ten times as long.
+    """
+    if len(values) <= AT_ONCE:
+        return float(torch.linalg.vector_norm(values))
+    return float(torch.stack([torch.linalg.vector_norm(piece) for piece in values.split(AT_ONCE)]).double().norm())
+
+
+def all_finite(values: Float[Tensor, " kept"], norm: float) -> bool:
+    """Whether every value is finite; looks at single values only if their ``norm`` is not finite."""
+    return math.isfinite(norm) or bool(values.isfinite().all())

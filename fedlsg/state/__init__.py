@@ -7,20 +7,6 @@ from fedlsg.state.server_update import Step, StepError, encode_pruning, encode_u
 from fedlsg.state.snapshot import extra_vectors, restart
 
 __all__ = [
-    "ClientTerms",
-    "Phase",
-    "PublicState",
-    "RoundPlan",
-    "ServerState",
-    "Step",
-    "StepError",
-    "encode_pruning",
-    "encode_update",
-    "extra_vectors",
-    "load_weights",
-    "phase_of",
-    "plan_round",
-    "replay",
-    "restart",
-    "select_clients",
+    "ClientTerms", "Phase", "PublicState", "RoundPlan", "ServerState", "Step", "StepError", "encode_pruning",
+    "encode_update", "extra_vectors", "load_weights", "phase_of", "plan_round", "replay", "restart", "select_clients",
 ]  # fmt: skip

@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.frame import Frame
-from fedlsg.masks import accumulated_noise, pruning_mechanism, saliency_scale
+from fedlsg.masks import pruning_mechanism, saliency_scale
 from fedlsg.method import LocalTraining, Method
 from fedlsg.privacy import Mechanism
+from fedlsg.training import accumulated_noise
 
 PRUNING_ROUND = 0
 """The number of the pruning round."""

@@ -37,11 +37,11 @@ class ServerState:
         self.model, self.method, self.schedule, self.seed = public.model, public.method, public.schedule, public.seed
         parameters, method = trainable(self.model), self.method
         self.optimizer, self.scheduler = make_optimizer(
-            parameters, method.after, updates=self.schedule.rounds, classifier=public.classifier
+            parameters, method.server, updates=self.schedule.rounds, classifier=public.classifier
         )
         if method.prune.active and not method.prune.reads_data:
             prune_in_place(parameters, keep_public(self.model, method.prune, probe, seed=self.seed))
-        self.average = self.weights if method.after.ema else None
+        self.average = self.weights if method.server.ema else None
         self.round, self.updates = 0, 0
         self.pruned = not method.prune.reads_data
         self.memory = Memory() if method.mask.ranking == "gradients" else None
@@ -60,8 +60,8 @@ class ServerState:
         """The frame of ``round`` at the weights of now, by default of the round that comes next."""
         round, kept = self.next_round if round is None else round, None
         if self.memory is not None:
-            moment = self.schedule.moment(round)
-            kept = self.memory.kept(self.method.mask.rate(moment), moment.epoch)
+            time = self.schedule.time(round)
+            kept = self.memory.kept(self.method.mask.rate(time), time.epoch)
         return self.public.frame(round, updates=self.updates, kept=kept)
 
     def plan(self, local: LocalTraining) -> RoundPlan:
@@ -74,7 +74,7 @@ class ServerState:
             aggregate(updates), frame, self.public.parameters, self.method.prune.rate, num_examples=num_examples
         )
         prune_in_place(trainable(self.model), kept)
-        self.average = self.weights if self.method.after.ema else None
+        self.average = self.weights if self.method.server.ema else None
         self.pruned = True
 
     @property
@@ -107,7 +107,7 @@ class ServerState:
             total,
             frame=frame,
             divisor=self.divisor,
-            after=self.method.after,
+            server=self.method.server,
         )
         self.updates += 1
         self._average()
@@ -122,7 +122,7 @@ class ServerState:
 
     def _average(self) -> None:
         if self.average is not None:
-            decay = min(self.method.after.ema, (1 + self.updates) / (10 + self.updates))
+            decay = min(self.method.server.ema, (1 + self.updates) / (10 + self.updates))
             self.average = decay * self.average + (1 - decay) * self.weights
 
     def truncate(self) -> None:
@@ -136,7 +136,7 @@ class ServerState:
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
-        """The model that is evaluated: with the average of the weights where After.ema asks for one."""
+        """The model that is evaluated: with the average of the weights where ServerOptimizer.ema asks for one."""
         if self.average is None:
             yield self.model
             return

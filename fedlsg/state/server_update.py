@@ -108,7 +108,7 @@ def encode_update(
     return Step(kind=VALUES, round=state.round + 1, noise_std=noise_std, payload=payload)
 
 
-def received(state: ServerState, frame: Frame, step: Step, codec: Codec) -> tuple[Tensor, float]:
+def decode_update(state: ServerState, frame: Frame, step: Step, codec: Codec) -> tuple[Tensor, float]:
     """The sum that a step of values encodes, exactly, and the deviation of its noise. Raises PayloadError."""
     dither = down_dither(state, step.noise_std)
     values = unpack(
@@ -164,6 +164,6 @@ def replay(state: ServerState, step: Step, codec: Codec, frame: Frame | None = N
         raise StepError(f"a step of round {step.round} does not follow on round {state.round}")
     state.round = step.round - 1  # rounds without a valid update leave no step
     frame = state.frame() if frame is None else frame
-    total, noise_std = received(state, frame, step, codec)
+    total, noise_std = decode_update(state, frame, step, codec)
     state.step(total, frame, noise_std=noise_std)
     state.round = step.round

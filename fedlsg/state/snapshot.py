@@ -43,7 +43,7 @@ def restart(state: ServerState, weights: Tensor, extra: Mapping[str, Tensor], *,
             raise ValueError(f"expected {sum(sizes)} numbers of {name}, got shape {tuple(extra[name].shape)}")
         for p, part in zip(parameters, extra[name].to(parameters[0]).split(sizes), strict=True):
             state.optimizer.state[p][name] = part.reshape(p.shape).clone()
-    if state.method.after.optimizer == "adam" and updates:
+    if state.method.server.optimizer == "adam" and updates:
         for p in parameters:
             state.optimizer.state[p][STEP] = torch.tensor(float(updates))
     if state.memory is not None:

@@ -1,6 +1,5 @@
 """A client's part of a round: Poisson batch, per-example gradients, mask, clip, sum, noise; K steps in one frame."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import pairwise
@@ -10,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.carriers.powersgd import norm_of_factors
 from fedlsg.frame import Frame
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import (
@@ -32,7 +30,7 @@ from fedlsg.training.microbatches import check_alike, fill, runs_of, shape_of, t
 from fedlsg.training.plain import plain_steps
 from fedlsg.training.update import move
 
-__all__ = ["Batch", "LocalTraining", "Positions", "allows_ghost_clipping", "client_step", "norm_bound", "per_unit"]
+__all__ = ["Batch", "LocalTraining", "Positions", "allows_ghost_clipping", "client_step", "per_unit"]
 
 
 def client_step(
@@ -154,12 +152,3 @@ def per_unit(
     """What is clipped for one example: the mean over its copies, times the block's weight in the clip."""
     mean = [g if multiplicity == 1 else g.unflatten(0, (-1, multiplicity)).mean(1) for g in gradients]
     return [g if b.weight == 1 else g * b.weight for g, b in zip(mean, frame.blocks, strict=True)]
-
-
-def norm_bound(mechanism: Mechanism, frame: Frame, *, num_examples: int, local: LocalTraining) -> float:
-    """An L2 norm that an honest payload exceeds with negligible probability: N sensitivities a step, and the noise."""
-    if not mechanism.clips:
-        return math.inf
-    signal = num_examples * mechanism.sensitivity(len(frame.blocks))
-    tail = mechanism.noise_std * (math.sqrt(frame.kept) + 10)
-    return 1.01 * (signal + tail) * local.steps / (1 - local.momentum) + norm_of_factors(frame)

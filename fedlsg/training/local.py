@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fedlsg.carriers.powersgd import norm_of_factors
 from fedlsg.frame import Frame
 from fedlsg.gradients import FLOAT32, Checked, LossFunction, Precision
 from fedlsg.gradients import Batch as Inputs
@@ -77,3 +78,18 @@ class StepInputs:
     groups: Groups
     scale: Sequence[Float[Tensor, " kept"]] | None
     parameters: Checked
+
+
+def accumulated_noise(noise_std: float, steps: int, momentum: float) -> float:
+    """Deviation of a coordinate's noise after K local steps: step j is counted (1 - mu^(K-j+1)) / (1 - mu) times."""
+    gains = [(1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1)]
+    return noise_std * math.sqrt(math.fsum(gain**2 for gain in gains))
+
+
+def norm_bound(mechanism: Mechanism, frame: Frame, *, num_examples: int, local: LocalTraining) -> float:
+    """An L2 norm that an honest payload exceeds with negligible probability: N sensitivities a step, and the noise."""
+    if not mechanism.clips:
+        return math.inf
+    signal = num_examples * mechanism.sensitivity(len(frame.blocks))
+    tail = mechanism.noise_std * (math.sqrt(frame.kept) + 10)
+    return 1.01 * (signal + tail) * local.steps / (1 - local.momentum) + norm_of_factors(frame)

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.masks import frozen_count
-from fedlsg.training.server_optimizer import After
+from fedlsg.training.server_optimizer import ServerOptimizer
 from fedlsg.training.update import move
 
 AT_ONCE = 2**16
@@ -35,10 +35,9 @@ def aggregate(updates: Sequence[Float[Tensor, " kept"]]) -> Float[Tensor, " kept
 
 def sparsify(gradient: Tensor, W: Tensor, sparsity: float) -> Tensor:
     """The gradient of a weight without its floor(p size) entries of smallest abs(W) (Ito et al. 2023, sec. 4.4)."""
-    frozen = frozen_count(W.numel(), sparsity)
-    if W.ndim < 2 or not frozen:
+    if W.ndim < 2 or not sparsity:
         return gradient
-    smallest = torch.argsort(W.detach().abs().flatten(), stable=True)[:frozen]
+    smallest = torch.argsort(W.detach().abs().flatten(), stable=True)[: frozen_count(W.numel(), sparsity)]
     return gradient.flatten().index_fill(0, smallest, 0.0).reshape(gradient.shape)
 
 
@@ -50,7 +49,7 @@ def server_step(
     *,
     frame: Frame,
     divisor: float,
-    after: After,
+    server: ServerOptimizer,
 ) -> None:
     """One server update: divide by a configured constant, rebuild dW (Ito et al. 2023, Eq. 3), step the optimizer.
 
@@ -64,13 +63,13 @@ def server_step(
     values = torch.empty(total.shape, dtype=example.dtype, device=example.device)
     for own, part in zip(values.split(AT_ONCE), total.split(AT_ONCE), strict=True):
         own.copy_(part / divisor)  # in runs: a second vector in float64 would be a step's largest tensor
-    averaged = after.estimator == "averaged"
-    if linear_in_the_gradient(optimizer) and not after.sparsify_update:
+    averaged = server.estimator == "averaged"
+    if linear_in_the_gradient(optimizer) and not server.sparsify_update:
         rates = {id(p): -float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
         move(parameters, frame, values, {name: rates[id(p)] for name, p in parameters.items()}, averaged=averaged)
     else:
         for name, gradient in frame.gradients(values, averaged=averaged).items():
-            parameters[name].grad = sparsify(gradient, parameters[name], after.sparsify_update)
+            parameters[name].grad = sparsify(gradient, parameters[name], server.sparsify_update)
     optimizer.step()
     scheduler.step()
     optimizer.zero_grad(set_to_none=True)

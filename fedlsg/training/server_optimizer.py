@@ -35,7 +35,7 @@ STEPS = (0.3, 0.6, 0.8)
 
 
 @dataclass(frozen=True, kw_only=True)
-class After:
+class ServerOptimizer:
     """Server side of a method.
 
     ``estimator="eq3"`` lifts carriers by Eq. 3; ``"averaged"`` first averages the two noisy copies of the r x r
@@ -90,7 +90,7 @@ class After:
 
 
 def make_optimizer(
-    parameters: Mapping[str, nn.Parameter], after: After, *, updates: int, classifier: str = ""
+    parameters: Mapping[str, nn.Parameter], server: ServerOptimizer, *, updates: int, classifier: str = ""
 ) -> tuple[Optimizer, LambdaLR]:
     """The torch.optim optimizer and scheduler of a run of ``updates`` server updates, one group a learning rate.
 
@@ -98,14 +98,14 @@ def make_optimizer(
     """
     by_rate: dict[float, list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        rate = after.rate_of(group_of(name, tuple(parameter.shape), classifier))
+        rate = server.rate_of(group_of(name, tuple(parameter.shape), classifier))
         by_rate.setdefault(rate, []).append(parameter)
     groups = [{"params": members, "lr": rate} for rate, members in by_rate.items()]
     optimizer: Optimizer
-    if after.optimizer == "adam":
-        optimizer = torch.optim.Adam(groups, lr=after.learning_rate, weight_decay=after.weight_decay)
+    if server.optimizer == "adam":
+        optimizer = torch.optim.Adam(groups, lr=server.learning_rate, weight_decay=server.weight_decay)
     else:
         optimizer = torch.optim.SGD(
-            groups, lr=after.learning_rate, momentum=after.momentum, weight_decay=after.weight_decay
+            groups, lr=server.learning_rate, momentum=server.momentum, weight_decay=server.weight_decay
         )
-    return optimizer, LambdaLR(optimizer, lambda update: after.factor(update, updates))
+    return optimizer, LambdaLR(optimizer, lambda update: server.factor(update, updates))

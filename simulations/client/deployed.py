@@ -22,7 +22,7 @@ from simulations.plan.base import Own
 from simulations.plan.continuity import data_digest
 from simulations.plan.plan import count_blocks, prepare
 from simulations.settings.settings import Settings
-from strategies.federation.ledger_wire import RECORD, news_record, read_held
+from strategies.federation.ledgers import RECORD, news_record, read_held
 from strategies.federation.wire import identity, read_round, update
 
 

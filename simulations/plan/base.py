@@ -201,7 +201,7 @@ def _local_training(
     return LocalTraining(
         steps=s.local_steps,
         sample_rate=rate,
-        learning_rate=method.after.learning_rate if s.local_learning_rate is None else s.local_learning_rate,
+        learning_rate=method.server.learning_rate if s.local_learning_rate is None else s.local_learning_rate,
         momentum=s.local_momentum,
         expected_batch=expected_batch,
         microbatch_size=s.microbatch_size,

@@ -23,8 +23,7 @@ from simulations.rundir import tensorboard
 from simulations.rundir.files.atomic import naming
 from simulations.rundir.files.sealed import DamagedError
 from simulations.rundir.rundir import RunDir
-from strategies.federation.report import RoundReport
-from strategies.federation.sent import Direction
+from strategies.federation.report import Direction, RoundReport
 
 CHUNK = 2**20
 DIRECTIONS: dict[str, Direction] = {"down": "down", "up": "up"}

@@ -11,8 +11,7 @@ from pathlib import Path
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from strategies.federation.ledger_copies import LedgerCopies
-from strategies.federation.ledger_wire import News
+from strategies.federation.ledgers import LedgerCopies, News
 from strategies.federation.nodes import Identity, Roster, wait_for_nodes
 
 

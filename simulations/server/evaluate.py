@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedlsg.state import ServerState
 from simulations.workloads import Split, Workload, to_device
-from strategies.federation.stopped import DivergedError
+from strategies.strategy import DivergedError
 
 FEW_ROWS = 8
 

@@ -17,9 +17,8 @@ from simulations.server.diverged import explain
 from simulations.server.downlink import make_downlink
 from simulations.server.recorder import OnRound, Recorder
 from simulations.server.summary import Outcome, summarize
-from strategies.federation.stopped import BudgetSpentError, DivergedError
 from strategies.federation.wire import flat_record
-from strategies.strategy import FederationSettings, FedLSG
+from strategies.strategy import BudgetSpentError, DivergedError, FederationSettings, FedLSG
 
 
 def serve(

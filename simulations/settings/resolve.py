@@ -87,7 +87,7 @@ def build_method(settings: Resolved) -> Method:
 
 def resolved(settings: Resolved, method: Method, local: LocalTraining) -> Resolved:
     """Settings with the recipe's own defaults written out, so that config.toml says all that was used."""
-    parameters: dict[str, Any] = {**recipe_values(settings, method), **asdict(method.after)}
+    parameters: dict[str, Any] = {**recipe_values(settings, method), **asdict(method.server)}
     parameters |= {"mechanism": method.mechanism.kind, "clip": method.mechanism.clip}
     return replace(
         settings,

@@ -61,9 +61,9 @@ def mechanism_settings() -> dict[str, Declared]:
 
 def server_settings() -> dict[str, Declared]:
     """Settings of what the server does after the sum."""
-    from fedlsg.training import After
+    from fedlsg.training import ServerOptimizer
 
-    return declared(After)
+    return declared(ServerOptimizer)
 
 
 def codec_settings() -> dict[str, Declared]:

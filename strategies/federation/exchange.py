@@ -15,8 +15,7 @@ from torch import Tensor
 from fedlsg.state import RoundPlan
 from strategies.federation.downlink import Downlink
 from strategies.federation.expectations import Expectations
-from strategies.federation.ledger_copies import LedgerCopies
-from strategies.federation.ledger_wire import RECORD, held_record
+from strategies.federation.ledgers import RECORD, LedgerCopies, held_record
 from strategies.federation.nodes import Roster
 from strategies.federation.replica_wire import Records
 from strategies.federation.report import AWAY, NO_REPLY, RoundReport, reason_of

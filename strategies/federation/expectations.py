@@ -1,21 +1,33 @@
-"""What the server expects of a client's reply, and what it reads from one that fits."""
+"""The public terms of a federation, what the server therefore expects of a reply, and what it reads from it."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from flwr.app import Message
 from torch import Tensor
 
 from fedlsg.carriers.powersgd import decode
-from fedlsg.method import norm_bound
-from fedlsg.payload import Dither, Expected, unpack
+from fedlsg.method import LocalTraining, norm_bound
+from fedlsg.payload import Codec, Dither, Expected, IndexMode, unpack
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
-from strategies.federation.ledger_copies import LedgerCopies
-from strategies.federation.ledger_wire import read_news
+from strategies.federation.ledgers import LedgerCopies, read_news
 from strategies.federation.report import RoundReport
-from strategies.federation.terms import FederationSettings
 from strategies.federation.wire import read_update
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationSettings:
+    """Public constants of a federation. ``terms`` are per partition; ``local`` is the common local training."""
+
+    terms: Sequence[ClientTerms]
+    clients_per_round: int
+    local: LocalTraining
+    codec: Codec
+    index_mode: IndexMode = "derived"
+    min_survivors: int = 1
+    timeout: float = 3600.0
+    run_dir: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 
 from strategies.federation.code_identity import RECORD as CODE
 from strategies.federation.code_identity import check_same_code, code_record
-from strategies.federation.ledger_wire import News, read_news
+from strategies.federation.ledgers import News, read_news
 from strategies.federation.wire import read_identity
 
 CONNECT_SECONDS = 120.0

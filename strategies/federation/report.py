@@ -1,19 +1,44 @@
-"""What happened in one round, and why a reply was rejected."""
+"""What happened in one round: every message and its size, and why a reply was rejected.
+
+The size of a message has three levels:
+    values    down: the encoded weights or values of an update, and the state that a replica continues from;
+              up: the codec's values (``fedlsg.payload.value_bytes``)
+    payload   values, header, indices, carriers and checksum: all arrays of the message
+    wire      the message as Flower serializes it (protobuf)
+
+A reply that was rejected, or reports an error, has no values.
+"""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 
 from fedlsg.payload import value_bytes
-from strategies.federation.sent import Direction, Sent, announced_values
+from fedlsg.state.server_update import VALUES, read_steps
 from strategies.federation.serial import wire_size
 from strategies.federation.wire import LOST, OVER_BUDGET, payload_size
 
 REASON_LENGTH = 300
 NO_REPLY = "no reply before the round's timeout"
 AWAY = "no node of the federation is this client at the moment"
+
+Direction = Literal["down", "up"]
+
+VALUE_RECORDS = ("weights", "state")
+"""Records of an announcement with numbers of the model; "frame" and "kept" are indices and carriers."""
+
+
+class Sent(NamedTuple):
+    """One message between the server and a client, ``wire_bytes >= payload_bytes >= values_bytes``."""
+
+    client: int
+    direction: Direction
+    values_bytes: int
+    payload_bytes: int
+    wire_bytes: int
 
 
 @dataclass(kw_only=True)
@@ -96,3 +121,11 @@ def reason_of(error: Exception) -> str:
     text = "".join(character if character.isprintable() else "?" for character in text)
     half = REASON_LENGTH // 2
     return text if len(text) <= REASON_LENGTH else f"{text[:half]} ... {text[-half:]}"
+
+
+def announced_values(content: RecordDict) -> int:
+    """Bytes of the model's numbers in an announcement."""
+    records = content.array_records
+    whole = sum(len(array.data) for name in VALUE_RECORDS if name in records for array in records[name].values())
+    steps = read_steps(records["steps"]["updates"].data) if "steps" in records else []
+    return whole + sum(value_bytes(step.payload) for step in steps if step.kind == VALUES)

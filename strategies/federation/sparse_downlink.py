@@ -20,8 +20,8 @@ from fedlsg.masks import prunable
 from fedlsg.method import aggregate
 from fedlsg.payload import Codec, PayloadError
 from fedlsg.state import ServerState, Step, encode_pruning, encode_update, extra_vectors
-from fedlsg.state.server_update import received
-from strategies.federation.downlink import ranked
+from fedlsg.state.server_update import decode_update
+from strategies.federation.downlink import Downlink, has_ranked_mask
 from strategies.federation.replica_wire import NOWHERE, Records, Reference, catch_up, digest_of, whole
 from strategies.federation.wire import flat_record, frame_record, kept_record
 
@@ -45,7 +45,7 @@ class StepStore(Protocol):
         """Forget steps beyond a version."""
 
 
-class SparseDownlink:
+class SparseDownlink(Downlink):
     """The updates that each client's replica has missed, or the whole model where that is smaller.
 
     ``clients_per_round`` of ``clients`` are selected in each round, so a replica is of use again after ``gap`` rounds.
@@ -93,9 +93,6 @@ class SparseDownlink:
             if version is not None:
                 self.held[client] = version
 
-    def abandon_round(self) -> None:
-        """Nobody is known to hold more than before."""
-
     def finish_round(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
         """Encode the sum, decode it, apply that; remember the step.
 
@@ -107,7 +104,7 @@ class SparseDownlink:
             step: Step | None
             try:
                 step = encode_update(self.state, frame, total, noise_std=noise_std, codec=self.codec)
-                total, noise_std = received(self.state, frame, step, self.codec)
+                total, noise_std = decode_update(self.state, frame, step, self.codec)
             except PayloadError as error:
                 log(WARNING, "round %d: the update is sent as whole models: %s", self.state.round + 1, error)
                 step = None
@@ -168,7 +165,7 @@ class SparseDownlink:
         if start == WHOLE:
             return whole(self._reference(self.version), weights, extra_vectors(self.state))
         records = whole(self._reference(NOWHERE), weights, {})
-        return records | ({"kept": kept_record(frame)} if ranked(self.state) else {})
+        return records | ({"kept": kept_record(frame)} if has_ranked_mask(self.state) else {})
 
     def _reference(self, base: int) -> Reference:
         if self._digest is None or self._digest[0] != self.version:
@@ -180,7 +177,7 @@ class SparseDownlink:
 
     def _whole_bytes(self, frame: Frame) -> int:
         """Bytes of the model for one round: what full downlink sends."""
-        return 4 * frame.dense_size + (-(-frame.size // 8) if ranked(self.state) else 0)
+        return 4 * frame.dense_size + (-(-frame.size // 8) if has_ranked_mask(self.state) else 0)
 
     def _pays(self, frame: Frame) -> bool:
         """Whether to send with a whole model the state that a replica continues from.

@@ -28,36 +28,33 @@ class Deployed(Protocol):
 
 
 class WatchedGrid(Grid):
-    """``inner``, a Flower grid with ``get_nodes``; a node that restarted counts as one that has left."""
+    """``inner``, a Flower grid with ``get_nodes``; a node that restarted counts as one that has left.
+
+    All but ``send_and_receive`` is the inner grid's.
+    """
 
     def __init__(self, inner: Grid) -> None:
         self.inner = inner
 
     def set_run(self, run: Any) -> None:
-        """As the inner grid."""
         self.inner.set_run(run)
 
     @property
     def run(self) -> Any:
-        """As the inner grid."""
         return self.inner.run
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """As the inner grid."""
         return self.inner.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """As the inner grid: nodes that are connected."""
         return self.inner.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """As the inner grid."""
         return self.inner.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """As the inner grid."""
         return self.inner.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -68,7 +65,7 @@ class WatchedGrid(Grid):
         open_ = {name: message for name, message in zip(names, sent, strict=False) if name is not None}
         deadline = None if timeout is None else time.monotonic() + timeout
         # Flower takes no message for a node that is not registered any more: the message has no name.
-        replies = [gone(message) for name, message in zip(names, sent, strict=False) if name is None]
+        replies = [lost_reply(message) for name, message in zip(names, sent, strict=False) if name is None]
         while open_ and (deadline is None or time.monotonic() < deadline):
             for reply in self.inner.pull_messages(list(open_)):
                 replies.append(reply)
@@ -77,7 +74,7 @@ class WatchedGrid(Grid):
             for name, message in list(open_.items()):
                 node = message.metadata.dst_node_id
                 if node in now and now[node] != before.get(node, now[node]):
-                    replies.append(gone(open_.pop(name)))
+                    replies.append(lost_reply(open_.pop(name)))
             if open_:
                 time.sleep(POLL_SECONDS)
         return replies
@@ -87,7 +84,7 @@ class WatchedGrid(Grid):
         return {node.node_id: node.last_activated_at for node in cast(Deployed, self.inner).get_nodes()}
 
 
-def gone(message: Message) -> Message:
+def lost_reply(message: Message) -> Message:
     """The error reply for a message that its node lost."""
     reason = "the node restarted and has lost the message"
     return Message(Error(code=ErrorCode.NODE_UNAVAILABLE, reason=reason), reply_to=message)

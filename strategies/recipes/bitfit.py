@@ -8,9 +8,9 @@ norm layers are trained, too, as theirs are; their ghost clipping is not needed,
 from fedlsg.carriers import Carrier
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import After
+from fedlsg.training import ServerOptimizer
 
 
-def recipe(*, mechanism: Mechanism, after: After) -> Method:
+def recipe(*, mechanism: Mechanism, server: ServerOptimizer) -> Method:
     """Everything frozen but biases and classifier, which are dense. A model without biases is refused."""
-    return Method(name="bitfit", carrier=Carrier(train="biases"), mechanism=mechanism, after=after)
+    return Method(name="bitfit", carrier=Carrier(train="biases"), mechanism=mechanism, server=server)

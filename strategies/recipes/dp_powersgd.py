@@ -3,12 +3,12 @@
 from fedlsg.carriers import Carrier, PowerSteps, Rank, Warmup
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import After
+from fedlsg.training import ServerOptimizer
 
 
 def recipe(
-    *, rank: Rank = 4, power_steps: PowerSteps = 1, warmup: Warmup = 1, mechanism: Mechanism, after: After
+    *, rank: Rank = 4, power_steps: PowerSteps = 1, warmup: Warmup = 1, mechanism: Mechanism, server: ServerOptimizer
 ) -> Method:
     """Dense per-example gradients, clip and noise; one power step from a shared start makes the factors."""
     carrier = Carrier(kind="factors", rank=rank, power_steps=power_steps, warmup=warmup)
-    return Method(name="dp-powersgd", carrier=carrier, mechanism=mechanism, after=after)
+    return Method(name="dp-powersgd", carrier=carrier, mechanism=mechanism, server=server)

@@ -9,7 +9,7 @@ from fedlsg.masks.mask import Drop, DropRate
 from fedlsg.masks.pruning import PruneClipNorm, PruneEpsilonShare, PruneKind, PruneRate
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import After
+from fedlsg.training import ServerOptimizer
 
 
 def recipe(
@@ -21,7 +21,7 @@ def recipe(
     drop: Drop = "random",
     drop_rate: DropRate = 0.5,
     mechanism: Mechanism,
-    after: After,
+    server: ServerOptimizer,
 ) -> Method:
     """A share ``prune_rate`` of the weights is 0 for good, ``drop_rate`` of each tensor's others rests in a step.
 
@@ -37,5 +37,5 @@ def recipe(
             clip_norm=prune_clip_norm,
         ),
         mechanism=mechanism,
-        after=after,
+        server=server,
     )

@@ -2,9 +2,9 @@
 
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import After
+from fedlsg.training import ServerOptimizer
 
 
-def recipe(*, mechanism: Mechanism, after: After) -> Method:
+def recipe(*, mechanism: Mechanism, server: ServerOptimizer) -> Method:
     """Every trainable coordinate, dense."""
-    return Method(name="dpsgd", mechanism=mechanism, after=after)
+    return Method(name="dpsgd", mechanism=mechanism, server=server)

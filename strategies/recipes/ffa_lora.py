@@ -9,14 +9,14 @@ is, from the public seed, so it is never sent; biases and norm scales are frozen
 from fedlsg.carriers import Carrier, LoraAlpha, Rank
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import After
+from fedlsg.training import ServerOptimizer
 
 
-def recipe(*, rank: Rank = 8, lora_alpha: LoraAlpha = None, mechanism: Mechanism, after: After) -> Method:
+def recipe(*, rank: Rank = 8, lora_alpha: LoraAlpha = None, mechanism: Mechanism, server: ServerOptimizer) -> Method:
     """B next to every weight that carriers of this rank would carry; half of what ``lora`` sends where W is square.
 
     ``lora_alpha``: the product is scaled by alpha / rank, by 1 where it is None; linear in B, it acts as a learning
     rate and a clip do.
     """
     carrier = Carrier(kind="lora", rank=rank, alpha=lora_alpha, train="up")
-    return Method(name="ffa-lora", carrier=carrier, mechanism=mechanism, after=after)
+    return Method(name="ffa-lora", carrier=carrier, mechanism=mechanism, server=server)

@@ -6,9 +6,9 @@ A private method that does not beat it has not earned its noise.
 from fedlsg.carriers import Carrier
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import After
+from fedlsg.training import ServerOptimizer
 
 
-def recipe(*, mechanism: Mechanism, after: After) -> Method:
+def recipe(*, mechanism: Mechanism, server: ServerOptimizer) -> Method:
     """Everything frozen but the classifier, which is dense."""
-    return Method(name="linear-probe", carrier=Carrier(train="classifier"), mechanism=mechanism, after=after)
+    return Method(name="linear-probe", carrier=Carrier(train="classifier"), mechanism=mechanism, server=server)

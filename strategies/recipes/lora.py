@@ -3,10 +3,10 @@
 from fedlsg.carriers import Carrier, LoraAlpha, Rank
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import After
+from fedlsg.training import ServerOptimizer
 
 
-def recipe(*, rank: Rank = 8, lora_alpha: LoraAlpha = None, mechanism: Mechanism, after: After) -> Method:
+def recipe(*, rank: Rank = 8, lora_alpha: LoraAlpha = None, mechanism: Mechanism, server: ServerOptimizer) -> Method:
     """Two factors next to every weight that carriers of this rank would carry; the server averages and steps them.
 
     ``lora_alpha``: the product is scaled by alpha / rank, by 1 where it is None. Classifier, biases and norm scales
@@ -14,4 +14,4 @@ def recipe(*, rank: Rank = 8, lora_alpha: LoraAlpha = None, mechanism: Mechanism
     product is not the average of the clients' products (``ffa-lora``'s is).
     """
     carrier = Carrier(kind="lora", rank=rank, alpha=lora_alpha)
-    return Method(name="lora", carrier=carrier, mechanism=mechanism, after=after)
+    return Method(name="lora", carrier=carrier, mechanism=mechanism, server=server)

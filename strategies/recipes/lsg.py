@@ -9,7 +9,7 @@ from fedlsg.masks import Direction, Mask, Sparsity, SparsityFrom
 from fedlsg.masks.mask import Importance
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import After
+from fedlsg.training import ServerOptimizer
 
 
 def recipe(
@@ -22,7 +22,7 @@ def recipe(
     importance: Importance = "weights",
     sparsity_from: SparsityFrom = 0.0,
     mechanism: Mechanism,
-    after: After,
+    server: ServerOptimizer,
 ) -> Method:
     """Carriers of W, unit importance p on the carriers; ``sparsity=0`` is what the paper calls RGP."""
     return Method(
@@ -32,5 +32,5 @@ def recipe(
             kind="units", sparsity=sparsity, direction=direction, importance=importance, sparsity_from=sparsity_from
         ),
         mechanism=mechanism,
-        after=after,
+        server=server,
     )

@@ -7,7 +7,7 @@ from fedlsg.carriers import Carrier, LoraAlpha, Rank
 from fedlsg.masks import Direction, Mask, Sparsity
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import After
+from fedlsg.training import ServerOptimizer
 
 
 def recipe(
@@ -17,7 +17,7 @@ def recipe(
     lora_alpha: LoraAlpha = None,
     direction: Direction = "top",
     mechanism: Mechanism,
-    after: After,
+    server: ServerOptimizer,
 ) -> Method:
     """Rows of dB and columns of dA whose unit of W_0 + s B A is important; ``sparsity=0`` is ``lora``."""
     return Method(
@@ -25,5 +25,5 @@ def recipe(
         carrier=Carrier(kind="lora", rank=rank, alpha=lora_alpha),
         mask=Mask(kind="units", sparsity=sparsity, direction=direction),
         mechanism=mechanism,
-        after=after,
+        server=server,
     )

@@ -8,12 +8,17 @@ history W - W_0 that everyone knows, not from the last Q; memory and lost payloa
 from fedlsg.carriers import Carrier, PowerSteps, Rank, Warmup
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import After, Compression
+from fedlsg.training import Compression, ServerOptimizer
 from strategies.recipes.sgd import NON_PRIVATE
 
 
 def recipe(
-    *, rank: Rank = 4, power_steps: PowerSteps = 1, warmup: Warmup = 1, mechanism: Mechanism = NON_PRIVATE, after: After
+    *,
+    rank: Rank = 4,
+    power_steps: PowerSteps = 1,
+    warmup: Warmup = 1,
+    mechanism: Mechanism = NON_PRIVATE,
+    server: ServerOptimizer,
 ) -> Method:
     """Rank-r factors of gradients plus memory; ``dp-powersgd`` is the private one, without memory."""
     return Method(
@@ -21,5 +26,5 @@ def recipe(
         carrier=Carrier(kind="factors", rank=rank, power_steps=power_steps, warmup=warmup),
         compression=Compression(error_feedback=True),
         mechanism=mechanism,
-        after=after,
+        server=server,
     )

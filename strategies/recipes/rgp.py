@@ -7,7 +7,7 @@ authors' vision code uses half of it.
 from fedlsg.carriers import Carrier, PowerSteps, Rank, Residual, Warmup
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import After
+from fedlsg.training import ServerOptimizer
 
 
 def recipe(
@@ -17,11 +17,11 @@ def recipe(
     warmup: Warmup = 1,
     residual: Residual = True,
     mechanism: Mechanism,
-    after: After,
+    server: ServerOptimizer,
 ) -> Method:
     """Carriers of the historical update W - W_0 after ``warmup`` server updates, of W before; no mask.
 
     ``residual=False`` replaces W by its rank-r part before every round, as App. C tries.
     """
     carrier = Carrier(kind="low-rank-change", rank=rank, power_steps=power_steps, warmup=warmup, residual=residual)
-    return Method(name="rgp", carrier=carrier, mechanism=mechanism, after=after)
+    return Method(name="rgp", carrier=carrier, mechanism=mechanism, server=server)

@@ -3,9 +3,9 @@
 from fedlsg.carriers import Carrier, Rank
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import After
+from fedlsg.training import ServerOptimizer
 
 
-def recipe(*, rank: Rank = 4, mechanism: Mechanism, after: After) -> Method:
+def recipe(*, rank: Rank = 4, mechanism: Mechanism, server: ServerOptimizer) -> Method:
     """Carriers drawn each round from the public seed; no mask."""
-    return Method(name="rgp-random", carrier=Carrier(kind="random", rank=rank), mechanism=mechanism, after=after)
+    return Method(name="rgp-random", carrier=Carrier(kind="random", rank=rank), mechanism=mechanism, server=server)

@@ -10,7 +10,7 @@ from fedlsg.masks import Mask, Sparsity, SparsityFrom
 from fedlsg.masks.mask import Cooling, Ranking, Redraw
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import After
+from fedlsg.training import ServerOptimizer
 
 
 def recipe(
@@ -23,7 +23,7 @@ def recipe(
     carrier: StepCarrier = "dense",
     rank: Rank = 4,
     mechanism: Mechanism,
-    after: After,
+    server: ServerOptimizer,
 ) -> Method:
     """A uniformly random mask over all coordinates; with ``cooling`` its rate ramps from 0 to ``sparsity``.
 
@@ -41,5 +41,5 @@ def recipe(
             sparsity_from=sparsity_from,
         ),
         mechanism=mechanism,
-        after=after,
+        server=server,
     )

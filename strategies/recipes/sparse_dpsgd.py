@@ -7,7 +7,7 @@ from fedlsg.masks import Mask, Sparsity, SparsityFrom
 from fedlsg.masks.mask import Refresh
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import After
+from fedlsg.training import ServerOptimizer
 
 
 def recipe(
@@ -16,12 +16,12 @@ def recipe(
     refresh: Refresh = False,
     sparsity_from: SparsityFrom = 0.0,
     mechanism: Mechanism,
-    after: After,
+    server: ServerOptimizer,
 ) -> Method:
     """The floor(p n) weights of smallest magnitude of each tensor are frozen: of W_0, or of W_t with ``refresh``."""
     return Method(
         name="sparse-dpsgd",
         mask=Mask(kind="magnitude", sparsity=sparsity, refresh=refresh, sparsity_from=sparsity_from),
         mechanism=mechanism,
-        after=after,
+        server=server,
     )

@@ -8,11 +8,11 @@ not of each layer; a client that is not selected keeps its memory; values of a l
 
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.training import After, Compression, TopkRate
+from fedlsg.training import Compression, ServerOptimizer, TopkRate
 from strategies.recipes.sgd import NON_PRIVATE
 
 
-def recipe(*, topk_rate: TopkRate = 0.01, mechanism: Mechanism = NON_PRIVATE, after: After) -> Method:
+def recipe(*, topk_rate: TopkRate = 0.01, mechanism: Mechanism = NON_PRIVATE, server: ServerOptimizer) -> Method:
     """floor(topk_rate d) of the d trainable coordinates, one at least, with their positions."""
     compression = Compression(topk_rate=topk_rate, error_feedback=True)
-    return Method(name="topk", compression=compression, mechanism=mechanism, after=after)
+    return Method(name="topk", compression=compression, mechanism=mechanism, server=server)

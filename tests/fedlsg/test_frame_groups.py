@@ -9,7 +9,7 @@ from fedlsg.frame import Frame, group_of
 from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.training.client import per_unit
-from fedlsg.training.server_optimizer import After, make_optimizer
+from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
 
 SHAPES = {"body.weight": (5, 4), "body.bias": (5,), "norm.weight": (5,), "classifier.weight": (3, 5)}
 WEIGHTS = {name: torch.randn(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
@@ -78,8 +78,10 @@ def test_weights_of_one_leave_the_digest_alone_and_others_change_it():
 
 def test_each_group_steps_at_its_own_rate_along_one_schedule():
     parameters = {name: nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
-    after = After(learning_rate=1.0, norms_learning_rate=2.0, classifier_learning_rate=0.5, schedule="linear")
-    optimizer, scheduler = make_optimizer(parameters, after, updates=2, classifier="classifier")
+    server = ServerOptimizer(
+        learning_rate=1.0, norms_learning_rate=2.0, classifier_learning_rate=0.5, schedule="linear"
+    )
+    optimizer, scheduler = make_optimizer(parameters, server, updates=2, classifier="classifier")
     moved: dict[str, list[float]] = {name: [] for name in parameters}
     for _ in range(2):
         before = {name: p.detach().clone() for name, p in parameters.items()}

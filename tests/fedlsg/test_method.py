@@ -14,7 +14,7 @@ from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method, Schedule, aggregate, make_frame, norm_bound, server_step
 from fedlsg.payload.message import Expected, pack, unpack
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.training.server_optimizer import After, make_optimizer
+from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
 from tests.fedlsg.support.step_oracle import (
     EXACT,
     EXAMPLES,
@@ -68,13 +68,13 @@ def test_the_reconstruction_equals_eq_3_entry_by_entry():
 def test_server_steps_equal_eq_3_by_hand(name, momentum):
     """Three updates: W <- W - lr v, v <- mu v + Eq3(total / divisor), with a falling learning rate."""
     p = problem(*FRAMES[name])
-    after = After(learning_rate=0.5, momentum=momentum, schedule="linear")
-    optimizer, scheduler = make_optimizer(dict(p.model.named_parameters()), after, updates=3)
+    server = ServerOptimizer(learning_rate=0.5, momentum=momentum, schedule="linear")
+    optimizer, scheduler = make_optimizer(dict(p.model.named_parameters()), server, updates=3)
     wanted = {name: w.detach().clone() for name, w in p.model.named_parameters()}
     velocity = {name: torch.zeros_like(w) for name, w in wanted.items()}
     for update in range(3):
         total = torch.randn(p.frame.kept, dtype=torch.float64, generator=torch.Generator().manual_seed(update))
-        server_step(p.model, optimizer, scheduler, total, frame=p.frame, divisor=40.0, after=after)
+        server_step(p.model, optimizer, scheduler, total, frame=p.frame, divisor=40.0, server=server)
         for parameter, gradient in eq3(total / 40.0, p.frame).items():
             velocity[parameter] = momentum * velocity[parameter] + gradient
             wanted[parameter] -= 0.5 * (1 - update / 3) * velocity[parameter]
@@ -89,9 +89,9 @@ def test_the_averaged_estimator_is_used_where_it_is_asked_for():
     total = torch.randn(p.frame.kept, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     moved = {}
     for estimator in ("eq3", "averaged"):
-        model, after = copy.deepcopy(p.model), After(estimator=estimator, learning_rate=1.0)
-        optimizer, scheduler = make_optimizer(dict(model.named_parameters()), after, updates=1)
-        server_step(model, optimizer, scheduler, total, frame=p.frame, divisor=1.0, after=after)
+        model, server = copy.deepcopy(p.model), ServerOptimizer(estimator=estimator, learning_rate=1.0)
+        optimizer, scheduler = make_optimizer(dict(model.named_parameters()), server, updates=1)
+        server_step(model, optimizer, scheduler, total, frame=p.frame, divisor=1.0, server=server)
         moved[estimator] = (p.model[0].weight - model[0].weight).detach()
     c = p.frame.coordinates[0]
     dL, dR = p.frame.unflatten(total)[:2]
@@ -109,8 +109,8 @@ def test_frozen_parameters_are_neither_sent_nor_moved():
         Method(name="dpsgd"), weights, weights, carried=(), round=1, updates=0, schedule=Schedule(rounds=1), seed=0
     )
     before = snapshot(model)
-    optimizer, scheduler = make_optimizer(weights, After(), updates=1)
-    server_step(model, optimizer, scheduler, p.step(NOISY), frame=p.frame, divisor=5.0, after=After())
+    optimizer, scheduler = make_optimizer(weights, ServerOptimizer(), updates=1)
+    server_step(model, optimizer, scheduler, p.step(NOISY), frame=p.frame, divisor=5.0, server=ServerOptimizer())
     moved = {name for name, w in model.named_parameters() if not torch.equal(w, before[name][0])}
     assert moved == set(weights)
 
@@ -119,17 +119,17 @@ def test_frozen_parameters_are_neither_sent_nor_moved():
 def test_wrong_divisors_are_refused(divisor):
     p = problem()
     before = snapshot(p.model)
-    optimizer, scheduler = make_optimizer(dict(p.model.named_parameters()), After(), updates=1)
+    optimizer, scheduler = make_optimizer(dict(p.model.named_parameters()), ServerOptimizer(), updates=1)
     with pytest.raises(ValueError, match="divisor"):
-        server_step(p.model, optimizer, scheduler, p.step(), frame=p.frame, divisor=divisor, after=After())
+        server_step(p.model, optimizer, scheduler, p.step(), frame=p.frame, divisor=divisor, server=ServerOptimizer())
     assert_untouched(p.model, before)
 
 
 def test_a_total_of_another_length_is_refused():
     p = problem()
-    optimizer, scheduler = make_optimizer(dict(p.model.named_parameters()), After(), updates=1)
+    optimizer, scheduler = make_optimizer(dict(p.model.named_parameters()), ServerOptimizer(), updates=1)
     with pytest.raises(ValueError, match=f"expected {p.frame.kept} kept values"):
-        server_step(p.model, optimizer, scheduler, p.step()[1:], frame=p.frame, divisor=1.0, after=After())
+        server_step(p.model, optimizer, scheduler, p.step()[1:], frame=p.frame, divisor=1.0, server=ServerOptimizer())
 
 
 @given(rows=st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=3, max_size=3), min_size=1, max_size=6))

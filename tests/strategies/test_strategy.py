@@ -15,7 +15,7 @@ from fedlsg.payload.message import pack
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.state.round_plan import ClientTerms
 from simulations.grids.virtual import FIRST_NODE
-from strategies.federation.ledger_copies import LedgerCopies
+from strategies.federation.ledgers import LedgerCopies
 from strategies.federation.report import AWAY, NO_REPLY, REASON_LENGTH, reason_of
 from strategies.federation.serial import over_the_wire
 from strategies.federation.watched_grid import NODE_GONE

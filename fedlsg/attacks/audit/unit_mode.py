@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.audit.canaries import along, log_ratios, make_canaries, release, spread, step_weights
 from fedlsg.frame import Frame
-from fedlsg.masks import accumulated_noise
 from fedlsg.privacy import Mechanism
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
-from fedlsg.training import LocalTraining
+from fedlsg.training import LocalTraining, accumulated_noise
 
 SILENT = {"one example": 1, "many examples": 64}
 """Clients whose examples have zero gradients: what they send is noise alone, however many they are."""

@@ -1,20 +1,126 @@
-"""The codecs: each file of this folder with a module-level ``CODEC`` is one.
+"""What a codec is, and which there are: each file of this folder with a module-level ``CODEC``.
 
-See ``Codec`` for what a codec declares. Nothing outside its own file names a codec.
+A new codec is one new file here. Nothing outside its own file names it. ``CODEC`` is an instance of a subclass of
+``Codec``. Fields that it declares with a ``Setting`` are settings of its own; a run gives them like any other setting:
+
+    @dataclass(frozen=True, kw_only=True)
+    class Coarse(Codec):
+        coarse_step: Annotated[float, Setting("Distance of the grid's points.", above=0)] = 1.0
+        def encode(self, values, counts, dither, round): ...
+        def decode(self, body, counts, dither, round, *, max_norm): ...
+
+    CODEC = Coarse(name="coarse", wire_id=100)
+
+Codecs work on values that the mechanism has already made noisy: post-processing, epsilon is untouched.
 """
 
-from collections.abc import Mapping
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, Self, get_type_hints
+
+from jaxtyping import Float
+from torch import Tensor
 
 from fedlsg.choices import did_you_mean
-from fedlsg.payload.values.codec import Codec
-from fedlsg.setting import Declared, same
+from fedlsg.method import Method
+from fedlsg.payload.values.dither import Dither
+from fedlsg.setting import Declared, Setting, check_declared, declared, same
 
 DEFAULT_CODEC = "float32"
 """The codec if none is given."""
+
+
+class PayloadError(ValueError):
+    """A payload that is not what the receiver expects; the text says in which field."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codec(ABC):
+    """One codec with its settings.
+
+    wire_id: value type in the header of a payload, 1 to 255, no other codec's.
+    bytes_each: bytes of each value if the body is nothing but values of one size, else None.
+    exact: values arrive as they were, so that a sum of payloads keeps every share of noise.
+    goes_down: whether server updates may be sent with it.
+    grid_from_noise: the grid step follows from the noise on the values.
+    known_noise: whether the noise in received values has a known deviation.
+    needs_feedback: without noise, its error vanishes only if clients send later what they left out.
+    """
+
+    name: str
+    wire_id: int
+    bytes_each: int | None = None
+    exact: bool = False
+    goes_down: bool = True
+    grid_from_noise: bool = False
+    known_noise: bool = True
+    needs_feedback: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.wire_id <= 255:
+            raise ValueError(f"expected 1 <= wire_id={self.wire_id} <= 255 for codec {self.name!r}")
+        check_declared(self)
+
+    @property
+    def settings(self) -> dict[str, Declared]:
+        """The settings that are this codec's own, by name."""
+        hints = get_type_hints(type(self), include_extras=True)
+        notes = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+        common = [name for name, own in notes.items() if not any(isinstance(note, Setting) for note in own)]
+        return declared(type(self), without=common)
+
+    def with_settings(self, given: Mapping[str, Any]) -> Self:
+        """This codec with its own settings among those given; what is missing or None stays as it is.
+
+        Raises ValueError for a value out of range.
+        """
+        own = {name: given[name] for name in self.settings if given.get(name) is not None}
+        return replace(self, **own)
+
+    @property
+    def added_variance(self) -> float:
+        """Variance of the codec's error in units of the noise's; 0 if it does not follow from the noise."""
+        return 0.0
+
+    def received_noise(self, noise_std: float) -> float:
+        """Deviation of noise and codec error together."""
+        return noise_std * math.sqrt(1 + self.added_variance)
+
+    def summary(self) -> dict[str, Any]:
+        """What the summary of a run says of it, in addition to the name: its own settings."""
+        return {name: getattr(self, name) for name in self.settings}
+
+    def check(self, method: Method) -> None:  # noqa: B027, most codecs suit every method
+        """Raise ValueError, naming the reason, for a method whose values this codec does not suit."""
+
+    def rounding_bound(self, dither: Dither | None, count: int, max_norm: float) -> float:
+        """By how much ``count`` values of norm ``max_norm`` at most may become longer."""
+        return 0.0
+
+    @abstractmethod
+    def encode(
+        self, values: Float[Tensor, " kept"], counts: Sequence[int], dither: Dither | None, round: int
+    ) -> bytes | memoryview:
+        """Bytes of finite float32 values, ``counts`` of them in each block: at most 16 a value and 4 a block.
+
+        They may be the memory of ``values`` itself: copy them before those change.
+        Raises ValueError for values out of range.
+        """
+
+    @abstractmethod
+    def decode(
+        self, body: bytes | memoryview, counts: Sequence[int], dither: Dither | None, round: int, *, max_norm: float
+    ) -> Float[Tensor, " kept"]:
+        """The float32 values that ``encode`` wrote, to within rounding.
+
+        Guarantee: ``body`` may come from a hostile client. Bytes that no encoder makes raise ValueError, and what is
+        allocated is in proportion to ``counts``. The caller checks that values are finite, and their norm.
+        """
 
 
 def find_codec(codec: Codec | str) -> Codec:

@@ -2,6 +2,6 @@
 
 import torch
 
-from fedlsg.payload.values.floats import FloatCodec
+from fedlsg.payload.codecs.float32 import FloatCodec
 
 CODEC = FloatCodec(name="bfloat16", wire_id=3, bytes_each=2, dtype=torch.bfloat16)

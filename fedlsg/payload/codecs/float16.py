@@ -2,6 +2,6 @@
 
 import torch
 
-from fedlsg.payload.values.floats import FloatCodec
+from fedlsg.payload.codecs.float32 import FloatCodec
 
 CODEC = FloatCodec(name="float16", wire_id=2, bytes_each=2, dtype=torch.float16)

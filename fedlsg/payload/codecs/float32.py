@@ -1,7 +1,41 @@
 """Four bytes a value: exact."""
 
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from fedlsg.payload.values.floats import FloatCodec
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedlsg.payload.codecs import Codec
+from fedlsg.payload.values.dither import Dither
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloatCodec(Codec):
+    """Each value as a float of ``dtype``, little-endian: exact, or rounded to the nearest."""
+
+    dtype: torch.dtype
+
+    def encode(
+        self, values: Float[Tensor, " kept"], counts: Sequence[int], dither: Dither | None, round: int
+    ) -> memoryview:
+        """Their memory: that of ``values`` itself if the type is the same."""
+        encoded = values.to(self.dtype).contiguous()
+        if not self.exact and not bool(encoded.isfinite().all()):
+            largest = torch.finfo(self.dtype).max
+            raise ValueError(f"values are not finite as {self.name} (largest {largest:g}): take a wider codec")
+        memory: memoryview = encoded.view(torch.uint8).numpy().data
+        return memory
+
+    def decode(
+        self, body: bytes | memoryview, counts: Sequence[int], dither: Dither | None, round: int, *, max_norm: float
+    ) -> Float[Tensor, " kept"]:
+        """Raises ValueError for another length."""
+        length = sum(counts) * self.dtype.itemsize
+        if len(body) != length:
+            raise ValueError(f"payload length: expected {length} bytes of values, got {len(body)}")
+        return torch.frombuffer(bytearray(body), dtype=self.dtype).float() if length else torch.zeros(0)
+
 
 CODEC = FloatCodec(name="float32", wire_id=1, bytes_each=4, exact=True, dtype=torch.float32)

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.payload.values.codec import Codec
-from fedlsg.payload.values.dither import Dither, dequantize, known, quantize
+from fedlsg.payload.codecs import Codec
+from fedlsg.payload.values.dither import Dither, dequantize, quantize, require_dither
 
 SPAN = 126.5
 
@@ -20,7 +20,7 @@ class Int8(Codec):
 
     def encode(self, values: Float[Tensor, " kept"], counts: Sequence[int], dither: Dither | None, round: int) -> bytes:
         """Symbols are clipped to -127, ..., 127, which rounding of the step alone could exceed."""
-        levels = known(dither, self.name).draw(round, sum(counts))
+        levels = require_dither(dither, self.name).draw(round, sum(counts))
         largest = [float(part.abs().max()) if len(part) else 0.0 for part in values.split(list(counts))]
         widths = np.array(largest).astype(np.float32) / np.float32(SPAN)
         if not np.isfinite(widths).all():
@@ -44,7 +44,7 @@ class Int8(Codec):
         symbols = np.frombuffer(body, np.int8, sum(counts), 4 * len(counts)).astype(np.int64)
         if (symbols == -128).any():
             raise ValueError("payload values: a symbol beyond 127")
-        levels = known(dither, self.name).draw(round, sum(counts))
+        levels = require_dither(dither, self.name).draw(round, sum(counts))
         return dequantize(symbols, np.repeat(widths, counts), levels)
 
     def rounding_bound(self, dither: Dither | None, count: int, max_norm: float) -> float:

@@ -17,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.method import Method
+from fedlsg.payload.codecs import Codec
 from fedlsg.payload.values import entropy
-from fedlsg.payload.values.codec import Codec
-from fedlsg.payload.values.dither import LEVELS, Dither, dequantize, known, quantize
+from fedlsg.payload.values.dither import LEVELS, Dither, dequantize, quantize, require_dither
 from fedlsg.setting import Setting
 
 STEP = struct.Struct("<f")
@@ -46,7 +46,7 @@ class NoiseFloor(Codec):
 
     def width(self, dither: Dither | None) -> float:
         """Grid step D. Raises ValueError if the values have no noise."""
-        noise_std = known(dither, self.name).noise_std
+        noise_std = require_dither(dither, self.name).noise_std
         with np.errstate(over="ignore"):  # the deviation may come from a message
             width = float(np.float32(self.noise_floor_step * noise_std))
         if not 0 < width < math.inf:
@@ -74,7 +74,7 @@ class NoiseFloor(Codec):
 
     def encode(self, values: Float[Tensor, " kept"], counts: Sequence[int], dither: Dither | None, round: int) -> bytes:
         """Raises ValueError for values more than 2^53 steps large."""
-        levels = known(dither, self.name).draw(round, sum(counts))
+        levels = require_dither(dither, self.name).draw(round, sum(counts))
         width = self.width(dither)
         grid = quantize(values.numpy(), width, levels)
         if len(grid) and not np.abs(grid).max() < LARGEST_SYMBOL:
@@ -82,7 +82,7 @@ class NoiseFloor(Codec):
         parts = [part for part in values.double().split(list(counts)) if len(part)]
         codes = np.array([entropy.scale_code(float((part / width).square().mean())) for part in parts], np.uint8)
         each = np.repeat(codes, [len(part) for part in parts])
-        return STEP.pack(width) + codes.tobytes() + entropy.encode(grid.astype(np.int64), each, classes(levels))
+        return STEP.pack(width) + codes.tobytes() + entropy.encode(grid.astype(np.int64), each, dither_classes(levels))
 
     def decode(
         self, body: bytes | memoryview, counts: Sequence[int], dither: Dither | None, round: int, *, max_norm: float
@@ -96,9 +96,9 @@ class NoiseFloor(Codec):
         if not abs(width / expected - 1) <= STEP_TOLERANCE:
             raise ValueError(f"payload grid step: expected {expected:g}, got {width:g}")
         codes = np.repeat(np.frombuffer(body, np.uint8, len(lengths), STEP.size), lengths)
-        levels = known(dither, self.name).draw(round, int(lengths.sum()))
+        levels = require_dither(dither, self.name).draw(round, int(lengths.sum()))
         stream = body[STEP.size + len(lengths) :]
-        symbols = entropy.decode(stream, codes, classes(levels), largest=symbol_bound(max_norm, width))
+        symbols = entropy.decode(stream, codes, dither_classes(levels), largest=symbol_bound(max_norm, width))
         return dequantize(symbols, width, levels)
 
 
@@ -108,7 +108,7 @@ def symbol_bound(max_norm: float, width: float) -> int:
     return math.ceil(bound) if bound < LARGEST_SYMBOL else LARGEST_SYMBOL
 
 
-def classes(levels: np.ndarray) -> np.ndarray:
+def dither_classes(levels: np.ndarray) -> np.ndarray:
     """Dither class of each level, uint8: its first bits."""
     return (levels // (LEVELS // entropy.CLASSES)).astype(np.uint8)
 

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.method import Method
-from fedlsg.payload.values.codec import Codec
+from fedlsg.payload.codecs import Codec
 from fedlsg.payload.values.dither import Dither
 
 

@@ -35,7 +35,7 @@ class Dither:
         return torch.randint(LEVELS, (count,), generator=generator, dtype=torch.int64).numpy()
 
 
-def known(dither: Dither | None, codec: str) -> Dither:
+def require_dither(dither: Dither | None, codec: str) -> Dither:
     """The dither of a codec that needs one. Raises ValueError if there is none."""
     if dither is None:
         raise ValueError(f"codec {codec!r} needs the public dither of the client")

@@ -25,7 +25,7 @@ from simulations.grids.refusals import OverBudgetError, TermsError
 from simulations.rundir.files.atomic import make_file, write_atomically
 from simulations.rundir.lock import locked_folder
 from simulations.rundir.rundir import RunDir
-from strategies.federation.ledger_wire import News
+from strategies.federation.ledgers import News
 
 SECRET_BYTES = 32
 RUN_NAME = re.compile(r"(?!\.)[\w.-]{1,64}", re.ASCII)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlsg.accounting import population
-from fedlsg.accounting.bounds import compose
+from fedlsg.accounting.bounds import compose, upper_or_inf
 from fedlsg.accounting.events import Event, canonical
-from fedlsg.accounting.population import displayed, front, grid_down, grid_up, move_to_grid, shared_rates, spread, upper
+from fedlsg.accounting.population import displayed, front, grid_down, grid_up, move_to_grid, shared_rates, spread
 from fedlsg.privacy.ledger import Entry, Ledger
 
 DELTA = 1e-5
@@ -72,7 +72,7 @@ def test_a_few_clients_are_exact():
 @pytest.mark.parametrize("own_noise", [False, True])
 def test_many_clients_are_bounded_closely_from_above(own_noise):
     clients = unequal(12, own_noise=own_noise)
-    cheap = [upper(events, DELTA, ("pld",)) for events in clients]
+    cheap = [upper_or_inf(events, DELTA, ("pld",)) for events in clients]
     found = spread(clients, delta=DELTA, accountants=("pld",))
     assert found.largest == pytest.approx(max(cheap), rel=1e-9)
     assert cheap[found.worst] == max(cheap)
@@ -84,7 +84,7 @@ def test_many_clients_are_bounded_closely_from_above(own_noise):
 def test_rounding_down_is_caught(monkeypatch):
     """Negative control: with the grid turned round, the bound of a crowded front falls below the truth."""
     clients = [client(q, 2 * (q / 0.02) ** 0.5, 30) for q in (0.01 * 1.18**i for i in range(12))]
-    largest = max(upper(events, DELTA, ("pld",)) for events in clients)
+    largest = max(upper_or_inf(events, DELTA, ("pld",)) for events in clients)
     for limit in ("EXACT", "FRONT"):
         monkeypatch.setattr(population, limit, 8)  # a dozen crowd the front
     monkeypatch.setattr(population, "QUESTIONS", 1)  # a cell's bound is taken as it is
@@ -93,7 +93,7 @@ def test_rounding_down_is_caught(monkeypatch):
     monkeypatch.setattr(population, "grid_up", down)
     monkeypatch.setattr(population, "grid_down", up)
     members = front(clients)
-    assert max(upper(move_to_grid(e, 2), DELTA, ("pld",)) for e in members) < largest
+    assert max(upper_or_inf(move_to_grid(e, 2), DELTA, ("pld",)) for e in members) < largest
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=30))
@@ -119,7 +119,7 @@ def test_few_questions_are_asked_of_a_thousand_clients(monkeypatch):
         asked.append(tuple(accountants))
         return math.sqrt(population._spent(events))
 
-    monkeypatch.setattr(population, "upper", counting)
+    monkeypatch.setattr(population, "upper_or_inf", counting)
     spread(unequal(40) * 25 + [client(0.3 / i, 1.5, 5 + i % 30) for i in range(4, 500)], delta=DELTA)
     assert len(asked) < 2 * population.QUESTIONS
     assert sum(accountants == ("prv", "pld") for accountants in asked) == 2

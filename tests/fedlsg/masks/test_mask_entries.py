@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedlsg.carriers.carrier import Carrier
 from fedlsg.frame import Block, Frame
-from fedlsg.masks.mask import Mask, Moment, Public, apply_mask, not_pruned, split_kept
+from fedlsg.masks.mask import Mask, Public, RoundTime, apply_mask, not_pruned, split_kept
 from fedlsg.masks.pruning import Prune
 from fedlsg.masks.rules import smallest
 from fedlsg.method import Method, initial_needed
@@ -92,8 +92,8 @@ def test_drop_takes_its_share_of_what_pruning_left(sparsity, seed, drop, round):
     start, now = weights(seed), weights(seed + 1)
     gone = {n: torch.rand(W.shape, generator=torch.Generator().manual_seed(1)) < 0.4 for n, W in now.items()}
     now = {name: W if W.ndim < 2 else W.masked_fill(gone[name], 0.0) for name, W in now.items()}
-    mask, moment = Mask(kind="drop", drop=drop, sparsity=sparsity), Moment(round=round, rounds=5)
-    kept = kept_by(mask, now, initial=start, pruned=True, moment=moment, seed=seed)
+    mask, time = Mask(kind="drop", drop=drop, sparsity=sparsity), RoundTime(round=round, rounds=5)
+    kept = kept_by(mask, now, initial=start, pruned=True, time=time, seed=seed)
     for name, W in now.items():
         left = W.flatten().nonzero().squeeze(1).tolist()
         if W.ndim < 2:
@@ -110,7 +110,7 @@ def test_random_dropping_is_redrawn_in_every_round_and_fair():
     counts = torch.zeros(now["0.weight"].numel())
     seen = set()
     for round in range(1, rounds + 1):
-        kept = kept_by(mask, {"0.weight": now["0.weight"]}, moment=Moment(round=round, rounds=rounds))["0.weight"]
+        kept = kept_by(mask, {"0.weight": now["0.weight"]}, time=RoundTime(round=round, rounds=rounds))["0.weight"]
         counts[kept] += 1
         seen.add(tuple(kept))
     assert len(seen) == rounds
@@ -160,9 +160,9 @@ def noise_lies_where_kept(redrawn: bool) -> bool:
     p = problem(mask, DENSE)
     values = p.step(NOISY, EMPTY)
     now = dict(p.model.named_parameters())
-    moment = Moment(round=2 if redrawn else 1, rounds=3)
+    time = RoundTime(round=2 if redrawn else 1, rounds=3)
     lifted = Frame(
-        coordinates=p.frame.coordinates, blocks=apply_mask(p.frame.blocks, mask, Public(weights=now, moment=moment))
+        coordinates=p.frame.coordinates, blocks=apply_mask(p.frame.blocks, mask, Public(weights=now, time=time))
     )
     full = torch.cat([piece.flatten() for piece in lifted.unflatten(values)])
     return full.nonzero().squeeze(1).tolist() == p.frame.indices.tolist() and lifted.digest == p.frame.digest
@@ -194,7 +194,7 @@ def test_noise_off_the_kept_entries_is_caught():
 def test_a_mask_sees_public_values_only():
     """By construction: all that it may read is here, and none of it is a gradient or an example."""
     names = {f.name for f in fields(Public)}
-    assert names == {"weights", "initial", "coordinates", "moment", "seed", "pruned"}
+    assert names == {"weights", "initial", "coordinates", "time", "seed", "pruned"}
     assert set(apply_mask.__annotations__) == {"blocks", "mask", "public", "return"}
 
 

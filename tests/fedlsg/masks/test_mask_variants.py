@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, make_blocks
 from fedlsg.lowrank import decompose
-from fedlsg.masks.mask import Mask, Moment, Public, apply_mask, carrier_importance
+from fedlsg.masks.mask import Mask, Public, RoundTime, apply_mask, carrier_importance
 from tests.fedlsg.support.mask_oracle import kept_by, naive, weights
 
 seeds = st.integers(0, 2**32)
@@ -24,23 +24,24 @@ def test_per_step_masks_are_redrawn_in_every_round_at_the_rate_of_the_epoch():
     total = sum(W.numel() for W in now.values())
     seen = []
     for round in range(1, 9):  # four epochs of two rounds
-        moment = Moment(round=round, rounds=8, epoch=(round - 1) // 2, epochs=4)
-        kept = kept_by(mask, now, moment=moment)
-        assert total - sum(map(len, kept.values())) == math.floor(0.5 * moment.epoch / 3 * total + 1e-9)
+        time = RoundTime(round=round, rounds=8, epoch=(round - 1) // 2, epochs=4)
+        kept = kept_by(mask, now, time=time)
+        assert total - sum(map(len, kept.values())) == math.floor(0.5 * time.epoch / 3 * total + 1e-9)
         seen.append(kept)
     assert seen[2] != seen[3]
     assert seen[6] != seen[7]
-    by_epoch = [kept_by(replace(mask, redraw="epoch"), now, moment=Moment(round=r, rounds=8)) for r in (1, 2)]
+    by_epoch = [kept_by(replace(mask, redraw="epoch"), now, time=RoundTime(round=r, rounds=8)) for r in (1, 2)]
     assert by_epoch[0] == by_epoch[1]
 
 
 @pytest.mark.parametrize("kind", ["units", "uniform", "magnitude", "drop"])
 def test_sparsity_from_freezes_nothing_before_its_share_of_the_rounds(kind):
     mask = Mask(kind=kind, sparsity=0.4, sparsity_from=0.5, drop="random" if kind == "drop" else "none")
-    assert [mask.rate(Moment(round=round, rounds=7)) for round in range(1, 8)] == [0, 0, 0, 0, 0.4, 0.4, 0.4]
-    assert mask.rate(Moment(round=1, rounds=1)) == 0
+    assert [mask.rate(RoundTime(round=round, rounds=7)) for round in range(1, 8)] == [0, 0, 0, 0, 0.4, 0.4, 0.4]
+    assert mask.rate(RoundTime(round=1, rounds=1)) == 0
     late = replace(mask, sparsity_from=0.3)
-    assert [late.rate(Moment(round=round, rounds=10)) for round in (3, 4)] == [0, 0.4]  # 0.3 * 10 = 3.0000000000000004
+    rates = [late.rate(RoundTime(round=round, rounds=10)) for round in (3, 4)]
+    assert rates == [0, 0.4]  # 0.3 * 10 = 3.0000000000000004
     now, dense = weights(), kind in ("magnitude", "drop")
     c = [
         Coordinates(name=n, shape=tuple(W.shape))
@@ -49,14 +50,14 @@ def test_sparsity_from_freezes_nothing_before_its_share_of_the_rounds(kind):
         for n, W in now.items()
     ]
     for round, frozen in ((3, False), (5, True)):
-        public = Public(weights=now, initial=now, coordinates=c, moment=Moment(round=round, rounds=7))
+        public = Public(weights=now, initial=now, coordinates=c, time=RoundTime(round=round, rounds=7))
         f = Frame(coordinates=tuple(c), blocks=apply_mask(make_blocks(c), mask, public))
         assert (f.kept < f.size) == frozen
 
 
 def test_a_ramp_is_cut_off_and_not_shifted():
     mask = Mask(kind="uniform", sparsity=0.8, cooling=True, sparsity_from=0.5)
-    rate = [mask.rate(Moment(round=e + 1, rounds=5, epoch=e, epochs=5)) for e in range(5)]
+    rate = [mask.rate(RoundTime(round=e + 1, rounds=5, epoch=e, epochs=5)) for e in range(5)]
     assert rate == pytest.approx([0, 0, 0, 0.6, 0.8])
 
 
@@ -92,8 +93,8 @@ def test_random_units_are_as_many_redrawn_every_epoch_and_blind():
     def draw(now: dict[str, Tensor], epoch: int, importance: str = "random") -> tuple[Block, ...]:
         where = carried(now)
         mask = Mask(kind="units", sparsity=0.5, importance=importance)
-        moment = Moment(epoch=epoch, epochs=9)
-        return apply_mask(make_blocks(where), mask, Public(weights=now, coordinates=where, moment=moment))
+        time = RoundTime(epoch=epoch, epochs=9)
+        return apply_mask(make_blocks(where), mask, Public(weights=now, coordinates=where, time=time))
 
     def index(blocks: tuple[Block, ...]) -> list[list[int]]:
         return [block.keep.index.tolist() for block in blocks]

@@ -13,7 +13,7 @@ from fedlsg.masks.pruning import Prune, keep_random, keep_top, prunable, prune_i
 from fedlsg.method import Method, Schedule, server_step
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
-from fedlsg.training.server_optimizer import After
+from fedlsg.training.server_optimizer import ServerOptimizer
 
 seeds = st.integers(0, 2**32)
 rates = st.floats(0, 0.99)
@@ -100,22 +100,22 @@ class Wide(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "after",
+    "server",
     [
-        After(learning_rate=0.5, momentum=0.9, weight_decay=0.1),
-        After(optimizer="adam", learning_rate=0.1, weight_decay=0.1),
+        ServerOptimizer(learning_rate=0.5, momentum=0.9, weight_decay=0.1),
+        ServerOptimizer(optimizer="adam", learning_rate=0.1, weight_decay=0.1),
     ],
     ids=["sgd", "adam"],
 )
-def test_pruned_weights_stay_exactly_zero_and_all_others_move(after):
+def test_pruned_weights_stay_exactly_zero_and_all_others_move(server):
     """Under momentum, weight decay, an average of the weights, and a mask that is redrawn in every round."""
     torch.manual_seed(0)
     method = Method(
         name="test",
         mask=Mask(kind="drop", drop="random", sparsity=0.3),
         prune=Prune(kind="random", rate=0.6),
-        after=After(
-            **{f: getattr(after, f) for f in ("optimizer", "learning_rate", "momentum", "weight_decay")}, ema=0.9
+        server=ServerOptimizer(
+            **{f: getattr(server, f) for f in ("optimizer", "learning_rate", "momentum", "weight_decay")}, ema=0.9
         ),
     )
     model = Wide()
@@ -151,7 +151,13 @@ def test_a_zero_that_is_not_masked_would_move():
     )
     frame = forgetful.frame()
     server_step(
-        model, state.optimizer, state.scheduler, torch.ones(frame.kept), frame=frame, divisor=1.0, after=After()
+        model,
+        state.optimizer,
+        state.scheduler,
+        torch.ones(frame.kept),
+        frame=frame,
+        divisor=1.0,
+        server=ServerOptimizer(),
     )
     assert int((model.weight == 0).sum()) == 0
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.lowrank import decompose
-from fedlsg.masks.mask import Mask, Moment, Public, apply_mask
+from fedlsg.masks.mask import Mask, Public, RoundTime, apply_mask
 from fedlsg.masks.rules import gradual_cooling
 from fedlsg.randomness import public_generator
 
@@ -42,7 +42,7 @@ def coordinates(now: dict[str, Tensor], rank: int = 2) -> list[Coordinates]:
 def mask_frame(mask: Mask, *, now=None, epoch: int = 0, epochs: int = 1, seed: int = 0) -> Frame:
     now = weights() if now is None else now
     where = coordinates(now)
-    public = Public(weights=now, coordinates=where, moment=Moment(epoch=epoch, epochs=epochs), seed=seed)
+    public = Public(weights=now, coordinates=where, time=RoundTime(epoch=epoch, epochs=epochs), seed=seed)
     blocks = apply_mask(make_blocks(where), mask, public)
     return Frame(coordinates=tuple(where), blocks=blocks)
 
@@ -159,7 +159,7 @@ def test_uniform_is_uniform():
     blocks, now, draws = make_blocks(coordinates(weights())), weights(), 2000
     counts = torch.zeros(sum(block.size for block in blocks))
     for epoch in range(draws):
-        public = Public(weights=now, moment=Moment(epoch=epoch, epochs=draws))
+        public = Public(weights=now, time=RoundTime(epoch=epoch, epochs=draws))
         kept = apply_mask(blocks, Mask(kind="uniform", sparsity=0.7), public)
         counts[Frame(coordinates=(), blocks=kept).indices] += 1
     share = (len(counts) - math.floor(0.7 * len(counts))) / len(counts)

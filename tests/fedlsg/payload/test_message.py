@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlsg.payload import Dither, PayloadError, find_codec
-from fedlsg.payload.message import pack, payload_bytes, unpack
-from fedlsg.payload.positions import check_positions
-from fedlsg.payload.values.norm import norm_of
+from fedlsg.payload.layout import payload_bytes
+from fedlsg.payload.message import check_positions, norm_of, pack, unpack
 from tests.fedlsg.support.payload_oracle import DIGEST, DTYPES, MODES, codecs, decode_by_hand, finite, message, modes
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fedlsg.payload import Dither, PayloadError, find_codec
 from fedlsg.payload.indices import decode_indices
-from fedlsg.payload.layout import indices_held
-from fedlsg.payload.message import longest, pack, payload_bytes, unpack
+from fedlsg.payload.layout import indices_held, payload_bytes
+from fedlsg.payload.message import longest, pack, unpack
 from tests.fedlsg.support.compact_oracle import BLOCKS, CODECS, DIGEST, INDICES, SIZE, compact, resealed, with_field
 from tests.fedlsg.support.payload_oracle import DTYPES, message
 

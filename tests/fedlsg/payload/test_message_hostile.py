@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedlsg.payload import PayloadError
-from fedlsg.payload.message import Expected, payload_bytes, unpack
+from fedlsg.payload.layout import payload_bytes
+from fedlsg.payload.message import Expected, unpack
 from tests.fedlsg.support.payload_oracle import (
     CODECS,
     DTYPES,

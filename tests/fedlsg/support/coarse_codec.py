@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from fedlsg.payload.values.codec import Codec
+from fedlsg.payload.codecs import Codec
 from fedlsg.setting import Setting
 
 

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedlsg.training.server_optimizer import After, make_optimizer
+from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
 
 KINDS = ["constant", "linear", "cosine", "exponential", "step"]
 
 
-def after(schedule: str, first: float = 1.0, last: float | None = 0.1, **settings) -> After:
-    return After(
+def server(schedule: str, first: float = 1.0, last: float | None = 0.1, **settings) -> ServerOptimizer:
+    return ServerOptimizer(
         schedule=schedule, learning_rate=first, final_learning_rate=None if schedule == "constant" else last, **settings
     )
 
 
-def rates(a: After, updates: int) -> list[float]:
+def rates(a: ServerOptimizer, updates: int) -> list[float]:
     """The learning rates that the optimizer really used."""
     weight = nn.Parameter(torch.zeros(1))
     optimizer, scheduler = make_optimizer({"weight": weight}, a, updates=updates)
@@ -47,12 +47,12 @@ def rates(a: After, updates: int) -> list[float]:
 )
 def test_rates_by_hand(schedule, last, wanted):
     """Four updates from 2."""
-    assert rates(after(schedule, 2.0, last), 4) == pytest.approx(wanted)
+    assert rates(server(schedule, 2.0, last), 4) == pytest.approx(wanted)
 
 
 def test_the_step_schedule_is_that_of_rgps_code():
     """Learning rate 0.5, divided by 5 at 30, 60 and 80 % of 200 epochs."""
-    used = rates(after("step", 0.5, 4e-3), 200)
+    used = rates(server("step", 0.5, 4e-3), 200)
     changes = [(epoch, rate) for epoch, rate in enumerate(used) if epoch == 0 or rate != used[epoch - 1]]
     assert [epoch for epoch, _ in changes] == [0, 60, 120, 160]
     assert [rate for _, rate in changes] == pytest.approx([0.5, 0.1, 0.02, 0.004])
@@ -60,7 +60,7 @@ def test_the_step_schedule_is_that_of_rgps_code():
 
 @given(schedule=st.sampled_from(KINDS), first=st.floats(1e-4, 10), last=st.floats(1e-6, 10), updates=st.integers(1, 50))
 def test_a_schedule_goes_from_first_to_last_without_turning(schedule, first, last, updates):
-    a = after(schedule, first, last)
+    a = server(schedule, first, last)
     factors = [a.factor(update, updates) for update in range(updates + 1)]
     assert factors[0] == pytest.approx(1)
     assert factors[-1] == pytest.approx(1 if schedule == "constant" else last / first, rel=1e-6, abs=1e-9)
@@ -86,7 +86,7 @@ def by_hand_adam(gradients: list[float], lr: float) -> float:
     return w
 
 
-def trained(a: After, gradients: list[float]) -> float:
+def trained(a: ServerOptimizer, gradients: list[float]) -> float:
     weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
     optimizer, scheduler = make_optimizer({"weight": weight}, a, updates=len(gradients))
     for g in gradients:
@@ -103,9 +103,9 @@ def trained(a: After, gradients: list[float]) -> float:
     decay=st.floats(0, 0.1),
 )
 def test_optimizers_equal_their_formulas(gradients, lr, momentum, decay):
-    sgd = After(learning_rate=lr, momentum=momentum, weight_decay=decay)
+    sgd = ServerOptimizer(learning_rate=lr, momentum=momentum, weight_decay=decay)
     assert trained(sgd, gradients) == pytest.approx(by_hand_sgd(gradients, lr, momentum, decay), rel=1e-9, abs=1e-12)
-    adam = After(optimizer="adam", learning_rate=lr)
+    adam = ServerOptimizer(optimizer="adam", learning_rate=lr)
     assert trained(adam, gradients) == pytest.approx(by_hand_adam(gradients, lr), rel=1e-6, abs=1e-9)
 
 
@@ -133,4 +133,4 @@ def test_nesterovs_momentum_is_distinguished():
 )
 def test_a_last_rate_and_a_schedule_need_each_other(setting, part):
     with pytest.raises(ValueError, match=part):
-        After(**setting)
+        ServerOptimizer(**setting)

@@ -22,7 +22,7 @@ from fedlsg.gradients.rematerialize import Rematerialization
 from fedlsg.gradients.supported import trainable
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.training.server import server_step
-from fedlsg.training.server_optimizer import After, make_optimizer
+from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
 from simulations.models.wide_resnet import wide_resnet
 from tests.fedlsg.support.live_bytes import live_bytes
 
@@ -148,11 +148,11 @@ def server_peak() -> int:
     model = nn.Linear(512, 512, bias=False)
     weights = {name: p.detach() for name, p in trainable(model).items()}
     where = coordinates(weights, {}, carrier=Carrier(kind="dense"), carried=(), round=1, updates=0, seed=0)
-    frame, after = Frame(coordinates=where, blocks=make_blocks(where)), After(momentum=0.0)
-    optimizer, scheduler = make_optimizer(trainable(model), after, updates=10, classifier="")
+    frame, server = Frame(coordinates=where, blocks=make_blocks(where)), ServerOptimizer(momentum=0.0)
+    optimizer, scheduler = make_optimizer(trainable(model), server, updates=10, classifier="")
     total = torch.ones(2**18, dtype=torch.float64)
     return live_bytes(
-        lambda: server_step(model, optimizer, scheduler, total, frame=frame, divisor=2.0, after=after)
+        lambda: server_step(model, optimizer, scheduler, total, frame=frame, divisor=2.0, server=server)
     ).peak
 
 

@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from fedlsg.masks.ranking import accumulated_noise
 from fedlsg.payload.layout import HEADER
 from fedlsg.payload.values.common_grid import error_variance, from_sum, grid_for, to_grid
+from fedlsg.training import accumulated_noise
 from tests.simulations.support.runs import Run
 
 

@@ -47,7 +47,7 @@ def carriers_of(W: Tensor, round: int, rank: int) -> tuple[Tensor, Tensor]:
 
 def central_loop(plan: Plan, *, rank: int | None, third_term: bool = True) -> Tensor:
     """The weights after DP-SGD with momentum on all data, in float64; hidden.weight in carriers if a rank is given."""
-    mechanism, q, after = plan.method.mechanism, plan.local.sample_rate, plan.method.after
+    mechanism, q, server = plan.method.mechanism, plan.local.sample_rate, plan.method.server
     model = plan.build_model().double()
     inputs, targets = plan.workload.train.batch(plan.parts[0])
     names = [name for name, _ in model.named_parameters()]
@@ -77,8 +77,8 @@ def central_loop(plan: Plan, *, rank: int | None, third_term: bool = True) -> Te
             mean["hidden.weight"] = dL @ R + L @ dR - third_term * (L @ L.T @ dL @ R)
         with torch.no_grad():
             for name, w in weights.items():
-                velocity[name] = after.momentum * velocity[name] + mean[name]
-                w -= after.learning_rate * velocity[name]
+                velocity[name] = server.momentum * velocity[name] + mean[name]
+                w -= server.learning_rate * velocity[name]
     return torch.cat([w.detach().flatten() for w in model.parameters()])
 
 

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedlsg.payload.message import payload_bytes
+from fedlsg.payload.layout import payload_bytes
 from simulations.cli.app import app as cli
 from simulations.client.app import app
 from simulations.engines import local, ray

@@ -15,8 +15,7 @@ from simulations.client.app import app
 from simulations.engines import local
 from simulations.rundir.tables import BYTES, LINES_HEADER, Journal, Line, lines_of, read_lines
 from simulations.server.restore import restore
-from strategies.federation.report import RoundReport
-from strategies.federation.sent import Sent
+from strategies.federation.report import RoundReport, Sent
 from strategies.federation.wire import raw_array
 from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, run_local
 

@@ -21,9 +21,9 @@ from fedlsg.method import Method
 from fedlsg.setting import Setting
 
 def recipe(*, width: Annotated[int, Setting("Width of the mask.", "tenths", at_least=1, at_most=9)] = 2,
-           mechanism, after):
+           mechanism, server):
     mask = Mask(kind="uniform", sparsity=width / 10)
-    return Method(name="wide", mask=mask, mechanism=mechanism, after=after)
+    return Method(name="wide", mask=mask, mechanism=mechanism, server=server)
 """
 SHORT = ("--method", "wide", "--engine", "local", "--clients", "2", "--rounds", "1", "--noise-multiplier", "2")
 
@@ -104,7 +104,7 @@ def test_without_the_file_nobody_knows_it():
 
 
 def test_a_recipe_cannot_take_the_name_of_a_runs_setting(tmp_path, monkeypatch):
-    (tmp_path / "greedy.py").write_text("def recipe(*, rounds=3, mechanism, after): ...\n")
+    (tmp_path / "greedy.py").write_text("def recipe(*, rounds=3, mechanism, server): ...\n")
     monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)])
     with pytest.raises(ValueError, match="method greedy declares 'rounds', which is a setting of every run"):
         from_mapping({"rank": 3})
@@ -115,8 +115,8 @@ TWICE = """
 from fedlsg.carriers import Carrier, Rank
 from fedlsg.method import Method
 
-def recipe(*, rank: Rank = 1, train: str = "a", mechanism, after):
-    return Method(name="twice", carrier=Carrier(kind="random", rank=2 * rank), mechanism=mechanism, after=after)
+def recipe(*, rank: Rank = 1, train: str = "a", mechanism, server):
+    return Method(name="twice", carrier=Carrier(kind="random", rank=2 * rank), mechanism=mechanism, server=server)
 """
 
 

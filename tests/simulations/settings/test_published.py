@@ -51,7 +51,7 @@ def test_a_preset_parses_and_builds_its_method(preset):
     method = build_method(settings)
     assert method.name == settings.method
     assert method.mechanism.private == (settings.epsilon is not None)
-    parts = (method.carrier.rank, method.mask.sparsity, method.after.learning_rate, method.mechanism.clip_norm)
+    parts = (method.carrier.rank, method.mask.sparsity, method.server.learning_rate, method.mechanism.clip_norm)
     wanted = [settings.parameters.get(name) for name in ("rank", "sparsity", "learning_rate", "clip_norm")]
     assert all(w is None or part == w for part, w in zip(parts, wanted, strict=True))
 

@@ -25,7 +25,7 @@ from simulations.plan.plan import Plan, make_plan
 from simulations.settings.settings import as_config, from_mapping
 from strategies.federation.code_identity import RECORD as CODE
 from strategies.federation.code_identity import code_record
-from strategies.federation.ledger_wire import Held, held_record, read_news
+from strategies.federation.ledgers import Held, held_record, read_news
 from strategies.federation.serial import over_the_wire
 from strategies.federation.wire import Announcement, announced_to, flat_record, read_identity, read_update
 

@@ -22,7 +22,6 @@ from fedlsg.state.round_plan import PRUNING_ROUND, ClientTerms, Phase
 from fedlsg.state.server_state import ServerState
 from strategies import recipe
 from strategies.federation.report import RoundReport
-from strategies.federation.stopped import BudgetSpentError
 from strategies.federation.wire import (
     OVER_BUDGET,
     Announcement,
@@ -32,6 +31,7 @@ from strategies.federation.wire import (
     read_kept,
     read_round,
 )
+from strategies.strategy import BudgetSpentError
 from tests.strategies.small_federation import Federation, announcement, model, public_terms, server_state, values_for
 
 SNIP = {"prune": "dp-snip", "prune_rate": 0.4, "drop": "none"}

@@ -15,7 +15,7 @@ from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
-from fedlsg.training.server_optimizer import After
+from fedlsg.training.server_optimizer import ServerOptimizer
 from fedlsg.training.update import move
 from strategies import recipe
 from tests.strategies.contract import WIDTH, Data, cnn, data_set, mlp, weighted_loss
@@ -120,5 +120,5 @@ def test_refusals():
     with pytest.raises(ValueError, match="both factors"):
         Method(
             name="x", carrier=Carrier(kind="lora", rank=2, train="up"), mask=Mask(kind="units", sparsity=0.5),
-            mechanism=Mechanism(), after=After(),
+            mechanism=Mechanism(), server=ServerOptimizer(),
         )  # fmt: skip

@@ -1,17 +1,23 @@
 """docs/methods.md lists every recipe with its real parameters and defaults, and its variants build."""
 
 import re
+import sys
 from inspect import signature
 
 import pytest
+import torch
 
 import strategies
+from fedlsg.payload import find_codec
 from strategies import _build, names, recipe
+from tests.fedlsg.support.coarse_codec import planted
 from tests.places import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "methods.md").read_text()
 ROWS = {cells[1].strip("` "): cells for line in PAGE.splitlines() if len(cells := line.split("|")) == 9}
 VARIANTS = [line.split("|")[3] for line in PAGE.splitlines() if len(line.split("|")) == 5]
+
+CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def parameters(name: str) -> list[str]:
@@ -22,6 +28,26 @@ def parameters(name: str) -> list[str]:
 
 def listed(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_method_of_ones_own_runs(tmp_path, monkeypatch):
+    (tmp_path / "wide.py").write_text(CODE[0])
+    monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)])
+    try:
+        assert recipe("wide", width=3).mask.sparsity == 0.3
+        with pytest.raises(ValueError, match="expected 1 <= width=0 <= 9"):
+            recipe("wide", width=0)
+    finally:
+        sys.modules.pop("strategies.recipes.wide", None)
+
+
+def test_the_codec_of_ones_own_runs(tmp_path):
+    with planted(tmp_path, coarse=CODE[1]):
+        codec = find_codec("coarse").with_settings({"coarse_step": 0.5})
+        body = codec.encode(torch.tensor([0.7, -1.2]), [2], None, 1)
+        assert codec.decode(body, [2], None, 1, max_norm=2.0).tolist() == [0.5, -1.0]
+        with pytest.raises(ValueError, match="expected 4 bytes"):
+            codec.decode(b"x", [2], None, 1, max_norm=2.0)
 
 
 def test_every_recipe_has_its_row():

@@ -14,7 +14,7 @@ from fedlsg.masks.pruning import Prune
 from fedlsg.method import Method
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.compression import Compression
-from fedlsg.training.server_optimizer import After
+from fedlsg.training.server_optimizer import ServerOptimizer
 from strategies import names, own_settings, recipe, recipe_settings, takers_of
 
 FOLDER = Path(strategies.recipes.__path__[0])
@@ -73,7 +73,7 @@ def test_every_setting_reaches_its_place(rank, sparsity, direction, sigma, clip_
     assert method.carrier == Carrier(kind="low-rank", rank=rank, power_steps=2)
     assert method.mask == Mask(kind="units", sparsity=sparsity, direction=direction)
     assert method.mechanism == Mechanism(kind=kind, noise_multiplier=sigma, clip_norm=clip_norm, clip="per-block")
-    assert method.after == After(learning_rate=rate, optimizer="adam", estimator="averaged")
+    assert method.server == ServerOptimizer(learning_rate=rate, optimizer="adam", estimator="averaged")
 
 
 def test_what_each_recipe_can_be_told():
@@ -145,8 +145,8 @@ def folder(tmp_path, monkeypatch):
 def test_a_new_file_is_a_new_method(folder):
     (folder / "bottom_lsg.py").write_text(
         "from strategies.recipes import lsg\n"
-        "def recipe(*, rank=3, mechanism, after):\n"
-        "    return lsg.recipe(rank=rank, direction='bottom', mechanism=mechanism, after=after)\n"
+        "def recipe(*, rank=3, mechanism, server):\n"
+        "    return lsg.recipe(rank=rank, direction='bottom', mechanism=mechanism, server=server)\n"
     )
     assert "bottom-lsg" in names()
     method = recipe("bottom-lsg", rank=2, noise_multiplier=3.0)
@@ -179,8 +179,8 @@ WIDE = (
     "from typing import Annotated\n"
     "from fedlsg.method import Method\n"
     "from fedlsg.setting import Setting\n"
-    "def recipe(*, width: Annotated[{kind}, Setting('Width.', at_least=1)] = 2, rank: int = 3, mechanism, after):\n"
-    "    return Method(name='{name}', mechanism=mechanism, after=after)\n"
+    "def recipe(*, width: Annotated[{kind}, Setting('Width.', at_least=1)] = 2, rank: int = 3, mechanism, server):\n"
+    "    return Method(name='{name}', mechanism=mechanism, server=server)\n"
 )
 
 

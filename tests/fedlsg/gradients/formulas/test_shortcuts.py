@@ -13,7 +13,7 @@ from fedlsg.masks.rules import unit_importance
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from fedlsg.tensors.products import batch_times_transposed, times_transposed
 from fedlsg.training.server import linear_in_the_gradient, server_step
-from fedlsg.training.server_optimizer import After, make_optimizer
+from fedlsg.training.server_optimizer import ServerOptimizer, make_optimizer
 from fedlsg.training.update import add_reconstruction, move
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, naive_error, squared_error
 
@@ -92,9 +92,9 @@ def moves_by_eq3(model: nn.Module, *, sparsity: float = 0.0, entry: str = "move"
     if entry == "move":
         move(parameters, frame, values, dict.fromkeys(parameters, -0.5))
     else:
-        after = After(learning_rate=0.5, momentum=0.0)
-        optimizer, scheduler = make_optimizer(parameters, after, updates=2)
-        server_step(model, optimizer, scheduler, 3 * values, frame=frame, divisor=3.0, after=after)
+        server = ServerOptimizer(learning_rate=0.5, momentum=0.0)
+        optimizer, scheduler = make_optimizer(parameters, server, updates=2)
+        server_step(model, optimizer, scheduler, 3 * values, frame=frame, divisor=3.0, server=server)
     return all(torch.allclose(p, before[name] - 0.5 * wanted[name], atol=1e-12) for name, p in parameters.items())
 
 
@@ -160,11 +160,11 @@ def test_large_products_by_example_are_the_batched_one():
     assert torch.allclose(out, (A @ X.mT)[:, rows], atol=1e-3)
 
 
-@pytest.mark.parametrize(("after", "plain"), [
-    (After(), True), (After(momentum=0.9), False), (After(weight_decay=0.1), False), (After(optimizer="adam"), False),
+@pytest.mark.parametrize(("server", "plain"), [
+    ({}, True), ({"momentum": 0.9}, False), ({"weight_decay": 0.1}, False), ({"optimizer": "adam"}, False),
 ])  # fmt: skip
-def test_only_an_optimizer_without_memory_steps_in_place(after, plain):
-    optimizer, _ = make_optimizer({"w": nn.Parameter(torch.zeros(2))}, after, updates=3)
+def test_only_an_optimizer_without_memory_steps_in_place(server, plain):
+    optimizer, _ = make_optimizer({"w": nn.Parameter(torch.zeros(2))}, ServerOptimizer(**server), updates=3)
     assert linear_in_the_gradient(optimizer) == plain
 
 

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.payload.codecs import int8, noise_floor
-from fedlsg.payload.values.codec import Codec
+from fedlsg.payload.codecs import Codec, int8, noise_floor
 from fedlsg.payload.values.dither import LEVELS, Dither, dequantize, quantize
 
 COUNT = 40_000

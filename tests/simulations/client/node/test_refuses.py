@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from strategies.federation.ledger_wire import Held
+from strategies.federation.ledgers import Held
 from tests.simulations.support.deployed import Server, digits_file, entries, examples, payload, refusal, terms
 
 WEAKER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
