@@ -23,7 +23,7 @@ SUBJECTS = {
     "import simulations.cli.app": ["-c", "import simulations.cli.app"],
     "import simulations.run": ["-c", "import simulations.run"],
     "import simulations.client.app": ["-c", "import simulations.client.app"],
-    "import simulations.engines.runtime.deferred_client": ["-c", "import simulations.engines.runtime.deferred_client"],
+    "import simulations.engines.ray": ["-c", "import simulations.engines.ray"],
     "import simulations.server.app": ["-c", "import simulations.server.app"],
     "import flwr.simulation": ["-c", "import flwr.simulation"],
     "import flwr.cli.app": ["-c", "import flwr.cli.app"],

@@ -1,6 +1,6 @@
 """Where a short ``fedlsg run digits`` spends its time, from the shell's command to its end, and the cost of imports.
 
-    python -m benchmarks.startup --json FILE [--runs 5] [--engines flower local] [--no-imports] [--against CHECKOUT]
+    python -m benchmarks.startup --json FILE [--runs 5] [--engines default local bare] [--no-imports] [--against CHECKOUT]
 
 Every run is a fresh process, watched from outside (``process_watch``): when files of the run directory and lines of the
 log appear, and when processes start, end, or have torch in memory. Nothing is added to the run. ``--against`` names
@@ -36,26 +36,22 @@ ROLES = {
     "Ray: dashboard": ("dashboard/dashboard.py",),
     "Ray: log monitor": ("log_monitor.py",),
     "Ray: agents": ("Agent",),
-    "actors": ("ClientAppActor",),
+    "workers": ("ray::Worker",),
+    "workers, before": ("ClientAppActor",),
 }
 MARKS = {
     "plan made": "command line: imports, data, noise calibrated",
-    "SuperLink answers": "",
-    "run submitted": "",
-    "simulation started": "SuperExec picked the task up",
     "Ray begins": "first process of Ray's",
-    "actors begin": "first actor's process",
+    "workers begin": "first worker's process",
     "server ready": "imports, plan, model, first checkpoint",
-    "actors have torch": "in the last actor's memory",
+    "workers have torch": "in the last worker's memory",
     "first client done": "its ledger is on disk",
     "first round": "its row is in rounds.csv: the first result",
     "summary": "all rounds are done",
     "report": "report.html",
-    "simulation ended": "Ray is shut down",
     "end": "nothing is left, the prompt is back",
 }
 SAYS = ("output", "run.log")
-LINES = {"SuperLink answers": "Uvicorn running on", "run submitted": "Successfully started run"}
 
 
 class Marks:
@@ -73,7 +69,6 @@ class Marks:
             "first round": lambda: self._lines() >= 2,
             "summary": (self.folder / "summary.json").exists,
             "report": (self.folder / "report.html").exists,
-            **{name: lambda words=words: words in self._log() for name, words in LINES.items()},  # type: ignore[misc]
         }
         for name, shows in signs.items():
             if name not in self.at and shows():
@@ -83,17 +78,15 @@ class Marks:
         path = self.folder / "rounds.csv"
         return path.read_text().count("\n") if path.exists() else 0
 
-    def _log(self) -> str:
-        path = self.folder / "run.log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
 
 def run_once(checkout: Path, engine: str, rounds: int) -> dict[str, Any]:
     """One run: seconds until each mark, CPU seconds of all processes by then, CPU seconds by role."""
     folder = Path(tempfile.mkdtemp(prefix="startup-"))
     marks = Marks(folder / "run")
     command = [sys.executable, "-P", "-m", "simulations", "run", "digits", "--rounds", str(rounds)]
-    command += ["--engine", engine, "--out", str(folder / "run")]
+    command += ["--out", str(folder / "run"), *([] if engine == "default" else ["--engine", engine])]
+    if engine == "bare":
+        command = [sys.executable, "-P", "-m", "benchmarks.bare_start"]
     try:
         env = {**os.environ, "PYTHONPATH": str(checkout)}
         with (folder / "output").open("wb") as output:
@@ -130,14 +123,11 @@ def of_processes(seen: Watched) -> dict[str, float]:
     for process in seen.processes:
         mine[role(process.command)].append(process)
     found = {}
-    if simulation := mine["simulation: ServerApp, Ray's driver"]:
-        found["simulation started"] = min(p.started for p in simulation)
-        found["simulation ended"] = max(p.last for p in simulation)
     if ray := [p for name, group in mine.items() if name.startswith("Ray") for p in group]:
         found["Ray begins"] = min(p.started for p in ray)
-    if actors := mine["actors"]:
-        found["actors begin"] = min(p.started for p in actors)
-        found["actors have torch"] = max(p.mapped.get(TORCH, p.last) for p in actors)
+    if workers := mine["workers"] + mine["workers, before"]:
+        found["workers begin"] = min(p.started for p in workers)
+        found["workers have torch"] = max(p.mapped.get(TORCH, p.last) for p in workers)
     return found
 
 
@@ -198,7 +188,9 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--runs", type=int, default=5, help="measured runs of each kind")
     options.add_argument("--rounds", type=int, default=2)
-    options.add_argument("--engines", nargs="+", default=["flower", "local"], choices=["flower", "local"])
+    options.add_argument(
+        "--engines", nargs="+", default=["default", "local", "bare"], choices=["default", "local", "bare"]
+    )
     options.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout to alternate with")
     options.add_argument(
         "--imports", action=argparse.BooleanOptionalAction, default=True, help="also measure the cost of imports"

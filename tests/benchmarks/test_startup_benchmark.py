@@ -8,7 +8,6 @@ import pytest
 from benchmarks import startup
 from benchmarks.import_times import LINE, import_table
 from benchmarks.process_watch import Seen, watch
-from simulations.engines.runtime import processes
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -50,10 +49,10 @@ def test_a_mapped_library_and_a_failure_are_noted():
     ("command", "expected"),
     [
         ("python -P -m simulations run digits", "command line"),
-        (f"python -P {processes.__file__} superlink", "SuperLink"),
-        (f"python -P {processes.__file__} client", "flwr run"),
-        ("python -P x/flower_processes.py superlink", "SuperLink"),
-        ("ray::ClientAppActor.run", "actors"),
+        ("python -P x/processes.py superlink", "SuperLink"),
+        ("python -P x/flower_processes.py client", "flwr run"),
+        ("ray::ClientAppActor.run", "workers, before"),
+        ("ray::Worker.answer", "workers"),
         ("/x/gcs_server --log_dir=a", "Ray: gcs"),
         ("ray::RuntimeEnvAgent", "Ray: agents"),
         ("sleep 1", "other"),
@@ -70,11 +69,11 @@ def test_marks_are_noted_once_when_they_first_show(tmp_path: Path):
     assert marks.at == {}
     (tmp_path / "config.toml").touch()
     (tmp_path / "rounds.csv").write_text("round\n")
-    (tmp_path / "run.log").write_text("INFO Uvicorn running on http\n")
+    (tmp_path / "report.html").touch()
     marks.look(2.0)
     (tmp_path / "rounds.csv").write_text("round\n1\n")
     marks.look(3.0)
-    assert marks.at == {"plan made": 2.0, "SuperLink answers": 2.0, "first round": 3.0}
+    assert marks.at == {"plan made": 2.0, "report": 2.0, "first round": 3.0}
 
 
 def test_tables_and_gains_by_hand():
