@@ -1,4 +1,4 @@
-"""The bare script that a start is compared with: import torch; start and stop Ray with two workers that import torch."""
+"""The bare script that a start is compared with: imports torch, starts and stops Ray with two such workers."""
 
 import os
 

@@ -1,6 +1,6 @@
 """Where a short ``fedlsg run digits`` spends its time, from the shell's command to its end, and the cost of imports.
 
-    python -m benchmarks.startup --json FILE [--runs 5] [--engines default local bare] [--no-imports] [--against CHECKOUT]
+    python -m benchmarks.startup --json FILE [--runs 5] [--engines ENGINE ...] [--no-imports] [--against CHECKOUT]
 
 Every run is a fresh process, watched from outside (``process_watch``): when files of the run directory and lines of the
 log appear, and when processes start, end, or have torch in memory. Nothing is added to the run. ``--against`` names
@@ -188,9 +188,8 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--runs", type=int, default=5, help="measured runs of each kind")
     options.add_argument("--rounds", type=int, default=2)
-    options.add_argument(
-        "--engines", nargs="+", default=["default", "local", "bare"], choices=["default", "local", "bare"]
-    )
+    engines = ["default", "local", "bare"]
+    options.add_argument("--engines", nargs="+", default=engines, choices=engines)
     options.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout to alternate with")
     options.add_argument(
         "--imports", action=argparse.BooleanOptionalAction, default=True, help="also measure the cost of imports"

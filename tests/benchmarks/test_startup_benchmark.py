@@ -93,14 +93,14 @@ def test_of_processes_takes_the_first_start_and_the_last_torch():
 
     class Run:
         processes = (
-            process("ray::ClientAppActor", 5.0, libtorch_cpu=6.0),
-            process("ray::ClientAppActor", 4.0, libtorch_cpu=7.0),
-            process("/x/flwr-simulation", 1.0),
+            process("ray::Worker", 5.0, libtorch_cpu=6.0),
+            process("ray::Worker", 4.0, libtorch_cpu=7.0),
+            process("/x/gcs_server ", 1.0),
         )
 
     marks = startup.of_processes(Run())  # type: ignore[arg-type]
     assert marks == {
-        "simulation started": 1.0, "simulation ended": 10.0, "actors begin": 4.0, "actors have torch": 7.0,
+        "Ray begins": 1.0, "workers begin": 4.0, "workers have torch": 7.0,
     }  # fmt: skip
 
 
