@@ -2,10 +2,12 @@
 
 A Ray of its own has its folder, which also hides a cluster of ``ray start``, listens on loopback, and ends with this
 process, however that ends: Linux kills Ray's processes with the thread that started them, so that thread lives as long
-as Ray is needed. A cluster that RAY_ADDRESS names is joined and left; its machines must share the run directory.
+as Ray is needed. A cluster that RAY_ADDRESS names is joined and left; its machines must share the run directory. A
+process that uses Ray already, such as a notebook, goes on using it.
 """
 
 import os
+import socket
 import sys
 import tempfile
 import threading
@@ -30,6 +32,8 @@ ENVIRONMENT = {
 }
 PLAIN = (1, 0)
 """Processors and GPUs of a worker that is started before the run is planned."""
+PATIENCE = 10.0
+"""Seconds to wait for a cluster that is there already, to answer or to be left."""
 STEP_SECONDS = 0.2
 """Between two looks for a signal while Ray starts."""
 
@@ -41,6 +45,7 @@ class Cluster:
         self._folder = folder
         self._started, self._stop = threading.Event(), threading.Event()
         self._error: BaseException | None = None
+        self._ours = False
         self._idle: list[Any] = []
         self._thread = threading.Thread(target=self._keep, name="ray", daemon=True)
         self._thread.start()
@@ -50,10 +55,7 @@ class Cluster:
 
         Raises RuntimeError if Ray did not start, ValueError if no worker fits.
         """
-        while not self._started.wait(STEP_SECONDS):
-            pass
-        if self._error is not None:
-            raise RuntimeError(f"Ray did not start: {self._error}") from self._error
+        self.wait()
         number = min(most, fitting(cpus, gpus))
         if number == 0:
             raise ValueError(
@@ -66,6 +68,13 @@ class Cluster:
             self.kill(worker)
         self._idle = []
         return usable + [self.worker(cpus, gpus) for _ in range(number - len(usable))]
+
+    def wait(self) -> None:
+        """Return when Ray has started. Raises RuntimeError if it did not."""
+        while not self._started.wait(STEP_SECONDS):
+            pass
+        if self._error is not None:
+            raise RuntimeError(f"Ray did not start: {self._error}") from self._error
 
     def give_back(self, workers: list[Any], *, cpus: float, gpus: float) -> None:
         """Keep idle workers for another run, with torch imported."""
@@ -90,28 +99,31 @@ class Cluster:
         ray.kill(worker)
 
     def end(self) -> None:
-        """Leave the cluster, and end Ray if it is our own; waits for a start that is under way."""
+        """Leave the cluster, and end Ray if it is our own. A start of our own Ray that is under way is waited for."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(None if self._folder else PATIENCE)
 
     def _keep(self) -> None:
         try:
             import ray
 
-            self._init(ray)
-            if not joins_cluster():
+            self._ours = not ray.is_initialized()
+            if self._ours:
+                self._init(ray)
+            if self._folder is not None:
                 self._idle = [self.worker(*PLAIN) for _ in range(processors())]
-        except BaseException as error:  # told by ``workers``, in the thread that waits
+        except BaseException as error:  # ``workers`` raises it, in the thread that waits
             self._error = error
         finally:
             self._started.set()
         self._stop.wait()
-        if self._error is None:
+        if self._error is None and self._ours:
             ray.shutdown()
 
     def _init(self, ray: Any) -> None:
         common = {"logging_level": "ERROR", "log_to_driver": False, "job_config": driver_path_job()}
-        if joins_cluster():
+        if self._folder is None:
+            check_reachable(os.environ["RAY_ADDRESS"])
             ray.init(address=os.environ["RAY_ADDRESS"], **common)
             return
         ray.init(
@@ -131,7 +143,7 @@ def starting() -> Iterator[Cluster]:
     """Ray, about to start. On exit and on every exception no process of it and no file is left."""
     with sigterm_raises(), ExitStack() as stack:
         os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
-        folder = None if joins_cluster() else stack.enter_context(scratch(short_base()))
+        folder = None if joins_cluster() or in_use() else stack.enter_context(scratch(short_base()))
         cluster = Cluster(folder)
         try:
             yield cluster
@@ -143,6 +155,9 @@ def starting() -> Iterator[Cluster]:
 @contextmanager
 def starting_ahead() -> Iterator[None]:
     """The Ray of the next run starts while the body prepares that run."""
+    if _AHEAD:
+        yield
+        return
     with starting() as cluster:
         _AHEAD.append(cluster)
         try:
@@ -164,6 +179,20 @@ def ready() -> Iterator[Cluster]:
 def joins_cluster() -> bool:
     """Whether runs join an existing Ray cluster."""
     return os.environ.get("RAY_ADDRESS", "local") not in ("", "local")
+
+
+def in_use() -> bool:
+    """Whether this process uses Ray already, as a notebook may: runs share it, and leave it as it is."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
+def check_reachable(address: str) -> None:
+    """Raise ConnectionError for an address HOST:PORT where nobody listens: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        with socket.create_connection((host, int(port)), timeout=PATIENCE):
+            pass
 
 
 def processors() -> int:

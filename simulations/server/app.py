@@ -34,7 +34,7 @@ def run_rounds(grid: Grid, context: Context, *, on_round: Callable[[Row], None] 
     If no number of clients is set, every node of the federation is a client. In a deployment the nodes declare how many
     examples they have before the plan is made.
     """
-    settings = from_run_config(context.run_config)
+    settings = replace(from_run_config(context.run_config), engine="flower")
     if isinstance(grid, InMemoryGrid):
         deployment = None
         if settings.clients is None:

@@ -159,7 +159,7 @@ class Settings:
     # where it runs
     engine: Annotated[
         Literal["ray", "local", "flower"],
-        Setting("Clients run on Ray (ray), in one process (local), or as flwr run does (flower)."),
+        Setting("Clients run on Ray, in this process, or as flwr run does."),
     ] = "ray"
     device: Annotated[Literal["cpu", "cuda"], Setting("Where models are computed.", aliases=("gpu",))] = "cpu"
     precision: Annotated[Bits, Setting("Numbers of the forward and backward pass.")] = "float32"

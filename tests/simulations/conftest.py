@@ -80,6 +80,7 @@ def fedlsg(
 def warm() -> Iterator[cluster.Cluster]:
     """A Ray with idle workers that have imported torch."""
     with cluster.starting() as started:
+        started.wait()
         yield started
 
 

@@ -61,7 +61,7 @@ def started(when: str, folder: Path) -> tuple[subprocess.Popen[str], str, str]:
 def wait_until(condition: Callable[[], bool], *, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, condition.__doc__
         time.sleep(0.05)
 
 
@@ -123,6 +123,8 @@ def test_a_signal_leaves_no_process_and_no_folder_behind(number, when, short_tmp
     process.send_signal(number)
     status = process.wait(timeout=60)
     assert status == {signal.SIGINT: 1, signal.SIGTERM: 143, signal.SIGKILL: -9}[number] or status == -signal.SIGINT
+    with process:  # closes its pipe
+        pass
     wait_until(lambda: not marked(mark), seconds=30 if number == signal.SIGKILL else 1)
     wait_until(lambda: left_in(short_tmp) == [], seconds=30 if number == signal.SIGKILL else 1)
 
@@ -137,7 +139,7 @@ def test_a_cluster_that_is_there_is_joined_and_stays(short_tmp, tmp_path):
         # the owner's workers hold its two processors: there is room for none
         words = [sys.executable, "-m", "simulations", "run", "digits", *pairs, "--engine", "ray"]
         done = subprocess.run(
-            [*words, "--out", str(tmp_path / "none"), "-c", "client_cpus=64"],
+            [*words, "--out", str(tmp_path / "none"), "-c", "client_cpus=64", "-c", "engine=ray"],
             env=env, capture_output=True, text=True, check=False, cwd=REPOSITORY, timeout=300,
         )  # fmt: skip
         assert done.returncode == 1
@@ -146,7 +148,8 @@ def test_a_cluster_that_is_there_is_joined_and_stays(short_tmp, tmp_path):
         assert any("raylet" in command(pid) for pid in marked(mark))
     finally:
         owner.terminate()
-        owner.wait(timeout=60)
+        with owner:
+            owner.wait(timeout=60)
 
 
 def test_ray_that_does_not_start_is_one_line(monkeypatch, fedlsg):

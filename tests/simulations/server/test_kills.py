@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedlsg.privacy import read_entries
-from tests.simulations.support.broken_runs import same, state_of
+from tests.simulations.support.broken_runs import copy_run, same, state_of
 from tests.simulations.support.killed_process import said, start
 from tests.simulations.support.runs import Run, plan_at, run_local
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simulations.server.restore import READ
-from tests.simulations.support.broken_runs import KINDS, break_run, resumed
+from tests.simulations.support.broken_runs import KINDS, break_run, copy_run, resumed
 from tests.simulations.support.runs import pages
 
 WITHOUT_A_DEPLOYMENT = {"replicas/client-*.bin"}

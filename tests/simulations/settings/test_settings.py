@@ -129,7 +129,7 @@ def test_preset_and_none_leave_a_setting_to_the_workload(name):
         ({"reproducible": "maybe"}, "expected true or false for reproducible, got 'maybe'"),
         ({"mechanism": "laplace"}, r"expected mechanism in \('dp', .*\), got 'laplace'"),
         ({"sampling": "shuffled"}, r"expected sampling in \('poisson',\), got 'shuffled'"),
-        ({"engine": "spark"}, r"expected engine in \('flower', 'local'\), got 'spark'"),
+        ({"engine": "spark"}, r"expected engine in \('ray', 'local', 'flower'\), got 'spark'"),
         ({"downlink": "spares"}, r"expected downlink in \('full', 'sparse'\), got 'spares'; did you mean 'sparse'\?"),
         ({"trust": []}, r"expected trust in .*, got \[\]"),
         ({"sample_rate": True}, r"expected a number \(float\) for sample_rate, got True"),
