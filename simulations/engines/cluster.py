@@ -13,10 +13,11 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulations.engines.signals import ignore_interrupts, sigterm_raises
+from simulations.engines.signals import ignore_interrupts, rearm, sigterm_raises
 from simulations.engines.worker import Worker
 from simulations.rundir.files.scratch import scratch
 
@@ -32,6 +33,8 @@ ENVIRONMENT = {
 }
 PLAIN = (1, 0)
 """Processors and GPUs of a worker that is started before the run is planned."""
+READY_SECONDS = 60.0
+"""How long workers may take to be there; it is the import of torch on a machine with much to do."""
 PATIENCE = 10.0
 """Seconds to wait for a cluster that is there already, to answer or to be left."""
 STEP_SECONDS = 0.2
@@ -51,10 +54,14 @@ class Cluster:
         self._thread.start()
 
     def workers(self, most: int, *, cpus: float, gpus: float) -> list[Any]:
-        """As many workers as fit with ``cpus`` and ``gpus`` each, at most ``most``.
+        """As many workers as fit with ``cpus`` and ``gpus`` each, at most ``most``; waits until one is there.
 
-        Raises RuntimeError if Ray did not start, ValueError if no worker fits.
+        In a cluster that others use, fewer may find a place. Raises RuntimeError if Ray did not start, ValueError if no
+        worker would fit into the empty cluster.
         """
+        import ray
+        from flwr.common.logger import log  # later: it takes a part of a second, in which Ray can start
+
         self.wait()
         number = min(most, fitting(cpus, gpus))
         if number == 0:
@@ -67,7 +74,13 @@ class Cluster:
         for worker in self._idle[len(usable) :]:
             self.kill(worker)
         self._idle = []
-        return usable + [self.worker(cpus, gpus) for _ in range(number - len(usable))]
+        made = usable + [self.worker(cpus, gpus) for _ in range(number - len(usable))]
+        worker_of = {worker.__ray_ready__.remote(): worker for worker in made}
+        while not (here := ray.wait(list(worker_of), num_returns=number, timeout=READY_SECONDS)[0]):
+            log(WARNING, "Ray has no free place for a worker (%g processors, %g GPUs) yet", cpus, gpus)
+        for worker in [worker for ready, worker in worker_of.items() if ready not in here]:
+            self.kill(worker)
+        return [worker_of[ready] for ready in here]
 
     def wait(self) -> None:
         """Return when Ray has started. Raises RuntimeError if it did not."""
@@ -75,6 +88,7 @@ class Cluster:
             pass
         if self._error is not None:
             raise RuntimeError(f"Ray did not start: {self._error}") from self._error
+        rearm()  # Ray's own handler of SIGTERM prints a trace
 
     def give_back(self, workers: list[Any], *, cpus: float, gpus: float) -> None:
         """Keep idle workers for another run, with torch imported."""

@@ -21,10 +21,11 @@ from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.server.serve import serve
+from strategies.federation.nodes import SimulatedGrid
 from strategies.federation.wire import WORKER_DIED, failure
 
 
-class RayGrid(VirtualGrid):
+class RayGrid(VirtualGrid, SimulatedGrid):
     """A Flower Grid whose clients run in Ray workers, one pile of messages a worker.
 
     ``sizes``: examples of each partition, by which work is divided. A pile that is lost with its worker is sent again
@@ -35,6 +36,10 @@ class RayGrid(VirtualGrid):
     def __init__(self, workers: Workers, sizes: Sequence[int]) -> None:
         super().__init__(len(sizes))
         self.workers, self.sizes = workers, sizes
+
+    def representatives(self) -> Sequence[int]:
+        """As many clients as there are workers: ``deliver`` gives each worker one of them."""
+        return range(min(len(self.workers), self.num_partitions))
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
         """The replies; an error for each client whose worker was lost twice, none for one that stays silent."""

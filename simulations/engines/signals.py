@@ -26,6 +26,12 @@ def ignore_interrupts() -> Iterator[None]:
         yield
 
 
+def rearm() -> None:
+    """Make Python's handler of SIGTERM the process's again, after a library has replaced it in C."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
 @contextmanager
 def _handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # Python allows handlers in the main thread only

@@ -10,9 +10,11 @@ from flwr.common.logger import log
 
 from simulations.engines import run_log
 from simulations.engines.cluster import Cluster
+from simulations.engines.worker import Job
 from simulations.grids.piles import Pile, pack, unpack
 from simulations.plan.plan import Plan
 from simulations.settings.settings import as_config
+from strategies.federation.code_identity import own_identity
 from strategies.federation.report import reason_of
 
 MARGIN_SECONDS = 10.0
@@ -32,25 +34,22 @@ class Workers:
         s = plan.settings
         self._cluster, self._most = cluster, s.clients_per_round
         self._need = {"cpus": s.client_cpus, "gpus": s.client_gpus if s.device == "cuda" else 0}
-        self._begin = (client, dict(as_config(s)), len(plan.terms))
+        self._job = Job(
+            client=client, run_config=as_config(s), num_partitions=len(plan.terms), code=own_identity().digest
+        )
         self._workers: list[Any] = []
         self._running: dict[Any, tuple[int, Pile]] = {}
 
     def __len__(self) -> int:
-        import ray
-
         if not self._workers:
             self._workers = self._cluster.workers(self._most, **self._need)
-            try:
-                ray.get([worker.begin.remote(*self._begin) for worker in self._workers])
-            except ray.exceptions.RayError as error:
-                raise RuntimeError(f"no worker of Ray can run {self._begin[0]}: {reason_of(error)}") from error
         return len(self._workers)
 
     def answer(self, piles: Sequence[Pile], deadline: float | None) -> tuple[list[Message], Lost]:
         """The clients' replies, and the lost piles; each worker has one pile at a time.
 
-        At the deadline (of ``time.monotonic``) a worker that still runs is ended; its pile has no replies.
+        At the deadline (of ``time.monotonic``) a worker that still runs is ended; its pile has no replies. Raises
+        RuntimeError for a worker that cannot run the job at all.
         """
         import ray
 
@@ -70,6 +69,8 @@ class Workers:
                 free.append(place)
                 try:
                     pickled, arrays, records = ray.get(answer)
+                except ray.exceptions.RayTaskError as error:  # of the worker itself: no client's reaches it
+                    raise RuntimeError(f"a worker cannot run {self._job.client}: {error.cause}") from error
                 except ray.exceptions.RayError as error:
                     why = reason_of(RuntimeError(f"{type(error).__name__}: {error}"))
                     log(WARNING, "a worker was lost with %d clients: %s", len(pile), why)
@@ -92,14 +93,13 @@ class Workers:
         for data in arrays:
             if id(data) not in sent:
                 sent[id(data)] = ray.put(data)
-        answer = self._workers[place].answer.remote(until, pickled, *(sent[id(data)] for data in arrays))
+        answer = self._workers[place].answer.remote(self._job, until, pickled, *(sent[id(data)] for data in arrays))
         self._running[answer] = place, pile
 
     def _replace(self, places: Iterable[int]) -> None:
         for place in places:
             self._cluster.kill(self._workers[place])
             self._workers[place] = self._cluster.worker(**self._need)
-            self._workers[place].begin.remote(*self._begin)
 
     def close(self) -> None:
         """Give idle workers back to the cluster, and end the others."""

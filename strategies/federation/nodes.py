@@ -1,10 +1,12 @@
 """Which Flower node is which client: node ids are random, a run knows partitions. Nodes leave and return.
 
 The server sends each node one query for its identity, and another one when the node returns. In a simulation all nodes
-are there from the start. A deployed node may stop and return under its own id (with a fixed key) or under another.
+are there from the start, and where the clients of a process share its code and data, one of them is asked. A deployed
+node may stop and return under its own id (with a fixed key) or under another.
 """
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from logging import WARNING
@@ -32,6 +34,14 @@ class Identity:
     partition: int
     num_examples: int
     news: News | None
+
+
+class SimulatedGrid(Grid):
+    """A grid whose node ids are in the order of the partitions: one client of each process replies for all."""
+
+    @abstractmethod
+    def representatives(self) -> Sequence[int]:
+        """Clients whose queries go to different processes, one for each process that there is."""
 
 
 class Roster:
@@ -75,6 +85,11 @@ class Roster:
         """
         deadline = time.monotonic() + (CONNECT_SECONDS if self._deployed else 0.0)
         nodes = wait_for_nodes(grid, clients)
+        if isinstance(grid, SimulatedGrid):
+            self._ask(grid, [nodes[client] for client in grid.representatives()], clients, self._patience)
+            if not self.refused:
+                self._node_of = dict(enumerate(nodes[:clients]))
+                self._asked = set(nodes)
         attempts = 0
         while True:
             self._ask(grid, [node for node in nodes if node not in self._asked], clients, self._patience)

@@ -11,6 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ import pytest
 from simulations import run
 from simulations.engines import ahead, cluster, engine_of
 from tests.places import REPOSITORY
-from tests.simulations.support.runs import SMALL
+from tests.simulations.support.runs import SMALL, Run, run_local
 
 READY = """
 import sys, time
@@ -28,11 +29,16 @@ with starting() as ray_of_run:
     if sys.argv[1] == "ready":
         import ray
         for worker in ray_of_run.workers(2, cpus=1, gpus=0):
-            ray.get(worker.begin.remote("math:pi", {}, 1))
+            ray.get(worker.__ray_ready__.remote())
             ray_of_run.kill(worker)
         print(ray.get_runtime_context().gcs_address, flush=True)
     time.sleep(600)
 """
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+ALWAYS = (0, 4, 8)
+"""Each signal and each moment once; the other cases are slow."""
 
 
 @pytest.fixture
@@ -113,8 +119,13 @@ def left_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("when", ["starting", "in the middle", "ready"])
+@pytest.mark.parametrize(
+    ("when", "number"),
+    [
+        pytest.param(when, number, marks=() if case in ALWAYS else pytest.mark.slow)
+        for case, (when, number) in enumerate(product(("starting", "in the middle", "ready"), SIGNALS))
+    ],
+)
 def test_a_signal_leaves_no_process_and_no_folder_behind(number, when, short_tmp):
     process, mark, _ = started(when, short_tmp)
     family = marked(mark)
@@ -151,12 +162,13 @@ def test_a_cluster_that_is_there_is_joined_and_stays(short_tmp, tmp_path):
             owner.wait(timeout=60)
 
 
-def test_ray_that_does_not_start_is_one_line(monkeypatch, fedlsg):
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    status, _, err = fedlsg("run", "--rounds", "1", "-c", "clients=2")
-    assert status == 1
-    assert err.startswith("fedlsg: error: Ray did not start: ")
-    assert len(err.splitlines()) == 1
+def test_an_address_where_nobody_listens_is_one_line(tmp_path):
+    env = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1", "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-m", "simulations", "run", "--rounds", "1", "-c", "clients=2"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.startswith("fedlsg: error: Ray did not start: ")
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.ray
