@@ -28,8 +28,6 @@ def run_command(given: dict[str, Any], out: str | None, console: Console) -> Non
     if given.get("run_dir") is not None:
         raise ValueError(f"run_dir={given['run_dir']} is written by a run itself: give the folder as --out")
     settings = from_mapping(resolve(given))
-    if settings.engine == "flower":
-        raise ValueError("engine=flower is what `flwr run .` uses; fedlsg run has engine=ray and engine=local")
     with console.status("loading data, calibrating noise") as status:
         plan = make_plan(settings, progress=status.update)
     directory = create(out, plan.settings)

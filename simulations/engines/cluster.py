@@ -13,7 +13,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +23,17 @@ from simulations.rundir.files.scratch import scratch
 if TYPE_CHECKING:
     from ray.job_config import JobConfig
 
-FOLDER_LENGTH_LIMIT = 35  # characters; Ray adds 68 for a Unix socket, and 103 is the least any system allows
+FOLDER_LENGTH_LIMIT = 33  # characters; we add 2, Ray adds 68 for a Unix socket, and 103 is the least any system allows
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray prints advice about it
     # Ray's ports run anyone's code; on Linux this switch, named for other systems, keeps them on loopback.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
+AHEAD = 4
+"""Workers that are started before the run is planned, at most: how many it can use is not known then."""
 PLAIN = (1, 0)
 """Processors and GPUs of a worker that is started before the run is planned."""
-READY_SECONDS = 60.0
-"""How long workers may take to be there; it is the import of torch on a machine with much to do."""
 PATIENCE = 10.0
 """Seconds to wait for a cluster that is there already, to answer or to be left."""
 STEP_SECONDS = 0.2
@@ -54,14 +53,11 @@ class Cluster:
         self._thread.start()
 
     def workers(self, most: int, *, cpus: float, gpus: float) -> list[Any]:
-        """As many workers as fit with ``cpus`` and ``gpus`` each, at most ``most``; waits until one is there.
+        """As many workers as fit with ``cpus`` and ``gpus`` each, at most ``most``.
 
-        In a cluster that others use, fewer may find a place. Raises RuntimeError if Ray did not start, ValueError if no
-        worker would fit into the empty cluster.
+        In a cluster that others use, some may have to wait for a place. Raises RuntimeError if Ray did not start,
+        ValueError if no worker would fit into the empty cluster.
         """
-        import ray
-        from flwr.common.logger import log  # later: it takes a part of a second, in which Ray can start
-
         self.wait()
         number = min(most, fitting(cpus, gpus))
         if number == 0:
@@ -74,13 +70,7 @@ class Cluster:
         for worker in self._idle[len(usable) :]:
             self.kill(worker)
         self._idle = []
-        made = usable + [self.worker(cpus, gpus) for _ in range(number - len(usable))]
-        worker_of = {worker.__ray_ready__.remote(): worker for worker in made}
-        while not (here := ray.wait(list(worker_of), num_returns=number, timeout=READY_SECONDS)[0]):
-            log(WARNING, "Ray has no free place for a worker (%g processors, %g GPUs) yet", cpus, gpus)
-        for worker in [worker for ready, worker in worker_of.items() if ready not in here]:
-            self.kill(worker)
-        return [worker_of[ready] for ready in here]
+        return usable + [self.worker(cpus, gpus) for _ in range(number - len(usable))]
 
     def wait(self) -> None:
         """Return when Ray has started. Raises RuntimeError if it did not."""
@@ -125,7 +115,7 @@ class Cluster:
             if self._ours:
                 self._init(ray)
             if self._folder is not None:
-                self._idle = [self.worker(*PLAIN) for _ in range(processors())]
+                self._idle = [self.worker(*PLAIN) for _ in range(min(processors(), AHEAD))]
         except BaseException as error:  # ``workers`` raises it, in the thread that waits
             self._error = error
         finally:
@@ -137,14 +127,13 @@ class Cluster:
     def _init(self, ray: Any) -> None:
         common = {"logging_level": "ERROR", "log_to_driver": False, "job_config": driver_path_job()}
         if self._folder is None:
-            check_reachable(os.environ["RAY_ADDRESS"])
             ray.init(address=os.environ["RAY_ADDRESS"], **common)
             return
         ray.init(
             address="local",
             num_cpus=processors(),
             include_dashboard=False,
-            _temp_dir=str(self._folder),
+            _temp_dir=str(self._folder / "r"),  # Ray opens it to everybody; the folder around it stays ours
             **common,
         )
 
@@ -158,6 +147,8 @@ def starting() -> Iterator[Cluster]:
     with sigterm_raises(), ExitStack() as stack:
         os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
         folder = None if joins_cluster() or in_use() else stack.enter_context(scratch(short_base()))
+        if folder is None and not in_use():
+            check_reachable(os.environ["RAY_ADDRESS"])
         cluster = Cluster(folder)
         try:
             yield cluster
@@ -202,11 +193,16 @@ def in_use() -> bool:
 
 
 def check_reachable(address: str) -> None:
-    """Raise ConnectionError for an address HOST:PORT where nobody listens: Ray itself would try for minutes."""
+    """Raise RuntimeError for an address HOST:PORT where nobody listens: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        with socket.create_connection((host, int(port)), timeout=PATIENCE):
-            pass
+    if not (host and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
+    except OSError as error:
+        raise RuntimeError(
+            f"nobody listens on RAY_ADDRESS={address} ({error}): start the cluster, or unset it"
+        ) from None
 
 
 def processors() -> int:

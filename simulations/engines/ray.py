@@ -38,7 +38,7 @@ class RayGrid(VirtualGrid, SimulatedGrid):
         self.workers, self.sizes = workers, sizes
 
     def representatives(self) -> Sequence[int]:
-        """As many clients as there are workers: ``deliver`` gives each worker one of them."""
+        """As many clients as there are workers."""
         return range(min(len(self.workers), self.num_partitions))
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:

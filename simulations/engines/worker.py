@@ -44,7 +44,7 @@ class Worker:
         from simulations.client.model import process
         from simulations.grids.deadline import OutOfTimeError, ending
         from simulations.grids.piles import pack, unpack
-        from simulations.grids.virtual import call_client, task_identity
+        from simulations.grids.virtual import call_client, fail_client, task_identity
         from strategies.federation.code_identity import own_identity
 
         if own_identity().digest != job.code:
@@ -59,7 +59,10 @@ class Worker:
             try:
                 with ending(until):
                     for question in questions:
-                        replies.append(call_client(client, question, job.num_partitions, job.run_config))
+                        try:
+                            replies.append(call_client(client, question, job.num_partitions, job.run_config))
+                        except (SystemExit, GeneratorExit):  # must not reach the driver: its text may quote a row
+                            replies.append(fail_client(question))
             except OutOfTimeError:
                 log(WARNING, "stopped at the round's deadline: %d of %d clients replied", len(replies), len(questions))
                 process.cache_clear()  # the state of a stopped client's process is unknown

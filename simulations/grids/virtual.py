@@ -103,9 +103,14 @@ def call_client(
     try:
         reply = client(message, context)
     except Exception:
-        log_failure()
-        reply = failure(NO_REASON, FAILED, message)
+        return fail_client(message)
     return give_id(reply) if isinstance(reply, Message) else None
+
+
+def fail_client(message: Message) -> Message:
+    """The reply for a client that raised the current exception: a constant text."""
+    log_failure()
+    return give_id(failure(NO_REASON, FAILED, message))
 
 
 def in_simulation() -> bool:

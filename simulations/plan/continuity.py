@@ -56,7 +56,8 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
     Returns the settings that may change and have changed, as "threads = 2 (was 1)".
     """
     now = fingerprint(plan)
-    before, after = saved["settings"], now["settings"]
+    before, after = dict(saved["settings"]), now["settings"]
+    before.pop("grouped", None)  # a setting of engine flower, up to version 0.1
     changed = sorted(k for k in (before.keys() | after.keys()) - MOVED if before.get(k) != after.get(k))
     refused = [k for k in changed if k.replace("-", "_") not in HARMLESS]
     if refused:

@@ -37,11 +37,11 @@ class Identity:
 
 
 class SimulatedGrid(Grid):
-    """A grid whose node ids are in the order of the partitions: one client of each process replies for all."""
+    """A grid whose node ids are in the order of the partitions, and whose processes share code and data."""
 
     @abstractmethod
     def representatives(self) -> Sequence[int]:
-        """Clients whose queries go to different processes, one for each process that there is."""
+        """Clients that reply for all, one for each process that there is."""
 
 
 class Roster:

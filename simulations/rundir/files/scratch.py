@@ -22,27 +22,24 @@ SECONDS = 10.0
 def scratch(base: str | None = None) -> Iterator[Path]:
     """A new folder, in ``base``, that only its owner can read; it is removed at the end.
 
-    A small process waits for the end of a pipe that only this process holds, ends every process that still has a file
-    of the folder open (on Linux), then removes the folder. It has a session of its own, so the terminal's Ctrl-C and a
-    signal to the group do not reach it. If both are killed at once, the folder stays.
+    A small process waits for the end of a pipe that only this process holds, ends every other process that still has a
+    file of the folder open (on Linux), then removes the folder. It has a session of its own, so the terminal's Ctrl-C
+    and a signal to the group do not reach it. If both are killed at once, the folder stays.
     """
     folder = Path(tempfile.mkdtemp(prefix="fedlsg-", dir=base))
     command = [sys.executable, "-I", "-S", __file__, str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # its pipe is closed at the end
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # at the end it gets its sign
+        yield folder
 
 
 def users(folder: Path) -> set[int]:
-    """Other processes that have a file in a folder open; empty where there is no /proc."""
+    """Processes but this one and its parent that have a file in a folder open; empty where there is no /proc."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
             if os.readlink(entry).startswith(f"{folder}{os.sep}"):
                 found.add(int(entry.parts[2]))
-    return found - {os.getpid()}
+    return found - {os.getpid(), os.getppid()}
 
 
 def main(folder: Path) -> None:

@@ -66,7 +66,10 @@ def first_look(given: Mapping[str, object]) -> str:
     said = parse({name: value for name, value in given.items() if name.replace("-", "_") not in KNOWN})
     if "preset" in said:
         find(str(said["preset"]))
-    return str(said.get("engine", RUN["engine"].default))
+    engine = str(said.get("engine", RUN["engine"].default))
+    if engine == "flower":
+        raise ValueError("engine=flower is what `flwr run .` uses; fedlsg run has engine=ray and engine=local")
+    return engine
 
 
 def from_run_config(config: Mapping[str, object]) -> Settings:

@@ -132,6 +132,8 @@ def test_a_signal_leaves_no_process_and_no_folder_behind(number, when, short_tmp
     assert process.pid in family
     assert len(family) > (6 if when == "ready" else 0)
     if when == "ready":
+        (private,) = short_tmp.glob("fedlsg-*")
+        assert private.stat().st_mode & 0o777 == 0o700, "Ray opens its own folder, inside, to everybody"
         assert listening(family) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
     process.send_signal(number)
     status = process.wait(timeout=60)
@@ -167,8 +169,9 @@ def test_an_address_where_nobody_listens_is_one_line(tmp_path):
     command = [sys.executable, "-m", "simulations", "run", "--rounds", "1", "-c", "clients=2"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
     assert done.returncode == 1
-    assert done.stderr.startswith("fedlsg: error: Ray did not start: ")
+    assert done.stderr.startswith("fedlsg: error: nobody listens on RAY_ADDRESS=127.0.0.1:1 ")
     assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.ray
@@ -199,6 +202,12 @@ def test_a_run_directory_that_names_no_engine_starts_nothing(text, tmp_path):
     for path in (tmp_path, tmp_path / "config.toml"):
         with ahead(engine_of(str(path))):
             assert cluster._AHEAD == []
+
+
+def test_engine_flower_is_refused_before_anything_starts(fedlsg, tmp_path):
+    status, _, err = fedlsg("run", "--engine", "flower")
+    assert (status, cluster._AHEAD, list(tmp_path.iterdir())) == (1, [], [])
+    assert "flwr run ." in err
 
 
 def test_a_long_temporary_folder_is_not_used_for_sockets(monkeypatch):

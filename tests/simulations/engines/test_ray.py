@@ -1,6 +1,7 @@
 """The engine ``ray`` on real Ray: runs as on the local engine, whatever becomes of a worker."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,6 +85,31 @@ def test_a_client_that_hangs_loses_itself_the_round_alone(how, tmp_path, on_ray,
     assert "no reply before the round's timeout" in run.rows[1].reasons
     rounds = {client: [e.round for e in run.entries(client)] for client in range(5)}
     assert rounds == {client: [1, 3] if client == HANGS else [1, 2, 3] for client in range(5)}
+
+
+def test_a_worker_with_other_code_than_the_driver_is_refused(tmp_path, on_ray, monkeypatch):
+    """Files were edited since the driver started, or a machine has another version."""
+    monkeypatch.setattr("simulations.engines.workers.own_identity", lambda: SimpleNamespace(digest="other"))
+    plan, directory = plan_at(tmp_path / "run", engine="ray")
+    with pytest.raises(RuntimeError, match="other code than the driver: install the same version"):
+        ray.run(plan, directory, on_round=ignore)
+    assert not directory.ledgers.exists()
+
+
+def test_a_worker_that_finds_no_place_stops_nobody(tmp_path, on_ray):
+    """Planted: one of two workers asks for more than there is, as after a machine was lost."""
+    plan, directory = plan_at(tmp_path / "run", engine="ray", rounds=2)
+    place = on_ray.workers
+
+    def workers(most, **need):
+        first, second = place(most, **need)
+        on_ray.kill(second)
+        return [first, on_ray.worker(64, 0)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(on_ray, "workers", workers)
+        run = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore))
+    assert run.weights.equal(run_local(tmp_path / "local", rounds=2).weights)
 
 
 def test_a_client_app_that_no_worker_can_import_ends_the_run_with_the_reason(tmp_path, on_ray):

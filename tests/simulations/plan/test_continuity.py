@@ -187,3 +187,13 @@ def test_shared_noise_is_that_of_the_neediest_client():
             sample_rate=terms.sample_rate, noise_multiplier=terms.noise_multiplier, steps=2, delta=plan.settings.delta
         )
         assert bound.upper <= 8
+
+
+def test_a_checkpoint_of_the_earlier_engine_is_continued(stopped):
+    """It knows ``grouped``, a setting of engine flower, which is gone."""
+    saved = stopped.directory.load_checkpoint()
+    saved["plan"]["settings"] |= {"grouped": True, "engine": "flower"}
+    stopped.directory.save_checkpoint(saved)
+    config = stopped.directory.config
+    config.write_text(config.read_text().replace('engine = "local"', 'engine = "local"\ngrouped = true'))
+    assert resume_local(stopped.path).directory.last_round() == 2
