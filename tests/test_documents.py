@@ -96,6 +96,16 @@ def test_what_docstrings_and_requirements_name_exists():
         assert [file, *missing_paths(prose(file)), *missing_modules(prose(file))] == [file]
 
 
+def test_prose_is_what_readers_see(tmp_path):
+    """Negative control, too: the planted names are found."""
+    for name, text in {
+        "a.py": 'def f():\n    """See fedlsg/gone.py."""\n    return "fedlsg/no.py"\n',
+        "b.txt": "x  # fedlsg/gone.py",
+    }.items():
+        (tmp_path / name).write_text(text)
+        assert list(missing_paths(prose(tmp_path / name))) == ["fedlsg/gone.py"]
+
+
 @pytest.mark.parametrize("planted", [
     "[text](gone.md)",
     "[text](performance.md#no-such-heading)",

@@ -139,7 +139,7 @@ def merge(options: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, 
         if not separator or not key:
             raise ValueError(f"expected -c KEY=VALUE, got {pair!r}")
         name, said = key.strip().replace("-", "_"), value.strip()
-        before = merged.get(name, False)  # so is an option that is a flag and is not given
+        before = merged.get(name, False)  # False: a flag that is not given
         if before is not False and not _alike(before, said):
             raise ValueError(f"{name} is given twice, as {before} and as {said}: give it once")
         merged[name] = said
@@ -148,7 +148,7 @@ def merge(options: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, 
 
 def _alike(first: object, second: object) -> bool:
     """Whether two raw values are equal, as numbers if they are: 8.0 and "8"."""
-    words = str(first).lower(), str(second).lower()
+    words = [str(value).lower() if isinstance(value, bool) else str(value) for value in (first, second)]
     with suppress(ValueError):
         return words[0] == words[1] or float(words[0]) == float(words[1])
     return False

@@ -1,4 +1,4 @@
-"""Least squares and Theorem 5.1 of Zhu and Blaschko 2023: by hand, by simulation in both orders, with planted errors."""
+"""Least squares and Theorem 5.1 of Zhu and Blaschko 2023: by hand, by simulation, with planted mistakes."""
 
 import pytest
 import torch
