@@ -1,10 +1,10 @@
 """Build backend (PEP 517): setuptools, except inside a Flower bundle, where there is nothing to install.
 
 ``flwr run .`` unpacks a bundle of this repository and runs ``uv sync`` on its pyproject.toml before every run. A list
-of dependencies there would be installed once more, torch first. So the list is dynamic and lies in requirements.txt:
-Flower never bundles a ``.txt`` file, and a pyproject.toml without one beside it is a bundle. It runs in the environment
-that already runs Flower; its metadata name no dependency, and making them asks no package index for setuptools (so a
-machine without a network runs too). Everywhere else each hook is setuptools' own.
+of dependencies there would be installed once more, torch first. So the list is dynamic: it is in requirements.txt.
+Flower never bundles a ``.txt`` file, so a folder that has pyproject.toml and no requirements.txt is a bundle. It runs
+in the environment that already runs Flower; its metadata names no dependency, and making it asks no package index for
+setuptools (so a machine without a network runs too). Everywhere else each hook is setuptools' own.
 """
 
 import tomllib
@@ -52,7 +52,7 @@ def _in_bundle() -> bool:
 
 def _setuptools() -> Any:
     if _in_bundle():
-        raise RuntimeError("expected requirements.txt beside pyproject.toml; install fedlsg from a clone or an sdist")
+        raise RuntimeError("expected requirements.txt next to pyproject.toml; install fedlsg from a clone or an sdist")
     from setuptools import build_meta  # imported late: the hook that asks for setuptools runs without it
 
     return build_meta

@@ -4,8 +4,8 @@
 
 Every arm is its own process tree, and all are alive at once. Only one arm runs a round at a time; the others wait at
 their ``Gate``. So the arms take rounds alternately on the same machine. CPU time of a waiting arm (Ray's daemons) is
-not counted. ``flower-single`` sends a message for each client;
-``fedavg`` is Flower's own FedAvg, ``pfl`` is pfl-research: both without privacy, so compare them with ``sgd``.
+not counted. ``bare`` is the job in plain PyTorch. ``fedavg`` is Flower's own FedAvg, ``pfl`` is pfl-research: both
+without privacy, so compare them with ``sgd``.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The federated job that rounds are measured on: 100 clients x 50 images, 10 a round, batch 10, one pass a round.
 
 Images and labels are random: time does not depend on them. Importing this module registers the workload ``job`` with
-its models; Flower's processes import it as part of the app, see ``benchmarks.job_apps``.
+its models; Ray's workers import it as part of the app, see ``benchmarks.job_apps``.
 """
 
 import itertools

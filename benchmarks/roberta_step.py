@@ -1,6 +1,7 @@
 """Memory of one private step on RoBERTa-base's architecture, for every recipe.
 
-    python benchmarks/roberta_step.py --data-dir DIR [--methods lsg dpsgd] [--rank 8] [--out docs/results/roberta.md]
+    python benchmarks/roberta_step.py --data-dir DIR [--methods lsg dpsgd] [--rank 8]
+        [--out docs/results/roberta_step.md]
 
 The weights are random, so only the tokenizer is downloaded; if DIR has ``roberta_bpe``, nothing is. A step is a
 client's: derive the frame, per-example gradients of one batch, mask, clip, sum, noise, and encode the values. Peak

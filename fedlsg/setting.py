@@ -187,7 +187,7 @@ def same(first: Declared, second: Declared, where: tuple[str, str]) -> Declared:
     if first.accepts != second.accepts and not (silent and first.accepts[:2] == second.accepts[:2]):
         said = [f"{one.kind.__name__} {one.range}".strip() for one in (first, second)]
         raise ValueError(
-            f"setting {first.name!r} is declared twice, and not alike: {said[0]} by {where[0]}, {said[1]} by "
+            f"setting {first.name!r} has two different declarations: {said[0]} by {where[0]}, {said[1]} by "
             f"{where[1]}; give both one type and range, or one of them another name"
         )
     keep = first.setting.meaning or second.setting == Setting()

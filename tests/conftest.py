@@ -1,7 +1,7 @@
 """Tests send SIGINT to programs that they start: in the background, a shell would have it ignored for all of them.
 
-With pytest-xdist the tests of a file run in one worker, and those that start Flower and Ray, and look for processes
-that are left, all in the same one: they would find each other's.
+With pytest-xdist the tests of a file run in one worker, and those that start Ray or Flower's processes, and look for
+processes that are left, all in the same one: they would find each other's.
 """
 
 import signal
@@ -16,7 +16,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 @cache
-def starts_flower(file: Path) -> bool:
+def starts_processes(file: Path) -> bool:
     """Whether a test of the file has the mark ``ray``. The scheduler knows names of tests, not their marks."""
     return "pytest.mark.ray" in file.read_text()
 
@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first."""
-    items.sort(key=lambda item: not starts_flower(item.path))
+    items.sort(key=lambda item: not starts_processes(item.path))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -40,6 +40,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     class ByFile(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::", 1)[0]
-            return "processes" if starts_flower(config.rootpath / file) else file
+            return "processes" if starts_processes(config.rootpath / file) else file
 
     return ByFile(config, log)

@@ -1,5 +1,6 @@
 """Every path, module and link that a document names exists: a renamed file cannot leave a document behind."""
 
+import ast
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -78,6 +79,31 @@ def exists(name: str) -> bool:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_what_a_document_names_exists(document):
     assert problems(document.read_text(), document.parent) == []
+
+
+def prose(file: Path) -> str:
+    """What a file says to readers: the docstrings of a module, the comments of another file."""
+    if file.suffix != ".py":
+        return "\n".join(re.findall(r"# .*", file.read_text()))
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, owners)]
+    return "\n".join(ast.get_docstring(node) or "" for node in found)
+
+
+def test_what_docstrings_and_requirements_name_exists():
+    code = [file for folder in FOLDERS for file in REPOSITORY.glob(f"{folder}/**/*.py")]
+    for file in [*REPOSITORY.glob("requirements*.txt"), REPOSITORY / "pyproject.toml", *code]:
+        assert [file, *missing_paths(prose(file)), *missing_modules(prose(file))] == [file]
+
+
+def test_prose_is_what_readers_see(tmp_path):
+    """Negative control, too: the planted names are found."""
+    for name, text in {
+        "a.py": 'def f():\n    """See fedlsg/gone.py."""\n    return "fedlsg/no.py"\n',
+        "b.txt": "x  # fedlsg/gone.py",
+    }.items():
+        (tmp_path / name).write_text(text)
+        assert list(missing_paths(prose(tmp_path / name))) == ["fedlsg/gone.py"]
 
 
 @pytest.mark.parametrize("planted", [

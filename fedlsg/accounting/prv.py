@@ -78,7 +78,7 @@ def _compose(events: Sequence[Event], delta: float, eps_error: float) -> Interva
         composed = Heterogeneous(parts).compute_composition(steps)
         lower, estimate, upper = composed.compute_epsilon(delta, delta_error, eps_error)
     if not math.isfinite(upper):
-        raise AccountingError(f"it answered [{lower}, {upper}]")
+        raise AccountingError(f"prv-accountant returned [{lower}, {upper}]")
     return Interval(lower=max(lower, 0.0), estimate=max(estimate, 0.0), upper=max(upper, 0.0))
 
 

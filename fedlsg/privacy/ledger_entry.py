@@ -159,7 +159,7 @@ def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> P
             schema = schema if heads else record.get("schema")
             sealed = record.pop("sha256", None) is not None or schema != UNSEALED
             if sealed and _seal(line[:-_SEAL] + b"}") != line[-_SEAL:]:
-                raise LedgerError("it is not what its own digest says: the line is damaged")
+                raise LedgerError("the line does not match its digest")
             if not heads:
                 owner = _checked_header(record, client)
             else:

@@ -1,7 +1,5 @@
 """The lines of a comparison as a table: for pages and terminals, as CSV and as Markdown."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +7,7 @@ from simulations.compare.lines import PROBE, Line
 from simulations.report.figure import looks
 from simulations.report.page import Row, RowKind, Table
 from simulations.report.words import NOT_PRIVATE, human_bytes
+from simulations.rundir.results import as_csv
 from simulations.workloads.chance import STANDARD_ERRORS
 
 CHANCE_MARK = "†"
@@ -45,12 +44,7 @@ def as_record(line: Line) -> dict[str, Any]:
 
 def table_csv(table: Sequence[Line]) -> str:
     """The aggregated table, shares in 0..1."""
-    records = [as_record(line) for line in table]
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(records[0]) if records else ["label"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
+    return as_csv([as_record(line) for line in table], otherwise="label")
 
 
 COLUMNS = {

@@ -114,7 +114,7 @@ def fail_client(message: Message) -> Message:
 
 
 def in_simulation() -> bool:
-    """Whether this process is a Ray actor, whose messages come from the run's own server."""
+    """Whether this process is a Ray worker, whose messages come from the run's own server."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 

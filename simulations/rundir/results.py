@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,9 +168,13 @@ def _read_summary(run: RunDir) -> dict[str, Any]:
 
 def results_csv(results: Iterable[Result]) -> str:
     """A header and one line for each run; cells without a value are empty."""
-    rows = [result.as_row() for result in results]
+    return as_csv([result.as_row() for result in results], otherwise="name")
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]], *, otherwise: str) -> str:
+    """A header and one line for each row; ``otherwise`` is the only column where there is no row."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]) if rows else ["name"], lineterminator="\n")
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [otherwise], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

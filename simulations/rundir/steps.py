@@ -1,7 +1,7 @@
 """The steps of a sparse downlink, one file each in ``downlink/`` of the run directory.
 
 The server writes and reads them. The simulated clients of one machine read a step here if their process was not sent
-it: another Ray actor was, or the run was resumed. The step is in each client's message all the same, and counted.
+it: another Ray worker was, or the run was resumed. The step is in each client's message all the same, and counted.
 """
 
 from dataclasses import dataclass

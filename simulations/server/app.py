@@ -1,4 +1,4 @@
-"""The Flower ServerApp: what ``flwr run`` starts, by hand or through ``fedlsg run``."""
+"""The Flower ServerApp that ``flwr run`` starts, on Flower's simulation and in a deployment."""
 
 from collections.abc import Callable
 from dataclasses import replace

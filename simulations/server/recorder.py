@@ -177,7 +177,10 @@ class Recorder:
 
 
 class Totals:
-    """``sums`` of bytes are those of all rounds; of messages, those of training rounds. ``pruning``: of round 0."""
+    """``sums`` of bytes are those of all rounds; of messages, those of training rounds.
+
+    ``pruning``: of the pruning round.
+    """
 
     def __init__(self) -> None:
         self.sums = dict.fromkeys(SUMS, 0)

@@ -159,11 +159,11 @@ class Settings:
     # where it runs
     engine: Annotated[
         Literal["ray", "local", "flower"],
-        Setting("Clients run on Ray, in this process, or as flwr run does."),
+        Setting("ray: Ray workers; local: this process; flower: written by flwr run."),
     ] = "ray"
     device: Annotated[Literal["cpu", "cuda"], Setting("Where models are computed.", aliases=("gpu",))] = "cpu"
-    precision: Annotated[Bits, Setting("Numbers of the forward and backward pass.")] = "float32"
-    activation_storage: Annotated[Bits, Setting("Numbers in which activations wait for the backward pass.")] = "float32"
+    precision: Annotated[Bits, Setting("Precision of the forward and backward pass.")] = "float32"
+    activation_storage: Annotated[Bits, Setting("Precision in which activations are stored.")] = "float32"
     threads: Annotated[int, Setting("Threads of torch in every process.", "threads", at_least=1)] = 1
     client_cpus: Annotated[int, Setting("Processors of a Ray worker.", "processors", at_least=1, aliases=("cpus",))] = 1
     client_gpus: Annotated[float, Setting("GPU of a Ray worker.", "GPUs", at_least=0, below=inf, aliases=("gpus",))] = (

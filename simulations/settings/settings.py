@@ -8,6 +8,7 @@ where they are used; functions import that, for it loads torch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
@@ -130,15 +131,27 @@ def in_order(names: Iterable[str]) -> list[str]:
 def merge(options: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, Any]:
     """Raw values of a command line: options that are given (None: it is not), and ``-c KEY=VALUE`` pairs.
 
-    Raises ValueError for a pair without "=".
+    Raises ValueError for a pair without "=", and for a setting that is given twice with different values.
     """
     merged = {name: value for name, value in options.items() if value is not None}
     for pair in pairs or ():
         key, separator, value = pair.partition("=")
         if not separator or not key:
             raise ValueError(f"expected -c KEY=VALUE, got {pair!r}")
-        merged[key.strip().replace("-", "_")] = value.strip()
+        name, said = key.strip().replace("-", "_"), value.strip()
+        before = merged.get(name, False)  # False: a flag that is not given
+        if before is not False and not _alike(before, said):
+            raise ValueError(f"{name} is given twice, as {before} and as {said}: give it once")
+        merged[name] = said
     return merged
+
+
+def _alike(first: object, second: object) -> bool:
+    """Whether two raw values are equal, as numbers if they are: 8.0 and "8"."""
+    words = [str(value).lower() if isinstance(value, bool) else str(value) for value in (first, second)]
+    with suppress(ValueError):
+        return words[0] == words[1] or float(words[0]) == float(words[1])
+    return False
 
 
 def parse(given: Mapping[str, object]) -> dict[str, Any]:

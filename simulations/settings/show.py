@@ -176,9 +176,10 @@ def used_by(name: str) -> Used:
     """Who uses a setting."""
     methods = strategies.takers_of(name)
     defaults = {method: strategies.declared_by(method)[name].default for method in methods}
-    every = {"mechanism": mechanism_settings(), "server": server_settings(), "codecs": codec_settings()}
+    codecs = [f"codec {codec.name}" for codec in all_codecs().values() if name in codec.settings]
+    every = {"mechanism": mechanism_settings(), "server": server_settings()}
     by = next((f"{part} of every method" for part, found in every.items() if name in found), "every run")
-    return Used(by=", ".join(methods) or by, defaults=defaults, workloads=_presets(name))
+    return Used(by=", ".join(methods or codecs) or by, defaults=defaults, workloads=_presets(name))
 
 
 def group_of(name: str) -> str:

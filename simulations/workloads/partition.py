@@ -147,4 +147,3 @@ def _dirichlet(
 _SCHEMES: Mapping[str, Callable[..., list[np.ndarray]]] = MappingProxyType(
     {"iid": _iid, "dirichlet": _dirichlet, "shards": _shards}
 )
-SCHEMES = tuple(_SCHEMES)

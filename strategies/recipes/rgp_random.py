@@ -1,4 +1,4 @@
-"""RGP-random: the same with random orthonormal carriers (Yu et al. 2021, sec. 4)."""
+"""RGP with random orthonormal carriers (Yu et al. 2021, sec. 4)."""
 
 from fedlsg.carriers import Carrier, Rank
 from fedlsg.method import Method

@@ -157,7 +157,7 @@ def test_wrong_weights_and_steps_are_refused():
 
 @given(m=sizes, n=sizes, r=ranks, seed=seeds)
 def test_project_equals_autograd_of_the_reparametrised_weight(m, n, r, seed):
-    """000 Eq. 8: with W = W0 + L R', dR and dL are the gradients of its factors."""
+    """Ito et al. 2023, Eq. 8: with W = W0 + L R', dR and dL are the gradients of its factors."""
     dW, L, R = carried(m, n, r, seed)
     left, right = L.clone().requires_grad_(), R.clone().requires_grad_()
     ((left @ right) * dW).sum().backward()

@@ -150,5 +150,5 @@ def test_one_name_declared_twice():
     def silent(*, share: Annotated[float, Setting(at_least=0, below=1)] = 0.5) -> None: ...
 
     assert same(declared(silent)["share"], FOUND["share"], ("silent", "method")).setting.meaning == "A share."
-    with pytest.raises(ValueError, match="'rank' is declared twice, and not alike: int x >= 2 by one, int x >= 1 by"):
+    with pytest.raises(ValueError, match="'rank' has two different declarations: int x >= 2 by one, int x >= 1 by"):
         same(declared(another)["rank"], FOUND["rank"], ("one", "method"))

@@ -37,7 +37,9 @@ class Guesses:
 
     def __post_init__(self) -> None:
         if not 0 <= self.correct <= self.guesses <= self.canaries or not self.canaries:
-            raise ValueError(f"expected 0 <= {self.correct=} <= {self.guesses=} <= {self.canaries=}, which is not 0")
+            raise ValueError(
+                f"expected 0 <= {self.correct=} <= {self.guesses=} <= {self.canaries=}, and at least one canary"
+            )
 
 
 def guess(scores: Float[np.ndarray, " m"], included: Bool[np.ndarray, " m"], share: float) -> Guesses:

@@ -1,1 +1,1 @@
-"""What codecs are made of: the base class, public dither, an entropy coder, and the common grid of a secure sum."""
+"""Parts of codecs: public dither, entropy coder, common grid."""

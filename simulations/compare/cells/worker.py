@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from simulations.rundir.files.atomic import make_file
 
-PARTING_SECONDS = 30.0  # a Flower run ends its own processes within about ten
+PARTING_SECONDS = 30.0  # a run on Ray ends its own processes within about ten
 CONTEXT = get_context("spawn")
 SAFE_PATH = "PYTHONSAFEPATH"
 

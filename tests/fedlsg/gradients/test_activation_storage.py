@@ -176,7 +176,7 @@ def test_a_pass_leaves_nothing_behind(loss, monkeypatch):
 
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU(inplace=True), nn.Tanh()])
 def test_an_example_has_the_same_gradient_in_any_company_where_inputs_are_made_again(activation, monkeypatch):
-    """64 precision of an example are made again, and 63 are not, however many examples there are."""
+    """64 values of an example are made again, and 63 are not, however many examples there are."""
     monkeypatch.setattr(rematerialize, "REMATERIALIZED_FROM", 64)
     torch.manual_seed(0)
     for units in (64, 63):

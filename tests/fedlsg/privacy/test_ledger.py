@@ -282,7 +282,7 @@ def test_a_file_of_schema_1_is_read_and_continued(path):
     old.charge(entry(2))
     assert Ledger(path, client=3).entries == (*entries, entry(2))
     path.write_bytes(path.read_bytes().replace(b'"round": 2', b'"round": 3'))
-    with pytest.raises(LedgerError, match="line 4: it is not what its own digest says"):
+    with pytest.raises(LedgerError, match="line 4: the line does not match its digest"):
         Ledger(path, client=3)
 
 

@@ -99,7 +99,7 @@ def test_negative_control_lengths_in_place_of_bytes_would_miss_an_edit(tmp_path,
     edited = path.read_bytes().replace(b'"noise_multiplier": 1.5', b'"noise_multiplier": 9.5', 1)
     load(path, 3)
     path.write_bytes(edited)
-    with pytest.raises(LedgerError, match="line 2: it is not what its own digest says"):
+    with pytest.raises(LedgerError, match="line 2: the line does not match its digest"):
         load(path, 3)
 
     class Longer(bytes):

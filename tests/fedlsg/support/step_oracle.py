@@ -1,4 +1,7 @@
-"""A small federated problem, and a client's step as a naive dense loop in float64 (000 Alg. 1, one joint clip)."""
+"""A small federated problem, and a client's step as a naive dense loop in float64.
+
+Ito et al. 2023, Alg. 1, with one joint clip.
+"""
 
 import copy
 from collections.abc import Callable

@@ -237,15 +237,40 @@ def test_calibrate_finds_the_noise(fedlsg):
 
 
 @given(st.dictionaries(st.text(st.characters(codec="ascii", categories=["L"]), min_size=1), st.text(min_size=1)))
-def test_pairs_override_options(pairs):
+def test_pairs_join_the_options(pairs):
     pairs = {key: value.strip() for key, value in pairs.items()}
-    merged = cli.merge({"rank": 4}, [f"{key}={value}" for key, value in pairs.items()])
-    assert merged == {"rank": 4} | pairs
+    merged = cli.merge({"local_steps": 4}, [f"{key}={value}" for key, value in pairs.items()])
+    assert merged == {"local_steps": 4} | pairs
 
 
 def test_pairs_by_hand():
     pairs = ["local-steps = 3", "data_dir=a=b"]
-    assert cli.merge({"local_steps": 1}, pairs) == {"local_steps": "3", "data_dir": "a=b"}
+    assert cli.merge({"rank": 1, "seed": None}, pairs) == {"rank": 1, "local_steps": "3", "data_dir": "a=b"}
+
+
+@pytest.mark.parametrize(
+    ("options", "pairs", "values"),
+    [
+        ({"rank": 8}, ["rank=4"], "8 and as 4"),
+        ({"seed": 0}, ["seed=1"], "0 and as 1"),
+        ({}, ["a-b=x", "a_b=X"], "x and as X"),
+    ],
+)
+def test_a_setting_with_two_values_is_refused(options, pairs, values):
+    with pytest.raises(ValueError, match=f"is given twice, as {values}: give it once"):
+        cli.merge(options, pairs)
+
+
+def test_a_setting_may_be_given_twice_with_one_value():
+    pairs = ["rank=8", "epsilon=8", "reproducible=true", "engine=ray", "engine=ray"]
+    merged = cli.merge({"rank": 8, "epsilon": 8.0, "reproducible": False}, pairs)
+    assert merged == {"rank": "8", "epsilon": "8", "reproducible": "true", "engine": "ray"}
+    assert cli.merge({"reproducible": True}, ["reproducible=true"]) == {"reproducible": "true"}
+
+
+def test_an_option_and_a_pair_that_differ_are_one_line(fedlsg):
+    status, out, err = fedlsg("run", "--rank", "8", "-c", "rank=4")
+    assert (status, out, err) == (1, "", "fedlsg: error: rank is given twice, as 8 and as 4: give it once\n")
 
 
 def test_options_reach_the_settings(fedlsg, tmp_path):

@@ -103,6 +103,6 @@ def test_accountants_are_imported_by_a_client_beyond_its_budget_only(life):
 
 
 def test_a_private_step_needs_no_sympy(life):
-    """Half a second of each actor's start: torch imports it to compare the shapes of gradients that it is handed."""
+    """Half a second of each worker's start: torch imports it to compare the shapes of gradients that it is handed."""
     assert "sympy" not in life["a private step"]
     assert "sympy" in life["a gradient handed to torch"], "where torch no longer does, the detour can go"

@@ -39,7 +39,7 @@ def gram_schmidt(A: Tensor) -> Tensor:
 
 
 def carriers_of(W: Tensor, round: int, rank: int) -> tuple[Tensor, Tensor]:
-    """One power step (000 Alg. 2)."""
+    """One power step (Ito et al. 2023, Alg. 2)."""
     draw = torch.randn(rank, W.shape[1], generator=public_generator(0, "carriers", round, "hidden.weight"))
     L = gram_schmidt(W @ draw.double().T)
     return L, gram_schmidt((L.T @ W).T).T

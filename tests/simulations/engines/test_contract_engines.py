@@ -42,14 +42,14 @@ def settings_of(case: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Noised:
+class Noisy:
     """A run, and the mechanism of every draw of noise in it."""
 
     run: Run
     mechanisms: tuple[Mechanism, ...]
 
 
-def noised_run(case: str, out: Path, **changes: Any) -> Noised:
+def noisy_run(case: str, out: Path, **changes: Any) -> Noisy:
     """A run of a case with secret noise, watched where the noise is added."""
     seen: list[Mechanism] = []
 
@@ -67,15 +67,15 @@ def noised_run(case: str, out: Path, **changes: Any) -> Noised:
         patch.setattr(fedlsg.training.client, "add_noise", watched)
         patch.setattr(fedlsg.training.client, "unprotected", short_way)
         run = run_local(out, **(settings_of(case) | {"local_steps": STEPS, "reproducible": False} | changes))
-    return Noised(run, tuple(seen))
+    return Noisy(run, tuple(seen))
 
 
-def ledger_defects(case: str, noised: Noised) -> list[str]:
+def ledger_defects(case: str, noisy: Noisy) -> list[str]:
     """Where ledgers and summary differ from the noise that was really drawn."""
-    run, found = noised.run, []
+    run, found = noisy.run, []
     clients, rounds, q, sigma = (SMALL[name] for name in ("clients", "rounds", "sample_rate", "noise_multiplier"))
-    training = [m for m in noised.mechanisms if m.clip_norm == run.config["clip-norm"]]
-    pruning = [m for m in noised.mechanisms if m.clip_norm != run.config["clip-norm"]]
+    training = [m for m in noisy.mechanisms if m.clip_norm == run.config["clip-norm"]]
+    pruning = [m for m in noisy.mechanisms if m.clip_norm != run.config["clip-norm"]]
     reads_data = CASES[case].settings.get("prune") == "dp-snip"
     if len(training) != clients * rounds * STEPS or len(pruning) != clients * reads_data:
         found.append(f"noise was drawn {len(training)} and {len(pruning)} times")
@@ -102,21 +102,21 @@ def ledger_defects(case: str, noised: Noised) -> list[str]:
 
 @pytest.mark.parametrize("case", LEDGERS)
 def test_the_ledger_is_the_mechanism(case, tmp_path):
-    noised = noised_run(case, tmp_path / "run")
-    assert ledger_defects(case, noised) == []
-    assert [row.rejected for row in noised.run.rows] == ["", ""]
-    assert "derive another frame" not in noised.run.log
+    noisy = noisy_run(case, tmp_path / "run")
+    assert ledger_defects(case, noisy) == []
+    assert [row.rejected for row in noisy.run.rows] == ["", ""]
+    assert "derive another frame" not in noisy.run.log
 
 
 def test_rs_has_exactly_the_epsilon_of_dp_sgd(tmp_path):
     names = ["dpsgd", "rs", "rs: ranked", "rs: on carriers"]
-    runs = [noised_run(name, tmp_path / str(i)).run.summary["epsilon_max"] for i, name in enumerate(names)]
+    runs = [noisy_run(name, tmp_path / str(i)).run.summary["epsilon_max"] for i, name in enumerate(names)]
     assert len(set(runs)) == 1
 
 
 def test_pruning_that_reads_data_costs_epsilon(tmp_path):
     reads, public = (
-        noised_run(f"dp-ssgd: {prune}, random", tmp_path / prune).run.summary["epsilon_max"]
+        noisy_run(f"dp-ssgd: {prune}, random", tmp_path / prune).run.summary["epsilon_max"]
         for prune in ("dp-snip", "synflow")
     )
     assert reads > public
@@ -152,7 +152,7 @@ def nominal(self: Mechanism, blocks: int) -> float:
 def test_a_ledger_that_is_not_the_mechanism_is_caught(case, place, attribute, plant, tmp_path, monkeypatch):
     """Negative controls: steps left out, less noise than charged, blocks forgotten, a clip that never was."""
     monkeypatch.setattr(place, attribute, plant)
-    assert ledger_defects(case, noised_run(case, tmp_path / "run")) != []
+    assert ledger_defects(case, noisy_run(case, tmp_path / "run")) != []
 
 
 @pytest.fixture(scope="module")

@@ -266,9 +266,9 @@ def cut(path: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Run], Any], str]] = {
     "no ledger": (lambda run: shutil.rmtree(run.directory.ledgers), "client-000000.jsonl.*ledger is missing"),
     "one ledger missing": (lambda run: without(run.directory.ledger(1)), "client-000001.jsonl.*ledger is missing"),
-    "last line edited": (lambda run: edit(run.directory.ledger(0), -1), "client-000000.jsonl, line 2: .*own digest"),
+    "last line edited": (lambda run: edit(run.directory.ledger(0), -1), "client-000000.jsonl, line 2: .*its digest"),
     "last line rewritten": (lambda run: rewritten(run.directory.ledger(0)), "client-000000.jsonl.*not those that"),
-    "header edited": (lambda run: edit(run.directory.ledger(0), 0), "client-000000.jsonl, line 1: .*own digest"),
+    "header edited": (lambda run: edit(run.directory.ledger(0), 0), "client-000000.jsonl, line 1: .*its digest"),
     "last line cut": (lambda run: cut(run.directory.ledger(1)), "client-000001.jsonl.*fewer than the checkpoint's 1"),
     "another's ledger": (
         lambda run: shutil.copy(run.directory.ledger(0), run.directory.ledger(1)),

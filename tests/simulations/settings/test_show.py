@@ -67,6 +67,12 @@ def test_the_version(fedlsg):
     assert fedlsg("--version") == (0, f"fedlsg {version()}\n", "")
 
 
+def test_a_setting_of_a_codec_names_it():
+    console = Console(width=200, file=io.StringIO())
+    settings_command("noise_floor_step", False, console)
+    assert re.search(r"used by +codec noise-floor\n", re.sub(" +\n", "\n", console.file.getvalue()))
+
+
 def test_the_setting_codec_lists_the_codecs():
     console = Console(width=200, file=io.StringIO())
     settings_command("codec", False, console)

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from simulations.client.app import app as honest
 
 DEATHS = 4
-"""Of each client: Ray gives a task to another actor once, and the server sends a lost client alone once more."""
+"""Of each client: the engine sends a lost message once more, and the server asks a lost client, alone, once more."""
 app = ClientApp()
 
 

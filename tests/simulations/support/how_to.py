@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FENCE = re.compile(r"^```bash\n# ([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ANY_FENCE = re.compile(r"^```", re.MULTILINE)
 HEADING = re.compile(r"^## (.*)$", re.MULTILINE)
 STAYS = "leave it running"
 

@@ -1,4 +1,4 @@
-"""003's least squares and Theorem 5.1, by hand, by simulation in both orders, and with planted mistakes."""
+"""Least squares and Theorem 5.1 of Zhu and Blaschko 2023: by hand, by simulation, with planted mistakes."""
 
 import pytest
 import torch

@@ -60,7 +60,7 @@ def test_settings_of_codecs_are_declared_once(tmp_path):
     with planted(tmp_path, coarse=COARSE, other=other):
         assert set(codec_settings()) == before | {"coarse_step"}
     other = other.replace("above=0,", "above=1,").replace("= 0.25", "= 2.0")
-    why = r"'coarse_step' is declared twice.* by codec coarse, .* by codec other"
+    why = r"'coarse_step' has two different declarations.* by codec coarse, .* by codec other"
     with planted(tmp_path, coarse=COARSE, other=other), pytest.raises(ValueError, match=why):
         codec_settings()
 
