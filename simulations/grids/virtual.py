@@ -114,9 +114,9 @@ def fail_client(message: Message) -> Message:
 
 
 def in_simulation() -> bool:
-    """Whether this process is a Ray worker, whose messages come from the run's own server."""
+    """Whether this process is a Ray worker, whose messages come from the run's own server. A driver of Ray is none."""
     ray = sys.modules.get("ray")
-    return ray is not None and ray.is_initialized()
+    return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import pytest
 
 from simulations.engines import cluster, ray
 from simulations.engines.workers import Workers
+from simulations.grids.virtual import in_simulation
 from tests.simulations.support.deadly_clients import ALWAYS, ONCE
 from tests.simulations.support.hanging_clients import HANGS
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
@@ -116,6 +117,12 @@ def test_a_client_app_that_no_worker_can_import_ends_the_run_with_the_reason(tmp
     plan, directory = plan_at(tmp_path / "run", engine="ray")
     with pytest.raises(RuntimeError, match="no_such_module"):
         ray.run(plan, directory, on_round=ignore, client="no_such_module:app")
+
+
+def test_the_driver_of_ray_is_no_simulated_client(on_ray):
+    """A deployed client in a process that uses Ray for something else stays a deployed one, with its own ledger."""
+    assert on_ray is not None
+    assert not in_simulation()
 
 
 def test_replicas_of_workers_get_the_bytes_of_the_local_engine(tmp_path, on_ray):
