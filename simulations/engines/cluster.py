@@ -27,9 +27,10 @@ FOLDER_LENGTH_LIMIT = 33  # characters; we add 2, Ray adds 68 for a Unix socket,
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray prints advice about it
-    # Ray's ports run anyone's code; on Linux this switch, named for other systems, keeps them on loopback.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""For a Ray of our own, whose ports run anyone's code: on Linux this switch, named for other systems, keeps them on
+loopback. A driver that joins a cluster must be reachable from its other machines."""
 AHEAD = 4
 """Workers that are started before the run is planned, at most: how many it can use is not known then."""
 PLAIN = (1, 0)
@@ -145,7 +146,8 @@ _AHEAD: list[Cluster] = []
 def starting() -> Iterator[Cluster]:
     """Ray, about to start. On exit and on every exception no process of it and no file is left."""
     with sigterm_raises(), ExitStack() as stack:
-        os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+        switches = ENVIRONMENT if joins_cluster() else {**ENVIRONMENT, **LOOPBACK}
+        os.environ.update({name: os.environ.get(name, value) for name, value in switches.items()})
         folder = None if joins_cluster() or in_use() else stack.enter_context(scratch(short_base()))
         if folder is None and not in_use():
             check_reachable(os.environ["RAY_ADDRESS"])

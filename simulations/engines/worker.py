@@ -61,7 +61,9 @@ class Worker:
                     for question in questions:
                         try:
                             replies.append(call_client(client, question, job.num_partitions, job.run_config))
-                        except (SystemExit, GeneratorExit):  # must not reach the driver: its text may quote a row
+                        except OutOfTimeError:
+                            raise
+                        except BaseException:  # none may reach the driver: its text may quote a row
                             replies.append(fail_client(question))
             except OutOfTimeError:
                 log(WARNING, "stopped at the round's deadline: %d of %d clients replied", len(replies), len(questions))

@@ -24,7 +24,7 @@ HARMLESS = frozenset({
 })  # fmt: skip
 """Settings that a resumed run may change: they change neither a random draw nor the meaning of a ledger entry."""
 
-MOVED = frozenset({"run-dir"})
+MOVED = frozenset({"run_dir"})
 """Harmless settings that no message mentions: the user who resumes a run knows where its directory is."""
 
 DIGEST_BYTES = 32
@@ -58,8 +58,9 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
     now = fingerprint(plan)
     before, after = dict(saved["settings"]), now["settings"]
     before.pop("grouped", None)  # a setting of engine flower, up to version 0.1
-    changed = sorted(k for k in (before.keys() | after.keys()) - MOVED if before.get(k) != after.get(k))
-    refused = [k for k in changed if k.replace("-", "_") not in HARMLESS]
+    names = {k: k.replace("-", "_") for k in before.keys() | after.keys()}
+    changed = sorted(k for k, name in names.items() if name not in MOVED and before.get(k) != after.get(k))
+    refused = [k for k in changed if names[k] not in HARMLESS]
     if refused:
         words = ", ".join(f"{k} = {before.get(k, 'unset')} (now {after.get(k, 'unset')})" for k in refused)
         raise ValueError(f"a run cannot change its settings midway: restore {words} in config.toml, or start a new run")

@@ -67,17 +67,17 @@ def test_a_round_in_which_every_worker_died_is_sent_again(tmp_path, on_ray):
     assert summary["downlink"]["interrupted"]["attempts"] >= 1
 
 
-@pytest.mark.parametrize("how", ["sleeps", "never returns to Python"])
+@pytest.mark.parametrize("how", ["by its worker", "by the driver"])
 def test_a_client_that_hangs_loses_itself_the_round_alone(how, tmp_path, on_ray, monkeypatch):
-    """It is the last of its pile. Its worker is stopped, or replaced where that is impossible, for the next round."""
-    if how != "sleeps":
+    """It is the last of its pile. It is stopped by its worker; where that fails, the driver replaces the worker."""
+    if how == "by the driver":
         monkeypatch.setattr("simulations.engines.workers.MARGIN_SECONDS", -3600.0)  # the worker's own clock is late
     plan, directory = plan_at(tmp_path / "run", engine="ray", clients=5, rounds=3, evaluate_every=3, round_timeout=12.0)
     began = time.monotonic()
     ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.hanging_clients:app")
     assert time.monotonic() - began < 60
     run = Run(directory.path, plan)
-    if how == "sleeps":
+    if how == "by its worker":
         assert [row.rejected.split() for row in run.rows] == [[], [str(HANGS)], []]
         assert "stopped at the round's deadline" in run.log
     else:
@@ -111,6 +111,16 @@ def test_a_worker_that_finds_no_place_stops_nobody(tmp_path, on_ray):
         patch.setattr(on_ray, "workers", workers)
         run = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore))
     assert run.weights.equal(run_local(tmp_path / "local", rounds=2).weights)
+
+
+def test_no_text_of_a_client_leaves_its_worker(tmp_path, on_ray):
+    """Not even that of an exception which no handler of errors catches: it may quote a row."""
+    plan, directory = plan_at(tmp_path / "run", engine="ray", rounds=1, clients=3)
+    run = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.odd_clients:app"))
+    assert run.rows[0].rejected.split() == ["0", "1"]
+    assert "SECRETROW" not in directory.rounds.read_text()
+    assert run.log.count("SECRETROW") >= 2, "the run's own log, which is private, has the reason"
+    assert directory.log.stat().st_mode & 0o077 == 0
 
 
 def test_a_client_app_that_no_worker_can_import_ends_the_run_with_the_reason(tmp_path, on_ray):
