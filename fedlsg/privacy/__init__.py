@@ -1,5 +1,6 @@
 """Clip and noise, Poisson sampling, and the ledger of the privacy that each client has spent."""
 
+from fedlsg.privacy.journal import ChargeJournal
 from fedlsg.privacy.ledger import Ledger
 from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
 from fedlsg.privacy.ledger_entry import GENESIS, Entry, LedgerError
@@ -8,7 +9,7 @@ from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped
 from fedlsg.privacy.sampling import BernoulliDraws, check_sample_rate, poisson_batch
 
 __all__ = [
-    "GENESIS", "BernoulliDraws", "Entry", "Ledger", "LedgerError", "Mechanism", "add_noise",
+    "GENESIS", "BernoulliDraws", "ChargeJournal", "Entry", "Ledger", "LedgerError", "Mechanism", "add_noise",
     "check_sample_rate", "clip_factors", "clipped_sum", "extend", "head_of", "ledger_path", "lines_since", "load",
     "locked", "merge", "norms_of", "poisson_batch", "read_entries", "verify_extends",
 ]  # fmt: skip

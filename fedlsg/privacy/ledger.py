@@ -37,8 +37,10 @@ class Ledger:
     def entries(self) -> tuple[Entry, ...]:
         return self._read().entries
 
-    def charge(self, entry: Entry) -> None:
+    def charge(self, entry: Entry, *, sync: bool = True) -> None:
         """Append one entry; when this returns, it is on disk (file and, if new, directory synced).
+
+        ``sync=False``: the entry is on disk in a ``ChargeJournal``, and the file is synced later (``sync``).
 
         The lock is exclusive and the file is read again under it, so if two processes charge the same key, one is
         refused. Earlier entries stay valid after a crash at any moment.
@@ -51,11 +53,17 @@ class Ledger:
             )
         try:
             with appendable(self.path) as descriptor, locked(descriptor):
-                self._append(descriptor, entry)
+                self._append(descriptor, entry, sync=sync)
         except OSError as error:
             raise LedgerError(
                 f"{self.path}: cannot write the privacy ledger ({error}); nothing may be released"
             ) from error
+
+    def sync(self) -> None:
+        """Bring every entry to the disk. Raises OSError."""
+        with appendable(self.path) as descriptor:
+            os.fsync(descriptor)
+        sync_directory(self.path.parent)
 
     def of_round(self, round: int, run: str = "") -> tuple[Entry, ...]:
         """The entries of a round of a run."""
@@ -133,7 +141,7 @@ class Ledger:
             self._state, self._stamp = state, stamp
         return self._state
 
-    def _append(self, descriptor: int, entry: Entry) -> None:
+    def _append(self, descriptor: int, entry: Entry, *, sync: bool) -> None:
         state = self._read()
         if any(entry.key == known.key for known in state.entries):
             raise LedgerError(
@@ -148,8 +156,9 @@ class Ledger:
         lines.append(encode_line(encode_entry(entry), heads[-1]))
         heads.append(sha256(lines[-1]))
         write_all(descriptor, b"\n".join([*lines, b""]))
-        os.fsync(descriptor)
-        if not state.entries:
+        if sync:
+            os.fsync(descriptor)
+        if sync and not state.entries:
             sync_directory(self.path.parent)
         status = os.fstat(descriptor)
         self._state = State((*state.entries, entry), tuple(heads))

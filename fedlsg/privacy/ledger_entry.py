@@ -154,12 +154,8 @@ def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> P
             continue  # torn by a crash, or blank; if it once was whole, the next line's prev shows it
         try:
             record = json.loads(line)
-            if record.pop("prev") != head:
-                raise LedgerError("it does not continue the line before: a line was edited, removed or moved")
             schema = schema if heads else record.get("schema")
-            sealed = record.pop("sha256", None) is not None or schema != UNSEALED
-            if sealed and _seal(line[:-_SEAL] + b"}") != line[-_SEAL:]:
-                raise LedgerError("the line does not match its digest")
+            check_line(line, record, head, sealed="sha256" in record or schema != UNSEALED)
             if not heads:
                 owner = _checked_header(record, client)
             else:
@@ -171,6 +167,15 @@ def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> P
         heads.append(head)
     torn = bool(content) and not content.endswith(b"\n")
     return Parsed(content, owner, State(tuple(entries), tuple(heads), torn=torn), frozenset(keys), schema)
+
+
+def check_line(line: bytes, record: dict[str, Any], previous: str, *, sealed: bool = True) -> None:
+    """Take the links of the chain out of a line's record. Raises LedgerError where they are wrong, KeyError without."""
+    if record.pop("prev") != previous:
+        raise LedgerError("it does not continue the line before: a line was edited, removed or moved")
+    record.pop("sha256", None)
+    if sealed and _seal(line[:-_SEAL] + b"}") != line[-_SEAL:]:
+        raise LedgerError("the line does not match its digest")
 
 
 def _checked_header(record: dict[str, Any], client: int | None) -> int:

@@ -31,6 +31,10 @@ errors = Console(stderr=True)
 INTERRUPTED = 130
 LINK = "Seconds of transfer on broadband, mobile, datacentre or UP/DOWN/LATENCY (Mbit/s, Mbit/s, ms)."
 
+RayAddress = Annotated[
+    str | None, option(help="Ray cluster to join, auto or HOST:PORT; default RAY_ADDRESS, else a Ray of its own.")
+]
+
 
 @app.command()
 def run(
@@ -57,16 +61,19 @@ def run(
     out: Annotated[str | None, option(help="Run directory; default runs/<time>-<workload>-<method>.")] = None,
     data_dir: Annotated[str | None, setting("data_dir")] = None,
     record_updates: Annotated[bool, setting("record_updates", "--record-updates")] = False,
+    ray_address: RayAddress = None,
     config: Choice = None,
 ) -> None:
     """Train WORKLOAD across clients and leave a run directory.
 
     WORKLOAD is digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg workloads lists all.
     """
-    given = merge({name: value for name, value in locals().items() if name not in ("out", "config")}, config)
-    from simulations.engines import ahead
+    given = {name: value for name, value in locals().items() if name not in ("out", "ray_address", "config")}
+    given = merge(given, config)
+    from simulations.engines import ahead, use_cluster
     from simulations.settings.published import first_look
 
+    use_cluster(ray_address)
     with ahead(first_look(given)):
         from simulations.run import run_command
 
@@ -74,10 +81,13 @@ def run(
 
 
 @app.command()
-def resume(directory: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")]) -> None:
+def resume(
+    directory: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")], ray_address: RayAddress = None
+) -> None:
     """Continue an interrupted run from its last finished round."""
-    from simulations.engines import ahead, engine_of
+    from simulations.engines import ahead, engine_of, use_cluster
 
+    use_cluster(ray_address)
     with ahead(engine_of(directory)):
         from simulations.run import resume_command
 
@@ -100,6 +110,7 @@ def compare(
     link: Annotated[str | None, option(help=LINK)] = None,
     out: Annotated[str | None, option(help="Folder; default runs/compare-WORKLOAD.")] = None,
     data_dir: Annotated[str | None, option(help="Local mirror of the data.")] = None,
+    ray_address: RayAddress = None,
     config: Annotated[
         list[str] | None,
         option("-c", metavar="KEY=VALUE", help="Setting of every method; METHOD.KEY=VALUE of one. Repeatable."),
@@ -109,7 +120,9 @@ def compare(
     axes = {"methods": methods, "epsilons": epsilons, "ranks": ranks, "sparsities": sparsities, "seeds": seeds}
     from simulations.compare.bytes_axis import make_view
     from simulations.compare.command import compare_command, make_grid
+    from simulations.engines import use_cluster
 
+    use_cluster(ray_address)
     view = make_view(axis, link)
     made = make_grid(workload, axes, merge({"engine": engine, "data_dir": data_dir}, config), grid)
     return compare_command(made, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view)

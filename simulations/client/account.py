@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 from fedlsg.privacy import Entry, Ledger
+from fedlsg.state import RoundPlan
 from simulations.client.node.conditions import check_mechanism
 from simulations.client.node.folder import Budget, NodeFolder
+from simulations.client.remote_account import RemoteAccount
 from simulations.grids.refusals import OverBudgetError, TermsError
+from simulations.rundir.feedback_box import FeedbackBox
+from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings
@@ -56,12 +60,19 @@ class SimulatedAccount:
             why = f"round {entry.round} would pass the privacy budget epsilon={s.epsilon} of this client"
             raise OverBudgetError(why)
 
-    def charge(self, entry: Entry) -> None:
-        """Charge the entry; when this returns, it is on disk."""
-        # A reproducible attempt draws the same bits again: the same release, charged once.
+    def charge(self, entry: Entry, *, sync: bool = True) -> None:
+        """Charge the entry; when this returns, it is on disk. ``sync=False``: see ``Ledger.charge``."""
+        if not self.is_charged(entry):
+            self._ledger.charge(entry, sync=sync)
+
+    def is_charged(self, entry: Entry) -> bool:
+        """Whether an attempt needs no charge: a reproducible one draws the same bits again, the same release."""
         again = (replace(known, attempt=entry.attempt) == entry for known in self._ledger.entries)
-        if not (self.settings.reproducible and any(again)):
-            self._ledger.charge(entry)
+        return self.settings.reproducible and any(again)
+
+    def box(self, *, memory: bool) -> Outbox | FeedbackBox:
+        """Where the last payload is kept, and with ``memory`` that of error feedback."""
+        return box_of(self.run, self.client, memory=memory)
 
     def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
         """Record the rows of the batches, if the settings keep them for evaluating attacks."""
@@ -126,11 +137,33 @@ class NodeAccount:
             return (own,)
         return own, Budget(epsilon=s.epsilon, delta=s.delta, run=self.name)
 
+    def box(self, *, memory: bool) -> Outbox | FeedbackBox:
+        """As in ``SimulatedAccount``."""
+        return box_of(self.run, self.client, memory=memory)
+
     def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
         """Nothing: a deployed client writes no private row."""
 
 
-Account = SimulatedAccount | NodeAccount
+Account = SimulatedAccount | NodeAccount | RemoteAccount
+
+
+def box_of(run: RunDir, client: int, *, memory: bool) -> Outbox | FeedbackBox:
+    """What keeps a client's last payload in the directory of a run."""
+    return FeedbackBox(run.own(client), client) if memory else Outbox(run.outbox(client))
+
+
+def entry_of(account: Account, plan: RoundPlan, num_examples: int, *, reproducible: bool) -> Entry:
+    """The next entry of a client that takes part in a round; ``plan`` has its own rate and noise."""
+    return Entry(
+        client=account.client,
+        round=plan.round,
+        attempt=account.next_attempt(plan.round),
+        reproducible=reproducible,
+        run=account.name,
+        **plan.charge(num_examples),
+    )
+
 
 _DIRECTORIES: dict[Settings, str] = {}
 

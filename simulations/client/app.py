@@ -6,10 +6,11 @@ Even the type of any other error may reveal private data: memory that ran out, t
 label. The client's log has the whole error. In a simulation, a full disk is reported as well: it is the run's disk.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from logging import WARNING
+from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -44,22 +45,26 @@ def is_simulated(context: Context) -> bool:
 
 def read_context(context: Context) -> tuple[Settings, int]:
     """Settings and partition of a simulated client; if no number of clients is set, every node is one."""
-    settings = run_settings(context)
-    if settings.clients is None:
-        settings = replace(settings, clients=int(context.node_config["num-partitions"]))
+    settings = simulated_settings(context.run_config, int(context.node_config["num-partitions"]))
     return settings, int(context.node_config["partition-id"])
 
 
-def run_settings(context: Context) -> Settings:
-    """The settings of the run config. Raises SettingsError for a config that has none."""
+def simulated_settings(run_config: Mapping[str, Any], partitions: int) -> Settings:
+    """The settings of simulated clients. Raises SettingsError as ``run_settings``."""
+    settings = run_settings(run_config)
+    return settings if settings.clients is not None else replace(settings, clients=partitions)
+
+
+def run_settings(run_config: Mapping[str, Any]) -> Settings:
+    """The settings of a run config. Raises SettingsError for a config that has none."""
     try:
-        return _settings(tuple(sorted(context.run_config.items())))
+        return _settings(tuple(sorted(run_config.items())))
     except ValueError as error:
         raise SettingsError(str(error)) from None
 
 
 @lru_cache(maxsize=4)
-def _settings(config: tuple[tuple[str, str | int | float | bool | bytes], ...]) -> Settings:
+def _settings(config: tuple[tuple[str, Any], ...]) -> Settings:
     return from_run_config(dict(config))
 
 
@@ -78,7 +83,7 @@ def train(message: Message, context: Context) -> Message:
 def _identity(message: Message, context: Context) -> RecordDict:
     check_same_code(message.content, "the server", local=is_simulated(context))
     if not is_simulated(context):
-        return Deployed.of(context.node_config, run_settings(context)).identity()
+        return Deployed.of(context.node_config, run_settings(context.run_config)).identity()
     settings, partition = read_context(context)
     parts = process(settings).base.parts
     return identity(partition, len(parts[partition]) if partition < len(parts) else 0)
@@ -86,9 +91,9 @@ def _identity(message: Message, context: Context) -> RecordDict:
 
 def _update(message: Message, context: Context) -> RecordDict:
     if not is_simulated(context):
-        return Deployed.of(context.node_config, run_settings(context)).update(message.content)
+        return Deployed.of(context.node_config, run_settings(context.run_config)).update(message.content)
     settings, partition = read_context(context)
-    return update(answer(settings, partition, message.content, shared=True), partition)
+    return update(answer(settings, partition, message.content, context.state, shared=True), partition)
 
 
 def _reply(message: Message, content: Callable[[], RecordDict], *, on_run_disk: bool = False) -> Message:
@@ -96,9 +101,14 @@ def _reply(message: Message, content: Callable[[], RecordDict], *, on_run_disk: 
     try:
         return Message(content(), reply_to=message)
     except Exception as error:
-        full = cause_of(error) if on_run_disk else None
-        if full is None and isinstance(error, (RefusalError, LedgerError, OtherCodeError)):
-            log(WARNING, "refused: %s", error)
-            return failure(str(error), error.code if isinstance(error, RefusalError) else FAILED, message)
-        log_failure()
-        return failure(NO_REASON, FAILED, message) if full is None else failure(f"{full.filename}", DISK_FULL, message)
+        return refusal(error, message, on_run_disk=on_run_disk)
+
+
+def refusal(error: Exception, message: Message, *, on_run_disk: bool) -> Message:
+    """The reply for the exception that is being handled: its text if that may leave the client, else a constant."""
+    full = cause_of(error) if on_run_disk else None
+    if full is None and isinstance(error, (RefusalError, LedgerError, OtherCodeError)):
+        log(WARNING, "refused: %s", error)
+        return failure(str(error), error.code if isinstance(error, RefusalError) else FAILED, message)
+    log_failure()
+    return failure(NO_REASON, FAILED, message) if full is None else failure(f"{full.filename}", DISK_FULL, message)

@@ -10,6 +10,7 @@ Clients train the model of the replica itself, and put its weights back afterwar
 import io
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from flwr.app import RecordDict
@@ -22,15 +23,21 @@ from fedlsg.state.round_plan import finished_before
 from fedlsg.state.server_update import read_steps
 from simulations.grids.refusals import ReplicaDiffersError, ReplicaMissingError
 from simulations.plan.plan import Base
+from simulations.rundir import steps as step_files
 from simulations.rundir.files import sealed
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.steps import StepFiles
 from simulations.settings.resolve import downlink_codec
 from strategies.federation.replica_wire import NOWHERE, Reference, digest_of, read_missed, read_reference, read_state
 from strategies.federation.wire import Announcement, read_weights
 
-FAR = 50
-"""A shared replica with more missing steps than this reads the run's checkpoint: replaying takes longer."""
+
+class History(Protocol):
+    """Where a shared replica finds what its process was not sent, and a replica of a client's own its file."""
+
+    def step(self, version: int, /) -> bytes: ...
+
+    def load_checkpoint(self) -> dict[str, Any]: ...
+
+    def replica(self, client: int, /) -> Path: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +63,7 @@ class Replica:
     def __post_init__(self) -> None:
         self._begin()
 
-    def follow(self, content: RecordDict, announced: Announcement, run: RunDir, client: int, *, shared: bool) -> bytes:
+    def follow(self, content: RecordDict, announced: Announcement, run: History, client: int, *, shared: bool) -> bytes:
         """Bring the model to the announced weights; returns their digest.
 
         Raises ReplicaMissingError or ReplicaDiffersError; the old replica is then forgotten.
@@ -103,7 +110,7 @@ class Replica:
         announced: Announcement,
         reference: Reference,
         known: Known | None,
-        run: RunDir,
+        run: History,
         wanted: Known,
     ) -> bool:
         """Take the whole model of a message; returns whether a replica continues from it."""
@@ -124,14 +131,14 @@ class Replica:
         return False
 
     def _catch_up(
-        self, missed: list[Step], reference: Reference, known: Known | None, run: RunDir, wanted: Known
+        self, missed: list[Step], reference: Reference, known: Known | None, run: History, wanted: Known
     ) -> None:
         """Steps to the announced version: those of the message, and in a shared process those before them."""
         base = reference.version - len(missed)
         version = self._recall(base, known, run, wanted)
         self._at_start = self._at_start and wanted.version == 0
         try:
-            before = [StepFiles(run.steps).load(v + 1) for v in range(version, base)]
+            before = [run.step(v + 1) for v in range(version, base)]
             steps = [step for data in before for step in read_steps(data)]
         except (OSError, ValueError) as error:
             raise ReplicaMissingError(f"a step before version {base} cannot be read: {error}") from None
@@ -143,13 +150,13 @@ class Replica:
             except ValueError as error:
                 raise ReplicaDiffersError(f"round {step.round}'s update does not fit the replica: {error}") from None
 
-    def _recall(self, base: int, known: Known | None, run: RunDir, wanted: Known) -> int:
+    def _recall(self, base: int, known: Known | None, run: History, wanted: Known) -> int:
         """Version of the state that steps continue from: the current one, the client's file, or the initial model."""
         least = 0 if wanted.owner is None else base
         here = NOWHERE
         if known is not None and known.owner == wanted.owner and least <= known.version <= wanted.version:
             here = known.version
-        if wanted.owner is None and wanted.version - max(here, 0) > FAR:
+        if wanted.owner is None and wanted.version - max(here, 0) > step_files.FAR:
             version = self._checkpoint(run, wanted.version)
             here = here if version is None else version
         if here != NOWHERE:
@@ -164,7 +171,7 @@ class Replica:
         self._begin_again()
         return 0
 
-    def _checkpoint(self, run: RunDir, newest: int) -> int | None:
+    def _checkpoint(self, run: History, newest: int) -> int | None:
         """Load the run's checkpoint as the replica; returns its version, or None if it is missing or too new."""
         try:
             saved = run.load_checkpoint()

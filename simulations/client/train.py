@@ -20,12 +20,13 @@ from fedlsg.frame import Frame
 from fedlsg.gradients import Checked
 from fedlsg.method import Batch, client_step
 from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
-from fedlsg.privacy import Entry, LedgerError
+from fedlsg.privacy import LedgerError
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.state import ClientTerms, RoundPlan
 from fedlsg.training import Groups, Positions, largest
-from simulations.client.account import Account, SimulatedAccount, own_directory
+from simulations.client.account import Account, SimulatedAccount, entry_of, own_directory
 from simulations.client.model import Process, load, process
+from simulations.client.remote_account import HISTORY, RECORD, RemoteAccount
 from simulations.plan.base import OwnPart
 from simulations.plan.plan import Base
 from simulations.rundir.feedback_box import FeedbackBox
@@ -36,14 +37,24 @@ from simulations.workloads.base.workload import Inputs
 from simulations.workloads.images.augment import draw_round, drawn_copies
 from strategies.federation.wire import Announcement, read_round
 
+Box = Outbox | FeedbackBox | RemoteAccount
+"""What keeps a client's last payload."""
 
-def answer(settings: Settings, partition: int, content: RecordDict, *, shared: bool = False) -> bytes:
+
+def answer(
+    settings: Settings, partition: int, content: RecordDict, state: RecordDict, *, shared: bool = False
+) -> bytes:
     """The payload that a simulated ``partition`` sends for an announcement.
 
-    ``shared`` clients of a process share its replica. Raises as ``answer_in`` does.
+    ``state``: of its Flower Context, which may have its account. ``shared`` clients of a process share its replica.
+    Raises as ``answer_in`` does.
     """
     here = process(settings)
-    account = SimulatedAccount(own_directory(settings, read_round(content).run_dir), partition, here.base.settings)
+    account: Account
+    if RECORD in state.config_records:
+        account = RemoteAccount(state.config_records[RECORD], HISTORY, here.base.settings.record_updates)
+    else:
+        account = SimulatedAccount(own_directory(settings, read_round(content).run_dir), partition, here.base.settings)
     return answer_in(here, account, content, shared=shared)
 
 
@@ -58,28 +69,43 @@ def answer_in(here: Process, account: Account, content: RecordDict, *, shared: b
     if here.replica is not None:
         digest = here.replica.follow(content, announced, run, partition, shared=shared)
     loaded = load(here, announced, content, digest)
-    memory = keeps_memory(here.base.method, here.base.codec)
-    box = FeedbackBox(run.own(partition), partition) if memory else Outbox(run.outbox(partition))
-    question = hashlib.sha256(loaded.digest + announced.frame_digest).hexdigest()
-    question = f"{announced.round}/{announced.updates}/{here.base.settings.codec}/{question}"
-    stored = box.find(question)
+    box = account.box(memory=keeps_memory(here.base.method, here.base.codec))
+    question = question_of(announced, here.base.settings.codec, loaded.digest)
+    stored = stored_payload(account, box, question, announced.round)
     if stored is not None:
-        if not account.of_round(announced.round):
-            raise LedgerError(f"{account.path} lost the entry of round {announced.round}, whose payload is stored")
         return stored
-    terms = ClientTerms(
-        num_examples=len(here.base.parts[partition]),
-        sample_rate=announced.sample_rate,
-        noise_multiplier=announced.noise_multiplier,
-    )
+    terms = own_terms(announced, len(here.base.parts[partition]))
     plan = loaded.plan.for_client(terms)
     values = _train(here, account, plan, terms.num_examples, loaded.parameters)
     return send(values, plan.frame, here.base, announced, here.base.dither(partition, plan), box, question)
 
 
+def question_of(announced: Announcement, codec: str, weights: bytes) -> str:
+    """What a payload answers: a round, a codec, and a digest of weights and frame."""
+    digest = hashlib.sha256(weights + announced.frame_digest).hexdigest()
+    return f"{announced.round}/{announced.updates}/{codec}/{digest}"
+
+
+def stored_payload(account: Account, box: Box, question: str, round: int) -> bytes | None:
+    """The payload that answers a question, if it is stored. Raises LedgerError if nobody was charged for it."""
+    stored = box.find(question)
+    if stored is not None and not account.of_round(round):
+        raise LedgerError(f"{account.path} lost the entry of round {round}, whose payload is stored")
+    return stored
+
+
+def own_terms(announced: Announcement, num_examples: int) -> ClientTerms:
+    """A client's terms in an announcement."""
+    return ClientTerms(
+        num_examples=num_examples,
+        sample_rate=announced.sample_rate,
+        noise_multiplier=announced.noise_multiplier,
+    )
+
+
 def _train(here: Process, account: Account, plan: RoundPlan, num_examples: int, checked: Checked) -> Tensor:
     base, s, partition, round = here.base, here.base.settings, account.client, plan.round
-    entry = _entry(s, plan, num_examples, account)
+    entry = entry_of(account, plan, num_examples, reproducible=s.reproducible)
     account.check(entry)
     used_rows: list[Tensor] = []
 
@@ -114,17 +140,6 @@ def _train(here: Process, account: Account, plan: RoundPlan, num_examples: int, 
 def _stream(base: Base, purpose: str, partition: int, round: int) -> SecretStream:
     s = base.settings
     return reproducible_stream(s.seed, *base.stream, purpose, partition, round) if s.reproducible else secret_stream()
-
-
-def _entry(s: Settings, plan: RoundPlan, num_examples: int, account: Account) -> Entry:
-    return Entry(
-        client=account.client,
-        round=plan.round,
-        attempt=account.next_attempt(plan.round),
-        reproducible=s.reproducible,
-        run=account.name,
-        **plan.charge(num_examples),
-    )
 
 
 def groups(base: Base, partition: int) -> Groups:
@@ -170,21 +185,27 @@ def send(
     base: Base,
     announced: Announcement,
     dither: Dither,
-    box: Outbox | FeedbackBox,
+    box: Box,
     question: str,
 ) -> bytes:
     """The payload of a round's values; with noise or memory it is stored first, under its question."""
-    if isinstance(box, Outbox):
+    if not keeps_memory(base.method, base.codec):
         payload = pack_values(encode(values, frame), frame, base, announced, dither, box.last)
-        if base.method.mechanism.adds_noise or base.index_mode == "explicit":  # without noise, resending is free
+        if isinstance(box, Outbox) and keeps_payload(base):  # else the driver of the simulation stores it
             box.store(question, payload)
         return payload
+    assert not isinstance(box, Outbox)
     if base.method.mechanism.kind != "none":  # the plan refused it; checked again at the point of use
         raise ValueError(f"error feedback under mechanism {base.method.mechanism.kind!r} would leak: not sent")
     due = values.detach().cpu().double() + box.memory(announced.round, frame.kept)
     payload = pack_values(encode(due, frame), frame, base, announced, dither, box.last)
     received = decode(unpack(payload, expected_payload(frame, base, announced, dither)), frame)
     return box.store(question, payload, due - received.double(), round=announced.round)
+
+
+def keeps_payload(base: Base) -> bool:
+    """Whether a payload is stored before it leaves: without noise, resending costs nothing, and training does not."""
+    return base.method.mechanism.adds_noise or base.index_mode == "explicit"
 
 
 def pack_values(

@@ -1,5 +1,6 @@
 """Engines: where clients run. ``ray`` shares them out to Ray workers; ``local`` runs them in this process."""
 
+import os
 import tomllib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,12 @@ def engine(name: str) -> Callable[..., dict[str, Any]]:
     """
     run: Callable[..., dict[str, Any]] = import_module(f"{__name__}.{'ray' if name == 'flower' else name}").run
     return run
+
+
+def use_cluster(address: str | None) -> None:
+    """Let the engine ray of this process, and of those it starts, join a cluster; None leaves it as it is."""
+    if address is not None:
+        os.environ["RAY_ADDRESS"] = address
 
 
 def ahead(name: str) -> AbstractContextManager[None]:

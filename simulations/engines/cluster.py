@@ -2,8 +2,8 @@
 
 A Ray of its own has its folder, which also hides a cluster of ``ray start``, listens on loopback, and ends with this
 process, however that ends: Linux kills Ray's processes with the thread that started them, so that thread lives as long
-as Ray is needed. A cluster that RAY_ADDRESS names is joined and left; its machines must share the run directory. A
-process that uses Ray already, such as a notebook, goes on using it.
+as Ray is needed. A cluster that --ray-address or RAY_ADDRESS names is joined and left; its machines need the package,
+no file of the run. A process that uses Ray already, such as a notebook, goes on using it.
 """
 
 import os
@@ -44,8 +44,8 @@ STEP_SECONDS = 0.2
 class Cluster:
     """Ray, starting in a thread; ``workers`` waits for it."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, address: str = "local") -> None:
+        self._folder, self._address = folder, address
         self._started, self._stop = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._ours = False
@@ -128,7 +128,7 @@ class Cluster:
     def _init(self, ray: Any) -> None:
         common = {"logging_level": "ERROR", "log_to_driver": False, "job_config": driver_path_job()}
         if self._folder is None:
-            ray.init(address=os.environ["RAY_ADDRESS"], **common)
+            ray.init(address=self._address, **common)
             return
         ray.init(
             address="local",
@@ -149,9 +149,7 @@ def starting() -> Iterator[Cluster]:
         switches = ENVIRONMENT if joins_cluster() else {**ENVIRONMENT, **LOOPBACK}
         os.environ.update({name: os.environ.get(name, value) for name, value in switches.items()})
         folder = None if joins_cluster() or in_use() else stack.enter_context(scratch(short_base()))
-        if folder is None and not in_use():
-            check_reachable(os.environ["RAY_ADDRESS"])
-        cluster = Cluster(folder)
+        cluster = Cluster(folder, reachable_cluster() if folder is None and not in_use() else "local")
         try:
             yield cluster
         finally:
@@ -194,17 +192,37 @@ def in_use() -> bool:
     return ray is not None and ray.is_initialized()
 
 
-def check_reachable(address: str) -> None:
-    """Raise RuntimeError for an address HOST:PORT where nobody listens: Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdigit()):
-        return
+def reachable_cluster() -> str:
+    """The address of the cluster that RAY_ADDRESS names. Raises RuntimeError where nobody listens: Ray tries for long.
+
+    "auto" is the cluster of ``ray start`` on this machine; Ray itself would also take another run's private Ray.
+    """
+    address = os.environ["RAY_ADDRESS"]
+    if address == "auto":
+        note = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
+        try:
+            address = note.read_text().strip()
+        except OSError:
+            raise RuntimeError(
+                "no cluster of ray start runs on this machine: start one, give --ray-address HOST:PORT, or leave it out"
+            ) from None
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit()) or "/" in host:
+        raise RuntimeError(
+            f"expected --ray-address (or RAY_ADDRESS) auto or HOST:PORT of a cluster that this machine is part of, got "
+            f"{address}"
+        )
+    from ray.util import get_node_ip_address
+
+    if host in ("localhost", "127.0.0.1"):
+        host = get_node_ip_address()  # as Ray reads it: machines of a cluster know each other by such addresses
     try:
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
     except OSError as error:
         raise RuntimeError(
-            f"nobody listens on RAY_ADDRESS={address} ({error}): start the cluster, or unset it"
+            f"no Ray cluster listens on {host}:{port} ({error}): start it, or leave out --ray-address and RAY_ADDRESS"
         ) from None
+    return f"{host}:{port}"
 
 
 def processors() -> int:

@@ -9,13 +9,16 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Message, MessageType
 
+from fedlsg.state import RoundPlan
 from simulations.engines import run_log
+from simulations.engines.accounts import Accounts
 from simulations.engines.cluster import ready
+from simulations.engines.signals import ignore_interrupts
 from simulations.engines.worker import CLIENT
-from simulations.engines.workers import Workers
-from simulations.grids.piles import divide
+from simulations.engines.workers import LostError, Outcome, Workers
+from simulations.grids.piles import PILE_SECONDS, Pace, Pile, Task
 from simulations.grids.virtual import FIRST_NODE, VirtualGrid, give_id, task_identity
 from simulations.plan.plan import Plan
 from simulations.rundir.rundir import RunDir
@@ -24,32 +27,81 @@ from simulations.server.serve import serve
 from strategies.federation.nodes import SimulatedGrid
 from strategies.federation.wire import WORKER_DIED, failure
 
+GRACE_SECONDS = 2 * PILE_SECONDS
+"""After an interruption: payloads that come within this time are stored, and sent by ``resume`` for free."""
+
 
 class RayGrid(VirtualGrid, SimulatedGrid):
-    """A Flower Grid whose clients run in Ray workers, one pile of messages a worker.
+    """A Flower Grid whose clients run in Ray workers, a pile of messages at a time.
 
-    ``sizes``: examples of each partition, by which work is divided. A pile that is lost with its worker is sent again
-    message by message, so a client that kills its worker loses no other client. One that hangs loses those behind it
-    in its pile the round.
+    ``sizes``: examples of each partition, by which work is divided. Clients that are lost with their worker are sent
+    their messages again, one by one: a client that kills its worker loses no other client. One that hangs loses those
+    behind it in its pile the round.
     """
 
-    def __init__(self, workers: Workers, sizes: Sequence[int]) -> None:
+    def __init__(self, workers: Workers, accounts: Accounts, sizes: Sequence[int]) -> None:
         super().__init__(len(sizes))
-        self.workers, self.sizes = workers, sizes
+        self.workers, self.accounts, self.sizes = workers, accounts, sizes
+        self._pace = Pace()
 
     def representatives(self) -> Sequence[int]:
         """As many clients as there are workers."""
         return range(min(len(self.workers), self.num_partitions))
 
+    def expect(self, plan: RoundPlan) -> None:
+        """The clients are charged for this round."""
+        self.accounts.expect(plan)
+
+    def end(self) -> None:
+        """Bring the charges of all clients to their ledgers."""
+        self.accounts.end()
+
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
         """The replies; an error for each client whose worker was lost twice, none for one that stays silent."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        work = [self.sizes[message.metadata.dst_node_id - FIRST_NODE] for message in messages]
-        replies, lost = self.workers.answer(divide(messages, work, len(self.workers)), deadline)
+        queries = any(message.metadata.message_type != MessageType.TRAIN for message in messages)
+        replies, lost = self._deliver(messages, deadline, Pace(one_by_one=True) if queries else self._pace)
         if deadline is None or time.monotonic() < deadline:  # later, they would train and be charged for no use
-            more, lost = self.workers.answer([[message] for pile, _ in lost for message in pile], deadline)
+            more, lost = self._deliver([message for message, _ in lost], deadline, Pace(one_by_one=True))
             replies += more
-        return [*replies, *(give_id(failure(why, WORKER_DIED, message)) for pile, why in lost for message in pile)]
+        return [*replies, *(give_id(failure(why, WORKER_DIED, message)) for message, why in lost)]
+
+    def _deliver(
+        self, messages: Sequence[Message], deadline: float | None, pace: Pace
+    ) -> tuple[list[Message], list[tuple[Message, str]]]:
+        """The replies, and the messages that were lost, each with the reason."""
+        tasks, replies, lost = list[Task](), list[Message](), list[tuple[Message, str]]()
+        for message in messages:
+            made = self._task(message)
+            tasks.append(made) if isinstance(made, Task) else replies.append(made)
+        tasks.sort(key=lambda task: -task.work)
+        try:
+            for pile, outcome in self.workers.answer(tasks, deadline, pace, self.accounts.begin):
+                if isinstance(outcome, LostError):
+                    lost += [(task.message, str(outcome)) for task in pile]
+                replies += self._settle(pile, outcome)
+        except (KeyboardInterrupt, SystemExit):
+            with ignore_interrupts():
+                for pile, outcome in self.workers.answer(
+                    [], time.monotonic() + GRACE_SECONDS, pace, self.accounts.begin
+                ):
+                    self._settle(pile, outcome)
+            raise
+        return replies, lost
+
+    def _settle(self, pile: Pile, outcome: Outcome) -> list[Message]:
+        """The replies of a pile; who trained is charged, and who may have."""
+        if outcome is None or isinstance(outcome, LostError):
+            self.accounts.keep(pile)
+            return []
+        self.accounts.settle(pile, outcome)
+        return [reply for reply, _ in outcome if reply is not None]
+
+    def _task(self, message: Message) -> Task | Message:
+        if message.metadata.message_type != MessageType.TRAIN:
+            return Task(message)
+        client = message.metadata.dst_node_id - FIRST_NODE
+        return self.accounts.task(message, client, self.sizes[client])
 
 
 def run(
@@ -65,6 +117,7 @@ def run(
         run_log.logging_to(directory.log),
         task_identity(),
         ready() as cluster,
-        closing(Workers(cluster, plan, client)) as workers,
+        closing(Workers(cluster, plan, client, directory.steps_after)) as workers,
     ):
-        return serve(RayGrid(workers, plan.sizes), plan, directory, on_round=on_round, page=page)
+        grid = RayGrid(workers, Accounts(plan, directory), plan.sizes)
+        return serve(grid, plan, directory, on_round=on_round, page=page)

@@ -1,9 +1,11 @@
 """A Ray worker of the engine ``ray``: it answers for the clients of a pile, one after the other, on one model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from logging import WARNING
+from socket import gethostname
 from typing import Any
 
 from simulations.engines import run_log
@@ -18,13 +20,17 @@ Reply = tuple[bytes, list[bytes], list[tuple[int, str]]]
 class Job:
     """What the clients of a run have in common.
 
-    ``client``: their ClientApp, as ``module:attribute``; ``code``: digest of the code that the driver runs.
+    ``run``: a name of its own; ``client``: their ClientApp, as ``module:attribute``; ``code``: digest of the code that
+    the driver runs.
     """
 
+    run: str
     client: str
     run_config: Mapping[str, Any]
     num_partitions: int
     code: str
+    data: Any = None
+    """A reference to the loaded workload in Ray's object store; None: each machine has, or downloads, the data."""
 
 
 class Worker:
@@ -32,16 +38,20 @@ class Worker:
 
     def __init__(self) -> None:
         import_module(CLIENT.partition(":")[0])
+        self._run = ""
+        self._sent_data = ExitStack()
 
     def answer(self, job: Job, until: float | None, pickled: bytes, *left: bytes) -> Reply:
-        """The replies to a pile.
+        """An answer to each task of a pile, in its order; before the tasks come the steps that this process lacks.
 
         A client that still runs at ``until`` is stopped; the ones behind it lose the round, as in a queue. Raises
-        RuntimeError if this machine has other code than the driver, ImportError if it lacks the ClientApp.
+        RuntimeError if this machine has other code than the driver, or cannot load the data; ImportError if it lacks
+        the ClientApp.
         """
         from flwr.common.logger import log
 
         from simulations.client.model import process
+        from simulations.client.remote_account import HISTORY
         from simulations.grids.deadline import OutOfTimeError, ending
         from simulations.grids.piles import pack, unpack
         from simulations.grids.virtual import call_client, fail_client, task_identity
@@ -49,23 +59,52 @@ class Worker:
 
         if own_identity().digest != job.code:
             raise RuntimeError(
-                f"this worker has {own_identity()}, other code than the driver: install the same version"
+                f"{gethostname()} has {own_identity()}, other code than the driver: install the same version"
             )
         module, _, name = job.client.partition(":")
         client = getattr(import_module(module), name)
+        if job.run != self._run:
+            self._begin(job)
+            self._run = job.run
         with run_log.kept() as records, task_identity():
-            questions: Sequence[Any] = unpack(pickled, left)
+            history, *tasks = unpack(pickled, left)
+            HISTORY.add(history)
             replies: list[Any] = []
             try:
                 with ending(until):
-                    for question in questions:
+                    for task in tasks:
                         try:
-                            replies.append(call_client(client, question, job.num_partitions, job.run_config))
+                            replies.append(
+                                call_client(client, task.message, job.num_partitions, job.run_config, task.state)
+                            )
                         except OutOfTimeError:
                             raise
                         except BaseException:  # none may reach the driver: its text may quote a row
-                            replies.append(fail_client(question))
+                            replies.append(fail_client(task.message))
             except OutOfTimeError:
-                log(WARNING, "stopped at the round's deadline: %d of %d clients replied", len(replies), len(questions))
+                log(WARNING, "stopped at the round's deadline: %d of %d clients replied", len(replies), len(tasks))
                 process.cache_clear()  # the state of a stopped client's process is unknown
-            return *pack([reply for reply in replies if reply is not None]), records
+            replies += [None] * (len(tasks) - len(replies))
+            return *pack([(reply, task.state) for reply, task in zip(replies, tasks, strict=True)]), records
+
+    def _begin(self, job: Job) -> None:
+        """Load the data of a run, and forget what was sent for another one."""
+        import ray
+
+        from simulations.client.app import simulated_settings
+        from simulations.client.model import process, serving
+        from simulations.client.remote_account import HISTORY
+        from simulations.plan.base import prepare
+
+        HISTORY.forget()
+        self._sent_data.close()
+        settings = simulated_settings(job.run_config, job.num_partitions)
+        try:
+            if job.data is not None:
+                self._sent_data.enter_context(serving(prepare(settings, loaded=ray.get(job.data))))
+            process(settings)
+        except (ValueError, OSError, ImportError) as error:
+            raise RuntimeError(
+                f"{gethostname()} cannot load the data: {error}. Put them there (FEDLSG_DATA in Ray's environment), or "
+                "let the driver send them: data_from=driver"
+            ) from None

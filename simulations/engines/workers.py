@@ -1,17 +1,18 @@
-"""The Ray workers of one run: they answer piles of messages, and a dead or hanging one is replaced."""
+"""The Ray workers of one run: they answer piles of tasks, and a dead or hanging one is replaced."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from logging import WARNING
 from typing import Any
+from uuid import uuid4
 
-from flwr.app import Message
 from flwr.common.logger import log
 
 from simulations.engines import run_log
 from simulations.engines.cluster import Cluster
 from simulations.engines.worker import Job
-from simulations.grids.piles import Pile, pack, unpack
+from simulations.grids.piles import Answer, Pace, Pile, Task, pack, take, unpack
 from simulations.plan.plan import Plan
 from simulations.settings.settings import as_config
 from strategies.federation.code_identity import own_identity
@@ -23,8 +24,19 @@ MARGIN_SECONDS = 10.0
 NEWS_SECONDS = 30.0
 """After so long without any news the log says what is waited for."""
 
-Lost = list[tuple[Pile, str]]
-"""Piles whose worker died, each with the reason."""
+FAILED_STARTS_ALLOWED = 4
+"""Workers that die at their start before no more are started: the next one would die as well."""
+
+History = Callable[[int], Sequence[tuple[int, bytes]]]
+"""Steps of a sparse downlink after a version, as (version, content)."""
+
+
+class LostError(RuntimeError):
+    """A pile was lost with its worker."""
+
+
+Outcome = Sequence[Answer] | LostError | None
+"""What became of a pile: an answer to each task, or lost, or None if its worker still ran at the deadline."""
 
 
 class Workers:
@@ -34,57 +46,72 @@ class Workers:
     hangs is replaced; the others go on while its replacement looks for a place.
     """
 
-    def __init__(self, cluster: Cluster, plan: Plan, client: str) -> None:
+    def __init__(self, cluster: Cluster, plan: Plan, client: str, history: History) -> None:
         s = plan.settings
-        self._cluster, self._most = cluster, s.clients_per_round
+        self._cluster, self._most, self._history = cluster, s.clients_per_round, history
         self._need = {"cpus": s.client_cpus, "gpus": s.client_gpus if s.device == "cuda" else 0}
+        self._plan = plan
         self._job = Job(
-            client=client, run_config=as_config(s), num_partitions=len(plan.terms), code=own_identity().digest
+            run=uuid4().hex,
+            client=client,
+            run_config=as_config(s),
+            num_partitions=len(plan.terms),
+            code=own_identity().digest,
         )
         self._free: list[Any] = []
         self._coming: dict[Any, Any] = {}
-        self._running: dict[Any, tuple[Any, Pile]] = {}
+        self._running: dict[Any, tuple[Any, Pile, float]] = {}
+        self._knows: dict[Any, int] = {}
+        self._failed_starts = 0
 
     def __len__(self) -> int:
-        if not (self._free or self._coming or self._running):
+        if not self._known:
             for worker in self._cluster.workers(self._most, **self._need):
                 self._expect(worker)
+            self._send_data()
+        return self._known
+
+    @property
+    def _known(self) -> int:
         return len(self._free) + len(self._coming) + len(self._running)
 
-    def answer(self, piles: Sequence[Pile], deadline: float | None) -> tuple[list[Message], Lost]:
-        """The clients' replies, and the lost piles; each worker has one pile at a time.
+    def answer(
+        self, waiting: list[Task], deadline: float | None, pace: Pace, sending: Callable[[Pile], None]
+    ) -> Iterator[tuple[Pile, Outcome]]:
+        """Each pile of the tasks that were sent, as soon as its outcome is known; each worker has one pile at a time.
 
-        At the deadline (of ``time.monotonic``) a worker that still runs is ended; its pile has no replies. Raises
-        RuntimeError for a worker that cannot run the job at all.
+        ``waiting`` is emptied from its beginning; ``sending`` is called before a pile leaves. At the deadline (of
+        ``time.monotonic``) a worker that still runs is ended, and what waits is not sent. Raises RuntimeError for a
+        worker that cannot run the job at all.
         """
         import ray
 
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         until = None if left is None else time.time() + left - min(MARGIN_SECONDS, left / 10)
-        waiting, sent = list(piles), dict[int, Any]()
-        replies: list[Message] = []
-        lost: Lost = []
+        sent = dict[int, Any]()
         while (waiting and len(self)) or self._running:
             while waiting and self._free:
-                self._send(waiting.pop(0), self._free.pop(0), until, sent)
+                next_pile = take(waiting, len(self), pace)
+                sending(next_pile)
+                self._send(next_pile, self._free.pop(0), until, sent)
             left = NEWS_SECONDS if deadline is None else min(NEWS_SECONDS, max(0.0, deadline - time.monotonic()))
             done, _ = ray.wait([*self._running, *self._coming], timeout=left)
             for ref in done:
-                self._take(ref, replies, lost)
+                yield from self._take(ref, pace)
             if deadline is not None and time.monotonic() >= deadline:
                 break
             if not (done or self._running or self._free):
                 log(WARNING, "Ray has no free place for a worker yet: each needs %s", self._need)
-        for worker, _ in self._running.values():
+        for worker, pile, _ in self._running.values():
             self._replace(worker)
+            yield pile, None
         self._running.clear()
-        return replies, lost
 
-    def _take(self, ref: Any, replies: list[Message], lost: Lost) -> None:
+    def _take(self, ref: Any, pace: Pace) -> Iterator[tuple[Pile, Outcome]]:
         """A worker is there, or has answered, or died."""
         import ray
 
-        worker, pile = self._running.pop(ref, None) or (self._coming.pop(ref), None)
+        worker, pile, began = self._running.pop(ref, None) or (self._coming.pop(ref), None, 0.0)
         try:
             answer = ray.get(ref)
         except ray.exceptions.RayTaskError as error:  # of the worker itself: no client's reaches it
@@ -92,39 +119,54 @@ class Workers:
         except ray.exceptions.RayError as error:
             why = reason_of(RuntimeError(f"{type(error).__name__}: {error}"))
             log(WARNING, "a worker was lost with %d clients: %s", len(pile or ()), why)
-            if pile is not None:
-                lost.append((pile, why))
+            self._failed_starts += pile is None
+            if self._failed_starts < FAILED_STARTS_ALLOWED:
                 self._replace(worker)
-            elif not (self._free or self._coming or self._running):  # the next one would die at its start as well
+            elif not self._known:
                 raise RuntimeError(f"no worker of Ray could start: {why}") from error
+            if pile is not None:
+                yield pile, LostError(why)
             return
         self._free.append(worker)
-        if pile is not None:
+        if pile is None:
+            self._failed_starts = 0
+        else:
             pickled, arrays, records = answer
             run_log.write(records)
-            replies += unpack(pickled, arrays)
+            pace.took(sum(task.work for task in pile), time.monotonic() - began)
+            yield pile, unpack(pickled, arrays)
 
     def _send(self, pile: Pile, worker: Any, until: float | None, sent: dict[int, Any]) -> None:
         """Give a pile to a worker. ``sent``: large arrays that are in Ray's object store already, by identity."""
         import ray
 
-        pickled, arrays = pack(pile)
+        news = self._history(self._knows.get(worker, 0))
+        self._knows[worker] = max([self._knows.get(worker, 0), *(version for version, _ in news)])
+        pickled, arrays = pack([news, *pile])
         for data in arrays:
             if id(data) not in sent:
                 sent[id(data)] = ray.put(data)
         answer = worker.answer.remote(self._job, until, pickled, *(sent[id(data)] for data in arrays))
-        self._running[answer] = worker, pile
+        self._running[answer] = worker, pile, time.monotonic()
+
+    def _send_data(self) -> None:
+        """Put the data into Ray's object store, if the driver is to send them: once for all machines."""
+        import ray
+
+        if self._plan.settings.data_from == "driver":
+            self._job = replace(self._job, data=ray.put(self._plan.workload))
 
     def _expect(self, worker: Any) -> None:
         self._coming[worker.__ray_ready__.remote()] = worker
 
     def _replace(self, worker: Any) -> None:
         self._cluster.kill(worker)
+        self._knows.pop(worker, None)
         self._expect(self._cluster.worker(**self._need))
 
     def close(self) -> None:
         """Give idle workers back to the cluster, and end the others."""
-        for worker in [*self._coming.values(), *(worker for worker, _ in self._running.values())]:
+        for worker in [*self._coming.values(), *(worker for worker, _, _ in self._running.values())]:
             self._cluster.kill(worker)
         self._cluster.give_back(self._free, **self._need)
         self._free = []

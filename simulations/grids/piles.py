@@ -7,25 +7,62 @@ weights. Strategy and clients see the same messages as without piles, and bytes 
 import io
 import pickle
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 
 LARGE = 4096
 """Bytes from which an array stays outside of the pickle; a smaller one is cheaper to copy."""
 
-Pile = Sequence[Message]
+PILE_SECONDS = 1.0
+"""How long a pile should take: many times its transport, and little to lose with a worker."""
 
 
-def divide(messages: Pile, work: Sequence[int], piles: int) -> list[list[Message]]:
-    """The messages in at most ``piles`` piles, none empty; the next largest work goes to the least loaded pile.
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A message to a client, the state of the client's Flower Context, and how much work it is, in any unit."""
 
-    Messages of a pile keep their order.
+    message: Message
+    state: RecordDict = field(default_factory=RecordDict)
+    work: float = 1.0
+
+
+Pile = Sequence[Task]
+
+Answer = tuple[Message | None, RecordDict]
+"""A client's reply, None if it returned none; and the state that it left."""
+
+
+class Pace:
+    """How much work a pile should have, from how long the piles so far took; at first, one task."""
+
+    def __init__(self, *, one_by_one: bool = False) -> None:
+        self.work = self.seconds = 0.0
+        self.one_by_one = one_by_one
+
+    def took(self, work: float, seconds: float) -> None:
+        """A pile is done. Older ones count half as much with each new one."""
+        self.work, self.seconds = self.work / 2 + work, self.seconds / 2 + seconds
+
+    @property
+    def most(self) -> float:
+        """Work of the next pile, at most; a pile has one task at least."""
+        return 0.0 if self.one_by_one or not self.seconds else PILE_SECONDS * self.work / self.seconds
+
+
+def take(waiting: list[Task], workers: int, pace: Pace) -> list[Task]:
+    """Remove the next pile from the tasks that wait, sorted by falling work; never empty if any waits.
+
+    It is a worker's share of what waits, or as much as the pace says if that is less.
     """
-    loads, place = [0] * min(piles, len(messages)), [0] * len(messages)
-    for i in sorted(range(len(messages)), key=lambda i: -work[i]):
-        place[i] = loads.index(min(loads))
-        loads[place[i]] += work[i] + 1
-    return [[m for m, at in zip(messages, place, strict=True) if at == pile] for pile in range(len(loads))]
+    most = min(sum(task.work for task in waiting) / workers, pace.most)
+    pile: list[Task] = []
+    total = 0.0
+    while waiting and (not pile or 0 < total + waiting[0].work <= most):
+        pile.append(waiting.pop(0))
+        total += pile[-1].work
+    return pile
 
 
 class _Pickler(pickle.Pickler):
@@ -55,15 +92,15 @@ class _Unpickler(pickle.Unpickler):
         return self.left[number]
 
 
-def pack(messages: Pile) -> tuple[bytes, list[bytes]]:
-    """The pickle of the messages, and the large arrays that it leaves out."""
+def pack(pile: Sequence[Any]) -> tuple[bytes, list[bytes]]:
+    """The pickle of tasks or answers, and the large arrays that it leaves out."""
     file = io.BytesIO()
     pickler = _Pickler(file)
-    pickler.dump(list(messages))
+    pickler.dump(list(pile))
     return file.getvalue(), pickler.left
 
 
-def unpack(pickled: bytes, left: Sequence[bytes]) -> list[Message]:
-    """The messages of ``pack``. Only for data of this run's own processes: a pickle can run any code."""
-    messages: list[Message] = _Unpickler(pickled, left).load()
-    return messages
+def unpack(pickled: bytes, left: Sequence[bytes]) -> list[Any]:
+    """What was packed. Only for data of this run's own processes: a pickle can run any code."""
+    pile: list[Any] = _Unpickler(pickled, left).load()
+    return pile

@@ -83,9 +83,13 @@ def give_id(message: Message) -> Message:
 
 
 def call_client(
-    client: ClientFunction, message: Message, num_partitions: int, run_config: Mapping[str, Any]
+    client: ClientFunction,
+    message: Message,
+    num_partitions: int,
+    run_config: Mapping[str, Any],
+    state: RecordDict | None = None,
 ) -> Message | None:
-    """The reply of one client; None if it returns no message.
+    """The reply of one client; None if it returns no message. ``state``: of its Context, changed in place.
 
     Its exception becomes an error reply with a constant text; only the log has the exception.
     """
@@ -97,7 +101,7 @@ def call_client(
             "num-partitions": num_partitions,
             SHARED: True,
         },
-        state=RecordDict(),
+        state=RecordDict() if state is None else state,
         run_config=dict(run_config),
     )
     try:

@@ -144,12 +144,18 @@ class Base:
 
 
 def prepare(
-    settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None, own: Own | None = None
+    settings: Settings,
+    *,
+    progress: Progress = silent,
+    declared: Sequence[int] | None = None,
+    own: Own | None = None,
+    loaded: Workload | None = None,
 ) -> Base:
     """Load the data, fill the gaps of the settings, build the method. ``progress`` reports slow steps.
 
-    In a deployment only the public part of the workload is loaded: the server gives the N_k that its clients
-    ``declared``, a client gives its ``own`` training rows.
+    ``loaded``: the data, where another process has loaded them for these settings. In a deployment only the public part
+    of the workload is loaded: the server gives the N_k that its clients ``declared``, a client gives its ``own``
+    training rows.
     Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
     """
     if settings.preset is not None:
@@ -158,7 +164,7 @@ def prepare(
     data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
     options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
     deployed = declared is not None or own is not None
-    workload = workloads.load(
+    workload = loaded or workloads.load(
         settings.workload, data_dir=data_dir, options=options, progress=progress, public_only=deployed
     )
     if own is not None:

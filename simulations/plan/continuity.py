@@ -19,7 +19,7 @@ from simulations.settings.settings import as_config
 from simulations.workloads import Split
 
 HARMLESS = frozenset({
-    "engine", "device", "threads", "client_cpus", "client_gpus", "round_timeout",
+    "engine", "device", "threads", "client_cpus", "client_gpus", "data_from", "round_timeout",
     "data_dir", "run_dir", "evaluate_every", "record_updates",
 })  # fmt: skip
 """Settings that a resumed run may change: they change neither a random draw nor the meaning of a ledger entry."""

@@ -1,6 +1,7 @@
 """The run directory: everything that a run leaves behind.
 
-config.toml      resolved settings                     ledger/          one ledger a client: the authority
+config.toml      resolved settings                     ledger/          one ledger a client: the authority;
+                                                                       journal.jsonl: charges of clients at work
 rounds.csv       one row a round                       ledger.jsonl     merged copy of the ledgers
 bytes.csv        one line a message
 summary.json     results, written last                 checkpoint/      latest.pt, previous.pt; outbox/: last payloads;
@@ -30,10 +31,11 @@ import numpy as np
 import tomli_w
 from torch import Tensor
 
-from fedlsg.privacy import ledger_path, merge
+from fedlsg.privacy import ChargeJournal, Ledger, ledger_path, merge
 from simulations.rundir.files import sealed
 from simulations.rundir.files.atomic import make_folder, write_atomically
 from simulations.rundir.files.sealed import DamagedError, seal, unseal
+from simulations.rundir.steps import FAR, StepFiles
 from simulations.settings.settings import Settings, as_config, from_mapping
 
 
@@ -94,6 +96,29 @@ class RunDir:
     def replica(self, client: int) -> Path:
         """The last public state of a client on a machine of its own."""
         return self.path / "replicas" / f"client-{client:06d}.bin"
+
+    def step(self, version: int) -> bytes:
+        """The step of a sparse downlink that leads to a version. Raises OSError, DamagedError."""
+        return StepFiles(self.steps).load(version)
+
+    def steps_after(self, version: int) -> list[tuple[int, bytes]]:
+        """What a replica at a version lacks: steps, each with its version; if many, the checkpoint (-1) and the last.
+
+        A replica that still lacks one is sent the whole model.
+        """
+        steps = StepFiles(self.steps).after(version)
+        if len(steps) <= FAR or not self.checkpoint.exists():
+            return steps
+        return [(-1, self.checkpoint.read_bytes()), *steps[-FAR:]]
+
+    @property
+    def journal(self) -> ChargeJournal:
+        """Charges whose clients are at work (engine ray)."""
+        return ChargeJournal(self.ledgers / "journal.jsonl")
+
+    def settle_charges(self) -> None:
+        """Charge what the journal still holds. Raises LedgerError where it, or a ledger, is damaged."""
+        self.journal.settle(lambda client: Ledger(self.ledger(client), client=client))
 
     def merge_ledgers(self) -> None:
         """Write ledger.jsonl, the entries of all clients."""

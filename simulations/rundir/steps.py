@@ -1,13 +1,17 @@
 """The steps of a sparse downlink, one file each in ``downlink/`` of the run directory.
 
-The server writes and reads them. The simulated clients of one machine read a step here if their process was not sent
-it: another Ray worker was, or the run was resumed. The step is in each client's message all the same, and counted.
+The server writes and reads them. The simulated clients of one process read a step here if another one was sent it, or
+the run was resumed; a Ray worker gets it from the driver. It is in each client's message all the same, and counted.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from simulations.rundir.files import sealed
+
+FAR = 50
+"""A shared replica with more missing steps than this reads the run's checkpoint: replaying takes longer."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,16 @@ class StepFiles:
     def load(self, version: int) -> bytes:
         """A step that was kept. Raises OSError where it is missing, DamagedError where it is damaged."""
         return sealed.load_bytes(self.path(version))
+
+    def after(self, version: int) -> list[tuple[int, bytes]]:
+        """The steps beyond a version, each with its own; without those that are damaged."""
+        found = []
+        for path in sorted(self.folder.glob("step-*.bin")):
+            own = int(path.stem.rpartition("-")[2])
+            if own > version:
+                with suppress(OSError, ValueError):
+                    found.append((own, self.load(own)))
+        return found
 
     def cut(self, version: int) -> None:
         """Delete the steps beyond a version."""

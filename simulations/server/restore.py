@@ -26,6 +26,7 @@ READ = (
     "checkpoint/sent.json",
     "checkpoint/outbox/client-*.bin",
     "ledger/client-*.jsonl",
+    "ledger/journal.jsonl",
     "rounds.csv",  # the checkpoint has the digest of both tables
     "bytes.csv",
     "downlink/step-*.bin",
@@ -54,6 +55,7 @@ def restore(run: RunDir) -> Restored:
     """
     state, note = run.resume_point()
     notes = [] if note is None else [note]
+    run.settle_charges()
     verify_extends(state["ledgers"], run.ledgers)
     for path in sorted(run.ledgers.glob("client-*.jsonl")):
         read_entries(path)  # also ledgers that began after the checkpoint

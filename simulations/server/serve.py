@@ -1,5 +1,6 @@
 """The server's part of a run, the same on every engine: state, strategy, records."""
 
+from contextlib import ExitStack
 from logging import ERROR
 from typing import Any
 
@@ -17,6 +18,7 @@ from simulations.server.diverged import explain
 from simulations.server.downlink import make_downlink
 from simulations.server.recorder import OnRound, Recorder
 from simulations.server.summary import Outcome, summarize
+from strategies.federation.nodes import SimulatedGrid
 from strategies.federation.wire import flat_record
 from strategies.strategy import BudgetSpentError, DivergedError, FederationSettings, FedLSG
 
@@ -39,7 +41,10 @@ def serve(
     """
     torch.set_num_threads(plan.settings.threads)
     freed_memory.keep()
-    with resumable(run.path), exclusive(run):
+    with resumable(run.path), exclusive(run), ExitStack() as stack:
+        run.settle_charges()
+        if isinstance(grid, SimulatedGrid):
+            stack.callback(grid.end)
         state = plan.server_state()
         downlink = make_downlink(plan.settings, state, run)
         recorder = Recorder(run, plan, state, downlink, deployed=deployment is not None, show=on_round)

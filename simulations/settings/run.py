@@ -169,6 +169,10 @@ class Settings:
     client_gpus: Annotated[float, Setting("GPU of a Ray worker.", "GPUs", at_least=0, below=inf, aliases=("gpus",))] = (
         0.25
     )
+    data_from: Annotated[
+        Literal["node", "driver"] | None,
+        Setting("Where a Ray worker has the data from: its machine's mirror or the hub (node), or sent by the driver."),
+    ] = None
     round_timeout: Annotated[
         float, Setting("Longest wait for a round.", "seconds", above=0, below=inf, aliases=("timeout",))
     ] = 3600.0

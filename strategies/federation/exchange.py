@@ -16,7 +16,7 @@ from fedlsg.state import RoundPlan
 from strategies.federation.downlink import Downlink
 from strategies.federation.expectations import Expectations
 from strategies.federation.ledgers import RECORD, LedgerCopies, held_record
-from strategies.federation.nodes import Roster
+from strategies.federation.nodes import Roster, SimulatedGrid
 from strategies.federation.replica_wire import Records
 from strategies.federation.report import AWAY, NO_REPLY, RoundReport, reason_of
 from strategies.federation.serial import wire_size
@@ -56,6 +56,8 @@ class Exchange:
         self._started = time.monotonic()
         self.plan = plan
         self.report = RoundReport(round=plan.round, asked=selected)
+        if isinstance(self._grid, SimulatedGrid):
+            self._grid.expect(plan)
         return self._announce_to(selected)
 
     def collect(self, replies: Iterable[Message]) -> dict[int, Tensor]:

@@ -15,6 +15,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedlsg.state import RoundPlan
 from strategies.federation.code_identity import RECORD as CODE
 from strategies.federation.code_identity import check_same_code, code_record
 from strategies.federation.ledgers import News, read_news
@@ -42,6 +43,14 @@ class SimulatedGrid(Grid):
     @abstractmethod
     def representatives(self) -> Sequence[int]:
         """Clients that reply for all, one for each process that there is."""
+
+    @abstractmethod
+    def expect(self, plan: RoundPlan) -> None:
+        """The messages that follow ask for a payload of this round."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """No message follows; whatever was asked for and did not come back, is charged."""
 
 
 class Roster:

@@ -106,7 +106,11 @@ def save_checkpoint(path: Path, previous: Path, state: dict[str, Any]) -> None:
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """What was saved. Raises FileNotFoundError; DamagedError; ValueError for an older format."""
-    content = path.read_bytes()
+    return parse_checkpoint(path.read_bytes(), path)
+
+
+def parse_checkpoint(content: bytes, path: Path) -> dict[str, Any]:
+    """The state in a checkpoint's bytes. Raises as ``load_checkpoint``; errors name ``path``."""
     if content.startswith(FIRST_FORMAT):
         raise ValueError(
             f"{path} is of an older version of fedlsg and has no digest: continue this run with that version, or "

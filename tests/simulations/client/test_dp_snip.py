@@ -159,9 +159,9 @@ def test_a_round_0_that_is_not_in_the_ledger_is_caught(tmp_path, monkeypatch):
     """Negative control: a client that adds noise and sends, and does not charge."""
     charge = Ledger.charge
 
-    def forgetful(self: Ledger, entry: Entry) -> None:
+    def forgetful(self: Ledger, entry: Entry, *, sync: bool) -> None:
         if entry.round:
-            charge(self, entry)
+            charge(self, entry, sync=sync)
 
     monkeypatch.setattr(Ledger, "charge", forgetful)
     with pytest.raises(RuntimeError, match="client 0 replied in round 0, and its ledger"):

@@ -16,6 +16,7 @@ from simulations.client.model import process
 from simulations.client.train import answer
 from simulations.engines import local
 from simulations.plan.plan import make_plan
+from simulations.rundir import steps
 from simulations.rundir.tables import Row, read_lines
 from simulations.server.downlink import NOTHING
 from simulations.settings.settings import from_mapping
@@ -292,7 +293,7 @@ def test_damaged_steps_cost_whole_models_and_nothing_else(tmp_path, whole):
 
 
 def test_who_is_far_behind_reads_the_checkpoint(tmp_path, whole, monkeypatch):
-    monkeypatch.setattr(replicas, "FAR", 2)
+    monkeypatch.setattr(steps, "FAR", 2)
     stopped = stopped_after(3, tmp_path / "run", downlink="sparse", **LONG)
     (stopped.directory.steps / "step-000001.bin").unlink()
     process.cache_clear()

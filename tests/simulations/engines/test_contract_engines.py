@@ -12,6 +12,7 @@ import pytest
 from torch import Tensor
 
 import fedlsg.training.client
+import simulations.client.account
 import simulations.client.train
 from fedlsg.accounting.bounds import compose
 from fedlsg.accounting.events import Event
@@ -142,11 +143,11 @@ def nominal(self: Mechanism, blocks: int) -> float:
 @pytest.mark.parametrize(
     ("case", "place", "attribute", "plant"),
     [
-        ("lsg", simulations.client.train, "Entry", one_step),
+        ("lsg", simulations.client.account, "Entry", one_step),
         ("lsg", simulations.client.train, "client_step", half_the_noise),
         ("dp-ssgd: dp-snip, random", simulations.client.train, "client_step", half_the_noise),
         ("lsg: clip per block", Mechanism, "effective_noise_multiplier", nominal),
-        ("rs: noisy SGD", simulations.client.train, "Entry", private_all_the_same),
+        ("rs: noisy SGD", simulations.client.account, "Entry", private_all_the_same),
     ],
 )
 def test_a_ledger_that_is_not_the_mechanism_is_caught(case, place, attribute, plant, tmp_path, monkeypatch):

@@ -1,0 +1,139 @@
+"""The accounts of all simulated clients, which the driver keeps for workers that write no file.
+
+Order, which the privacy claim rests on: before a pile of tasks leaves for a worker, the charges of its clients are in
+the run's journal, on disk, with one sync. When it is back, those who trained are charged in their ledgers, those who
+did not are void in the journal, and payloads are stored. What is lost with a worker stays charged.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+
+from flwr.app import Message, RecordDict
+
+from fedlsg.payload import keeps_memory
+from fedlsg.privacy import Entry
+from fedlsg.state import RoundPlan
+from simulations.client.account import SimulatedAccount, entry_of
+from simulations.client.app import refusal
+from simulations.client.remote_account import Returned, give, read_returned
+from simulations.client.train import keeps_payload, own_terms, question_of, stored_payload
+from simulations.grids.piles import Pile, Task
+from simulations.grids.virtual import give_id
+from simulations.plan.plan import Plan
+from simulations.rundir.feedback_box import FeedbackBox
+from simulations.rundir.outbox import Outbox
+from simulations.rundir.rundir import RunDir
+from strategies.federation.replica_wire import read_reference
+from strategies.federation.wire import flat_bytes, read_round, read_update, update
+
+
+class Accounts:
+    """Ledgers, stored payloads and recorded batches of the clients of a run, in its directory."""
+
+    def __init__(self, plan: Plan, run: RunDir) -> None:
+        self._plan, self._run, self._journal = plan, run, run.journal
+        self._round: RoundPlan | None = None
+        self._accounts: dict[int, SimulatedAccount] = {}
+        self._asked: dict[str, tuple[SimulatedAccount, Entry, str]] = {}
+        self._weights: tuple[bytes, bytes] = b"", b""
+
+    def expect(self, plan: RoundPlan) -> None:
+        """The messages that follow are of this round."""
+        self._round = plan
+
+    def task(self, message: Message, client: int, work: float) -> Task | Message:
+        """The task for a client, or its reply where it needs not, or must not, train."""
+        try:
+            return self._task(message, client, work)
+        except Exception as error:
+            return give_id(refusal(error, message, on_run_disk=True))
+
+    def begin(self, pile: Pile) -> None:
+        """Put the charges of a pile on disk. Raises LedgerError if they cannot be: nobody may train then."""
+        entries = [entry for account, entry, _ in self._of(pile) if not account.is_charged(entry)]
+        if entries:
+            self._journal.begin(entries)
+
+    def settle(self, pile: Pile, answers: Sequence[tuple[Message | None, RecordDict]]) -> None:
+        """Charge those who trained, store their payloads and batches; the others' charges are void."""
+        void = []
+        for task, (reply, state) in zip(pile, answers, strict=True):
+            known = self._asked.pop(task.message.metadata.message_id, None)
+            if known is None:
+                continue
+            account, entry, question = known
+            returned = read_returned(state)
+            if returned.charged:
+                self._store(account, entry, question, reply, returned)
+                account.charge(entry, sync=False)
+            else:
+                void.append(entry)
+        if void:
+            self._journal.void(void)
+
+    def keep(self, pile: Pile) -> None:
+        """Charge everybody of a pile that did not come back: nobody knows who trained."""
+        for account, entry, _ in self._of(pile):
+            account.charge(entry, sync=False)
+        for task in pile:
+            self._asked.pop(task.message.metadata.message_id, None)
+
+    def end(self) -> None:
+        """Bring all charges to the ledgers, on disk; also those of piles that are not back."""
+        self._run.settle_charges()
+
+    def _task(self, message: Message, client: int, work: float) -> Task | Message:
+        assert self._round is not None
+        base, announced = self._plan, read_round(message.content)
+        account = self._account(client)
+        memory = keeps_memory(base.method, base.codec)
+        box = account.box(memory=memory)
+        question = question_of(announced, base.settings.codec, self._digest(message.content))
+        stored = stored_payload(account, box, question, announced.round)
+        if stored is not None:
+            return give_id(Message(update(stored, client), reply_to=message))
+        terms = own_terms(announced, len(base.parts[client]))
+        plan = self._round.for_client(terms)
+        entry = entry_of(account, plan, terms.num_examples, reproducible=base.settings.reproducible)
+        account.check(entry)
+        state = give(
+            entry,
+            last=box.last() if base.index_mode == "explicit" else None,
+            memory=box.memory(announced.round, plan.frame.kept) if isinstance(box, FeedbackBox) else None,
+        )
+        self._asked[message.metadata.message_id] = account, entry, question
+        return Task(message, state, work)
+
+    def _store(
+        self, account: SimulatedAccount, entry: Entry, question: str, reply: Message | None, returned: Returned
+    ) -> None:
+        """Store what is sent again for free after an interruption, and what attacks are compared with."""
+        if returned.rows is not None:
+            account.keep_truth(entry.round, [returned.rows])
+        with suppress(KeyError, ValueError):  # no payload, of a client that failed after its charge
+            payload = b"" if reply is None or reply.has_error() else read_update(reply.content)
+            box = account.box(memory=returned.memory is not None)
+            if payload and isinstance(box, FeedbackBox) and returned.memory is not None:
+                box.store(question, payload, returned.memory, round=entry.round)
+            elif payload and isinstance(box, Outbox) and keeps_payload(self._plan):
+                box.store(question, payload)
+
+    def _account(self, client: int) -> SimulatedAccount:
+        if client not in self._accounts:
+            self._accounts[client] = SimulatedAccount(self._run, client, self._plan.settings)
+        return self._accounts[client]
+
+    def _of(self, pile: Pile) -> list[tuple[SimulatedAccount, Entry, str]]:
+        names = (task.message.metadata.message_id for task in pile)
+        return [self._asked[name] for name in names if name in self._asked]
+
+    def _digest(self, content: RecordDict) -> bytes:
+        """Of the announced weights, as the client computes it; computed once for the weights that clients share."""
+        reference = read_reference(content)
+        if reference is not None:
+            return reference.digest
+        weights = flat_bytes(content)
+        if weights is not self._weights[0]:
+            self._weights = weights, hashlib.sha256(weights).digest()
+        return self._weights[1]
