@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks import jobs
 from benchmarks.gate import Gate
-from simulations.workloads.base.workload import Options
+from simulations import workloads
 
 
 def run(model_name: str, rounds: int) -> None:
@@ -32,7 +32,7 @@ def run(model_name: str, rounds: int) -> None:
             gate.wait(central_iteration + 2)
             return False, Metrics()
 
-    workload = jobs.load(data_dir=None, cache_dir=None, options=Options(), progress=lambda text: None)
+    workload = workloads.load("job")
     inputs, labels = workload.train.batch(torch.arange(jobs.CLIENTS * jobs.IMAGES))
 
     def user(identity: int) -> object:

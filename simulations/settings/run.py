@@ -171,7 +171,7 @@ class Settings:
     )
     data_from: Annotated[
         Literal["node", "driver"] | None,
-        Setting("Where a Ray worker has the data from: its machine's mirror or the hub (node), or sent by the driver."),
+        Setting("Where Ray workers have the data from: their node, or sent by the driver."),
     ] = None
     round_timeout: Annotated[
         float, Setting("Longest wait for a round.", "seconds", above=0, below=inf, aliases=("timeout",))

@@ -40,6 +40,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str]
         runs.append(copy_run(broken.unbroken.path, folder / f"finished-{kind}"))
         runs.append(copy_run(broken.interrupted, folder / f"interrupted-{kind}"))
         runs[-1].directory.checkpoint.write_bytes(b"damaged")
+        runs[-1].directory.journal.begin(runs[-1].entries(0))  # as a driver of Ray leaves it that was killed
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     found = {run.path.name: {p.partition("/")[2] for p in there if p.startswith(f"{run.path.name}/")} for run in runs}
     seen = watch(folder, there)
