@@ -74,7 +74,6 @@ class RayGrid(VirtualGrid, SimulatedGrid):
         for message in messages:
             made = self._task(message)
             tasks.append(made) if isinstance(made, Task) else replies.append(made)
-        tasks.sort(key=lambda task: -task.work)
         try:
             for pile, outcome in self.workers.answer(tasks, deadline, pace, self.accounts.begin):
                 if isinstance(outcome, LostError):

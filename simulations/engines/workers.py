@@ -12,7 +12,7 @@ from flwr.common.logger import log
 from simulations.engines import run_log
 from simulations.engines.cluster import Cluster
 from simulations.engines.worker import Job
-from simulations.grids.piles import Answer, Pace, Pile, Task, pack, take, unpack
+from simulations.grids.piles import Answer, Pace, Pile, divide, pack, unpack
 from simulations.plan.plan import Plan
 from simulations.settings.settings import as_config
 from strategies.federation.code_identity import own_identity
@@ -76,24 +76,23 @@ class Workers:
         return len(self._free) + len(self._coming) + len(self._running)
 
     def answer(
-        self, waiting: list[Task], deadline: float | None, pace: Pace, sending: Callable[[Pile], None]
+        self, tasks: Pile, deadline: float | None, pace: Pace, sending: Callable[[Pile], None]
     ) -> Iterator[tuple[Pile, Outcome]]:
-        """Each pile of the tasks that were sent, as soon as its outcome is known; each worker has one pile at a time.
+        """Each pile of the tasks that was sent, as soon as its outcome is known; a worker has one pile at a time.
 
-        ``waiting`` is emptied from its beginning; ``sending`` is called before a pile leaves. At the deadline (of
-        ``time.monotonic``) a worker that still runs is ended, and what waits is not sent. Raises RuntimeError for a
-        worker that cannot run the job at all.
+        ``sending`` is called before a pile leaves. At the deadline (of ``time.monotonic``) a worker that still runs is
+        ended, and what waits is not sent. Raises RuntimeError for a worker that cannot run the job at all.
         """
         import ray
 
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         until = None if left is None else time.time() + left - min(MARGIN_SECONDS, left / 10)
         sent = dict[int, Any]()
+        waiting = divide(tasks, len(self), pace) if tasks else []
         while (waiting and len(self)) or self._running:
             while waiting and self._free:
-                next_pile = take(waiting, len(self), pace)
-                sending(next_pile)
-                self._send(next_pile, self._free.pop(0), until, sent)
+                sending(waiting[0])
+                self._send(waiting.pop(0), self._free.pop(0), until, sent)
             left = NEWS_SECONDS if deadline is None else min(NEWS_SECONDS, max(0.0, deadline - time.monotonic()))
             done, _ = ray.wait([*self._running, *self._coming], timeout=left)
             for ref in done:

@@ -5,6 +5,7 @@ weights. Strategy and clients see the same messages as without piles, and bytes 
 """
 
 import io
+import math
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,24 +46,24 @@ class Pace:
         """A pile is done. Older ones count half as much with each new one."""
         self.work, self.seconds = self.work / 2 + work, self.seconds / 2 + seconds
 
-    @property
-    def most(self) -> float:
-        """Work of the next pile, at most; a pile has one task at least."""
-        return 0.0 if self.one_by_one or not self.seconds else PILE_SECONDS * self.work / self.seconds
+    def piles(self, work: float, tasks: int, workers: int) -> int:
+        """Piles for so much work: one a worker, or as many more as make each take PILE_SECONDS."""
+        if self.one_by_one or not self.seconds:
+            return tasks
+        return min(tasks, max(workers, math.ceil(work / self.work * self.seconds / PILE_SECONDS)))
 
 
-def take(waiting: list[Task], workers: int, pace: Pace) -> list[Task]:
-    """Remove the next pile from the tasks that wait, sorted by falling work; never empty if any waits.
+def divide(tasks: Pile, workers: int, pace: Pace) -> list[list[Task]]:
+    """The tasks in piles of nearly equal work, none empty: the next largest work goes to the least loaded pile.
 
-    It is a worker's share of what waits, or as much as the pace says if that is less.
+    Tasks of a pile keep their order.
     """
-    most = min(sum(task.work for task in waiting) / workers, pace.most)
-    pile: list[Task] = []
-    total = 0.0
-    while waiting and (not pile or 0 < total + waiting[0].work <= most):
-        pile.append(waiting.pop(0))
-        total += pile[-1].work
-    return pile
+    number = pace.piles(sum(task.work for task in tasks), len(tasks), workers)
+    loads, place = [0.0] * number, [0] * len(tasks)
+    for i in sorted(range(len(tasks)), key=lambda i: -tasks[i].work):
+        place[i] = loads.index(min(loads))
+        loads[place[i]] += tasks[i].work + 1
+    return [[task for task, at in zip(tasks, place, strict=True) if at == pile] for pile in range(number)]
 
 
 class _Pickler(pickle.Pickler):

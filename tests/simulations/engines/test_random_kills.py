@@ -65,8 +65,9 @@ def start(out: Path, env: dict[str, str], settings: dict[str, object]) -> tuple[
     mark = f"FEDLSG_TEST_MARK={uuid.uuid4().hex}"
     env = {**env, "PYTHONPATH": str(REPOSITORY), **dict([mark.split("=")])}
     command = [sys.executable, "-P", "-c", DRIVE, str(out), CLIENT, json.dumps({**settings, "engine": "ray"})]
-    log = (out.parent / "driver.log").open("ab")
-    return subprocess.Popen(command, env=env, cwd=out.parent, stdout=log, stderr=log, start_new_session=True), mark
+    with (out.parent / "driver.log").open("ab") as log:
+        process = subprocess.Popen(command, env=env, cwd=out.parent, stdout=log, stderr=log, start_new_session=True)
+    return process, mark
 
 
 def is_gone(mark: str) -> bool:

@@ -54,8 +54,8 @@ def test_without_the_second_try_a_pile_would_be_lost(tmp_path, on_ray, monkeypat
     monkeypatch.setattr(
         Workers,
         "answer",
-        lambda self, waiting, deadline, pace, sending: answer(
-            self, [] if pace.one_by_one and waiting[:1] and _trains(waiting[0]) else waiting, deadline, pace, sending
+        lambda self, tasks, deadline, pace, sending: answer(
+            self, [] if pace.one_by_one and tasks and _trains(tasks[0]) else tasks, deadline, pace, sending
         ),
     )
     plan, directory = plan_at(tmp_path / "run", engine="ray", clients=5, rounds=2, evaluate_every=2)

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.grids.piles import PILE_SECONDS, Pace, Task, pack, take, unpack
+from simulations.grids.piles import PILE_SECONDS, Pace, Task, divide, pack, unpack
 from simulations.grids.virtual import FIRST_NODE, task_identity
 from strategies.federation.serial import wire_size
 from strategies.federation.wire import flat_bytes, raw_array
@@ -42,33 +42,35 @@ def test_what_messages_share_is_in_a_pile_once():
     assert len({id(flat_bytes(m.content)) for m in arrived}) == 1
 
 
-@given(work=st.lists(st.integers(0, 100), max_size=20), workers=st.integers(1, 5), speed=st.floats(0.1, 1e4))
-def test_piles_hold_every_task_once_and_are_as_long_as_wished(work, workers, speed):
-    tasks = [Task(SimpleNamespace(), work=w) for w in sorted(work, reverse=True)]
+@given(
+    work=st.lists(st.integers(0, 100), min_size=1, max_size=20), workers=st.integers(1, 5), speed=st.floats(0.1, 1e4)
+)
+def test_work_is_shared_out_whole_and_evenly(work, workers, speed):
+    tasks = [Task(SimpleNamespace(), work=w) for w in work]
     pace = Pace()
-    waiting, piles = list(tasks), []
-    while waiting:
-        most = min(sum(task.work for task in waiting) / workers, pace.most)
-        piles.append(take(waiting, workers, pace))
-        done = sum(task.work for task in piles[-1])
-        assert len(piles[-1]) == 1 or done <= most
-        pace.took(done, done / speed)
-    assert list(map(id, chain.from_iterable(piles))) == list(map(id, tasks))
-    assert not work or len(piles[0]) == 1, "nothing is known of their speed yet"
+    pace.took(100.0, 100.0 / speed)
+    piles = divide(tasks, workers, pace)
+    assert sorted(map(id, chain.from_iterable(piles))) == sorted(map(id, tasks))
+    assert all(piles)
+    assert len(piles) >= min(workers, len(tasks))
+    loads = [sum(task.work + 1 for task in pile) for pile in piles]
+    assert max(loads) <= sum(work, len(work)) / len(piles) + max(work) + 1  # Graham's bound for list scheduling
+    if len(piles) > workers and len(piles) < len(tasks):
+        assert (len(piles) - 1) * PILE_SECONDS < sum(work) / speed, "no more piles than their length asks for"
+
+
+def test_one_task_a_pile_while_the_pace_is_unknown_and_on_the_second_try():
+    known = Pace(one_by_one=True)
+    known.took(100.0, 1.0)
+    for pace in (Pace(), known):
+        assert [len(pile) for pile in divide([Task(SimpleNamespace()) for _ in range(3)], 1, pace)] == [1, 1, 1]
 
 
 def test_the_pace_follows_the_last_piles():
     pace = Pace()
     for _ in range(20):
         pace.took(10.0, 1.0)
-    assert pace.most == pytest.approx(10 * PILE_SECONDS)
+    assert pace.piles(100.0, 1000, 1) == 10 / PILE_SECONDS
     for _ in range(20):
         pace.took(10.0, 10.0)
-    assert pace.most == pytest.approx(PILE_SECONDS, rel=1e-3)
-
-
-def test_a_pile_of_the_second_try_has_one_task():
-    pace = Pace(one_by_one=True)
-    pace.took(100.0, 1.0)
-    for work in (0.0, 1.0):
-        assert len(take([Task(SimpleNamespace(), work=work) for _ in range(2)], 1, pace)) == 1
+    assert pace.piles(100.0, 1000, 1) == pytest.approx(100 / PILE_SECONDS, rel=1e-2)
