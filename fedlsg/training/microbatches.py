@@ -71,7 +71,8 @@ def runs_of(batch: Positions, groups: Groups, shape: Shape) -> list[tuple[int, P
     Raises ValueError where the groups do not hold exactly the batch's positions.
     """
     filled = [group for group in groups(batch) if len(group)]
-    if not torch.equal(torch.cat([batch[:0], *filled]).sort().values, batch.sort().values):
+    whole = len(filled) == 1 and filled[0] is batch
+    if not whole and not torch.equal(torch.cat([batch[:0], *filled]).sort().values, batch.sort().values):
         raise ValueError("expected groups that hold every position of the batch once; return each in one group")
     numbered = enumerate(filled or [batch])
     return [(number, run) for number, group in numbered for run in (group.split(shape.size) if len(group) else [group])]

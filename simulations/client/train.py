@@ -145,6 +145,9 @@ def _stream(base: Base, purpose: str, partition: int, round: int) -> SecretStrea
 def groups(base: Base, partition: int) -> Groups:
     """The groups of a client's examples: only examples of one shape may share a microbatch (``Split.apart``)."""
 
+    if base.workload.train.groups is None:
+        return lambda positions: [positions]
+
     def of(positions: Positions) -> list[Positions]:
         rows = base.parts[partition][positions]
         return [positions[places] for places in base.workload.train.apart(rows)]

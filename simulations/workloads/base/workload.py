@@ -174,8 +174,10 @@ class Split:
     def _checked(self, indices: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
         if indices.dtype != torch.int64 or indices.ndim != 1:
             raise TypeError(f"expected int64 indices of shape (b,), got {indices.dtype} {tuple(indices.shape)}")
-        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
-            raise IndexError(f"expected indices in [0, {len(self)}), got {int(indices.min())}..{int(indices.max())}")
+        if len(indices):
+            least, most = (int(end) for end in indices.aminmax())
+            if not 0 <= least <= most < len(self):
+                raise IndexError(f"expected indices in [0, {len(self)}), got {least}..{most}")
         return indices.cpu()
 
 
