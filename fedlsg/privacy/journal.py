@@ -32,6 +32,11 @@ class ChargeJournal:
         self.path = Path(path)
         self._head: str | None = None
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
     def begin(self, entries: Sequence[Entry]) -> None:
         """Note charges; when this returns, they are on disk. Raises LedgerError if they cannot be."""
         self._append({"charged": [encode_entry(entry) for entry in entries]}, sync=True)

@@ -40,34 +40,35 @@ class SimulatedAccount:
         return self.run.ledger(self.client)
 
     @cached_property
-    def _ledger(self) -> Ledger:
+    def ledger(self) -> Ledger:
+        """The ledger."""
         return Ledger(self.path, client=self.client)
 
     def of_round(self, round: int) -> tuple[Entry, ...]:
         """The entries of a round of this run."""
-        return self._ledger.of_round(round)
+        return self.ledger.of_round(round)
 
     def next_attempt(self, round: int) -> int:
         """The attempt that the next entry of a round takes."""
-        return self._ledger.next_attempt(round)
+        return self.ledger.next_attempt(round)
 
     def check(self, entry: Entry) -> None:
         """Raise OverBudgetError if the entry would pass the budget, before anything is computed."""
         s = self.settings
         if entry.mechanism != "dp" or s.epsilon is None or s.reproducible:
             return
-        if self._ledger.would_exceed(entry, s.epsilon, s.delta):
+        if self.ledger.would_exceed(entry, s.epsilon, s.delta):
             why = f"round {entry.round} would pass the privacy budget epsilon={s.epsilon} of this client"
             raise OverBudgetError(why)
 
     def charge(self, entry: Entry, *, sync: bool = True) -> None:
         """Charge the entry; when this returns, it is on disk. ``sync=False``: see ``Ledger.charge``."""
         if not self.is_charged(entry):
-            self._ledger.charge(entry, sync=sync)
+            self.ledger.charge(entry, sync=sync)
 
     def is_charged(self, entry: Entry) -> bool:
         """Whether an attempt needs no charge: a reproducible one draws the same bits again, the same release."""
-        again = (replace(known, attempt=entry.attempt) == entry for known in self._ledger.entries)
+        again = (replace(known, attempt=entry.attempt) == entry for known in self.ledger.entries)
         return self.settings.reproducible and any(again)
 
     def box(self, *, memory: bool) -> Outbox | FeedbackBox:

@@ -27,6 +27,9 @@ from simulations.rundir.rundir import RunDir
 from strategies.federation.replica_wire import read_reference
 from strategies.federation.wire import flat_bytes, read_round, read_update, update
 
+JOURNAL_BYTES = 2**24
+"""A longer journal is settled between two rounds: it would have to be read at the end, and after a crash."""
+
 
 class Accounts:
     """Ledgers, stored payloads and recorded batches of the clients of a run, in its directory."""
@@ -39,8 +42,11 @@ class Accounts:
         self._weights: tuple[bytes, bytes] = b"", b""
 
     def expect(self, plan: RoundPlan) -> None:
-        """The messages that follow are of this round."""
+        """The messages that follow are of this round; nobody is at work now."""
         self._round = plan
+        self._asked.clear()
+        if self._journal.size > JOURNAL_BYTES:
+            self._journal.settle(lambda client: self._account(client).ledger)
 
     def task(self, message: Message, client: int, work: float) -> Task | Message:
         """The task for a client, or its reply where it needs not, or must not, train."""

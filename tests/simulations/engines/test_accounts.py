@@ -71,6 +71,14 @@ def test_nobody_trains_before_the_charge_is_on_disk(tmp_path, on_ray, monkeypatc
     assert charged(resumed(run), 2) == [[0]] * 3
 
 
+def test_a_long_journal_is_settled_between_rounds(tmp_path, on_ray, monkeypatch):
+    monkeypatch.setattr("simulations.engines.accounts.JOURNAL_BYTES", 1)
+    run = cut_off(tmp_path / "run", monkeypatch, "settle")
+    assert {entry.round for entry in run.directory.journal.pending()} == {2}
+    assert charged(run, 1) == [[0]] * 3
+    assert [len(attempts) for attempts in charged(resumed(run), 3)] == [1] * 3
+
+
 def test_a_client_that_refuses_is_not_charged(tmp_path, on_ray, monkeypatch):
     """Planted: the driver announces another rate than the one that it charges. The client sees it before it trains."""
     plan, directory = plan_at(tmp_path / "run", **SETTINGS)
