@@ -103,6 +103,10 @@ class Cluster:
 
         ray.kill(worker)
 
+    def stop(self) -> None:
+        """Begin to leave the cluster, and to end Ray if it is our own; ``end`` waits for it."""
+        self._stop.set()
+
     def end(self) -> None:
         """Leave the cluster, and end Ray if it is our own. A start of our own Ray that is under way is waited for."""
         self._stop.set()

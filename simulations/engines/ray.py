@@ -53,8 +53,9 @@ class RayGrid(VirtualGrid, SimulatedGrid):
         self.accounts.expect(plan)
 
     def end(self) -> None:
-        """Bring the charges of all clients to their ledgers."""
+        """Bring the charges of all clients to their ledgers, and let Ray go."""
         self.accounts.end()
+        self.workers.dismiss()
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
         """The replies; an error for each client whose worker was lost twice, none for one that stays silent."""

@@ -163,9 +163,14 @@ class Workers:
         self._knows.pop(worker, None)
         self._expect(self._cluster.worker(**self._need))
 
+    def dismiss(self) -> None:
+        """No task follows, and no other run on this Ray: it ends while the caller goes on."""
+        self.close()
+        self._cluster.stop()
+
     def close(self) -> None:
         """Give idle workers back to the cluster, and end the others."""
         for worker in [*self._coming.values(), *(worker for worker, _, _ in self._running.values())]:
             self._cluster.kill(worker)
         self._cluster.give_back(self._free, **self._need)
-        self._free = []
+        self._free, self._coming, self._running = [], {}, {}

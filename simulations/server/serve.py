@@ -55,6 +55,7 @@ def serve(
         if state.round == plan.schedule.rounds and run.summary.exists():
             return run.read_summary()
         stopped, diverged = _run_rounds(grid, plan, recorder, deployment)
+        stack.close()
         if diverged:
             log(ERROR, "%s", stopped)
             recorder.go_back()

@@ -81,6 +81,7 @@ def warm() -> Iterator[cluster.Cluster]:
     """A Ray with idle workers that have imported torch."""
     with cluster.starting() as started:
         started.wait()
+        started.stop = lambda: None  # type: ignore[method-assign]
         yield started
 
 
