@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from logging import WARNING
 from typing import Any
 
@@ -37,13 +38,20 @@ class Workers:
     def __init__(self, cluster: Cluster, plan: Plan, client: str) -> None:
         s = plan.settings
         self._cluster, self._most = cluster, s.clients_per_round
-        self._need = {"cpus": s.client_cpus, "gpus": s.client_gpus if s.device == "cuda" else 0}
+        self._settings = s
         self._job = Job(
             client=client, run_config=as_config(s), num_partitions=len(plan.terms), code=own_identity().digest
         )
         self._free: list[Any] = []
         self._coming: dict[Any, Any] = {}
         self._running: dict[Any, tuple[Any, Pile]] = {}
+
+    @cached_property
+    def _need(self) -> dict[str, float]:
+        """Processors and GPUs of a worker; a share of a GPU under ``device=auto`` if the cluster has one."""
+        s = self._settings
+        gpu = s.device == "cuda" or (s.device == "auto" and self._cluster.has_gpus())
+        return {"cpus": s.client_cpus, "gpus": s.client_gpus if gpu else 0}
 
     def __len__(self) -> int:
         if not (self._free or self._coming or self._running):
@@ -126,5 +134,6 @@ class Workers:
         """Give idle workers back to the cluster, and end the others."""
         for worker in [*self._coming.values(), *(worker for worker, _ in self._running.values())]:
             self._cluster.kill(worker)
-        self._cluster.give_back(self._free, **self._need)
+        if self._free:
+            self._cluster.give_back(self._free, **self._need)
         self._free = []
