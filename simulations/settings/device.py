@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from simulations.settings.run import Device
 
-def device_of(wanted: str) -> str:
+
+def device_of(wanted: Device) -> str:
     """``"cpu"`` or ``"cuda"``: under ``"auto"`` CUDA if torch finds it in this process.
 
     "cuda" is torch's current device: of several GPUs, the one that Ray or CUDA_VISIBLE_DEVICES puts first.

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from fedlsg.setting import Setting
 
 Bits = Literal["float32", "bfloat16"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +163,7 @@ class Settings:
         Setting("ray: Ray workers; local: this process; flower: written by flwr run."),
     ] = "ray"
     device: Annotated[
-        Literal["auto", "cpu", "cuda"],
+        Device,
         Setting("Where models are computed; auto: CUDA in each process that finds it.", aliases=("gpu",)),
     ] = "auto"
     precision: Annotated[Bits, Setting("Precision of the forward and backward pass.")] = "float32"

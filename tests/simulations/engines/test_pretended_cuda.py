@@ -3,7 +3,7 @@
 import pytest
 
 import simulations.client.train
-from tests.simulations.support.pretend_cuda import pretended_cuda
+from tests.fedlsg.support.pretend_cuda import pretended_cuda
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 
 FEW = {"sample_rate": 0.02}

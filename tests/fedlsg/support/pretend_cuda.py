@@ -39,7 +39,12 @@ def mark(value: Any) -> Any:
 
 
 class Checked(TorchDispatchMode):
-    """Results are where operands are; operands on two devices are refused, as torch does on a real one."""
+    """Results are where operands are; operands on two devices are refused, as torch does on a real one.
+
+    ``operations``: how many there were on the device.
+    """
+
+    operations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -54,6 +59,7 @@ class Checked(TorchDispatchMode):
         generator = kwargs.get("generator")
         if on_device and generator is not None:
             raise RuntimeError(f"{name}: expected a 'cuda' device type for generator but found 'cpu'")
+        self.operations += on_device
         result = func(*args, **kwargs)
         return mark(result) if on_device and name not in CROSSING else result
 
@@ -68,7 +74,7 @@ def target(device: Any) -> torch.device | None:
 
 
 @contextmanager
-def pretended_cuda(patch: pytest.MonkeyPatch) -> Iterator[None]:
+def pretended_cuda(patch: pytest.MonkeyPatch) -> Iterator[Checked]:
     """Inside, ``torch.cuda.is_available()``, and "cuda" is a device that tensors can be on."""
     there = _moves(patch)
     _factories(patch, there)
@@ -80,8 +86,8 @@ def pretended_cuda(patch: pytest.MonkeyPatch) -> Iterator[None]:
         "set_rng_state": lambda state, device=None: None, "mem_get_info": lambda device=None: (2**34, 2**35),
     }.items():  # fmt: skip
         patch.setattr(torch.cuda, name, value)
-    with Checked():
-        yield
+    with Checked() as mode:
+        yield mode
 
 
 def _moves(patch: pytest.MonkeyPatch) -> Callable[[Tensor], torch.device]:

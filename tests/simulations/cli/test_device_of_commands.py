@@ -1,0 +1,45 @@
+"""``--device`` of the commands that look into runs, on a pretended CUDA device: no operation mixes devices."""
+
+import pytest
+
+from tests.fedlsg.support.pretend_cuda import pretended_cuda
+from tests.simulations.support.runs import Run, run_local
+
+COMMANDS = {
+    "inspect": ["inspect", "--examples", "40"],
+    "audit": ["audit", "--canaries", "20"],
+    "audit training": ["audit", "--mode", "training", "--canaries", "10"],
+    "attack": ["attack", "--attacks", "inverting-gradients,dlg,first-layer,relu-batch", "--seconds", "0.5"],
+    "attack without labels": ["attack", "--labels", "unknown", "--naive", "--seconds", "0.2"],
+    "membership": ["attack", "--membership", "--shadows", "6"],
+}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, without_pages: None) -> Run:
+    """A run on the CPU whose batches an attack may try."""
+    return run_local(
+        tmp_path_factory.mktemp("recorded") / "run", clients=3, batch_size=1, sample_rate=None, record_updates=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "device"), [*((name, "auto") for name in COMMANDS), ("inspect", "cpu"), ("audit", "cuda")]
+)
+def test_a_command_computes_where_it_is_told_to(command, device, recorded, fedlsg, tmp_path, monkeypatch):
+    name, *options = COMMANDS[command]
+    out = str(tmp_path / "audit.json" if name == "audit" else tmp_path)
+    with pretended_cuda(monkeypatch) as mode:
+        status, _, errors = fedlsg(name, str(recorded.path), *options, "--device", device, "--out", out)
+    assert (status, errors) == (0, "")
+    assert (mode.operations > 100) == (device != "cpu")
+
+
+def test_a_device_next_to_a_run_is_no_setting_of_the_run(recorded, fedlsg, tmp_path):
+    options = ["--examples", "20", "--out", str(tmp_path)]
+    assert fedlsg("inspect", str(recorded.path), "-c", "device=cpu", *options)[0] == 0
+    status, _, errors = fedlsg("inspect", str(recorded.path), "-c", "device=gpu", *options)
+    assert status == 1
+    assert "expected device in ('auto', 'cpu', 'cuda'), got 'gpu'" in errors
+    status, _, errors = fedlsg("inspect", str(recorded.path), "-c", "rank=2", *options)
+    assert (status, "a run has its settings" in errors) == (1, True)
