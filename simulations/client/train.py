@@ -32,7 +32,6 @@ from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.outbox import Outbox
 from simulations.settings.device import own_draws, seed_draws
 from simulations.settings.settings import Settings
-from simulations.workloads import to_device
 from simulations.workloads.base.workload import Inputs
 from simulations.workloads.images.augment import draw_round, drawn_copies
 from strategies.federation.wire import Announcement, read_round
@@ -156,10 +155,10 @@ def batches(base: Base, partition: int, round: int, used_rows: list[Tensor]) -> 
     def batch(positions: Tensor) -> tuple[Inputs, Tensor]:
         rows = base.parts[partition][positions]
         used_rows.append(rows)
-        inputs, targets = base.workload.train.batch(rows)
+        inputs, targets = base.fetch(rows)
         if augment is not None and changes is not None:
             inputs, targets = drawn_copies(inputs, targets, changes[rows], augment)
-        return to_device(inputs, base.device), targets.to(base.device)
+        return inputs, targets
 
     return batch
 

@@ -26,7 +26,7 @@ from simulations.settings.published import from_run_config
 from simulations.settings.resolve import build_method, check, check_codecs, fill, resolved, uplink_codec
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings, as_config
-from simulations.workloads import Options, Progress, Split, Workload, build_model, silent
+from simulations.workloads import Fetch, Options, Progress, Split, Workload, build_model, fetcher, silent
 from simulations.workloads.base.workload import Augment
 from simulations.workloads.partition import partition
 
@@ -80,6 +80,11 @@ class Base:
     def device(self) -> str:
         """Where this process computes: "cpu" or "cuda"."""
         return device_of(self.settings.device)
+
+    @cached_property
+    def fetch(self) -> Fetch:
+        """Training examples by their rows, on this process's device."""
+        return fetcher(self.workload.train, self.device)
 
     @property
     def sizes(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-import simulations.client.train
+from simulations.plan.base import Base
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 
@@ -42,7 +42,7 @@ def test_a_run_on_a_pretended_device_leaves_the_same_records(case, tmp_path, mon
 
 
 def test_inputs_that_stay_on_the_cpu_are_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(simulations.client.train, "to_device", lambda inputs, device: inputs)
+    monkeypatch.setattr(Base, "fetch", property(lambda base: base.workload.train.batch))
     with pretended_cuda(monkeypatch):
         broken = run_local(tmp_path, **FEW)
     assert "expected all tensors of aten::" in broken.log
