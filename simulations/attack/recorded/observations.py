@@ -1,7 +1,7 @@
 """Observations from a recorded run: payloads as sent, and frames computed again from the public weights of their round.
 
-Reads config.toml, rounds.csv, ledger/ and updates/ of a run directory, never updates-truth/. A payload has a
-checksum and names the digest of its frame; the files of weights and kept positions have checksums as well.
+Reads config.toml, summary.json, rounds.csv, ledger/ and updates/ of a run directory, never updates-truth/. A payload
+has a checksum and names the digest of its frame; the files of weights and kept positions have checksums as well.
 """
 
 import math
@@ -179,9 +179,12 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
 
 
 def made_on(run: RunDir, settings: Settings) -> Device:
-    """The device that the server of a run used, for the same bits of its frames; the CPU if it is not here."""
-    saved = run.load_checkpoint()["plan"]["settings"] if run.checkpoint.exists() else vars(settings)
-    return "auto" if saved["device"] == "cuda" else "cpu"
+    """The device of a run's server, for the same bits of its frames, or the nearest that is here.
+
+    An unfinished run has no summary that names it: its setting counts.
+    """
+    used = run.read_summary(strict=False)["device"] if run.summary.exists() else settings.device
+    return "cpu" if used == "cpu" else "auto"
 
 
 def _payloads(folder: Path) -> dict[int, dict[int, Path]]:

@@ -1,10 +1,18 @@
 """``--device`` of the commands that look into runs, on a pretended CUDA device: no operation mixes devices."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from fedlsg.attacks.observation import ThreatModel
+from fedlsg.state import PublicState
+from simulations.attack.recorded.observations import made_on, open_record
+from simulations.settings.settings import Settings
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 from tests.simulations.support.runs import Run, run_local
 
+frame = PublicState.frame
 COMMANDS = {
     "inspect": ["inspect", "--examples", "40"],
     "audit": ["audit", "--canaries", "20"],
@@ -43,3 +51,21 @@ def test_a_device_next_to_a_run_is_no_setting_of_the_run(recorded, fedlsg, tmp_p
     assert "expected device in ('auto', 'cpu', 'cuda'), got 'gpu'" in errors
     status, _, errors = fedlsg("inspect", str(recorded.path), "-c", "rank=2", *options)
     assert (status, "a run has its settings" in errors) == (1, True)
+
+
+@pytest.mark.parametrize(("used", "setting", "device"), [
+    ("cuda", "auto", "auto"), ("cpu", "auto", "cpu"), (None, "auto", "auto"), (None, "cpu", "cpu"),
+    (None, "cuda", "auto"),
+])  # fmt: skip
+def test_a_record_is_read_with_the_frames_of_its_server(used, setting, device):
+    """Carriers have other last digits on another device. A finished run names its server's."""
+    summary = SimpleNamespace(exists=lambda: used is not None)
+    run: Any = SimpleNamespace(summary=summary, read_summary=lambda strict: {"device": used})
+    assert made_on(run, Settings(device=setting)) == device
+
+
+def test_a_record_of_another_device_says_so(recorded, monkeypatch):
+    """Without a GPU here, a run that was made on one gives other frames; the text names the device."""
+    monkeypatch.setattr(PublicState, "frame", lambda self, round, **k: frame(self, round + 1, **k))
+    with pytest.raises(ValueError, match="another device than cpu made it"):
+        open_record(str(recorded.path), ThreatModel()).pick(1, ThreatModel())
