@@ -68,6 +68,7 @@ def private(
     optimizer, scheduler = make_optimizer(
         trainable(model), replace(method.server, momentum=0.0), updates=1000, classifier=subject.classifier
     )
+    local = LocalTraining(microbatch_size=batch, expected_batch=float(batch), precision=precision)
     noise, sampler = secret_stream(), secret_stream()
     rounds = iter(range(1, 1000))
 
@@ -76,8 +77,8 @@ def private(
         frame = public.frame(now, updates=now)
         values = client_step(
             model, lambda rows: (subject.inputs[rows], subject.targets[rows]), losses, frame=frame,
-            mechanism=method.mechanism, local=LocalTraining(microbatch_size=batch, precision=precision),
-            num_examples=batch, sampler=sampler, noise=noise, charge=lambda: None,
+            mechanism=method.mechanism, local=local, num_examples=batch, sampler=sampler, noise=noise,
+            charge=lambda: None,
         )  # fmt: skip
         server_step(
             model, optimizer, scheduler, aggregate([values]), frame=frame, divisor=float(batch), server=method.server
@@ -101,6 +102,20 @@ OURS: dict[str, Callable[[Subject], Step]] = {
     "dpsgd, stored in bfloat16": lambda subject: private(subject, "dpsgd", precision=STORED),
     "lsg p=0, both": lambda subject: private(subject, "lsg", precision=BOTH),
 }
+
+ON_REQUEST: dict[str, Callable[[Subject], Step]] = {"plain, compiled": lambda subject: plain(compiled(subject))}
+"""Not measured unless they are asked for: compiling takes minutes."""
+
+
+def compiled(subject: Subject) -> Subject:
+    """The subject with a model that torch compiles in its first pass."""
+
+    def build() -> nn.Module:
+        model = subject.build()
+        model.compile()
+        return model
+
+    return replace(subject, build=build)
 
 
 def in_channels_last(subject: Subject) -> Subject:

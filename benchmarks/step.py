@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.arms import OURS, Step, in_channels_last
+from benchmarks.arms import ON_REQUEST, OURS, Step, in_channels_last
 from benchmarks.pairs import interleave, parser, summary, table, write
 from benchmarks.rivals import RIVALS
 from benchmarks.subjects import SMALL, SUBJECTS, Subject, on_device
@@ -28,7 +28,7 @@ REFERENCES = ("plain", "plain, channels last", "plain, bfloat16", "opacus hooks"
 
 def arms_of(subject: Subject, names: list[str]) -> dict[str, Step]:
     """The arms that run on the subject; images have some of them in channels_last, too."""
-    makers = {name: partial(ARMS[name], subject) for name in names}
+    makers = {name: partial((ARMS | ON_REQUEST)[name], subject) for name in names}
     if subject.inputs.ndim == 4:
         turned = in_channels_last(subject)
         makers |= {f"{name}, channels last": partial(ARMS[name], turned) for name in CHANNELS_LAST if name in names}
@@ -74,7 +74,7 @@ def main() -> None:
     """Measure, print, write."""
     options = parser(__doc__)
     options.add_argument("--models", nargs="+", default=list(SMALL), choices=list(SUBJECTS))
-    options.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
+    options.add_argument("--arms", nargs="+", default=list(ARMS), choices=[*ARMS, *ON_REQUEST])
     options.add_argument("--batch", type=int, default=16)
     options.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     chosen = options.parse_args()

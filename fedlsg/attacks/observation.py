@@ -123,6 +123,26 @@ class Observation:
             frame=replace(frame, coordinates=coordinates),
         )
 
+    def to(self, device: str) -> "Observation":
+        """The same with model, frame and values on a device; a model that is elsewhere is copied."""
+        model, places = self.model, {p.device.type for p in (self.values, *self.model.parameters())}
+        if places == {device}:
+            return self
+        model = deepcopy(model).to(device)
+        return replace(self, model=model, values=self.values.to(device), frame=_moved(self.frame, device))
+
+
+def _moved(frame: Frame, device: str) -> Frame:
+    coordinates = tuple(
+        c if c.L is None or c.R is None else replace(c, L=c.L.to(device), R=c.R.to(device)) for c in frame.coordinates
+    )
+    blocks = tuple(
+        b if b.keep.index is None else replace(b, keep=replace(b.keep, index=b.keep.index.to(device)))
+        for b in frame.blocks
+    )
+    sent = None if frame.sent is None else _moved(frame.sent, device)
+    return replace(frame, coordinates=coordinates, blocks=blocks, sent=sent)
+
 
 class DoesNotApply(ValueError):  # noqa: N818 - reads as the sentence that its text completes
     """The attack has nothing to work on in what was received or granted; the text says what is missing."""

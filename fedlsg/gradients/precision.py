@@ -4,6 +4,12 @@
 bfloat16 are also formed in bfloat16 here. Norms, softmax and the loss keep the precision that autocast gives them.
 ``activation_storage="bfloat16"``: activations are rounded while they wait for backward (``ActivationStorage``).
 
+TF32 is no setting here: torch decides it, for convolutions of CUDA by default, for products where a user allows it. It
+rounds the factors of a product to 11 bits. Guaranteed, whatever torch is set to: norms are taken in float64, of the
+numbers that are summed; the clip's factors multiply these numbers in float32 at least (``tensors.products``: a matrix
+product only where it ``keeps_digits``); ghost clipping is used only where no product and no convolution is rounded.
+So TF32 reaches forward, backward and what is computed from public weights, and never the clip.
+
 Privacy. Blocks are clipped in the parameter's own type, whatever their precision before. The norm of a block is taken
 in float64, of the very numbers that are summed; the sum is in float32 at least, outside any autocast. So the
 contribution of one example is no longer than C. That alone does not bound the effect of one example: its neighbours'

@@ -19,6 +19,7 @@ from fedlsg.frame import Group
 from fedlsg.gradients import GhostGradients, without_autocast
 from fedlsg.randomness import SecretStream
 from fedlsg.setting import Setting, check_declared
+from fedlsg.tensors.products import keeps_digits
 
 MechanismKind = Literal["dp", "clip-only", "noise-only", "none"]
 ClipKind = Literal["joint", "per-block"]
@@ -195,7 +196,7 @@ def weighted_sum(
     rows = in_memory_order(block)
     flat = rows.flatten(1)
     factors = factors.to(dtype)
-    exact = torch.get_float32_matmul_precision() == "highest" or factors.dtype == torch.float64
+    exact = factors.dtype == torch.float64 or keeps_digits(flat.device.type)
     if flat.dtype != factors.dtype:
         width = max(1, AT_ONCE // max(1, len(flat)))
         parts = (part.to(factors.dtype) for part in flat.split(width, dim=1))

@@ -12,6 +12,15 @@ WORTH_A_CALL = 2**21
 """Multiplications in one example's product from which a call for each example is faster."""
 
 
+def keeps_digits(device_type: str) -> bool:
+    """Whether torch forms products of float32 matrices from all of their digits: without TF32 or bfloat16."""
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # it was set by torch's newer interface, for some backends only
+        matmul = (torch.backends.cuda if device_type == "cuda" else torch.backends.mkldnn).matmul
+        return matmul.fp32_precision in ("none", "ieee")
+
+
 def linear_kernel(like: Tensor) -> Callable[..., Tensor] | None:
     """oneDNN's A X^T, for which torch has no public function; None if there is none for such tensors.
 

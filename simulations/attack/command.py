@@ -25,7 +25,9 @@ from simulations.plan.plan import make_plan
 from simulations.report.terminal import Tick, bar, print_note, print_table
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.diverged import refuse_diverged
+from simulations.settings.device import device_of
 from simulations.settings.published import resolve
+from simulations.settings.run import Device
 from simulations.settings.settings import from_mapping, values_of
 from simulations.workloads.base.workload import Workload
 
@@ -46,18 +48,23 @@ def attack_command(
     naive: bool,
     seconds: float,
     seed: int,
+    device: Device = "auto",
     out: str | None,
 ) -> None:
     """Attack runs, or runs of several methods recorded for it; print, write attack.json and attack.html.
 
+    ``device``: of the matching attacks, and of the runs that are recorded.
     Raises ValueError for a wrong option, a run without recorded updates, a damaged record, or a threat model that
     is impossible for the run.
     """
     sizes = tuple(numbers("--batch", batches, int))
-    options = Options(batches=sizes, examples=images, attacks=attacks, naive=naive, seconds=seconds, seed=seed)
+    options = Options(
+        batches=sizes, examples=images, attacks=attacks, naive=naive, seconds=seconds, seed=seed,
+        device=device_of(device),
+    )  # fmt: skip
     check_subjects(runs, compare, given)
     folder = output_folder(runs, out)
-    paths = list(runs) if compare is None else record_all(list(words(compare)), given, folder, console)
+    paths = list(runs) if compare is None else record_all(list(words(compare)), given, folder, console, device)
     with console.status("loading data") as status:
         records = [open_record(path, threat, progress=status.update) for path in paths]
     findings: list[Findings] = []
@@ -103,7 +110,9 @@ def label(record: Record, records: Sequence[Record]) -> str:
     return method if same == 1 else f"{method} ({record.run.path.name})"
 
 
-def record_all(methods: Sequence[str], given: Mapping[str, Any], folder: Path, console: Console) -> list[str]:
+def record_all(
+    methods: Sequence[str], given: Mapping[str, Any], folder: Path, console: Console, device: Device
+) -> list[str]:
     """One recorded run for each method at equal settings, in ``folder``/METHOD; existing runs are reused.
 
     Raises ValueError for methods that cannot be compared, and for an existing run with other settings.
@@ -119,7 +128,7 @@ def record_all(methods: Sequence[str], given: Mapping[str, Any], folder: Path, c
             check_recorded(directory, wanted)
         else:
             with console.status(f"recording a run of {method}") as status:
-                record_run(wanted, directory, status.update)
+                record_run({**wanted, "device": device}, directory, status.update)
         paths.append(str(directory))
     return paths
 

@@ -17,6 +17,7 @@ from simulations.audit.training import audit_training
 from simulations.report.page import Row, Table, json_text
 from simulations.report.terminal import count_bar, print_table
 from simulations.rundir.files.atomic import write_atomically
+from simulations.settings.run import Device
 
 MODES = ("unit", "training")
 UNIT_CANARIES = 5000
@@ -42,8 +43,9 @@ def audit_command(
     plant: str | None = None,
     seed: int | None = None,
     out: str | None = None,
+    device: Device = "auto",
 ) -> int:
-    """Audit and print; returns the exit status: 0 for "not falsified", 1 for "falsified".
+    """Audit on ``device`` and print; returns the exit status: 0 for "not falsified", 1 for "falsified".
 
     Raises ValueError for settings next to a run, an unknown mode, plant or kind of canary, or a mechanism that claims
     no epsilon.
@@ -52,7 +54,10 @@ def audit_command(
     path = place(run, out)
     began = time.monotonic()
     with console.status("loading data") as status:
-        audited = audited_settings(given, progress=status.update) if run is None else audited_run(run)
+        if run is None:
+            audited = audited_settings({**given, "device": device}, progress=status.update)
+        else:
+            audited = audited_run(run, device=device)
     announce(audited, mode, plant, console)
     audit_mode = audit_training if mode == "training" else audit_unit
     verdict, count, kind = audit_mode(audited, console, canaries=canaries, kind=canary_kind, plant=plant, seed=seed)

@@ -18,6 +18,7 @@ from simulations.inspection.subject import Subject, subject_of_run, subject_of_s
 from simulations.plan.plan import client_terms, events_of
 from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.rundir import RunDir
+from simulations.settings.run import Device
 from simulations.workloads import Progress, silent
 
 
@@ -75,13 +76,13 @@ def audited_settings(given: Mapping[str, object], *, progress: Progress = silent
     )
 
 
-def audited_run(path: str, *, progress: Progress = silent) -> Audited:
+def audited_run(path: str, *, device: Device = "auto", progress: Progress = silent) -> Audited:
     """A run directory: what its ledgers hold, and the epsilon of its summary (that of the ledgers before the end).
 
     Raises ValueError for a run that claims no epsilon, or without a ledger.
     """
     directory = RunDir.open(path)
-    subject = subject_of_run(path, progress=progress)
+    subject = subject_of_run(path, device=device, progress=progress)
     check_private(subject)
     terms = client_terms(subject.base)
     delta = delta_of(subject)

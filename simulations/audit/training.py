@@ -79,7 +79,7 @@ def find(
 
 def settings_of(settings: Settings, seed: int | None) -> Settings:
     """The same on the local engine with recorded updates; with a ``seed``, everything in it repeats."""
-    made = replace(settings, engine="local", device="cpu", record_updates=True, run_dir=None, evaluate_every=10**6)
+    made = replace(settings, engine="local", record_updates=True, run_dir=None, evaluate_every=10**6)
     return made if seed is None else replace(made, seed=seed, reproducible=True)
 
 
@@ -123,7 +123,7 @@ def payloads_of(record: Record, client: int, inserted: Inserted, tick: Callable[
     seen, std = [], 0.0
     for round in sorted(record.payloads):
         if client in record.payloads[round]:
-            observation = record.observation(round, client)
+            observation = record.observation(round, client).to(record.base.device)
             seen.append(look(observation, train.batch(canaries), rest, included))
             std = observation.noise_std
             tick()

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from click.core import ParameterSource
 
-from simulations.cli.options import Choice, console, option
+from simulations.cli.options import Choice, console, device_in, option, setting
 from simulations.settings.settings import merge
 
 
@@ -20,18 +20,20 @@ def inspect(
     sparsities: Annotated[str | None, option(help="Shares p to compare; default 0,0.1,0.3,0.5,0.7,0.9.")] = None,
     ranks: Annotated[str | None, option(help="Ranks of the residuals; default powers of two.")] = None,
     layer: Annotated[list[str] | None, option(help="Layer with an intensity map; repeatable.")] = None,
+    device: Annotated[str | None, setting("device")] = None,
     out: Annotated[str | None, option(help="Directory; default inspection/ in the run.")] = None,
     config: Choice = None,
 ) -> None:
     """Gradient statistics that the papers show: NOT PRIVATE, for simulations only."""
-    given = merge({"workload": workload, "method": method, "rank": rank}, config)
+    given = merge({"workload": workload, "method": method, "rank": rank, "device": device}, config)
     if directory is None and workload is None:
         raise ValueError("expected a run directory, or --workload")
     from simulations.inspection.command import inspect_command
 
     inspect_command(
-        directory, given, console, out=out, examples=examples, sparsities=sparsities, ranks=ranks, layers=layer or []
-    )
+        directory, given, console, out=out, examples=examples, sparsities=sparsities, ranks=ranks, layers=layer or [],
+        device=device_in(given),
+    )  # fmt: skip
 
 
 def audit(
@@ -49,12 +51,13 @@ def audit(
     ] = None,
     plant: Annotated[str | None, option(help="Plant a mistake, such as halved-noise or per-block-clip.")] = None,
     seed: Annotated[int | None, option(help="Repeats the audit's draws and noise; default fresh ones.")] = None,
+    device: Annotated[str | None, setting("device")] = None,
     out: Annotated[str | None, option(help="File; default audit.json, in the run where there is one.")] = None,
     config: Choice = None,
 ) -> int:
     """Try to falsify a claimed epsilon: status 0 and "not falsified", or status 1 and "falsified"."""
     named = {"workload": workload, "method": method, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
-    given = merge(named, config)
+    given = merge({**named, "device": device}, config)
     from simulations.audit.command import audit_command
 
     return audit_command(
@@ -67,6 +70,7 @@ def audit(
         plant=plant,
         seed=seed,
         out=out,
+        device=device_in(given),
     )
 
 
@@ -95,6 +99,7 @@ def attack(
     naive: Annotated[bool, option("--naive", help="Also attacks that ignore projection, mask and clip.")] = False,
     seconds: Annotated[float, option(help="Budget of one attack on one update, default 20.")] = 20.0,
     seed: Annotated[int, option(help="Of the attacks' starting points, default 0.")] = 0,
+    device: Annotated[str | None, setting("device")] = None,
     out: Annotated[str | None, option(help="Folder; default the run, or attack/ for several.")] = None,
     config: Choice = None,
 ) -> None:
@@ -106,17 +111,18 @@ def attack(
     from simulations.attack.command import attack_command
 
     named = {"workload": workload, "method": method, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
-    given = merge(named, config)
+    given = merge({**named, "device": device}, config)
+    where = device_in(given)
     asked = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if membership:
         from simulations.attack.membership.command import membership_command, only
 
         run = only(runs or [], asked)
-        return membership_command(run, given, console, shadows=shadows, seed=seed, out=out)
+        return membership_command(run, given, console, shadows=shadows, seed=seed, device=where, out=out)
     if alone := sorted(asked & {"shadows", "method", "epsilon", "noise_multiplier"}):
         raise ValueError(f"--{alone[0].replace('_', '-')} belongs to --membership: add that, or leave it out")
     threat = ThreatModel(view=view, labels=labels, examples=examples)  # type: ignore[arg-type]
     attack_command(
         runs or [], console, compare=compare, given=given, threat=threat, batches=batch, images=images, attacks=attacks,
-        naive=naive, seconds=seconds, seed=seed, out=out,
+        naive=naive, seconds=seconds, seed=seed, device=where, out=out,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from simulations.settings.run import Device
 from simulations.settings.settings import RUN
 
 console = Console()
@@ -22,6 +23,15 @@ def setting(name: str, *names: str) -> Any:
     words += [] if all(str(choice) in words[0] for choice in declared.choices) else [declared.range]
     words += [f"default {declared.default}"] if declared.kind is not bool and declared.default is not None else []
     return option(*names, help="; ".join(words) + ".")
+
+
+def device_in(given: dict[str, Any]) -> Device:
+    """Take the setting ``device`` out of given ones: a command that looks at a run has a device of its own.
+
+    Raises ValueError for a device that is none.
+    """
+    found: Device = RUN["device"].parse(given.pop("device", RUN["device"].default))
+    return found
 
 
 Choice = Annotated[list[str] | None, option("-c", metavar="KEY=VALUE", help="Any other setting; repeatable.")]

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from logging import INFO
 
 import torch
 from flwr.app import RecordDict
+from flwr.common.logger import log
 
 from fedlsg.frame import Frame
 from fedlsg.gradients import Checked
@@ -76,7 +78,9 @@ def set_up(settings: Settings) -> None:
 
 
 def assemble(base: Base) -> Process:
-    """Build the initial model, W_0 and the replica of a base."""
+    """Build the initial model, W_0 and the replica of a base; a GPU is named in the log, so that run.log has it."""
+    if base.device == "cuda":
+        log(INFO, "clients of this process compute on %s", torch.cuda.get_device_name())
     state = base.public_state()
     replica = Replica(base=base, public=state) if base.settings.downlink == "sparse" else None
     return Process(base=base, state=state, replica=replica)

@@ -31,8 +31,8 @@ from simulations.plan.base import OwnPart
 from simulations.plan.plan import Base
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.outbox import Outbox
+from simulations.settings.device import own_draws, seed_draws
 from simulations.settings.settings import Settings
-from simulations.workloads import to_device
 from simulations.workloads.base.workload import Inputs
 from simulations.workloads.images.augment import draw_round, drawn_copies
 from strategies.federation.wire import Announcement, read_round
@@ -109,15 +109,14 @@ def _train(here: Process, account: Account, plan: RoundPlan, num_examples: int, 
     account.check(entry)
     used_rows: list[Tensor] = []
 
-    with torch.random.fork_rng(devices=[] if s.device == "cpu" else None):
+    with own_draws(base.device):
         # Dropout, if a model has it, draws from torch's own generator, by place in the batch. One example less moves
         # the others to other places. That is harmless while the draws are secret: masks are independent of each
         # other, so the release has the same distribution as if every example had drawn its mask in advance. Given
         # those masks, one example moves the sum by C at most, and this also holds for their mixture.
         # In the test mode the draws are the same on every engine (and a run is NOT PRIVATE).
         repeatable = public_generator(s.seed, "dropout", partition, round).initial_seed()
-        seed = torch.default_generator.manual_seed if s.device == "cpu" else torch.manual_seed  # or GPUs too
-        seed(repeatable if s.reproducible else secrets.randbits(63))
+        seed_draws(repeatable if s.reproducible else secrets.randbits(63), base.device)
         values = client_step(
             here.state.model,
             batches(base, partition, round, used_rows),
@@ -174,10 +173,10 @@ def batches(base: Base, partition: int, round: int, used_rows: list[Tensor]) -> 
     def batch(positions: Tensor) -> tuple[Inputs, Tensor]:
         rows = base.parts[partition][positions]
         used_rows.append(rows)
-        inputs, targets = base.workload.train.batch(rows)
+        inputs, targets = base.fetch(rows)
         if augment is not None and changes is not None:
             inputs, targets = drawn_copies(inputs, targets, changes[rows], augment)
-        return to_device(inputs, s.device), targets.to(s.device)
+        return inputs, targets
 
     return batch
 

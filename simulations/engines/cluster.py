@@ -81,6 +81,15 @@ class Cluster:
             raise RuntimeError(f"Ray did not start: {self._error}") from self._error
         rearm()  # Ray's own handler of SIGTERM prints a trace
 
+    def has_gpus(self) -> bool:
+        """Whether workers can have a share of a GPU. A Ray of our own counts those that torch can use."""
+        self.wait()
+        import ray
+        import torch
+
+        usable = self._folder is None or torch.cuda.is_available()
+        return bool(usable and ray.cluster_resources().get("GPU", 0) > 0)
+
     def give_back(self, workers: list[Any], *, cpus: float, gpus: float) -> None:
         """Keep idle workers for another run, with torch imported."""
         if (cpus, gpus) == PLAIN:

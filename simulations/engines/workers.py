@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from logging import WARNING
 from typing import Any
 from uuid import uuid4
@@ -49,7 +50,6 @@ class Workers:
     def __init__(self, cluster: Cluster, plan: Plan, client: str, history: History) -> None:
         s = plan.settings
         self._cluster, self._most, self._history = cluster, s.clients_per_round, history
-        self._need = {"cpus": s.client_cpus, "gpus": s.client_gpus if s.device == "cuda" else 0}
         self._plan = plan
         self._job = Job(
             run=uuid4().hex,
@@ -63,6 +63,13 @@ class Workers:
         self._running: dict[Any, tuple[Any, Pile, float]] = {}
         self._knows: dict[Any, int] = {}
         self._failed_starts = 0
+
+    @cached_property
+    def _need(self) -> dict[str, float]:
+        """Processors and GPUs of a worker; a share of a GPU under ``device=auto`` if the cluster has one."""
+        s = self._plan.settings
+        gpu = s.device == "cuda" or (s.device == "auto" and self._cluster.has_gpus())
+        return {"cpus": s.client_cpus, "gpus": s.client_gpus if gpu else 0}
 
     def __len__(self) -> int:
         if not self._known:
@@ -172,5 +179,6 @@ class Workers:
         """Give idle workers back to the cluster, and end the others."""
         for worker in [*self._coming.values(), *(worker for worker, _, _ in self._running.values())]:
             self._cluster.kill(worker)
-        self._cluster.give_back(self._free, **self._need)
+        if self._free:
+            self._cluster.give_back(self._free, **self._need)
         self._free, self._coming, self._running = [], {}, {}

@@ -17,6 +17,7 @@ from simulations.inspection.output import WARNING, first_factors, folder, lead, 
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
 from simulations.report.page import Row, RowKind, Table
 from simulations.report.terminal import print_table
+from simulations.settings.run import Device
 
 SPARSITIES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 SHOWN_SPARSITY = 0.3
@@ -36,8 +37,9 @@ def inspect_command(
     sparsities: str | None = None,
     ranks: str | None = None,
     layers: Sequence[str] = (),
+    device: Device = "auto",
 ) -> None:
-    """Measure, print and write. ``given`` are settings of a run that does not exist, where ``run`` is None.
+    """Measure on ``device``, print and write. ``given``: settings of a run that does not exist, where ``run`` is None.
 
     Raises ValueError for settings next to a run, for a list without numbers, and as reading a run directory does.
     """
@@ -48,9 +50,9 @@ def inspect_command(
     console.print(WARNING, style="bold red", highlight=False, soft_wrap=True)
     with console.status("loading data") as status:
         if run is not None:
-            subject = subject_of_run(run, progress=status.update)
+            subject = subject_of_run(run, device=device, progress=status.update)
         else:
-            subject = subject_of_settings(given, progress=status.update)
+            subject = subject_of_settings({**given, "device": device}, progress=status.update)
         path = folder(subject, out)
         for name in layers:
             resolve_layer(subject, name)

@@ -21,7 +21,9 @@ from fedlsg.randomness import public_generator
 from fedlsg.state import ServerState
 from simulations.plan.plan import Base, prepare
 from simulations.rundir.rundir import RunDir
+from simulations.settings.device import own_draws, seed_draws
 from simulations.settings.published import resolve
+from simulations.settings.run import Device
 from simulations.settings.settings import Settings, from_mapping
 from simulations.workloads import Progress, silent, to_device
 from simulations.workloads.base.workload import Inputs
@@ -101,8 +103,7 @@ class Subject:
             inputs, targets = train.batch(run)
             if augment is not None and changes is not None:
                 inputs, targets = drawn_copies(inputs, targets, changes[run], augment)
-            device = self.base.settings.device
-            yield to_device(inputs, device), targets.to(device)
+            yield to_device(inputs, self.base.device), targets.to(self.base.device)
 
     @contextmanager
     def at_start(self) -> Iterator[None]:
@@ -117,15 +118,18 @@ class Subject:
     @contextmanager
     def same_dropout(self) -> Iterator[None]:
         """Every pass draws the same dropout, and torch's own generator stays as it was."""
-        with torch.random.fork_rng(devices=[] if self.base.settings.device == "cpu" else None):
-            torch.manual_seed(public_generator(self.state.seed, "inspect", "dropout").initial_seed())
+        with own_draws(self.base.device):
+            seed_draws(public_generator(self.state.seed, "inspect", "dropout").initial_seed(), self.base.device)
             yield
 
 
-def subject_of_run(path: str, *, progress: Progress = silent) -> Subject:
-    """The last checkpoint of a run directory. Raises ValueError if it is none, or has other parameters."""
+def subject_of_run(path: str, *, device: Device = "auto", progress: Progress = silent) -> Subject:
+    """The last checkpoint of a run directory, on ``device``, wherever the run was made.
+
+    Raises ValueError if it is none, or has other parameters.
+    """
     directory = RunDir.open(path)
-    settings = directory.read_config()
+    settings = replace(directory.read_config(), device=device)
     saved = directory.load_checkpoint() if directory.checkpoint.exists() else None
     return _subject(settings, directory.path, saved, progress)
 
@@ -136,8 +140,6 @@ def subject_of_settings(given: Mapping[str, object], *, progress: Progress = sil
 
 
 def _subject(settings: Settings, run: Path | None, saved: dict[str, Any] | None, progress: Progress) -> Subject:
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        settings = replace(settings, device="cpu")  # a run made on a GPU can be looked at without one
     base = prepare(settings, progress=progress)
     public = base.public_state()
     start = {name: p.clone() for name, p in public.parameters.items()}

@@ -21,11 +21,12 @@ from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import Codec, Dither, IndexMode
 from fedlsg.state import PublicState, RoundPlan, ServerState, select_clients
 from simulations import workloads
+from simulations.settings.device import device_of
 from simulations.settings.published import from_run_config
 from simulations.settings.resolve import build_method, check, check_codecs, fill, resolved, uplink_codec
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings, as_config
-from simulations.workloads import Options, Progress, Split, Workload, build_model, silent
+from simulations.workloads import Fetch, Options, Progress, Split, Workload, build_model, fetcher, silent
 from simulations.workloads.base.workload import Augment
 from simulations.workloads.partition import partition
 
@@ -75,6 +76,16 @@ class Base:
     stream: tuple[int | str, ...] = ()
     declared: tuple[int, ...] | None = None
 
+    @cached_property
+    def device(self) -> str:
+        """Where this process computes: "cpu" or "cuda"."""
+        return device_of(self.settings.device)
+
+    @cached_property
+    def fetch(self) -> Fetch:
+        """Training examples by their rows, on this process's device."""
+        return fetcher(self.workload.train, self.device)
+
     @property
     def sizes(self) -> list[int]:
         """Declared number of examples N_k of every client."""
@@ -87,11 +98,11 @@ class Base:
         return [self.local.sample_rate if size is None else min(size / n, 1.0) for n in self.sizes]
 
     def build_model(self) -> nn.Module:
-        """The initial model as the method trains it: public, equal in every process, on the run's device."""
+        """The initial model as the method trains it: public, equal in every process, on this process's device."""
         s = self.settings
         model = build_model(self.workload, s.model, s.seed)
         prepare_model(model, self.method.carrier, classifier=self.workload.classifier, seed=s.seed)
-        return model.to(s.device)
+        return model.to(self.device)
 
     def public_state(self) -> PublicState:
         """The public state before the first round, on a model of its own."""

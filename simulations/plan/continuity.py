@@ -42,7 +42,8 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
     for part in plan.parts:
         sha.update(len(part).to_bytes(8, "little") + part.numpy().tobytes())
     tests = {name: data_digest(split) for name, split in plan.workload.tests.items()}
-    return {"settings": dict(as_config(plan.settings)), "partition": sha.hexdigest(), "tests": tests}
+    settings = {**as_config(plan.settings), "device": plan.device}  # the one in use: auto may find another later
+    return {"settings": settings, "partition": sha.hexdigest(), "tests": tests}
 
 
 def keep_data_digest(plan: Plan, run: RunDir) -> None:

@@ -161,7 +161,7 @@ def count_blocks(base: Base) -> int:
     model = base.build_model()
     check_supported(model)
     if base.method.mechanism.clips:
-        check_model(model, base.workload.test, device=base.settings.device)
+        check_model(model, base.workload.test, device=base.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
     return len(trainable(model)) + (len(carried) if base.method.carrier.splits else 0)
 

@@ -45,7 +45,7 @@ class Recorder:
         self._show = show
         self.name = secrets.token_hex(8) if deployed else ""
         self.spent = Spent(run, len(plan.terms), delta=s.delta)
-        self.evaluation = Evaluation(state, plan.workload, device=s.device)
+        self.evaluation = Evaluation(state, plan.workload, device=plan.device)
         self.tables = Tables(run)
         self.totals = Totals()
         self._fingerprint = fingerprint(plan)

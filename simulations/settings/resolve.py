@@ -14,6 +14,7 @@ from fedlsg.method import LocalTraining, Method
 from fedlsg.payload import DEFAULT_CODEC, Codec, all_codecs, check_fits, find_codec, keeps_memory
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
+from simulations.settings.device import device_of
 from simulations.settings.run import Resolved
 from simulations.settings.settings import (
     RUN,
@@ -121,9 +122,7 @@ def check(s: Resolved, workload: Workload) -> None:
     """Raise ValueError, naming setting and fix, for what is out of range, does not fit together, or cannot run here."""
     if s.augment != "none" and workload.augment is None:
         raise ValueError(f"workload {workload.name} has no augmentation {s.augment!r}; leave augment out")
-    if s.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device 'cuda' was requested, but torch finds no CUDA device here; use --device cpu")
-    if s.device == "cuda" and s.precision == "bfloat16" and not torch.cuda.is_bf16_supported():
+    if device_of(s.device) == "cuda" and s.precision == "bfloat16" and not torch.cuda.is_bf16_supported():
         raise ValueError("precision='bfloat16' was requested, but this CUDA device has no bfloat16; use 'float32'")
     for name, declared in RUN.items():
         declared.check(getattr(s, name))

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from fedlsg.setting import Setting
 
 Bits = Literal["float32", "bfloat16"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +162,10 @@ class Settings:
         Literal["ray", "local", "flower"],
         Setting("ray: Ray workers; local: this process; flower: written by flwr run."),
     ] = "ray"
-    device: Annotated[Literal["cpu", "cuda"], Setting("Where models are computed.", aliases=("gpu",))] = "cpu"
+    device: Annotated[
+        Device,
+        Setting("Where models are computed; auto: CUDA in each process that finds it.", aliases=("gpu",)),
+    ] = "auto"
     precision: Annotated[Bits, Setting("Precision of the forward and backward pass.")] = "float32"
     activation_storage: Annotated[Bits, Setting("Precision in which activations are stored.")] = "float32"
     threads: Annotated[int, Setting("Threads of torch in every process.", "threads", at_least=1)] = 1

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedlsg.choices import choose
 from fedlsg.randomness import public_generator
+from simulations.workloads.base.on_device import Fetch, fetcher, to_device
 from simulations.workloads.base.workload import (
     Options,
     Progress,
@@ -24,7 +25,6 @@ from simulations.workloads.base.workload import (
     Workload,
     build_model,
     silent,
-    to_device,
 )
 from simulations.workloads.images import digits, hf_image
 from simulations.workloads.images.image_sets import IMAGE_SETS
@@ -32,8 +32,8 @@ from simulations.workloads.texts import hf_text
 from simulations.workloads.texts.glue import TASKS
 
 __all__ = [
-    "Options", "Progress", "Split", "Workload", "build_model", "load", "names", "presets", "silent", "summary",
-    "to_device",
+    "Fetch", "Options", "Progress", "Split", "Workload", "build_model", "fetcher", "load", "names", "presets", "silent",
+    "summary", "to_device",
 ]  # fmt: skip
 
 DEFAULT = Options()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedlsg.training.client
 from benchmarks import pairs
 from benchmarks.arms import OURS, in_channels_last
 from benchmarks.pairs import Estimate, estimate, interleave, ratios, summary, table, write
@@ -14,7 +15,10 @@ from benchmarks.rivals import RIVALS
 from benchmarks.step import device_of, device_peaks
 from benchmarks.subjects import Subject, on_device
 from benchmarks.work import flops, work_table
+from fedlsg.training.microbatches import runs_of
+from tests.fedlsg.support.pretend_cuda import CUDA, pretended_cuda
 
+LABELS = torch.arange(9) % 2
 FREE = ("vmap", "rgp reparametrised")
 
 
@@ -89,6 +93,18 @@ def test_a_missing_device_is_named(capsys):
     with pytest.raises(SystemExit):
         device_of("cuda", ArgumentParser())
     assert "finds no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [*OURS, *FREE])
+def test_every_arm_steps_on_a_pretended_device_in_one_pass(name, monkeypatch):
+    """Off the CPU a microbatch has what a batch hardly ever exceeds, or fewer: benchmarks declare their batch."""
+    passes = []
+    monkeypatch.setattr(fedlsg.training.client, "runs_of", lambda *a: passes.append(runs_of(*a)) or passes[-1])
+    with pretended_cuda(monkeypatch) as mode:
+        subject = on_device(Subject(**{**vars(tiny()), "inputs": torch.randn(9, 3, 4, 4), "targets": LABELS}), CUDA)
+        (OURS | RIVALS)[name](subject)()
+    assert mode.operations > 10
+    assert all(len(runs) == 1 for runs in passes)
 
 
 @pytest.mark.gpu

@@ -45,12 +45,14 @@ class Seen:
 
 
 def clipped_rows(seen: Observation, inputs: Batch, targets: Tensor) -> Float[Tensor, "batch kept"]:
-    """What each example adds to the sum: the client's own gradients, block weights and clip, row by row."""
-    precision = seen.local.precision
+    """What each example adds to the sum, on the CPU: the client's own gradients, block weights and clip, row by row."""
+    precision, device = seen.local.precision, seen.values.device
+    inputs = inputs.to(device) if isinstance(inputs, Tensor) else {name: t.to(device) for name, t in inputs.items()}
+    targets = targets.to(device)
     gradients = per_example_gradients(seen.model, seen.loss_fn, inputs, targets, seen.frame, precision=precision)
     units = per_unit(gradients, seen.frame, 1)
     rows = [clipped_sum([unit[i : i + 1] for unit in units], seen.mechanism) for i in range(len(targets))]
-    return torch.stack(rows) if rows else torch.zeros(0, seen.frame.kept)
+    return torch.stack(rows).cpu() if rows else torch.zeros(0, seen.frame.kept)
 
 
 def look(seen: Observation, canaries: tuple[Batch, Tensor], rest: tuple[Batch, Tensor], included: Tensor) -> Seen:
@@ -63,7 +65,7 @@ def look(seen: Observation, canaries: tuple[Batch, Tensor], rest: tuple[Batch, T
     own, others = clipped_rows(seen, *canaries).double(), clipped_rows(seen, *rest).double()
     q, weights, std = seen.local.sample_rate, step_weights(seen.local), seen.noise_std
     drift = q * sum(weights)
-    residual = seen.values.double() - drift * (others.sum(0) + own.sum(0) / 2)
+    residual = seen.values.cpu().double() - drift * (others.sum(0) + own.sum(0) / 2)
     lengths = own.norm(dim=1).clamp_min(1e-12)
     way = drift * (own.mT @ (included.double() - 0.5))
     present = torch.cat([others, own[included]]) @ way

@@ -119,19 +119,22 @@ def score(
 def rounds_of(
     setting: Setting, rows: Float[Tensor, "n kept"], name: str, seed: int | None, rounds: int, tick: Tick
 ) -> Float[Tensor, "rounds kept"]:
-    """Outputs of one client with these gradients, one a round."""
-    outputs = []
+    """Outputs of one client with these gradients, one a round, on the CPU; the steps are on the model's device."""
+    outputs, rows = [], rows.to(next(setting.model.parameters()).device)
     for round in range(rounds):
         total = torch.zeros(setting.frame.kept)
         for other in range(setting.summed):
-            total = total + release(
-                rows if other == 0 else rows[:0],
-                model=setting.model,
-                frame=setting.frame,
-                mechanism=setting.mechanism,
-                local=setting.local,
-                sampler=_stream(seed, "sampler", name, round, other),
-                noise=_stream(seed, "noise", name, round, other),
+            total = (
+                total
+                + release(
+                    rows if other == 0 else rows[:0],
+                    model=setting.model,
+                    frame=setting.frame,
+                    mechanism=setting.mechanism,
+                    local=setting.local,
+                    sampler=_stream(seed, "sampler", name, round, other),
+                    noise=_stream(seed, "noise", name, round, other),
+                ).cpu()
             )
         outputs.append(total)
         tick()

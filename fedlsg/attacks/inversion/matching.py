@@ -88,9 +88,10 @@ def match(
 ) -> Guess:
     """The batch of lowest objective over all restarts, with every value in the prior's range.
 
-    Where the number of examples is not granted, the declared expected batch is used. Works in the precision of
-    ``seen`` (``seen.in_float64()`` for all that is there). Guarantee: the same observation, knowledge, prior, attack
-    and generator state give the same guess, unless ``seconds`` cuts it off.
+    Where the number of examples is not granted, the declared expected batch is used. Works in the precision and on the
+    device of ``seen`` (``seen.in_float64()`` for all digits that are there); draws and the guess are on the CPU.
+    Guarantee: the same observation, knowledge, prior, attack and generator state give the same guess, unless
+    ``seconds`` cuts it off.
     Raises DoesNotApply where ``objective`` does, and for a loss that takes no soft labels where none are granted.
     """
     examples = knowledge.examples or max(1, round(seen.local.expected_batch))
@@ -111,7 +112,8 @@ def match(
     labels = targets if knowledge.labels is not None else targets.argmax(1)
     total = attack.evaluations * attack.restarts
     progress(total, total, f"objective {lowest:.3g}")
-    return Guess(inputs=inputs, labels=labels, objective=lowest, note=_note(attack, knowledge, examples, restart))
+    note = _note(attack, knowledge, examples, restart)
+    return Guess(inputs=inputs.cpu(), labels=labels.cpu(), objective=lowest, note=note)
 
 
 def _watch(attack: Matching, restart: int, before: float, deadline: float, progress: Progress) -> GoOn:

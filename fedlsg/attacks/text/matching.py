@@ -85,6 +85,7 @@ def match_text(
     if not isinstance(words, nn.Embedding):
         raise DoesNotApply(f"words={path!r} is no table of word embeddings: tokens have no gradient")
     examples = knowledge.examples or max(1, round(seen.local.expected_batch))
+    prior = prior.to(seen.values.device)
     search = _Search(seen, prior, attack, words, progress)
     best: tuple[float, Tensor, Tensor] | None = None
     restart = 0
@@ -96,7 +97,7 @@ def match_text(
             break
     assert best is not None
     note = f"{attack.compare} {attack.distance}, {restart + 1} restart(s), {search.tried} replays"
-    return Guess(inputs=best[1], labels=best[2], objective=best[0], note=note)
+    return Guess(inputs=best[1].cpu(), labels=best[2].cpu(), objective=best[0], note=note)
 
 
 def _start(
@@ -105,7 +106,9 @@ def _start(
     """The prior's start or blind guess, then a continuous search from tokens that are drawn."""
     prior, allowed = search.prior, search.allowed
     labels = knowledge.labels if knowledge.labels is not None else torch.zeros(examples, dtype=torch.int64)
-    drawn = allowed[torch.randint(len(allowed), (examples, prior.vocabulary.length), generator=generator)]
+    labels = labels.to(allowed.device)
+    draw = torch.randint(len(allowed), (examples, prior.vocabulary.length), generator=generator)
+    drawn = allowed[draw.to(allowed.device)]
     blind = drawn if prior.blind is None else prior.blind.expand(examples, -1)
     if restart == 0:
         return (blind if prior.start is None else prior.start).clone(), labels
@@ -122,8 +125,8 @@ class _Search:
         self.distance = objective(seen, distance=attack.distance, compare=attack.compare)
         self.deadline = math.inf if attack.seconds is None else time.monotonic() + attack.seconds
         v = prior.vocabulary
-        common = torch.zeros(v.size) if prior.log_frequency is None else prior.log_frequency
-        barred = torch.zeros(v.size, dtype=torch.bool)
+        common = seen.values.new_zeros(v.size) if prior.log_frequency is None else prior.log_frequency
+        barred = torch.zeros(v.size, dtype=torch.bool, device=common.device)
         barred[[*v.special, v.pad]] = True
         self.allowed = (~barred & (common > -math.inf)).nonzero().squeeze(1)
         self.tried = 0
@@ -148,9 +151,9 @@ class _Search:
 
     def _cost(self, tokens: Tensor) -> Tensor:
         if self.attack.distance != "likelihood":
-            return torch.zeros(tokens.shape)
+            return torch.zeros(tokens.shape, device=tokens.device)
         if self.prior.log_frequency is None:
-            return torch.full(tokens.shape, math.log(self.prior.vocabulary.size))
+            return torch.full(tokens.shape, math.log(self.prior.vocabulary.size), device=tokens.device)
         return -self.prior.log_frequency[tokens].clamp_min(-1e6)
 
     def gradient(self, tokens: Tensor, labels: Tensor) -> tuple[float, Float[Tensor, "batch positions n"]]:
@@ -164,7 +167,7 @@ class _Search:
         """The objective of free word embeddings: placeholder numbers index the table, so that rows can be replayed."""
         self.tried += 1
         pad = self.prior.vocabulary.pad
-        places = torch.arange(table[..., 0].numel()).view(table.shape[:2]) + pad + 1
+        places = torch.arange(table[..., 0].numel(), device=table.device).view(table.shape[:2]) + pad + 1
         # Fused attention has no second derivative; the plain form of it has.
         with standing_in(self.words, table.flatten(0, 1), pad), sdpa_kernel(SDPBackend.MATH):
             return self.distance(self.inputs(places.masked_fill(padded, pad)), labels)
@@ -174,7 +177,7 @@ class _Search:
         table = self.words.weight.detach()
         shape = torch.Size((*tokens.shape, table.shape[1]))
         spread = table[self.allowed].std()
-        limit = torch.full((shape.numel(),), math.inf)
+        limit = torch.full((shape.numel(),), math.inf, device=table.device)
         padded = tokens == self.prior.vocabulary.pad
         total = self.attack.evaluations
         energy = partial(self._flat_energy, shape, labels, padded)
@@ -195,11 +198,11 @@ class _Search:
 
     def _only_candidates(self, scores: Float[Tensor, "batch positions tokens"]) -> Tensor:
         """-inf for tokens that are not tried at a position."""
+        keep = torch.zeros(scores.shape[1:], dtype=torch.bool, device=scores.device)
         if self.prior.candidates is None:
-            keep = torch.zeros(scores.shape[1:], dtype=torch.bool)
             keep[:, self.allowed] = True
         else:
-            keep = torch.zeros(scores.shape[1:], dtype=torch.bool).scatter_(1, self.prior.candidates.mT, True)
+            keep.scatter_(1, self.prior.candidates.mT, True)
         return scores.masked_fill(~keep, -math.inf)
 
     def improve(self, tokens: Tensor, labels: Tensor, *, free_labels: bool) -> tuple[float, Tensor, Tensor]:
@@ -228,7 +231,7 @@ class _Search:
             for row in range(len(labels)):
                 for label in range(self.classes):
                     if label != labels[row]:
-                        yield tokens, labels.index_fill(0, torch.tensor([row]), label)
+                        yield tokens, labels.index_fill(0, torch.tensor([row], device=labels.device), label)
         for one in range(len(tokens)):
             for other in range(one + 1, len(tokens)):
                 for position in (tokens[one] != tokens[other]).nonzero().squeeze(1):
@@ -258,7 +261,7 @@ class _Search:
     @property
     def classes(self) -> int:
         """Outputs of the model, counted in a run of one text."""
-        ids = torch.full((1, self.prior.vocabulary.length), int(self.allowed[0]))
+        ids = self.allowed[:1].expand(1, self.prior.vocabulary.length)
         with torch.no_grad():
             outputs: Tensor = self.seen.model(**self.inputs(ids))
         return outputs.shape[1]

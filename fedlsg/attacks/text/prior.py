@@ -1,7 +1,8 @@
 """What is public about texts, for the matching attacks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -33,3 +34,8 @@ class TextPrior:
         for name, tokens in (("blind", self.blind), ("start", self.start), ("candidates", self.candidates)):
             if tokens is not None and tokens.shape[-1:] != (self.vocabulary.length,):
                 raise ValueError(f"expected {name} of {self.vocabulary.length} positions, got {tuple(tokens.shape)}")
+
+    def to(self, device: torch.device) -> "TextPrior":
+        """The same on a device."""
+        tensors = {name: getattr(self, name) for name in ("log_frequency", "blind", "start", "candidates")}
+        return replace(self, **{name: t.to(device) for name, t in tensors.items() if t is not None})

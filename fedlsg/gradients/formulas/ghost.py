@@ -26,6 +26,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from fedlsg.gradients.formulas.conv import padding_before
+from fedlsg.tensors.products import keeps_digits
 
 SMALLEST_WEIGHT = 2**14
 """Size of a weight from which ghost clipping is considered."""
@@ -128,12 +129,12 @@ def keeps_float32_digits(device_type: str) -> bool:
 
     With matmul precision "high" or "medium", CPUs that have bfloat16 units use them, too.
     """
-    if torch.get_float32_matmul_precision() != "highest":
+    if not keeps_digits(device_type):
         return False
-    if device_type == "cpu":
-        conv = getattr(torch.backends.mkldnn, "conv", None)  # from torch 2.9 on
+    conv = getattr(torch.backends.mkldnn if device_type == "cpu" else torch.backends.cudnn, "conv", None)
+    if conv is not None:  # from torch 2.9 on
         return getattr(conv, "fp32_precision", "none") in ("none", "ieee")
-    return not torch.backends.cudnn.allow_tf32
+    return device_type == "cpu" or not torch.backends.cudnn.allow_tf32
 
 
 def squared_norms(layer: nn.Module, g: Tensor, x: Tensor) -> Float[Tensor, " batch"]:

@@ -31,7 +31,13 @@ LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def _linear(
-    seen: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, seconds: float, progress: Progress
+    seen: Observation,
+    known: Knowledge,
+    prior: Prior,
+    generator: torch.Generator,
+    seconds: float,
+    progress: Progress,
+    device: str = "cpu",
 ) -> Guess:
     seen = seen.in_float64()
     guess = input_of_linear(seen, prior)
@@ -45,7 +51,13 @@ def _linear(
 
 
 def _relu(
-    seen: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, seconds: float, progress: Progress
+    seen: Observation,
+    known: Knowledge,
+    prior: Prior,
+    generator: torch.Generator,
+    seconds: float,
+    progress: Progress,
+    device: str = "cpu",
 ) -> Guess:
     return relu_batch(seen.in_float64(), prior, known, generator)
 
@@ -58,12 +70,13 @@ def _matching(name: str, *, naive: bool) -> Attack[Prior]:
         generator: torch.Generator,
         seconds: float,
         progress: Progress,
+        device: str = "cpu",
     ) -> Guess:
         attack = replace(ATTACKS[name], compare="naive" if naive else "adaptive", seconds=seconds)
         if prior.size > SMALL:
             attack = replace(attack, **LARGE.get(name, {}))
         known = with_labels(seen, prior, known)
-        return match(seen, known, prior, attack=attack, generator=generator, progress=progress)
+        return match(seen.to(device), known, prior, attack=attack, generator=generator, progress=progress)
 
     return Attack(name=name + NAIVE if naive else name, run=run)
 

@@ -22,19 +22,28 @@ from simulations.report.terminal import bar, print_note, print_table
 from simulations.report.words import duration
 from simulations.rundir.rundir import RunDir
 from simulations.settings.published import resolve
+from simulations.settings.run import Device
 from simulations.settings.settings import Settings, from_mapping
 
 SHADOWS = 16
-USED = frozenset(
-    {"runs", "membership", "shadows", "workload", "method", "epsilon", "noise_multiplier", "seed", "out", "config"}
-)
+USED = frozenset({
+    "runs", "membership", "shadows", "workload", "method", "epsilon", "noise_multiplier", "seed", "device", "out",
+    "config",
+})  # fmt: skip
 """Options of ``fedlsg attack`` that --membership reads."""
 
 
 def membership_command(
-    run: str | None, given: Mapping[str, Any], console: Console, *, shadows: int | None, seed: int, out: str | None
+    run: str | None,
+    given: Mapping[str, Any],
+    console: Console,
+    *,
+    shadows: int | None,
+    seed: int,
+    device: Device = "auto",
+    out: str | None,
 ) -> None:
-    """Train, attack, print; write membership.json and membership.html.
+    """Train on ``device``, attack, print; write membership.json and membership.html.
 
     Raises ValueError for a wrong option, settings next to a run, or settings that cannot train on half of the data.
     """
@@ -46,7 +55,7 @@ def membership_command(
     began = time.monotonic()
     wanted = from_mapping(resolve(given)) if run is None else RunDir.open(run).read_config()
     with console.status("loading data, calibrating noise") as status:
-        plan = make_plan(as_shadow(wanted), progress=status.update)
+        plan = make_plan(as_shadow(wanted, device), progress=status.update)
         claim = claimed(plan)
     with bar(console) as tick:
         models = train_all(plan, shadows=shadows, seed=seed, tick=tick)
@@ -78,11 +87,10 @@ def only(runs: Sequence[str], given: Collection[str]) -> str | None:
     return runs[0] if runs else None
 
 
-def as_shadow(wanted: Settings) -> Settings:
+def as_shadow(wanted: Settings, device: Device = "auto") -> Settings:
     """The settings of shadow models: nothing recorded, evaluated at the end only, reproducible noise."""
-    if wanted.device == "cuda" and not torch.cuda.is_available():
-        wanted = replace(wanted, device="cpu")  # a run made on a GPU can be attacked without one
-    return replace(wanted, engine="local", record_updates=False, reproducible=True, evaluate_every=10**6, run_dir=None)
+    wanted = replace(wanted, engine="local", device=device, record_updates=False)
+    return replace(wanted, reproducible=True, evaluate_every=10**6, run_dir=None)
 
 
 def own_model(run: str, plan: Plan, seed: int) -> LossThreshold | None:
@@ -93,7 +101,7 @@ def own_model(run: str, plan: Plan, seed: int) -> LossThreshold | None:
     state = plan.server_state()
     state.load_state_dict(directory.load_checkpoint()["server"])
     generator = public_generator(seed, "membership", "own")
-    train, test, device = plan.workload.train, plan.workload.test, plan.settings.device
+    train, test, device = plan.workload.train, plan.workload.test, plan.device
     rows = torch.randperm(len(train), generator=generator)[: len(test)]
     with state.evaluated() as model:
         ours, theirs = (

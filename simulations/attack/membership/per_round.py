@@ -70,7 +70,7 @@ def per_round(plan: Plan, *, seed: int) -> list[PerRound]:
 def _gradients(plan: Plan) -> tuple[list[torch.Tensor], int]:
     """Per-example gradients of each block, the longest example first, and the number of blocks."""
     state = plan.server_state()
-    frame, device = state.frame(), plan.settings.device
+    frame, device = state.frame(), plan.device
     inputs, labels = plan.workload.train.batch(plan.parts[0][:COMPANY])
     rows = per_example_gradients(
         state.model, cross_entropy, to_device(inputs, device), labels.to(device), frame, precision=plan.local.precision

@@ -65,8 +65,8 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
             tick(share, f"model {number + 1} of {len(inside)}, round {done}")
 
         with trained(on_half(plan, members), seed, number, on_round) as model:
-            found.append(confidences(model, plan.workload.train, rows, plan.settings.device))
-            accuracy.append(accuracy_of(model, plan.workload.test, plan.settings.device))
+            found.append(confidences(model, plan.workload.train, rows, plan.device))
+            accuracy.append(accuracy_of(model, plan.workload.test, plan.device))
         if not np.isfinite(found[-1]).all():
             raise ValueError(f"model {number + 1} of {len(inside)} diverged: its outputs are not finite; train slower")
     order = rows.numpy()

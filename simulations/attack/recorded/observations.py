@@ -1,7 +1,7 @@
 """Observations from a recorded run: payloads as sent, and frames computed again from the public weights of their round.
 
-Reads config.toml, rounds.csv, ledger/ and updates/ of a run directory, never updates-truth/. A payload has a
-checksum and names the digest of its frame; the files of weights and kept positions have checksums as well.
+Reads config.toml, summary.json, rounds.csv, ledger/ and updates/ of a run directory, never updates-truth/. A payload
+has a checksum and names the digest of its frame; the files of weights and kept positions have checksums as well.
 """
 
 import math
@@ -25,6 +25,7 @@ from fedlsg.state import ClientTerms, Phase, PublicState, load_weights, phase_of
 from simulations.plan.plan import Base, prepare
 from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
+from simulations.settings.run import Device, Settings
 from simulations.workloads import Progress, silent
 
 RECORD = "record one with: fedlsg run ... --record-updates"
@@ -46,7 +47,9 @@ class Record:
         return each if threat.view == "client" else [summed(each)]
 
     def observation(self, round: int, client: int) -> Observation:
-        """One client's payload. Raises ValueError naming the file for one that is damaged, or of another frame."""
+        """One client's payload, on the CPU. Raises ValueError naming the file for one that is damaged, or of another
+        frame: on another device than the server's, carriers have other last digits.
+        """
         state = replace(self._start, model=self.model_of(round))
         frame = self._frame(state, round)
         plan = plan_round(state.method, round, frame, self.base.local)
@@ -66,9 +69,12 @@ class Record:
             most=self.base.method.compression.most(frame.wire.size),
         )
         try:
-            values = decode(unpack(path.read_bytes(), expected), frame)
+            values = decode(unpack(path.read_bytes(), expected).to(self.base.device), frame)
         except PayloadError as error:
-            raise ValueError(f"{path}: {error}; the record is damaged, or other weights or settings made it") from None
+            raise ValueError(
+                f"{path}: {error}; the record is damaged, or other weights, settings or "
+                f"another device than {self.base.device} made it"
+            ) from None
         return Observation(
             model=state.model,
             loss_fn=cross_entropy,
@@ -79,7 +85,7 @@ class Record:
             noise_std=self.base.codec.received_noise(dither.noise_std),
             round=round,
             clients=(client,),
-        )
+        ).to("cpu")
 
     def model_of(self, round: int) -> nn.Module:
         """The public model that the clients of ``round`` started from. Raises ValueError for a damaged file."""
@@ -161,7 +167,7 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
             "this run has trust=aggregate: one payload has too small a share of the noise, and nobody is assumed to "
             "see a single payload; attack the sum with --view aggregate"
         )
-    base = prepare(replace(settings, device="cpu"), progress=progress)
+    base = prepare(replace(settings, device=made_on(run, settings)), progress=progress)
     if base.augment is not None:
         raise ValueError("attacks replay a client without augmentation: record a run with -c augment=none")
     if keeps_memory(base.method, base.codec):
@@ -170,6 +176,15 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
             "what earlier rounds left out: attack method sgd with another codec, which hides nothing either"
         )
     return Record(run=run, base=base, payloads=payloads)
+
+
+def made_on(run: RunDir, settings: Settings) -> Device:
+    """The device of a run's server, for the same bits of its frames, or the nearest that is here.
+
+    An unfinished run has no summary that names it: its setting counts.
+    """
+    used = run.read_summary(strict=False)["device"] if run.summary.exists() else settings.device
+    return "cpu" if used == "cpu" else "auto"
 
 
 def _payloads(folder: Path) -> dict[int, dict[int, Path]]:

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from fedlsg.attacks.inversion.matching import Progress
 from fedlsg.attacks.membership.matched_filter import closed_form_tpr
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
 from fedlsg.randomness import public_generator
@@ -31,7 +30,7 @@ class Options:
 
     batches: sizes of the updates that are attacked; examples: about how many of each size. attacks: names with commas;
     None: the strongest that fit, with their naive forms if ``naive``. seconds: of one attack on one update. seed: of
-    the starting points.
+    the starting points. device: of the matching attacks; closed forms are computed on the CPU.
     """
 
     batches: tuple[int, ...]
@@ -40,6 +39,7 @@ class Options:
     naive: bool
     seconds: float
     seed: int
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if not self.batches or min(self.batches) < 1 or self.examples < 1 or not self.seconds > 0:
@@ -51,13 +51,14 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Attack(Generic[P]):
-    """An attack of ``fedlsg attack``: ``run(seen, knowledge, prior, generator, seconds, progress)`` gives a guess.
+    """An attack of ``fedlsg attack``: ``run(seen, knowledge, prior, generator, seconds, progress, device)`` gives a
+    guess, on the CPU.
 
     Raises DoesNotApply where there is nothing for it to work on.
     """
 
     name: str
-    run: Callable[[Observation, Knowledge, P, torch.Generator, float, Progress], Guess]
+    run: Callable[..., Guess]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -175,7 +176,7 @@ def attempts(
         started = time.monotonic()
         generator = public_generator(options.seed, "attack", number, attack.name)
         try:
-            guess = attack.run(target.seen, known, prior, generator, options.seconds, progress)
+            guess = attack.run(target.seen, known, prior, generator, options.seconds, progress, options.device)
         except DoesNotApply as error:
             refused[attack.name] = str(error)
             continue

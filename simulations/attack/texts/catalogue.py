@@ -26,6 +26,7 @@ def _span(
     generator: torch.Generator,
     seconds: float,
     progress: Progress,
+    device: str = "cpu",
 ) -> Guess:
     texts = known.examples or max(1, round(seen.local.expected_batch))
     scores = span_test(seen, prior.vocabulary)
@@ -47,6 +48,7 @@ def _matching(name: str, *, naive: bool) -> Attack[TextPrior]:
         generator: torch.Generator,
         seconds: float,
         progress: Progress,
+        device: str = "cpu",
     ) -> Guess:
         attack = TextMatching(
             distance="likelihood" if seen.noise_std and not naive else "cosine",
@@ -60,7 +62,7 @@ def _matching(name: str, *, naive: bool) -> Attack[TextPrior]:
             prior = replace(prior, start=start, candidates=scores.candidates(CANDIDATES))
         except DoesNotApply:
             pass  # matching starts from the blind guess
-        return match_text(seen, known, prior, attack=attack, generator=generator, progress=progress)
+        return match_text(seen.to(device), known, prior, attack=attack, generator=generator, progress=progress)
 
     return Attack(name=name, run=run)
 

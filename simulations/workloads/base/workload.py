@@ -194,13 +194,6 @@ def _unavailable(rows: Any) -> Inputs:
     raise ValueError("no training row is loaded here: the clients of a deployment hold them")
 
 
-def to_device(inputs: Inputs, device: str) -> Inputs:
-    """Inputs of a batch on a device: a tensor, or every tensor of a dict."""
-    if isinstance(inputs, Tensor):
-        return inputs.to(device)
-    return {name: tensor.to(device) for name, tensor in inputs.items()}
-
-
 Parquet = Callable[[Sequence[Path], Path], Split]
 """Reads parquet files; the decoded or tokenised rows go to a cache folder."""
 

@@ -16,10 +16,11 @@ from torch import Tensor
 import fedlsg.privacy.mechanism
 import fedlsg.training.client
 from fedlsg.frame import Frame
-from fedlsg.gradients.formulas.ghost import GhostGradients
+from fedlsg.gradients.formulas.ghost import GhostGradients, keeps_float32_digits
 from fedlsg.gradients.per_example import block_gradients, per_example_gradients, summable, summed_gradient
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum
+from fedlsg.tensors.products import keeps_digits
 from fedlsg.training.client import LocalTraining
 from tests.fedlsg.support.gradient_oracle import make_frame, naive
 from tests.fedlsg.support.problems import Problem, cnn, make, mlp, standardised, transformer, wide
@@ -209,3 +210,72 @@ def test_blocks_on_cuda_are_near_those_of_the_cpu(build, precision):
     assert {(t.dtype, t.device.type) for t in got} == {(torch.float32, "cuda")}
     assert distances([t.cpu() for t in got], exact).max() < TOLERANCE[precision]
     assert clipped_sum([t[:1] for t in got], CLIP).double().norm() <= CLIP.clip_norm
+
+
+BACKENDS = torch.backends
+RELAXED = {
+    "older": lambda: torch.set_float32_matmul_precision("high"),
+    "everywhere": lambda: setattr(BACKENDS, "fp32_precision", "tf32"),
+    "products of CUDA": lambda: setattr(BACKENDS.cuda.matmul, "fp32_precision", "tf32"),
+    "products of the CPU": lambda: setattr(BACKENDS.mkldnn.matmul, "fp32_precision", "bf16"),
+    "convolutions of CUDA": lambda: None,
+}
+"""Ways to let torch round the factors of products; the last is torch's own default."""
+NARROWED = {
+    "older": {"cpu", "cuda"}, "everywhere": {"cpu", "cuda"}, "products of CUDA": {"cuda"},
+    "products of the CPU": {"cpu"}, "convolutions of CUDA": set(),
+}  # fmt: skip
+
+
+@pytest.fixture
+def relaxed(request):
+    RELAXED[request.param]()
+    yield request.param
+    BACKENDS.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+    BACKENDS.cuda.matmul.fp32_precision = BACKENDS.mkldnn.matmul.fp32_precision = "none"
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.skipif(not hasattr(BACKENDS, "fp32_precision"), reason="torch has the older interface only")
+@pytest.mark.parametrize("relaxed", RELAXED, indirect=True)
+def test_tf32_by_any_interface_does_not_reach_the_clip(relaxed):
+    """The factors multiply rows by products where these keep all digits, else number by number."""
+    assert {device for device in ("cpu", "cuda") if not keeps_digits(device)} == NARROWED[relaxed]
+    assert not keeps_float32_digits("cuda")
+    rows = torch.full((2, 64), 1.00390625 * 3)
+    total = clipped_sum([rows[:1], rows[1:]], CLIP)
+    assert total.double().norm() <= CLIP.clip_norm
+
+
+@pytest.mark.skipif(not hasattr(BACKENDS, "fp32_precision"), reason="torch has the older interface only")
+def test_without_tf32_ghost_clipping_may_be_used_on_cuda():
+    BACKENDS.cudnn.conv.fp32_precision = "ieee"
+    try:
+        assert keeps_float32_digits("cuda")
+    finally:
+        BACKENDS.cudnn.conv.fp32_precision = "tf32"
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_negative_control_rows_in_tf32_pass_the_clip():
+    """Of a row that is clipped to C, TF32 keeps 11 bits: the rounding is far beyond the clip's margin."""
+    row = torch.full((1, 64), 1 + 2**-11 + 2**-20)  # is rounded up to 1 + 2^-10
+    factor = clip_factors(row.double().norm(dim=1), 0.01, torch.float32, 64)
+    assert (factor @ row).double().norm() <= 0.01
+    assert (factor @ torch.full((1, 64), 1 + 2**-10)).double().norm() > 0.01 * (1 + 1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine")
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_no_example_passes_the_clip_on_cuda(precision):
+    """Each row alone, clipped, with and without TF32 in products."""
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision(precision)
+    try:
+        rows = torch.randn(64, 4096, device="cuda") * 1.00390625
+        sums = torch.stack([clipped_sum([row.view(1, -1)], CLIP) for row in rows])
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert (sums.double().norm(dim=1) <= CLIP.clip_norm).all()

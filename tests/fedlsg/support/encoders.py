@@ -23,7 +23,7 @@ class Embeddings(nn.Module):
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        places = torch.arange(input_ids.shape[1])
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)
         x: Tensor = self.norm(self.words(input_ids) + 0.3 * self.positions(places) + self.types(types))
         return x
 

@@ -3,9 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from simulations import workloads
+from simulations.settings.device import own_draws, seed_draws
+from simulations.workloads import fetcher
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,3 +44,67 @@ def test_a_run_in_fewer_bits_on_cuda(name, tmp_path):
     assert summaries["bfloat16"][name] == "bfloat16"
     assert summaries["bfloat16"]["epsilon_max"] == summaries["float32"]["epsilon_max"]
     assert abs(summaries["bfloat16"]["accuracy"] - summaries["float32"]["accuracy"]) < 0.05
+
+
+def run(out: Path, *options: str) -> dict[str, Any]:
+    """The summary of a small run."""
+    command = [sys.executable, "-m", "simulations", "run", "digits", "--rounds", "3", "--reproducible", *options]
+    subprocess.run([*command, "--out", str(out)], check=True)
+    return json.loads((out / "summary.json").read_text())
+
+
+@pytest.mark.ray
+def test_flower_messages_ray_and_cuda_together(tmp_path):
+    """Four workers share the GPU; what is charged and sent is that of the CPU."""
+    on_ray = ("--engine", "ray", "--clients", "8", "-c", "client_gpus=0.25")
+    here, there = (run(tmp_path / device, *on_ray, "--device", device) for device in ("cpu", "auto"))
+    assert (here["device"], there["device"]) == ("cpu", "cuda")
+    for name in ("uplink_bytes", "downlink_bytes", "epsilon_max", "noise_multiplier", "empty_rounds"):
+        assert here[name] == there[name]
+    assert abs(here["accuracy"] - there["accuracy"]) < 0.05
+    log = (tmp_path / "auto" / "run.log").read_text()
+    assert log.count(f"clients of this process compute on {torch.cuda.get_device_name()}") >= 2
+    assert "compute on" not in (tmp_path / "cpu" / "run.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["inspect", "--examples", "64"],
+        ["audit", "--canaries", "50"],
+        ["audit", "--mode", "training", "--canaries", "20"],
+        ["attack", "--attacks", "inverting-gradients,dlg", "--seconds", "2"],
+        ["attack", "--membership", "--shadows", "6"],
+    ],
+)
+def test_commands_look_into_a_run_on_cuda(command, tmp_path):
+    sizes = ["--clients", "3", "-c", "batch_size=1", "--noise-multiplier", "2"]
+    run(tmp_path / "run", "--engine", "local", *sizes, "--record-updates")
+    name, *options = command
+    out = str(tmp_path / ("audit.json" if name == "audit" else "out"))
+    done = subprocess.run(
+        [sys.executable, "-m", "simulations", name, str(tmp_path / "run"), *options, "--device", "cuda", "--out", out],
+        check=False,
+    )
+    assert done.returncode == 0
+
+
+def test_a_split_on_the_device_gives_the_same_batches():
+    split = workloads.load("digits").train
+    fetch, rows = fetcher(split, "cuda"), torch.randperm(len(split))[:100]
+    inputs, targets = fetch(rows)
+    assert (inputs.device.type, targets.device.type) == ("cuda", "cuda")
+    expected, labels = split.batch(rows)
+    assert torch.equal(inputs.cpu(), expected)
+    assert torch.equal(targets.cpu(), labels)
+
+
+def test_several_gpus_are_not_touched_by_one_process():
+    """Torch's own generators are forked on the current device alone: no context is made on another GPU."""
+    with own_draws("cuda"):
+        seed_draws(3, "cuda")
+        first = torch.rand(4, device="cuda")
+        seed_draws(3, "cuda")
+        assert torch.equal(torch.rand(4, device="cuda"), first)
+    others = range(1, torch.cuda.device_count())
+    assert not any(torch.cuda.memory_reserved(other) for other in others)

@@ -16,6 +16,7 @@ from fedlsg.attacks.text.matching import TextMatching, match_text, standing_in
 from fedlsg.attacks.text.prior import TextPrior
 from tests.fedlsg.support.encoders import BEGIN, END, PAD, TOKENS, Encoder, texts, vocabulary
 from tests.fedlsg.support.observed import method, observe
+from tests.fedlsg.support.pretend_cuda import pretended_cuda
 
 LABEL = torch.tensor([1])
 EVEN = torch.full((TOKENS,), -math.log(TOKENS - 3)).index_fill(0, torch.tensor([PAD, BEGIN, END]), -math.inf)
@@ -49,6 +50,19 @@ def test_a_short_text_without_noise_is_found(how, changes):
     guess = found(seen_of(tokens, how, **changes), prior_of(tokens))
     assert guess.inputs.tolist() == tokens.tolist()
     assert guess.objective < 1e-9
+
+
+@pytest.mark.parametrize("how", [{"known": KNOWN}, {"known": Knowledge(examples=1), "distance": "euclidean"}])
+def test_a_search_on_a_device_gives_the_same_guess(how, monkeypatch):
+    """A pretended device: nothing mixes devices, and the guess is back on the CPU."""
+    tokens = texts(5)["input_ids"]
+    seen = seen_of(tokens)
+    here = found(seen, prior_of(tokens), rounds=4, **how)
+    with pretended_cuda(monkeypatch) as mode:
+        there = found(seen.to("cuda"), prior_of(tokens), rounds=4, **how)
+        assert there.inputs.device.type == "cpu"
+    assert mode.operations > 100
+    assert torch.equal(here.inputs, there.inputs)
 
 
 def test_free_embeddings_stand_for_tokens():

@@ -1,0 +1,71 @@
+"""``--device`` of the commands that look into runs, on a pretended CUDA device: no operation mixes devices."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedlsg.attacks.observation import ThreatModel
+from fedlsg.state import PublicState
+from simulations.attack.recorded.observations import made_on, open_record
+from simulations.settings.settings import Settings
+from tests.fedlsg.support.pretend_cuda import pretended_cuda
+from tests.simulations.support.runs import Run, run_local
+
+frame = PublicState.frame
+COMMANDS = {
+    "inspect": ["inspect", "--examples", "40"],
+    "audit": ["audit", "--canaries", "20"],
+    "audit training": ["audit", "--mode", "training", "--canaries", "10"],
+    "attack": ["attack", "--attacks", "inverting-gradients,dlg,first-layer,relu-batch", "--seconds", "0.5"],
+    "attack without labels": ["attack", "--labels", "unknown", "--naive", "--seconds", "0.2"],
+    "membership": ["attack", "--membership", "--shadows", "6"],
+}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, without_pages: None) -> Run:
+    """A run on the CPU whose batches an attack may try."""
+    return run_local(
+        tmp_path_factory.mktemp("recorded") / "run", clients=3, batch_size=1, sample_rate=None, record_updates=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "device"), [*((name, "auto") for name in COMMANDS), ("inspect", "cpu"), ("audit", "cuda")]
+)
+def test_a_command_computes_where_it_is_told_to(command, device, recorded, fedlsg, tmp_path, monkeypatch):
+    name, *options = COMMANDS[command]
+    out = str(tmp_path / "audit.json" if name == "audit" else tmp_path)
+    with pretended_cuda(monkeypatch) as mode:
+        status, _, errors = fedlsg(name, str(recorded.path), *options, "--device", device, "--out", out)
+    assert (status, errors) == (0, "")
+    assert (mode.operations > 100) == (device != "cpu")
+
+
+def test_a_device_next_to_a_run_is_no_setting_of_the_run(recorded, fedlsg, tmp_path):
+    options = ["--examples", "20", "--out", str(tmp_path)]
+    assert fedlsg("inspect", str(recorded.path), "-c", "device=cpu", *options)[0] == 0
+    status, _, errors = fedlsg("inspect", str(recorded.path), "-c", "device=gpu", *options)
+    assert status == 1
+    assert "expected device in ('auto', 'cpu', 'cuda'), got 'gpu'" in errors
+    status, _, errors = fedlsg("inspect", str(recorded.path), "-c", "rank=2", *options)
+    assert (status, "a run has its settings" in errors) == (1, True)
+
+
+@pytest.mark.parametrize(("used", "setting", "device"), [
+    ("cuda", "auto", "auto"), ("cpu", "auto", "cpu"), (None, "auto", "auto"), (None, "cpu", "cpu"),
+    (None, "cuda", "auto"),
+])  # fmt: skip
+def test_a_record_is_read_with_the_frames_of_its_server(used, setting, device):
+    """Carriers have other last digits on another device. A finished run names its server's."""
+    summary = SimpleNamespace(exists=lambda: used is not None)
+    run: Any = SimpleNamespace(summary=summary, read_summary=lambda strict: {"device": used})
+    assert made_on(run, Settings(device=setting)) == device
+
+
+def test_a_record_of_another_device_says_so(recorded, monkeypatch):
+    """Without a GPU here, a run that was made on one gives other frames; the text names the device."""
+    monkeypatch.setattr(PublicState, "frame", lambda self, round, **k: frame(self, round + 1, **k))
+    with pytest.raises(ValueError, match="another device than cpu made it"):
+        open_record(str(recorded.path), ThreatModel()).pick(1, ThreatModel())

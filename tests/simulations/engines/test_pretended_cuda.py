@@ -1,0 +1,57 @@
+"""Whole runs on a pretended CUDA device: no operation mixes devices, and everything that is recorded agrees."""
+
+import pytest
+
+from simulations.plan.base import Base
+from tests.fedlsg.support.pretend_cuda import pretended_cuda
+from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
+
+FEW = {"sample_rate": 0.02}
+CASES = {
+    "lsg": {"method": "lsg"},
+    "rgp": {"method": "rgp"},
+    "dpsgd": {"method": "dpsgd", "model": "conv"},
+    "rs": {"method": "rs"},
+    "lora": {"method": "lsg-lora"},
+    "prune": {"method": "dp-ssgd"},
+    "memory": {"method": "powersgd", "noise_multiplier": None},
+    "conv": {"method": "lsg", "model": "conv", "local_steps": 2},
+    "replica": {"method": "lsg", "downlink": "sparse", "codec": "noise-floor"},
+}
+
+
+def alike(here: Run, there: Run) -> None:
+    assert here.summary is not None
+    assert there.summary is not None
+    assert (here.summary["device"], there.summary["device"]) == ("cpu", "cuda")
+    for name in ("uplink_bytes", "downlink_bytes", "epsilon_max", "noise_multiplier"):
+        assert here.summary[name] == there.summary[name]
+    assert (here.weights - there.weights.cpu()).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_on_a_pretended_device_leaves_the_same_records(case, tmp_path, monkeypatch):
+    here = run_local(tmp_path / "cpu", **FEW, **CASES[case])
+    with pretended_cuda(monkeypatch):
+        there = run_local(tmp_path / "cuda", **FEW, **CASES[case])
+    alike(here, there)
+    assert here.config["device"] == there.config["device"] == "auto"
+    assert there.summary is not None
+    assert there.summary["hardware"]["gpu"] == "pretended"
+    assert "clients of this process compute on pretended" in there.log
+
+
+def test_inputs_that_stay_on_the_cpu_are_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(Base, "fetch", property(lambda base: base.workload.train.batch))
+    with pretended_cuda(monkeypatch):
+        broken = run_local(tmp_path, **FEW)
+    assert "expected all tensors of aten::" in broken.log
+
+
+def test_a_run_that_began_on_a_gpu_goes_on_without_one(tmp_path):
+    with pytest.MonkeyPatch.context() as patch, pretended_cuda(patch):
+        began = stopped_after(1, tmp_path, **FEW)
+    assert began.checkpoint["plan"]["settings"]["device"] == "cuda"
+    ended = resume_local(tmp_path)
+    assert ended.summary is not None
+    assert (ended.summary["rounds"], ended.summary["device"]) == (2, "cpu")

@@ -1,0 +1,67 @@
+"""The setting ``device``: each process resolves auto for itself; what a run used is recorded."""
+
+import pytest
+import torch
+
+from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
+from simulations.plan.plan import make_plan
+from simulations.rundir.rundir import RunDir
+from simulations.settings.device import device_of, own_draws, seed_draws
+from simulations.settings.settings import as_config, from_mapping, parse
+from tests.simulations.support.runs import SMALL
+
+
+def with_cuda(patch: pytest.MonkeyPatch, there: bool) -> None:
+    patch.setattr(torch.cuda, "is_available", lambda: there)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "found"),
+    [
+        ("auto", True, "cuda"),
+        ("auto", False, "cpu"),
+        ("cpu", True, "cpu"),
+        ("cpu", False, "cpu"),
+        ("cuda", True, "cuda"),
+    ],
+)
+def test_auto_is_cuda_where_torch_finds_it(monkeypatch, wanted, there, found):
+    with_cuda(monkeypatch, there)
+    assert device_of(wanted) == found
+
+
+def test_cuda_that_is_not_there_is_refused(monkeypatch):
+    with_cuda(monkeypatch, False)
+    with pytest.raises(ValueError, match="finds no CUDA device here; use --device cpu, or auto"):
+        device_of("cuda")
+
+
+def test_auto_is_the_default_and_travels_as_it_is(monkeypatch):
+    with_cuda(monkeypatch, False)
+    plan = make_plan(from_mapping(SMALL))
+    assert (plan.settings.device, plan.device, as_config(plan.settings)["device"]) == ("auto", "cpu", "auto")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_config_of_an_older_run_stays_readable(device):
+    assert parse({"device": device}) == {"device": device}
+
+
+def test_a_run_that_is_resumed_on_another_device_says_so(tmp_path, monkeypatch):
+    with_cuda(monkeypatch, False)
+    plan, run = make_plan(from_mapping(SMALL)), RunDir(tmp_path)
+    keep_data_digest(plan, run)
+    saved = fingerprint(plan)
+    assert check_unchanged(saved, plan, run) == []
+    saved["settings"]["device"] = "cuda"
+    assert check_unchanged(saved, plan, run) == ["device = cpu (was cuda)"]
+
+
+def test_draws_inside_leave_those_outside_as_they_were():
+    before = torch.random.get_rng_state()
+    with own_draws("cpu"):
+        seed_draws(7, "cpu")
+        first = torch.rand(3)
+        seed_draws(7, "cpu")
+        assert torch.equal(torch.rand(3), first)
+    assert torch.equal(torch.random.get_rng_state(), before)
