@@ -22,7 +22,7 @@ from fedlsg.privacy.ledger_entry import (
     encode_line,
     sha256,
 )  # fmt: skip
-from fedlsg.privacy.ledger_file import appendable, sync_directory, write_all
+from fedlsg.privacy.ledger_file import appendable, sync_directory, sync_files, write_all
 
 
 class ChargeJournal:
@@ -65,7 +65,7 @@ class ChargeJournal:
                 if entry.key not in known:
                     own.charge(entry, sync=False)
                     charged += 1
-            own.sync()
+        sync_files([ledger(client).path for client in missing])
         with suppress(FileNotFoundError):
             self.path.unlink()
         self._head = None
@@ -75,7 +75,8 @@ class ChargeJournal:
         try:
             if self._head is None:
                 self._read()
-            line = encode_line(record, self._head or GENESIS)
+            head, self._head = self._head or GENESIS, None  # an interruption from here on: it is read again
+            line = encode_line(record, head)
             with appendable(self.path) as descriptor:
                 before = os.fstat(descriptor).st_size
                 try:
@@ -85,7 +86,7 @@ class ChargeJournal:
                 except OSError:
                     os.truncate(self.path, before)
                     raise
-            if sync and self._head == GENESIS:
+            if sync and head == GENESIS:
                 sync_directory(self.path.parent)
             self._head = sha256(line)
         except OSError as error:

@@ -40,7 +40,7 @@ class Ledger:
     def charge(self, entry: Entry, *, sync: bool = True) -> None:
         """Append one entry; when this returns, it is on disk (file and, if new, directory synced).
 
-        ``sync=False``: the entry is on disk in a ``ChargeJournal``, and the file is synced later (``sync``).
+        ``sync=False``: the entry is on disk in a ``ChargeJournal``, and the file is synced when that is settled.
 
         The lock is exclusive and the file is read again under it, so if two processes charge the same key, one is
         refused. Earlier entries stay valid after a crash at any moment.
@@ -58,12 +58,6 @@ class Ledger:
             raise LedgerError(
                 f"{self.path}: cannot write the privacy ledger ({error}); nothing may be released"
             ) from error
-
-    def sync(self) -> None:
-        """Bring every entry to the disk. Raises OSError."""
-        with appendable(self.path) as descriptor:
-            os.fsync(descriptor)
-        sync_directory(self.path.parent)
 
     def of_round(self, round: int, run: str = "") -> tuple[Entry, ...]:
         """The entries of a round of a run."""

@@ -73,8 +73,9 @@ def run(
     from simulations.engines import ahead, use_cluster
     from simulations.settings.published import first_look
 
-    use_cluster(ray_address)
-    with ahead(first_look(given)):
+    name = first_look(given)
+    use_cluster(ray_address, name)
+    with ahead(name):
         from simulations.run import run_command
 
         run_command(given, out, console)
@@ -87,8 +88,9 @@ def resume(
     """Continue an interrupted run from its last finished round."""
     from simulations.engines import ahead, engine_of, use_cluster
 
-    use_cluster(ray_address)
-    with ahead(engine_of(directory)):
+    name = engine_of(directory)
+    use_cluster(ray_address, name)
+    with ahead(name):
         from simulations.run import resume_command
 
         resume_command(directory, console)
@@ -122,7 +124,8 @@ def compare(
     from simulations.compare.command import compare_command, make_grid
     from simulations.engines import use_cluster
 
-    use_cluster(ray_address)
+    engine = engine or (None if ray_address is None else "ray")
+    use_cluster(ray_address, engine or "local")
     view = make_view(axis, link)
     made = make_grid(workload, axes, merge({"engine": engine, "data_dir": data_dir}, config), grid)
     return compare_command(made, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view)

@@ -25,6 +25,7 @@ from fedlsg.privacy import Entry, LedgerError
 from fedlsg.privacy.ledger_entry import decode_entry, encode_entry
 from simulations.client.replica import History
 from simulations.rundir.files.sealed import parse_checkpoint
+from simulations.rundir.steps import FAR
 
 RECORD = "account"
 
@@ -149,6 +150,8 @@ class SentHistory:
                 self.checkpoint = content
             else:
                 self.steps[version] = content
+        for version in sorted(self.steps)[:-FAR]:
+            del self.steps[version]
 
     def forget(self) -> None:
         """Another run begins."""

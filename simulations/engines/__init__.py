@@ -18,10 +18,16 @@ def engine(name: str) -> Callable[..., dict[str, Any]]:
     return run
 
 
-def use_cluster(address: str | None) -> None:
-    """Let the engine ray of this process, and of those it starts, join a cluster; None leaves it as it is."""
-    if address is not None:
-        os.environ["RAY_ADDRESS"] = address
+def use_cluster(address: str | None, engine: str) -> None:
+    """Let the engine ray of this process, and of those it starts, join a cluster; None leaves it as it is.
+
+    Raises ValueError for an engine that has no use for it.
+    """
+    if address is None:
+        return
+    if engine == "local":
+        raise ValueError(f"--ray-address {address} is for engine ray, and engine=local starts no Ray: leave out one")
+    os.environ["RAY_ADDRESS"] = address
 
 
 def ahead(name: str) -> AbstractContextManager[None]:

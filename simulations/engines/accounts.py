@@ -7,7 +7,6 @@ did not are void in the journal, and payloads are stored. What is lost with a wo
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import suppress
 
 from flwr.app import Message, RecordDict
 
@@ -18,7 +17,7 @@ from simulations.client.account import SimulatedAccount, entry_of
 from simulations.client.app import refusal
 from simulations.client.remote_account import Returned, give, read_returned
 from simulations.client.train import keeps_payload, own_terms, question_of, stored_payload
-from simulations.grids.piles import Pile, Task
+from simulations.grids.piles import Answer, Pile, Task
 from simulations.grids.virtual import give_id
 from simulations.plan.plan import Plan
 from simulations.rundir.feedback_box import FeedbackBox
@@ -46,7 +45,7 @@ class Accounts:
         self._round = plan
         self._asked.clear()
         if self._journal.size > JOURNAL_BYTES:
-            self._journal.settle(lambda client: self._account(client).ledger)
+            self.end()
 
     def task(self, message: Message, client: int, work: float) -> Task | Message:
         """The task for a client, or its reply where it needs not, or must not, train."""
@@ -61,22 +60,26 @@ class Accounts:
         if entries:
             self._journal.begin(entries)
 
-    def settle(self, pile: Pile, answers: Sequence[tuple[Message | None, RecordDict]]) -> None:
-        """Charge those who trained, store their payloads and batches; the others' charges are void."""
-        void = []
+    def settle(self, pile: Pile, answers: Sequence[Answer]) -> list[Message]:
+        """Charge those who trained, store their payloads and batches; the others' charges are void.
+
+        Returns the replies; an error for a client whose payload cannot be stored.
+        """
+        void, replies = list[Entry](), list[Message | None]()
         for task, (reply, state) in zip(pile, answers, strict=True):
             known = self._asked.pop(task.message.metadata.message_id, None)
-            if known is None:
-                continue
-            account, entry, question = known
-            returned = read_returned(state)
-            if returned.charged:
-                self._store(account, entry, question, reply, returned)
-                account.charge(entry, sync=False)
-            else:
-                void.append(entry)
+            if known is not None:
+                account, entry, question = known
+                returned = read_returned(state)
+                if returned.charged:
+                    account.charge(entry, sync=False)
+                    reply = self._store(account, entry, question, task.message, reply, returned)
+                else:
+                    void.append(entry)
+            replies.append(reply)
         if void:
             self._journal.void(void)
+        return [reply for reply in replies if reply is not None]
 
     def keep(self, pile: Pile) -> None:
         """Charge everybody of a pile that did not come back: nobody knows who trained."""
@@ -87,7 +90,7 @@ class Accounts:
 
     def end(self) -> None:
         """Bring all charges to the ledgers, on disk; also those of piles that are not back."""
-        self._run.settle_charges()
+        self._journal.settle(lambda client: self._account(client).ledger)
 
     def _task(self, message: Message, client: int, work: float) -> Task | Message:
         assert self._round is not None
@@ -112,18 +115,28 @@ class Accounts:
         return Task(message, state, work)
 
     def _store(
-        self, account: SimulatedAccount, entry: Entry, question: str, reply: Message | None, returned: Returned
-    ) -> None:
+        self,
+        account: SimulatedAccount,
+        entry: Entry,
+        question: str,
+        message: Message,
+        reply: Message | None,
+        returned: Returned,
+    ) -> Message | None:
         """Store what is sent again for free after an interruption, and what attacks are compared with."""
-        if returned.rows is not None:
-            account.keep_truth(entry.round, [returned.rows])
-        with suppress(KeyError, ValueError):  # no payload, of a client that failed after its charge
-            payload = b"" if reply is None or reply.has_error() else read_update(reply.content)
-            box = account.box(memory=returned.memory is not None)
-            if payload and isinstance(box, FeedbackBox) and returned.memory is not None:
+        try:
+            if returned.rows is not None:
+                account.keep_truth(entry.round, [returned.rows])
+            if reply is None or reply.has_error():
+                return reply
+            box, payload = account.box(memory=returned.memory is not None), read_update(reply.content)
+            if isinstance(box, FeedbackBox) and returned.memory is not None:
                 box.store(question, payload, returned.memory, round=entry.round)
-            elif payload and isinstance(box, Outbox) and keeps_payload(self._plan):
+            elif isinstance(box, Outbox) and keeps_payload(self._plan):
                 box.store(question, payload)
+            return reply
+        except Exception as error:
+            return give_id(refusal(error, message, on_run_disk=True))
 
     def _account(self, client: int) -> SimulatedAccount:
         if client not in self._accounts:

@@ -81,6 +81,11 @@ class Cluster:
             raise RuntimeError(f"Ray did not start: {self._error}") from self._error
         rearm()  # Ray's own handler of SIGTERM prints a trace
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether there may be other machines."""
+        return self._folder is None
+
     def has_gpus(self) -> bool:
         """Whether workers can have a share of a GPU. A Ray of our own counts those that torch can use."""
         self.wait()

@@ -94,8 +94,7 @@ class RayGrid(VirtualGrid, SimulatedGrid):
         if outcome is None or isinstance(outcome, LostError):
             self.accounts.keep(pile)
             return []
-        self.accounts.settle(pile, outcome)
-        return [reply for reply, _ in outcome if reply is not None]
+        return self.accounts.settle(pile, outcome)
 
     def _task(self, message: Message) -> Task | Message:
         if message.metadata.message_type != MessageType.TRAIN:
@@ -117,7 +116,7 @@ def run(
         run_log.logging_to(directory.log),
         task_identity(),
         ready() as cluster,
-        closing(Workers(cluster, plan, client, directory.steps_after)) as workers,
+        closing(Workers(cluster, plan, directory, client)) as workers,
     ):
         grid = RayGrid(workers, Accounts(plan, directory), plan.sizes)
         return serve(grid, plan, directory, on_round=on_round, page=page)

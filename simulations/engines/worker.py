@@ -12,8 +12,8 @@ from simulations.engines import run_log
 
 CLIENT = "simulations.client.app:app"
 
-Reply = tuple[bytes, list[bytes], list[tuple[int, str]]]
-"""What ``pack`` makes of the replies, and the worker's log."""
+Reply = tuple[bytes, list[bytes], list[tuple[int, str]], bool]
+"""What ``pack`` makes of the answers, the worker's log, and whether it has forgotten what it was sent earlier."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,8 @@ class Job:
     code: str
     data: Any = None
     """A reference to the loaded workload in Ray's object store; None: each machine has, or downloads, the data."""
+    rows: str = ""
+    """Digest of the training rows that each machine must have; not compared if empty."""
 
 
 class Worker:
@@ -68,6 +70,7 @@ class Worker:
             self._run = job.run
         with run_log.kept() as records, task_identity():
             history, *tasks = unpack(pickled, left)
+            forgot = False
             HISTORY.add(history)
             replies: list[Any] = []
             try:
@@ -84,8 +87,10 @@ class Worker:
             except OutOfTimeError:
                 log(WARNING, "stopped at the round's deadline: %d of %d clients replied", len(replies), len(tasks))
                 process.cache_clear()  # the state of a stopped client's process is unknown
+                HISTORY.forget()
+                forgot = True
             replies += [None] * (len(tasks) - len(replies))
-            return *pack([(reply, task.state) for reply, task in zip(replies, tasks, strict=True)]), records
+            return *pack([(reply, task.state) for reply, task in zip(replies, tasks, strict=True)]), records, forgot
 
     def _begin(self, job: Job) -> None:
         """Load the data of a run, and forget what was sent for another one."""
@@ -95,6 +100,7 @@ class Worker:
         from simulations.client.model import process, serving
         from simulations.client.remote_account import HISTORY
         from simulations.plan.base import prepare
+        from simulations.plan.continuity import data_digest
 
         HISTORY.forget()
         self._sent_data.close()
@@ -102,9 +108,11 @@ class Worker:
         try:
             if job.data is not None:
                 self._sent_data.enter_context(serving(prepare(settings, loaded=ray.get(job.data))))
-            process(settings)
+            base = process(settings).base
         except (ValueError, OSError, ImportError) as error:
             raise RuntimeError(
                 f"{gethostname()} cannot load the data: {error}. Put them there (FEDLSG_DATA in Ray's environment), or "
                 "let the driver send them: data_from=driver"
             ) from None
+        if job.rows and data_digest(base.workload.train) != job.rows:
+            raise RuntimeError(f"{gethostname()} has other training rows than the driver: copy the driver's data there")

@@ -15,6 +15,7 @@ from simulations.engines.cluster import Cluster
 from simulations.engines.worker import Job
 from simulations.grids.piles import Answer, Pace, Pile, divide, pack, unpack
 from simulations.plan.plan import Plan
+from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import as_config
 from strategies.federation.code_identity import own_identity
 from strategies.federation.report import reason_of
@@ -27,9 +28,6 @@ NEWS_SECONDS = 30.0
 
 FAILED_STARTS_ALLOWED = 4
 """Workers that die at their start before no more are started: the next one would die as well."""
-
-History = Callable[[int], Sequence[tuple[int, bytes]]]
-"""Steps of a sparse downlink after a version, as (version, content)."""
 
 
 class LostError(RuntimeError):
@@ -47,9 +45,9 @@ class Workers:
     hangs is replaced; the others go on while its replacement looks for a place.
     """
 
-    def __init__(self, cluster: Cluster, plan: Plan, client: str, history: History) -> None:
+    def __init__(self, cluster: Cluster, plan: Plan, directory: RunDir, client: str) -> None:
         s = plan.settings
-        self._cluster, self._most, self._history = cluster, s.clients_per_round, history
+        self._cluster, self._most, self._directory = cluster, s.clients_per_round, directory
         self._plan = plan
         self._job = Job(
             run=uuid4().hex,
@@ -94,7 +92,7 @@ class Workers:
 
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         until = None if left is None else time.time() + left - min(MARGIN_SECONDS, left / 10)
-        sent = dict[int, Any]()
+        sent = dict[int, tuple[bytes, Any]]()
         waiting = divide(tasks, len(self), pace) if tasks else []
         while (waiting and len(self)) or self._running:
             while waiting and self._free:
@@ -109,7 +107,7 @@ class Workers:
             if not (done or self._running or self._free):
                 log(WARNING, "Ray has no free place for a worker yet: each needs %s", self._need)
         for worker, pile, _ in self._running.values():
-            self._replace(worker)
+            self._replace(worker) if tasks else self._cluster.kill(worker)
             yield pile, None
         self._running.clear()
 
@@ -137,30 +135,39 @@ class Workers:
         if pile is None:
             self._failed_starts = 0
         else:
-            pickled, arrays, records = answer
+            pickled, arrays, records, forgot = answer
             run_log.write(records)
+            if forgot:
+                self._knows.pop(worker)
             pace.took(sum(task.work for task in pile), time.monotonic() - began)
             yield pile, unpack(pickled, arrays)
 
-    def _send(self, pile: Pile, worker: Any, until: float | None, sent: dict[int, Any]) -> None:
-        """Give a pile to a worker. ``sent``: large arrays that are in Ray's object store already, by identity."""
+    def _send(self, pile: Pile, worker: Any, until: float | None, sent: dict[int, tuple[bytes, Any]]) -> None:
+        """Give a pile to a worker.
+
+        ``sent``: large arrays that are in Ray's object store already, by identity; it keeps them, for another array
+        would get the identity of a freed one.
+        """
         import ray
 
-        news = self._history(self._knows.get(worker, 0))
-        self._knows[worker] = max([self._knows.get(worker, 0), *(version for version, _ in news)])
+        known = self._knows.get(worker, 0)
+        news = self._directory.steps_after(known)
+        self._knows[worker] = max([known, *(version for version, _ in news)])
         pickled, arrays = pack([news, *pile])
         for data in arrays:
             if id(data) not in sent:
-                sent[id(data)] = ray.put(data)
-        answer = worker.answer.remote(self._job, until, pickled, *(sent[id(data)] for data in arrays))
+                sent[id(data)] = data, ray.put(data)
+        answer = worker.answer.remote(self._job, until, pickled, *(sent[id(data)][1] for data in arrays))
         self._running[answer] = worker, pile, time.monotonic()
 
     def _send_data(self) -> None:
-        """Put the data into Ray's object store, if the driver is to send them: once for all machines."""
+        """Put the data into Ray's object store, if the driver is to send them, once for all; or their digest."""
         import ray
 
         if self._plan.settings.data_from == "driver":
             self._job = replace(self._job, data=ray.put(self._plan.workload))
+        elif self._cluster.is_foreign:
+            self._job = replace(self._job, rows=self._directory.read_data_digest())
 
     def _expect(self, worker: Any) -> None:
         self._coming[worker.__ray_ready__.remote()] = worker

@@ -4,6 +4,7 @@ A pile is pickled; large arrays stay outside of the pickle, each once however ma
 weights. Strategy and clients see the same messages as without piles, and bytes are counted on those.
 """
 
+import heapq
 import io
 import math
 import pickle
@@ -18,6 +19,10 @@ LARGE = 4096
 
 PILE_SECONDS = 1.0
 """How long a pile should take: many times its transport, and little to lose with a worker."""
+
+
+UNKNOWN = 4
+"""Piles a worker while it is unknown how long a client takes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +41,7 @@ Answer = tuple[Message | None, RecordDict]
 
 
 class Pace:
-    """How much work a pile should have, from how long the piles so far took; at first, one task."""
+    """How much work a pile should have, from how long the piles so far took."""
 
     def __init__(self, *, one_by_one: bool = False) -> None:
         self.work = self.seconds = 0.0
@@ -48,9 +53,10 @@ class Pace:
 
     def piles(self, work: float, tasks: int, workers: int) -> int:
         """Piles for so much work: one a worker, or as many more as make each take PILE_SECONDS."""
-        if self.one_by_one or not self.seconds:
+        if self.one_by_one:
             return tasks
-        return min(tasks, max(workers, math.ceil(work / self.work * self.seconds / PILE_SECONDS)))
+        wished = work / self.work * self.seconds / PILE_SECONDS if self.work else workers * UNKNOWN
+        return min(tasks, max(workers, math.ceil(wished)))
 
 
 def divide(tasks: Pile, workers: int, pace: Pace) -> list[list[Task]]:
@@ -59,11 +65,15 @@ def divide(tasks: Pile, workers: int, pace: Pace) -> list[list[Task]]:
     Tasks of a pile keep their order.
     """
     number = pace.piles(sum(task.work for task in tasks), len(tasks), workers)
-    loads, place = [0.0] * number, [0] * len(tasks)
+    loads = [(0.0, pile) for pile in range(number)]
+    place = [0] * len(tasks)
     for i in sorted(range(len(tasks)), key=lambda i: -tasks[i].work):
-        place[i] = loads.index(min(loads))
-        loads[place[i]] += tasks[i].work + 1
-    return [[task for task, at in zip(tasks, place, strict=True) if at == pile] for pile in range(number)]
+        load, place[i] = loads[0]
+        heapq.heapreplace(loads, (load + tasks[i].work + 1, place[i]))
+    piles: list[list[Task]] = [[] for _ in range(number)]
+    for task, pile in zip(tasks, place, strict=True):
+        piles[pile].append(task)
+    return piles
 
 
 class _Pickler(pickle.Pickler):

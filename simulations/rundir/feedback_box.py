@@ -3,7 +3,8 @@
     clients/client-000003/feedback-000012.bin      JSON header, newline, payload of round 12, memory after it (float64)
 
 The memory is SECRET: sums of the client's gradients without noise. It is in the client's own folder, which only its
-owner can read. Only ``FeedbackBox`` reads it, and it returns only the payload for sending.
+owner can read. Only ``FeedbackBox`` reads it, and it returns only the payload for sending. (The driver of engine ray
+gives the memory to the worker that simulates this client, and stores what comes back.)
 
 If the process ends before the file is in place, the client trains again, from the memory of round 11. If it ends
 later, the client sends the stored payload again and the memory stays. Two files would leave a moment in between.

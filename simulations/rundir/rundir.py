@@ -22,6 +22,7 @@ quote its data.
 import csv
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -106,10 +107,16 @@ class RunDir:
 
         A replica that still lacks one is sent the whole model.
         """
-        steps = StepFiles(self.steps).after(version)
-        if len(steps) <= FAR or not self.checkpoint.exists():
-            return steps
-        return [(-1, self.checkpoint.read_bytes()), *steps[-FAR:]]
+        files = StepFiles(self.steps)
+        versions = files.after(version)
+        found = []
+        if len(versions) > FAR and self.checkpoint.exists():
+            found.append((-1, self.checkpoint.read_bytes()))
+            versions = versions[-FAR:]
+        for own in versions:
+            with suppress(OSError, ValueError):  # it is damaged
+                found.append((own, files.load(own)))
+        return found
 
     @property
     def journal(self) -> ChargeJournal:
@@ -117,7 +124,7 @@ class RunDir:
         return ChargeJournal(self.ledgers / "journal.jsonl")
 
     def settle_charges(self) -> None:
-        """Charge what the journal still holds. Raises LedgerError where it, or a ledger, is damaged."""
+        """Charge what the journal of an earlier process holds. Raises LedgerError where it, or a ledger, is damaged."""
         self.journal.settle(lambda client: Ledger(self.ledger(client), client=client))
 
     def merge_ledgers(self) -> None:

@@ -4,7 +4,6 @@ The server writes and reads them. The simulated clients of one process read a st
 the run was resumed; a Ray worker gets it from the driver. It is in each client's message all the same, and counted.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,15 +31,12 @@ class StepFiles:
         """A step that was kept. Raises OSError where it is missing, DamagedError where it is damaged."""
         return sealed.load_bytes(self.path(version))
 
-    def after(self, version: int) -> list[tuple[int, bytes]]:
-        """The steps beyond a version, each with its own; without those that are damaged."""
-        found = []
-        for path in sorted(self.folder.glob("step-*.bin")):
-            own = int(path.stem.rpartition("-")[2])
-            if own > version:
-                with suppress(OSError, ValueError):
-                    found.append((own, self.load(own)))
-        return found
+    def after(self, version: int) -> range:
+        """Versions of the steps beyond one, up to a missing file."""
+        newest = version
+        while self.path(newest + 1).exists():
+            newest += 1
+        return range(version + 1, newest + 1)
 
     def cut(self, version: int) -> None:
         """Delete the steps beyond a version."""

@@ -95,8 +95,9 @@ class Roster:
         deadline = time.monotonic() + (CONNECT_SECONDS if self._deployed else 0.0)
         nodes = wait_for_nodes(grid, clients)
         if isinstance(grid, SimulatedGrid):
-            self._ask(grid, [nodes[client] for client in grid.representatives()], clients, self._patience)
-            if not self.refused:
+            asked = [nodes[client] for client in grid.representatives()]
+            self._ask(grid, asked, clients, self._patience)
+            if self._asked.issuperset(asked) and not self.refused:
                 self._node_of = dict(enumerate(nodes[:clients]))
                 self._asked = set(nodes)
         attempts = 0

@@ -28,7 +28,7 @@ def cut_off(folder, monkeypatch, where: str) -> Run:
     def cut(self: Accounts, pile, *rest):
         if any(task.message.content["round"]["round"] == 2 for task in pile if RECORD in task.state):
             raise PowerCutError
-        honest(self, pile, *rest)
+        return honest(self, pile, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(Accounts, where, cut)

@@ -11,6 +11,7 @@ from simulations.engines import cluster, ray
 from simulations.engines.workers import Workers
 from simulations.grids.piles import Task
 from simulations.grids.virtual import in_simulation
+from simulations.server.recorder import Recorder
 from tests.simulations.support.deadly_clients import ALWAYS, ONCE
 from tests.simulations.support.hanging_clients import HANGS
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
@@ -159,3 +160,31 @@ def test_replicas_of_workers_get_the_bytes_of_the_local_engine(tmp_path, on_ray)
     assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in alone.rows]
     assert [row.downlink_messages for row in run.rows] == [2] * 4
     assert not (run.path / "replicas").exists()
+
+
+def test_new_workers_get_the_steps_that_they_lack(tmp_path, on_ray, monkeypatch):
+    """A resumed run has only new workers. Planted once: steps that were read and freed got each other's place."""
+    settings = {"downlink": "sparse", "rounds": 8, "clients": 4, "clients_per_round": 2, "model": "mlp"}
+    alone = run_local(tmp_path / "local", **settings)
+    plan, directory = plan_at(tmp_path / "ray", engine="ray", **settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "on_round", _stops_after_six(Recorder.on_round))
+        with pytest.raises(KeyboardInterrupt):
+            ray.run(plan, directory, on_round=ignore)
+    for worker in on_ray._idle:
+        on_ray.kill(worker)
+    on_ray._idle = []
+    cluster._AHEAD.append(on_ray)
+    run = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore))
+    assert run.weights.equal(alone.weights)
+    assert run.summary["downlink"]["repairs"] == 0
+    assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in alone.rows]
+
+
+def _stops_after_six(honest):
+    def on_round(self, report):
+        honest(self, report)
+        if report.round == 6:
+            raise KeyboardInterrupt
+
+    return on_round

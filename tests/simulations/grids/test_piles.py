@@ -59,11 +59,12 @@ def test_work_is_shared_out_whole_and_evenly(work, workers, speed):
         assert (len(piles) - 1) * PILE_SECONDS < sum(work) / speed, "no more piles than their length asks for"
 
 
-def test_one_task_a_pile_while_the_pace_is_unknown_and_on_the_second_try():
+def test_a_pile_of_the_second_try_has_one_task_and_the_first_piles_are_small():
     known = Pace(one_by_one=True)
     known.took(100.0, 1.0)
-    for pace in (Pace(), known):
-        assert [len(pile) for pile in divide([Task(SimpleNamespace()) for _ in range(3)], 1, pace)] == [1, 1, 1]
+    tasks = [Task(SimpleNamespace()) for _ in range(24)]
+    assert [len(pile) for pile in divide(tasks, 1, known)] == [1] * 24
+    assert [len(pile) for pile in divide(tasks, 2, Pace())] == [3] * 8
 
 
 def test_the_pace_follows_the_last_piles():
