@@ -44,8 +44,8 @@ STEP_SECONDS = 0.2
 class Cluster:
     """Ray, starting in a thread; ``workers`` waits for it."""
 
-    def __init__(self, folder: Path | None, address: str = "local") -> None:
-        self._folder, self._address = folder, address
+    def __init__(self, folder: Path | None, address: str = "local", ahead: int = AHEAD) -> None:
+        self._folder, self._address, self._ahead = folder, address, ahead
         self._started, self._stop = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._ours = False
@@ -80,6 +80,13 @@ class Cluster:
         if self._error is not None:
             raise RuntimeError(f"Ray did not start: {self._error}") from self._error
         rearm()  # Ray's own handler of SIGTERM prints a trace
+
+    def address(self) -> str:
+        """HOST:PORT where other processes of this machine join Ray. Raises RuntimeError if it did not start."""
+        self.wait()
+        import ray
+
+        return str(ray.get_runtime_context().gcs_address)
 
     def give_back(self, workers: list[Any], *, cpus: float, gpus: float) -> None:
         """Keep idle workers for another run, with torch imported."""
@@ -116,7 +123,7 @@ class Cluster:
             if self._ours:
                 self._init(ray)
             if self._folder is not None:
-                self._idle = [self.worker(*PLAIN) for _ in range(min(processors(), AHEAD))]
+                self._idle = [self.worker(*PLAIN) for _ in range(min(processors(), self._ahead))]
         except BaseException as error:  # ``workers`` raises it, in the thread that waits
             self._error = error
         finally:
@@ -143,13 +150,13 @@ _AHEAD: list[Cluster] = []
 
 
 @contextmanager
-def starting() -> Iterator[Cluster]:
-    """Ray, about to start. On exit and on every exception no process of it and no file is left."""
+def starting(ahead: int = AHEAD) -> Iterator[Cluster]:
+    """Ray, about to start, with so many workers at most. On exit and on every exception nothing of it is left."""
     with sigterm_raises(), ExitStack() as stack:
         switches = ENVIRONMENT if joins_cluster() else {**ENVIRONMENT, **LOOPBACK}
         os.environ.update({name: os.environ.get(name, value) for name, value in switches.items()})
         folder = None if joins_cluster() or in_use() else stack.enter_context(scratch(short_base()))
-        cluster = Cluster(folder, reachable_cluster() if folder is None and not in_use() else "local")
+        cluster = Cluster(folder, reachable_cluster() if folder is None and not in_use() else "local", ahead)
         try:
             yield cluster
         finally:
@@ -159,7 +166,7 @@ def starting() -> Iterator[Cluster]:
 
 @contextmanager
 def starting_ahead() -> Iterator[None]:
-    """The Ray of the next run starts while the body prepares that run."""
+    """The Ray of the runs inside starts while the body prepares the first."""
     if _AHEAD:
         yield
         return
@@ -175,7 +182,7 @@ def starting_ahead() -> Iterator[None]:
 def ready() -> Iterator[Cluster]:
     """The Ray of ``starting_ahead``, which ends it, else a new one."""
     if _AHEAD:
-        yield _AHEAD.pop()
+        yield _AHEAD[-1]
         return
     with starting() as cluster:
         yield cluster

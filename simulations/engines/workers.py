@@ -48,7 +48,8 @@ class Workers:
 
     def __init__(self, cluster: Cluster, plan: Plan, client: str, history: History) -> None:
         s = plan.settings
-        self._cluster, self._most, self._history = cluster, s.clients_per_round, history
+        self._cluster, self._history = cluster, history
+        self._most = min(s.clients_per_round, s.workers or s.clients_per_round)
         self._need = {"cpus": s.client_cpus, "gpus": s.client_gpus if s.device == "cuda" else 0}
         self._plan = plan
         self._job = Job(
