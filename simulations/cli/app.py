@@ -30,6 +30,10 @@ app = typer.Typer(
 errors = Console(stderr=True)
 INTERRUPTED = 130
 LINK = "Seconds of transfer on broadband, mobile, datacentre or UP/DOWN/LATENCY (Mbit/s, Mbit/s, ms)."
+JOBS = (
+    "Runs at a time. Default with engine local: 1. With engine ray they share one Ray: as many as fit into it, but not "
+    "more than this machine has processors, because each run is driven by a process here."
+)
 
 RayAddress = Annotated[
     str | None, option(help="Ray cluster to join, auto or HOST:PORT; default RAY_ADDRESS, else a Ray of its own.")
@@ -106,7 +110,7 @@ def compare(
     sparsities: Annotated[str | None, option(help="For the methods that have a sparsity.")] = None,
     grid: Annotated[str | None, option(help="TOML file of a grid; options replace what it says.")] = None,
     budget_minutes: Annotated[float | None, option(help="Start no run after this time.")] = None,
-    jobs: Annotated[int, option(help="Runs at a time; default 1.")] = 1,
+    jobs: Annotated[int | None, option(help=JOBS)] = None,
     engine: Annotated[str | None, option(help="local (default) or ray.")] = None,
     axis: Annotated[str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")] = None,
     link: Annotated[str | None, option(help=LINK)] = None,

@@ -18,6 +18,7 @@ from simulations import workloads
 from simulations.compare.bytes_axis import NOTE, PLAIN, View, panel_table, panels
 from simulations.compare.cells.grid import Cell, Grid
 from simulations.compare.cells.grid_file import as_toml, from_toml, numbers, split_settings, words
+from simulations.compare.cells.places import Ray, one_ray, share_out
 from simulations.compare.cells.progress import GridDisplay
 from simulations.compare.cells.runner import Folder, check_same_settings, run_cells
 from simulations.compare.cells.worker import Outcome
@@ -64,32 +65,33 @@ def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str,
 
 
 def compare_command(
-    grid: Grid, out: str | None, *, jobs: int, budget_minutes: float | None, console: Console, view: View = PLAIN
+    grid: Grid, out: str | None, *, jobs: int | None, budget_minutes: float | None, console: Console, view: View = PLAIN
 ) -> int:
-    """Run or resume a grid; returns the exit status: 1 where a cell failed.
+    """Run or resume a grid; returns the exit status: 1 where a cell failed. ``jobs``: see ``share_out``.
 
     Raises ValueError before anything runs if a cell of the folder was run with other settings.
     """
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise ValueError(f"expected --jobs {jobs} >= 1")
     if budget_minutes is not None and not budget_minutes > 0:
         raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
     path = Path(out or f"runs/compare-{grid.workload}").expanduser().resolve()
     cells, folder = grid.cells(), Folder(path)
     text = tomli_w.dumps(as_toml(_published(grid)))
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        check_same_settings(folder, cells)
-        write_atomically(path / "grid.toml", text.encode())
-    except OSError as error:
-        raise ValueError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from None
-    with exclusive(RunDir(path)), sigterm_raises():
-        return _run(cells, folder, text, jobs, budget_minutes, console, view)
+    with one_ray(folder.unfinished(cells)) as ray:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            check_same_settings(folder, cells)
+            write_atomically(path / "grid.toml", text.encode())
+        except OSError as error:
+            raise ValueError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from None
+        with exclusive(RunDir(path)), sigterm_raises():
+            return _run(cells, folder, text, jobs, ray, budget_minutes, console, view)
 
 
 def _run(
-    cells: Sequence[Cell], folder: Folder, text: str, jobs: int, budget_minutes: float | None, console: Console,
-    view: View,
+    cells: Sequence[Cell], folder: Folder, text: str, jobs: int | None, ray: Ray, budget_minutes: float | None,
+    console: Console, view: View,
 ) -> int:  # fmt: skip
     def results() -> list[Result]:
         record = folder.record()
@@ -106,9 +108,9 @@ def _run(
         output.update()
 
     try:
-        with display.progress:
+        with display.progress, share_out(folder.unfinished(cells), jobs, ray) as (shared, at_a_time):
             run_cells(
-                cells, folder, jobs=jobs, budget_seconds=None if budget_minutes is None else 60 * budget_minutes,
+                shared, folder, jobs=at_a_time, budget_seconds=None if budget_minutes is None else 60 * budget_minutes,
                 started=display.started, running=display.running, ended=ended,
             )  # fmt: skip
     except (KeyboardInterrupt, SystemExit):

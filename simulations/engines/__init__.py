@@ -30,13 +30,13 @@ def use_cluster(address: str | None, engine: str) -> None:
     os.environ["RAY_ADDRESS"] = address
 
 
-def ahead(name: str) -> AbstractContextManager[None]:
-    """Start an engine while its run is still being planned; nothing of it is left on exit."""
+def ahead(name: str, *, several: bool = False) -> AbstractContextManager[None]:
+    """Start an engine while its run, or the first of several, is still being planned; nothing of it is left on exit."""
     if name not in ("ray", "flower"):
         return nullcontext()
     from simulations.engines.cluster import starting_ahead
 
-    return starting_ahead()
+    return starting_ahead(several=several)
 
 
 def engine_of(run: str) -> str:

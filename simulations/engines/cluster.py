@@ -44,8 +44,8 @@ STEP_SECONDS = 0.2
 class Cluster:
     """Ray, starting in a thread; ``workers`` waits for it."""
 
-    def __init__(self, folder: Path | None, address: str = "local") -> None:
-        self._folder, self._address = folder, address
+    def __init__(self, folder: Path | None, address: str, *, ahead: int, several: bool) -> None:
+        self._folder, self._address, self._ahead, self._several = folder, address, ahead, several
         self._started, self._stop = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._ours = False
@@ -95,6 +95,13 @@ class Cluster:
         usable = self._folder is None or torch.cuda.is_available()
         return bool(usable and ray.cluster_resources().get("GPU", 0) > 0)
 
+    def address(self) -> str:
+        """HOST:PORT where other processes of this machine join Ray. Raises RuntimeError if it did not start."""
+        self.wait()
+        import ray
+
+        return str(ray.get_runtime_context().gcs_address)
+
     def give_back(self, workers: list[Any], *, cpus: float, gpus: float) -> None:
         """Keep idle workers for another run, with torch imported."""
         if (cpus, gpus) == PLAIN:
@@ -118,8 +125,9 @@ class Cluster:
         ray.kill(worker)
 
     def stop(self) -> None:
-        """Begin to leave the cluster, and to end Ray if it is our own; ``end`` waits for it."""
-        self._stop.set()
+        """The run is over. If there is one only, begin to leave Ray, and to end our own; ``end`` waits for it."""
+        if not self._several:
+            self._stop.set()
 
     def end(self) -> None:
         """Leave the cluster, and end Ray if it is our own. A start of our own Ray that is under way is waited for."""
@@ -134,7 +142,7 @@ class Cluster:
             if self._ours:
                 self._init(ray)
             if self._folder is not None:
-                self._idle = [self.worker(*PLAIN) for _ in range(min(processors(), AHEAD))]
+                self._idle = [self.worker(*PLAIN) for _ in range(min(processors(), self._ahead))]
         except BaseException as error:  # ``workers`` raises it, in the thread that waits
             self._error = error
         finally:
@@ -161,13 +169,17 @@ _AHEAD: list[Cluster] = []
 
 
 @contextmanager
-def starting() -> Iterator[Cluster]:
-    """Ray, about to start. On exit and on every exception no process of it and no file is left."""
+def starting(*, ahead: int = AHEAD, several: bool = False) -> Iterator[Cluster]:
+    """Ray for one run or several, about to start, with so many workers at most.
+
+    On exit and on every exception nothing of it is left.
+    """
     with sigterm_raises(), ExitStack() as stack:
         switches = ENVIRONMENT if joins_cluster() else {**ENVIRONMENT, **LOOPBACK}
         os.environ.update({name: os.environ.get(name, value) for name, value in switches.items()})
         folder = None if joins_cluster() or in_use() else stack.enter_context(scratch(short_base()))
-        cluster = Cluster(folder, reachable_cluster() if folder is None and not in_use() else "local")
+        address = reachable_cluster() if folder is None and not in_use() else "local"
+        cluster = Cluster(folder, address, ahead=ahead, several=several)
         try:
             yield cluster
         finally:
@@ -176,12 +188,12 @@ def starting() -> Iterator[Cluster]:
 
 
 @contextmanager
-def starting_ahead() -> Iterator[None]:
-    """The Ray of the next run starts while the body prepares that run."""
+def starting_ahead(*, several: bool = False) -> Iterator[None]:
+    """The Ray of the run inside, or of several, starts while the body prepares the first."""
     if _AHEAD:
         yield
         return
-    with starting() as cluster:
+    with starting(several=several) as cluster:
         _AHEAD.append(cluster)
         try:
             yield
@@ -193,7 +205,7 @@ def starting_ahead() -> Iterator[None]:
 def ready() -> Iterator[Cluster]:
     """The Ray of ``starting_ahead``, which ends it, else a new one."""
     if _AHEAD:
-        yield _AHEAD.pop()
+        yield _AHEAD[-1]
         return
     with starting() as cluster:
         yield cluster

@@ -47,7 +47,8 @@ class Workers:
 
     def __init__(self, cluster: Cluster, plan: Plan, directory: RunDir, client: str) -> None:
         s = plan.settings
-        self._cluster, self._most, self._directory = cluster, s.clients_per_round, directory
+        self._cluster, self._directory = cluster, directory
+        self._most = min(s.clients_per_round, s.workers or s.clients_per_round)
         self._plan = plan
         self._job = Job(
             run=uuid4().hex,

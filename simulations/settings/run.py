@@ -173,6 +173,9 @@ class Settings:
     client_gpus: Annotated[float, Setting("GPU of a Ray worker.", "GPUs", at_least=0, below=inf, aliases=("gpus",))] = (
         0.25
     )
+    workers: Annotated[
+        int | None, Setting("Ray workers of a run, at most; default as many as fit.", "workers", at_least=1)
+    ] = None
     data_from: Annotated[
         Literal["node", "driver"] | None,
         Setting("Where Ray workers have the data from: their node, or sent by the driver."),

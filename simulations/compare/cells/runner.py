@@ -81,6 +81,10 @@ class Folder:
             return Outcome(status="failed", reason=ended.reason)
         return Outcome(status="interrupted" if self.run(cell).config.exists() else "not run")
 
+    def unfinished(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Those that are to be run, or resumed, or tried again."""
+        return [cell for cell in cells if self.status(cell, {}).status != "done"]
+
 
 def check_same_settings(folder: Folder, cells: Sequence[Cell]) -> None:
     """Raise ValueError, naming the settings, if a cell was started with other settings than now."""
@@ -122,12 +126,12 @@ def run_cells(
 ) -> None:
     """Run every cell that is not done, ``jobs`` at a time, in the given order.
 
+    A process that has no cell left to run is ended at once: it may hold Ray workers that others wait for.
     Once ``budget_seconds`` have passed no cell is started; one that is still running after a quarter more is
     interrupted, to be resumed. ``started``, ``running`` (about twice a second) and ``ended(cell, outcome, seconds)``
     report the progress. However this ends, no process is left and every started cell can be resumed.
     """
-    record = folder.record()
-    pending = deque(cell for cell in cells if folder.status(cell, record).status != "done")
+    pending = deque(folder.unfinished(cells))
     began, budget = time.monotonic(), math.inf if budget_seconds is None else budget_seconds
     with closing(_Workers(folder, new_worker, ended)) as workers:
         while workers.busy or pending:
@@ -138,12 +142,12 @@ def run_cells(
                 started(pending[0])
                 workers.start(pending.popleft())
             for channel in wait(list(workers.busy), timeout=LOOK_SECONDS):
-                workers.take(channel)
+                workers.take(channel, pending=len(pending))
             running([cell for _, cell, _ in workers.busy.values()])
             if spent >= budget * (1 + PATIENCE):
                 workers.interrupt()
                 for channel in list(workers.busy):
-                    workers.take(channel)
+                    workers.take(channel, pending=0)
 
 
 class _Workers:
@@ -163,13 +167,13 @@ class _Workers:
         path, log = self.folder.run(cell).path, self.folder.log(cell)
         worker.submit(Job(path=str(path), log=str(log), given=dict(cell.given)))
 
-    def take(self, channel: Any) -> None:
+    def take(self, channel: Any, *, pending: int) -> None:
         """Wait for the outcome of a busy worker, and write it down."""
         worker, cell, since = self.busy.pop(channel)
         outcome = worker.outcome()
         self.folder.note(cell, outcome)
         self.ended(cell, outcome, time.monotonic() - since)
-        if outcome.status == "done" and worker.alive:
+        if outcome.status == "done" and worker.alive and len(self.idle) < pending:
             self.idle.append(worker)
         else:
             worker.close()  # a fresh process after any trouble

@@ -10,17 +10,23 @@ import signal
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import IO, Any
 
+from simulations.engines import ahead
 from simulations.rundir.files.atomic import make_file
 
 PARTING_SECONDS = 30.0  # a run on Ray ends its own processes within about ten
 CONTEXT = get_context("spawn")
 SAFE_PATH = "PYTHONSAFEPATH"
+"""Processes that are started with it do not search the working directory for modules.
+
+multiprocessing starts ``python -c``, which searches it until it has copied the path of this process. Then a
+``random.py`` of the user would end the worker.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,7 @@ class Worker:
     def __init__(self) -> None:
         self.channel, theirs = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=serve, args=(theirs,))
-        with _safe_path():
+        with environment(SAFE_PATH, "1"):
             self.process.start()
         theirs.close()
 
@@ -89,21 +95,17 @@ class Worker:
 
 
 @contextmanager
-def _safe_path() -> Iterator[None]:
-    """Processes that are started here do not search the working directory for modules.
-
-    multiprocessing starts ``python -c``, which searches it until it has copied the path of this process. Then a
-    ``random.py`` of the user would end the worker.
-    """
-    before = os.environ.get(SAFE_PATH)
-    os.environ[SAFE_PATH] = "1"
+def environment(name: str, value: str) -> Iterator[None]:
+    """Processes that are started inside have this variable."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ[SAFE_PATH]
+            del os.environ[name]
         else:
-            os.environ[SAFE_PATH] = before
+            os.environ[name] = before
 
 
 def serve(channel: "connection.Connection[Any, Any]") -> None:
@@ -114,15 +116,17 @@ def serve(channel: "connection.Connection[Any, Any]") -> None:
     assert parent is not None
     threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
     try:
-        while True:
-            channel.send(run_cell(channel.recv()))
+        with ExitStack() as ray:
+            while True:
+                channel.send(run_cell(channel.recv(), ray))
     except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         return
 
 
-def run_cell(job: Job) -> Outcome:
+def run_cell(job: Job, ray: ExitStack) -> Outcome:
     """Run or resume one cell as ``fedlsg run`` or ``fedlsg resume`` would; what it prints goes to its log.
 
+    ``ray``: there Ray stays for the next cell of this process, with its workers.
     Guarantee: raises nothing but SystemExit; whatever went wrong is the outcome's one-line reason.
     """
     log = Path(job.log)
@@ -130,6 +134,7 @@ def run_cell(job: Job) -> Outcome:
     make_file(log)  # a traceback may quote data
     with log.open("a") as file:
         try:
+            ray.enter_context(ahead(job.given["engine"], several=True))
             _run(job, file)
         except KeyboardInterrupt:
             return Outcome(status="interrupted")

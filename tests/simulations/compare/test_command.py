@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +150,13 @@ def job(path: Path, **changes: Any) -> Job:
 
 
 def test_a_cell_is_an_ordinary_run(tmp_path, small):
-    assert run_cell(job(tmp_path / "cell")) == Outcome(status="done")
+    assert run_cell(job(tmp_path / "cell"), ExitStack()) == Outcome(status="done")
     assert Run(tmp_path / "cell").weights.equal(small.weights)
     assert "test accuracy" in (tmp_path / "log").read_text()
 
 
 def test_an_interrupted_cell_is_resumed(stopped, small):
-    assert run_cell(job(stopped.path, threads=1)).status == "done"
+    assert run_cell(job(stopped.path, threads=1), ExitStack()).status == "done"
     assert stopped.weights.equal(small.weights)
     assert [len(stopped.entries(client)) for client in (0, 1)] == [2, 2]
 
@@ -169,7 +170,7 @@ def test_an_interrupted_cell_is_resumed(stopped, small):
     ],
 )
 def test_a_bad_cell_is_a_reason_and_no_crash(changes, reason, tmp_path):
-    outcome = run_cell(job(tmp_path / "cell", **changes))
+    outcome = run_cell(job(tmp_path / "cell", **changes), ExitStack())
     assert outcome.status == "failed"
     assert reason in outcome.reason
     assert "Traceback" in (tmp_path / "log").read_text()

@@ -27,6 +27,7 @@ def deadly(tmp_path_factory: pytest.TempPathFactory, warm) -> Run:
     plan, directory = plan_at(folder, engine="ray", clients=5, rounds=4, evaluate_every=4, reproducible=False)
     cluster._AHEAD.append(warm)
     summary = ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.deadly_clients:app")
+    cluster._AHEAD.clear()
     return Run(directory.path, plan, summary)
 
 
