@@ -45,9 +45,9 @@ def decompose(
     R = torch.randn(rank, W.shape[1], generator=generator, dtype=torch.float32, device="cpu").to(W)
     R = to_memory_order(R, kernel)
     for _ in range(power_steps):
-        L = orthonormal_columns(times_transposed(R, W).mT)  # wide products: the tall W R^T takes twice as long
-        R = orthonormal_columns((L.mT @ W).mT).mT.contiguous()
-    return L, to_kernel_order(R, kernel).contiguous()
+        Lt = orthonormal_rows(times_transposed(R, W))  # wide products: the tall W R^T takes twice as long
+        R = orthonormal_rows(Lt @ W)
+    return Lt.mT.contiguous(), to_kernel_order(R, kernel).contiguous()
 
 
 def random_carriers(
@@ -71,10 +71,15 @@ def check_rank(rank: int, shape: tuple[int, ...] | torch.Size) -> None:
 
 def orthonormal_columns(A: Float[Tensor, "k r"]) -> Float[Tensor, "k r"]:
     """Q of A = Q T with the diagonal of T positive, so that Q is unique for A of full column rank."""
-    Q, T = torch.linalg.qr(A)
+    return orthonormal_rows(A.mT).mT.contiguous()
+
+
+def orthonormal_rows(A: Float[Tensor, "r k"]) -> Float[Tensor, "r k"]:
+    """The transpose of ``orthonormal_columns(A.mT)``, as LAPACK leaves it in memory."""
+    Q, T = torch.linalg.qr(A.mT)
     signs = torch.where(T.diagonal() < 0, -1.0, 1.0).to(Q)
-    columns: Tensor = (Q * signs).contiguous()
-    return columns
+    rows: Tensor = (Q.mT * signs.unsqueeze(1)).contiguous()
+    return rows
 
 
 def project(
