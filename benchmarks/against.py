@@ -53,7 +53,6 @@ class Process:
             [sys.executable, "-W", "ignore", __file__, str(root), model, arm, str(batch)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(root)},
         )  # fmt: skip
-        self.read()
 
     def read(self) -> str:
         """The next line. Raises RuntimeError if the process has ended."""
@@ -81,6 +80,8 @@ def compare(before: Path, model: str, arm: str, *, batch: int, pairs: int) -> di
 
     both = [Process(root, model, arm, batch) for root in (before, HERE)]
     try:
+        for process in both:
+            process.read()  # it is ready
         seconds: list[list[float]] = [[], []]
         for turn in range(pairs):
             for which in (0, 1) if turn % 2 else (1, 0):
