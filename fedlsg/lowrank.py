@@ -7,6 +7,8 @@ A convolution kernel (m, c, kh, kw) is flattened to (m, c * kh * kw) first (sec.
 Draws no noise and reads no private data.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -35,19 +37,32 @@ def decompose(
     Gram-Schmidt, which silently loses orthogonality on rank-deficient W.
     Raises ValueError for a rank outside 1..min(m, n) or ``power_steps < 1``.
     """
-    kernel = W.detach()
-    if kernel.ndim < 2:
-        raise ValueError(f"expected a weight of two dimensions or more, got shape {tuple(kernel.shape)}")
-    W = matrix_in_memory_order(kernel)
-    check_rank(rank, W.shape)
+    return decompose_each([W], rank, generators=[generator], power_steps=power_steps)[0]
+
+
+def decompose_each(
+    weights: Sequence[Float[Tensor, "m *rest"]], rank: int, *, generators: Sequence[torch.Generator], power_steps: int
+) -> list[tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]]:
+    """``decompose`` of each weight with its own generator. QR of all that are alike in shape is one call."""
     if power_steps < 1:
         raise ValueError(f"expected {power_steps=} >= 1")
-    R = torch.randn(rank, W.shape[1], generator=generator, dtype=torch.float32, device="cpu").to(W)
-    R = to_memory_order(R, kernel)
-    for _ in range(power_steps):
-        L = orthonormal_columns(times_transposed(R, W).mT)  # wide products: the tall W R^T takes twice as long
-        R = orthonormal_columns((L.mT @ W).mT).mT.contiguous()
-    return L, to_kernel_order(R, kernel).contiguous()
+    kernels = [W.detach() for W in weights]
+    for kernel in kernels:
+        if kernel.ndim < 2:
+            raise ValueError(f"expected a weight of two dimensions or more, got shape {tuple(kernel.shape)}")
+    matrices = [matrix_in_memory_order(kernel) for kernel in kernels]
+    Rs, Lts = [], []
+    for W, kernel, generator in zip(matrices, kernels, generators, strict=True):
+        check_rank(rank, W.shape)
+        R = torch.randn(rank, W.shape[1], generator=generator, dtype=torch.float32, device="cpu").to(W)
+        Rs.append(to_memory_order(R, kernel))
+    for _ in range(power_steps):  # wide products: the tall W R^T takes twice as long
+        Lts = orthonormal_rows_of_each([times_transposed(R, W) for R, W in zip(Rs, matrices, strict=True)])
+        Rs = orthonormal_rows_of_each([Lt @ W for Lt, W in zip(Lts, matrices, strict=True)])
+    return [
+        (Lt.mT.contiguous(), to_kernel_order(R, kernel).contiguous())
+        for Lt, R, kernel in zip(Lts, Rs, kernels, strict=True)
+    ]
 
 
 def random_carriers(
@@ -71,10 +86,26 @@ def check_rank(rank: int, shape: tuple[int, ...] | torch.Size) -> None:
 
 def orthonormal_columns(A: Float[Tensor, "k r"]) -> Float[Tensor, "k r"]:
     """Q of A = Q T with the diagonal of T positive, so that Q is unique for A of full column rank."""
-    Q, T = torch.linalg.qr(A)
-    signs = torch.where(T.diagonal() < 0, -1.0, 1.0).to(Q)
-    columns: Tensor = (Q * signs).contiguous()
-    return columns
+    return orthonormal_rows(A.mT).mT.contiguous()
+
+
+def orthonormal_rows(A: Float[Tensor, "*each r k"]) -> Float[Tensor, "*each r k"]:
+    """The transpose of ``orthonormal_columns(A.mT)``, as LAPACK leaves it in memory."""
+    Q, T = torch.linalg.qr(A.mT)
+    signs = torch.where(T.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(Q)
+    rows: Tensor = (Q.mT * signs.unsqueeze(-1)).contiguous()
+    return rows
+
+
+def orthonormal_rows_of_each(matrices: Sequence[Float[Tensor, "r _"]]) -> list[Float[Tensor, "r _"]]:
+    """``orthonormal_rows`` of each matrix, in one call for all of a shape and kind."""
+    alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
+    for place, A in enumerate(matrices):
+        alike.setdefault((A.shape, A.dtype, A.device), []).append(place)
+    found: dict[int, Tensor] = {}
+    for places in alike.values():
+        found |= zip(places, orthonormal_rows(torch.stack([matrices[place] for place in places])), strict=True)
+    return [found[place] for place in range(len(matrices))]
 
 
 def project(

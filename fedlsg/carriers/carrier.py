@@ -5,7 +5,7 @@ Everything here is public: it reads weights, the round and the public seed.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.frame import Coordinates
-from fedlsg.lowrank import decompose, flatten_kernel, random_carriers
+from fedlsg.lowrank import decompose, decompose_each, flatten_kernel, random_carriers
 from fedlsg.randomness import public_generator
 from fedlsg.setting import Setting, check_declared
 
@@ -155,26 +155,43 @@ def coordinates(
     ``weights`` are the trainable parameters in model order, ``initial`` W_0 of the carried ones (read by
     ``low-rank-change`` only). Deterministic in its arguments, on one kind of processor.
     """
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    for run in _runs(weights, initial, carrier, carried, updates):
+        generators = [public_generator(seed, "carriers", round, name) for name in run]
+        if carrier.kind == "random":
+            made = [_random(W, carrier.rank, g) for W, g in zip(run.values(), generators, strict=True)]
+        else:
+            made = decompose_each(
+                list(run.values()), carrier.rank, generators=generators, power_steps=carrier.power_steps
+            )
+        pairs |= zip(run, made, strict=True)
     return tuple(
         Coordinates(name=name, shape=tuple(W.shape))
-        if name not in carried
-        else _carry(
-            name, W.detach(), initial.get(name), carrier, updates, public_generator(seed, "carriers", round, name)
-        )
+        if name not in pairs
+        else Coordinates(name=name, shape=tuple(W.shape), L=pairs[name][0], R=pairs[name][1])
         for name, W in weights.items()
     )
 
 
-def _carry(
-    name: str, W: Tensor, W_0: Tensor | None, carrier: Carrier, updates: int, generator: torch.Generator
-) -> Coordinates:
-    if carrier.kind == "random":
-        m, n = flatten_kernel(W).shape
-        L, R = random_carriers((m, n), carrier.rank, generator=generator, like=W)
-    else:
-        if carrier.kind in ("low-rank-change", "factors") and updates >= carrier.warmup:
-            if W_0 is None:
-                raise ValueError(f"the initial value of {name} is needed to decompose W - W_0")
-            W = W - W_0.to(W)
-        L, R = decompose(W, carrier.rank, generator=generator, power_steps=carrier.power_steps)
-    return Coordinates(name=name, shape=tuple(W.shape), L=L, R=R)
+def _runs(
+    weights: Mapping[str, Tensor],
+    initial: Mapping[str, Tensor],
+    carrier: Carrier,
+    carried: tuple[str, ...],
+    updates: int,
+) -> Iterator[dict[str, Tensor]]:
+    """What is decomposed together: all weights, which are there anyway; changes one by one, each made and dropped."""
+    own = {name: W.detach() for name, W in weights.items() if name in carried}
+    if carrier.kind not in ("low-rank-change", "factors") or updates < carrier.warmup:
+        yield own
+        return
+    for name, W in own.items():
+        W_0 = initial.get(name)
+        if W_0 is None:
+            raise ValueError(f"the initial value of {name} is needed to decompose W - W_0")
+        yield {name: W - W_0.to(W)}
+
+
+def _random(W: Tensor, rank: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    m, n = flatten_kernel(W).shape
+    return random_carriers((m, n), rank, generator=generator, like=W)

@@ -46,8 +46,7 @@ class LayerMemory:
 
 def needs_input(layer: Layer) -> bool:
     """Whether a block of the layer needs x itself. Norm layers do, but autograd keeps x for them anyway."""
-    needed = any(slot.parameter == "weight" and slot.block.part != "L" for slot in layer.slots)
-    return needed and not isinstance(layer.formulas, NormGradients)
+    return layer.from_input is not None and not isinstance(layer.formulas, NormGradients)
 
 
 def remember(layer: Layer, x: Tensor, again: Rematerialized | None = None) -> LayerMemory:
@@ -55,17 +54,16 @@ def remember(layer: Layer, x: Tensor, again: Rematerialized | None = None) -> La
     memory = LayerMemory(again=again)
     if again is None:
         keep_input(layer, memory, x)
-    if layer.carried is not None and layer.carried.A is None and any(slot.block.part == "L" for slot in layer.slots):
+    if layer.carried is not None and layer.carried.A is None and layer.slots[0].block.part == "L":
         memory.u = layer.carried.formulas.inner(x, layer.carried.R)
     return memory
 
 
 def keep_input(layer: Layer, memory: LayerMemory, x: Tensor) -> None:
     """Keep x, or its kept units, if a block of the weight needs it. In backward this is x that was computed again."""
-    for slot in layer.slots:
-        if slot.parameter == "weight" and slot.block.part != "L":
-            memory.x = x if layer.formulas.selects_late else units(x, layer.formulas.axis, slot.units)
-            memory.version = memory.x._version
+    if layer.from_input is not None:
+        memory.x = x if layer.formulas.selects_late else units(x, layer.formulas.axis, layer.from_input.units)
+        memory.version = memory.x._version
 
 
 def remember_output(layer: Layer, memory: LayerMemory, x: Tensor, y: Tensor, node: Node | None) -> None:
@@ -90,7 +88,7 @@ def remember_output(layer: Layer, memory: LayerMemory, x: Tensor, y: Tensor, nod
 def use_ghost(layer: Layer, slot: Slot, g: Tensor) -> bool:
     """Whether the slot is a whole dense weight for which ghost clipping is cheaper than one gradient an example."""
     block = slot.block
-    whole = slot.parameter == "weight" and block.part == "dense" and block.kept == block.size and block.weight == 1
+    whole = block.part == "dense" and slot.parameter == "weight" and block.kept == block.size and block.weight == 1
     return whole and ghost_is_cheaper(layer.module, g)
 
 
@@ -130,7 +128,7 @@ def left_gradient(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> F
     if memory.note is not None:
         value = units(carried.formulas.left(g, u), 1, slot.units)
         return finish_left(value, g, carried.R, memory.note, slot.units)
-    if not any(other.parameter == "bias" for other in layer.slots):
+    if layer.slots[-1].parameter != "bias":
         return units(carried.formulas.left(g, u), 1, slot.units)
     axis = layer.formulas.axis
     rows = u.movedim(axis, 0)  # its memory order, if the layer is linear

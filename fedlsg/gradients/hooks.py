@@ -175,8 +175,7 @@ class Pass:
             return GhostGradients(layer.module, kept, memory.x, kept._version)
         if memory.x is not None and memory.x.dtype != layer.dtype:
             memory.x = memory.x.to(layer.dtype) if self.storage is None else self.storage.unpack(memory.x)
-        own = layer.module.get_parameter(slot.parameter).dtype
-        return form_block(layer, slot, memory, g).to(own)
+        return form_block(layer, slot, memory, g).to(layer.types[slot.parameter])
 
     def backward(self, losses: Float[Tensor, " batch"], parameters: Checked) -> None:
         """Send the gradient of every example's own loss back to the first hooked layers.

@@ -82,6 +82,16 @@ class Layer:
         own = self.module._parameters  # get_parameter takes 20 times as long
         return tuple(p for slot in self.slots if slot.block.part != "R" and (p := own[slot.parameter]) is not None)
 
+    @cached_property
+    def types(self) -> dict[str, torch.dtype]:
+        """The types of these parameters, by the module's own name."""
+        return {name: p.dtype for name, p in self.module._parameters.items() if p is not None}
+
+    @cached_property
+    def from_input(self) -> Slot | None:
+        """The slot of the weight whose block needs the input itself: dR, or the dense weight."""
+        return next((s for s in self.slots if s.parameter == "weight" and s.block.part != "L"), None)
+
 
 def plan(model: nn.Module, frame: Frame, precision: Precision = FLOAT32) -> list[Layer]:
     """The layers to hook, in model order. ``check_frame`` must have accepted the frame."""
@@ -107,7 +117,9 @@ def make_layer(path: str, module: nn.Module, slots: tuple[Slot, ...], coordinate
     if weight is not None and weight.L is not None and weight.R is not None:
         assert isinstance(formulas, CarriedGradients)  # check_frame refused anything else
         carried = Carried(formulas=formulas, L=weight.L, R=weight.R)
-    dtype = module.get_parameter(slots[0].parameter).dtype
+    parameter = module._parameters[slots[0].parameter]
+    assert parameter is not None
+    dtype = parameter.dtype
     return Layer(path=path, module=module, formulas=formulas, slots=slots, dtype=dtype, carried=carried)
 
 

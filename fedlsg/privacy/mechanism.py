@@ -155,16 +155,16 @@ def clipped_sum(
             for factor, block in zip(factors, gradients, strict=True)
         )
         if torch.is_grad_enabled() and any(isinstance(block, Tensor) and block.requires_grad for block in gradients):
-            return torch.cat(list(parts))  # attacks differentiate through it
+            return torch.cat([part.flatten() for part in parts])  # attacks differentiate through it
         total = torch.empty(sum(sizes), dtype=dtype, device=norms.device)
         for own, part in zip(total.split(sizes), parts, strict=True):  # one by one: no second copy to join
-            own.copy_(part)
+            own.view(part.shape).copy_(part)
     return total
 
 
 def clip_norms(gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanism) -> Float[Tensor, "blocks batch"]:
     """The norms that the clip compares with C, in float64: of each block, or of the whole gradient in every block."""
-    squares = torch.stack([norms_of(block).square() for block in gradients])
+    squares = torch.stack([norms_of(block) for block in gradients]).square()
     if mechanism.clip == "joint":
         squares = squares.sum(0, keepdim=True).expand_as(squares)
     return squares.sqrt()
@@ -187,10 +187,10 @@ def norms_of(block: Float[Tensor, "batch *kept"] | GhostGradients) -> Float[Tens
 
 def weighted_sum(
     factors: Float[Tensor, " batch"], block: Float[Tensor, "batch *kept"], dtype: torch.dtype | None = None
-) -> Float[Tensor, " kept"]:
+) -> Float[Tensor, "*kept"]:
     """Sum over examples of factor times row, taken in ``dtype``: the factors' own unless given.
 
-    A block in another memory order is summed in that order; only the sum is reordered.
+    A block in another memory order is summed in that order, and the result keeps it.
     A matrix product under TF32 or bfloat16 would round its inputs to fewer digits than the clip's margin covers.
     """
     rows = in_memory_order(block)
@@ -203,18 +203,20 @@ def weighted_sum(
         total = torch.cat([factors @ part if exact else (factors.unsqueeze(1) * part).sum(0) for part in parts])
     else:
         total = factors @ flat if exact else (factors.unsqueeze(1) * flat).sum(0)
-    return total.view(rows.shape[1:]).permute(own_order(block)).flatten()
+    return total.view(rows.shape[1:]).permute(own_order(block))
 
 
 def axes_in_memory(t: Float[Tensor, "batch *any"]) -> list[int]:
     """The axes behind the first, the one with the widest stride in front."""
+    if t.is_contiguous():
+        return list(range(1, t.ndim))
     strides: Sequence[int] = t.stride()
     return sorted(range(1, t.ndim), key=lambda axis: -strides[axis])
 
 
 def in_memory_order(t: Float[Tensor, "batch *any"]) -> Float[Tensor, "batch *any"]:
     """The same numbers with every example's axes in their order in memory: a view."""
-    return t.permute(0, *axes_in_memory(t))
+    return t if t.is_contiguous() else t.permute(0, *axes_in_memory(t))
 
 
 def own_order(t: Float[Tensor, "batch *any"]) -> list[int]:

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from fedlsg.lowrank import (
     average_core,
     decompose,
+    decompose_each,
     flatten_kernel,
     orthonormal_columns,
     project,
@@ -50,6 +51,28 @@ def test_carriers_are_orthonormal_for_any_weight(m, n, r, true_rank, steps, seed
     L, R = decompose(W, r, generator=generator(seed), power_steps=steps)
     assert (L.shape, R.shape) == ((m, r), (r, n))
     assert_orthonormal(L, R)
+
+
+@pytest.mark.parametrize("rank", [3, 8])
+def test_weights_decomposed_together_have_the_bits_of_each_alone(rank):
+    """Shapes and memory formats are mixed."""
+    torch.manual_seed(0)
+    kernel = torch.randn(16, 9, 3, 3).contiguous(memory_format=torch.channels_last)
+    weights = [
+        torch.randn(33, 27),
+        torch.randn(33, 27),
+        kernel,
+        torch.randn(27, 33),
+        torch.randn(16, 9, 3, 3),
+        kernel + 1,
+    ]
+    draws = [generator(seed) for seed in range(len(weights))]
+    together = decompose_each(weights, rank, generators=draws, power_steps=2)
+    for seed, (W, pair) in enumerate(zip(weights, together, strict=True)):
+        alone = decompose(W, rank, generator=generator(seed), power_steps=2)
+        assert all(torch.equal(a, b) for a, b in zip(pair, alone, strict=True))
+    with pytest.raises(ValueError, match="shorter"):
+        decompose_each(weights, rank, generators=draws[:1], power_steps=1)
 
 
 def gram_schmidt(A: Tensor) -> Tensor:

@@ -9,10 +9,11 @@ The cheaper side is unfolded. A carried kernel has k = r, so this is mostly g: 7
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedlsg.tensors import batch_times_transposed
@@ -31,7 +32,7 @@ def kernel_gradient(
     """
     if by_example(g, x, conv):
         return torch.stack([own_gradient(*pair, conv) for pair in zip(g.split(1), x.split(1), strict=True)])
-    output_patch, input_patch = g.shape[1] * x[0, 0].numel(), x.shape[1] * g[0, 0].numel()
+    output_patch, input_patch = g.shape[1] * math.prod(x.shape[2:]), x.shape[1] * math.prod(g.shape[2:])
     unfolding = unfolding_output if output_patch <= input_patch else unfolding_input
     patch = min(output_patch, input_patch) * math.prod(conv.kernel_size)
     return unfolding(g, x, conv, max(1, (CACHED if x.device.type == "cpu" else UNCACHED) // max(1, patch)))
@@ -88,12 +89,19 @@ def unfolding_output(
     before = [d - p for d, p in zip(reach, padding_before(conv), strict=True)]
     spans = [n + d for n, d in zip(x.shape[2:], reach, strict=True)]
     patches = windows(pad_to(spread(g, conv.stride), before, spans), conv, (1, 1), x.shape[2:])
-    rows = torch.arange(patches[0, ..., 0, 0].numel(), device=g.device).unflatten(0, (g.shape[1], -1)).flip(1)
-    out = x.new_empty(len(x), rows.numel(), x.shape[1])
-    for part, own, into in zip(patches.split(tile), x.split(tile), out.split(tile), strict=True):
-        batch_times_transposed(part.flatten(4).flatten(1, 3), own.flatten(2), rows.flatten(), out=into)
-    gradient: Tensor = out.unflatten(1, rows.shape).transpose(2, 3)
-    return gradient
+    k, taps = g.shape[1], math.prod(conv.kernel_size)
+    rows = last_tap_first(k, taps, g.device)
+    out = x.new_empty(len(x), k * taps, x.shape[1])
+    pixels = x.flatten(2)
+    for part, own, into in zip(patches.split(tile), pixels.split(tile), out.split(tile), strict=True):
+        batch_times_transposed(part.reshape(len(part), k * taps, -1), own, rows, out=into)
+    return out.view(len(x), k, taps, -1).transpose(2, 3)
+
+
+@cache
+def last_tap_first(k: int, taps: int, device: torch.device) -> Int[Tensor, " k_taps"]:
+    """Rows (k, taps) with the taps from the last to the first."""
+    return torch.arange(k * taps, device=device).view(k, taps).flip(1).flatten()
 
 
 def padding_before(conv: nn.Conv2d) -> tuple[int, ...]:
