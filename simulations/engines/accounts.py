@@ -45,7 +45,7 @@ class Accounts:
         self._round = plan
         self._asked.clear()
         if self._journal.size > JOURNAL_BYTES:
-            self.end()
+            self._settle()
 
     def task(self, message: Message, client: int, work: float) -> Task | Message:
         """The task for a client, or its reply where it needs not, or must not, train."""
@@ -90,6 +90,9 @@ class Accounts:
 
     def end(self) -> None:
         """Bring all charges to the ledgers, on disk; also those of piles that are not back."""
+        self._settle()
+
+    def _settle(self) -> None:
         self._journal.settle(lambda client: self._account(client).ledger)
 
     def _task(self, message: Message, client: int, work: float) -> Task | Message:

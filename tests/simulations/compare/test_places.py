@@ -73,12 +73,17 @@ def test_a_run_has_no_more_workers_than_its_setting_and_its_clients(workers, mos
     asked: list[int] = []
 
     class Asked:
+        is_foreign = False
+
+        def has_gpus(self) -> bool:
+            return False
+
         def workers(self, most: int, *, cpus: float, gpus: float) -> list[Any]:
             asked.append(most)
             return []
 
     plan, directory = plan_at(tmp_path / "run", engine="ray", workers=workers)
-    len(Workers(cast("Cluster", Asked()), plan, "client:app", directory.steps_after))
+    len(Workers(cast("Cluster", Asked()), plan, directory, "client:app"))
     assert asked == [most]
 
 
