@@ -25,8 +25,14 @@ def read(paths: Sequence[Path]) -> Ratios:
     return found
 
 
-def draw(found: Mapping[str, Mapping[str, tuple[float, float, float]]], out: Path) -> None:
-    """Write the figure."""
+def draw(
+    found: Mapping[str, Mapping[str, tuple[float, float, float]]],
+    out: Path,
+    *,
+    label: str = "CPU seconds over the plain step's",
+    ours: tuple[str, ...] = ("lsg", "dpsgd"),
+) -> None:
+    """Write the figure; arms that begin with ``ours`` stand out."""
     import matplotlib.pyplot as plt
 
     height = 0.9 + 0.27 * max(len(bars) for bars in found.values())
@@ -35,12 +41,12 @@ def draw(found: Mapping[str, Mapping[str, tuple[float, float, float]]], out: Pat
         arms = sorted(bars, key=lambda arm: bars[arm][0], reverse=True)
         middles = [bars[arm][0] for arm in arms]
         errors = [[bars[arm][0] - bars[arm][1] for arm in arms], [bars[arm][2] - bars[arm][0] for arm in arms]]
-        colours = ["tab:orange" if arm.startswith(("lsg", "dpsgd")) else "tab:gray" for arm in arms]
+        colours = ["tab:orange" if arm.startswith(ours) else "tab:gray" for arm in arms]
         panel.barh(arms, middles, xerr=errors, color=colours, error_kw={"elinewidth": 1})
         panel.axvline(1, color="black", linewidth=0.8)
         for row, middle in enumerate(middles):
             panel.text(max(middle, errors[1][row] + middle) + 0.03, row, f"{middle:.2f}", va="center", fontsize=8)
-        panel.set(title=model, xlabel="CPU seconds over the plain step's", xlim=(0, max(middles) * 1.25))
+        panel.set(title=model, xlabel=label, xlim=(0, max(middles) * 1.25))
     figure.tight_layout()
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
 
