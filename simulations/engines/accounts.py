@@ -130,9 +130,13 @@ class Accounts:
         try:
             if returned.rows is not None:
                 account.keep_truth(entry.round, [returned.rows])
-            if reply is None or reply.has_error():
+            try:
+                payload = b"" if reply is None or reply.has_error() else read_update(reply.content)
+            except ValueError:  # the server rejects it by name
+                payload = b""
+            if not payload:
                 return reply
-            box, payload = account.box(memory=returned.memory is not None), read_update(reply.content)
+            box = account.box(memory=returned.memory is not None)
             if isinstance(box, FeedbackBox) and returned.memory is not None:
                 box.store(question, payload, returned.memory, round=entry.round)
             elif isinstance(box, Outbox) and keeps_payload(self._plan):

@@ -103,8 +103,8 @@ class Cluster:
         return str(ray.get_runtime_context().gcs_address)
 
     def give_back(self, workers: list[Any], *, cpus: float, gpus: float) -> None:
-        """Keep idle workers for another run, with torch imported."""
-        if (cpus, gpus) == PLAIN:
+        """Keep idle workers for another run, with torch imported; end them if there is none."""
+        if self._several and (cpus, gpus) == PLAIN:
             self._idle += workers
         else:
             for worker in workers:
@@ -123,11 +123,6 @@ class Cluster:
         import ray
 
         ray.kill(worker)
-
-    def stop(self) -> None:
-        """The run is over. If there is one only, begin to leave Ray, and to end our own; ``end`` waits for it."""
-        if not self._several:
-            self._stop.set()
 
     def end(self) -> None:
         """Leave the cluster, and end Ray if it is our own. A start of our own Ray that is under way is waited for."""

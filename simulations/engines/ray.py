@@ -53,9 +53,9 @@ class RayGrid(VirtualGrid, SimulatedGrid):
         self.accounts.expect(plan)
 
     def end(self) -> None:
-        """Bring the charges of all clients to their ledgers, and let Ray go."""
+        """Bring the charges of all clients to their ledgers, and let the workers go while the report is written."""
         self.accounts.end()
-        self.workers.dismiss()
+        self.workers.close()
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
         """The replies; an error for each client whose worker was lost twice, none for one that stays silent."""

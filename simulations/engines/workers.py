@@ -178,11 +178,6 @@ class Workers:
         self._knows.pop(worker, None)
         self._expect(self._cluster.worker(**self._need))
 
-    def dismiss(self) -> None:
-        """No task follows, and no other run on this Ray: it ends while the caller goes on."""
-        self.close()
-        self._cluster.stop()
-
     def close(self) -> None:
         """Give idle workers back to the cluster, and end the others."""
         for worker in [*self._coming.values(), *(worker for worker, _, _ in self._running.values())]:

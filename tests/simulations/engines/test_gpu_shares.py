@@ -29,7 +29,7 @@ with cluster.ready() as shared:
     for worker in workers:
         shared.kill(worker)
 plan, directory = plan_at(Path(sys.argv[1]), engine="ray", clients=3, client_gpus=0.5)
-assert ray.Workers(shared, plan, "")._need == {"cpus": 1, "gpus": 0.5}
+assert ray.Workers(shared, plan, directory, "")._need == {"cpus": 1, "gpus": 0.5}
 print(json.dumps({"seen": seen, "summary": ray.run(plan, directory, on_round=ignore)}))
 real.shutdown()
 folder.cleanup()
@@ -41,9 +41,10 @@ folder.cleanup()
 )
 def test_a_worker_takes_a_share_only_where_there_is_a_gpu(tmp_path, device, gpus, share):
     there: Any = SimpleNamespace(has_gpus=lambda: gpus)
-    plan, _ = plan_at(tmp_path / "run")
-    workers = Workers(there, plan, "module:app")
-    workers._settings = SimpleNamespace(device=device, client_cpus=1, client_gpus=0.25)  # type: ignore[assignment]
+    plan, directory = plan_at(tmp_path / "run")
+    workers = Workers(there, plan, directory, "module:app")
+    settings = SimpleNamespace(device=device, client_cpus=1, client_gpus=0.25)
+    workers._plan = SimpleNamespace(settings=settings)  # type: ignore[assignment]
     assert workers._need == {"cpus": 1, "gpus": share}
 
 

@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,10 @@ def test_modes_by_hand(umask, tmp_path):
 
 def test_the_log_of_a_cell_is_its_owners_alone(tmp_path):
     """A comparison's worker writes the tracebacks of its own failures there."""
-    given = {"workload": "no such workload"}
-    ended = run_cell(Job(path=str(tmp_path / "cell"), log=str(tmp_path / "logs" / "cell.log"), given=given))
+    job = Job(
+        path=str(tmp_path / "cell"), log=str(tmp_path / "logs" / "cell.log"),
+        given={"workload": "no such workload", "engine": "local"},
+    )  # fmt: skip
+    ended = run_cell(job, ExitStack())
     assert ended.status == "failed"
     assert modes(tmp_path)["logs/cell.log"] == "600"
