@@ -7,6 +7,7 @@ One panel for each model. If several files have an arm, the first one counts.
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -36,8 +37,10 @@ def draw(
     import matplotlib.pyplot as plt
 
     height = 0.9 + 0.27 * max(len(bars) for bars in found.values())
-    figure, panels = plt.subplots(1, len(found), figsize=(5.2 * len(found), height), squeeze=False)
-    for panel, (model, bars) in zip(panels[0], found.items(), strict=True):
+    columns = min(2, len(found))
+    rows = math.ceil(len(found) / columns)
+    figure, panels = plt.subplots(rows, columns, figsize=(5.2 * columns, height * rows), squeeze=False)
+    for panel, (model, bars) in zip(panels.flat, found.items(), strict=True):
         arms = sorted(bars, key=lambda arm: bars[arm][0], reverse=True)
         middles = [bars[arm][0] for arm in arms]
         errors = [[bars[arm][0] - bars[arm][1] for arm in arms], [bars[arm][2] - bars[arm][0] for arm in arms]]
