@@ -4,7 +4,8 @@
 
 Every arm is its own process tree, and all are alive at once. Only one arm runs a round at a time; the others wait at
 their ``Gate``. So the arms take rounds alternately on the same machine. CPU time of a waiting arm (Ray's daemons) is
-not counted. ``bare`` is the job in plain PyTorch. ``fedavg`` is Flower's own FedAvg, ``pfl`` is pfl-research: both
+not counted. Waiting costs several processes more than one (cold caches), which ``--block 8`` shows: eight rounds in a
+turn. ``bare`` is the job in plain PyTorch. ``fedavg`` is Flower's own FedAvg, ``pfl`` is pfl-research: both
 without privacy, so compare them with ``sgd``.
 """
 
@@ -50,13 +51,14 @@ class Arm:
                 )
             time.sleep(POLL_SECONDS)
 
-    def round(self, number: int) -> tuple[float, float]:
-        """CPU and wall seconds of one round."""
+    def rounds(self, first: int, count: int) -> tuple[float, float]:
+        """CPU and wall seconds of each of so many rounds."""
         cpu, wall = self.tree.cpu_seconds(), time.perf_counter()
-        self.gate.let_through(number)
-        self.arrive(number + 1, ROUND_SECONDS)
+        for number in range(first, first + count):
+            self.gate.let_through(number)
+            self.arrive(number + 1, ROUND_SECONDS)
         wall = time.perf_counter() - wall
-        return self.tree.cpu_seconds() - cpu, wall
+        return (self.tree.cpu_seconds() - cpu) / count, wall / count
 
     def end(self) -> None:
         """Stop the processes: SIGINT first, so that Flower ends cleanly."""
@@ -69,22 +71,22 @@ class Arm:
 
 
 def measure(
-    engines: list[str], model: str, method: str, *, pairs: int, warmup: int
+    engines: list[str], model: str, method: str, *, pairs: int, warmup: int, block: int
 ) -> dict[str, dict[str, list[float]]]:
-    """CPU and wall seconds of every round after the warm-up, by engine."""
+    """CPU and wall seconds of a round in every turn after the warm-up, by engine."""
     seconds: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in engines} for clock in ("cpu", "wall")}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
         arms = []
         for name in engines:  # one after the other: they would slow each other's start
-            arm = Arm(name, model, method, warmup + pairs + 3, folder / name)
+            arm = Arm(name, model, method, (warmup + pairs) * block + 3, folder / name)
             stack.callback(arm.end)
             arm.arrive(2, START_SECONDS)
             arms.append(arm)
         for turn in range(warmup + pairs):
             start = turn % len(arms)
             for arm in arms[start:] + arms[:start]:
-                cpu, wall = arm.round(turn + 2)
+                cpu, wall = arm.rounds(turn * block + 2, block)
                 if turn >= warmup:
                     seconds["cpu"][arm.name].append(cpu)
                     seconds["wall"][arm.name].append(wall)
@@ -96,8 +98,11 @@ def main() -> None:
     options.add_argument("--model", default="lenet")
     options.add_argument("--method", default="sgd")
     options.add_argument("--engines", nargs="+", default=["bare", "local", "ray", "fedavg", "pfl"])
+    options.add_argument("--block", type=int, default=1, help="rounds that an arm takes in its turn")
     given = options.parse_args()
-    seconds = measure(given.engines, given.model, given.method, pairs=given.pairs, warmup=given.warmup)
+    seconds = measure(
+        given.engines, given.model, given.method, pairs=given.pairs, warmup=given.warmup, block=given.block
+    )
     found = summary(seconds, given.engines)
     print(table(found, given.engines[0], unit="CPU s"))
     first = seconds["cpu"][given.engines[0]]

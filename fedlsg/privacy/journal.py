@@ -21,7 +21,7 @@ from fedlsg.privacy.ledger_entry import (
     encode_entry,
     encode_line,
     sha256,
-)  # fmt: skip
+)
 from fedlsg.privacy.ledger_file import appendable, sync_directory, sync_files, write_all
 
 
