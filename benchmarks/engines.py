@@ -4,9 +4,8 @@
 
 Every arm is its own process tree, and all are alive at once. Only one arm runs a round at a time; the others wait at
 their ``Gate``. So the arms take rounds alternately on the same machine. CPU time of a waiting arm (Ray's daemons) is
-not counted. Waiting costs several processes more than one (cold caches), which ``--block 8`` shows: eight rounds in a
-turn. ``bare`` is the job in plain PyTorch. ``fedavg`` is Flower's own FedAvg, ``pfl`` is pfl-research: both
-without privacy, so compare them with ``sgd``.
+not counted. With ``--block 8`` an arm takes eight rounds in its turn. ``bare`` is the job in plain PyTorch. ``fedavg``
+is Flower's own FedAvg, ``pfl`` is pfl-research: both without privacy, so compare them with ``sgd``.
 """
 
 import os
