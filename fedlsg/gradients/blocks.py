@@ -54,7 +54,7 @@ def remember(layer: Layer, x: Tensor, again: Rematerialized | None = None) -> La
     memory = LayerMemory(again=again)
     if again is None:
         keep_input(layer, memory, x)
-    if layer.carried is not None and layer.carried.A is None and layer.slots[0].block.part == "L":
+    if layer.carried is not None and layer.carried.A is None and any(slot.block.part == "L" for slot in layer.slots):
         memory.u = layer.carried.formulas.inner(x, layer.carried.R)
     return memory
 
@@ -128,7 +128,7 @@ def left_gradient(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> F
     if memory.note is not None:
         value = units(carried.formulas.left(g, u), 1, slot.units)
         return finish_left(value, g, carried.R, memory.note, slot.units)
-    if layer.slots[-1].parameter != "bias":
+    if not any(other.parameter == "bias" for other in layer.slots):
         return units(carried.formulas.left(g, u), 1, slot.units)
     axis = layer.formulas.axis
     rows = u.movedim(axis, 0)  # its memory order, if the layer is linear

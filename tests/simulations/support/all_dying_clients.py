@@ -8,22 +8,16 @@ import signal
 from pathlib import Path
 
 from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 
 from simulations.client.app import app as honest
+from tests.simulations.support.wrapped import training
 
 DEATHS = 4
 """Of each client: the engine sends a lost message once more, and the server asks a lost client, alone, once more."""
-app = ClientApp()
 
 
-@app.query()
-def query(message: Message, context: Context) -> Message:
-    return honest(message, context)
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
+@training
+def app(message: Message, context: Context) -> Message:
     partition, asked = context.node_config["partition-id"], message.content["round"]
     reply = honest(message, context) if partition == 1 or asked["round"] != 2 else None
     if asked["round"] == 2:

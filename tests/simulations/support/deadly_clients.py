@@ -8,21 +8,15 @@ import signal
 from pathlib import Path
 
 from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 
 from simulations.client.app import app as honest
+from tests.simulations.support.wrapped import training
 
 ONCE, ALWAYS = 1, 2
-app = ClientApp()
 
 
-@app.query()
-def query(message: Message, context: Context) -> Message:
-    return honest(message, context)
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
+@training
+def app(message: Message, context: Context) -> Message:
     partition, round_ = context.node_config["partition-id"], message.content["round"]["round"]
     if round_ == 2 and partition in (ONCE, ALWAYS):
         flag = Path(str(message.content["round"]["run_dir"])) / f"killed-by-{partition}"

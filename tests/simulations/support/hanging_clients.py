@@ -3,21 +3,15 @@
 import time
 
 from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 
 from simulations.client.app import app as honest
+from tests.simulations.support.wrapped import training
 
 HANGS = 4
-app = ClientApp()
 
 
-@app.query()
-def query(message: Message, context: Context) -> Message:
-    return honest(message, context)
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
+@training
+def app(message: Message, context: Context) -> Message:
     if (context.node_config["partition-id"], message.content["round"]["round"]) == (HANGS, 2):
         time.sleep(3600)
     return honest(message, context)

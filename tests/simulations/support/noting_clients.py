@@ -4,20 +4,13 @@ import os
 from pathlib import Path
 
 from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 
 from simulations.client.app import app as honest
-
-app = ClientApp()
-
-
-@app.query()
-def query(message: Message, context: Context) -> Message:
-    return honest(message, context)
+from tests.simulations.support.wrapped import training
 
 
-@app.train()
-def train(message: Message, context: Context) -> Message:
+@training
+def app(message: Message, context: Context) -> Message:
     announced = message.content["round"]
     note = Path(str(announced["run_dir"])).parent / "trained"
     line = f"{context.node_config['partition-id']} {announced['round']}\n"

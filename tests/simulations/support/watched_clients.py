@@ -9,24 +9,17 @@ import time
 from pathlib import Path
 
 from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 
 from simulations.client.app import app as honest
 from tests.simulations.support.two_nodes import NODE, of_node
+from tests.simulations.support.wrapped import training
 
 FATAL = "fatal"
 """A file in a node's folder: its machine ends when a client trains in the round that the file says."""
 
-app = ClientApp()
 
-
-@app.query()
-def query(message: Message, context: Context) -> Message:
-    return honest(message, context)
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
+@training
+def app(message: Message, context: Context) -> Message:
     node, round = Path(os.environ[NODE]), message.content["round"]["round"]
     with (node / "trained").open("a") as file:
         file.write(f"{context.node_config['partition-id']} {round}\n")

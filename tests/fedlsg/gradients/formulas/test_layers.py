@@ -38,6 +38,19 @@ def test_linear(m, n, batch, positions, bias, carry, sparsity, rank, flat):
     assert layer_error(layer, x, rank=rank, sparsity=sparsity, flat=flat, carry=carry) < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.Linear(4, 5), (3, 4)), (nn.Conv2d(1, 9, 2), (3, 1, 5, 5))], ids=["linear", "conv"]
+)
+@pytest.mark.parametrize("carry", [True, False])
+def test_a_bias_that_comes_before_its_weight(layer, shape, carry):
+    """As after ``del layer.weight`` and a new one: the blocks of the layer have another order."""
+    weight = layer.weight
+    del layer.weight
+    layer.weight = weight
+    assert next(iter(layer._parameters)) == "bias"
+    assert layer_error(layer, torch.randn(shape), rank=2, sparsity=0.3, flat=False, carry=carry) < TOLERANCE
+
+
 @st.composite
 def convolutions(draw: st.DrawFn) -> tuple[nn.Conv2d, Tensor]:
     """A convolution and an input that fits under its kernel."""
