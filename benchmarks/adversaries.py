@@ -15,7 +15,7 @@ from fedlsg.privacy import Mechanism, clip_factors, clipped_sum, norms_of
 from simulations.models import digits_conv, digits_mlp, vision
 from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import find_encoder
-from simulations.workloads.base.workload import Split, Workload
+from simulations.workloads.base.workload import LoadedWorkload, Split
 from simulations.workloads.texts.tokens import Tokens
 
 Case = tuple[list[int], int]
@@ -30,7 +30,7 @@ HUGE, BROKEN, DARK = IMAGES, IMAGES + 1, IMAGES + 2
 def made_texts(
     encoder: str = "minilm", *, name: str | None = None, ends: tuple[int, int] = (101, 102),
     words: tuple[int, int] = (1999, 29000),
-) -> Workload:  # fmt: skip
+) -> LoadedWorkload:  # fmt: skip
     """Random tokens between ``ends``: one text for each of LENGTHS, the longest with the largest allowed length.
 
     Args:
@@ -45,13 +45,13 @@ def made_texts(
     )  # fmt: skip
     labels = torch.arange(len(LENGTHS)) % 2
     train = Split(inputs=tokens, labels=labels, prepare=dict, lengths=tokens.lengths, groups=tokens.groups)
-    return Workload(
+    return LoadedWorkload(
         name="glue-sst2", train=train, test=train, num_classes=2, defaults={"microbatch_size": 32},
         models={name or encoder: lambda: build_encoder(find_encoder(encoder, None), num_classes=2)},
     )  # fmt: skip
 
 
-def made_images(channels: int, side: int) -> Workload:
+def made_images(channels: int, side: int) -> LoadedWorkload:
     """Random images, then one of huge pixels, one with NaN, and one of zeros, and the models that fit."""
     pixels = np.random.default_rng(4).standard_normal((IMAGES + 3, channels, side, side)).astype(np.float32)
     pixels[HUGE] *= 1e6
@@ -59,7 +59,7 @@ def made_images(channels: int, side: int) -> Workload:
     pixels[DARK] = 0
     train = Split(inputs=pixels, labels=torch.arange(IMAGES + 3) % 10, prepare=torch.from_numpy)
     small = {"mlp": digits_mlp, "conv": digits_conv}
-    return Workload(
+    return LoadedWorkload(
         name="digits" if side == 8 else "cifar10", train=train, test=train, num_classes=10,
         models=small if side == 8 else vision(channels, side, 10), defaults={"microbatch_size": 256},
     )  # fmt: skip

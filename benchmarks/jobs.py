@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from simulations import workloads
-from simulations.workloads.base.workload import Request, Split, Workload, rescale
+from simulations.workloads.base.workload import LoadedWorkload, Request, Split, rescale
 
 CLIENTS, IMAGES, COHORT, BATCH = 100, 50, 10, 10
 SIDE = 32
@@ -49,7 +49,7 @@ def large() -> nn.Module:
 MODELS = MappingProxyType({"lenet": lenet, "wide": wide, "large": large})
 
 
-def load(request: Request) -> Workload:
+def load(request: Request) -> LoadedWorkload:
     """The workload; it has as many images as ``options.train_rows`` says, 5,000 by default."""
     count = request.options.train_rows or CLIENTS * IMAGES
     draw = np.random.default_rng(0)
@@ -59,7 +59,9 @@ def load(request: Request) -> Workload:
         images = draw.integers(256, size=(count, 3, SIDE, SIDE), dtype=np.uint8)
         return Split(inputs=images, labels=torch.from_numpy(draw.integers(10, size=count)), prepare=prepare)
 
-    return Workload(name="job", train=split(count), test=split(100), num_classes=10, models=MODELS, defaults=DEFAULTS)
+    return LoadedWorkload(
+        name="job", train=split(count), test=split(100), num_classes=10, models=MODELS, defaults=DEFAULTS
+    )
 
 
 def settings(model: str, method: str, **given: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from simulations.client.train import batches, groups
 from simulations.plan.plan import Base
 from simulations.settings.resolve import build_method, fill
 from simulations.settings.settings import from_mapping
-from simulations.workloads import Workload
+from simulations.workloads import LoadedWorkload
 
 BOUND = 1e-4
 """Share of C by which rounding may move the sum on top of what is accounted."""
@@ -59,7 +59,7 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def subject(
-    workload: Workload,
+    workload: LoadedWorkload,
     method: str,
     *,
     model: str | None = None,

@@ -21,7 +21,7 @@ from benchmarks.neighbours import BOUND, Subject, move, subject
 from benchmarks.pairs import machine
 from fedlsg.gradients import Precision, per_example_gradients
 from simulations import workloads
-from simulations.workloads import Workload
+from simulations.workloads import LoadedWorkload
 
 SEED = 0
 SHORT, LONG, PAIRS = 7, 40, 6
@@ -47,7 +47,7 @@ def row(what: str, before: Planted, build: Callable[[], Subject], cases: Iterabl
     return found
 
 
-def text_rows(sst2: Workload) -> list[dict[str, Any]]:
+def text_rows(sst2: LoadedWorkload) -> list[dict[str, Any]]:
     """SST-2: ordinary texts, and copies of a short one with one long text."""
     generator = torch.Generator().manual_seed(SEED)
     lengths = sst2.train.lengths
@@ -86,7 +86,7 @@ def sum_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def rounding_rows(sst2: Workload) -> list[dict[str, Any]]:
+def rounding_rows(sst2: LoadedWorkload) -> list[dict[str, Any]]:
     """How another number of rows changes a row's clipped gradient at one padded length; largest change, in C."""
     lengths = sst2.train.lengths
     assert lengths is not None

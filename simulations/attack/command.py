@@ -29,7 +29,7 @@ from simulations.settings.device import device_of
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
 from simulations.settings.settings import from_mapping, values_of
-from simulations.workloads.base.workload import Workload
+from simulations.workloads.base.workload import LoadedWorkload
 
 RECORDED: Mapping[str, object] = {"clients": 8, "rounds": 4, "batch_size": 1, "noise_multiplier": 1.0}
 """Default settings of the runs that ``--compare`` records: small batches, the same sigma for all."""
@@ -97,7 +97,7 @@ def attack_one(record: Record, threat: ThreatModel, options: Options, tick: Tick
     return image_findings(attack_images(record, threat, options, tick))
 
 
-def is_text(workload: Workload) -> bool:
+def is_text(workload: LoadedWorkload) -> bool:
     """Whether the inputs are tokens."""
     inputs, _ = workload.test.batch(torch.tensor([0]))
     return isinstance(inputs, dict) and "input_ids" in inputs

@@ -26,7 +26,7 @@ from simulations.settings.published import from_run_config
 from simulations.settings.resolve import build_method, check, check_codecs, fill, resolved, uplink_codec
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings, as_config
-from simulations.workloads import Fetch, Options, Progress, Split, Workload, build_model, fetcher, silent
+from simulations.workloads import Fetch, LoadedWorkload, Options, Progress, Split, build_model, fetcher, silent
 from simulations.workloads.base.workload import Augment
 from simulations.workloads.partition import partition
 
@@ -40,7 +40,7 @@ class Own:
     """
 
     client: int
-    read: Callable[[Workload], Split]
+    read: Callable[[LoadedWorkload], Split]
     expected_batch: float | None = None
 
 
@@ -68,7 +68,7 @@ class Base:
     """
 
     settings: Resolved
-    workload: Workload
+    workload: LoadedWorkload
     parts: Sequence[Tensor]
     method: Method
     schedule: Schedule
@@ -160,7 +160,7 @@ def prepare(
     progress: Progress = silent,
     declared: Sequence[int] | None = None,
     own: Own | None = None,
-    loaded: Workload | None = None,
+    loaded: LoadedWorkload | None = None,
 ) -> Base:
     """Load the data, fill the gaps of the settings, build the method. ``progress`` reports slow steps.
 
@@ -202,7 +202,7 @@ def prepare(
     )
 
 
-def _make_parts(s: Resolved, workload: Workload, own: Own | None) -> Sequence[Tensor]:
+def _make_parts(s: Resolved, workload: LoadedWorkload, own: Own | None) -> Sequence[Tensor]:
     """Each client's rows of the training split; for a client with data of its own, its part alone."""
     if own is not None:
         return OwnPart(own.client, len(workload.train))

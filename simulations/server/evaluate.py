@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedlsg.state import ServerState
-from simulations.workloads import Split, Workload, to_device
+from simulations.workloads import LoadedWorkload, Split, to_device
 from strategies.strategy import DivergedError
 
 FEW_ROWS = 8
@@ -31,7 +31,7 @@ class Score:
 class Evaluation:
     """Scores of a run's model, also over several processes: each round is evaluated once."""
 
-    def __init__(self, state: ServerState, workload: Workload, *, device: str) -> None:
+    def __init__(self, state: ServerState, workload: LoadedWorkload, *, device: str) -> None:
         self._state, self._workload, self._device = state, workload, device
         self._measured: tuple[int, Score] | None = None
 

@@ -26,7 +26,7 @@ from simulations.settings.settings import (
     server_settings,
     values_of,
 )
-from simulations.workloads import Workload
+from simulations.workloads import LoadedWorkload
 
 _WORKLOADS = ("clip", "clip_norm", "learning_rate")
 """Settings of mechanism and server that a workload's preset gives, and files say even where it does not."""
@@ -40,7 +40,7 @@ FALLBACK: Mapping[str, Any] = MappingProxyType(
 """What a workload's preset may leave out, from the declarations."""
 
 
-def fill(settings: Settings, workload: Workload) -> Resolved:
+def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     """Settings with every gap filled from the workload's preset (its row for the method first)."""
     given = settings.parameters
     check_parameters(given)
@@ -118,7 +118,7 @@ def recipe_values(settings: Resolved, method: Method) -> dict[str, Any]:
     return said | shown if build_method(again) == method else said
 
 
-def check(s: Resolved, workload: Workload) -> None:
+def check(s: Resolved, workload: LoadedWorkload) -> None:
     """Raise ValueError, naming setting and fix, for what is out of range, does not fit together, or cannot run here."""
     if s.augment != "none" and workload.augment is None:
         raise ValueError(f"workload {workload.name} has no augmentation {s.augment!r}; leave augment out")

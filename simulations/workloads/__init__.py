@@ -1,6 +1,6 @@
 """Workloads by name: data, models and preset.
 
-To add one, write a file with ``load(request: Request) -> Workload`` and enter it in the registry. Importing this
+To add one, write a file with ``load(request: Request) -> LoadedWorkload`` and enter it in the registry. Importing this
 package imports torch, but no data library: ``load`` imports what it needs.
 """
 
@@ -18,11 +18,11 @@ from fedlsg.choices import choose
 from fedlsg.randomness import public_generator
 from simulations.workloads.base.on_device import Fetch, fetcher, to_device
 from simulations.workloads.base.workload import (
+    LoadedWorkload,
     Options,
     Progress,
     Request,
     Split,
-    Workload,
     build_model,
     silent,
 )
@@ -32,8 +32,19 @@ from simulations.workloads.texts import hf_text
 from simulations.workloads.texts.glue import TASKS
 
 __all__ = [
-    "Fetch", "Options", "Progress", "Split", "Workload", "build_model", "fetcher", "load", "names", "presets", "silent",
-    "summary", "to_device",
+    "Fetch",
+    "LoadedWorkload",
+    "Options",
+    "Progress",
+    "Split",
+    "build_model",
+    "fetcher",
+    "load",
+    "names",
+    "presets",
+    "silent",
+    "summary",
+    "to_device",
 ]  # fmt: skip
 
 DEFAULT = Options()
@@ -74,7 +85,7 @@ def load(
     options: Options = DEFAULT,
     progress: Progress = silent,
     public_only: bool = False,
-) -> Workload:
+) -> LoadedWorkload:
     """Load a workload by name, with the rows that ``options.train_rows`` and ``options.holdout`` leave it.
 
     data_dir: a folder in the layout of the Hugging Face repositories; defaults to FEDLSG_DATA, then the hub.
@@ -92,7 +103,7 @@ def load(
     request = Request(
         data_dir=data_dir, cache_dir=cache_dir, options=options, progress=progress, public_only=public_only
     )
-    loaded: Workload = choose("workload", name, _REGISTRY).load(request)
+    loaded: LoadedWorkload = choose("workload", name, _REGISTRY).load(request)
     if not public_only:
         return _restrict(loaded, options)
     for setting in ("train_rows", "holdout"):
@@ -101,7 +112,7 @@ def load(
     return loaded
 
 
-def _restrict(workload: Workload, options: Options) -> Workload:
+def _restrict(workload: LoadedWorkload, options: Options) -> LoadedWorkload:
     """The workload with ``options.train_rows`` rows to train on, of which ``options.holdout`` are evaluated instead.
 
     Fixed public permutations choose the rows. They depend on the number of rows only: two runs with the same setting
@@ -119,7 +130,7 @@ def _restrict(workload: Workload, options: Options) -> Workload:
     return workload
 
 
-def _fewer_rows(workload: Workload, count: int) -> Split:
+def _fewer_rows(workload: LoadedWorkload, count: int) -> Split:
     """The first ``count`` rows of a fixed public permutation of the training split, in their stored order."""
     size = len(workload.train)
     if not 1 <= count <= size:
@@ -127,7 +138,7 @@ def _fewer_rows(workload: Workload, count: int) -> Split:
     return workload.train.pick(_permutation("train rows", size)[:count].sort().values)
 
 
-def _hold_out(workload: Workload, share: float) -> tuple[Split, Split]:
+def _hold_out(workload: LoadedWorkload, share: float) -> tuple[Split, Split]:
     """The training split without a share of its rows, and that share: round(h n) rows, disjoint, in stored order."""
     size = len(workload.train)
     count = round(share * size) if 0 < share < 1 else 0

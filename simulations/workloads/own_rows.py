@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from simulations.workloads.base.mirror import find_splits
-from simulations.workloads.base.workload import Split, Workload
+from simulations.workloads.base.workload import LoadedWorkload, Split
 
 
-def read(path: Path, workload: Workload, cache: Path) -> Split:
+def read(path: Path, workload: LoadedWorkload, cache: Path) -> Split:
     """Rows of a file, or of a folder with the shards ``train-0000i-of-0000N.parquet``.
 
     Raises ValueError or OSError for any other file, or for rows that are not in the workload's form.
@@ -31,13 +31,13 @@ def read(path: Path, workload: Workload, cache: Path) -> Split:
     return _arrays(path, workload)
 
 
-def _parquet(paths: Sequence[Path], workload: Workload, cache: Path) -> Split:
+def _parquet(paths: Sequence[Path], workload: LoadedWorkload, cache: Path) -> Split:
     if workload.parquet is None:
         raise ValueError(f"workload {workload.name} reads .npz files, not {paths[0]}")
     return workload.parquet(paths, cache)
 
 
-def _arrays(path: Path, workload: Workload) -> Split:
+def _arrays(path: Path, workload: LoadedWorkload) -> Split:
     one = workload.test.inputs[np.array([0])]
     if not isinstance(one, np.ndarray):
         raise ValueError(f"workload {workload.name} reads .parquet files, not {path}")

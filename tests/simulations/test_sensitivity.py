@@ -23,7 +23,7 @@ from fedlsg.gradients.precision import Precision
 from fedlsg.training import microbatches
 from fedlsg.training.local import LocalTraining
 from fedlsg.training.microbatches import ROWS_ON_CPU, Shape, fill, runs_of, shape_of
-from simulations.workloads import Workload
+from simulations.workloads import LoadedWorkload
 from tests.simulations.support.made_texts import VOCABULARY, make_bert
 
 TEXTS = ("bert", "minilm")
@@ -70,7 +70,7 @@ def random_bert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 PLACES = {"minilm": "minilm"}
 
 
-def texts(model: str) -> Workload:
+def texts(model: str) -> LoadedWorkload:
     """Texts for a model of TEXTS; skips the test where the model is not installed."""
     pytest.importorskip("transformers", reason="text models need the text extra")
     if model == "minilm":

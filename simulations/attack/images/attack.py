@@ -15,7 +15,7 @@ from simulations.attack.images.score import Scored, in_order, scored
 from simulations.attack.recorded.observations import Record
 from simulations.attack.recorded.target import Options, Target, attempts, membership_of, pick
 from simulations.report.terminal import Tick
-from simulations.workloads.base.workload import Workload
+from simulations.workloads.base.workload import LoadedWorkload
 
 PUBLIC_IMAGES = 2000
 
@@ -75,7 +75,7 @@ def attack_images(record: Record, threat: ThreatModel, options: Options, tick: T
     )
 
 
-def image_prior(workload: Workload) -> Prior:
+def image_prior(workload: LoadedWorkload) -> Prior:
     """Shape, range, and the Gaussian around each class that public test images give.
 
     The range is that of the stored pixels, prepared like every input. Raises ValueError for inputs that are not images.
@@ -91,7 +91,7 @@ def image_prior(workload: Workload) -> Prior:
     return prior_from(images, labels if every_class else None, low=low, high=high)
 
 
-def _prepared(workload: Workload, stored: np.ndarray) -> Tensor:
+def _prepared(workload: LoadedWorkload, stored: np.ndarray) -> Tensor:
     inputs = workload.test.prepare(stored)
     assert isinstance(inputs, Tensor)
     return inputs

@@ -16,14 +16,14 @@ from simulations.client.node.terms import Terms, absolute
 from simulations.grids.refusals import OwnDataError, TermsError, log_failure
 from simulations.plan.plan import prepare
 from simulations.settings.settings import Settings
-from simulations.workloads import Options, Split, Workload, own_rows
+from simulations.workloads import LoadedWorkload, Options, Split, own_rows
 from simulations.workloads.base.mirror import split_names
 
 FREE = ("hf-image", "hf-text")
 """Workloads whose columns are settings of a run."""
 FORM = ("workload", "dataset", "subset", "input_columns", "label_column")
 
-Read = Callable[[Workload], Split]
+Read = Callable[[LoadedWorkload], Split]
 
 
 def own_path(terms: Terms, workload: str) -> Path | None:
@@ -55,7 +55,7 @@ def with_own_columns(settings: Settings, terms: Terms) -> Settings:
     return replace(settings, input_columns=terms.input_columns, label_column=terms.label_column)
 
 
-def form_of(settings: Settings, workload: Workload) -> str:
+def form_of(settings: Settings, workload: LoadedWorkload) -> str:
     """Digest of the settings that say how rows are read; for texts also of the model that they are prepared for."""
     names = [*FORM, *(("model", "pretrained", "max_length") if workload.train.lengths is not None else ())]
     known = [workload.num_classes, *(getattr(settings, name) for name in names)]
@@ -70,7 +70,7 @@ def reader(terms: Terms, settings: Settings) -> Read:
     """
     path = own_path(terms, settings.workload)
 
-    def read(workload: Workload) -> Split:
+    def read(workload: LoadedWorkload) -> Split:
         if terms.classes not in (None, workload.num_classes):
             raise TermsError(
                 f"the run's workload has {workload.num_classes} classes, and this client's node config says "
@@ -88,7 +88,7 @@ def reader(terms: Terms, settings: Settings) -> Read:
     return read
 
 
-def _rows(path: Path, terms: Terms, settings: Settings, workload: Workload) -> Split:
+def _rows(path: Path, terms: Terms, settings: Settings, workload: LoadedWorkload) -> Split:
     cache = terms.ledger_dir / "cache"
     # a mirror with the split in a sub-folder
     if path.is_dir() and workload.parquet is not None and "train" not in split_names(path):

@@ -199,7 +199,7 @@ Parquet = Callable[[Sequence[Path], Path], Split]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Workload:
+class LoadedWorkload:
     """A data set with the models and settings that suit it.
 
     test: the public split that accuracy is reported on, under ``test_name``.
@@ -251,7 +251,7 @@ def rescale(stored: np.ndarray, offset: Tensor, scale: Tensor) -> Tensor:
     return (torch.from_numpy(stored).to(torch.float32) - offset) * scale
 
 
-def build_model(workload: Workload, model_name: str | None = None, seed: int = 0) -> nn.Module:
+def build_model(workload: LoadedWorkload, model_name: str | None = None, seed: int = 0) -> nn.Module:
     """Build a model of the workload, the default one if none is named, on the CPU.
 
     Guarantee: the initial weights are public: they depend on the model and the seed only, are equal in every

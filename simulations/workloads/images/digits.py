@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from simulations import models
-from simulations.workloads.base.workload import NoRows, Request, Split, Workload, refuse_unused, rescale
+from simulations.workloads.base.workload import LoadedWorkload, NoRows, Request, Split, refuse_unused, rescale
 
 _TEST_ROWS = (  # one bit a row, in base 85
     "000DtH6#!~00uz-lR^am8UP3Z03-k?1}qW)5CD`40FW6H1R(gJ0)Y^q00;_*AVd`;NkTxN3IG5AKm^zT0D*uY07wPI01!Y3pb!8BKu7>E5C"
@@ -62,7 +62,7 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 """
 
 
-def load(request: Request) -> Workload:
+def load(request: Request) -> LoadedWorkload:
     """Load the workload; inputs are (B, 1, 8, 8). The folders are not used."""
     refuse_unused(request.options, workload="digits")
     images, labels = read()
@@ -73,7 +73,7 @@ def load(request: Request) -> Workload:
     def split(rows: np.ndarray) -> Split:
         return Split(inputs=stored[rows], labels=torch.from_numpy(labels[rows].astype(np.int64)), prepare=prepare)
 
-    return Workload(
+    return LoadedWorkload(
         name="digits",
         train=NoRows() if request.public_only else split(~test),
         test=split(test),

@@ -18,7 +18,7 @@ import numpy as np
 
 from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
 from simulations.workloads.base.mirror import find_folder, find_splits, load_from_hub, open_parquet
-from simulations.workloads.base.workload import Options, Request, Workload, refuse_unused
+from simulations.workloads.base.workload import LoadedWorkload, Options, Request, refuse_unused
 from simulations.workloads.images.augment import PAD, flip_crop
 from simulations.workloads.images.decode import ROWS_AT_ONCE, Rows, Shape, Source, decode, is_image, parquet_source
 from simulations.workloads.images.image_sets import CIFAR10, ImageSet, image_workload
@@ -45,7 +45,7 @@ Found = tuple[Columns, Mapping[str, Sequence[Source]], str]
 """The sources of a data set: columns, encoded images by split, and a key that depends on the whole content."""
 
 
-def load(request: Request) -> Workload:
+def load(request: Request) -> LoadedWorkload:
     """Load the workload; inputs are (B, channels, side, side) in -1..1. The first load decodes.
 
     ``augment=flip-crop`` mirrors images: leave it out where a mirrored image is of another class.

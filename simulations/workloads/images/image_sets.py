@@ -21,11 +21,11 @@ from simulations.workloads.base.cache import cache_folder, digest_files, load_or
 from simulations.workloads.base.mirror import find_shards
 from simulations.workloads.base.workload import (
     Augment,
+    LoadedWorkload,
     NoRows,
     Progress,
     Request,
     Split,
-    Workload,
     refuse_unused,
     rescale,
     silent,
@@ -41,7 +41,7 @@ class ImageSet:
     folder, subset: its shards are in ``<data_dir>/<folder>/<subset>/`` of a local mirror, or ``<subset>/`` on the hub;
         empty for a set that is found in another way.
     mean, std: published channel statistics of pixels in 0..1, public constants; never computed from the run's data.
-    defaults, method_defaults: see ``Workload``.
+    defaults, method_defaults: see ``LoadedWorkload``.
     """
 
     name: str
@@ -62,7 +62,7 @@ class ImageSet:
     def summary(self) -> str:
         return f"Images of {self.shape}, {self.num_classes} classes ({self.hub_name})."
 
-    def load(self, request: Request) -> Workload:
+    def load(self, request: Request) -> LoadedWorkload:
         """Load the workload; inputs are (B, channels, side, side). The first load decodes and takes some seconds.
 
         Raises:
@@ -89,7 +89,7 @@ class ImageSet:
         return decode(self.name, sources, num_classes=self.num_classes, shape=self.shape, progress=progress)
 
 
-def image_workload(images: ImageSet, arrays: Mapping[str, np.ndarray], request: Request) -> Workload:
+def image_workload(images: ImageSet, arrays: Mapping[str, np.ndarray], request: Request) -> LoadedWorkload:
     """The workload of decoded arrays (see ``decode``) with every model that fits images of their shape.
 
     Without arrays of the training split it has none.
@@ -104,7 +104,7 @@ def image_workload(images: ImageSet, arrays: Mapping[str, np.ndarray], request: 
         build = partial(images.decode, {"train": paths}, silent)
         return _split("train", load_or_build(cache, f"own-{key}", build, progress=silent), prepare)
 
-    return Workload(
+    return LoadedWorkload(
         name=images.name,
         train=_split("train", arrays, prepare) if "train_images" in arrays else NoRows(),
         test=_split("test", arrays, prepare),

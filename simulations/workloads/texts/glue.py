@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from simulations.workloads.base.workload import Request, Workload, refuse_unused
+from simulations.workloads.base.workload import LoadedWorkload, Request, refuse_unused
 from simulations.workloads.texts.source import Columns, mirrored
 from simulations.workloads.texts.text_workload import USED, text_workload
 
@@ -67,7 +67,7 @@ class Task:
     def summary(self) -> str:
         return f"GLUE's {self.subset}: {' and '.join(self.inputs)}, {self.num_classes} classes."
 
-    def load(self, request: Request) -> Workload:
+    def load(self, request: Request) -> LoadedWorkload:
         """Load the task; inputs are padded tokens of the model. The first load tokenises and takes some seconds.
 
         ``options.test_split`` replaces the test splits by one.

@@ -12,7 +12,7 @@ from typing import Any
 
 from simulations.workloads.base.cache import digest_files
 from simulations.workloads.base.mirror import find_folder, find_splits, load_from_hub, open_parquet
-from simulations.workloads.base.workload import Options, Request, Workload, refuse_unused
+from simulations.workloads.base.workload import LoadedWorkload, Options, Request, refuse_unused
 from simulations.workloads.texts.glue import DEFAULTS, METHOD_DEFAULTS
 from simulations.workloads.texts.source import Columns, Source, Texts, check_columns, checked, read_parquet
 from simulations.workloads.texts.text_workload import USED, text_workload
@@ -21,7 +21,7 @@ LABEL_COLUMN = "label"
 STRINGS = ("string", "large_string")
 
 
-def load(request: Request) -> Workload:
+def load(request: Request) -> LoadedWorkload:
     """Load the workload; inputs are padded tokens of the model. The first load tokenises.
 
     The label column publishes the number of classes; else the public test split gives it. A progress line reports

@@ -14,7 +14,7 @@ from simulations.models.encoder import build_encoder
 from simulations.models.encoder_source import EncoderSource, find_encoder, load_config, load_tokenizer, longest_text
 from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
 from simulations.workloads.base.mirror import data_root
-from simulations.workloads.base.workload import NoRows, Progress, Request, Split, Workload, silent
+from simulations.workloads.base.workload import LoadedWorkload, NoRows, Progress, Request, Split, silent
 from simulations.workloads.texts import tokens
 from simulations.workloads.texts.source import Columns, Source, Texts, check_labels, count_classes, read_parquet
 
@@ -36,7 +36,7 @@ def text_workload(
     num_classes: int | None,
     defaults: Mapping[str, object],
     method_defaults: Mapping[str, Mapping[str, object]],
-) -> Workload:
+) -> LoadedWorkload:
     """The workload whose splits are ``train`` and ``tests`` of ``source``, tokenised for ``options.model``.
 
     num_classes: None takes what the data set publishes, see ``count_classes``.
@@ -59,7 +59,7 @@ def text_workload(
     splits = {split: form.split(split, arrays) for split in names}
     classes = int(arrays["classes"][0])
     builder = partial(build_encoder, encoder, num_classes=classes, train_layers=options.train_layers)
-    return Workload(
+    return LoadedWorkload(
         name=name,
         train=splits.get("train", NoRows()),
         test=splits[tests[0]],

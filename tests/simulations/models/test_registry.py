@@ -13,7 +13,7 @@ from torch import nn
 from simulations import models
 from simulations.models.small import small_cnn
 from simulations.models.wide_resnet import wide_resnet
-from simulations.workloads import Split, Workload, build_model
+from simulations.workloads import LoadedWorkload, Split, build_model
 
 MODELS = {
     "mlp": (models.digits_mlp, (1, 8, 8)),
@@ -24,10 +24,10 @@ MODELS = {
 ALLOWED = (nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm, nn.Tanh, nn.AvgPool2d, nn.MaxPool2d, nn.Flatten)
 
 
-def workload_of() -> Workload:
+def workload_of() -> LoadedWorkload:
     split = Split(inputs=torch.zeros(2, 1).numpy(), labels=torch.tensor([0, 1]), prepare=torch.from_numpy)
     builders = {name: builder for name, (builder, _) in MODELS.items()}
-    return Workload(name="made", train=split, test=split, num_classes=10, models=builders, defaults={})
+    return LoadedWorkload(name="made", train=split, test=split, num_classes=10, models=builders, defaults={})
 
 
 @pytest.mark.parametrize(

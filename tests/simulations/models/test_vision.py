@@ -14,7 +14,7 @@ from simulations.models import vision
 from simulations.models.resnet import resnet34
 from simulations.models.small import small_cnn
 from simulations.models.wide_resnet import wide_resnet
-from simulations.workloads.base.workload import Split, Workload, build_model
+from simulations.workloads.base.workload import LoadedWorkload, Split, build_model
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
 
 CIFAR, FASHION = (3, 32, 10), (1, 28, 10)
@@ -111,7 +111,7 @@ def test_resnet_34_keeps_small_images_large():
 def test_the_cifar10_default_is_the_model_of_the_first_release():
     """The sums of three weights, as drawn at seed 0 by version 0.1's code."""
     split = Split(inputs=torch.zeros(2, 1).numpy(), labels=torch.tensor([0, 1]), prepare=torch.from_numpy)
-    data = Workload(name="made", train=split, test=split, num_classes=10, models=vision(*CIFAR), defaults={})
+    data = LoadedWorkload(name="made", train=split, test=split, num_classes=10, models=vision(*CIFAR), defaults={})
     model = build_model(data, seed=0)
     sums = [
         float(model.get_parameter(f"{name}.weight").detach().double().sum())

@@ -7,13 +7,13 @@ from simulations import workloads
 from simulations.plan.base import Own
 from simulations.plan.plan import prepare
 from simulations.settings.settings import from_mapping
-from simulations.workloads import Split, Workload
+from simulations.workloads import LoadedWorkload, Split
 
 SETTINGS = {"clients": 3, "rounds": 4, "sample_rate": 0.1, "noise_multiplier": 2.0}
 
 
 def own_rows(count: int):
-    def read(workload: Workload) -> Split:
+    def read(workload: LoadedWorkload) -> Split:
         assert len(workload.train) == 0  # of the workload, what is public alone
         return workloads.load("digits").train.pick(torch.arange(count))
 

@@ -16,7 +16,7 @@ from simulations.engines import local
 from simulations.plan.continuity import data_digest
 from simulations.rundir.lock import exclusive
 from simulations.settings.settings import from_mapping
-from simulations.workloads.base.workload import Split, Workload
+from simulations.workloads.base.workload import LoadedWorkload, Split
 from tests.simulations.support.runs import ignore, plan_at, reconfigure, resume_local, run_local
 
 
@@ -62,7 +62,7 @@ def test_resume_refuses_rows_that_hold_something_else(which, message, stopped, m
     """Who holds which row is the same: another data set under the same name, or a file that was changed."""
     load = simulations.plan.base.workloads.load
 
-    def changed(*arguments: Any, **options: Any) -> Workload:
+    def changed(*arguments: Any, **options: Any) -> LoadedWorkload:
         workload = load(*arguments, **options)
         return replace(workload, **{which: other_pixel(getattr(workload, which))})
 

@@ -97,7 +97,7 @@ def test_inputs_of_either_kind_reach_the_device():
 
 
 @lru_cache
-def digits(**options: float) -> workloads.Workload:
+def digits(**options: float) -> workloads.LoadedWorkload:
     return workloads.load("digits", options=Options(**options))
 
 

@@ -16,7 +16,7 @@ from simulations import workloads
 from simulations.client.train import batches
 from simulations.plan.plan import prepare
 from simulations.settings.settings import from_mapping
-from simulations.workloads import Options, Workload
+from simulations.workloads import LoadedWorkload, Options
 from simulations.workloads.base.mirror import find_folder
 from simulations.workloads.base.workload import Request, silent
 from simulations.workloads.images.augment import crop, flip_crop
@@ -190,7 +190,7 @@ def make_hf(
     return pixels_of(len(labels), len(labels), side=side, channels=channels)
 
 
-def load_hf(root: Path | None, **options) -> Workload:
+def load_hf(root: Path | None, **options) -> LoadedWorkload:
     return workloads.load("hf-image", data_dir=root, options=Options(**{"dataset": "someone/animals"} | options))
 
 

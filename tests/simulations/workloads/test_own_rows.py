@@ -11,7 +11,7 @@ from simulations.plan.base import Own
 from simulations.plan.continuity import data_digest
 from simulations.plan.plan import Base, prepare
 from simulations.settings.settings import from_mapping
-from simulations.workloads import Options, Workload, own_rows
+from simulations.workloads import LoadedWorkload, Options, own_rows
 from tests.simulations.support.made_images import encode, pixels_of, write_cifar10, write_shard
 
 
@@ -21,7 +21,7 @@ def images(tmp_path: Path) -> Path:
     return write_cifar10(tmp_path / "mirror", train=12, test=6)
 
 
-def cifar10(images: Path, tmp_path: Path, *, public_only: bool) -> Workload:
+def cifar10(images: Path, tmp_path: Path, *, public_only: bool) -> LoadedWorkload:
     return workloads.load(
         "cifar10", data_dir=images.parent.parent, cache_dir=tmp_path / "cache", public_only=public_only
     )

@@ -20,7 +20,7 @@ from fedlsg.method import Method, Schedule, make_frame
 from simulations.models import encoder_source
 from simulations.models.encoder import TextClassifier, build_encoder
 from simulations.models.encoder_source import find_encoder, load_config, load_tokenizer, longest_text
-from simulations.workloads import Split, Workload, build_model
+from simulations.workloads import LoadedWorkload, Split, build_model
 from tests.places import MIRROR
 from tests.simulations.support.made_texts import make_bert
 
@@ -53,9 +53,11 @@ def build(folder: Path, **options: object) -> TextClassifier:
     return build_encoder(find_encoder(str(folder), None), **options)
 
 
-def workload_of(**models) -> Workload:
+def workload_of(**models) -> LoadedWorkload:
     split = Split(inputs=torch.zeros(2, 1).numpy(), labels=torch.tensor([0, 1]), prepare=torch.from_numpy)
-    return Workload(name="made", train=split, test=split, num_classes=2, models=MappingProxyType(models), defaults={})
+    return LoadedWorkload(
+        name="made", train=split, test=split, num_classes=2, models=MappingProxyType(models), defaults={}
+    )
 
 
 # --- logits

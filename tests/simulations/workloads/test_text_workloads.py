@@ -20,7 +20,7 @@ from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.privacy.mechanism import Mechanism, clipped_sum
 from simulations import workloads
 from simulations.server.evaluate import score
-from simulations.workloads import Options, Workload, build_model
+from simulations.workloads import LoadedWorkload, Options, build_model
 from simulations.workloads.texts import hf_text, text_workload, tokens
 from simulations.workloads.texts.glue import TASKS
 from simulations.workloads.texts.source import Columns, Texts, count_classes
@@ -51,7 +51,7 @@ def mirror(tmp_path) -> Path:
     return root
 
 
-def load(name: str, root: Path, bert: Path, said: list[str] | None = None, **options: object) -> Workload:
+def load(name: str, root: Path, bert: Path, said: list[str] | None = None, **options: object) -> LoadedWorkload:
     options.setdefault("model", str(bert))
     return workloads.load(
         name, data_dir=root, cache_dir=root.parent / "cache", options=Options(**options),

@@ -19,7 +19,7 @@ from PIL import Image
 
 from simulations import workloads
 from simulations.settings.settings import all_settings
-from simulations.workloads import Split, Workload
+from simulations.workloads import LoadedWorkload, Split
 from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
 from simulations.workloads.base.workload import silent
 from simulations.workloads.images import digits as digits_module
@@ -114,14 +114,14 @@ def test_a_split_must_be_consistent():
 
 def test_a_label_outside_the_classes_is_refused():
     with pytest.raises(ValueError, match=r"made: train labels are in 0..3, expected 0..2"):
-        Workload(name="made", train=split_of(4), test=split_of(2), num_classes=3, models={}, defaults={})
+        LoadedWorkload(name="made", train=split_of(4), test=split_of(2), num_classes=3, models={}, defaults={})
 
 
 # --- digits ---
 
 
 @pytest.fixture(scope="module")
-def digits() -> Workload:
+def digits() -> LoadedWorkload:
     return workloads.load("digits")
 
 
@@ -214,7 +214,7 @@ def mirror(tmp_path) -> Path:
     return tmp_path / "data"
 
 
-def load_cifar10(root: Path, said: list[str] | None = None) -> Workload:
+def load_cifar10(root: Path, said: list[str] | None = None) -> LoadedWorkload:
     progress = silent if said is None else said.append
     return workloads.load("cifar10", data_dir=root, cache_dir=root.parent / "cache", progress=progress)
 
@@ -512,7 +512,7 @@ def test_where_the_cache_lies(monkeypatch, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def real_cifar10(tmp_path_factory) -> Workload:
+def real_cifar10(tmp_path_factory) -> LoadedWorkload:
     if not (MIRROR / "cifar10" / "plain_text").is_dir():
         pytest.skip("no local mirror of CIFAR-10: set FEDLSG_DATA to a folder that holds cifar10/plain_text")
     return workloads.load("cifar10", data_dir=MIRROR, cache_dir=tmp_path_factory.mktemp("cache"))
