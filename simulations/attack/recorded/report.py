@@ -136,7 +136,7 @@ def granted(threat: ThreatModel, runs: Sequence[Findings]) -> dict[str, str]:
 
 
 def privacy_facts(record: Record, seen: Observation, membership: float | None) -> list[str]:
-    """LoadedWorkload, sigma, epsilon and the membership bound: parts of one sentence."""
+    """Workload, sigma, epsilon and the membership bound: parts of one sentence."""
     s = record.base.settings
     parts = [f"{s.workload}, model {s.model}, {seen.local.steps} local step(s)"]
     if seen.mechanism.private:
