@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from fedlsg.lowrank import decompose, project, reconstruct
     from fedlsg.method import Method
     from fedlsg.payload import pack, unpack
+    from simulations.api.finished import Run, load_run
+    from simulations.api.simulate import simulate
+    from simulations.workloads import Workload
     from strategies import recipe
 
     __version__: str
 
 __all__ = [
-    "Method", "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "pack", "project", "recipe",
-    "reconstruct", "unpack",
+    "Method", "Run", "Workload", "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "load_run",
+    "pack", "project", "recipe", "reconstruct", "simulate", "unpack",
 ]  # fmt: skip
 
 _PLACES = {
@@ -34,6 +37,10 @@ _PLACES = {
     "recipe": "strategies",
     "reconstruct": "fedlsg.lowrank",
     "unpack": "fedlsg.payload",
+    "Workload": "simulations.workloads",
+    "simulate": "simulations.api.simulate",
+    "Run": "simulations.api.finished",
+    "load_run": "simulations.api.finished",
 }
 
 

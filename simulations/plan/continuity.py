@@ -43,7 +43,8 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
         sha.update(len(part).to_bytes(8, "little") + part.numpy().tobytes())
     tests = {name: data_digest(split) for name, split in plan.workload.tests.items()}
     settings = {**as_config(plan.settings), "device": plan.device}  # the one in use: auto may find another later
-    return {"settings": settings, "partition": sha.hexdigest(), "tests": tests}
+    own = {"own_code": plan.own_code} if plan.own_code else {}
+    return {"settings": settings, "partition": sha.hexdigest(), "tests": tests, **own}
 
 
 def keep_data_digest(plan: Plan, run: RunDir) -> None:
@@ -65,6 +66,11 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
     if refused:
         words = ", ".join(f"{k} = {before.get(k, 'unset')} (now {after.get(k, 'unset')})" for k in refused)
         raise ValueError(f"a run cannot change its settings midway: restore {words} in config.toml, or start a new run")
+    if saved.get("own_code", {}) != now.get("own_code", {}):
+        raise ValueError(
+            "the code of the run's own workload or method differs from that which this run began with: restore the "
+            "file, or start a new run"
+        )
     if saved["partition"] != now["partition"] or run.read_data_digest() != data_digest(plan.workload.train):
         raise ValueError(
             "the data or its partition differ from those that this run began with, and the clients' ledgers would "
@@ -97,8 +103,16 @@ def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: b
         for name, array in _arrays("inputs", arrays):
             digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
             digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
-        digest.update(split.labels[part].numpy().astype("<i8").tobytes())
+        digest.update(_label_bytes(split.labels[part]))
     return digest.hexdigest()
+
+
+def _label_bytes(labels: Tensor) -> bytes:
+    """Classes as int64; other targets with their type and shape."""
+    if labels.dtype == torch.int64 and labels.ndim == 1:
+        return labels.numpy().astype("<i8").tobytes()
+    array = np.ascontiguousarray(labels.numpy())
+    return f"targets {array.dtype.str} {array.shape}\n".encode() + array.tobytes()
 
 
 def _is_known(stored: Any) -> bool:

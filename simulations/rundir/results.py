@@ -76,9 +76,10 @@ class Result:
 
     @property
     def accuracy(self) -> float | None:
-        """On the public test split: the final accuracy, or the last one of a run that is not done."""
+        """On the public test split: the final accuracy, or the last one so far; None without classes."""
         if self.summary:
-            return float(self.summary["accuracy"])
+            found = self.summary["accuracy"]
+            return None if found is None else float(found)
         return next((row.accuracy for row in reversed(self.rows) if row.accuracy is not None), None)
 
     @property

@@ -33,6 +33,7 @@ import tomli_w
 from torch import Tensor
 
 from fedlsg.privacy import ChargeJournal, Ledger, ledger_path, merge
+from fedlsg.user_code import short
 from simulations.rundir.files import sealed
 from simulations.rundir.files.atomic import make_folder, write_atomically
 from simulations.rundir.files.sealed import DamagedError, seal, unseal
@@ -266,7 +267,7 @@ def create(out: str | None, settings: Settings) -> RunDir:
             probe.touch()
             probe.unlink()
             return RunDir(path)
-        return RunDir(_fresh(f"{datetime.now():%Y%m%d-%H%M%S}-{settings.workload}-{settings.method}"))
+        return RunDir(_fresh(f"{datetime.now():%Y%m%d-%H%M%S}-{short(settings.workload)}-{short(settings.method)}"))
     except OSError as error:
         where = out or "runs/ in the working directory"
         raise ValueError(f"cannot write to {where}: {error.strerror or error}; choose another --out") from None
