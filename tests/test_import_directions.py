@@ -22,6 +22,7 @@ LAYERS = (
     "simulations.models", "simulations.workloads", "simulations.settings", "simulations.rundir", "simulations.plan",
     "simulations.grids", "simulations.client", "simulations.report", "simulations.server", "simulations.engines",
     "simulations.run", "simulations.compare", "simulations.inspection", "simulations.attack", "simulations.audit",
+    "simulations.exports",
     "simulations.cli", "simulations.__main__",
 )  # fmt: skip
 FACE = "fedlsg"
