@@ -13,17 +13,16 @@ import pytest
 from tests.places import REPOSITORY
 
 LAYERS = (
-    "fedlsg.version", "fedlsg.choices", "fedlsg.user_code",
-    "fedlsg.setting", "fedlsg.randomness", "fedlsg.tensors", "fedlsg.lowrank",
-    "fedlsg.frame",
+    "fedlsg.version", "fedlsg.choices", "fedlsg.user_code", "fedlsg.setting", "fedlsg.randomness",
+    "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.frame",
     "fedlsg.gradients", "fedlsg.accounting", "fedlsg.privacy", "fedlsg.masks", "fedlsg.carriers", "fedlsg.training",
     "fedlsg.method",
     "fedlsg.payload", "fedlsg.state", "fedlsg.attacks",
     "strategies.recipes", "strategies", "strategies.federation", "strategies.strategy",
     "simulations.models", "simulations.workloads", "simulations.settings", "simulations.rundir", "simulations.plan",
     "simulations.grids", "simulations.client", "simulations.report", "simulations.server", "simulations.engines",
-    "simulations.run", "simulations.api",
-    "simulations.compare", "simulations.inspection", "simulations.attack", "simulations.audit",
+    "simulations.run", "simulations.compare", "simulations.inspection", "simulations.attack", "simulations.audit",
+    "simulations.exports", "simulations.api",
     "simulations.cli", "simulations.__main__",
 )  # fmt: skip
 FACE = "fedlsg"

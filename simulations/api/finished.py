@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedlsg import user_code
-from simulations.plan.base import Base
+from simulations.exports.model import read_final, without_adapters
+from simulations.plan.base import Base, prepare
 from simulations.report.figure import png
 from simulations.report.run_page import course
 from simulations.report.words import outcome
 from simulations.rundir.results import read_run
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row, read_lines
+from simulations.workloads import build_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,11 +64,18 @@ class Run:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The trained module as it was evaluated, on the CPU and in evaluation mode.
+        """The trained module as it was evaluated, on the CPU and in evaluation mode; LoRA is merged into it.
 
-        Raises ValueError, or what loading the workload raises, where code or data of the run are not here.
+        Raises what loading the workload raises, where code or data of the run are not here: then load model.safetensors
+        into a module of your own.
         """
-        raise NotImplementedError
+        run = RunDir(self.directory)
+        settings = run.read_config()
+        final = read_final(run, settings)
+        workload = prepare(settings).workload if self._plan is None else self._plan.workload
+        model = build_model(workload, settings.model, settings.seed)
+        model.load_state_dict((without_adapters(final) if final.facts["lora"] else final).tensors)
+        return model.eval()
 
     def plot(self) -> "Figure":
         """Accuracy (or loss), epsilon, bytes and clients after each round, as a figure of matplotlib."""

@@ -1,6 +1,6 @@
 """The command line: ``fedlsg run``, ``resume``, ``compare``, ``report``, ``calibrate``, and the lists of what there is.
 
-``inspect``, ``audit`` and ``attack`` are in ``simulations.cli.examine``.
+``inspect``, ``audit`` and ``attack`` are in ``simulations.cli.examine``, ``export`` and ``payload`` in ``exports``.
 """
 
 import atexit
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from fedlsg import user_code
 from simulations.cli.examine import attack, audit, inspect
+from simulations.cli.exports import export
 from simulations.cli.options import Choice, console, option, setting
 from simulations.engines.signals import sigterm_raises
 from simulations.settings.settings import RUN, merge
@@ -245,6 +246,7 @@ def version(
 app.command(short_help="Statistics of gradients without noise: NOT PRIVATE.")(inspect)
 app.command(short_help="Try to prove a claimed epsilon wrong.")(audit)
 app.command(short_help="What recorded updates, or a released model, give away.")(attack)
+app.command(short_help="The trained model as a folder for torch or transformers.")(export)
 
 
 def main() -> None:

@@ -5,7 +5,8 @@ config.toml      resolved settings                     ledger/          one ledg
 rounds.csv       one row a round                       ledger.jsonl     merged copy of the ledgers
 bytes.csv        one line a message
 summary.json     results, written last                 checkpoint/      latest.pt, previous.pt; outbox/: last payloads;
-                                                                        sent.json: bytes sent down in this round
+model.safetensors, config.json   the evaluated model,                   sent.json: bytes sent down in this round
+                 and what it is (``model_files``)
 updates/         payloads (with record_updates)        updates-truth/   SECRET batches, for evaluating attacks
 clients/         SECRET digest of the training rows; memories of error feedback, if a method without privacy keeps
                  them, in a folder for each client
