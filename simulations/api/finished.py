@@ -3,7 +3,7 @@
 import base64
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import nn
 from fedlsg import user_code
 from simulations.exports.model import read_final, without_adapters
 from simulations.plan.base import Base, prepare
+from simulations.plan.continuity import check_own_code
 from simulations.report.figure import png
 from simulations.report.run_page import course
 from simulations.report.words import outcome
@@ -64,7 +65,7 @@ class Run:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The trained module as it was evaluated, on the CPU and in evaluation mode; LoRA is merged into it.
+        """The trained module as it was evaluated, on the CPU and in evaluation mode; LoRA is merged into linear layers.
 
         Raises what loading the workload raises, where code or data of the run are not here: then load model.safetensors
         into a module of your own.
@@ -72,9 +73,15 @@ class Run:
         run = RunDir(self.directory)
         settings = run.read_config()
         final = read_final(run, settings)
-        workload = prepare(settings).workload if self._plan is None else self._plan.workload
-        model = build_model(workload, settings.model, settings.seed)
-        model.load_state_dict((without_adapters(final) if final.facts["lora"] else final).tensors)
+        base = prepare(replace(settings, device="cpu")) if self._plan is None else self._plan
+        check_own_code(base, run)
+        lora = final.facts["lora"]
+        if lora is not None and not lora["merges"]:
+            model = base.build_model().cpu()
+        else:
+            model = build_model(base.workload, settings.model, settings.seed)
+            final = final if lora is None else without_adapters(final)
+        model.load_state_dict(final.tensors)
         return model.eval()
 
     def plot(self) -> "Figure":

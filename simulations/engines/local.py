@@ -13,7 +13,7 @@ from flwr.app import Message
 
 from simulations import workloads
 from simulations.client.app import app
-from simulations.client.model import serving
+from simulations.client.model import is_served, serving
 from simulations.engines.run_log import logging_to
 from simulations.grids.virtual import ClientFunction, VirtualGrid, call_client, task_identity
 from simulations.plan.plan import Plan, prepare
@@ -48,7 +48,7 @@ def run(
     """
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     grid = LocalGrid(client, len(plan.terms), dict(as_config(plan.settings)))
-    own = workloads.own(plan.settings.workload) is not None
+    own = workloads.own(plan.settings.workload) is not None and not is_served()
     clients = serving(prepare(plan.settings, loaded=plan.workload)) if own else nullcontext()
     with logging_to(directory.log), task_identity(), clients:
         return serve(grid, plan, directory, on_round=on_round, page=page)

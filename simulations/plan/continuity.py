@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from simulations.plan.plan import Plan
+from simulations.plan.plan import Base, Plan
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import as_config
 from simulations.workloads import Split
@@ -82,6 +82,21 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
             "restore the data, or start a new run"
         )
     return [f"{k} = {after.get(k, 'unset')} (was {before.get(k, 'unset')})" for k in changed]
+
+
+def check_own_code(base: Base, run: RunDir) -> None:
+    """Raise ValueError if the code of the run's own workload or method is not that which the run used.
+
+    For commands that look at a run. An unfinished run says nothing of it here; ``check_unchanged`` looks at those.
+    """
+    if not base.own_code or not run.summary.exists():
+        return
+    before = run.read_summary(strict=False).get("own_code")
+    if before != base.own_code:
+        raise ValueError(
+            f"the code of the run's own {' and '.join(base.own_code)} differs from that which the run used: restore "
+            "the file"
+        )
 
 
 def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: bytes = b"") -> str:

@@ -33,6 +33,7 @@ import numpy as np
 import tomli_w
 from torch import Tensor
 
+import strategies
 from fedlsg.privacy import ChargeJournal, Ledger, ledger_path, merge
 from fedlsg.user_code import short
 from simulations.rundir.files import sealed
@@ -192,6 +193,22 @@ class RunDir:
             raise ValueError(f"{self.config} is damaged: {error}") from None
         except ValueError as error:
             raise ValueError(f"{self.config}: {error}") from None
+
+    def read_values(self) -> dict[str, Any]:
+        """The resolved settings by field name, for reports: also where code of the run's own is not here to be loaded.
+
+        Raises ValueError as ``read_config``.
+        """
+        try:
+            found = as_config(self.read_config())
+        except (ValueError, ImportError):
+            try:
+                found = tomllib.loads(self.config.read_text(encoding="utf-8"))
+            except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+                found = {}
+            if found.get("method", "lsg") in strategies.names():
+                raise
+        return {name.replace("-", "_"): value for name, value in found.items()}
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json; infinite numbers become the string "inf", which any JSON reader accepts."""
