@@ -38,7 +38,6 @@ def main(engine="ray"):
         clip_norm=0.5,
         engine=engine,
     )
-    print(run)
     predicted = run.model(x[1400:]).argmax(1)
     print(f"{(predicted == y[1400:]).float().mean():.3f} of the test digits are right, epsilon {run.epsilon:.2f}")
 
