@@ -1,7 +1,7 @@
 """Texts from a CSV file and a Hugging Face model, trained whole: is a line of Python's library code, or prose?
 
-    python text_csv.py          on Ray
-    python text_csv.py local    in this process
+python text_csv.py          on Ray
+python text_csv.py local    in this process
 """
 
 import csv
@@ -25,7 +25,11 @@ def write_csv(path, modules):
         rows = csv.writer(file)
         rows.writerow(["text", "module", "label"])
         for module in modules:
-            prose = {line.strip() for _, value in inspect.getmembers(module) for line in (inspect.getdoc(value) or "").split("\n")}
+            prose = {
+                line.strip()
+                for _, value in inspect.getmembers(module)
+                for line in (inspect.getdoc(value) or "").split("\n")
+            }
             for line in Path(module.__file__).read_text().splitlines():
                 if len(line.strip()) > 20:
                     rows.writerow([line.strip(), module.__name__, int(line.strip() in prose or line.strip()[0] == "#")])
