@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from fedlsg.method import Method
     from fedlsg.payload import pack, unpack
     from strategies import recipe
+    from strategies.private_step import PrivateStep
 
     __version__: str
 
 __all__ = [
-    "Method", "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "pack", "project", "recipe",
-    "reconstruct", "unpack",
+    "Method", "PrivateStep", "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "pack", "project",
+    "recipe", "reconstruct", "unpack",
 ]  # fmt: skip
 
 _PLACES = {
@@ -31,6 +32,7 @@ _PLACES = {
     "Method": "fedlsg.method",
     "pack": "fedlsg.payload",
     "project": "fedlsg.lowrank",
+    "PrivateStep": "strategies.private_step",
     "recipe": "strategies",
     "reconstruct": "fedlsg.lowrank",
     "unpack": "fedlsg.payload",
