@@ -110,7 +110,6 @@ class PrivateStep:
             noise_multiplier=noise_multiplier, delta=delta,
         )  # fmt: skip
         check_spending(self.method, self._spending)
-        schedule = Schedule(rounds=steps, sample_rate=sample_rate)
         local = LocalTraining(
             sample_rate=sample_rate,
             expected_batch=sample_rate * num_examples,
@@ -121,7 +120,9 @@ class PrivateStep:
         self._account = Account(ledger)
         _check_start(model, self.method, example)
         prepare_model(model, self.method.carrier, classifier=classifier, seed=seed)
-        public = PublicState.start(model, self.method, schedule, seed=seed, classifier=classifier)
+        public = PublicState.start(
+            model, self.method, Schedule(rounds=steps, sample_rate=sample_rate), seed=seed, classifier=classifier
+        )
         self._state = ServerState(
             public,
             divisor=local.expected_batch,

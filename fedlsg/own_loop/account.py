@@ -3,7 +3,9 @@
 import math
 import os
 import secrets
+import shutil
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,13 @@ class Account:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="fedlsg-ledger-") if path is None else None
-        place = Path(self._folder.name) / "ledger.jsonl" if self._folder is not None else Path(path or "")
-        self.ledger = Ledger(place, client=CLIENT)
+        self.lasting = path is not None
+        if path is None:
+            folder = tempfile.mkdtemp(prefix="fedlsg-ledger-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            path = Path(folder) / "ledger.jsonl"
+        self.ledger = Ledger(path, client=CLIENT)
         self.run = secrets.token_hex(8)
-
-    @property
-    def lasting(self) -> bool:
-        """Whether the ledger outlives the process."""
-        return self._folder is None
 
     def spent(self) -> tuple[Event, ...]:
         """The entries of all runs as events."""

@@ -42,6 +42,8 @@ def check_spending(method: Method, s: Spending) -> None:
     """Raise ValueError for terms that do not fit the method, and for methods that make no sense without a server."""
     if type(s.num_examples) is not int or s.num_examples < 1:
         raise ValueError(f"expected num_examples={s.num_examples!r} to be an integer >= 1: the size of the data set")
+    if type(s.steps) is not int or s.steps < 1:
+        raise ValueError(f"expected steps={s.steps!r} to be an integer >= 1: noise and schedules are for so many steps")
     check_sample_rate(s.sample_rate)
     if method.compression.error_feedback:
         raise ValueError(
