@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedlsg.carriers import Adapted, prepare_model
+from fedlsg.carriers import prepare_model
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.independence import check_independent
@@ -31,6 +31,7 @@ from fedlsg.own_loop import (
     Spending,
     batches_of,
     check_spending,
+    check_start,
     check_synthetic,
     first_rows,
     guarded,
@@ -117,8 +118,8 @@ class PrivateStep:
             precision=Precision(precision=precision),
         )
         self.model, self._loss = model, per_example_loss(loss)
-        self._account = Account(ledger)
-        _check_start(model, self.method, example)
+        self._account = Account(ledger, num_examples=num_examples)
+        check_start(model, self.method, example)
         prepare_model(model, self.method.carrier, classifier=classifier, seed=seed)
         public = PublicState.start(
             model, self.method, Schedule(rounds=steps, sample_rate=sample_rate), seed=seed, classifier=classifier
@@ -242,7 +243,7 @@ class PrivateStep:
         own = "" if self._state.scheduler is not None else type(self._state.optimizer).__name__
         return {
             "num_examples": s.num_examples, "sample_rate": s.sample_rate, "steps": s.steps, "delta": s.delta,
-            "optimizer": own, "method": repr(self.method),
+            "seed": self._state.seed, "optimizer": own, "method": repr(self.method),
         }  # fmt: skip
 
     def _check_shapes(self, batch: Callable[[Positions], Any]) -> None:
@@ -268,14 +269,3 @@ def _resolve(
     if settings:
         raise ValueError(f"{', '.join(settings)}: a Method has its settings already; give the name of a recipe instead")
     return method
-
-
-def _check_start(model: nn.Module, method: Method, example: tuple[Inputs, Inputs] | None) -> None:
-    """Raise ValueError for a model that has adapters already, and for pruning that needs an example."""
-    if method.carrier.kind == "lora" and any(isinstance(module, Adapted) for module in model.modules()):
-        raise ValueError("the model has LoRA adapters already: build it anew, as before the first PrivateStep")
-    if method.prune.kind == "synflow" and example is None:
-        raise ValueError(
-            "prune='synflow' reads the shape of the inputs before the first step: give example=(inputs, targets), some "
-            "public or made-up rows, or the setting prune='random'"
-        )

@@ -20,10 +20,10 @@ CLIENT = 0
 class Account:
     """One run's way to its ledger; ``run`` names the run in it. Without a path the ledger ends with this object.
 
-    Raises LedgerError for a damaged ledger, or another client's.
+    Raises LedgerError for a damaged ledger, another client's, or that of a data set of another size.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, *, num_examples: int) -> None:
         self.lasting = path is not None
         if path is None:
             folder = tempfile.mkdtemp(prefix="fedlsg-ledger-")
@@ -31,6 +31,11 @@ class Account:
             path = Path(folder) / "ledger.jsonl"
         self.ledger = Ledger(path, client=CLIENT)
         self.run = secrets.token_hex(8)
+        if other := {entry.num_examples for entry in self.ledger.entries} - {num_examples}:
+            raise LedgerError(
+                f"{path}: its entries are of {other.pop()} examples, and {num_examples=}: give each data set its own "
+                "ledger"
+            )
 
     def spent(self) -> tuple[Event, ...]:
         """The entries of all runs as events."""

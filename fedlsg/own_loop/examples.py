@@ -1,17 +1,30 @@
-"""Made-up examples for the check that a model treats examples independently: no private value is in them."""
+"""Public examples, for what reads shapes, and made-up ones, to check that a model treats examples independently."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedlsg.carriers import Adapted
 from fedlsg.gradients import Batch, LossFunction
 from fedlsg.gradients.independence import check_independent
 from fedlsg.gradients.supported import UnsupportedLayerError
+from fedlsg.method import Method
 from fedlsg.randomness import public_generator
 
 ROWS = 7
 """Examples that are made."""
+
+
+def check_start(model: nn.Module, method: Method, example: tuple[Batch, Batch] | None) -> None:
+    """Raise ValueError for a model that has adapters already, and for pruning that needs an example."""
+    if method.carrier.kind == "lora" and any(isinstance(module, Adapted) for module in model.modules()):
+        raise ValueError("the model has LoRA adapters already: build it anew, as before the first PrivateStep")
+    if method.prune.kind == "synflow" and example is None:
+        raise ValueError(
+            "prune='synflow' reads the shape of the inputs before the first step: give example=(inputs, targets), some "
+            "public or made-up rows, or the setting prune='random'"
+        )
 
 
 def synthetic(like: Batch) -> Batch:

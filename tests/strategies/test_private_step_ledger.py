@@ -61,6 +61,12 @@ def test_runs_on_one_ledger_share_the_budget(tmp_path):
         private_step(epsilon=2.0, **given).step(batch)
 
 
+def test_a_ledger_of_another_data_set_is_refused(tmp_path):
+    private_step(method="dpsgd", ledger=tmp_path / "ledger.jsonl").step(batch)
+    with pytest.raises(LedgerError, match=r"its entries are of 40 examples, and num_examples=39"):
+        private_step(method="dpsgd", ledger=tmp_path / "ledger.jsonl", num_examples=39)
+
+
 @pytest.mark.parametrize("given", [
     {"method": "sgd", "noise_multiplier": None}, {"method": "dpsgd", "mechanism": "noise-only"},
     {"method": "dpsgd", "mechanism": "clip-only", "noise_multiplier": None}, {"method": "dpsgd", "reproducible": True},
@@ -162,7 +168,8 @@ def test_a_state_without_its_ledger_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("changed", [
-    {"sample_rate": 0.5}, {"num_examples": 41}, {"steps": 9}, {"delta": 1e-4}, {"method": "rs"}, {"clip_norm": 1.0},
+    {"sample_rate": 0.5}, {"num_examples": 41}, {"seed": 6}, {"steps": 9}, {"delta": 1e-4}, {"method": "rs"},
+    {"clip_norm": 1.0},
 ])  # fmt: skip
 def test_a_state_of_other_terms_is_refused(changed):
     state = private_step(method="dpsgd").state_dict()
