@@ -11,10 +11,11 @@ import tempfile
 import unittest
 from pathlib import Path
 
-import fedlsg
 import torch
 from torch.nn import functional
 from transformers import BertConfig, BertForSequenceClassification
+
+import fedlsg
 
 LENGTH = 48
 

@@ -19,28 +19,30 @@ if TYPE_CHECKING:
     from simulations.api.simulate import simulate
     from simulations.workloads import Workload
     from strategies import recipe
+    from strategies.private_step import PrivateStep
 
     __version__: str
 
 __all__ = [
-    "Method", "Run", "Workload", "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "load_run",
-    "pack", "project", "recipe", "reconstruct", "simulate", "unpack",
+    "Method", "PrivateStep", "Run", "Workload", "__version__", "calibrate_noise_multiplier", "decompose", "epsilon",
+    "load_run", "pack", "project", "recipe", "reconstruct", "simulate", "unpack",
 ]  # fmt: skip
 
 _PLACES = {
     "calibrate_noise_multiplier": "fedlsg.accounting",
     "decompose": "fedlsg.lowrank",
     "epsilon": "fedlsg.accounting",
+    "load_run": "simulations.api.finished",
     "Method": "fedlsg.method",
     "pack": "fedlsg.payload",
+    "PrivateStep": "strategies.private_step",
     "project": "fedlsg.lowrank",
     "recipe": "strategies",
     "reconstruct": "fedlsg.lowrank",
+    "Run": "simulations.api.finished",
+    "simulate": "simulations.api.simulate",
     "unpack": "fedlsg.payload",
     "Workload": "simulations.workloads",
-    "simulate": "simulations.api.simulate",
-    "Run": "simulations.api.finished",
-    "load_run": "simulations.api.finished",
 }
 
 
