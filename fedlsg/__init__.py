@@ -12,19 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedlsg.accounting import calibrate_noise_multiplier, epsilon
+    from fedlsg.carriers import Carrier
     from fedlsg.lowrank import decompose, project, reconstruct
+    from fedlsg.masks import Mask
     from fedlsg.method import Method
     from fedlsg.payload import pack, unpack
+    from fedlsg.privacy import Mechanism
+    from fedlsg.public import Public
+    from fedlsg.training import ServerOptimizer
     from strategies import recipe
 
     __version__: str
 
 __all__ = [
-    "Method", "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "pack", "project", "recipe",
-    "reconstruct", "unpack",
+    "Carrier", "Mask", "Mechanism", "Method", "Public", "ServerOptimizer", "__version__", "calibrate_noise_multiplier",
+    "decompose", "epsilon", "pack", "project", "recipe", "reconstruct", "unpack",
 ]  # fmt: skip
 
 _PLACES = {
+    "Carrier": "fedlsg.carriers",
+    "Mask": "fedlsg.masks",
+    "Mechanism": "fedlsg.privacy",
+    "Public": "fedlsg.public",
+    "ServerOptimizer": "fedlsg.training",
     "calibrate_noise_multiplier": "fedlsg.accounting",
     "decompose": "fedlsg.lowrank",
     "epsilon": "fedlsg.accounting",
