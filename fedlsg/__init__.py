@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from fedlsg.privacy import Mechanism
     from fedlsg.public import Public
     from fedlsg.training import ServerOptimizer
+    from simulations.api.finished import Run, load_run
+    from simulations.api.simulate import simulate
+    from simulations.workloads import Workload
     from strategies import recipe
 
     __version__: str
 
 __all__ = [
-    "Carrier", "Mask", "Mechanism", "Method", "Public", "ServerOptimizer", "__version__", "calibrate_noise_multiplier",
-    "decompose", "epsilon", "pack", "project", "recipe", "reconstruct", "unpack",
+    "Carrier", "Mask", "Mechanism", "Method", "Public", "Run", "ServerOptimizer", "Workload", "__version__",
+    "calibrate_noise_multiplier", "decompose", "epsilon", "load_run", "pack", "project", "recipe", "reconstruct",
+    "simulate", "unpack",
 ]  # fmt: skip
 
 _PLACES = {
@@ -44,6 +48,10 @@ _PLACES = {
     "recipe": "strategies",
     "reconstruct": "fedlsg.lowrank",
     "unpack": "fedlsg.payload",
+    "Workload": "simulations.workloads",
+    "simulate": "simulations.api.simulate",
+    "Run": "simulations.api.finished",
+    "load_run": "simulations.api.finished",
 }
 
 

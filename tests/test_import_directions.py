@@ -13,8 +13,8 @@ import pytest
 from tests.places import REPOSITORY
 
 LAYERS = (
-    "fedlsg.version", "fedlsg.choices", "fedlsg.setting", "fedlsg.randomness", "fedlsg.tensors", "fedlsg.lowrank",
-    "fedlsg.frame", "fedlsg.public",
+    "fedlsg.version", "fedlsg.choices", "fedlsg.user_code", "fedlsg.setting", "fedlsg.randomness",
+    "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.frame", "fedlsg.public",
     "fedlsg.gradients", "fedlsg.accounting", "fedlsg.privacy", "fedlsg.masks", "fedlsg.carriers", "fedlsg.training",
     "fedlsg.method",
     "fedlsg.payload", "fedlsg.state", "fedlsg.attacks",
@@ -22,6 +22,7 @@ LAYERS = (
     "simulations.models", "simulations.workloads", "simulations.settings", "simulations.rundir", "simulations.plan",
     "simulations.grids", "simulations.client", "simulations.report", "simulations.server", "simulations.engines",
     "simulations.run", "simulations.compare", "simulations.inspection", "simulations.attack", "simulations.audit",
+    "simulations.exports", "simulations.api",
     "simulations.cli", "simulations.__main__",
 )  # fmt: skip
 FACE = "fedlsg"

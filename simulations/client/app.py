@@ -16,6 +16,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
+from fedlsg import user_code
 from fedlsg.privacy import LedgerError
 from simulations.client.deployed import Deployed
 from simulations.client.model import process
@@ -45,6 +46,7 @@ def is_simulated(context: Context) -> bool:
 
 def read_context(context: Context) -> tuple[Settings, int]:
     """Settings and partition of a simulated client; if no number of clients is set, every node is one."""
+    user_code.allow()  # it is on the machine of who named the code
     settings = simulated_settings(context.run_config, int(context.node_config["num-partitions"]))
     return settings, int(context.node_config["partition-id"])
 

@@ -10,6 +10,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
+from fedlsg import user_code
 from simulations.plan.plan import make_plan
 from simulations.rundir.rundir import RunDir, create
 from simulations.rundir.tables import Row
@@ -34,6 +35,7 @@ def run_rounds(grid: Grid, context: Context, *, on_round: Callable[[Row], None] 
     If no number of clients is set, every node of the federation is a client. In a deployment the nodes declare how many
     examples they have before the plan is made.
     """
+    user_code.allow()
     settings = replace(from_run_config(context.run_config), engine="flower")
     if isinstance(grid, InMemoryGrid):
         deployment = None
@@ -49,4 +51,6 @@ def run_rounds(grid: Grid, context: Context, *, on_round: Callable[[Row], None] 
         run.write_config(plan.settings)
     log(INFO, "run directory: %s", run.path)
     summary = serve(grid, plan, run, on_round=on_round, deployment=deployment)
-    log(INFO, "accuracy %.4f, epsilon %.4g at delta %g", summary["accuracy"], summary["epsilon_max"], summary["delta"])
+    accuracy, loss = summary["accuracy"], summary["loss"]
+    reached = f"loss {loss:.4f}" if accuracy is None else f"accuracy {accuracy:.4f}"
+    log(INFO, "%s, epsilon %.4g at delta %g", reached, summary["epsilon_max"], summary["delta"])

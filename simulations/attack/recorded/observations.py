@@ -22,6 +22,7 @@ from fedlsg.method import aggregate
 from fedlsg.payload import Expected, PayloadError, keeps_memory, unpack
 from fedlsg.privacy import Entry, Ledger
 from fedlsg.state import ClientTerms, Phase, PublicState, load_weights, phase_of, plan_round
+from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
 from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
@@ -168,6 +169,7 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
             "see a single payload; attack the sum with --view aggregate"
         )
     base = prepare(replace(settings, device=made_on(run, settings)), progress=progress)
+    check_own_code(base, run)
     if base.augment is not None:
         raise ValueError("attacks replay a client without augmentation: record a run with -c augment=none")
     if keeps_memory(base.method, base.codec):

@@ -78,8 +78,9 @@ def reader(terms: Terms, settings: Settings) -> Read:
             )
         try:
             rows = _partition(terms, settings) if path is None else _rows(path, terms, settings, workload)
-            if not 0 <= int(rows.labels.min()) <= int(rows.labels.max()) < workload.num_classes:
-                raise ValueError(f"expected labels in 0..{workload.num_classes - 1}")
+            classes = workload.num_classes
+            if classes is not None and not 0 <= int(rows.labels.min()) <= int(rows.labels.max()) < classes:
+                raise ValueError(f"expected labels in 0..{classes - 1}")
             return rows
         except Exception:
             log_failure()
