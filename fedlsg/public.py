@@ -7,6 +7,8 @@ a client's data, except by way of released updates.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from traceback import extract_tb
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -58,6 +60,10 @@ class Public:
     pruned: bool = False
     make_model: Callable[[], nn.Module] | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        for name in ("weights", "initial", "carried"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
     def generator(self, *labels: str | int) -> torch.Generator:
         """The public CPU generator of one draw: equal labels, equal numbers, on every machine and in every round."""
         return public_generator(self.seed, *labels)
@@ -84,12 +90,19 @@ MakeCarriers = Callable[[Public], Mapping[str, tuple[Tensor, Tensor]]]
 def call(function: Callable[..., Made], *arguments: Any, public: Public) -> Made:
     """The result of a user's function of ``arguments`` and ``public``.
 
-    Raises ValueError, naming the function, if it changed a weight in place: the model would go on with that.
+    Raises ValueError, naming the function, and its line where it failed; and if it changed a weight in place: the model
+    would go on with that.
     """
-    before = {name: W._version for name, W in (*public.weights.items(), *public.initial.items())}
-    with torch.enable_grad():
-        made = function(*arguments, public)
-    after = {name: W._version for name, W in (*public.weights.items(), *public.initial.items())}
+    before = _versions(public)
+    try:
+        with torch.enable_grad():
+            made = function(*arguments, public)
+    except Exception as error:
+        file = getattr(_inside(function), "__code__", None)
+        steps = [step for step in extract_tb(error.__traceback__) if file and step.filename == file.co_filename]
+        line = f" in line {steps[-1].lineno}" if steps else ""
+        raise ValueError(f"{name_of(function)} failed{line}: {type(error).__name__}: {error}") from error
+    after = _versions(public)
     if changed := [name for name in before if before[name] != after[name]]:
         raise ValueError(
             f"{name_of(function)} changed {', '.join(changed)} in place: let it work on a copy (W.clone())"
@@ -97,8 +110,21 @@ def call(function: Callable[..., Made], *arguments: Any, public: Public) -> Made
     return made
 
 
-def name_of(function: Callable[..., object]) -> str:
-    """A function's name for an error message; that of the function inside for a ``functools.partial``."""
+def _versions(public: Public) -> dict[str, tuple[int, ...]]:
+    """How often each weight, now and at the start, was changed in place."""
+    pairs = {
+        name: (public.weights.get(name), public.initial.get(name)) for name in {**public.initial, **public.weights}
+    }
+    return {name: tuple(W._version for W in pair if W is not None) for name, pair in pairs.items()}
+
+
+def _inside(function: Callable[..., object]) -> Callable[..., object]:
     while isinstance(function, partial):
         function = function.func
-    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    return function
+
+
+def name_of(function: Callable[..., object]) -> str:
+    """A function's name for an error message; that of the function inside for a ``functools.partial``."""
+    inside = _inside(function)
+    return f"{inside.__module__}.{getattr(inside, '__qualname__', type(inside).__qualname__)}"

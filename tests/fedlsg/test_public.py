@@ -99,6 +99,8 @@ def test_a_changed_copy_changes_nothing():
     assert public.model().body.weight.any()
     with pytest.raises(FrozenInstanceError):
         public.seed = 1
+    with pytest.raises(TypeError):
+        public.weights["body.weight"] = torch.zeros(8, 9)
 
 
 def test_a_weight_changed_in_place_is_refused():
@@ -107,6 +109,23 @@ def test_a_weight_changed_in_place_is_refused():
 
     with pytest.raises(ValueError, match=r"careless changed w in place: let it work on a copy \(W.clone\(\)\)"):
         call(careless, public=Public(weights={"w": torch.ones(2)}))
+
+
+def test_a_function_that_fails_is_named_with_its_own_line():
+    def careless(factor, public):
+        torch.ones(2) @ (factor * torch.ones(3))
+
+    with pytest.raises(ValueError, match=r"careless failed in line \d+: RuntimeError: .*size") as caught:
+        call(partial(careless, 2), public=Public(weights={}))
+    assert caught.value.__cause__ is not None
+
+
+def test_w_0_changed_in_place_is_refused():
+    with pytest.raises(ValueError, match="changed w in place"):
+        call(
+            lambda public: public.initial["w"].zero_(),
+            public=Public(weights={"w": torch.ones(1)}, initial={"w": torch.ones(1)}),
+        )
 
 
 def test_functions_may_use_autograd_wherever_they_are_called():

@@ -10,12 +10,13 @@ import torch
 
 import fedlsg.training.client
 from fedlsg.carriers.carrier import Carrier
+from fedlsg.carriers.statistics import residual
 from fedlsg.masks.mask import Mask
 from fedlsg.method import Method, Schedule
 from fedlsg.payload import PayloadError
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors
 from fedlsg.state.public_state import PublicState
-from tests.fedlsg.support.own_methods import CORE, OWN_MASK, TANGENT, orthonormal, scaled
+from tests.fedlsg.support.own_methods import CORE, OWN_MASK, TANGENT, orthonormal, probe, scaled
 from tests.strategies.contract import (
     LEAST_DRAWS,
     MODELS,
@@ -28,11 +29,13 @@ from tests.strategies.contract import (
     received,
     sensitivity_defects,
     subject,
+    weighted_loss,
 )
 from tests.strategies.federation.test_wire import sent_frame
 from tests.strategies.small_federation import model as small_model
 
 CLIENT = fedlsg.training.client
+PROBE = Carrier(kind="own", make=probe, form="core", rank=4, out_rank=6)
 PARTS: dict[str, dict[str, Any]] = {
     "core": {"carrier": CORE},
     "core, own mask": {"carrier": CORE, "mask": OWN_MASK},
@@ -42,6 +45,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "own carriers": {"carrier": TANGENT},
     "own carriers, units": {"carrier": TANGENT, "mask": Mask(kind="units", sparsity=0.4)},
     "own carriers, own mask": {"carrier": TANGENT, "mask": OWN_MASK},
+    "probe": {"carrier": PROBE},
     "dense, own mask": {"mask": OWN_MASK},
 }
 
@@ -60,7 +64,7 @@ def of(name: str, model: str = "mlp"):
     return subject(Own(name), MODELS[model])
 
 
-cases = pytest.mark.parametrize("name", PARTS)
+cases = pytest.mark.parametrize("name", [name for name in PARTS if name != "probe"])
 
 
 @cases
@@ -157,6 +161,42 @@ def test_values_of_another_mask_are_rejected():
     s, other = of("core, own mask"), of("core")
     with pytest.raises(PayloadError):
         received(replace(s, plan=other.plan), random_values(other.derived, 0))
+
+
+# A probe of the public weights with synthetic inputs
+
+
+def test_a_probe_has_the_contract_with_ranks_that_differ_and_scaled_carriers():
+    s = of("probe")
+    assert {c.L.shape[1]: c.R.shape[0] for c in s.frame.coordinates if c.carried} == {6: 4}
+    assert s.frame.digest == s.derived.digest
+    assert sensitivity_defects(s, range(2)) == []
+
+
+def test_no_step_on_private_data_changes_the_carriers_of_a_probe():
+    """The next frame is the same whatever the data are; negative control: it is another one for other weights."""
+    s = of("probe")
+    first = s.state.frame(1, updates=0).digest
+    for seed in (0, 1):
+        s.step(data_set(seed))
+        assert s.state.frame(1, updates=0).digest == first
+    weight = s.state.model.get_parameter("0.weight").data
+    weight += 1
+    assert s.state.frame(1, updates=0).digest != first
+    weight -= 1
+
+
+def test_a_probe_keeps_more_of_other_examples_gradients_than_random_carriers():
+    s = of("probe")
+    inputs, targets = data_set(3).batch(torch.arange(5))
+    loss = weighted_loss(s.model(inputs), torch.stack([targets[:, 0], torch.ones(5)], 1)).sum()
+    dW = dict(zip(s.state.parameters, torch.autograd.grad(loss, list(s.model.parameters())), strict=True))
+    lost = {}
+    for name, carrier in {"probe": PROBE, "random": replace(PROBE, make=orthonormal)}.items():
+        state = replace(s.state, method=Method(name="own", carrier=carrier))
+        c = next(c for c in state.frame(1, updates=0).coordinates if c.name == "0.weight")
+        lost[name] = residual(dW[c.name], c.L, c.R, "core")
+    assert lost["probe"] < lost["random"]
 
 
 # Functions that draw from elsewhere

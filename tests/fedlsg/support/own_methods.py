@@ -1,10 +1,14 @@
 """Carriers and masks as a user writes them: plain functions of public values."""
 
+from functools import partial
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedlsg.carriers.carrier import Carrier
-from fedlsg.frame import Block
+from fedlsg.frame import Block, Coordinates, Frame, make_blocks
+from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.lowrank import orthonormal_columns
 from fedlsg.masks.mask import Mask
 from fedlsg.public import Public
@@ -37,6 +41,37 @@ def long_weights(block: Block, public: Public) -> Tensor:
     return (torch.arange(block.size) % 2 == 0).reshape(block.shape)
 
 
+def probe(public: Public) -> dict[str, tuple[Tensor, Tensor]]:
+    """Top eigenvectors of the second moments of per-example gradients on synthetic inputs, at the public weights.
+
+    Columns of L and rows of R are scaled by the fourth root of the eigenvalues' inverse, for a core.
+    """
+    model = public.model()
+    generator = public.generator("probe", public.time.round)
+    features = next(W for name, W in public.weights.items() if name.endswith("weight")).shape[1]
+    inputs = torch.randn(64, features, generator=generator).to(next(model.parameters()))
+    labels = torch.randint(len(public.weights[f"{CLASSIFIER}.bias"]), (64,), generator=generator)
+    where = tuple(Coordinates(name=name, shape=tuple(W.shape)) for name, W in public.weights.items())
+    frame = Frame(coordinates=where, blocks=make_blocks(where))
+    gradients = per_example_gradients(model, partial(F.cross_entropy, reduction="none"), inputs, labels, frame)
+    length = torch.cat(gradients, dim=1).norm(dim=1, keepdim=True)
+    pairs = {}
+    for block, G in zip(frame.blocks, gradients, strict=True):
+        if block.parameter in public.carried:
+            m, r, s, n = public.carried[block.parameter]
+            G = (G / length).reshape(-1, m, n)
+            out, into = (G @ G.mT).sum(0), (G.mT @ G).sum(0)
+            pairs[block.parameter] = _top(out, r), _top(into, s).mT
+    return pairs
+
+
+def _top(moments: Tensor, rank: int) -> Tensor:
+    values, vectors = torch.linalg.eigh(moments)
+    energy = values[-rank:].clamp(min=0) / values.mean() + 0.01
+    return vectors[:, -rank:] * energy**-0.25
+
+
+CLASSIFIER = "classifier"
 CORE = Carrier(kind="own", make=scaled, form="core", rank=3, out_rank=2)
 TANGENT = Carrier(kind="own", make=orthonormal, rank=2)
 OWN_MASK = Mask(kind="own", choose=long_weights)
