@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from inspect import getsource, unwrap
+from inspect import unwrap
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from fedlsg.choices import did_you_mean
@@ -152,18 +152,30 @@ def imported(point: EntryPoint) -> Any:
         ) from error
 
 
-def digest_of(thing: object) -> str:
-    """SHA-256 of the file that defines a function or class, else of its source, else of its compiled code."""
-    thing = unwrap(thing) if callable(thing) else thing
-    thing = getattr(thing, "func", thing)  # functools.partial
-    file = getattr(sys.modules.get(getattr(thing, "__module__", "")), "__file__", None)
-    if file and Path(file).is_file() and getattr(thing, "__module__", "") != "__main__":
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    try:
-        return hashlib.sha256(getsource(thing).encode()).hexdigest()  # type: ignore[arg-type]
-    except (OSError, TypeError):
-        code = getattr(thing, "__code__", None)
-        return hashlib.sha256(code.co_code if code else type(thing).__qualname__.encode()).hexdigest()
+def digest_of(thing: Any) -> str:
+    """SHA-256 of the file that defines a function or class; else of its compiled code, or of its name."""
+    code = code_of(thing)
+    if code is None:
+        kind = thing if isinstance(thing, type) else type(thing)
+        return hashlib.sha256(f"{kind.__module__}.{kind.__qualname__}".encode()).hexdigest()
+    file = Path(code.co_filename)
+    return hashlib.sha256(file.read_bytes() if file.is_file() and not _is_main(thing) else code.co_code).hexdigest()
+
+
+def code_of(thing: Any) -> CodeType | None:
+    """The code of a function, of a partial's, or of the first method of a class or of an object's class."""
+    thing = getattr(thing, "func", thing)
+    found = getattr(unwrap(thing) if callable(thing) else thing, "__code__", None)
+    if found is None:
+        kind = thing if isinstance(thing, type) else type(thing)
+        methods = (getattr(member, "__code__", None) for member in vars(kind).values())
+        found = next((code for code in methods if code is not None), None)
+    return found
+
+
+def _is_main(thing: Any) -> bool:
+    """Whether it is in a script, whose other lines say nothing of it."""
+    return getattr(getattr(thing, "func", thing), "__module__", "") == "__main__"
 
 
 def digest_of_all(things: Iterable[object]) -> str:

@@ -27,7 +27,8 @@ from simulations.settings.settings import (
     values_of,
 )
 from simulations.workloads import LoadedWorkload
-from simulations.workloads.partition import GIVEN, SCHEMES, natural_parts
+from simulations.workloads.base.workload import GIVEN
+from simulations.workloads.partition import SCHEMES, natural_parts
 
 _WORKLOADS = ("clip", "clip_norm", "learning_rate")
 """Settings of mechanism and server that a workload's preset gives, and files say even where it does not."""

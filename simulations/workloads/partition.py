@@ -20,7 +20,7 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from fedlsg.choices import choose
-from simulations.workloads.base.workload import LoadedWorkload
+from simulations.workloads.base.workload import GIVEN, LoadedWorkload
 
 # Enough to find a feasible setting, few enough to refuse an infeasible one at once.
 _MAX_DRAWS = 1000
@@ -172,8 +172,6 @@ def _dirichlet(
     )
 
 
-GIVEN = "given"
-"""The partition that a workload brings as lists of rows."""
 _SCHEMES: Mapping[str, Callable[..., list[np.ndarray]]] = MappingProxyType(
     {"iid": _iid, "dirichlet": _dirichlet, "shards": _shards}
 )

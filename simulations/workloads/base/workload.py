@@ -205,6 +205,9 @@ def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets, reduction="none")
 
 
+GIVEN = "given"
+"""The partition that a workload brings as lists of rows."""
+
 Metric = Callable[[Tensor, Tensor], Any]
 """``metric(outputs, targets)`` of all examples of a test split, on the CPU: a number."""
 
@@ -225,6 +228,7 @@ class LoadedWorkload:
     defaults: the preset, by setting; public constants chosen before the run, never derived from its data.
     method_defaults: what differs from it for a method, by method and setting.
     parquet: reads parquet files of a client's own rows; None if the workload has no such form.
+    read: reads a client's own rows from any path; None if the workload reads parquet or .npz files.
     Raises ValueError for a label outside [0, num_classes).
     """
 
@@ -244,6 +248,7 @@ class LoadedWorkload:
     defaults: Mapping[str, object]
     method_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     parquet: Parquet | None = None
+    read: Callable[[Path], Split] | None = None
 
     def __post_init__(self) -> None:
         if self.test_name in self.other_tests:

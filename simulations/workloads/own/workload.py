@@ -18,6 +18,7 @@ from fedlsg import user_code
 from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.losses import CLASSES, OTHER_SHAPES, PerExampleLoss
 from simulations.workloads.base.workload import (
+    GIVEN,
     LoadedWorkload,
     Metric,
     NoRows,
@@ -27,7 +28,6 @@ from simulations.workloads.base.workload import (
 )
 from simulations.workloads.own.read import read_rows
 from simulations.workloads.own.rows import Columns, Rows
-from simulations.workloads.partition import GIVEN, SCHEMES
 
 MODEL = "own"
 """The name of the only model of a workload, and of a workload without a name."""
@@ -130,7 +130,7 @@ class Workload:
             if self.inputs is None
             else tuple(self.inputs),
             target=self.targets,
-            more=() if self.partition in SCHEMES or not isinstance(self.partition, str) else (self.partition,),
+            more=(self.partition,) if isinstance(self.partition, str) else (),
             transform=self.transform,
             image_size=self.image_size,
             progress=request.progress,
@@ -154,6 +154,7 @@ class Workload:
             columns={} if train is None else train.columns,
             parts=None if isinstance(self.partition, str) else [_rows_of(part) for part in self.partition],
             defaults=self.defaults,
+            read=lambda path: _split(read_rows(path, columns, "data"), classes),
         )
 
     def _classes(self, test: Rows) -> int | None:
