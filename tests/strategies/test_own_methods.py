@@ -16,7 +16,7 @@ from fedlsg.method import Method, Schedule
 from fedlsg.payload import PayloadError
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors
 from fedlsg.state.public_state import PublicState
-from tests.fedlsg.support.own_methods import CORE, OWN_MASK, TANGENT, orthonormal, probe, scaled
+from tests.fedlsg.support.own_methods import CORE, OWN_MASK, PROBE, TANGENT, orthonormal, scaled
 from tests.strategies.contract import (
     LEAST_DRAWS,
     MODELS,
@@ -35,7 +35,6 @@ from tests.strategies.federation.test_wire import sent_frame
 from tests.strategies.small_federation import model as small_model
 
 CLIENT = fedlsg.training.client
-PROBE = Carrier(kind="own", make=probe, form="core", rank=4, out_rank=6)
 PARTS: dict[str, dict[str, Any]] = {
     "core": {"carrier": CORE},
     "core, own mask": {"carrier": CORE, "mask": OWN_MASK},

@@ -1,5 +1,6 @@
 """Carriers and masks as a user writes them: plain functions of public values."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,7 +12,10 @@ from fedlsg.frame import Block, Coordinates, Frame, make_blocks
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.lowrank import orthonormal_columns
 from fedlsg.masks.mask import Mask
+from fedlsg.method import Method
+from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.public import Public
+from fedlsg.training import ServerOptimizer
 
 
 def orthonormal(public: Public) -> dict[str, tuple[Tensor, Tensor]]:
@@ -75,3 +79,14 @@ CLASSIFIER = "classifier"
 CORE = Carrier(kind="own", make=scaled, form="core", rank=3, out_rank=2)
 TANGENT = Carrier(kind="own", make=orthonormal, rank=2)
 OWN_MASK = Mask(kind="own", choose=long_weights)
+PROBE = Carrier(kind="own", make=probe, form="core", rank=4, out_rank=6)
+
+
+def recipe(*, rank: int = 4, mechanism: Mechanism, server: ServerOptimizer) -> Method:
+    """Scaled cores, one more column of L than rows of R, and every other coordinate of each block."""
+    carrier = replace(CORE, rank=rank, out_rank=rank + 1)
+    return Method(name="own", carrier=carrier, mask=OWN_MASK, mechanism=mechanism, server=server)
+
+
+OWN_RECIPE = f"{__file__}:recipe"
+"""The recipe by its file, as a user names it."""

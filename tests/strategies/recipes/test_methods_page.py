@@ -54,7 +54,7 @@ def test_the_codec_of_ones_own_runs(tmp_path):
             codec.decode(b"x", [2], None, 1, max_norm=2.0)
 
 
-def test_the_carrier_and_the_mask_of_ones_own_run(tmp_path):
+def test_the_carrier_and_the_mask_of_ones_own_run(tmp_path, own_code):
     """The example of the page, on digits, with its ledger and epsilon: 32 x 32 values of the core, half of the rest."""
     (tmp_path / "sketch.py").write_text(CODE[2])
     assert len(CODE[2].splitlines()) < 40
