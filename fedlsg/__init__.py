@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedlsg.accounting import calibrate_noise_multiplier, epsilon
+    from fedlsg.carriers import Carrier
     from fedlsg.lowrank import decompose, project, reconstruct
+    from fedlsg.masks import Mask
     from fedlsg.method import Method
     from fedlsg.payload import pack, unpack
+    from fedlsg.privacy import Mechanism
+    from fedlsg.public import Public
+    from fedlsg.training import ServerOptimizer
     from simulations.api.finished import Run, load_run
     from simulations.api.simulate import simulate
     from simulations.workloads import Workload
@@ -24,22 +29,28 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Method", "PrivateStep", "Run", "Workload", "__version__", "calibrate_noise_multiplier", "decompose", "epsilon",
-    "load_run", "pack", "project", "recipe", "reconstruct", "simulate", "unpack",
+    "Carrier", "Mask", "Mechanism", "Method", "PrivateStep", "Public", "Run", "ServerOptimizer", "Workload",
+    "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "load_run", "pack", "project", "recipe",
+    "reconstruct", "simulate", "unpack",
 ]  # fmt: skip
 
 _PLACES = {
     "calibrate_noise_multiplier": "fedlsg.accounting",
+    "Carrier": "fedlsg.carriers",
     "decompose": "fedlsg.lowrank",
     "epsilon": "fedlsg.accounting",
     "load_run": "simulations.api.finished",
+    "Mask": "fedlsg.masks",
+    "Mechanism": "fedlsg.privacy",
     "Method": "fedlsg.method",
     "pack": "fedlsg.payload",
     "PrivateStep": "strategies.private_step",
     "project": "fedlsg.lowrank",
+    "Public": "fedlsg.public",
     "recipe": "strategies",
     "reconstruct": "fedlsg.lowrank",
     "Run": "simulations.api.finished",
+    "ServerOptimizer": "fedlsg.training",
     "simulate": "simulations.api.simulate",
     "unpack": "fedlsg.payload",
     "Workload": "simulations.workloads",

@@ -14,7 +14,7 @@ from tests.places import REPOSITORY
 
 LAYERS = (
     "fedlsg.version", "fedlsg.choices", "fedlsg.user_code", "fedlsg.setting", "fedlsg.randomness",
-    "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.frame",
+    "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.frame", "fedlsg.public",
     "fedlsg.gradients", "fedlsg.accounting", "fedlsg.privacy", "fedlsg.masks", "fedlsg.carriers", "fedlsg.training",
     "fedlsg.method",
     "fedlsg.payload", "fedlsg.state", "fedlsg.own_loop", "fedlsg.attacks",

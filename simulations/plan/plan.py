@@ -156,13 +156,19 @@ def calibrated(base: Base, blocks: int, rate: float) -> float:
 
 
 def count_blocks(base: Base) -> int:
-    """Blocks of every frame of the run: two a carried weight, one any other trainable parameter."""
+    """Blocks of every frame of the run: ``Carrier.parts`` a carried weight, one any other trainable parameter.
+
+    Raises ValueError if a function of the user that makes carriers or masks cannot make the first frame, or not twice
+    the same.
+    """
+    if base.method.own_functions:
+        base.public_state().check_repeatable()
     model = base.build_model()
     check_supported(model)
     if base.method.mechanism.clips:
         check_model(model, base.workload.test, base.workload.loss, device=base.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
-    return len(trainable(model)) + (len(carried) if base.method.carrier.splits else 0)
+    return len(trainable(model)) + len(carried) * (len(base.method.carrier.parts) - 1)
 
 
 def check_model(model: nn.Module, test: Split, loss: LossFunction, *, device: str) -> None:
