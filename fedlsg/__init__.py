@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedlsg.accounting import calibrate_noise_multiplier, epsilon
+    from fedlsg.gradients.calls import register_layer
+    from fedlsg.gradients.replacements import make_supported
     from fedlsg.lowrank import decompose, project, reconstruct
     from fedlsg.method import Method
     from fedlsg.payload import pack, unpack
@@ -20,19 +22,21 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Method", "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "pack", "project", "recipe",
-    "reconstruct", "unpack",
+    "Method", "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "make_supported", "pack", "project",
+    "recipe", "reconstruct", "register_layer", "unpack",
 ]  # fmt: skip
 
 _PLACES = {
     "calibrate_noise_multiplier": "fedlsg.accounting",
     "decompose": "fedlsg.lowrank",
     "epsilon": "fedlsg.accounting",
+    "make_supported": "fedlsg.gradients.replacements",
     "Method": "fedlsg.method",
     "pack": "fedlsg.payload",
     "project": "fedlsg.lowrank",
     "recipe": "strategies",
     "reconstruct": "fedlsg.lowrank",
+    "register_layer": "fedlsg.gradients.calls",
     "unpack": "fedlsg.payload",
 }
 
