@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.calls import Kind, kind_of, unsupported
+from fedlsg.gradients.calls.nested import map_tensors, tensors_in
 from fedlsg.gradients.calls.ways import Ways
 from fedlsg.gradients.formulas.layers import kept_values
 from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients
@@ -85,12 +85,13 @@ def arguments(layer: CallLayer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
             names = ", ".join(bound.kwargs)
             raise unsupported(layer.path, layer.module, f"keyword-only arguments ({names}) are not supported")
         args = bound.args
-    return tuple(tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, args))
+    found: tuple[Any, ...] = map_tensors(Tensor.detach, args)
+    return found
 
 
 def check_batch(layer: CallLayer, inputs: tuple[Any, ...], batch: int) -> None:
     """Raise UnsupportedLayerError unless the examples are on the axes of the inputs where the layer has them."""
-    tensors = [t for t in tree_flatten(inputs)[0] if isinstance(t, Tensor)]
+    tensors = tensors_in(inputs)
     first = inputs[0] if inputs else None
     if not isinstance(first, Tensor) or first.ndim < layer.kind.least(layer.module):
         found = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
@@ -109,10 +110,10 @@ def check_batch(layer: CallLayer, inputs: tuple[Any, ...], batch: int) -> None:
 
 def watch_call(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: Any) -> Any:
     """The output of a call, watched: the layer's blocks are formed when its gradient has arrived."""
-    versions = [t._version for t in tree_flatten(inputs)[0] if isinstance(t, Tensor)]
+    versions = [t._version for t in tensors_in(inputs)]
 
     def form(output_gradient: Any) -> None:
-        if versions != [t._version for t in tree_flatten(inputs)[0] if isinstance(t, Tensor)]:
+        if versions != [t._version for t in tensors_in(inputs)]:
             reason = "its input was changed in place after the call; use the out-of-place operation (inplace=False)"
             raise unsupported(layer.path, layer.module, reason)
         with without_autocast(layer.parameters[0].device.type), torch.no_grad():
@@ -127,18 +128,27 @@ def watch_call(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: A
 
         step.watch(layer.path, layer.module, producer(made), arrived)
         return made
-    leaves, structure = tree_flatten(output)
-    places = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and t.is_floating_point()]
+    numbers = [t for t in tensors_in(output) if t.is_floating_point()]
+    if not numbers:
+        raise unsupported(layer.path, layer.module, "its output has no tensor of numbers in tuples, lists or dicts")
+    form_of_output = map_tensors(lambda t: t.is_floating_point(), output)
 
     def all_arrived(gradients: Sequence[Tensor]) -> None:
-        found = dict(zip(places, gradients, strict=True))
-        form(tree_unflatten([found.get(i) for i in range(len(leaves))], structure))
+        form(fill_in(form_of_output, iter(gradients)))
 
-    entered = [step.enter(layer.path, layer.module, leaves[i]) for i in places]
-    for i, t in zip(places, Copies.apply(all_arrived, *entered), strict=True):
-        leaves[i] = t
-    step.watch(layer.path, layer.module, leaves[places[0]].grad_fn, lambda gradients: None)
-    return tree_unflatten(leaves, structure)
+    copies = Copies.apply(all_arrived, *(step.enter(layer.path, layer.module, t) for t in numbers))
+    step.watch(layer.path, layer.module, copies[0].grad_fn, lambda gradients: None)
+    left = iter(copies)
+    return map_tensors(lambda t: next(left) if t.is_floating_point() else t, output)
+
+
+def fill_in(form: Any, gradients: Iterator[Tensor]) -> Any:
+    """A structure of True, False and other things with gradients in the places of True, and None elsewhere."""
+    if isinstance(form, dict):
+        return {key: fill_in(item, gradients) for key, item in form.items()}
+    if isinstance(form, tuple | list):
+        return type(form)(fill_in(item, gradients) for item in form)
+    return next(gradients) if form is True else None
 
 
 def producer(output: Tensor) -> Node:
@@ -169,7 +179,7 @@ class Copies(torch.autograd.Function):
 
 def in_type(values: Any, dtype: torch.dtype) -> Any:
     """Floating-point tensors in a type, everything else as it is."""
-    return tree_map(lambda t: t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t, values)
+    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, values)
 
 
 def set_blocks(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output_gradient: Any) -> None:

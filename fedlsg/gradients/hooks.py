@@ -78,6 +78,7 @@ def hook_layers(model: nn.Module, frame: Frame, step: "Pass", parameters: Checke
             handle.remove()
         step.rematerialization.forget()
         step.due.clear()  # nodes hold their hooks, and the hooks hold the pass: no collector sees this circle
+        step.__dict__.pop("uses", None)  # it holds the pass, too
 
 
 def freeze(layer: Layer | CallLayer, *_: object) -> None:

@@ -97,8 +97,9 @@ def plain_embedding(module: nn.Embedding) -> Change | None:
 
 
 def _take_parameters(new: nn.Module, old: nn.Module) -> None:
+    """Copies of the parameters: a norm in two places becomes two norms."""
     for name, p in old.named_parameters():
-        setattr(new, name, p)
+        setattr(new, name, nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad))
 
 
 CHANGES: tuple[tuple[tuple[type[nn.Module], ...], Callable[..., Change | None]], ...] = (

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.called import Graph, producer, settle
 from fedlsg.gradients.calls import UnsupportedLayerError
+from fedlsg.gradients.calls.nested import map_tensors, tensors_in
 from fedlsg.gradients.calls.ways import Place
 from fedlsg.gradients.formulas.rows import Lazy, RowGradients, product
 from fedlsg.gradients.plan import Slot, make_slot
@@ -154,7 +154,7 @@ class Uses:
 
     def _wrap(self, result: Any, mine: Sequence[Unbatched]) -> Any:
         names = tuple(dict.fromkeys(name for t in mine for name in t.names))
-        return tree_map(
+        return map_tensors(
             lambda t: (
                 self._mark(t, names)
                 if isinstance(t, Tensor) and not isinstance(t, Unbatched) and t.requires_grad
@@ -190,9 +190,7 @@ class Uses:
                 if isinstance(t, Unbatched) and t.requires_grad and not copies:
                     raise self.refuse([t], f"goes into the layer {path} without a dimension of the batch; "
                                       "expand(B, ...) it first")  # fmt: skip
-            changed: tuple[Any, Any] = tree_map(
-                lambda t: self.copy(t, t.ndim) if isinstance(t, Unbatched) else t, (args, kwargs)
-            )
+            changed: tuple[Any, Any] = map_tensors(lambda t: self.copy(t, t.ndim), (args, kwargs))
             return changed
 
     def _elementwise(
@@ -202,7 +200,7 @@ class Uses:
         if not any(t.ndim == len(shape) and self._has_batch(t) for t in others):
             raise self.refuse(given, f"used by {name} with a tensor whose first dimension is not the batch of "
                               f"{self.step.batch}, of shape {tuple(others[0].shape)}")  # fmt: skip
-        args, kwargs = tree_map(lambda t: self.copy(t, len(shape)), (args, kwargs))
+        args, kwargs = map_tensors(lambda t: self.copy(t, len(shape)), (args, kwargs))
         return func(*args, **kwargs)
 
     def _join(
@@ -213,7 +211,7 @@ class Uses:
         if not isinstance(dim, int) or dim % max(1, given[0].ndim) == 0 or not alike:
             raise self.refuse(given, f"used by {name}, not along another dimension than the batch of "
                               f"{self.step.batch}, which is the first one")  # fmt: skip
-        args, kwargs = tree_map(lambda t: self.copy(t, given[0].ndim), (args, kwargs))
+        args, kwargs = map_tensors(lambda t: self.copy(t, given[0].ndim), (args, kwargs))
         return func(*args, **kwargs)
 
     def _linear(self, mine: Sequence[Unbatched], input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -334,8 +332,3 @@ def to_slot(step: Graph, slot: Slot) -> Callable[[Sequence[Tensor | Lazy]], None
 def plain(t: Tensor) -> Tensor:
     """An Unbatched value as a tensor without a graph; another tensor as it is."""
     return t.detach().as_subclass(Tensor) if isinstance(t, Unbatched) else t
-
-
-def tensors_in(values: Any) -> list[Tensor]:
-    """The tensors in nested arguments."""
-    return [t for t in tree_flatten(values)[0] if isinstance(t, Tensor)]

@@ -172,10 +172,11 @@ def check_model(model: nn.Module, test: Split, *, device: str) -> None:
     The texts of a batch have the same padded length here, alone and together: effects of padding are not checked.
     """
     inputs, targets = test.batch(probes(test))
-    check_independent(model, _losses, to_device(inputs, device), targets.to(device))
+    check_independent(model, example_losses, to_device(inputs, device), targets.to(device))
 
 
-def _losses(outputs: Tensor, targets: Tensor) -> Tensor:
+def example_losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each example."""
     return F.cross_entropy(outputs, targets, reduction="none")
 
 

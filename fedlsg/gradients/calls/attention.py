@@ -3,8 +3,8 @@
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
+from fedlsg.gradients.calls.nested import tensors_in
 from fedlsg.gradients.calls.torch_func import Axes, by_torch_func
 
 Inputs = tuple[Any, ...]
@@ -36,7 +36,7 @@ def gradients(module: nn.MultiheadAttention, inputs: Inputs, output_gradient: An
     given = list(inputs)
     if len(given) > 5 and isinstance(given[5], Tensor) and given[5].ndim == 3:
         given[5] = given[5].unflatten(0, (-1, module.num_heads))
-    outputs = [t for t in tree_flatten(output_gradient)[0] if t is not None]
+    outputs = tensors_in(output_gradient)
     back = [where[0], 0][: len(outputs)]
     return by_torch_func(module, tuple(given), output_gradient, forward=_attend, in_axes=where, out_axes=back)
 

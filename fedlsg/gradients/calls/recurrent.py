@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
+from fedlsg.gradients.calls.nested import tensors_in
 from fedlsg.gradients.calls.torch_func import Axes, by_torch_func
 
 State = tuple[Tensor, ...]
@@ -29,14 +29,14 @@ def refusal(module: nn.RNNBase) -> str | None:
 
 def axes(module: nn.RNNBase, inputs: tuple[Any, ...]) -> Axes:
     """The axis of the examples in the input and in the states that are given."""
-    states = [t for t in tree_flatten(inputs[1:])[0] if isinstance(t, Tensor)]
+    states = tensors_in(inputs[1:])
     return (0 if module.batch_first else 1, *[1] * len(states))
 
 
 def gradients(module: nn.RNNBase, inputs: tuple[Any, ...], output_gradient: Any) -> dict[str, Tensor]:
     """As ``by_torch_func``, of the same recurrence in plain operations."""
     where = axes(module, inputs)
-    back = [where[0], *[1] * (len(tree_flatten(output_gradient)[0]) - 1)]
+    back = [where[0], *[1] * (len(tensors_in(output_gradient)) - 1)]
     return by_torch_func(module, inputs, output_gradient, forward=run, in_axes=where, out_axes=back)
 
 

@@ -8,19 +8,30 @@ the draws would be others. This is for modules without a formula, and costs more
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fedlsg.gradients.calls.nested import map_tensors, tensors_in
 
 Axes = Sequence[int | None]
 """The axis of the examples in each tensor; None for a tensor that all examples share."""
 
-seconds: ContextVar[list[tuple[nn.Module, float]] | None] = ContextVar("seconds", default=None)
-"""Where ``by_torch_func`` notes its time, if somebody measures it."""
+_measured: list[list[float]] = []
+"""Where ``by_torch_func`` notes its time, if somebody measures it. Backward may run in another thread."""
+
+
+@contextmanager
+def measure() -> Iterator[list[float]]:
+    """The seconds of every call of ``by_torch_func`` inside the context; meant for public examples."""
+    noted: list[float] = []
+    _measured.append(noted)
+    try:
+        yield noted
+    finally:
+        _measured.remove(noted)
 
 
 def by_torch_func(
@@ -40,33 +51,29 @@ def by_torch_func(
     ``if`` on values, in-place changes of its own state).
     """
     start = time.perf_counter()
-    leaves, form = tree_flatten(inputs)
-    given = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    g = [t for t in tree_flatten(output_gradient)[0] if t is not None]
+    given, g = tensors_in(inputs), tensors_in(output_gradient)
     axes = [0] * len(given) if in_axes is None else list(in_axes)
     back = [0] * len(g) if out_axes is None else list(out_axes)
     parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     call = forward or _call
 
     def one(example: list[Tensor], cotangents: list[Tensor]) -> dict[str, Tensor]:
-        whole = list(leaves)
-        for i, t, axis in zip(given, example, axes, strict=True):
-            whole[i] = t if axis is None else t.unsqueeze(axis)
+        alone = iter([t if axis is None else t.unsqueeze(axis) for t, axis in zip(example, axes, strict=True)])
+        arguments = map_tensors(lambda _: next(alone), inputs)
 
         def outputs(own: Mapping[str, Tensor]) -> list[Tensor]:
             found = functional_call(_Caller(module, call), {f"module.{k}": p for k, p in own.items()},
-                                    tree_unflatten(whole, form))  # fmt: skip
-            return [t for t in tree_flatten(found)[0] if isinstance(t, Tensor) and t.is_floating_point()]
+                                    arguments)  # fmt: skip
+            return [t for t in tensors_in(found) if t.is_floating_point()]
 
         pull_back = vjp(outputs, parameters)[1]
         found: dict[str, Tensor] = pull_back([t.unsqueeze(a or 0) for t, a in zip(cotangents, back, strict=True)])[0]
         return found
 
     with _without_hooks(module), sdpa_kernel(SDPBackend.MATH):  # vmap would loop over the fused kernels
-        result: dict[str, Tensor] = vmap(one, in_dims=(axes, back))([leaves[i] for i in given], g)
-    noted = seconds.get()
-    if noted is not None:
-        noted.append((module, time.perf_counter() - start))
+        result: dict[str, Tensor] = vmap(one, in_dims=(axes, back))(given, g)
+    for noted in _measured:
+        noted.append(time.perf_counter() - start)
     return result
 
 
