@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedlsg.accounting import calibrate_noise_multiplier, epsilon
     from fedlsg.carriers import Carrier
+    from fedlsg.gradients.calls import register_layer
+    from fedlsg.gradients.replacements import make_supported
     from fedlsg.lowrank import decompose, project, reconstruct
     from fedlsg.masks import Mask
     from fedlsg.method import Method
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Carrier", "Mask", "Mechanism", "Method", "PrivateStep", "Public", "Run", "ServerOptimizer", "Workload",
-    "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "load_run", "pack", "project", "recipe",
-    "reconstruct", "simulate", "unpack",
+    "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "load_run", "make_supported", "pack",
+    "project", "recipe", "reconstruct", "register_layer", "simulate", "unpack",
 ]  # fmt: skip
 
 _PLACES = {
@@ -40,6 +42,7 @@ _PLACES = {
     "decompose": "fedlsg.lowrank",
     "epsilon": "fedlsg.accounting",
     "load_run": "simulations.api.finished",
+    "make_supported": "fedlsg.gradients.replacements",
     "Mask": "fedlsg.masks",
     "Mechanism": "fedlsg.privacy",
     "Method": "fedlsg.method",
@@ -49,6 +52,7 @@ _PLACES = {
     "Public": "fedlsg.public",
     "recipe": "strategies",
     "reconstruct": "fedlsg.lowrank",
+    "register_layer": "fedlsg.gradients.calls",
     "Run": "simulations.api.finished",
     "ServerOptimizer": "fedlsg.training",
     "simulate": "simulations.api.simulate",
