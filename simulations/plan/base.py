@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import strategies
-from fedlsg import user_code
 from fedlsg.carriers import prepare_model
+from fedlsg.code_digest import digest_of
 from fedlsg.gradients import Precision, trainable
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import Codec, Dither, IndexMode
@@ -93,7 +93,7 @@ class Base:
         workload = workloads.own(self.settings.workload)
         found = {} if workload is None else {"workload": workload.digest}
         method = strategies.given().get(self.settings.method)
-        return found if method is None else {**found, "method": user_code.digest_of(method)}
+        return found if method is None else {**found, "method": digest_of(method)}
 
     @property
     def sizes(self) -> list[int]:
