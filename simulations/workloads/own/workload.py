@@ -26,6 +26,7 @@ from simulations.workloads.base.workload import (
     Request,
     Split,
     refuse_unused,
+    silent,
 )
 from simulations.workloads.own.checks import check_alike, check_targets, check_transform
 from simulations.workloads.own.read import read_rows
@@ -139,6 +140,7 @@ class Workload:
         )
         test = read_rows(self.test, columns, "test")
         train = None if request.public_only else read_rows(self.train, columns, "train")
+        later = replace(columns, progress=silent)  # a progress display cannot be sent to another process
         loss, classes = per_example_loss(self.loss), self._classes(test)
         check_targets(test, loss, "test")
         check_transform(test, "test")
@@ -157,7 +159,7 @@ class Workload:
             columns={} if train is None else train.columns,
             parts=None if isinstance(self.partition, str) else [_rows_of(part) for part in self.partition],
             defaults=self.defaults,
-            read=lambda path: _split(read_rows(path, columns, "data"), classes),
+            read=lambda path: _split(read_rows(path, later, "data"), classes),
         )
 
     def _classes(self, test: Rows) -> int | None:
