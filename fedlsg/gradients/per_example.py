@@ -85,8 +85,11 @@ def block_gradients(
     like = next(iter(parameters.values()))
     step = Pass(batch=batch, values=[None] * len(frame.blocks), ghost=ghost, precision=precision)
     if batch:
-        step.tables = learn_tables(model, inputs)
-        step.uses.inputs |= {t.untyped_storage().data_ptr() for t in tensors_of(inputs)}
+        step.ways = ways_of(model)
+        if step.ways.calls or step.ways.uses:
+            with force_eager():
+                step.tables = learn_tables(model, inputs)
+            step.uses.inputs |= {t.untyped_storage().data_ptr() for t in tensors_of(inputs)}
         rounding = round_activations(model, inputs) if precision.rounds_activations else nullcontext()
         with force_eager(), rounding as step.storage, hook_layers(model, frame, step, parameters), torch.enable_grad():
             losses = losses_of(model, loss_fn, inputs, targets, precision, batch=batch, like=like)
