@@ -6,7 +6,7 @@ from fedlsg.gradients import per_example_gradients
 from fedlsg.gradients.calls import kind_of
 from fedlsg.gradients.calls.torch_func import measure
 from fedlsg.gradients.calls.ways import ways_of
-from simulations.plan.plan import Plan, example_losses, probes
+from simulations.plan.plan import Plan, probes
 from simulations.workloads import to_device
 
 
@@ -23,7 +23,7 @@ def torch_func_line(plan: Plan) -> str | None:
     for _ in range(2):  # the first pass prepares kernels
         start = time.perf_counter()
         with measure() as spent:
-            per_example_gradients(model, example_losses, *given, frame)
+            per_example_gradients(model, plan.workload.loss, *given, frame)
         share = sum(spent) / (time.perf_counter() - start)
     return (
         f"torch.func computes the gradients of {', '.join(slow)}: {share:.0%} of a pass over {len(targets)} public "
