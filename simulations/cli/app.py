@@ -13,6 +13,7 @@ import typer
 import typer.core
 from rich.console import Console
 
+from fedlsg import user_code
 from simulations.cli.examine import attack, audit, inspect
 from simulations.cli.exports import export, payload
 from simulations.cli.options import Choice, console, option, setting
@@ -254,6 +255,7 @@ def main() -> None:
 
     Ctrl-C, SIGTERM and SIGHUP end a command in the same way; the exit status is 128 and the signal's number.
     """
+    user_code.allow()
     atexit.register(gc.freeze)  # half a second at exit: what is about to be freed is not searched for cycles first
     try:
         with sigterm_raises():

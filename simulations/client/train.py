@@ -8,12 +8,10 @@ payload without noise is not stored: it has no privacy claim, and can be compute
 import hashlib
 import secrets
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
@@ -21,7 +19,14 @@ from fedlsg.gradients import Checked
 from fedlsg.method import Batch, client_step
 from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
 from fedlsg.privacy import LedgerError
-from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
+from fedlsg.randomness import (
+    SecretStream,
+    own_draws,
+    public_generator,
+    reproducible_stream,
+    secret_stream,
+    seed_draws,
+)
 from fedlsg.state import ClientTerms, RoundPlan
 from fedlsg.training import Groups, Positions, largest
 from simulations.client.account import Account, SimulatedAccount, entry_of, own_directory
@@ -31,7 +36,6 @@ from simulations.plan.base import OwnPart
 from simulations.plan.plan import Base
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.outbox import Outbox
-from simulations.settings.device import own_draws, seed_draws
 from simulations.settings.settings import Settings
 from simulations.workloads.base.workload import Inputs
 from simulations.workloads.images.augment import draw_round, drawn_copies
@@ -120,7 +124,7 @@ def _train(here: Process, account: Account, plan: RoundPlan, num_examples: int, 
         values = client_step(
             here.state.model,
             batches(base, partition, round, used_rows),
-            partial(F.cross_entropy, reduction="none"),
+            base.workload.loss,
             frame=plan.frame,
             mechanism=plan.mechanism,
             local=plan.local,

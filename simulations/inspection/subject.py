@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.method import Method
-from fedlsg.randomness import public_generator
+from fedlsg.randomness import own_draws, public_generator, seed_draws
 from fedlsg.state import ServerState
+from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
 from simulations.rundir.rundir import RunDir
-from simulations.settings.device import own_draws, seed_draws
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
 from simulations.settings.settings import Settings, from_mapping
@@ -131,7 +131,9 @@ def subject_of_run(path: str, *, device: Device = "auto", progress: Progress = s
     directory = RunDir.open(path)
     settings = replace(directory.read_config(), device=device)
     saved = directory.load_checkpoint() if directory.checkpoint.exists() else None
-    return _subject(settings, directory.path, saved, progress)
+    found = _subject(settings, directory.path, saved, progress)
+    check_own_code(found.base, directory)
+    return found
 
 
 def subject_of_settings(given: Mapping[str, object], *, progress: Progress = silent) -> Subject:

@@ -33,7 +33,9 @@ import numpy as np
 import tomli_w
 from torch import Tensor
 
+import strategies
 from fedlsg.privacy import ChargeJournal, Ledger, ledger_path, merge
+from fedlsg.user_code import short
 from simulations.rundir.files import sealed
 from simulations.rundir.files.atomic import make_folder, write_atomically
 from simulations.rundir.files.sealed import DamagedError, seal, unseal
@@ -193,6 +195,22 @@ class RunDir:
         except ValueError as error:
             raise ValueError(f"{self.config}: {error}") from None
 
+    def read_values(self) -> dict[str, Any]:
+        """The resolved settings by field name, for reports: also where code of the run's own is not here to be loaded.
+
+        Raises ValueError as ``read_config``.
+        """
+        try:
+            found = as_config(self.read_config())
+        except (ValueError, ImportError):
+            try:
+                found = tomllib.loads(self.config.read_text(encoding="utf-8"))
+            except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+                found = {}
+            if found.get("method", "lsg") in strategies.names():
+                raise
+        return {name.replace("-", "_"): value for name, value in found.items()}
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json; infinite numbers become the string "inf", which any JSON reader accepts."""
         clean = {k: str(v) if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}
@@ -268,7 +286,7 @@ def create(out: str | None, settings: Settings) -> RunDir:
             probe.touch()
             probe.unlink()
             return RunDir(path)
-        return RunDir(_fresh(f"{datetime.now():%Y%m%d-%H%M%S}-{settings.workload}-{settings.method}"))
+        return RunDir(_fresh(f"{datetime.now():%Y%m%d-%H%M%S}-{short(settings.workload)}-{short(settings.method)}"))
     except OSError as error:
         where = out or "runs/ in the working directory"
         raise ValueError(f"cannot write to {where}: {error.strerror or error}; choose another --out") from None

@@ -47,7 +47,7 @@ class Recorder:
         self.name = secrets.token_hex(8) if deployed else ""
         self.spent = Spent(run, len(plan.terms), delta=s.delta)
         self.evaluation = Evaluation(state, plan.workload, device=plan.device)
-        self.tables = Tables(run)
+        self.tables = Tables(run, plan.workload.metrics)
         self.totals = Totals()
         self._fingerprint = fingerprint(plan)
         self._seconds_before = 0.0
@@ -88,6 +88,7 @@ class Recorder:
             accuracy=None if score is None else score.accuracy,
             loss=None if score is None else score.loss,
             spent=self.spent.certified() if last else self.spent.displayed(),
+            metrics=dict.fromkeys(self.plan.workload.metrics) if score is None else score.metrics,
         )
         self.tables.append(report, row)
         self.totals.add(report)

@@ -21,6 +21,7 @@ from fedlsg.method import aggregate
 from fedlsg.payload import Expected, PayloadError, keeps_memory, unpack
 from fedlsg.privacy import Entry, Ledger
 from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan_round
+from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
 from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
@@ -190,6 +191,7 @@ def load_record(run: RunDir, *, progress: Progress = silent) -> Record:
     """The record of any run, with its data and its model; no payload is read yet."""
     settings = run.read_config()
     base = prepare(replace(settings, device=made_on(run, settings)), progress=progress)
+    check_own_code(base, run)
     return Record(run=run, base=base, payloads=payload_files(run.path))
 
 
