@@ -10,7 +10,8 @@ Not covered: attacks on floating-point samplers (Mironov 2012).
 import hashlib
 import math
 import os
-from typing import NoReturn
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -77,6 +78,18 @@ def secret_stream() -> SecretStream:
 def reproducible_stream(seed: int, *labels: str | int) -> SecretStream:
     """A stream that anyone can repeat from the seed. Test mode: what it protects is NOT private."""
     return SecretStream(_digest(seed, "reproducible", *labels))
+
+
+def own_draws(device: str) -> AbstractContextManager[Any]:
+    """Inside, seeds and draws of torch's own generators leave those outside as they were."""
+    return torch.random.fork_rng(devices=[] if device == "cpu" else [torch.cuda.current_device()])
+
+
+def seed_draws(seed: int, device: str) -> None:
+    """Seed torch's own generators of the CPU and of the device."""
+    torch.default_generator.manual_seed(seed)
+    if device == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def _digest(seed: int, *labels: str | int) -> bytes:

@@ -15,6 +15,7 @@ from fedlsg.user_code import shown
 from simulations.engines import engine
 from simulations.plan.continuity import check_unchanged
 from simulations.plan.plan import Plan, make_plan
+from simulations.plan.share import torch_func_line
 from simulations.report.terminal import layers_shown, showing, summary_table
 from simulations.rundir.lock import exclusive
 from simulations.rundir.rundir import RunDir, create
@@ -133,6 +134,8 @@ def announce(plan: Plan, console: Console) -> None:
     layers = layer_table(plan.build_model(), plan.method.carrier, plan.workload.classifier)
     if any(row.travel != "dense" for row in layers):
         console.print(layers_shown(layers))
+    if (line := torch_func_line(plan)) is not None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def calibrate_command(

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.frame import PARTS, Coordinates, Form, Part
+from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.lowrank import decompose, decompose_each, flatten_kernel, random_carriers
 from fedlsg.public import MakeCarriers, Sizes
 from fedlsg.randomness import public_generator
@@ -129,18 +130,23 @@ class Carrier:
 def carried_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | None = None) -> tuple[str, ...]:
     """Names of the weights that travel as carriers; every other trainable parameter stays dense.
 
-    Rule: a trainable weight of a Linear or Conv2d, not of the classifier, where ``Carrier.values`` < 0.8 m n.
+    Rule: a trainable weight of a Linear or Conv2d, hooked by itself and not shared, not of the classifier, where
+    ``Carrier.values`` < 0.8 m n.
     ``classifier`` names the module to keep dense; without it, the last Linear of the model.
     Raises ValueError if low-rank carriers are chosen and no layer of the model is large enough.
     """
     if carrier.kind in ("dense", "lora"):
         return ()
+    ways = ways_of(model)
+    shared = {module._parameters[own] for places in ways.uses.values() for module, own in places}
     modules = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
     classifier = find_classifier(model, classifier)
     names = [
         f"{name}.weight" if name else "weight"
         for name, module in modules.items()
         if module.weight.requires_grad
+        and f"{name}.weight" not in ways.others
+        and module.weight not in shared
         and not (name == classifier or name.startswith(classifier + "."))
         and pays(module.weight, carrier)
     ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
@@ -98,6 +99,8 @@ class PerExampleLoss:
         """The outputs as torch's loss takes them."""
         classes_last = hasattr(outputs, "logits")
         outputs = outputs.logits if classes_last else outputs
+        if isinstance(outputs, Tensor) and outputs.dtype in (torch.bfloat16, torch.float16):
+            outputs = outputs.float()  # of a pass in mixed precision
         if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
             return outputs
         if self.name not in CLASSES:

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep
+from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.gradients.formulas.layers import LAYERS, CarriedGradients, LayerGradients
 from fedlsg.gradients.formulas.norm import NormGradients
 from fedlsg.gradients.precision import FLOAT32, Precision
@@ -95,9 +96,12 @@ class Layer:
 
 
 def plan(model: nn.Module, frame: Frame, precision: Precision = FLOAT32) -> list[Layer]:
-    """The layers to hook, in model order. ``check_frame`` must have accepted the frame."""
+    """The layers of ``LAYERS`` to hook, in model order. ``check_frame`` must have accepted the frame."""
     slots: dict[str, list[Slot]] = {}
+    others = ways_of(model).others
     for position, block in enumerate(frame.blocks):
+        if block.parameter in others:
+            continue
         path = block.parameter.rpartition(".")[0]
         slots.setdefault(path, []).append(make_slot(position, block))
     coordinates = {c.name: c for c in frame.coordinates}

@@ -100,10 +100,14 @@ class Mask:
             raise ValueError("ranking='gradients' ranks once an epoch: it needs a uniform mask and redraw='epoch'")
 
     def rate(self, time: "RoundTime") -> float:
-        """Share of the coordinates that is frozen in a round."""
+        """Share of the coordinates that is frozen in a round; after the last round, as in the last epoch."""
         if time.round - 1 < self.sparsity_from * time.rounds - 1e-9:
             return 0.0
-        return gradual_cooling(self.sparsity, time.epoch, time.epochs) if self.cooling else self.sparsity
+        return (
+            gradual_cooling(self.sparsity, min(time.epoch, time.epochs - 1), time.epochs)
+            if self.cooling
+            else self.sparsity
+        )
 
 
 def apply_mask(blocks: Sequence[Block], mask: Mask, public: Public) -> tuple[Block, ...]:

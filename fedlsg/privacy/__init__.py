@@ -3,13 +3,14 @@
 from fedlsg.privacy.journal import ChargeJournal
 from fedlsg.privacy.ledger import Ledger
 from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
-from fedlsg.privacy.ledger_entry import GENESIS, Entry, LedgerError
-from fedlsg.privacy.ledger_file import ledger_path, load, locked, merge, read_entries, verify_extends
+from fedlsg.privacy.ledger_entry import GENESIS, BudgetError, Entry, LedgerError
+from fedlsg.privacy.ledger_file import check_extends, ledger_path, load, locked, merge, read_entries, verify_extends
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum, norms_of
 from fedlsg.privacy.sampling import BernoulliDraws, check_sample_rate, poisson_batch
 
 __all__ = [
-    "GENESIS", "BernoulliDraws", "ChargeJournal", "Entry", "Ledger", "LedgerError", "Mechanism", "add_noise",
-    "check_sample_rate", "clip_factors", "clipped_sum", "extend", "head_of", "ledger_path", "lines_since", "load",
-    "locked", "merge", "norms_of", "poisson_batch", "read_entries", "verify_extends",
+    "GENESIS", "BernoulliDraws", "BudgetError", "ChargeJournal", "Entry", "Ledger", "LedgerError", "Mechanism",
+    "add_noise", "check_extends", "check_sample_rate", "clip_factors", "clipped_sum", "extend", "head_of",
+    "ledger_path", "lines_since", "load", "locked", "merge", "norms_of", "poisson_batch", "read_entries",
+    "verify_extends",
 ]  # fmt: skip

@@ -12,7 +12,16 @@ from pathlib import Path
 
 from fedlsg.accounting import AccountingError, EpsilonBound, Event, compose, max_steps, population, surely_within
 from fedlsg.accounting.events import checked_delta
-from fedlsg.privacy.ledger_entry import Entry, LedgerError, State, encode_entry, encode_header, encode_line, sha256
+from fedlsg.privacy.ledger_entry import (
+    BudgetError,
+    Entry,
+    LedgerError,
+    State,
+    encode_entry,
+    encode_header,
+    encode_line,
+    sha256,
+)
 from fedlsg.privacy.ledger_file import appendable, load, locked, sync_directory, write_all
 
 __all__ = ["Entry", "Ledger", "LedgerError"]
@@ -37,7 +46,7 @@ class Ledger:
     def entries(self) -> tuple[Entry, ...]:
         return self._read().entries
 
-    def charge(self, entry: Entry, *, sync: bool = True) -> None:
+    def charge(self, entry: Entry, *, sync: bool = True, within: tuple[float, float] | None = None) -> None:
         """Append one entry; when this returns, it is on disk (file and, if new, directory synced).
 
         ``sync=False``: the entry is on disk in a ``ChargeJournal``, and the file is synced when that is settled.
@@ -45,6 +54,8 @@ class Ledger:
         The lock is exclusive and the file is read again under it, so if two processes charge the same key, one is
         refused. Earlier entries stay valid after a crash at any moment.
 
+        ``within``: (epsilon, delta) that all entries together may spend, checked under the same lock. Raises
+        BudgetError, and charges nothing, if the entry would exceed it (``would_exceed``).
         Raises LedgerError for another client's entry, a key already charged, or a path that cannot be written.
         """
         if entry.client != self.client:
@@ -53,6 +64,11 @@ class Ledger:
             )
         try:
             with appendable(self.path) as descriptor, locked(descriptor):
+                if within is not None and self.would_exceed(entry, *within):
+                    raise BudgetError(
+                        f"this step would pass the privacy budget epsilon={within[0]:g} at delta={within[1]:g}, with "
+                        f"the {len(self.entries)} entries of {self.path}: no batch was drawn"
+                    )
                 self._append(descriptor, entry, sync=sync)
         except OSError as error:
             raise LedgerError(

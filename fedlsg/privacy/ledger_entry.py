@@ -28,6 +28,10 @@ class LedgerError(ValueError):
     """A ledger that cannot be trusted, or a charge that it must not accept."""
 
 
+class BudgetError(ValueError):
+    """A charge that would pass a privacy budget; nothing was charged."""
+
+
 Key = tuple[int, str, int, int]
 """Client, run, round, attempt."""
 

@@ -172,11 +172,15 @@ def verify_extends(checkpoint: Mapping[str, Sequence[Any]], directory: str | os.
     Raises LedgerError naming the client whose ledger is missing, shorter, or different.
     """
     for client, (count, head) in sorted(checkpoint.items()):
-        path = ledger_path(directory, int(client))
-        if not path.exists():
-            raise LedgerError(f"{path}: the checkpoint knows {count} entries of client {client}, the ledger is missing")
-        heads = load(path, int(client))[1].heads
-        if len(heads) <= count:
-            raise LedgerError(f"{path}: {max(len(heads) - 1, 0)} entries, fewer than the checkpoint's {count}")
-        if heads[count] != head:
-            raise LedgerError(f"{path}: its first {count} entries are not those that the checkpoint saw")
+        check_extends(ledger_path(directory, int(client)), int(client), count, head)
+
+
+def check_extends(path: Path, client: int, count: int, head: str) -> None:
+    """Check one ledger as ``verify_extends`` does."""
+    if not path.exists():
+        raise LedgerError(f"{path}: the checkpoint knows {count} entries of client {client}, the ledger is missing")
+    heads = load(path, client)[1].heads
+    if len(heads) <= count:
+        raise LedgerError(f"{path}: {max(len(heads) - 1, 0)} entries, fewer than the checkpoint's {count}")
+    if heads[count] != head:
+        raise LedgerError(f"{path}: its first {count} entries are not those that the checkpoint saw")

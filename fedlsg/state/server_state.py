@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from fedlsg.carriers import frozen_bases
 from fedlsg.carriers.carrier import without_residual
@@ -30,15 +32,24 @@ class ServerState:
 
     The two differ where a round had no valid update. ``divisor`` is fixed for the run; ``probe``
     is a batch of public inputs, of which pruning without data reads the shape: it prunes the model at once.
+    ``optimizer``: any torch optimizer over the trainable parameters, whose owner schedules it (there is no
+    ``scheduler`` then), in place of the method's.
     """
 
-    def __init__(self, public: PublicState, *, divisor: float, probe: object = None) -> None:
+    def __init__(
+        self, public: PublicState, *, divisor: float, probe: object = None, optimizer: Optimizer | None = None
+    ) -> None:
         self.public, self.divisor = public, divisor
         self.model, self.method, self.schedule, self.seed = public.model, public.method, public.schedule, public.seed
         parameters, method = trainable(self.model), self.method
-        self.optimizer, self.scheduler = make_optimizer(
-            parameters, method.server, updates=self.schedule.rounds, classifier=public.classifier
-        )
+        self.optimizer: Optimizer
+        self.scheduler: LambdaLR | None
+        if optimizer is None:
+            self.optimizer, self.scheduler = make_optimizer(
+                parameters, method.server, updates=self.schedule.rounds, classifier=public.classifier
+            )
+        else:
+            self.optimizer, self.scheduler = optimizer, None
         if method.prune.active and not method.prune.reads_data:
             prune_in_place(parameters, keep_public(self.model, method.prune, probe, seed=self.seed))
         self.average = self.weights if method.server.ema else None
@@ -160,7 +171,7 @@ class ServerState:
             "memory": None if self.memory is None else self.memory.state_dict(),
             "initial": {name: W for name, W in self.public.initial.items() if name not in frozen},
             "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "round": self.round,
             "updates": self.updates,
             "public_seed": self.seed,
@@ -183,7 +194,8 @@ class ServerState:
         self.pruned = state["pruned"]
         self.memory = None if state["memory"] is None else Memory(**state["memory"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
         self.round, self.updates = state["round"], state["updates"]
 
 

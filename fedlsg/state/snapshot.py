@@ -58,6 +58,7 @@ def restart(state: ServerState, weights: Tensor, extra: Mapping[str, Tensor], *,
 def schedule(state: ServerState, updates: int) -> None:
     """Set the learning rates to those after ``updates`` updates: the schedule is a closed form of it."""
     scheduler = state.scheduler
+    assert scheduler is not None, "a replica has the method's own optimizer"
     scheduler.last_epoch, scheduler._step_count = updates, updates + 1
     for group, base, factor in zip(state.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
         group["lr"] = base * factor(updates)

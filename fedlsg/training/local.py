@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.privacy import BernoulliDraws, Mechanism, check_sample_rate
 
 Positions = Int[Tensor, " batch"]
-Batch = Callable[[Positions], tuple[Inputs, Tensor]]
+Batch = Callable[[Positions], tuple[Inputs, Any]]
 """Positions in the client's own data -> (inputs, targets)."""
 Groups = Callable[[Positions], Sequence[Positions]]
 """A batch's positions in groups, none lost and none added; the group of a position depends on its example alone."""

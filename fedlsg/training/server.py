@@ -44,7 +44,7 @@ def sparsify(gradient: Tensor, W: Tensor, sparsity: float) -> Tensor:
 def server_step(
     model: nn.Module,
     optimizer: Optimizer,
-    scheduler: LRScheduler,
+    scheduler: LRScheduler | None,
     total: Float[Tensor, " kept"],
     *,
     frame: Frame,
@@ -55,6 +55,7 @@ def server_step(
 
     ``divisor`` is public and fixed before the run (clients a round times q times the declared mean N_k): it must not
     depend on which clients reply, or on a batch. Raises ValueError unless it is positive.
+    ``scheduler=None`` is for any torch optimizer: every parameter's ``.grad`` is written before its step and stays.
     """
     if not 0 < divisor < math.inf:
         raise ValueError(f"expected 0 < {divisor=} < inf")
@@ -64,15 +65,17 @@ def server_step(
     for own, part in zip(values.split(AT_ONCE), total.split(AT_ONCE), strict=True):
         own.copy_(part / divisor)  # in runs: a second vector in float64 would be a step's largest tensor
     averaged = server.estimator == "averaged"
-    if linear_in_the_gradient(optimizer) and not server.sparsify_update:
+    if scheduler is not None and linear_in_the_gradient(optimizer) and not server.sparsify_update:
         rates = {id(p): -float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
         move(parameters, frame, values, {name: rates[id(p)] for name, p in parameters.items()}, averaged=averaged)
     else:
+        optimizer.zero_grad(set_to_none=True)  # of a frozen parameter, too: a stale gradient would move it
         for name, gradient in frame.gradients(values, averaged=averaged).items():
             parameters[name].grad = sparsify(gradient, parameters[name], server.sparsify_update)
     optimizer.step()
-    scheduler.step()
-    optimizer.zero_grad(set_to_none=True)
+    if scheduler is not None:
+        scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def linear_in_the_gradient(optimizer: Optimizer) -> bool:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fedlsg import user_code
 from simulations.cli.examine import attack, audit, inspect
-from simulations.cli.exports import export
+from simulations.cli.exports import export, payload
 from simulations.cli.options import Choice, console, option, setting
 from simulations.engines.signals import sigterm_raises
 from simulations.settings.settings import RUN, merge
@@ -247,6 +247,7 @@ app.command(short_help="Statistics of gradients without noise: NOT PRIVATE.")(in
 app.command(short_help="Try to prove a claimed epsilon wrong.")(audit)
 app.command(short_help="What recorded updates, or a released model, give away.")(attack)
 app.command(short_help="The trained model as a folder for torch or transformers.")(export)
+app.command(short_help="One recorded payload as arrays of numpy.")(payload)
 
 
 def main() -> None:

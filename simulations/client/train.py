@@ -19,7 +19,14 @@ from fedlsg.gradients import Checked
 from fedlsg.method import Batch, client_step
 from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
 from fedlsg.privacy import LedgerError
-from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
+from fedlsg.randomness import (
+    SecretStream,
+    own_draws,
+    public_generator,
+    reproducible_stream,
+    secret_stream,
+    seed_draws,
+)
 from fedlsg.state import ClientTerms, RoundPlan
 from fedlsg.training import Groups, Positions, largest
 from simulations.client.account import Account, SimulatedAccount, entry_of, own_directory
@@ -29,7 +36,6 @@ from simulations.plan.base import OwnPart
 from simulations.plan.plan import Base
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.outbox import Outbox
-from simulations.settings.device import own_draws, seed_draws
 from simulations.settings.settings import Settings
 from simulations.workloads.base.workload import Inputs
 from simulations.workloads.images.augment import draw_round, drawn_copies

@@ -76,7 +76,7 @@ def own_modules(shipped: Shipment) -> list[ModuleType]:
     if shipped.workload is not None:
         own = shipped.workload
         things += [*own.models.values(), own.loss, getattr(own.loss, "loss", None), *own.metrics.values()]
-        things += [own.train.prepare, own.test.prepare]
+        things += [getattr(split.prepare, "transform", None) for split in (own.train, own.test)]
     folders = {Path(file).parent for thing in things if (file := _file(thing)) is not None}
     named = user_code.modules_of_files()
     near = [

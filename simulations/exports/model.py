@@ -21,7 +21,7 @@ from simulations.rundir.rundir import RunDir
 from simulations.server.final_model import FinalModel, final_model
 from simulations.settings.settings import Settings
 
-ABOUT = "fedlsg.json"
+ABOUT = "fedlsg-run.json"
 """What config.json of a run says: in an exported folder that name belongs to transformers."""
 
 

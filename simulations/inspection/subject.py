@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.method import Method
-from fedlsg.randomness import public_generator
+from fedlsg.randomness import own_draws, public_generator, seed_draws
 from fedlsg.state import ServerState
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
 from simulations.rundir.rundir import RunDir
-from simulations.settings.device import own_draws, seed_draws
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
 from simulations.settings.settings import Settings, from_mapping

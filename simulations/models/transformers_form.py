@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from simulations.models.encoder import HEADS, TextClassifier
+from simulations.models.encoder import HEADS, TextClassifier, quiet
 
 
 def describe(model: nn.Module) -> dict[str, Any] | None:
@@ -52,7 +52,10 @@ def save_pretrained(folder: Path, tensors: Mapping[str, Tensor], said: Mapping[s
         labels = len(tensors["classifier.weight"])
         model = PooledTextClassifier(PooledTextConfig(body=said["config"], pooling=said["pooling"], num_labels=labels))
     model.load_state_dict(dict(tensors))
-    model.save_pretrained(folder)
+    with quiet():
+        model.save_pretrained(folder)
+    for path in folder.glob("*.safetensors"):
+        path.chmod((folder / "config.json").stat().st_mode)  # the library gives it to its owner alone
 
 
 def transformers_name(name: str, head: str | None) -> str:

@@ -7,7 +7,7 @@ bytes.csv        one line a message
 summary.json     results, written last                 checkpoint/      latest.pt, previous.pt; outbox/: last payloads;
 model.safetensors, config.json   the evaluated model,                   sent.json: bytes sent down in this round
                  and what it is (``model_files``)
-updates/         payloads (with record_updates)        updates-truth/   SECRET batches, for evaluating attacks
+updates/         payloads and frames, see ``updates``  updates-truth/   SECRET batches, for evaluating attacks
 clients/         SECRET digest of the training rows; memories of error feedback, if a method without privacy keeps
                  them, in a folder for each client
 run.log          SECRET what Flower, Ray and we log     report.html      plots and settings, written at the end
@@ -40,6 +40,7 @@ from simulations.rundir.files import sealed
 from simulations.rundir.files.atomic import make_folder, write_atomically
 from simulations.rundir.files.sealed import DamagedError, seal, unseal
 from simulations.rundir.steps import FAR, StepFiles
+from simulations.rundir.updates import round_folder
 from simulations.settings.settings import Settings, as_config, from_mapping
 
 
@@ -161,15 +162,15 @@ class RunDir:
 
     def save_update(self, round: int, client: int, payload: bytes) -> None:
         """Record a payload as it was sent."""
-        write_atomically(self.path / "updates" / f"round-{round:06d}" / f"client-{client:06d}.bin", payload)
+        write_atomically(round_folder(self.path, round) / f"client-{client:06d}.bin", payload)
 
     def save_weights(self, round: int, weights: Tensor) -> None:
         """Record the public weights at the start of a round, flat float32."""
-        sealed.save_array(self.path / "updates" / f"round-{round:06d}" / "weights.npy", weights.cpu().numpy())
+        sealed.save_array(round_folder(self.path, round) / "weights.npy", weights.cpu().numpy())
 
     def save_kept(self, round: int, positions: Tensor) -> None:
         """Record the kept positions of a round, if the server chose them: they do not follow from its weights."""
-        sealed.save_array(self.path / "updates" / f"round-{round:06d}" / "kept.npy", positions.cpu().numpy())
+        sealed.save_array(round_folder(self.path, round) / "kept.npy", positions.cpu().numpy())
 
     def save_truth(self, round: int, client: int, rows: Tensor) -> None:
         """Record the rows of the training split in a client's batches: a secret, in a folder of its own."""

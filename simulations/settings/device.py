@@ -3,9 +3,6 @@
 So a server without a GPU may have clients with one. Secret and public draws are made on the CPU on every device.
 """
 
-from contextlib import AbstractContextManager
-from typing import Any
-
 import torch
 
 from simulations.settings.run import Device
@@ -24,15 +21,3 @@ def device_of(wanted: Device) -> str:
             "where it is"
         )
     return "cuda" if there and wanted != "cpu" else "cpu"
-
-
-def own_draws(device: str) -> AbstractContextManager[Any]:
-    """Inside, seeds and draws of torch's own generators leave those outside as they were."""
-    return torch.random.fork_rng(devices=[] if device == "cpu" else [torch.cuda.current_device()])
-
-
-def seed_draws(seed: int, device: str) -> None:
-    """Seed the generators of the CPU and of the device."""
-    torch.default_generator.manual_seed(seed)
-    if device == "cuda":
-        torch.cuda.manual_seed(seed)

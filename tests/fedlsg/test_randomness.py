@@ -18,7 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
+from fedlsg.randomness import (
+    SecretStream,
+    own_draws,
+    public_generator,
+    reproducible_stream,
+    secret_stream,
+    seed_draws,
+)
 
 labels = st.lists(st.one_of(st.text("abcxyz-", max_size=8), st.integers(0, 10**6)), max_size=3)
 seeds = st.integers(0, 2**40)
@@ -214,3 +221,13 @@ def test_a_secret_stream_shows_no_key():
     stream = SecretStream(key)
     assert key.hex() not in repr(stream)
     assert not any(key == value for value in vars(stream).values())
+
+
+def test_draws_inside_leave_those_outside_as_they_were():
+    before = torch.random.get_rng_state()
+    with own_draws("cpu"):
+        seed_draws(7, "cpu")
+        first = torch.rand(3)
+        seed_draws(7, "cpu")
+        assert torch.equal(torch.rand(3), first)
+    assert torch.equal(torch.random.get_rng_state(), before)

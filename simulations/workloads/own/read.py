@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from simulations.workloads.own.image_folder import read_image_folder
-from simulations.workloads.own.rows import AT_ONCE, Columns, Fields, Rows, as_is, as_targets, as_tensor, of_stored
+from simulations.workloads.own.rows import AT_ONCE, Columns, Fields, Prepare, Rows, as_targets, as_tensor, of_stored
 from simulations.workloads.own.tables import is_table, read_table, read_table_file
 
 FORMS = (
@@ -55,7 +55,7 @@ def _pair(inputs: Any, targets: Any, columns: Columns, what: str) -> Rows:
     if sizes != {len(wanted)} or not len(wanted):
         raise ValueError(f"{what}: expected as many inputs as targets, one at least, got {sizes} and {len(wanted)}")
     if isinstance(stored, dict):
-        return Rows(inputs=Fields(stored), targets=wanted, prepare=columns.transform or as_is)
+        return Rows(inputs=Fields(stored), targets=wanted, prepare=Prepare(columns.transform))
     return of_stored(stored, wanted, columns, what)
 
 
@@ -82,7 +82,7 @@ def _dataset(data: Any, columns: Columns, what: str) -> Rows:
     first = inputs[0]
     if isinstance(first, Mapping):
         fields = {str(name): _stacked([item[name] for item in inputs], f"{what} inputs {name}") for name in first}
-        return Rows(inputs=Fields(fields), targets=wanted, prepare=columns.transform or as_is)
+        return Rows(inputs=Fields(fields), targets=wanted, prepare=Prepare(columns.transform))
     if not isinstance(first, Tensor | np.ndarray | int | float):
         return of_stored(inputs, wanted, columns, what)
     return of_stored(_stacked(inputs, f"{what} inputs"), wanted, columns, what)

@@ -57,9 +57,9 @@ def of_stored(
         stored = transformed(list(stored), columns, what)
         columns = replace(columns, transform=None)
     if isinstance(stored, dict):
-        return Rows(inputs=Fields(stored), targets=targets, prepare=as_is, columns=more or {})
+        return Rows(inputs=Fields(stored), targets=targets, prepare=Prepare(), columns=more or {})
     array = stored if isinstance(stored, Tensor) else as_tensor(stored, f"{what} inputs")
-    prepare = columns.transform or default or as_is
+    prepare = Prepare(columns.transform or default)
     return Rows(inputs=Array(array.detach().cpu()), targets=targets, prepare=prepare, columns=more or {})
 
 
@@ -114,8 +114,20 @@ def as_targets(value: Any, what: str) -> Tensor:
     return found.long() if found.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32) else found
 
 
-def as_is(stored: Inputs) -> Inputs:
-    return stored
+@dataclass(frozen=True)
+class Prepare:
+    """From stored rows, arrays of numpy, to the model's inputs: as tensors, through a function if there is one."""
+
+    transform: Callable[[Any], Inputs] | None = None
+
+    def __call__(self, stored: Any) -> Inputs:
+        """The inputs of some rows."""
+        tensors: Inputs = (
+            {name: torch.as_tensor(value) for name, value in stored.items()}
+            if isinstance(stored, Mapping)
+            else torch.as_tensor(stored)
+        )
+        return tensors if self.transform is None else self.transform(tensors)
 
 
 class Array:
@@ -127,8 +139,8 @@ class Array:
     def __len__(self) -> int:
         return len(self._values)
 
-    def __getitem__(self, rows: np.ndarray) -> Tensor:
-        return torch.as_tensor(self._values[rows])
+    def __getitem__(self, rows: np.ndarray) -> Any:
+        return self._values[rows]
 
 
 class Fields:
@@ -140,7 +152,7 @@ class Fields:
     def __len__(self) -> int:
         return len(next(iter(self._fields.values())))
 
-    def __getitem__(self, rows: np.ndarray) -> dict[str, Tensor]:
+    def __getitem__(self, rows: np.ndarray) -> dict[str, Any]:
         return {name: values[rows] for name, values in self._fields.items()}
 
 

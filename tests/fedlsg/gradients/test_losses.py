@@ -70,6 +70,12 @@ def test_images_with_a_class_for_each_pixel():
     torch.testing.assert_close(per_example_loss(F.cross_entropy)(outputs, targets), wanted)
 
 
+def test_logits_of_mixed_precision_are_widened():
+    outputs, targets = SimpleNamespace(logits=numbers(B, V).bfloat16()), classes(B)
+    found = per_example_loss(F.cross_entropy)(outputs, targets)
+    torch.testing.assert_close(found, F.cross_entropy(outputs.logits.float(), targets, reduction="none"))
+
+
 def test_an_own_function_is_called_as_it_is_and_its_other_dimensions_are_averaged():
     outputs, targets = numbers(B, 3), numbers(B, 3, seed=2)
     found = per_example_loss(lambda o, t: (o - t).square())(outputs, targets)

@@ -20,7 +20,7 @@ from fedlsg.accounting.bounds import epsilon, max_steps
 from fedlsg.accounting.events import Event
 from fedlsg.privacy import ledger as ledger_module
 from fedlsg.privacy.ledger import Entry, Ledger, LedgerError
-from fedlsg.privacy.ledger_entry import encode_line
+from fedlsg.privacy.ledger_entry import BudgetError, encode_line
 from fedlsg.privacy.ledger_file import ledger_path, merge, read_entries, verify_extends
 from tests.places import REPOSITORY
 
@@ -512,3 +512,16 @@ def test_a_thousand_lines_open_in_milliseconds(path):
         Ledger(path, client=3)
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.03
+
+
+def test_a_charge_within_a_budget_is_checked_under_the_lock(tmp_path):
+    """Two writers: the second one sees the entries of the first, and charges nothing beyond the budget."""
+    first, second = Ledger(tmp_path / "l.jsonl", client=0), Ledger(tmp_path / "l.jsonl", client=0)
+    common = {"client": 0, "attempt": 0, "steps": 1, "sample_rate": 1.0, "noise_multiplier": 2.0, "clip_norm": 1.0,
+              "num_examples": 9, "mechanism": "dp"}  # fmt: skip
+    budget = (1.75 * epsilon(sample_rate=1.0, noise_multiplier=2.0, steps=1, delta=1e-3).upper, 1e-3)
+    first.charge(Entry(round=1, **common), within=budget)
+    second.charge(Entry(round=2, **common), within=budget)
+    with pytest.raises(BudgetError, match="would pass the privacy budget"):
+        first.charge(Entry(round=3, **common), within=budget)
+    assert len(second.entries) == 2

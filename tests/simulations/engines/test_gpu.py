@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedlsg.randomness import own_draws, seed_draws
 from simulations import workloads
-from simulations.settings.device import own_draws, seed_draws
 from simulations.workloads import fetcher
 
 pytestmark = [

@@ -69,14 +69,14 @@ def test_merged_lora_is_the_plain_module(lora, tmp_path):
     inputs, file = some_inputs(lora, tmp_path)
     outside(PLAIN_TORCH, folder, file, tmp_path / "logits.pt")
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), logits_of(lora, inputs))
-    said = json.loads((folder / "fedlsg.json").read_text())
+    said = json.loads((folder / "fedlsg-run.json").read_text())
     assert (said["lora"], said["lora_merged"]) == (None, True)
     assert set(said["trained"]) == {"hidden.weight", "hidden.bias", "classifier.weight", "classifier.bias"}
 
 
 def test_lora_as_it_was_trained(lora):
     folder = export(lora.path)
-    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "fedlsg.json"}
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "fedlsg-run.json"}
     assert (folder / "model.safetensors").read_bytes() == (lora.path / "model.safetensors").read_bytes()
 
 
@@ -103,22 +103,21 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     (pooled / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
     common = {"workload": "glue-sst2", "data_dir": str(folder / "data"), "max_length": 16, "rounds": 1}
     runs = {
-        "own": run_local(folder / "own", **common, model=str(bert), method="rgp", rank=2, learning_rate=1.0),
         "lora": run_local(folder / "lora", **common, **LORA, model=str(bert)),
         "pooled": run_local(folder / "pooled", **common, model=str(pooled), method="dpsgd", learning_rate=1.0),
     }
-    _, file = some_inputs(runs["own"], folder)
+    _, file = some_inputs(runs["lora"], folder)
     folders = [export(run.path, merge_lora=kind == "lora") for kind, run in runs.items()]
     outside(TRANSFORMERS, file, *folders)
     return runs
 
 
-@pytest.mark.parametrize("kind", ["own", "lora", "pooled"])
+@pytest.mark.parametrize("kind", ["lora", "pooled"])
 def test_transformers_computes_the_logits_of_the_evaluated_model(kind, texts):
     run = texts[kind]
     inputs, _ = some_inputs(run, run.path.parent)
     torch.testing.assert_close(torch.load(run.path / "export" / "logits.pt"), logits_of(run, inputs))
-    said = json.loads((run.path / "export" / "fedlsg.json").read_text())
+    said = json.loads((run.path / "export" / "fedlsg-run.json").read_text())
     assert said["method"] == run.plan.method.name
 
 

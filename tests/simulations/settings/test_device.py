@@ -6,7 +6,7 @@ import torch
 from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
 from simulations.plan.plan import make_plan
 from simulations.rundir.rundir import RunDir
-from simulations.settings.device import device_of, own_draws, seed_draws
+from simulations.settings.device import device_of
 from simulations.settings.settings import as_config, from_mapping, parse
 from tests.simulations.support.runs import SMALL
 
@@ -55,13 +55,3 @@ def test_a_run_that_is_resumed_on_another_device_says_so(tmp_path, monkeypatch):
     assert check_unchanged(saved, plan, run) == []
     saved["settings"]["device"] = "cuda"
     assert check_unchanged(saved, plan, run) == ["device = cpu (was cuda)"]
-
-
-def test_draws_inside_leave_those_outside_as_they_were():
-    before = torch.random.get_rng_state()
-    with own_draws("cpu"):
-        seed_draws(7, "cpu")
-        first = torch.rand(3)
-        seed_draws(7, "cpu")
-        assert torch.equal(torch.rand(3), first)
-    assert torch.equal(torch.random.get_rng_state(), before)

@@ -1,0 +1,13 @@
+"""The parts of a private step in a user's own loop: data, noise, account, optimizer (``strategies.private_step``)."""
+
+from fedlsg.own_loop.account import Account
+from fedlsg.own_loop.batches import batches_of, guarded
+from fedlsg.own_loop.examples import check_start, check_synthetic, first_rows, synthetic
+from fedlsg.own_loop.noise import Spending, check_spending, terms_of
+from fedlsg.own_loop.optimizer import Optimizers, make_own
+from fedlsg.own_loop.release import Release
+
+__all__ = [
+    "Account", "Optimizers", "Release", "Spending", "batches_of", "check_spending", "check_start", "check_synthetic",
+    "first_rows", "guarded", "make_own", "synthetic", "terms_of",
+]  # fmt: skip

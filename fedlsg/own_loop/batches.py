@@ -1,0 +1,111 @@
+"""From the positions of a Poisson batch to inputs and targets: of tensors, of a torch Dataset, of an own function."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+
+from fedlsg.gradients import Batch as Inputs
+from fedlsg.gradients import batch_size
+from fedlsg.training import Batch, Positions
+
+Data = Dataset[Any] | tuple[Any, Any]
+"""A map-style dataset of (inputs, targets), or inputs and targets whose first dimension is the examples."""
+
+
+def batches_of(data: Data, *, num_examples: int, device: torch.device) -> Batch:
+    """A batch function over ``data``: int64 positions (B,) -> (inputs, targets) on ``device``.
+
+    ``data``: a pair of tensors or arrays, batch first (inputs may be a dict of them), or a map-style torch Dataset
+    whose items are (inputs, targets) and are put together by ``default_collate``.
+    Raises ValueError for a dataset without a length or of another length than ``num_examples``.
+    """
+    if isinstance(data, TensorDataset):
+        if len(data.tensors) != 2:
+            raise ValueError(f"expected a TensorDataset of inputs and targets, got one of {len(data.tensors)} tensors")
+        data = (data.tensors[0], data.tensors[1])
+    if isinstance(data, tuple):
+        inputs, targets = (_tensors(part) for part in data)
+        size = batch_size(inputs, targets)
+        take: Batch = partial(_pair, inputs, targets)
+    else:
+        size, take = _length(data), partial(collate, data)
+    if size != num_examples:
+        raise ValueError(f"expected {num_examples=} examples, the data set has {size}: noise and epsilon depend on it")
+    return lambda rows: _on(take(rows), device)
+
+
+def _tensors(part: Any) -> Inputs:
+    if isinstance(part, Mapping):
+        return {name: torch.as_tensor(value) for name, value in part.items()}
+    return torch.as_tensor(part)
+
+
+def _pair(inputs: Inputs, targets: Inputs, rows: Positions) -> tuple[Inputs, Inputs]:
+    return _rows(inputs, rows), _rows(targets, rows)
+
+
+def _rows(part: Inputs, rows: Positions) -> Inputs:
+    if isinstance(part, Tensor):
+        return part[rows.to(part.device)]
+    return {name: value[rows.to(value.device)] for name, value in part.items()}
+
+
+def _length(data: Any) -> int:
+    if isinstance(data, IterableDataset) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise ValueError(
+            f"{type(data).__name__} has no length or no positions: a Poisson batch draws from all examples; give a "
+            "map-style Dataset (__len__ and __getitem__), a pair of tensors, or an own function of positions"
+        )
+    return len(data)
+
+
+def collate(data: Any, rows: Positions) -> tuple[Inputs, Inputs]:
+    """The items at ``rows`` as one batch. Raises ValueError for items that are no pairs."""
+    places = rows.tolist()
+    items = data.__getitems__(places) if hasattr(data, "__getitems__") else [data[place] for place in places]
+    if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
+        raise ValueError(
+            f"expected items (inputs, targets) from {type(data).__name__}, got {type(items[0]).__name__}; give an own "
+            "function of positions that returns (inputs, targets)"
+        )
+    inputs, targets = default_collate(items)
+    return inputs, targets
+
+
+def _on(batch: tuple[Inputs, Inputs], device: torch.device) -> tuple[Any, Any]:
+    return tuple(  # type: ignore[return-value]
+        part.to(device) if isinstance(part, Tensor) else {name: value.to(device) for name, value in part.items()}
+        for part in batch
+    )
+
+
+def guarded(batch: Callable[[Positions], Any]) -> Batch:
+    """A user's batch function, called with one position at least, and held to one row for each position.
+
+    An example that came twice would count twice in the clipped sum. The message says nothing of the batch's size.
+    """
+
+    def of(positions: Positions) -> tuple[Inputs, Any]:
+        if not len(positions):  # nothing reads an empty batch but its size
+            return torch.zeros(0, 1), torch.zeros(0)
+        given = batch(positions)
+        if not isinstance(given, tuple | list) or len(given) != 2 or not all(map(_is_batch, given)):
+            raise ValueError(
+                "expected a batch function from int64 positions (B,) to (inputs, targets): tensors, or dicts of tensors"
+            )
+        inputs, targets = given
+        if batch_size(inputs, targets) != len(positions):
+            raise ValueError("expected one row of inputs and targets for each position, in the same order")
+        return inputs, targets
+
+    return of
+
+
+def _is_batch(part: Any) -> bool:
+    return isinstance(part, Tensor) or (
+        isinstance(part, Mapping) and len(part) > 0 and all(isinstance(value, Tensor) for value in part.values())
+    )

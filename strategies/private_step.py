@@ -1,0 +1,271 @@
+"""One private training step after another in a user's own loop: DP-SGD in any of the methods, without a federation.
+
+    step = PrivateStep(model, nn.CrossEntropyLoss(), num_examples=len(train), method="lsg", rank=8,
+                       sample_rate=256 / len(train), steps=1000, epsilon=3.0, delta=1e-5, learning_rate=0.5)
+    batches = step.batches(train)
+    for _ in range(step.steps):
+        step.step(batches)
+
+It is a federation of one client with one local step: the same frames, clip, noise, Eq. 3 and ledger.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedlsg.carriers import prepare_model
+from fedlsg.gradients import Batch as Inputs
+from fedlsg.gradients import Precision, per_example_loss, trainable
+from fedlsg.gradients.independence import check_independent
+from fedlsg.gradients.precision import Bits
+from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
+from fedlsg.own_loop import (
+    Account,
+    Optimizers,
+    Release,
+    Spending,
+    batches_of,
+    check_spending,
+    check_start,
+    check_synthetic,
+    first_rows,
+    guarded,
+    make_own,
+    terms_of,
+)
+from fedlsg.own_loop.batches import Data
+from fedlsg.setting import declared
+from fedlsg.state import ClientTerms, PublicState, ServerState
+from fedlsg.training import Groups, ServerOptimizer, together
+from strategies import recipe
+
+OWN_TOO = ("estimator", "sparsify_update", "ema")
+"""Settings of the server that an own optimizer leaves in place."""
+
+
+class PrivateStep:
+    """Private training steps of ``model`` on one data set: Poisson batch, clip, noise, ledger, optimizer.
+
+    Arguments
+        model            trained in place; a method with LoRA inserts its adapters, others may freeze parameters
+        loss             ``loss(outputs, targets)``, torch's in its usual form or one loss an example (B,)
+        num_examples     N, the size of the data set: public and fixed
+        method           name of a recipe, whose settings are further keywords (``rank=8, clip_norm=0.5``), or a Method
+        sample_rate      q in (0, 1]: every example joins every batch with this probability; q N is the mean batch
+        steps            T: the noise for ``epsilon`` and all schedules are those of so many steps
+        epsilon, delta   the privacy budget; ``noise_multiplier`` (noise deviation over ``clip_norm``) fixes the noise,
+                         and an epsilon that is given as well stays a budget
+        learning_rate    of SGD; ``momentum``, ``schedule`` and the other settings of the server are keywords, too
+        optimizer        a torch optimizer over the model's parameters, or a function from the list of parameters that
+                         are trained to one: it gets Eq. 3 of the noisy sum, divided by q N, in ``.grad``, which stays
+                         there after the step; its learning rate is its owner's to schedule. Or "sgd", "adam"
+        ledger           path of an append-only file: one for each data set, for all runs on it. Without a path the
+                         ledger is a temporary file that ends with this object, so resuming elsewhere needs a path
+        example          (inputs, targets), two or more public rows, to check that the model does not mix examples;
+                         without them the check takes made-up rows of the shape of the first two of the data
+        classifier       path of the output layer, which stays dense; by default the last Linear
+        seed             the public seed of carriers, masks and adapters; batches and noise are secret
+        microbatch_size  rows of one pass; precision "bfloat16" runs forward under autocast
+        reproducible     a test mode: batches and noise follow from ``seed``, and epsilon() is inf
+
+    Guarantees. A step is on disk in the ledger before its batch is drawn, and stays charged if it fails later. A step
+    that would pass ``epsilon`` is refused before. What the model becomes is private by that ledger alone: keys of noise
+    are new in every step, and are kept nowhere. The divisor is q N, never the size of a batch; an empty batch is a
+    step. Unit of privacy: one example, add/remove.
+    Not covered: what the batch function or the user's own code releases, such as a training loss.
+    Raises ValueError for settings that do not fit, UnsupportedLayerError (a ValueError) for a model without private
+    per-example gradients, LedgerError for a damaged ledger, BudgetError where the ledger has spent the epsilon.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[..., Any],
+        *,
+        num_examples: int,
+        sample_rate: float,
+        steps: int,
+        method: str | Method = "lsg",
+        epsilon: float | None = None,
+        noise_multiplier: float | None = None,
+        delta: float | None = None,
+        learning_rate: float | None = None,
+        optimizer: Optimizers | str | None = None,
+        ledger: str | os.PathLike[str] | None = None,
+        example: tuple[Inputs, Inputs] | None = None,
+        classifier: str | None = None,
+        seed: int = 0,
+        microbatch_size: int = 256,
+        precision: Bits = "float32",
+        reproducible: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.method = _resolve(method, settings, learning_rate, optimizer)
+        self._spending = Spending(
+            num_examples=num_examples, sample_rate=sample_rate, steps=steps, epsilon=epsilon,
+            noise_multiplier=noise_multiplier, delta=delta,
+        )  # fmt: skip
+        check_spending(self.method, self._spending)
+        local = LocalTraining(
+            sample_rate=sample_rate,
+            expected_batch=sample_rate * num_examples,
+            microbatch_size=microbatch_size,
+            precision=Precision(precision=precision),
+        )
+        self.model, self._loss = model, per_example_loss(loss)
+        self._account = Account(ledger, num_examples=num_examples)
+        check_start(model, self.method, example)
+        prepare_model(model, self.method.carrier, classifier=classifier, seed=seed)
+        public = PublicState.start(
+            model, self.method, Schedule(rounds=steps, sample_rate=sample_rate), seed=seed, classifier=classifier
+        )
+        self._state = ServerState(
+            public,
+            divisor=local.expected_batch,
+            probe=None if example is None else first_rows(example[0]),
+            optimizer=None if optimizer is None or isinstance(optimizer, str) else make_own(optimizer, model),
+        )
+        self._rounds = Release(
+            state=self._state,
+            loss=self._loss,
+            local=local,
+            account=self._account,
+            spending=self._spending,
+            reproducible=reproducible,
+        )
+        self._trained = tuple(trainable(model))
+        self._checked = not self.method.mechanism.clips
+        if example is not None and not self._checked:
+            check_independent(model, self._loss, *example)
+            self._checked = True
+        if not self._account.ledger.entries:
+            _ = self._terms  # an epsilon that no noise reaches is refused at once; a resumed run has its noise already
+
+    @property
+    def steps(self) -> int:
+        """T: the steps that were planned."""
+        return self._spending.steps
+
+    @property
+    def steps_taken(self) -> int:
+        """Finished steps, those before a resume included."""
+        return self._state.round
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise deviation over ``clip_norm``, as given or calibrated; 0 under a mechanism without noise."""
+        return self._terms.noise_multiplier
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The own optimizer, for schedulers. Raises AttributeError without one: the method schedules its own."""
+        if self._state.scheduler is not None:
+            raise AttributeError("no own optimizer: give optimizer=..., or the setting schedule='cosine' or 'linear'")
+        return self._state.optimizer
+
+    def batches(self, data: Data) -> Batch:
+        """The batch function of a map-style torch Dataset of (inputs, targets), or of a pair of tensors or arrays.
+
+        Inputs may be a dict of tensors by keyword; they come on the model's device. A batch is a Poisson sample, so no
+        DataLoader is involved. Random changes of an example must be drawn for it alone.
+        Raises ValueError for a data set without a length, or of another length than ``num_examples``.
+        """
+        return batches_of(data, num_examples=self._spending.num_examples, device=self._rounds.device)
+
+    def step(self, batch: Callable[[Positions], Any], *, groups: Groups = together) -> None:
+        """One private step: charge the ledger, draw the batch, clip, add noise, step the optimizer.
+
+        ``batch``: int64 positions (B,), ascending, on the CPU -> (inputs, targets), one row for each position, as
+        ``batches`` makes it. ``groups``: positions that may share a pass, where examples have several padded shapes.
+        With DP-SNIP, the first step prunes before it, in a pass over all examples that is charged as well.
+        Raises BudgetError if the step would pass epsilon: nothing was charged or drawn.
+        """
+        if tuple(trainable(self.model)) != self._trained:
+            raise ValueError("other parameters are trainable than at the start: make a new PrivateStep, same ledger")
+        if not self._checked:
+            self._check_shapes(batch)
+        if self._state.awaits_pruning:
+            self._rounds.run(guarded(batch), groups, self._terms)
+        self._rounds.run(guarded(batch), groups, self._terms)
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """Epsilon spent, from the ledger alone: of all its entries, those of earlier runs on the same file included.
+
+        At the ``delta`` of the run unless another is given. ``math.inf`` if an entry has no noise that counts.
+        """
+        return self._account.epsilon(self._spending.delta if delta is None else delta)
+
+    def evaluated(self) -> AbstractContextManager[nn.Module]:
+        """Inside, the model has the moving average of its weights, under the setting ``ema``; else it is as it is."""
+        return self._state.evaluated()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs next to ``model.state_dict()``: counters, optimizer, W_0, noise, ledger position.
+
+        Plain values and tensors, nothing secret. To resume: make the model and this object as at the start, with the
+        same ``ledger``, then load the model's state and this one.
+        """
+        server = self._state.state_dict()
+        del server["model"]
+        noise = (
+            None if "_terms" not in vars(self) else [self._terms.noise_multiplier, self._terms.prune_noise_multiplier]
+        )
+        return {"server": server, "ledger": self._account.state_dict(), "noise": noise, "terms": self._public_terms}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state_dict``. The model's own state is loaded by its owner.
+
+        Raises ValueError for a state of other terms, LedgerError for a ledger without the entries that the state saw.
+        """
+        for name, value in self._public_terms.items():
+            if state["terms"][name] != value:
+                raise ValueError(f"the state was made with {name}={state['terms'][name]}, this object has {value}")
+        self._account.load_state_dict(state["ledger"])
+        self._state.load_state_dict({**state["server"], "model": self._state.public.parameters})
+        if state["noise"] is not None:
+            sigma, pruning = state["noise"]
+            vars(self)["_terms"] = self._spending.terms(sigma, pruning)
+
+    @cached_property
+    def _terms(self) -> ClientTerms:
+        parameters, carried = trainable(self.model), self._state.public.carried
+        blocks = len(parameters) + (len(carried) if self.method.carrier.splits else 0)
+        return terms_of(self.method, self._spending, blocks=blocks, spent=self._account.spent())
+
+    @property
+    def _public_terms(self) -> dict[str, Any]:
+        s = self._spending
+        own = "" if self._state.scheduler is not None else type(self._state.optimizer).__name__
+        return {
+            "num_examples": s.num_examples, "sample_rate": s.sample_rate, "steps": s.steps, "delta": s.delta,
+            "seed": self._state.seed, "optimizer": own, "method": repr(self.method),
+        }  # fmt: skip
+
+    def _check_shapes(self, batch: Callable[[Positions], Any]) -> None:
+        """Check on made-up examples that the model mixes none. Of the two rows that are read only shapes are used."""
+        with self._rounds.draws():
+            inputs, targets = guarded(batch)(torch.arange(min(2, self._spending.num_examples)))
+            check_synthetic(self.model, self._loss, inputs, targets)
+        self._checked = True
+
+
+def _resolve(
+    method: str | Method, settings: dict[str, Any], learning_rate: float | None, optimizer: Optimizers | str | None
+) -> Method:
+    """The method, with the settings that were given for it."""
+    settings = settings | ({} if learning_rate is None else {"learning_rate": learning_rate})
+    settings |= {"optimizer": optimizer} if isinstance(optimizer, str) else {}
+    if optimizer is not None and not isinstance(optimizer, str):
+        own = [name for name in declared(ServerOptimizer) if name in settings and name not in OWN_TOO]
+        if own:
+            raise ValueError(f"{', '.join(own)}: your own optimizer has its own; give them to it")
+    if not isinstance(method, Method):
+        return recipe(method, **settings)
+    if settings:
+        raise ValueError(f"{', '.join(settings)}: a Method has its settings already; give the name of a recipe instead")
+    return method

@@ -1,0 +1,154 @@
+"""A small data set with a private step on it, and what must hold of the step, as functions that are True if it does.
+
+They look the parts of the step up where the package does, so that a test can plant a mistake there.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fedlsg.own_loop.release
+from fedlsg.privacy import Ledger
+from fedlsg.randomness import SecretStream
+from strategies.private_step import PrivateStep
+from tests.strategies.small_federation import model
+
+EXAMPLES = 40
+GENERATOR = torch.Generator().manual_seed(1)
+INPUTS = torch.randn(EXAMPLES, 12, generator=GENERATOR)
+TARGETS = torch.randint(3, (EXAMPLES,), generator=GENERATOR)
+TERMS: dict[str, Any] = {
+    "num_examples": EXAMPLES, "sample_rate": 0.25, "steps": 8, "noise_multiplier": 1.5, "delta": 1e-3,
+    "learning_rate": 0.5, "clip_norm": 0.4, "classifier": "classifier", "seed": 5,
+}  # fmt: skip
+PUBLIC = (torch.randn(5, 12, generator=GENERATOR), torch.randint(3, (5,), generator=GENERATOR))
+
+
+RECIPES = {
+    "lsg": {"rank": 2},
+    "lsg averaged": {"rank": 2, "sparsity": 0.0, "estimator": "averaged"},
+    "lsg per block": {"rank": 2, "clip": "per-block"},
+    "lsg without residual": {"rank": 2, "residual": False},
+    "rgp": {"rank": 2, "warmup": 2, "momentum": 0.9, "schedule": "cosine"},
+    "rgp-random": {"rank": 2},
+    "rs": {"sparsity": 0.5},
+    "rs ranked": {"sparsity": 0.5, "ranking": "gradients"},
+    "sparse-dpsgd": {"sparsity": 0.5},
+    "dp-ssgd": {"prune": "random"},
+    "dp-ssgd synflow": {"example": PUBLIC},
+    "dp-ssgd snip": {"prune": "dp-snip"},
+    "lora": {"rank": 2},
+    "lsg-lora": {"rank": 2},
+    "ffa-lora": {"rank": 2},
+    "dp-powersgd": {"rank": 2},
+    "linear-probe": {},
+    "bitfit": {},
+    "dpsgd": {"optimizer": "adam", "ema": 0.9},
+    "dpsgd noise only": {"mechanism": "noise-only", "delta": None},
+    "dpsgd clip only": {"mechanism": "clip-only", "noise_multiplier": None},
+    "sgd": {"noise_multiplier": None},
+}
+
+
+def terms(**changes: Any) -> dict[str, Any]:
+    """``TERMS`` with changes; None takes one away."""
+    return {name: value for name, value in (TERMS | changes).items() if value is not None}
+
+
+def batch(positions: Tensor) -> tuple[Tensor, Tensor]:
+    return INPUTS[positions], TARGETS[positions]
+
+
+def private_step(net: nn.Module | None = None, loss: Any = None, **changes: Any) -> PrivateStep:
+    """A private step of the small model, reproducible if a test says so."""
+    return PrivateStep(
+        model() if net is None else net, nn.CrossEntropyLoss() if loss is None else loss, **terms(**changes)
+    )
+
+
+def made(name: str, **more) -> PrivateStep:
+    """A reproducible private step of a case."""
+    return private_step(method=name.split()[0], reproducible=True, **RECIPES[name] | more)
+
+
+def weights(step: PrivateStep) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in step.model.parameters()])
+
+
+def without_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss whose gradient is 0: what moves the weights is noise alone."""
+    return (outputs * 0).sum(1)
+
+
+def noise_of(steps: int = 20, **changes: Any) -> Tensor:
+    """What moved the weights in each of several steps (steps, d) without a signal, over its nominal deviation."""
+    step = private_step(loss=without_gradient, **({"method": "dpsgd", "steps": steps} | changes))
+    moved, before = [], weights(step)
+    for _ in range(steps):
+        step.step(batch)
+        moved.append(weights(step) - before)
+        before = weights(step)
+    nominal = 0.5 * 1.5 * 0.4 / (TERMS["sample_rate"] * EXAMPLES)
+    return torch.stack(moved) / nominal
+
+
+def noise_is_full() -> bool:
+    """Every coordinate moves by noise of deviation sigma C lr / (q N)."""
+    noise = noise_of()
+    return abs(float(noise.square().mean()) - 1) < 6 * math.sqrt(2 / noise.numel())
+
+
+def noise_is_full_in_empty_batches() -> bool:
+    """A batch without examples is a step as any other: noise, and a charge."""
+    step = private_step(method="dpsgd", sample_rate=1e-9)
+    before, nominal = weights(step), 0.5 * 1.5 * 0.4 / (1e-9 * EXAMPLES)
+    step.step(batch)
+    moved = (weights(step) - before) / nominal
+    full = abs(float(moved.square().mean()) - 1) < 6 * math.sqrt(2 / moved.numel())
+    return full and len(step._account.ledger.entries) == 1
+
+
+def noise_is_fresh() -> bool:
+    """The noise of several steps is independent: its sum has their number as its variance."""
+    noise = noise_of()
+    return abs(float(noise.sum(0).square().mean()) / len(noise) - 1) < 6 * math.sqrt(2 / noise.shape[1])
+
+
+def noise_is_where_the_mask_keeps() -> bool:
+    """Of a random mask the kept coordinates move, in every step the same of an epoch, and no other one."""
+    noise = noise_of(steps=3, method="rs", sparsity=0.5, cooling=False)  # one epoch
+    kept = private_step(method="rs", sparsity=0.5, cooling=False)._state.frame(1).indices
+    moved = (noise != 0).any(0)
+    return bool(moved[kept].all()) and int(moved.sum()) == len(kept)
+
+
+def the_divisor_is_public() -> bool:
+    """Without clip and noise a step moves by -lr / (q N) times autograd's sum over its batch, whatever its size is."""
+    step = private_step(method="sgd", noise_multiplier=None, clip_norm=None, reproducible=True)
+    drawn: list[Tensor] = []
+    before = weights(step)
+    step.step(lambda rows: drawn.append(rows) or batch(rows))  # type: ignore[func-returns-value]
+    rows = drawn[-1]
+    assert len(rows) != TERMS["sample_rate"] * EXAMPLES
+    loss = nn.functional.cross_entropy((net := model())(INPUTS[rows]), TARGETS[rows], reduction="sum")
+    total = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
+    wanted = -0.5 * total / (TERMS["sample_rate"] * EXAMPLES)
+    return torch.allclose(weights(step) - before, wanted, rtol=1e-4, atol=1e-6)
+
+
+def charged_before_the_batch_is_drawn(monkeypatch: Any) -> bool:
+    """The entry is in the ledger's file when the first number of the sampler is drawn."""
+    seen: list[int] = []
+    step = private_step(method="dpsgd")
+
+    class Stream(SecretStream):
+        def bernoulli(self, count: int, probability: float) -> Tensor:
+            seen.append(len(Ledger(step._account.ledger.path, client=0).entries))
+            return super().bernoulli(count, probability)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fedlsg.own_loop.release, "secret_stream", lambda: Stream(bytes(32)))
+        step.step(batch)
+    return seen == [1]

@@ -1,0 +1,255 @@
+"""PrivateStep is a federation of one client: the same weights, the same ledger, in the hands of a user's own loop."""
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedlsg
+import fedlsg.own_loop.release
+import fedlsg.training.client
+from fedlsg.carriers import prepare_model
+from fedlsg.carriers.powersgd import decode, encode
+from fedlsg.method import LocalTraining, Schedule, client_step
+from fedlsg.privacy import Ledger
+from fedlsg.randomness import SecretStream, reproducible_stream
+from fedlsg.state import Phase, PublicState, ServerState
+from simulations.workloads import build_model
+from strategies import recipe
+from strategies.private_step import PrivateStep
+from tests.simulations.support.runs import run_local
+from tests.strategies import own_loop
+from tests.strategies.own_loop import EXAMPLES, PUBLIC, RECIPES, TERMS, batch, made, private_step, terms, weights
+from tests.strategies.small_federation import model
+
+ROUNDS = 6
+OWN = ("num_examples", "sample_rate", "steps", "noise_multiplier", "delta", "classifier", "seed", "example")
+"""Arguments of a private step that are no settings of a recipe."""
+
+
+def federation(name: str, rounds: int, pruning_noise: float) -> ServerState:
+    """The same by hand: the state of a server, and one client's step of each round."""
+    given = terms(**RECIPES[name])
+    method = recipe(name.split()[0], **{key: value for key, value in given.items() if key not in OWN})
+    net = model()
+    prepare_model(net, method.carrier, classifier="classifier", seed=5)
+    schedule = Schedule(rounds=given["steps"], sample_rate=given["sample_rate"])
+    public = PublicState.start(net, method, schedule, seed=5, classifier="classifier")
+    state = ServerState(public, divisor=given["sample_rate"] * EXAMPLES, probe=PUBLIC[0][:1])
+    local = LocalTraining(sample_rate=given["sample_rate"], expected_batch=given["sample_rate"] * EXAMPLES)
+    spending = fedlsg.own_loop.Spending(
+        num_examples=EXAMPLES, sample_rate=0.25, steps=8, epsilon=None, noise_multiplier=None, delta=None
+    )
+    client = spending.terms(given.get("noise_multiplier", 0.0), pruning_noise)
+    while state.round < rounds:
+        common = state.plan(local)
+        plan = common.for_client(client.of(common.phase))
+        values = client_step(
+            net, batch, lambda o, t: F.cross_entropy(o, t, reduction="none"), frame=plan.frame,
+            mechanism=plan.mechanism, local=plan.local, num_examples=EXAMPLES,
+            sampler=reproducible_stream(5, "sampler", 0, plan.round),
+            noise=reproducible_stream(5, "noise", 0, plan.round), charge=lambda: None,
+            scale=plan.scale(public.parameters),
+        )  # fmt: skip
+        if plan.phase is Phase.PRUNING:
+            state.prune(plan.frame, [values], num_examples=EXAMPLES)
+        else:
+            values = decode(encode(values, plan.frame), plan.frame)
+            state.finish_round(plan.frame, [values], noise_std=plan.noise_std)
+    return state
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_step_is_a_round_of_a_federation_of_one_client(name):
+    step = made(name)
+    for _ in range(ROUNDS):
+        step.step(batch)
+    by_hand = federation(name, ROUNDS, step._terms.prune_noise_multiplier)
+    with step.evaluated() as one, by_hand.evaluated() as other:
+        for (key, p), q in zip(one.named_parameters(), other.parameters(), strict=True):
+            assert torch.equal(p, q), key
+    assert not torch.equal(
+        weights(step), torch.cat([p.detach().flatten() for p in model().parameters()])[: len(weights(step))]
+    )
+
+
+@pytest.mark.parametrize("method", ["lsg", "rgp"])
+def test_weights_and_ledger_are_those_of_a_run_with_one_client(method, tmp_path):
+    """The engine's own run on digits, its messages and payloads included."""
+    run = run_local(tmp_path / "run", clients=1, method=method, rounds=3)
+    plan = run.plan
+    step = PrivateStep(
+        build_model(plan.workload, plan.settings.model, plan.settings.seed), nn.CrossEntropyLoss(), method=plan.method,
+        num_examples=plan.sizes[0], sample_rate=plan.local.sample_rate, steps=3, noise_multiplier=2.0,
+        delta=plan.settings.delta, classifier=plan.workload.classifier, seed=plan.settings.seed, reproducible=True,
+        ledger=tmp_path / "ledger.jsonl",
+    )  # fmt: skip
+    for _ in range(3):
+        step.step(lambda positions: plan.fetch(plan.parts[0][positions]))
+    for name, W in run.model.items():
+        assert torch.equal(step.model.get_parameter(name), W)
+    ours = [vars(entry) | {"run": ""} for entry in Ledger(tmp_path / "ledger.jsonl", client=0).entries]
+    assert ours == [vars(entry) for entry in run.entries(0)]
+
+
+# --- what the privacy claim rests on, each with mistakes planted
+
+
+def test_the_ledger_is_charged_before_the_batch_is_drawn(monkeypatch):
+    assert own_loop.charged_before_the_batch_is_drawn(monkeypatch)
+
+
+def test_a_charge_after_the_batch_is_found(monkeypatch):
+    def charge_last(*args, charge, **given):
+        values = client_step(*args, charge=lambda: None, **given)
+        charge()
+        return values
+
+    monkeypatch.setattr(fedlsg.own_loop.release, "client_step", charge_last)
+    assert not own_loop.charged_before_the_batch_is_drawn(monkeypatch)
+
+
+CHECKS = [
+    own_loop.noise_is_full, own_loop.noise_is_full_in_empty_batches, own_loop.noise_is_fresh,
+    own_loop.noise_is_where_the_mask_keeps, own_loop.the_divisor_is_public,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_step_is_private(check):
+    assert check()
+
+
+def test_halved_noise_is_found(monkeypatch):
+    honest = fedlsg.training.client.add_noise
+    monkeypatch.setattr(fedlsg.training.client, "add_noise", lambda t, m, n: t + (honest(t, m, n) - t) / 2)
+    assert not own_loop.noise_is_full()
+    assert not own_loop.noise_is_full_in_empty_batches()
+
+
+def test_a_skipped_empty_batch_is_found(monkeypatch):
+    honest = fedlsg.training.client.add_noise
+    monkeypatch.setattr(fedlsg.training.client, "add_noise", lambda t, m, n: honest(t, m, n) if t.any() else t)
+    assert not own_loop.noise_is_full_in_empty_batches()
+
+
+def test_reused_noise_is_found(monkeypatch):
+    monkeypatch.setattr(fedlsg.own_loop.release, "secret_stream", lambda: SecretStream(bytes(32)))
+    assert own_loop.noise_is_full()
+    assert not own_loop.noise_is_fresh()
+
+
+def test_a_mask_that_differs_from_the_noise_is_found(monkeypatch):
+    honest = fedlsg.own_loop.release.client_step
+
+    def other_mask(*args, **given):
+        values = honest(*args, **given)
+        return values * (torch.arange(len(values)) % 2)
+
+    monkeypatch.setattr(fedlsg.own_loop.release, "client_step", other_mask)
+    assert not own_loop.noise_is_where_the_mask_keeps()
+
+
+def test_a_divisor_from_the_data_is_found(monkeypatch):
+    honest = fedlsg.own_loop.release.client_step
+
+    def mean(net, batch, *args, **given):
+        sizes = []
+        values = honest(net, lambda rows: sizes.append(len(rows)) or batch(rows), *args, **given)
+        return values * TERMS["sample_rate"] * EXAMPLES / sum(sizes)
+
+    monkeypatch.setattr(fedlsg.own_loop.release, "client_step", mean)
+    assert not own_loop.the_divisor_is_public()
+
+
+def test_no_key_of_a_stream_outlives_its_step():
+    step = private_step(method="dpsgd")
+    step.step(batch)
+    gc.collect()
+    assert not [held for held in gc.get_objects() if type(held) is SecretStream]
+
+
+def test_draws_of_torch_outside_are_left_alone_and_secret_inside():
+    net = nn.Sequential(nn.Linear(12, 10), nn.Dropout(0.5))
+    net.add_module("classifier", nn.Linear(10, 3))
+    moved = []
+    for _ in range(2):
+        step = private_step(copy.deepcopy(net), method="sgd", noise_multiplier=None, clip_norm=None, sample_rate=1.0)
+        torch.manual_seed(0)
+        before = torch.random.get_rng_state()
+        step.step(batch)
+        assert torch.equal(torch.random.get_rng_state(), before)
+        moved.append(weights(step))
+    assert not torch.equal(*moved)  # the same seed outside, other masks of dropout
+
+
+# --- optimizers
+
+
+@pytest.mark.parametrize("make", [
+    lambda ps: torch.optim.SGD(ps, lr=0.3), lambda ps: torch.optim.SGD(ps, lr=0.3, momentum=0.9, weight_decay=0.1),
+    lambda ps: torch.optim.Adam(ps, lr=0.01), lambda ps: torch.optim.AdamW(ps, lr=0.01, weight_decay=0.1),
+    lambda ps: torch.optim.RMSprop(ps, lr=0.01),
+])  # fmt: skip
+@pytest.mark.parametrize("method", ["lsg", "lora"])
+def test_any_optimizer_steps_by_the_reconstructed_gradient(make, method):
+    """The oracle: torch's optimizer on a copy, fed by hand with Eq. 3 of the sums of a federation."""
+    step = private_step(method=method, rank=2, learning_rate=None, optimizer=make, reproducible=True)
+    twin = copy.deepcopy(step.model)
+    optimizer = make([p for p in twin.parameters() if p.requires_grad])
+    for _ in range(4):
+        frame = step._state.frame()
+        step.step(batch)
+        gradients = {name: p.grad for name, p in step.model.named_parameters() if p.requires_grad}
+        for c in frame.coordinates:
+            if c.L is not None:  # Eq. 3: nothing outside of the tangent space of (L, R)
+                out, into = torch.eye(len(c.L)) - c.L @ c.L.T, torch.eye(c.R.shape[1]) - c.R.T @ c.R
+                assert float((out @ gradients[c.name] @ into).norm()) < 1e-5 * float(gradients[c.name].norm())
+        for name, p in twin.named_parameters():
+            p.grad = gradients[name].clone() if p.requires_grad else None
+        optimizer.step()
+        for p, q in zip(step.model.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(p, q)
+
+
+def test_the_gradient_of_plain_sgd_is_that_of_the_default():
+    own = private_step(method="lsg", rank=2, learning_rate=None, reproducible=True,
+                       optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5))  # fmt: skip
+    default = private_step(method="lsg", rank=2, reproducible=True)
+    for _ in range(4):
+        own.step(batch)
+        default.step(batch)
+    torch.testing.assert_close(weights(own), weights(default), rtol=1e-4, atol=1e-6)
+
+
+def test_a_scheduler_of_torch_schedules_an_own_optimizer():
+    net = model()
+    step = private_step(net, learning_rate=None, optimizer=torch.optim.SGD(net.parameters(), lr=1.0), method="dpsgd")
+    scheduler = torch.optim.lr_scheduler.StepLR(step.optimizer, 1, gamma=0.0)
+    step.step(batch)
+    scheduler.step()
+    before = weights(step)
+    step.step(batch)
+    assert torch.equal(weights(step), before)
+    with pytest.raises(AttributeError, match="no own optimizer"):
+        _ = private_step(method="dpsgd").optimizer
+
+
+def test_a_gradient_of_the_users_own_never_moves_the_model():
+    """Frozen parameters in the optimizer, and gradients from an own backward pass."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    step = private_step(
+        net, learning_rate=None, optimizer=optimizer, method="linear-probe", loss=own_loop.without_gradient
+    )
+    frozen = {name: p.detach().clone() for name, p in net.named_parameters() if not p.requires_grad}
+    for p in net.parameters():
+        p.grad = torch.full_like(p, 1e6)
+    step.step(batch)
+    assert frozen
+    for name, p in net.named_parameters():
+        assert float(p.detach().abs().max()) < 1e3
+        assert name not in frozen or torch.equal(p, frozen[name])

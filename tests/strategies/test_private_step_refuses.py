@@ -1,0 +1,104 @@
+"""Every wrong use of a private step is refused in one line, before anything is charged."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from strategies import recipe
+from tests.strategies.own_loop import PUBLIC, batch, private_step
+from tests.strategies.small_federation import model
+
+
+class Mixer(nn.Module):
+    """Adds the mean of the batch."""
+
+    def forward(self, x):
+        return x + x.mean(0)
+
+
+def with_layer(layer: nn.Module) -> nn.Module:
+    net = nn.Sequential(nn.Linear(12, 10), layer, nn.Tanh())
+    net.add_module("classifier", nn.Linear(10, 3))
+    return net
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"method": "topk"}, "keeps back what a message leaves out"),
+    ({"method": "powersgd"}, "keeps back what a message leaves out"),
+    ({"method": "fedavg"}, "unknown method 'fedavg'"),
+    ({"method": "dpsgd", "rank": 3}, "has no setting 'rank'"),
+    ({"method": "dp-ssgd"}, "prune='synflow' reads the shape"),
+    ({"method": "dpsgd", "noise_share": 0.5}, "noise_share=0.5"),
+    ({"noise_multiplier": None}, "expected epsilon and delta, or noise_multiplier"),
+    ({"noise_multiplier": -1.0}, "noise_multiplier"),
+    ({"delta": None}, "expected a delta below 1 / num_examples = 0.025"),
+    ({"delta": 0.5}, "expected delta=0.5 < 1 / num_examples"),
+    ({"method": "sgd"}, "mechanism 'none' adds no noise"),
+    ({"method": "sgd", "noise_multiplier": None, "epsilon": 3.0}, "has no epsilon"),
+    ({"sample_rate": 1.5}, "sample_rate"),
+    ({"steps": 0}, "steps=0"),
+    ({"num_examples": 0}, "num_examples=0"),
+    ({"epsilon": 1e-9, "noise_multiplier": None}, "epsilon"),
+    ({"net": with_layer(nn.BatchNorm1d(10))}, "BatchNorm"),
+    ({"net": with_layer(nn.PReLU())}, "no per-example gradients for weight"),
+    ({"net": with_layer(Mixer()), "example": PUBLIC}, "mixes examples"),
+    ({"loss": "mse"}, "expected loss"),
+    ({"optimizer": lambda p: torch.optim.SGD(p, lr=1.0)}, "learning_rate: your own optimizer has its own"),
+    ({"learning_rate": None, "optimizer": lambda p: torch.optim.LBFGS(p)}, "LBFGS"),
+    ({"learning_rate": None, "optimizer": torch.optim.SGD(model().parameters(), lr=1.0)}, "optimizer lacks 0.weight"),
+    ({"learning_rate": None, "optimizer": lambda p: torch.optim.SGD([*p, torch.zeros(1)], lr=1.0)}, "has not"),
+    ({"learning_rate": None, "optimizer": lambda p: 3}, "expected a torch optimizer"),
+    ({"method": recipe("dpsgd")}, "clip_norm, learning_rate: a Method has its settings"),
+])  # fmt: skip
+def test_a_wrong_use_is_refused_in_one_line(given, message):
+    with pytest.raises(ValueError, match=message) as error:
+        private_step(**{"rank": 2} | given if "method" not in given else given)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    (lambda rows: batch(rows)[0], r"expected a batch function from int64 positions"),
+    (lambda rows: (*batch(rows), 1), r"expected a batch function"),
+    (lambda rows: batch(rows.repeat(2)), r"expected one row of inputs and targets for each position"),
+    (lambda rows: (batch(rows)[0], batch(rows)[1][:1]), r"share their first dimension"),
+])  # fmt: skip
+@pytest.mark.parametrize("example", [None, PUBLIC])
+def test_a_wrong_batch_function_is_refused(wrong, message, example):
+    with pytest.raises(ValueError, match=message):
+        private_step(method="dpsgd", example=example, sample_rate=1.0).step(wrong)
+
+
+def test_a_loss_that_averages_is_refused_before_anything_is_charged():
+    step = private_step(method="dpsgd", loss=lambda o, t: F.cross_entropy(o, t))
+    with pytest.raises(ValueError, match=r"one loss an example|averages over the batch"):
+        step.step(batch)
+    assert step._account.ledger.entries == ()
+
+
+def test_a_model_that_mixes_examples_is_refused_on_made_up_rows_before_anything_is_charged():
+    step = private_step(with_layer(Mixer()), method="dpsgd")
+    with pytest.raises(ValueError, match=r"1 \(Mixer\): mixes examples"):
+        step.step(batch)
+    assert step._account.ledger.entries == ()
+
+
+def test_the_check_without_public_rows_sees_shapes_alone():
+    """Negative control: rows of NaN would fail it, if it read them."""
+    step = private_step(method="dpsgd")
+    step.step(lambda rows: (torch.full_like(batch(rows)[0], torch.nan), batch(rows)[1]))
+    assert step.steps_taken == 1
+
+
+def test_a_parameter_that_is_unfrozen_later_is_refused():
+    step = private_step(method="linear-probe")
+    step.step(batch)
+    next(step.model.parameters()).requires_grad_(True)
+    with pytest.raises(ValueError, match="other parameters are trainable than at the start"):
+        step.step(batch)
+
+
+def test_a_model_with_adapters_is_refused():
+    step = private_step(method="lora", rank=2)
+    with pytest.raises(ValueError, match="has LoRA adapters already"):
+        private_step(step.model, method="lora", rank=2)
