@@ -95,6 +95,8 @@ def transformed(things: Sequence[Any], columns: Columns, what: str) -> Tensor | 
 
 def as_tensor(value: Any, what: str) -> Tensor:
     """An array as a tensor; float64 of numpy, which few models take, as float32. Raises ValueError for what is none."""
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        value = value.copy()  # pyarrow's columns, which torch warns about
     try:
         found = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
