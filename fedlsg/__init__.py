@@ -12,30 +12,54 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedlsg.accounting import calibrate_noise_multiplier, epsilon
+    from fedlsg.carriers import Carrier
+    from fedlsg.gradients.calls import register_layer
+    from fedlsg.gradients.replacements import make_supported
     from fedlsg.lowrank import decompose, project, reconstruct
+    from fedlsg.masks import Mask
     from fedlsg.method import Method
     from fedlsg.payload import pack, unpack
+    from fedlsg.privacy import Mechanism
+    from fedlsg.public import Public
+    from fedlsg.setting import Setting
+    from fedlsg.training import ServerOptimizer
+    from simulations.api.finished import Run, load_run
+    from simulations.api.simulate import simulate
+    from simulations.workloads import Workload
     from strategies import recipe
     from strategies.private_step import PrivateStep
 
     __version__: str
 
 __all__ = [
-    "Method", "PrivateStep", "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "pack", "project",
-    "recipe", "reconstruct", "unpack",
+    "Carrier", "Mask", "Mechanism", "Method", "PrivateStep", "Public", "Run", "ServerOptimizer", "Setting",
+    "Workload", "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "load_run", "make_supported",
+    "pack", "project", "recipe", "reconstruct", "register_layer", "simulate", "unpack",
 ]  # fmt: skip
 
 _PLACES = {
     "calibrate_noise_multiplier": "fedlsg.accounting",
+    "Carrier": "fedlsg.carriers",
     "decompose": "fedlsg.lowrank",
     "epsilon": "fedlsg.accounting",
+    "load_run": "simulations.api.finished",
+    "make_supported": "fedlsg.gradients.replacements",
+    "Mask": "fedlsg.masks",
+    "Mechanism": "fedlsg.privacy",
     "Method": "fedlsg.method",
     "pack": "fedlsg.payload",
-    "project": "fedlsg.lowrank",
     "PrivateStep": "strategies.private_step",
+    "project": "fedlsg.lowrank",
+    "Public": "fedlsg.public",
     "recipe": "strategies",
     "reconstruct": "fedlsg.lowrank",
+    "register_layer": "fedlsg.gradients.calls",
+    "Run": "simulations.api.finished",
+    "ServerOptimizer": "fedlsg.training",
+    "Setting": "fedlsg.setting",
+    "simulate": "simulations.api.simulate",
     "unpack": "fedlsg.payload",
+    "Workload": "simulations.workloads",
 }
 
 

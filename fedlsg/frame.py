@@ -1,15 +1,16 @@
 """The frame of a round: which coordinates of the model a step differentiates, and which of them are kept.
 
 Symbols: L (m, r), R (r, n) carriers of a weight W (m, n).
-A trainable parameter is *carried* (two blocks: dL and dR) or *dense* (one block, the parameter itself). Blocks lie
-one after the other in one flat vector of ``frame.size`` coordinates; the mask keeps some of them. Everything here is
-public: a function of the weights, the round and the public seed.
+A trainable parameter is *carried*, in the form ``tangent`` (two blocks: dL and dR) or ``core`` (one block: S), or it
+is *dense* (one block, the parameter itself). Blocks lie one after the other in one flat vector of ``frame.size``
+coordinates; the mask keeps some of them. Everything here is public: a function of the weights, the round and the
+public seed.
 """
 
 import hashlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -18,9 +19,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fedlsg.lowrank import average_core, reconstruct
+from fedlsg.lowrank import average_core, lift_core, reconstruct
 
-Part = Literal["L", "R", "dense"]
+Part = Literal["L", "R", "core", "dense"]
+Form = Literal["tangent", "core"]
+"""What a carried weight sends: dL and dR, which Eq. 3 lifts, or S = L^T dW R^T, which L S R lifts."""
+PARTS: Mapping[Form, tuple[Part, ...]] = {"tangent": ("L", "R"), "core": ("core",)}
+"""The blocks of a carried weight."""
 Group = Literal["carriers", "norms", "classifier"]
 """Parameters with a learning rate and a weight in the clip of their own. ``classifier``: the output layer. ``norms``:
 biases and norm scales. ``carriers``: every other weight, carried or dense."""
@@ -60,22 +65,31 @@ EVERYTHING = Keep()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Coordinates:
-    """One trainable parameter: its name and shape, and its carriers (both None where it stays dense)."""
+    """One trainable parameter: its name and shape, and its carriers (both None where it stays dense).
+
+    Only in the form ``core`` may R have another number of rows than L has columns, and neither need be orthonormal.
+    """
 
     name: str
     shape: tuple[int, ...]
     L: Float[Tensor, "m r"] | None = None
-    R: Float[Tensor, "r n"] | None = None
+    R: Float[Tensor, "s n"] | None = None
+    form: Form = "tangent"
 
     @property
     def carried(self) -> bool:
-        """Whether the parameter travels as (dL, dR)."""
+        """Whether the parameter travels in its carriers."""
         return self.L is not None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The blocks that the parameter makes."""
+        return PARTS[self.form] if self.carried else ("dense",)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Block:
-    """A run of flat coordinates: dL (m, r), dR (r, n) or a dense parameter, with what the mask keeps of it.
+    """A run of flat coordinates: dL (m, r), dR (r, n), S (r, s) or a dense parameter, with what the mask keeps of it.
 
     ``weight`` multiplies its gradient before the joint clip and divides what comes back: a block of weight 2 counts
     twice in the norm and gets half the noise.
@@ -157,7 +171,7 @@ class Frame:
         return tuple(t for c in self.coordinates for t in (c.L, c.R) if t is not None)
 
     def gradients(self, values: Float[Tensor, " kept"], *, averaged: bool = False) -> dict[str, Tensor]:
-        """Weight-shaped gradients implied by kept values: zeros where frozen, Eq. 3 where carried.
+        """Weight-shaped gradients implied by kept values: zeros where frozen, Eq. 3 or L S R where carried.
 
         Linear in ``values``. ``averaged`` first averages the two copies of the r x r core (``average_core``).
         Raises ValueError if the number of values is not ``kept``.
@@ -182,9 +196,11 @@ class Frame:
 
 
 def lift(c: Coordinates, parts: dict[tuple[str, Part], Tensor], *, averaged: bool = False) -> Tensor:
-    """The gradient of one parameter from its blocks (Eq. 3 where carried)."""
+    """The gradient of one parameter from its blocks (Eq. 3 or L S R where carried)."""
     if c.L is None or c.R is None:
         return parts[c.name, "dense"]
+    if c.form == "core":
+        return lift_core(parts[c.name, "core"], c.L, c.R).reshape(c.shape)
     dL, dR = parts[c.name, "L"], parts[c.name, "R"].flatten(1)
     if averaged:
         dL, dR = average_core(dL, dR, c.L, c.R)
@@ -193,19 +209,20 @@ def lift(c: Coordinates, parts: dict[tuple[str, Part], Tensor], *, averaged: boo
 
 def make_blocks(coordinates: Sequence[Coordinates]) -> tuple[Block, ...]:
     """Unmasked blocks of the parameters, in order."""
-    blocks: list[Block] = []
-    for c in coordinates:
-        if c.L is None or c.R is None:
-            blocks.append(Block(parameter=c.name, part="dense", shape=c.shape))
-        else:
-            blocks.append(Block(parameter=c.name, part="L", shape=tuple(c.L.shape)))
-            blocks.append(Block(parameter=c.name, part="R", shape=right_shape(c)))
-    return tuple(blocks)
+    return tuple(Block(parameter=c.name, part=part, shape=shape_of(c, part)) for c in coordinates for part in c.parts)
 
 
-def right_shape(c: Coordinates) -> tuple[int, ...]:
-    """Shape of dR: (r, n), or (r, c, kh * kw) for a convolution, so that axis 1 always counts in units."""
-    assert c.R is not None
+def shape_of(c: Coordinates, part: Part) -> tuple[int, ...]:
+    """Shape of one block of a parameter.
+
+    That of dR is (r, n), or (r, c, kh * kw) for a convolution, so that axis 1 always counts in units.
+    """
+    if c.L is None or c.R is None:
+        return c.shape
+    if part == "L":
+        return tuple(c.L.shape)
+    if part == "core":
+        return (c.L.shape[1], c.R.shape[0])
     if len(c.shape) == 2:
         return tuple(c.R.shape)
     return (c.R.shape[0], c.shape[1], math.prod(c.shape[2:]))

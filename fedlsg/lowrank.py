@@ -135,6 +135,28 @@ def reconstruct(
     return dL @ R + L @ (dR - (L.mT @ dL) @ R)
 
 
+def project_core(
+    dW: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Tensor, "s n"]
+) -> Float[Tensor, "r s"]:
+    """Core gradient S = L^T dW R^T (r, s) of a weight's gradient dW, in one block. A kernel's dW is flattened.
+
+    ``L`` and ``R`` may be any matrices: their scales weight rows and columns of S before the clip.
+    Guarantee: linear in dW; with orthonormal carriers S is not longer than dW. Raises ValueError for a dW of one
+    dimension.
+    """
+    return L.mT @ flatten_kernel(dW) @ R.mT
+
+
+def lift_core(S: Float[Tensor, "r s"], L: Float[Tensor, "m r"], R: Float[Tensor, "s n"]) -> Float[Tensor, "m n"]:
+    """Weight gradient (m, n) implied by a core gradient: L S R. A kernel's gradient comes back as a matrix.
+
+    Guarantee: linear in S, and the adjoint of ``project_core``; after it the orthogonal projection of dW onto
+    span(L) x span(R) if the carriers are orthonormal, and dW itself if they are square, too. Scaled carriers
+    L = U D, R = E V give U D^2 U^T dW V^T E^2 V: each direction counts by its squared scale.
+    """
+    return L @ S @ R
+
+
 def average_core(
     dL: Float[Tensor, "m r"], dR: Float[Tensor, "r n"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]
 ) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:

@@ -10,17 +10,19 @@ Symbols: q Poisson rate, K local steps, N_k examples of client k; the rest as in
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlsg.carriers import Carrier, mask_factors
 from fedlsg.carriers.carrier import coordinates
+from fedlsg.carriers.own import carried_sizes, own_coordinates
 from fedlsg.frame import Block, Frame, group_of, make_blocks
 from fedlsg.masks import Mask, Prune
-from fedlsg.masks.mask import Public, RoundTime, apply_mask, split_kept
+from fedlsg.masks.mask import apply_mask, split_kept
 from fedlsg.privacy import Mechanism, check_sample_rate
+from fedlsg.public import Public, RoundTime
 from fedlsg.training import (
     Batch,
     Compression,
@@ -61,7 +63,9 @@ class Method:
 
     def __post_init__(self) -> None:
         if self.mask.kind == "units" and not (self.carrier.splits or self.carrier.kind == "lora"):
-            raise ValueError("a mask of units freezes rows of dL and columns of dR: it needs low-rank carriers")
+            raise ValueError(
+                "a mask of units freezes rows of dL and columns of dR: it needs low-rank carriers that send them"
+            )
         if self.mask.kind == "units" and self.carrier.train == "up":
             raise ValueError("a mask of units freezes rows of LoRA's B and columns of A: it needs both factors trained")
         if self.carrier.kind != "dense" and (self.mask.kind in ("magnitude", "drop") or self.prune.active):
@@ -85,12 +89,20 @@ class Method:
         if self.compression.chooses and self.carrier.kind == "factors":
             raise ValueError("topk_rate selects values of the update, which factors are not: use one of the two")
 
+    @property
+    def own_functions(self) -> tuple[Callable[..., object], ...]:
+        """The functions of the user that make frames."""
+        return tuple(f for f in (self.carrier.make, self.mask.choose) if f is not None)
+
 
 def initial_needed(method: Method, names: Mapping[str, Tensor], carried: Sequence[str]) -> tuple[str, ...]:
     """Names of the trainable parameters whose W_0 is needed to make frames; ``names``: all of them.
 
-    Carried weights; and every weight tensor if weights are pruned, or if the mask is that of the magnitudes of W_0.
+    Carried weights; and every weight tensor if weights are pruned, or if the mask is that of the magnitudes of W_0; and
+    all if a function of the user makes frames, which may read any.
     """
+    if method.own_functions:
+        return tuple(names)
     tensors = method.prune.active or (method.mask.kind == "magnitude" and not method.mask.refresh)
     return tuple(name for name, W in names.items() if name in carried or (tensors and W.ndim >= 2))
 
@@ -134,26 +146,31 @@ def make_frame(
     seed: int,
     classifier: str = "",
     kept: Positions | None = None,
+    model: Callable[[], nn.Module] | None = None,
 ) -> Frame:
     """The public frame of ``round`` (from 1) after ``updates`` server updates, the same on server and clients.
 
     ``weights``: trainable parameters W_t in model order; ``initial``: W_0; ``carried``: names from
     ``carriers.carried_parameters``; ``seed``: the public seed; ``classifier``: the output layer's path; ``kept``: the
-    kept positions where the server chose them (``Memory.kept``).
+    kept positions where the server chose them (``Memory.kept``); ``model`` makes the model as it was built, which the
+    user's functions may probe.
     """
-    where = coordinates(
-        weights, initial, carrier=method.carrier, carried=carried, round=round, updates=updates, seed=seed
-    )
+    public = Public(
+        weights=weights, initial=initial, carried=carried_sizes(method.carrier, weights, carried), updates=updates,
+        time=schedule.time(round), seed=seed, pruned=method.prune.active, make_model=model,
+    )  # fmt: skip
+    if method.carrier.kind == "own":
+        where = own_coordinates(method.carrier, public)
+    else:
+        where = coordinates(
+            weights, initial, carrier=method.carrier, carried=carried, round=round, updates=updates, seed=seed
+        )
     sent = None
     if method.carrier.kind == "factors":  # the step is dense; factors of its noisy result are sent
         sent = Frame(coordinates=where, blocks=make_blocks(where))
         where = tuple(replace(c, L=None, R=None) for c in where)
     if kept is None:
-        public = Public(
-            weights=weights, initial=initial, coordinates=where, time=schedule.time(round), seed=seed,
-            pruned=method.prune.active,
-        )  # fmt: skip
-        blocks = kept_blocks(method, public)
+        blocks = kept_blocks(method, replace(public, coordinates=where))
     else:
         blocks = split_kept(make_blocks(where), kept.to(next(iter(weights.values())).device))
     return Frame(coordinates=where, blocks=weigh_blocks(blocks, weights, method.mechanism, classifier), sent=sent)

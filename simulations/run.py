@@ -1,5 +1,6 @@
 """The commands ``fedlsg run``, ``resume`` and ``calibrate``, without the parsing of their options."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,11 @@ from rich.table import Table
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.carriers import layer_table
+from fedlsg.user_code import shown
 from simulations.engines import engine
 from simulations.plan.continuity import check_unchanged
 from simulations.plan.plan import Plan, make_plan
+from simulations.plan.share import torch_func_line
 from simulations.report.terminal import layers_shown, showing, summary_table
 from simulations.rundir.lock import exclusive
 from simulations.rundir.rundir import RunDir, create
@@ -40,6 +43,14 @@ def run_command(given: dict[str, Any], out: str | None, console: Console) -> Non
 def resume_command(path: str, console: Console) -> None:
     """``fedlsg resume``: the settings and the ledger of the directory, nothing else."""
     directory = RunDir.open(path)
+    execute(continued(directory, console), directory, console)
+
+
+def continued(directory: RunDir, console: Console) -> Plan:
+    """The plan of an interrupted run, from its own settings.
+
+    Raises ValueError if settings, data, code or a ledger are not those that it began with.
+    """
     settings = replace(directory.read_config(), run_dir=str(directory.path))
     saved = None
     if directory.has_checkpoint:
@@ -49,19 +60,29 @@ def resume_command(path: str, console: Console) -> None:
         for note in restored.notes:
             console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
     elif directory.ledgers.exists():
-        raise ValueError(f"{path} has ledgers and no checkpoint: restore checkpoint/latest.pt, or start a new run")
+        raise ValueError(
+            f"{directory.path} has ledgers and no checkpoint: restore checkpoint/latest.pt, or start a new run"
+        )
     with console.status("loading data") as status:
         plan = make_plan(settings, progress=status.update)
     changed = [] if saved is None else check_unchanged(saved, plan, directory)
     if changed:
         text = f"changed since the last run: {', '.join(changed)}"
         console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    execute(plan, directory, console)
+    return plan
 
 
-def execute(plan: Plan, directory: RunDir, console: Console) -> None:
+def execute(
+    plan: Plan,
+    directory: RunDir,
+    console: Console,
+    *,
+    on_round: Callable[[Row], None] | None = None,
+    again: str | None = None,
+) -> None:
     """Run or continue a plan with the live display, then print the summary.
 
+    ``on_round``: called after each round as well. ``again``: how to continue an interrupted run, in words.
     Raises RuntimeError for one that diverged: its report goes to the last round before that.
     """
     with exclusive(directory):
@@ -71,10 +92,16 @@ def execute(plan: Plan, directory: RunDir, console: Console) -> None:
         with showing(console, plan.schedule.rounds, done) as display:
             for row in directory.read_rounds()[:done]:
                 display.count(Row.parse(row))
-            summary = engine(plan.settings.engine)(plan, directory, on_round=display.on_round)
+
+            def show(row: Row) -> None:
+                display.on_round(row)
+                if on_round is not None:
+                    on_round(row)
+
+            summary = engine(plan.settings.engine)(plan, directory, on_round=show)
     except (KeyboardInterrupt, SystemExit):
         if directory.config.exists():
-            text = f"continue with: fedlsg resume {directory.path}"
+            text = again or f"continue with: fedlsg resume {directory.path}"
             console.print(text, markup=False, highlight=False, soft_wrap=True)
         raise
     if summary["diverged"]:
@@ -92,8 +119,9 @@ def announce(plan: Plan, console: Console) -> None:
     s, mechanism = plan.settings, plan.method.mechanism
     sizes = plan.sizes
     console.print(
-        f"{s.workload}: {len(sizes)} clients with {min(sizes)} to {max(sizes)} examples, {plan.schedule.rounds} rounds "
-        f"at q = {plan.local.sample_rate:.4g}, method {s.method}, engine {s.engine}",
+        f"{shown(s.workload)}: {len(sizes)} clients with {min(sizes)} to {max(sizes)} examples, "
+        f"{plan.schedule.rounds} rounds at q = {plan.local.sample_rate:.4g}, method {shown(s.method)}, "
+        f"engine {s.engine}",
         highlight=False,
         soft_wrap=True,
     )
@@ -106,6 +134,8 @@ def announce(plan: Plan, console: Console) -> None:
     layers = layer_table(plan.build_model(), plan.method.carrier, plan.workload.classifier)
     if any(row.travel != "dense" for row in layers):
         console.print(layers_shown(layers))
+    if (line := torch_func_line(plan)) is not None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def calibrate_command(

@@ -3,19 +3,21 @@
     method = recipe("lsg", rank=4, sparsity=0.3, noise_multiplier=1.2)
 
 A recipe is one file of ``strategies.recipes`` with a function ``recipe(**settings) -> Method``. A new file there is a
-new method, and needs no registration. The keywords of its function are its settings: type, range and sentence of each
-are its annotation (``fedlsg.setting``), and every run accepts them.
+new method, and needs no registration. So is a function elsewhere: ``recipe("mine.py:recipe")``, one that ``give`` gave
+a name, or one that an installed package offers as an entry point in ``fedlsg.methods``. The keywords of the function
+are its settings: type, range and sentence of each are its annotation (``fedlsg.setting``), and every run accepts them.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from inspect import signature
+from inspect import Parameter, getdoc, signature
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
+from fedlsg import user_code
 from fedlsg.choices import did_you_mean
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
@@ -23,10 +25,60 @@ from fedlsg.setting import Declared, declared, same, suggestion
 from fedlsg.training import ServerOptimizer
 from strategies import recipes
 
+GROUP = "fedlsg.methods"
+"""The entry point group of packages that offer recipes."""
+ELSEWHERE = {"fedavg": "sgd", "fedsgd": "sgd", "dp-fedavg": "dpsgd", "dp-sgd": "dpsgd", "dpsgd-full": "dpsgd"}
+"""Names that other frameworks have for a recipe."""
+_GIVEN: dict[str, Callable[..., Method]] = {}
+
 
 def names() -> tuple[str, ...]:
-    """Names of all recipes: the files of ``strategies.recipes`` that define a function ``recipe``, with dashes."""
-    return tuple(sorted(_recipes()))
+    """Names of all recipes: files of ``strategies.recipes`` with a function ``recipe``, and what packages offer."""
+    return tuple(sorted({*_own(), *user_code.offered(GROUP)}))
+
+
+def give(name: str, build: Callable[..., Method]) -> None:
+    """Let this process find a recipe under a name. Raises ValueError for a function that is no recipe, or a taken name.
+
+    A recipe is a function of keywords, among them ``mechanism`` and ``server``, that returns a ``Method``; the first
+    sentence of its docstring is its summary.
+    """
+    if name in names():
+        raise ValueError(f"{name!r} is a method of fedlsg or of an installed package: give your recipe another name")
+    _check_recipe(name, build)
+    before = _GIVEN.get(name)
+    _GIVEN[name] = build
+    try:
+        recipe_settings()
+    except ValueError:
+        _GIVEN.pop(name) if before is None else _GIVEN.update({name: before})
+        raise
+
+
+def forget() -> None:
+    """Let this process forget the recipes that it was given."""
+    _GIVEN.clear()
+
+
+def given() -> Mapping[str, Callable[..., Method]]:
+    """Recipes that this process was given, by name."""
+    return dict(_GIVEN)
+
+
+def _check_recipe(name: str, build: Any) -> None:
+    fix = "a recipe is def recipe(*, mechanism, server) -> Method, with settings of its own as keywords"
+    if not callable(build):
+        raise ValueError(f"method {name!r} is no function but {type(build).__name__}: {fix}")
+    taken = signature(build).parameters
+    if missing := [key for key in ("mechanism", "server") if key not in taken]:
+        raise ValueError(f"method {name!r} does not take {' and '.join(missing)}: {fix}")
+    for key, parameter in taken.items():
+        if parameter.kind not in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+            raise ValueError(f"method {name!r} takes {parameter}, and settings have names of their own: {fix}")
+        if key not in ("mechanism", "server") and parameter.default is Parameter.empty:
+            raise ValueError(f"method {name!r}: {key} has no default; give it one, as in {key}: int = 4")
+    if not getdoc(build):
+        raise ValueError(f"method {name!r} has no docstring: its first sentence is what a list of methods shows")
 
 
 def recipe(name: str, **settings: Any) -> Method:
@@ -36,7 +88,6 @@ def recipe(name: str, **settings: Any) -> Method:
     (``mechanism`` stands for its ``kind``) and of ``fedlsg.training.ServerOptimizer``.
     Raises ValueError for an unknown name or setting, with the nearest known one.
     """
-    check_name(name)
     build = _build(name)
     own, mechanism, server = declared_by(name), declared(Mechanism), declared(ServerOptimizer)
     for key, value in settings.items():
@@ -57,9 +108,13 @@ def recipe(name: str, **settings: Any) -> Method:
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError for an unknown recipe, with the nearest known one."""
-    if name not in names():
-        raise ValueError(f"unknown method {name!r}; known: {', '.join(names())}{did_you_mean(name, names())}")
+    """Raise ValueError for an unknown recipe, with the nearest known one; a reference to code is loaded."""
+    if user_code.is_reference(name) and name not in _GIVEN:
+        give(name, user_code.load(name, "method"))
+    if name not in _recipes():
+        other = ELSEWHERE.get(name.lower().replace("_", "-"))
+        near = f"; {name} is called {other!r} here" if other else did_you_mean(name, names())
+        raise ValueError(f"unknown method {name!r}; known: {', '.join(names())}{near}")
 
 
 def default_mechanism(name: str) -> str:
@@ -84,11 +139,11 @@ def recipe_settings() -> dict[str, Declared]:
     mechanism or the server has.
     """
     found: dict[str, Declared] = {}
-    for method in names():
+    for method in _recipes():
         for name, one in declared_by(method).items():
             if name in common_settings():
                 raise ValueError(f"method {method!r} declares {name!r}, which every method has: give it another name")
-            first = next(taker for taker in names() if name in declared_by(taker))
+            first = next(taker for taker in _recipes() if name in declared_by(taker))
             found[name] = same(found.get(name, one), one, (f"method {first!r}", f"method {method!r}"))
     return found
 
@@ -100,21 +155,40 @@ def common_settings() -> dict[str, Declared]:
 
 def takers_of(setting: str) -> tuple[str, ...]:
     """Names of the recipes that have a setting of their own."""
-    return tuple(name for name in names() if setting in declared_by(name))
+    return tuple(name for name in _recipes() if setting in declared_by(name))
 
 
 def summary(name: str) -> str:
-    """The first sentence of a recipe's file."""
-    text = sys.modules[_build(name).__module__].__doc__ or ""
+    """The first sentence of a recipe's file, or of its function where that is a user's own."""
+    build = _build(name)
+    text = (sys.modules[build.__module__].__doc__ if name in _own() else getdoc(build)) or ""
     return text.strip().partition("\n")[0]
 
 
 def _build(name: str) -> Callable[..., Method]:
+    check_name(name)
     return _recipes()[name]
 
 
 def _recipes() -> dict[str, Callable[..., Method]]:
+    """All recipes by name, in the order of names; those that were given come last."""
+    found = {**_own(), **_offered()}
+    return {**{name: found[name] for name in sorted(found)}, **_GIVEN}
+
+
+def _own() -> dict[str, Callable[..., Method]]:
     return _recipes_in(tuple(recipes.__path__))
+
+
+@cache
+def _offered() -> dict[str, Callable[..., Method]]:
+    found = {}
+    for name, point in user_code.offered(GROUP).items():
+        if name in _own():
+            raise ValueError(f"{point.value} is offered as method {name!r}, which fedlsg has: give it another name")
+        found[name] = user_code.imported(point)
+        _check_recipe(name, found[name])
+    return found
 
 
 @cache
@@ -138,6 +212,6 @@ def _imported(module: str) -> ModuleType:
 
 
 __all__ = [
-    "check_name", "common_settings", "declared_by", "default_mechanism", "names", "own_settings", "recipe",
-    "recipe_settings", "summary", "takers_of",
+    "check_name", "common_settings", "declared_by", "default_mechanism", "forget", "give", "given", "names",
+    "own_settings", "recipe", "recipe_settings", "summary", "takers_of",
 ]  # fmt: skip

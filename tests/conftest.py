@@ -5,6 +5,7 @@ processes that are left, all in the same one: they would find each other's.
 """
 
 import signal
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,3 +44,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
             return "processes" if starts_processes(config.rootpath / file) else file
 
     return ByFile(config, log)
+
+
+@pytest.fixture
+def own_code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Settings may name code of a user, which is forgotten afterwards."""
+    import strategies
+    from fedlsg import user_code
+
+    monkeypatch.setattr(user_code, "_ALLOWED", [True])
+    yield
+    strategies.forget()

@@ -1,7 +1,7 @@
 """The client's computation on a candidate batch, differentiable in its inputs: what an adaptive adversary runs.
 
 Per-example gradients come from autograd with a graph (``per_example_gradients`` builds none). All later steps are the
-client's own code: ``project``, ``kept_values``, ``per_unit``, ``clipped_sum``. A change there
+client's own code: ``project`` or ``project_core``, ``kept_values``, ``per_unit``, ``clipped_sum``. A change there
 changes the adversary too. The naive adversary compares dense gradients instead: Eq. 3 of what it received.
 """
 
@@ -16,7 +16,7 @@ from fedlsg.attacks.observation import Observation
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
 from fedlsg.gradients import Batch, batch_size, kept_values, trainable
-from fedlsg.lowrank import project
+from fedlsg.lowrank import project, project_core
 from fedlsg.privacy import clipped_sum
 from fedlsg.training import per_unit
 
@@ -49,12 +49,14 @@ def _row(inputs: Batch, row: int) -> Batch:
 
 def in_frame(gradients: Gradients, frame: Frame) -> list[Float[Tensor, "batch kept"]]:
     """Kept coordinates of each example's gradient, one tensor a block: equal to ``per_example_gradients``."""
-    carriers = {c.name: (c.L, c.R) for c in frame.coordinates}
+    coordinates = {c.name: c for c in frame.coordinates}
     values = []
     for block in frame.blocks:
-        L, R = carriers[block.parameter]
-        G = gradients[block.parameter]
-        if L is not None and R is not None:
+        c = coordinates[block.parameter]
+        L, R, G = c.L, c.R, gradients[block.parameter]
+        if L is not None and R is not None and c.form == "core":
+            G = torch.stack([project_core(one, L.to(one), R.to(one)) for one in G])
+        elif L is not None and R is not None:
             pairs = [project(one, L.to(one), R.to(one)) for one in G]
             G = torch.stack([pair[0] if block.part == "L" else pair[1] for pair in pairs])
         values.append(kept_values(G.reshape(len(G), *block.shape), block.keep).flatten(1))
@@ -83,5 +85,5 @@ def replay(seen: Observation, inputs: Batch, targets: Tensor) -> Float[Tensor, "
 
 
 def lifted(seen: Observation) -> dict[str, Tensor]:
-    """Dense gradients by Eq. 3 from what was received: all that the naive adversary looks at."""
+    """Dense gradients by Eq. 3 or L S R from what was received: all that the naive adversary looks at."""
     return seen.frame.gradients(seen.values)

@@ -13,12 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.frame import Coordinates
+from fedlsg.frame import PARTS, Coordinates, Form, Part
+from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.lowrank import decompose, decompose_each, flatten_kernel, random_carriers
+from fedlsg.public import MakeCarriers, Sizes
 from fedlsg.randomness import public_generator
 from fedlsg.setting import Setting, check_declared
 
-CarrierKind = Literal["dense", "low-rank", "low-rank-change", "random", "lora", "factors"]
+CarrierKind = Literal["dense", "low-rank", "low-rank-change", "random", "lora", "factors", "own"]
 Trained = Literal["all", "classifier", "biases", "up"]
 LOW_RANK = ("low-rank", "low-rank-change", "random")
 
@@ -30,6 +32,8 @@ StepCarrier = Annotated[
 Rank = Annotated[int, Setting("Rank r of the carriers.", at_least=0, aliases=("r",))]
 """0 is for dense gradients alone, see ``Carrier``."""
 
+OutRank = Annotated[int, Setting("Columns of L in the form core, if another number than R's rows.", at_least=1)]
+CarrierForm = Annotated[Form, Setting("A carried weight sends dL and dR (tangent), or S = L^T dW R^T (core).")]
 PowerSteps = Annotated[int, Setting("Power steps with which carriers follow a matrix.", at_least=1)]
 Warmup = Annotated[int, Setting("Updates of the server before carriers come from W - W_0, not W.", at_least=1)]
 LoraAlpha = Annotated[
@@ -42,7 +46,7 @@ Residual = Annotated[bool, Setting("Keep what carriers do not span of W; false r
 
 
 PAYS_BELOW = 0.8
-"""A layer is carried where r (m + n) < 0.8 m n."""
+"""A layer is carried where r (m + n) < 0.8 m n, and in the form core where r s < 0.8 m n."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,14 @@ class Carrier:
     W - W_0 after ``warmup`` server updates, of W before (Yu et al. 2021, Alg. 1). ``random``: random orthonormal
     carriers, drawn again each round. ``lora``: W is frozen and two factors are trained in its place (``Adapted``).
     ``factors``: the step is dense, and rank-r factors of its noisy result are sent (PowerSGD).
+    ``own``: carriers that ``make(public)`` returns, (L, R) by name for each weight in ``public.carried``, in which the
+    sizes (m, r, s, n) of L (m, r) and R (s, n) are. It is a function of public values (``fedlsg.Public``), called in
+    every round on the server and on every client, whose frames are compared by digest: it must give the same each
+    time, so it draws from ``public.generator`` alone.
+    ``form="tangent"``: dL and dR are sent, and lifted by Eq. 3, which needs orthonormal carriers and r = s = ``rank``.
+    ``form="core"``, for ``own`` alone: S = L^T dW R^T (r, s) is sent, and lifted to L S R; s is ``rank`` and r
+    ``out_rank``, or ``rank`` again, n and m at most. Carriers may have any scale there: it weights rows and columns of
+    S before the clip, and again when S is lifted.
     ``train="classifier"`` freezes everything but the output layer, ``"biases"`` everything but it and the bias terms,
     ``"up"`` everything but it and LoRA's B. ``alpha``: LoRA's s is alpha / rank; None means
     s = 1. ``residual=False`` replaces W by its rank-r part before every round (Yu et al. 2021, App. C), W_0 included
@@ -66,6 +78,9 @@ class Carrier:
     alpha: LoraAlpha = None
     residual: Residual = True
     train: Trained = "all"
+    make: MakeCarriers | None = None
+    form: CarrierForm = "tangent"
+    out_rank: OutRank | None = None
 
     def __post_init__(self) -> None:
         check_declared(self)
@@ -73,13 +88,38 @@ class Carrier:
             raise ValueError(f"expected rank={self.rank} >= 1 for low-rank carriers")
         if self.train == "up" and self.kind != "lora":
             raise ValueError(f"train='up' trains LoRA's B: it needs carrier kind 'lora', got {self.kind!r}")
-        if not self.residual and not self.splits:
+        if (self.kind == "own") != callable(self.make):
+            raise ValueError("carriers of kind 'own' need make=function, and no other kind takes one")
+        if self.form == "core" and self.kind != "own":
+            raise ValueError(f"form='core' is for carriers of kind 'own', got {self.kind!r}")
+        if self.out_rank is not None and self.form != "core":
+            raise ValueError(
+                f"out_rank={self.out_rank} is for form='core': in the form 'tangent' L and R have one rank"
+            )
+        if not self.residual and self.kind not in LOW_RANK:
             raise ValueError(f"residual=False replaces W by L R: it needs low-rank carriers, got {self.kind!r}")
 
     @property
     def splits(self) -> bool:
         """Whether a carried weight makes two blocks, dL and dR, of the step."""
-        return self.kind in LOW_RANK
+        return self.parts == PARTS["tangent"]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The blocks that a carried weight makes of the step."""
+        return PARTS[self.form] if self.kind in (*LOW_RANK, "own") else ("dense",)
+
+    def sizes(self, W: Tensor) -> Sizes:
+        """The sizes of the carriers of a weight, for ``own`` carriers."""
+        m, n = flatten_kernel(W).shape
+        if self.form == "tangent":
+            return Sizes(m, self.rank, self.rank, n)
+        return Sizes(m, min(self.out_rank or self.rank, m), min(self.rank, n), n)
+
+    def values(self, W: Tensor) -> int:
+        """Values that an update sends for a carried weight, before a mask: r (m + n), or r s in the form core."""
+        m, r, s, n = self.sizes(W)
+        return r * s if self.form == "core" else r * (m + n)
 
     @property
     def scale(self) -> float:
@@ -90,25 +130,31 @@ class Carrier:
 def carried_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | None = None) -> tuple[str, ...]:
     """Names of the weights that travel as carriers; every other trainable parameter stays dense.
 
-    Rule: a trainable weight of a Linear or Conv2d, not of the classifier, where r (m + n) < 0.8 m n.
+    Rule: a trainable weight of a Linear or Conv2d, hooked by itself and not shared, not of the classifier, where
+    ``Carrier.values`` < 0.8 m n.
     ``classifier`` names the module to keep dense; without it, the last Linear of the model.
     Raises ValueError if low-rank carriers are chosen and no layer of the model is large enough.
     """
     if carrier.kind in ("dense", "lora"):
         return ()
+    ways = ways_of(model)
+    shared = {module._parameters[own] for places in ways.uses.values() for module, own in places}
     modules = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
     classifier = find_classifier(model, classifier)
     names = [
         f"{name}.weight" if name else "weight"
         for name, module in modules.items()
         if module.weight.requires_grad
+        and f"{name}.weight" not in ways.others
+        and module.weight not in shared
         and not (name == classifier or name.startswith(classifier + "."))
-        and pays(module.weight, carrier.rank)
+        and pays(module.weight, carrier)
     ]
     if not names:
+        rule = "r s" if carrier.form == "core" else "r (m + n)"
         raise ValueError(
             f"rank={carrier.rank} carries no layer of {type(model).__name__}: "
-            f"r (m + n) < {PAYS_BELOW} m n holds nowhere; choose a smaller rank, or a dense method such as dpsgd"
+            f"{rule} < {PAYS_BELOW} m n holds nowhere; choose a smaller rank, or a dense method such as dpsgd"
         )
     return tuple(names)
 
@@ -126,10 +172,10 @@ def find_classifier(model: nn.Module, classifier: str | None = None) -> str:
     return classifier
 
 
-def pays(W: Tensor, rank: int) -> bool:
-    """Whether r (m + n) values are clearly fewer than m n."""
-    m, n = flatten_kernel(W).shape
-    return rank <= min(m, n) and rank * (m + n) < PAYS_BELOW * m * n
+def pays(W: Tensor, carrier: Carrier) -> bool:
+    """Whether a carried weight sends clearly fewer values than it has."""
+    fits = carrier.form == "core" or carrier.rank <= min(flatten_kernel(W).shape)
+    return fits and carrier.values(W) < PAYS_BELOW * W.numel()
 
 
 def without_residual(
@@ -165,11 +211,18 @@ def coordinates(
                 list(run.values()), carrier.rank, generators=generators, power_steps=carrier.power_steps
             )
         pairs |= zip(run, made, strict=True)
+    return of_pairs(weights, pairs, carrier.form)
+
+
+def of_pairs(
+    weights: Mapping[str, Tensor], pairs: Mapping[str, tuple[Tensor, Tensor]], form: Form
+) -> tuple[Coordinates, ...]:
+    """Coordinates of every trainable parameter: carried in the form where it has a pair (L, R)."""
+    none = None, None
     return tuple(
-        Coordinates(name=name, shape=tuple(W.shape))
-        if name not in pairs
-        else Coordinates(name=name, shape=tuple(W.shape), L=pairs[name][0], R=pairs[name][1])
+        Coordinates(name=name, shape=tuple(W.shape), L=L, R=R, form=form)
         for name, W in weights.items()
+        for L, R in [pairs.get(name, none)]
     )
 
 

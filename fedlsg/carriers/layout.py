@@ -13,7 +13,6 @@ from torch import nn
 
 from fedlsg.carriers.carrier import Carrier, carried_parameters
 from fedlsg.carriers.lora import BASE, DOWN, UP, Adapted
-from fedlsg.lowrank import flatten_kernel
 
 Travel = Literal["carried", "dense", "frozen"]
 
@@ -22,8 +21,8 @@ Travel = Literal["carried", "dense", "frozen"]
 class LayerRow:
     """One parameter, or ``count`` of them that differ in their layer's number only.
 
-    values: what one update sends for each of them, before a mask: r (m + n) where carried, all where dense, 0 where
-    frozen.
+    values: what one update sends for each of them, before a mask: ``Carrier.values`` where carried, all where dense,
+    0 where frozen.
     """
 
     name: str
@@ -53,7 +52,7 @@ def layer_table(model: nn.Module, carrier: Carrier, classifier: str | None = Non
             pair = (bases[name].down, bases[name].up)
             travel, values = "carried", sum(f.get_parameter("weight").numel() for f in pair)
         elif name in carried:
-            travel, values = "carried", carrier.rank * sum(flatten_kernel(p).shape)
+            travel, values = "carried", carrier.values(p)
         elif p.requires_grad:
             travel, values = "dense", p.numel()
         path, base, attribute = name.rpartition(".base.")

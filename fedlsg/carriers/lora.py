@@ -104,8 +104,7 @@ def freeze_all_but(model: nn.Module, kept: Collection[str], output: str) -> None
 
 def frozen_bases(model: nn.Module) -> dict[str, Tensor]:
     """W_0 of every adapted layer, by parameter name: public and constant, what masks of lsg-lora need."""
-    layers = {path: m for path, m in model.named_modules() if isinstance(m, Adapted)}
-    return {path + BASE: m.base.weight.detach() for path, m in layers.items()}
+    return {path + BASE: m.base.weight.detach() for path, m in adapted_layers(model).items()}
 
 
 def effective_weight(
@@ -114,6 +113,26 @@ def effective_weight(
     """W_0 + s B A of the adapted layer at ``path``, in the shape of W_0."""
     W_0, A, B = initial[path + BASE], weights[path + DOWN], weights[path + UP]
     return W_0 + scale * (B.flatten(1) @ A.flatten(1)).reshape(W_0.shape)
+
+
+def adapted_layers(model: nn.Module) -> dict[str, Adapted]:
+    """Every adapted layer by its path."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, Adapted)}
+
+
+def merge(tensors: Mapping[str, Tensor], paths: Collection[str], scale: float) -> dict[str, Tensor]:
+    """The state_dict of the model without adapters: W = W_0 + s B A in each adapted layer, the factors left out.
+
+    ``tensors``: the state_dict of the model with adapters at ``paths``. Names and their order are those of the model
+    before ``prepare_model``. It is the same function up to rounding where a layer is linear in its weight: a
+    weight-standardised convolution is not. Raises KeyError for a path that the tensors lack.
+    """
+    found = dict(tensors)
+    for path in paths:
+        found[path + BASE] = effective_weight(path, tensors, tensors, scale)
+        del found[path + DOWN], found[path + UP]
+    places = {name: name.rpartition(".base.") for name in found}
+    return {f"{path}.{own}" if path in paths else name: found[name] for name, (path, _, own) in places.items()}
 
 
 def mask_factors(

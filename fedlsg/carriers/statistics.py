@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from fedlsg.frame import Block
+from fedlsg.frame import Block, Form
 from fedlsg.lowrank import check_rank, flatten_kernel, project, reconstruct
 from fedlsg.privacy import Mechanism, clip_factors
 
@@ -39,14 +39,21 @@ def principal_carriers(A: Float[Tensor, "m *rest"], rank: int) -> tuple[Float[Te
     return U[:, :rank], Vt[:rank]
 
 
-def residual(dW: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]) -> float:
+def residual(
+    dW: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Tensor, "s n"], form: Form = "tangent"
+) -> float:
     """||dW - P(dW)||_F / ||dW||_F, the share of dW's length that carriers lose (Yu et al. 2021, Eq. 5-6), in float64.
 
-    P is ``reconstruct(*project(dW, L, R), L, R)``, so that it is (I - L L^T) dW (I - R^T R) that is left over.
+    P is ``reconstruct(*project(dW, L, R), L, R)``, so that it is (I - L L^T) dW (I - R^T R) that is left over. P of a
+    core is the orthogonal projection onto span(L) x span(R), whatever the scales of L and R are.
     """
     A, L, R = flatten_kernel(dW.detach()).double(), L.double(), R.double()
     length = A.norm()
-    return float((A - reconstruct(*project(A, L, R), L, R)).norm() / length) if length > 0 else math.nan
+    if form == "core":
+        kept = L @ (torch.linalg.pinv(L) @ A @ torch.linalg.pinv(R)) @ R
+    else:
+        kept = reconstruct(*project(A, L, R), L, R)
+    return float((A - kept).norm() / length) if length > 0 else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)

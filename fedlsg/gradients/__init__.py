@@ -1,5 +1,6 @@
 """Per-example gradients in the coordinates of a frame; the dense gradient of a carried layer is never formed."""
 
+from fedlsg.gradients.calls import registered_layers
 from fedlsg.gradients.formulas.ghost import GhostGradients, keeps_float32_digits
 from fedlsg.gradients.formulas.layers import LAYERS, kept_values
 from fedlsg.gradients.formulas.norm import NormGradients
@@ -22,6 +23,6 @@ from fedlsg.gradients.supported import Checked, check, check_supported, trainabl
 __all__ = [
     "FLOAT32", "LAYERS", "Batch", "Checked", "GhostGradients", "LossFunction", "NormGradients", "Precision",
     "StandardizedConv2d", "batch_size", "block_gradients", "call", "check", "check_supported", "keeps_float32_digits",
-    "kept_values", "per_example_gradients", "per_example_loss", "summable", "summed_gradient", "summed_gradients",
-    "trainable", "without_autocast",
+    "kept_values", "per_example_gradients", "per_example_loss", "registered_layers", "summable", "summed_gradient",
+    "summed_gradients", "trainable", "without_autocast",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from torch.autograd.graph import Node
 from fedlsg.gradients.formulas.ghost import ghost_is_cheaper
 from fedlsg.gradients.formulas.layers import StandardizedConvGradients, kept_values, units
 from fedlsg.gradients.formulas.norm import NormGradients, Statistics
-from fedlsg.gradients.formulas.standardized import OutputNote, finish_left, finish_right, note_output
+from fedlsg.gradients.formulas.standardized import OutputNote, finish_core, finish_left, finish_right, note_output
 from fedlsg.gradients.plan import Layer, Slot
 from fedlsg.gradients.rematerialize import Rematerialized
 
@@ -54,7 +54,11 @@ def remember(layer: Layer, x: Tensor, again: Rematerialized | None = None) -> La
     memory = LayerMemory(again=again)
     if again is None:
         keep_input(layer, memory, x)
-    if layer.carried is not None and layer.carried.A is None and any(slot.block.part == "L" for slot in layer.slots):
+    if (
+        layer.carried is not None
+        and layer.carried.A is None
+        and any(slot.block.part in ("L", "core") for slot in layer.slots)
+    ):
         memory.u = layer.carried.formulas.inner(x, layer.carried.R)
     return memory
 
@@ -109,6 +113,8 @@ def form_block(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Floa
         value = formulas.weight(g, memory.x)
     elif block.part == "L":
         value = left_gradient(layer, slot, memory, g)
+    elif block.part == "core":
+        value = core_gradient(layer, memory, g)
     else:
         value = right_gradient(layer, slot, memory, g)
     if slot.units is None and value.shape[1:] != block.shape:
@@ -146,3 +152,12 @@ def right_gradient(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> 
         x = units(x, layer.formulas.axis, slot.units)
     value = carried.formulas.right(carried.formulas.outer(g, carried.L), x)
     return value if memory.note is None else finish_right(value, g, carried.L, memory.note, slot.units)
+
+
+def core_gradient(layer: Layer, memory: LayerMemory, g: Tensor) -> Float[Tensor, "batch r s"]:
+    """S = L^T dW R^T, from v = g L and u = x R^T."""
+    carried, u = layer.carried, memory.u
+    assert carried is not None
+    assert u is not None
+    value = carried.formulas.left(carried.formulas.outer(g, carried.L), u)
+    return value if memory.note is None else finish_core(value, g, carried.L, carried.R, memory.note)

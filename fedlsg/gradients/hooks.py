@@ -6,10 +6,10 @@ A layer's own parameters are frozen during its call, so backward computes no wei
 gradient all the same, it was used elsewhere (F.linear(x, layer.weight)), where no hook sees it: the pass is refused.
 """
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -28,11 +28,15 @@ from fedlsg.gradients.blocks import (
     remember_output,
     use_ghost,
 )
+from fedlsg.gradients.called import CallLayer, arguments, call_layers, check_batch, producer, watch_call
+from fedlsg.gradients.calls import UnsupportedLayerError, unsupported
+from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.plan import Layer, Slot, plan
 from fedlsg.gradients.precision import Precision, without_autocast
 from fedlsg.gradients.rematerialize import NORMS, Rematerialization, release
-from fedlsg.gradients.supported import Checked, UnsupportedLayerError, unsupported
+from fedlsg.gradients.supported import Checked
+from fedlsg.gradients.uses import Uses, replace_parameters, table
 
 HIDDEN = "its input requires a gradient, but no trainable parameter comes before it; detach the input"
 TWICE = (
@@ -45,15 +49,28 @@ TWICE = (
 def hook_layers(model: nn.Module, frame: Frame, step: "Pass", parameters: Checked) -> Iterator[None]:
     """Hook the layers inside the context; on exit remove the hooks and unfreeze ``parameters``, even after an error."""
     handles = []
+    ways = ways_of(model)
+    layers = plan(model, frame, step.precision)
+    calls = list(call_layers(model, frame, ways))
     try:
-        for layer in plan(model, frame, step.precision):
+        for call in calls:
+            handles.append(call.module.register_forward_pre_hook(partial(freeze, call)))
+            handles.append(
+                call.module.register_forward_hook(partial(step.on_call, call), with_kwargs=True, prepend=True)
+            )
+        for layer in layers:
             handles.append(layer.module.register_forward_pre_hook(partial(freeze, layer)))
             # The first hook sees the layer's own output, before a hook of the user changes it.
             on_output = partial(step.on_output, layer)
             handles.append(layer.module.register_forward_hook(on_output, with_kwargs=True, prepend=True))
         norms = (module for module in model.modules() if type(module) in NORMS)
         handles += [module.register_forward_hook(step.rematerialization.on_norm, prepend=True) for module in norms]
-        yield
+        if ways.calls or ways.uses:
+            hooked = [(layer.path, layer.module) for layer in layers] + [(call.path, call.module) for call in calls]
+            for path, module in hooked:
+                handles.append(module.register_forward_pre_hook(partial(step.on_input, path), with_kwargs=True))
+        with replace_parameters(model, frame, ways.uses, step.uses) if ways.calls or ways.uses else nullcontext():
+            yield
     finally:
         for p in parameters.values():
             p.requires_grad_(True)
@@ -61,24 +78,13 @@ def hook_layers(model: nn.Module, frame: Frame, step: "Pass", parameters: Checke
             handle.remove()
         step.rematerialization.forget()
         step.due.clear()  # nodes hold their hooks, and the hooks hold the pass: no collector sees this circle
+        step.__dict__.pop("uses", None)  # it holds the pass, too
 
 
-def freeze(layer: Layer, *_: object) -> None:
+def freeze(layer: Layer | CallLayer, *_: object) -> None:
     """Before a layer's call: keep its parameters out of the graph, until ``Pass.on_output``."""
     for p in layer.parameters:
         p.requires_grad_(False)
-
-
-def producer(output: Tensor) -> Node:
-    """The node of the graph that computed the values of a layer's output.
-
-    A hook on the output itself can be lost: a linear layer returns a view, and the first in-place change of a view
-    (ReLU(inplace=True)) removes its node from the graph, with its hooks. The node of the viewed tensor stays.
-    """
-    made = output._base if output._is_view() and output._base is not None else output
-    assert made.grad_fn is not None
-    assert made.numel() == output.numel()
-    return made.grad_fn
 
 
 @dataclass(kw_only=True, eq=False)
@@ -92,9 +98,15 @@ class Pass:
     storage: ActivationStorage | None = None
     memories: dict[str, LayerMemory] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
-    due: dict[str, tuple[Layer, Node]] = field(default_factory=dict)
+    due: dict[str, tuple[str, nn.Module, Node]] = field(default_factory=dict)
     starts: list[Tensor] = field(default_factory=list)
     rematerialization: Rematerialization = field(default_factory=Rematerialization)
+    tables: frozenset[str] = frozenset()
+
+    @cached_property
+    def uses(self) -> Uses:
+        """The uses of parameters without a layer."""
+        return Uses(step=self, starts=self.starts)
 
     def on_output(
         self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
@@ -108,20 +120,65 @@ class Pass:
         self.check_call(layer, x)
         self.keep(layer, x, output)
         start = not output.requires_grad
-        if start:
-            # Everything before this layer is frozen, so the graph starts here. The model gets a copy, because it may
-            # change its activations in place, which a leaf of the graph forbids.
-            self.starts.append(output.requires_grad_())
-            output = output.clone()
-        elif not self.starts:
-            raise unsupported(layer.path, module, HIDDEN)
+        output = self.enter(layer.path, module, output)
         again = self.memories[layer.path].again
         if again is not None:
             release(again, x, output)
         node = producer(output)
-        self.due[layer.path] = layer, node
+        self.due[layer.path] = layer.path, layer.module, node
         node.register_prehook(partial(self.on_gradient, layer, output.shape))
         return output if start else None
+
+    def enter(self, path: str, module: nn.Module, output: Tensor) -> Tensor:
+        """The output of a layer as the model gets it: in the graph."""
+        if not output.requires_grad:
+            # Everything before this layer is frozen, so the graph starts here. The model gets a copy, because it may
+            # change its activations in place, which a leaf of the graph forbids.
+            self.starts.append(output.requires_grad_())
+            return output.clone()
+        if not self.starts:
+            raise unsupported(path, module, HIDDEN)
+        return output
+
+    def on_input(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Forward pre-hook: a parameter that was expanded to the batch enters the layer as copies."""
+        return self.uses.into_layer(path, args, kwargs)
+
+    def on_call(
+        self, layer: CallLayer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """Forward hook of a layer whose gradients are a function of its call."""
+        for p in layer.parameters:
+            p.requires_grad_(True)
+        if not torch.is_grad_enabled():
+            return None
+        if layer.path in self.called:
+            raise unsupported(layer.path, layer.module, TWICE)
+        self.called.add(layer.path)
+        inputs = arguments(layer, args, kwargs)
+        if isinstance(module, nn.Embedding) and type(module) is nn.Embedding and not self.reads_batch(layer, inputs[0]):
+            return table(self.uses, module, layer.slots["weight"], inputs[0], output)
+        check_batch(layer, inputs, self.batch)
+        return watch_call(self, layer, inputs, output)
+
+    def reads_batch(self, layer: CallLayer, ids: Tensor) -> bool:
+        """Whether an embedding was read by the batch, and not by positions, of which there may be as many."""
+        return ids.ndim > 0 and len(ids) == self.batch and (self.batch == 1 or layer.path not in self.tables)
+
+    def watch(
+        self, path: str, module: nn.Module, node: Node, arrived: Callable[[tuple[Tensor | None, ...]], None]
+    ) -> None:
+        """Call ``arrived`` with the gradients at a node; the pass is refused if none arrive that should."""
+        key = f"{path} {len(self.due)}"
+
+        def once(gradients: tuple[Tensor | None, ...]) -> None:
+            del self.due[key]
+            arrived(gradients)
+
+        self.due[key] = path, module, node
+        node.register_prehook(once)
 
     def check_call(self, layer: Layer, x: Tensor) -> None:
         """Raise UnsupportedLayerError for a second call, or an input that is not batch first."""
@@ -185,18 +242,23 @@ class Pass:
         """
         if not losses.requires_grad:
             return
-        wanted = [*self.starts, *parameters.values()]
+        named = [*parameters.items(), *((source.name, source.leaf) for source in self.uses.sources)]
+        wanted = [*self.starts, *(p for _, p in named)]
         # The sum sends a one to every loss. Given those ones, torch would import sympy, for half a second a process.
-        gradients = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)[len(self.starts) :]
-        if elsewhere := [name for name, g in zip(parameters, gradients, strict=True) if g is not None]:
+        with torch._C.DisableTorchFunctionSubclass() if self.uses.sources else nullcontext():
+            gradients = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+        if elsewhere := [
+            name for (name, _), g in zip(named, gradients[len(self.starts) :], strict=True) if g is not None
+        ]:
             raise UnsupportedLayerError(
                 f"{', '.join(elsewhere)}: used outside of its own layer's call, where its gradient cannot be split by "
                 "example; call the layer instead of reading its weight (F.linear(x, layer.weight), layer.forward(x), a "
                 "penalty in the loss), or freeze it"
             )
-        for layer, node in self.due.values():
+        for path, module, node in self.due.values():
             if leads_to(losses.grad_fn, {node}):
-                raise unsupported(layer.path, layer.module, HIDDEN)
+                raise unsupported(path, module, HIDDEN)
+        self.uses.finish(gradients)
 
 
 def leads_to(end: Node | None, places: Collection[Node]) -> bool:

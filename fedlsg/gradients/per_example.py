@@ -24,6 +24,8 @@ from torch import Tensor, nn
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import round_activations
+from fedlsg.gradients.calls.tables import tables_of
+from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.hooks import Pass, hook_layers
 from fedlsg.gradients.precision import FLOAT32, Precision
@@ -83,11 +85,24 @@ def block_gradients(
     like = next(iter(parameters.values()))
     step = Pass(batch=batch, values=[None] * len(frame.blocks), ghost=ghost, precision=precision)
     if batch:
+        step.tables = learn_tables(model, inputs)
+        step.uses.inputs |= {t.untyped_storage().data_ptr() for t in tensors_of(inputs)}
         rounding = round_activations(model, inputs) if precision.rounds_activations else nullcontext()
         with force_eager(), rounding as step.storage, hook_layers(model, frame, step, parameters), torch.enable_grad():
             losses = losses_of(model, loss_fn, inputs, targets, precision, batch=batch, like=like)
             step.backward(losses, parameters)
     return [like.new_zeros(batch, b.kept) if v is None else v for b, v in zip(frame.blocks, step.values, strict=True)]
+
+
+def learn_tables(model: nn.Module, inputs: Batch) -> frozenset[str]:
+    """Paths of the embeddings that the model reads without the batch (``tables``)."""
+    first = inputs[:1] if isinstance(inputs, Tensor) else {name: t[:1] for name, t in inputs.items()}
+    return tables_of(model, ways_of(model), tensors_of(first), partial(call, model, first))
+
+
+def tensors_of(inputs: Batch) -> list[Tensor]:
+    """The tensors of a batch."""
+    return [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
 
 
 def summable(frame: Frame) -> bool:

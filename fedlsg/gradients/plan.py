@@ -6,8 +6,9 @@ Carriers of W itself (``decompose``) have R = S^-1 L^T W with S = L^T W R^T, bec
     u = x R^T = (y - b) A        A = L S^-T, (m, r)
 and the product of x and R, n wide (a whole convolution for a kernel), becomes a product of y and A, m wide.
 Exact up to rounding, and checked for every layer: S^-1 L^T W differs from R if the weights have moved since the frame
-was made, if the carriers are not those of W, or if S is too near singular. A bias far longer than x W^T rounds away
-digits of y. That does not show in R and is checked separately (``bias_lost``).
+was made, if the carriers are not those of W, or if S is too near singular. R = S^-1 L^T W implies R R^T = I, so that
+scaled carriers of a core never pass. A bias far longer than x W^T rounds away digits of y. That does not show in R and
+is checked separately (``bias_lost``).
 """
 
 import math
@@ -19,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep
+from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.gradients.formulas.layers import LAYERS, CarriedGradients, LayerGradients
 from fedlsg.gradients.formulas.norm import NormGradients
 from fedlsg.gradients.precision import FLOAT32, Precision
@@ -61,7 +63,7 @@ class Carried:
 
     formulas: CarriedGradients
     L: Float[Tensor, "m r"]
-    R: Float[Tensor, "r n"]
+    R: Float[Tensor, "s n"]
     A: Float[Tensor, "m r"] | None = None
 
 
@@ -90,13 +92,16 @@ class Layer:
     @cached_property
     def from_input(self) -> Slot | None:
         """The slot of the weight whose block needs the input itself: dR, or the dense weight."""
-        return next((s for s in self.slots if s.parameter == "weight" and s.block.part != "L"), None)
+        return next((s for s in self.slots if s.parameter == "weight" and s.block.part not in ("L", "core")), None)
 
 
 def plan(model: nn.Module, frame: Frame, precision: Precision = FLOAT32) -> list[Layer]:
-    """The layers to hook, in model order. ``check_frame`` must have accepted the frame."""
+    """The layers of ``LAYERS`` to hook, in model order. ``check_frame`` must have accepted the frame."""
     slots: dict[str, list[Slot]] = {}
+    others = ways_of(model).others
     for position, block in enumerate(frame.blocks):
+        if block.parameter in others:
+            continue
         path = block.parameter.rpartition(".")[0]
         slots.setdefault(path, []).append(make_slot(position, block))
     coordinates = {c.name: c for c in frame.coordinates}
@@ -128,7 +133,9 @@ def through_outputs(layers: list[Layer]) -> list[Layer]:
     shortcuts = {}
     for layer in layers:
         carried = layer.carried
-        if carried is not None and type(layer.module) in PRODUCTS and carried.L.shape[0] < carried.R.shape[1]:
+        if carried is None or carried.L.shape[1] != carried.R.shape[0]:
+            continue
+        if type(layer.module) in PRODUCTS and carried.L.shape[0] < carried.R.shape[1]:
             A, gap = output_carriers(layer.module.get_parameter("weight").detach(), carried.L, carried.R)
             bias = layer.module.bias
             shortcuts[layer] = A, gap + bias_lost(bias.detach(), A) if isinstance(bias, Tensor) else gap

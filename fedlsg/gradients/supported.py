@@ -11,23 +11,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedlsg.frame import Frame, make_blocks
+from fedlsg.gradients.calls import UnsupportedLayerError, kind_of, unsupported
+from fedlsg.gradients.calls.registry import BUILT_IN, known_layers
+from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.gradients.formulas.layers import CARRIED, LAYERS
 
-# These read the weights of their own submodules without calling them, so no hook sees the input.
-OPAQUE = {
-    nn.MultiheadAttention: "replace it by nn.Linear projections and F.scaled_dot_product_attention, or freeze it",
-    nn.TransformerEncoderLayer: "rewrite it with nn.Linear and F.scaled_dot_product_attention, or freeze it",
-    nn.RNNBase: "replace it by layers that are called once a forward pass, or freeze it",
-    nn.RNNCellBase: "replace it by layers that are called once a forward pass, or freeze it",
-}
+USED_ALONE = (nn.ParameterList, nn.ParameterDict)
+"""Modules of torch without a layer's computation: their parameters are used elsewhere (``uses``)."""
+SHARED = (nn.Linear, nn.Embedding)
+"""Layers that may share a weight: the sum over its uses is clipped."""
 
 
 Checked = Mapping[str, nn.Parameter]
 """Trainable parameters by name of a model that ``check`` accepted: it need not be checked again."""
-
-
-class UnsupportedLayerError(ValueError):
-    """A layer or parameter has no per-example gradient; the message says which, why, and what to do."""
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -62,22 +58,27 @@ def check(model: nn.Module, frame: Frame) -> Checked:
 def check_supported(model: nn.Module) -> None:
     """Raise UnsupportedLayerError unless every trainable parameter has a per-example gradient.
 
-    Refuses: layers that mix examples (batch norm; instance norm that updates statistics), attention and recurrent
-    modules, parameters under two names, any other module that owns a trainable parameter, and a model without one.
-    Frozen parameters are fine anywhere. Exact types only: a subclass may compute something else.
+    Refuses: layers that mix examples (batch norm; instance norm that updates statistics), layers of torch.nn without
+    gradients for each example, settings of a layer that its gradients do not cover, weights shared by other layers than
+    ``SHARED``, and a model without a trainable parameter. Parameters that a module of a user owns are accepted here;
+    what the module does with them is checked in the pass (``uses``). Frozen parameters are fine anywhere.
     """
     if not trainable(model):
         raise UnsupportedLayerError("nothing to train: every parameter of the model has requires_grad=False")
     check_sharing(model)
-    for path, module in model.named_modules():
+    for path, module in _without_calls(model):
         reason = refusal(module)
         if reason is not None:
             raise unsupported(path, module, reason)
 
 
-def unsupported(path: str, module: nn.Module, reason: str) -> UnsupportedLayerError:
-    """The error that names a module, its type, and the reason with its fix."""
-    return UnsupportedLayerError(f"{path or 'the model itself'} ({type(module).__name__}): {reason}")
+def _without_calls(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """All modules with their paths, but for those inside a module that answers for them (``ways``)."""
+    yield path, module
+    if kind_of(type(module)) is None:
+        for name, child in module._modules.items():
+            if child is not None:
+                yield from _without_calls(child, f"{path}.{name}" if path else name)
 
 
 def refusal(module: nn.Module) -> str | None:
@@ -86,11 +87,18 @@ def refusal(module: nn.Module) -> str | None:
         return "mixes the examples of a batch; replace BatchNorm by GroupNorm, or freeze it and call eval() on it"
     if isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
         return "keeps statistics of the batch; set track_running_stats=False, or replace it by GroupNorm"
-    for opaque, fix in OPAQUE.items():
-        if isinstance(module, opaque) and trainable(module):
-            return f"computes without calling its own layers; {fix}"
+    kind = kind_of(type(module))
     own = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
+    if kind is not None:
+        inside = trainable(module)
+        return kind.refusal(module) or refusal_of_type(inside) if inside else None
     return refusal_to_train(module, own) if own else None
+
+
+def refusal_of_type(own: Mapping[str, nn.Parameter]) -> str | None:
+    """Why parameters are refused for their type of number."""
+    real = all(p.is_floating_point() for p in own.values())
+    return None if real else "complex parameters are not supported; use real ones, or freeze it"
 
 
 def refusal_to_train(module: nn.Module, own: dict[str, nn.Parameter]) -> str | None:
@@ -99,12 +107,17 @@ def refusal_to_train(module: nn.Module, own: dict[str, nn.Parameter]) -> str | N
     if isinstance(module, _BatchNorm | _InstanceNorm):
         return f"no per-example gradients for {names}; replace it by GroupNorm, or freeze it"
     if type(module) not in LAYERS:
-        known = ", ".join(kind.__name__ for kind in LAYERS)
-        return f"no per-example gradients for {names}; freeze it with requires_grad_(False), or use {known}"
+        of_torch = type(module).__module__.startswith("torch.nn.") and not isinstance(module, USED_ALONE)
+        if of_torch or (isinstance(module, (*LAYERS, *BUILT_IN)) and not isinstance(module, SHARED)):
+            return (
+                f"no per-example gradients for {names}; freeze it with requires_grad_(False), use {known_layers()}, or "
+                "register a subclass of it by fedlsg.register_layer"
+            )
+        return refusal_of_type(own)
     if not own.keys() <= {"weight", "bias"}:
         return f"no per-example gradients for {names}; remove the reparametrisation (weight norm, spectral norm)"
-    if not all(p.is_floating_point() for p in own.values()):
-        return "complex parameters are not supported; use real ones, or freeze it"
+    if (complex_numbers := refusal_of_type(own)) is not None:
+        return complex_numbers
     if isinstance(module, nn.Conv2d) and module.groups != 1:
         return f"groups={module.groups} is not supported; set groups=1, or freeze it"
     if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
@@ -113,13 +126,15 @@ def refusal_to_train(module: nn.Module, own: dict[str, nn.Parameter]) -> str | N
 
 
 def check_sharing(model: nn.Module) -> None:
-    """Raise UnsupportedLayerError for a trainable parameter under two names (tied weights or a shared module)."""
-    first: dict[int, str] = {}
-    for name, parameter in _named(model):
-        if parameter.requires_grad and first.setdefault(id(parameter), name) != name:
+    """Raise UnsupportedLayerError for a parameter under two names (tied weights) in other layers than ``SHARED``."""
+    for places in ways_of(model).uses.values():
+        wrong = [module for module, _ in places if type(module) in LAYERS or kind_of(type(module)) is not None]
+        wrong = [module for module in wrong if type(module) not in SHARED]
+        if len(places) > 1 and wrong:
+            names = [name for name, p in _named(model) if p is places[0][0]._parameters[places[0][1]]]
             raise UnsupportedLayerError(
-                f"{first[id(parameter)]} and {name} are one shared parameter, whose two gradients cannot be clipped "
-                "separately; give each module its own, or freeze it"
+                f"{' and '.join(names)} are one shared parameter, which only Linear and Embedding may share; give each "
+                "module its own, or freeze it"
             )
 
 
@@ -139,10 +154,14 @@ def check_frame(model: nn.Module, frame: Frame) -> None:
             raise UnsupportedLayerError(f"expected {name} of shape {shapes[name]}, the frame has {shape}; rebuild it")
     if list(framed) != list(shapes) or len(framed) < len(frame.coordinates):
         raise UnsupportedLayerError("the frame has the parameters in another order than the model; rebuild it")
+    others = ways_of(model).others
     for c in frame.coordinates:
         owner, _, attribute = c.name.rpartition(".")
-        if c.carried and (attribute != "weight" or type(model.get_submodule(owner)) not in CARRIED):
-            raise UnsupportedLayerError(f"{c.name} cannot be carried: carriers are for weights of Linear and Conv2d")
+        fits = attribute == "weight" and type(model.get_submodule(owner)) in CARRIED
+        if c.carried and (not fits or c.name in others):
+            raise UnsupportedLayerError(
+                f"{c.name} cannot be carried: carriers are for weights of Linear and Conv2d that no other layer shares"
+            )
     whole = [(b.parameter, b.part, b.shape) for b in make_blocks(frame.coordinates)]
     if whole != [(b.parameter, b.part, b.shape) for b in frame.blocks]:
         raise UnsupportedLayerError("the frame's blocks are not those of its coordinates; make them by make_blocks")

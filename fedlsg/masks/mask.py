@@ -7,8 +7,8 @@ Masks come from public values only (weights, carriers, round, epoch, public seed
 without noise: no function here takes a gradient. A ranking (``Memory``) sees noisy gradients only.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from typing import Annotated, Literal
 
@@ -17,11 +17,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Keep
+from fedlsg.masks.own import Choose, keep_chosen
 from fedlsg.masks.rules import Direction, frozen_count, gradual_cooling, keep_units, smallest, uniform, unit_importance
-from fedlsg.randomness import public_generator
+from fedlsg.public import Public, RoundTime
 from fedlsg.setting import Setting, check_declared
 
-MaskKind = Literal["all", "units", "uniform", "magnitude", "drop"]
+MaskKind = Literal["all", "units", "uniform", "magnitude", "drop", "own"]
 Importance = Annotated[
     Literal["weights", "carriers", "random"], Setting("Where the importance of units comes from, or drawn at random.")
 ]
@@ -61,6 +62,10 @@ class Mask:
     biases and norms whole (the baseline "Sparse DPSGD" of Ito et al. 2023).
     ``drop``: in every weight tensor and every step, random entries or those of smallest abs(W_t) (Adamczewski et al.
     2023, Alg. 3).
+    ``own``: what ``choose(block, public)`` keeps: a function of a ``Block`` and the public values (``fedlsg.Public``)
+    that gives a boolean tensor of ``block.shape``, True where a coordinate is kept, one at least. It is called for each
+    block of each round, on the server and on every client, whose frames are compared by digest: it must give the same
+    each time, so it draws from ``public.generator`` alone.
     ``sparsity_from``: before that share of the rounds nothing is frozen (Ito et al. 2023, sec. 4.3); a ramp is cut off
     there, not shifted. "Step" here is a round: the local steps of a round share its mask, so one payload can carry
     them.
@@ -76,11 +81,19 @@ class Mask:
     refresh: Refresh = False
     drop: Drop = "none"
     sparsity_from: SparsityFrom = 0.0
+    choose: Choose | None = None
 
     def __post_init__(self) -> None:
         check_declared(self)
         if self.kind == "all" and self.sparsity:
             raise ValueError(f"sparsity={self.sparsity} needs a mask: this method keeps every coordinate")
+        if (self.kind == "own") != callable(self.choose):
+            raise ValueError("a mask of kind 'own' needs choose=function, and no other kind takes one")
+        given = [f.name for f in fields(self)[1:-1] if getattr(self, f.name) != f.default]
+        if self.kind == "own" and given:
+            raise ValueError(
+                f"a mask of kind 'own' takes no {', '.join(given)}: its function decides (bind by functools.partial)"
+            )
         if (self.kind == "drop") != (self.drop != "none"):
             raise ValueError(f"drop={self.drop!r} does not fit a mask of kind {self.kind!r}")
         if self.ranking == "gradients" and (self.kind != "uniform" or self.redraw == "step"):
@@ -97,35 +110,6 @@ class Mask:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoundTime:
-    """When a mask is made: ``round`` (from 1) of ``rounds``, in ``epoch`` (from 0) of ``epochs``. All public."""
-
-    round: int = 1
-    rounds: int = 1
-    epoch: int = 0
-    epochs: int = 1
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Public:
-    """What a mask may be made from, and all of it: ``weights`` W_t and ``initial`` W_0 by parameter, carriers, seed.
-
-    With ``pruned``, weights that pruning set to 0 are frozen as well, and shares count what is left.
-    """
-
-    weights: Mapping[str, Tensor]
-    initial: Mapping[str, Tensor] = field(default_factory=dict)
-    coordinates: Sequence[Coordinates] = ()
-    time: RoundTime = RoundTime()
-    seed: int = 0
-    pruned: bool = False
-
-    def generator(self, *labels: str | int) -> torch.Generator:
-        """The public generator of one draw."""
-        return public_generator(self.seed, *labels)
-
-
 def apply_mask(blocks: Sequence[Block], mask: Mask, public: Public) -> tuple[Block, ...]:
     """The blocks with what ``mask`` keeps of each. Deterministic in its arguments.
 
@@ -136,6 +120,9 @@ def apply_mask(blocks: Sequence[Block], mask: Mask, public: Public) -> tuple[Blo
         when = (public.time.epoch,) if mask.redraw == "epoch" else ("round", public.time.round)
         kept = uniform(sum(block.size for block in blocks), rate, generator=public.generator("mask", *when))
         return split_kept(blocks, kept.to(next(iter(public.weights.values())).device))
+    if mask.choose is not None:
+        choose = mask.choose
+        return tuple(replace(block, keep=keep_chosen(block, choose, public)) for block in blocks)
     if mask.kind == "units":
         importance = cache(partial(_importance, mask, public))  # one look at W for both of its blocks
         return tuple(replace(block, keep=_unit_keep(block, mask, rate, public, importance)) for block in blocks)

@@ -3,12 +3,12 @@
 from fedlsg.payload.codecs import DEFAULT_CODEC, Codec, PayloadError, all_codecs, codec_settings, find_codec
 from fedlsg.payload.error_feedback import check_fits, keeps_memory
 from fedlsg.payload.indices import encode_indices
-from fedlsg.payload.layout import COMPACT, IndexMode, value_bytes
+from fedlsg.payload.layout import COMPACT, IndexMode, chosen_positions, value_bytes
 from fedlsg.payload.message import Expected, pack, unpack
 from fedlsg.payload.values.dither import LEVELS, Dither, quantize
 
 __all__ = [
     "COMPACT", "DEFAULT_CODEC", "LEVELS", "Codec", "Dither", "Expected", "IndexMode", "PayloadError", "all_codecs",
-    "check_fits", "codec_settings", "encode_indices", "find_codec", "keeps_memory", "pack", "quantize", "unpack",
-    "value_bytes",
+    "check_fits", "chosen_positions", "codec_settings", "encode_indices", "find_codec", "keeps_memory", "pack",
+    "quantize", "unpack", "value_bytes",
 ]  # fmt: skip

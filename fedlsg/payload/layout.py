@@ -34,10 +34,14 @@ All numbers are little-endian.
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from typing import Literal
 
+from jaxtyping import Int
+from torch import Tensor
+
 from fedlsg.payload.codecs import Codec, PayloadError, find_codec
-from fedlsg.payload.indices import DIGEST_BYTES, digest_of
+from fedlsg.payload.indices import DIGEST_BYTES, Shape, digest_of, read_chosen
 from fedlsg.payload.values.dither import Dither
 
 IndexMode = Literal["derived", "explicit", "chosen"]
@@ -100,6 +104,11 @@ def value_bytes(message: bytes) -> int:
     elif start == COMPACT.size and message[6] != DERIVED:
         start += DIGEST_BYTES
     return max(0, len(message) - start - CHECKSUM_BYTES)
+
+
+def chosen_positions(message: bytes, shapes: Sequence[Shape], most: int) -> Int[Tensor, " sent"]:
+    """The positions that the sender of a payload chose, of one that ``unpack`` has accepted in index mode chosen."""
+    return read_chosen(message[COMPACT.size : -CHECKSUM_BYTES], shapes, most)[0]
 
 
 def indices_held(message: bytes) -> bytes | None:

@@ -5,7 +5,9 @@ frame = state.frame(round, updates=...)                                         
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -14,6 +16,7 @@ from fedlsg.frame import Frame
 from fedlsg.gradients import check_supported, trainable
 from fedlsg.masks import saliency_frame
 from fedlsg.method import Method, Positions, Schedule, initial_needed, make_frame
+from fedlsg.public import name_of
 from fedlsg.state.round_plan import Phase, phase_of
 
 
@@ -22,7 +25,8 @@ class PublicState:
     """What is public of a run: the model at W_t, W_0 where frames need it, and what stays the same in all rounds.
 
     ``initial``: W_0 by parameter, of frozen weights under LoRA too. ``carried``: names of the weights that travel as
-    carriers. ``classifier``: path of the output layer. ``seed``: the public seed.
+    carriers. ``classifier``: path of the output layer. ``seed``: the public seed. ``built``: a copy of the model as it
+    was built, where functions of the user make frames.
     """
 
     model: nn.Module
@@ -32,6 +36,7 @@ class PublicState:
     classifier: str
     carried: tuple[str, ...]
     initial: Mapping[str, Tensor]
+    built: nn.Module | None = field(default=None, repr=False)
 
     @classmethod
     def start(
@@ -53,6 +58,7 @@ class PublicState:
             classifier=find_classifier(model, classifier),
             carried=carried,
             initial={name: parameters[name].detach().clone() for name in needed} | frozen_bases(model),
+            built=deepcopy(model) if method.own_functions else None,
         )
 
     @property
@@ -81,4 +87,17 @@ class PublicState:
             seed=self.seed,
             classifier=self.classifier,
             kept=kept,
+            model=None if self.built is None else partial(deepcopy, self.built),
         )
+
+    def check_repeatable(self) -> None:
+        """Raise ValueError, naming them, if the user's functions give another first frame when they are called again.
+
+        Server and clients could then never agree: each of them derives the frame, and compares digests.
+        """
+        functions = self.method.own_functions
+        if functions and self.frame(1, updates=0).digest != self.frame(1, updates=0).digest:
+            raise ValueError(
+                f"{' or '.join(map(name_of, functions))} gives other values for the same public ones, so that server "
+                "and clients would not have the same frame (another digest): draw from public.generator(...) only"
+            )

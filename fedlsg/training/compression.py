@@ -73,7 +73,7 @@ def check_memory(name: str, mechanism: Mechanism, carrier: Carrier, mask: Mask, 
             f"ones, which neither clip nor noise of mechanism {mechanism.kind!r} covers; {name!r} needs mechanism "
             "'none'; private methods of few bytes are dpsgd with a codec of few bits, and dp-powersgd"
         )
-    moving = [f"carrier {carrier.kind!r}"] if carrier.splits else []
+    moving = [f"carrier {carrier.kind!r}"] if carrier.parts != ("dense",) else []
     moving += [f"mask {mask.kind!r}"] if mask.kind != "all" else []
     moving += [f"prune={prune.kind!r}"] if prune.active else []
     if moving:

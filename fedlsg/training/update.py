@@ -1,4 +1,4 @@
-"""Step the weights by kept values without ever building a carried weight's gradient: Eq. 3 in place.
+"""Step the weights by kept values without ever building a carried weight's gradient: Eq. 3 or L S R in place.
 
 Symbols as in ``lowrank``. dL R + L dR - L L^T dL R = [dL, L] [R; dR - L^T dL R]: one product of rank 2 r added to W.
 """
@@ -30,6 +30,9 @@ def move(
         if c.L is None or c.R is None:
             W.add_(parts[c.name, "dense"], alpha=scale)
             continue
+        if c.form == "core":
+            add_core(W, parts[c.name, "core"], c.L, c.R, scale)
+            continue
         dL, dR = parts[c.name, "L"], parts[c.name, "R"].flatten(1)
         if averaged:
             dL, dR = average_core(dL, dR, c.L, c.R)
@@ -45,8 +48,21 @@ def add_reconstruction(
     scale: float,
 ) -> None:
     """W += scale * reconstruct(dL, dR, L, R), in W's own memory where W is a matrix there."""
-    left = torch.cat([dL, L], 1)
-    right = torch.cat([R, dR - (L.mT @ dL) @ R])
+    add_product(W, torch.cat([dL, L], 1), torch.cat([R, dR - (L.mT @ dL) @ R]), scale)
+
+
+def add_core(
+    W: Float[Tensor, "m *rest"], S: Float[Tensor, "r s"], L: Float[Tensor, "m r"], R: Float[Tensor, "s n"], scale: float
+) -> None:
+    """W += scale * L S R, as one product over the smaller of r and s."""
+    left, right = (L, S @ R) if S.shape[0] <= S.shape[1] else (L @ S, R)
+    add_product(W, left, right, scale)
+
+
+def add_product(
+    W: Float[Tensor, "m *rest"], left: Float[Tensor, "m k"], right: Float[Tensor, "k n"], scale: float
+) -> None:
+    """W += scale * left right, in W's own memory where W is a matrix there."""
     matrix = matrix_in_memory_order(W)
     if matrix.data_ptr() == W.data_ptr():
         matrix.addmm_(left, to_memory_order(right, W), alpha=scale)

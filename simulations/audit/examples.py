@@ -106,8 +106,9 @@ def with_canaries(plan: Plan, inserted: Inserted, kind: str) -> Plan:
     generator = public_generator(plan.settings.seed, "audit", "labels")
     labels, count = train.labels.clone(), len(inserted.rows)
     least = 1 if kind == "mislabelled" else 0
-    shift = torch.randint(least, plan.workload.num_classes, (count,), generator=generator)
-    labels[inserted.rows] = (labels[inserted.rows] + shift) % plan.workload.num_classes
+    classes = plan.workload.classes("an audit of whole runs")
+    shift = torch.randint(least, classes, (count,), generator=generator)
+    labels[inserted.rows] = (labels[inserted.rows] + shift) % classes
     train = replace(train, labels=labels)
     if kind != "mislabelled":
         draw = choose("kind of canary", kind, {"mislabelled": uniform_noise, **DRAWN})

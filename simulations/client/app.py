@@ -16,6 +16,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
+from fedlsg import user_code
 from fedlsg.privacy import LedgerError
 from simulations.client.deployed import Deployed
 from simulations.client.model import process
@@ -32,7 +33,25 @@ from simulations.settings.settings import Settings
 from strategies.federation.code_identity import OtherCodeError, check_same_code
 from strategies.federation.wire import DISK_FULL, FAILED, NO_REASON, failure, identity, update
 
-app = ClientApp()
+Read = Callable[[Message, Context], Settings]
+"""Settings of a run, from a message or its context. Raises SettingsError for what is none."""
+
+
+def make_app(read: Read) -> ClientApp:
+    """A ClientApp with two messages, whose settings are where ``read`` finds them."""
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        """This client's partition and its declared number of examples. Refused if the server runs other code."""
+        return _reply(message, lambda: _identity(message, context, read))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        """One round's payload."""
+        return _reply(message, lambda: _update(message, context, read), on_run_disk=is_simulated(context))
+
+    return app
 
 
 def is_simulated(context: Context) -> bool:
@@ -43,15 +62,13 @@ def is_simulated(context: Context) -> bool:
     return SHARED in context.node_config or in_simulation()
 
 
-def read_context(context: Context) -> tuple[Settings, int]:
-    """Settings and partition of a simulated client; if no number of clients is set, every node is one."""
-    settings = simulated_settings(context.run_config, int(context.node_config["num-partitions"]))
-    return settings, int(context.node_config["partition-id"])
-
-
 def simulated_settings(run_config: Mapping[str, Any], partitions: int) -> Settings:
     """The settings of simulated clients. Raises SettingsError as ``run_settings``."""
-    settings = run_settings(run_config)
+    return with_clients(run_settings(run_config), partitions)
+
+
+def with_clients(settings: Settings, partitions: int) -> Settings:
+    """The settings with a number of clients: that of all partitions, if none is set."""
     return settings if settings.clients is not None else replace(settings, clients=partitions)
 
 
@@ -68,31 +85,31 @@ def _settings(config: tuple[tuple[str, Any], ...]) -> Settings:
     return from_run_config(dict(config))
 
 
-@app.query()
-def query(message: Message, context: Context) -> Message:
-    """This client's partition and its declared number of examples. Refused if the server runs other code."""
-    return _reply(message, lambda: _identity(message, context))
+def _of_run_config(message: Message, context: Context) -> Settings:
+    if is_simulated(context):
+        user_code.allow()  # it is on the machine of who named the code
+    return run_settings(context.run_config)
 
 
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """One round's payload."""
-    return _reply(message, lambda: _update(message, context), on_run_disk=is_simulated(context))
+def read_simulated(message: Message, context: Context, read: Read) -> tuple[Settings, int]:
+    """Settings and partition of a simulated client; if no number of clients is set, every node is one."""
+    settings = with_clients(read(message, context), int(context.node_config["num-partitions"]))
+    return settings, int(context.node_config["partition-id"])
 
 
-def _identity(message: Message, context: Context) -> RecordDict:
+def _identity(message: Message, context: Context, read: Read) -> RecordDict:
     check_same_code(message.content, "the server", local=is_simulated(context))
     if not is_simulated(context):
-        return Deployed.of(context.node_config, run_settings(context.run_config)).identity()
-    settings, partition = read_context(context)
+        return Deployed.of(context.node_config, read(message, context)).identity()
+    settings, partition = read_simulated(message, context, read)
     parts = process(settings).base.parts
     return identity(partition, len(parts[partition]) if partition < len(parts) else 0)
 
 
-def _update(message: Message, context: Context) -> RecordDict:
+def _update(message: Message, context: Context, read: Read) -> RecordDict:
     if not is_simulated(context):
-        return Deployed.of(context.node_config, run_settings(context.run_config)).update(message.content)
-    settings, partition = read_context(context)
+        return Deployed.of(context.node_config, read(message, context)).update(message.content)
+    settings, partition = read_simulated(message, context, read)
     return update(answer(settings, partition, message.content, context.state, shared=True), partition)
 
 
@@ -112,3 +129,6 @@ def refusal(error: Exception, message: Message, *, on_run_disk: bool) -> Message
         return failure(str(error), error.code if isinstance(error, RefusalError) else FAILED, message)
     log_failure()
     return failure(NO_REASON, FAILED, message) if full is None else failure(f"{full.filename}", DISK_FULL, message)
+
+
+app = make_app(_of_run_config)

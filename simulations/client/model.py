@@ -64,6 +64,11 @@ def serving(base: Base) -> Iterator[None]:
         process.cache_clear()
 
 
+def is_served() -> bool:
+    """Whether clients of this process use a base that they were given."""
+    return bool(_SERVED)
+
+
 @lru_cache(maxsize=2)
 def process(settings: Settings) -> Process:
     """Data, initial model and W_0, built once a process."""

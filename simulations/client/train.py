@@ -8,12 +8,10 @@ payload without noise is not stored: it has no privacy claim, and can be compute
 import hashlib
 import secrets
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
@@ -126,7 +124,7 @@ def _train(here: Process, account: Account, plan: RoundPlan, num_examples: int, 
         values = client_step(
             here.state.model,
             batches(base, partition, round, used_rows),
-            partial(F.cross_entropy, reduction="none"),
+            base.workload.loss,
             frame=plan.frame,
             mechanism=plan.mechanism,
             local=plan.local,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedlsg.choices import choose
-from simulations.compare.lines import Line
+from simulations.compare.lines import Line, measured, shown
 from simulations.compare.table import markdown
 from simulations.report.page import Row, Table
 from simulations.report.words import NOT_PRIVATE, human_bytes
@@ -120,7 +120,7 @@ def panel_table(panel: Panel) -> Table:
     keys = [key for key in COLUMNS if key != "transfer" or any(line.transfer is not None for line in panel.lines)]
     return Table(
         title=panel.title,
-        columns=tuple(COLUMNS[key] for key in keys),
+        columns=tuple(measured(panel.lines) if key == "accuracy" else COLUMNS[key] for key in keys),
         rows=tuple(
             Row(cells=tuple(row[key] for key in keys), style="" if line.private else "no-epsilon")
             for line, row in zip(panel.lines, rows, strict=True)
@@ -135,7 +135,7 @@ def _cells(line: Line) -> dict[str, str]:
     dense = (line.mean_of("uplink_bytes_dense") or 0.0, line.mean_of("downlink_bytes_dense") or 0.0)
     return {
         "method": marked(line),
-        "accuracy": f"{100 * line.mean:.1f}" + ("" if line.sd is None else f" ± {100 * line.sd:.1f}"),
+        "accuracy": f"{shown(line, line.mean)}" + ("" if line.sd is None else f" ± {shown(line, line.sd)}"),
         "n": str(len(line.done)),
         "up": human_bytes(up),
         "up_saved": f"{dense[0] / up:.1f}x",

@@ -13,7 +13,7 @@ import tomli_w
 from rich.console import Console
 
 import strategies
-from fedlsg.choices import choose
+from fedlsg import user_code
 from simulations import workloads
 from simulations.compare.bytes_axis import NOTE, PLAIN, View, panel_table, panels
 from simulations.compare.cells.grid import Cell, Grid
@@ -51,16 +51,25 @@ def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str,
     ):
         raise ValueError(f"{file}: expected [settings] and [methods.NAME] as tables")
     names = strategies.names() if axes["methods"] == "all" else tuple(words(axes["methods"])) or tuple(listed)
+    references = {user_code.short(name): user_code.absolute(name) for name in names if user_code.is_reference(name)}
+    listed = {short: {"method": name} for short, name in references.items()} | listed
+    names = tuple(user_code.short(name) for name in names)
+    for method in references.values():
+        strategies.check_name(method)
     common, own = split_settings(pairs, names)
     given: dict[str, Any] = {
         name: list(numbers(f"--{name}", axes[name], kind))
         for name, kind in {"epsilons": float, "ranks": int, "sparsities": float}.items()
         if axes[name] is not None
     }
-    given |= {name: value for name, value in (("seeds", axes["seeds"]), ("workload", workload)) if value is not None}
+    given |= {
+        name: value
+        for name, value in (("seeds", axes["seeds"]), ("workload", workload and user_code.absolute(workload)))
+        if value is not None
+    }
     methods = {name: dict(listed.get(name, {})) | own[name] for name in names}
     grid = from_toml(base | given | {"settings": dict(said) | common, "methods": methods})
-    choose("workload", grid.workload, dict.fromkeys(workloads.names()))
+    workloads.presets(grid.workload)  # refuses an unknown one
     return grid
 
 
@@ -75,7 +84,7 @@ def compare_command(
         raise ValueError(f"expected --jobs {jobs} >= 1")
     if budget_minutes is not None and not budget_minutes > 0:
         raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
-    path = Path(out or f"runs/compare-{grid.workload}").expanduser().resolve()
+    path = Path(out or f"runs/compare-{user_code.short(grid.workload)}").expanduser().resolve()
     cells, folder = grid.cells(), Folder(path)
     text = tomli_w.dumps(as_toml(_published(grid)))
     with one_ray(folder.unfinished(cells)) as ray:

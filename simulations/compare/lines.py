@@ -50,13 +50,28 @@ class Line:
         return [run.accuracy for run in self.done if run.accuracy is not None]
 
     @property
+    def by_loss(self) -> bool:
+        """Whether the workload has no accuracy: then scores are losses, and the lowest is the best."""
+        return bool(self.done) and not self.accuracies
+
+    @property
+    def scores(self) -> list[float]:
+        """Final accuracies, or losses, of the seeds."""
+        return [float(run.summary["loss"]) for run in self.done] if self.by_loss else self.accuracies
+
+    @property
+    def scale(self) -> float:
+        """From a score to the number that is shown: accuracies in percent, losses as they are."""
+        return 1.0 if self.by_loss else 100.0
+
+    @property
     def mean(self) -> float | None:
-        return statistics.fmean(self.accuracies) if self.done else None
+        return statistics.fmean(self.scores) if self.done else None
 
     @property
     def sd(self) -> float | None:
         """Sample standard deviation over seeds; None for fewer than two."""
-        return statistics.stdev(self.accuracies) if len(self.done) > 1 else None
+        return statistics.stdev(self.scores) if len(self.done) > 1 else None
 
     @property
     def chance(self) -> Chance | None:
@@ -124,7 +139,9 @@ class Line:
     @property
     def over_probe(self) -> float | None:
         """Mean accuracy minus that of the private linear probe."""
-        return None if self.mean is None or self.probe is None or self.method == PROBE else self.mean - self.probe
+        if self.mean is None or self.probe is None or self.method == PROBE or self.by_loss:
+            return None
+        return self.mean - self.probe
 
     @property
     def name(self) -> str:
@@ -142,7 +159,7 @@ def lines(results: Iterable[Result]) -> list[Line]:
     found = [Line(runs=tuple(runs)) for runs in groups.values()]
     probes: dict[tuple[Any, ...], float] = {}
     for line in found:
-        if line.method == PROBE and line.mean is not None and line.private:
+        if line.method == PROBE and line.mean is not None and line.private and not line.by_loss:
             target = (line.task, line.epsilon_target)
             probes[target] = max(line.mean, probes.get(target, 0.0))
     found = [Line(runs=line.runs, probe=probes.get((line.task, line.epsilon_target))) for line in found]
@@ -151,4 +168,15 @@ def lines(results: Iterable[Result]) -> list[Line]:
 
 def _order(line: Line) -> tuple[Any, ...]:
     target = math.inf if line.epsilon_target is None else line.epsilon_target
-    return (target, line.mean is None, -(line.mean or 0.0), line.name)
+    score = line.mean or 0.0
+    return (target, line.mean is None, score if line.by_loss else -score, line.name)
+
+
+def shown(line: Line, value: float) -> str:
+    """A score for people: percent with one decimal, or a loss."""
+    return f"{value:.4g}" if line.by_loss else f"{line.scale * value:.1f}"
+
+
+def measured(table: Iterable[Line]) -> str:
+    """What the scores of these lines are, for axes and columns."""
+    return "test loss" if any(line.by_loss for line in table) else "test accuracy, %"

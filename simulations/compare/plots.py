@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulations.compare.bytes_axis import PLAIN, Panel, View, marked, panels
-from simulations.compare.lines import Line
+from simulations.compare.lines import Line, measured
 from simulations.report.figure import (
     GUESSING,
     legend_outside,
@@ -70,12 +70,14 @@ def _curves_over_epsilon(
         axes.errorbar(x, *_heights(own), color=colour, marker=marker, linestyle=dashes, capsize=2, label=_legend(own))
     for line in table:
         if line.epsilon_target is None and line.mean is not None:
-            axes.axhline(100 * line.mean, color=looks[line.name][0], linestyle="--", linewidth=1, label=_legend([line]))
+            axes.axhline(
+                line.scale * line.mean, color=looks[line.name][0], linestyle="--", linewidth=1, label=_legend([line])
+            )
     axes.set_xscale("log")
     axes.set_xticks(targets, [f"{target:g}" for target in targets])
     axes.set_xticks([], minor=True)
     axes.set_xlabel("epsilon of each client's examples (target, logarithmic)")
-    axes.set_ylabel("test accuracy, %")
+    axes.set_ylabel(measured(table))
     _chance(axes, table)
     legend_outside(figure, [axes])
     return figure
@@ -91,7 +93,7 @@ def _dots(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "
     axes.set_yticks(range(len(ordered)), [_legend([line]) for line in ordered])
     axes.set_ylim(-0.6, len(ordered) - 0.4)
     epsilon = next((f", epsilon {line.epsilon_target:g}" for line in table if line.epsilon_target is not None), "")
-    axes.set_xlabel(f"test accuracy, %{epsilon}")
+    axes.set_xlabel(f"{measured(table)}{epsilon}")
     _chance(axes, table, vertical=True)
     return figure
 
@@ -123,7 +125,7 @@ def accuracy_by_bytes(table: Sequence[Line], looks: Mapping[str, tuple[str, str,
     axes.xaxis.set_major_formatter(short_bytes)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("uplink of the whole run, all clients (payload bytes, logarithmic)")
-    axes.set_ylabel("test accuracy, %" + ("; numbers are epsilon" if len(targets) > 1 else ""))
+    axes.set_ylabel(measured(table) + ("; numbers are epsilon" if len(targets) > 1 else ""))
     _chance(axes, table)
     legend_outside(figure, [axes])
     return figure
@@ -153,7 +155,7 @@ def accuracy_by_total_bytes(panels: Sequence[Panel]) -> "Figure":
                 _mark(axes, line, both, shapes[line.name])
             _scale_bytes(axes)
         row[0].set_title(panel.title, fontsize=9, loc="left")
-        row[0].set_ylabel("test accuracy, %")
+        row[0].set_ylabel(measured(panel.lines))
     grid[-1][0].set_xlabel("uplink")
     grid[-1][1].set_xlabel("uplink + downlink")
     figure.supxlabel("payload bytes of the whole run, all clients (logarithmic)", fontsize=9)
@@ -166,7 +168,7 @@ def _mark(axes: Any, line: Line, both: bool, look: tuple[str, str]) -> None:
     colour, marker = look
     place = (line.total_uplink or 0.0) + (line.total_downlink or 0.0 if both else 0.0)
     axes.errorbar(
-        [place], [100 * line.mean], [100 * (line.sd or 0.0)], color=colour, marker=marker, capsize=2.5, markersize=6,
+        [place], *_heights([line]), color=colour, marker=marker, capsize=2.5, markersize=6,
         linestyle="none", markerfacecolor=colour if line.private else "white", label=wrap(marked(line)),
     )  # fmt: skip
 
@@ -207,14 +209,16 @@ def learning_curves(table: Sequence[Line], looks: Mapping[str, tuple[str, str, s
     for panel in panels[len(targets) :]:
         panel.set_visible(False)
     figure.supxlabel("round", fontsize=9)
-    figure.supylabel("test accuracy, %", fontsize=9)
+    figure.supylabel(measured(table), fontsize=9)
     legend_outside(figure, panels)
     return figure
 
 
 def curve(line: Line) -> tuple[list[int], list[float], list[float], list[float]]:
-    """(rounds, mean, smallest, largest accuracy in percent) over the rounds that all finished seeds evaluated."""
-    seeds = [{row.round: 100 * row.accuracy for row in run.rows if row.accuracy is not None} for run in line.done]
+    """(rounds, mean, smallest, largest) of accuracy in percent, or loss, over the rounds of all finished seeds."""
+    name = "loss" if line.by_loss else "accuracy"
+    rows = [[(row.round, getattr(row, name)) for row in run.rows] for run in line.done]
+    seeds = [{round: line.scale * value for round, value in own if value is not None} for own in rows]
     rounds = sorted(set.intersection(*(set(seed) for seed in seeds)))
     values = [[seed[round] for seed in seeds] for round in rounds]
     return rounds, [statistics.fmean(v) for v in values], [min(v) for v in values], [max(v) for v in values]
@@ -226,7 +230,7 @@ def _figure(width: float, height: float) -> tuple["Figure", Any]:
 
 
 def _heights(own: Sequence[Line]) -> tuple[list[float], list[float]]:
-    return [100 * (line.mean or 0.0) for line in own], [100 * (line.sd or 0.0) for line in own]
+    return [line.scale * (line.mean or 0.0) for line in own], [line.scale * (line.sd or 0.0) for line in own]
 
 
 def _legend(own: Sequence[Line]) -> str:

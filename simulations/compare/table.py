@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simulations.compare.lines import PROBE, Line
+from simulations.compare.lines import PROBE, Line, measured, shown
 from simulations.report.figure import looks
 from simulations.report.page import Row, RowKind, Table
 from simulations.report.words import NOT_PRIVATE, human_bytes
@@ -27,8 +27,9 @@ def as_record(line: Line) -> dict[str, Any]:
         "private": line.private,
         "n": len(line.done),
         "planned": len(line.runs),
-        "accuracy_mean": line.mean,
-        "accuracy_sd": line.sd,
+        "accuracy_mean": None if line.by_loss else line.mean,
+        "accuracy_sd": None if line.by_loss else line.sd,
+        "loss_mean": line.mean_of("loss"),
         "standard_error": line.standard_error,
         "chance": None if line.chance is None else line.chance.level,
         "beats_chance": line.beats_chance,
@@ -61,11 +62,12 @@ OPTIONAL = ("error", "seconds")
 def comparison_table(table: Sequence[Line]) -> Table:
     """One row a line, in groups of one epsilon target; columns in which no line says anything are left out."""
     cells = [_cells(line) for line in table]
+    by_loss = any(line.by_loss for line in table)
     empty = {key for key in ("rank", "sparsity", "probe", "transfer") if all(row[key] in ("", "--") for row in cells)}
     keys = [key for key in COLUMNS if key not in empty]
     colours = looks([(line.method, line.name) for line in table])
     return Table(
-        columns=tuple(COLUMNS[key] for key in keys),
+        columns=tuple(measured(table) if key == "accuracy" and by_loss else COLUMNS[key] for key in keys),
         rows=tuple(
             Row(
                 cells=tuple(row[key] for key in keys),
@@ -87,14 +89,14 @@ def _style(line: Line) -> RowKind:
 
 def _cells(line: Line) -> dict[str, str]:
     mark = f" {CHANCE_MARK}" if line.beats_chance is False else ""
-    sd = "" if line.sd is None else f" ± {100 * line.sd:.1f}"
+    sd = "" if line.sd is None else f" ± {shown(line, line.sd)}"
     done, planned = len(line.done), len(line.runs)
     return {
         "method": line.label,
         "rank": _number(line.setting("rank") or None, "d"),
         "sparsity": _number(line.setting("sparsity"), "g"),
         "epsilon": _epsilon(line),
-        "accuracy": "--" if line.mean is None else f"{100 * line.mean:.1f}{sd}{mark}",
+        "accuracy": "--" if line.mean is None else f"{shown(line, line.mean)}{sd}{mark}",
         "error": _number(line.standard_error, ".1f", 100),
         "n": str(done) if done == planned else f"{done}/{planned}",
         "probe": _number(line.over_probe, "+.1f", 100),
@@ -120,8 +122,9 @@ def notes(table: Sequence[Line]) -> list[str]:
     kinds = {run.held_out for line in table for run in line.runs}
     splits = [] if kinds == {True} else ["the public test split"]
     splits += ["held-out training rows, which no epsilon covers"] if True in kinds else []
+    word = "Loss" if any(line.by_loss for line in table) else "Accuracy"
     found = [
-        f"Accuracy: mean ± standard deviation over n seeds on {' or '.join(splits)}; s.e.: its standard error in "
+        f"{word}: mean ± standard deviation over n seeds on {' or '.join(splits)}; s.e.: its standard error in "
         "points, from the spread over seeds and the size of the test split.",
         "Uplink: payload of one client in one round; saved: how many times smaller it is than a dense update.",
     ]

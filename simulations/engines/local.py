@@ -5,15 +5,18 @@ bytes, which are immutable.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from flwr.app import Message
 
+from simulations import workloads
 from simulations.client.app import app
+from simulations.client.model import is_served, serving
 from simulations.engines.run_log import logging_to
 from simulations.grids.virtual import ClientFunction, VirtualGrid, call_client, task_identity
-from simulations.plan.plan import Plan
+from simulations.plan.plan import Plan, prepare
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.server.serve import serve
@@ -45,5 +48,7 @@ def run(
     """
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     grid = LocalGrid(client, len(plan.terms), dict(as_config(plan.settings)))
-    with logging_to(directory.log), task_identity():
+    own = workloads.own(plan.settings.workload) is not None and not is_served()
+    clients = serving(prepare(plan.settings, loaded=plan.workload)) if own else nullcontext()
+    with logging_to(directory.log), task_identity(), clients:
         return serve(grid, plan, directory, on_round=on_round, page=page)

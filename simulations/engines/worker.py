@@ -29,8 +29,8 @@ class Job:
     run_config: Mapping[str, Any]
     num_partitions: int
     code: str
-    data: Any = None
-    """A reference to the loaded workload in Ray's object store; None: each machine has, or downloads, the data."""
+    shipped: Any = None
+    """A reference to a ``Shipment`` in Ray's object store; None: each machine has, or downloads, code and data."""
     rows: str = ""
     """Digest of the training rows that each machine must have; not compared if empty."""
 
@@ -104,10 +104,14 @@ class Worker:
 
         HISTORY.forget()
         self._sent_data.close()
+        process.cache_clear()
+        shipped = None if job.shipped is None else ray.get(job.shipped)
+        if shipped is not None:
+            shipped.unpack()
         settings = simulated_settings(job.run_config, job.num_partitions)
         try:
-            if job.data is not None:
-                self._sent_data.enter_context(serving(prepare(settings, loaded=ray.get(job.data))))
+            if shipped is not None and shipped.workload is not None:
+                self._sent_data.enter_context(serving(prepare(settings, loaded=shipped.workload)))
             base = process(settings).base
         except (ValueError, OSError, ImportError) as error:
             raise RuntimeError(

@@ -12,6 +12,7 @@ from flwr.common.logger import log
 
 from simulations.engines import run_log
 from simulations.engines.cluster import Cluster
+from simulations.engines.shipping import put, shipment
 from simulations.engines.worker import Job
 from simulations.grids.piles import Answer, Pace, Pile, divide, pack, unpack
 from simulations.plan.plan import Plan
@@ -162,12 +163,11 @@ class Workers:
         self._running[answer] = worker, pile, time.monotonic()
 
     def _send_data(self) -> None:
-        """Put the data into Ray's object store, if the driver is to send them, once for all; or their digest."""
-        import ray
-
-        if self._plan.settings.data_from == "driver":
-            self._job = replace(self._job, data=ray.put(self._plan.workload))
-        elif self._cluster.is_foreign:
+        """Put code and data that the driver is to send into Ray's object store; or the data's digest."""
+        shipped = shipment(self._plan)
+        if shipped is not None:
+            self._job = replace(self._job, shipped=put(shipped))
+        if self._cluster.is_foreign and (shipped is None or shipped.workload is None):
             self._job = replace(self._job, rows=self._directory.read_data_digest())
 
     def _expect(self, worker: Any) -> None:

@@ -42,7 +42,8 @@ def own_clip(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> ClipR
     """The clip in the frame of the run: the same pass that a client does."""
     squares = torch.cat([block_squares(g) for g in _passes(subject, frame, rows)], dim=1)
     mask = subject.base.method.mask
-    rate = mask.rate(subject.base.schedule.time(subject.round))
+    own_share = round(1 - frame.kept / frame.size, 3)
+    rate = own_share if mask.kind == "own" else mask.rate(subject.base.schedule.time(subject.round))
     return _clip_row(subject, squares, frame, rate, mask.direction if mask.kind == "units" else mask.kind)
 
 

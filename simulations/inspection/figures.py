@@ -1,5 +1,6 @@
 """The figures of an inspection: stable ranks, residuals over ranks, norms and clipping, energy, intensity maps."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ SHORTEST = 1e-3
 """Shorter norms than this share of C are drawn here: the clip does not change them."""
 
 LINES: Mapping[str, tuple[str, str, str]] = {
+    "own": (RED, "*", "-"),
     "self": (BLACK, "o", "-"),
     "start gradient": (BLUE, "s", "--"),
     "history": (RED, "o", "-"),
@@ -100,7 +102,9 @@ def residuals(rows: Sequence[ResidualRow]) -> "Figure":
     sources = [source for source in SOURCES if any(row.source == source for row in rows)]
     for name, axes in zip(names, panels, strict=True):
         for source in sources:
-            line = [(row.rank, row.residual) for row in rows if (row.layer, row.source) == (name, source)]
+            line = [(row.rank, row.residual) for row in rows if (row.layer, row.source) == (name, source)] or [
+                (1, math.nan)
+            ]
             colour, marker, dash = LINES[source]
             axes.plot(*zip(*line, strict=True), color=colour, marker=marker, linestyle=dash, label=source)
         axes.set_title(name, fontsize="medium")

@@ -23,6 +23,7 @@ from simulations.inspection.clips import ClipRow, clip_rows, own_clip
 from simulations.inspection.subject import Subject
 
 SOURCES = {
+    "own": "the method's own function of public values",
     "self": "the gradient itself, r-SVD (Yu et al. 2021, Eq. 6)",
     "start gradient": "the gradient of the same batch at W_0, r-SVD (Yu et al. 2021, Eq. 5)",
     "history": "the update W - W_0, power method (what rgp projects on)",
@@ -158,6 +159,9 @@ def residual_rows(
     m, n = flatten_kernel(dW).shape
     largest = min(m, n, LARGEST_RANK)
     carrier = subject.base.method.carrier
+    own = next(c for c in subject.frame.coordinates if c.name == name)
+    if carrier.kind == "own" and own.L is not None and own.R is not None:
+        yield ResidualRow(layer=name, source="own", rank=carrier.rank, residual=residual(dW, own.L, own.R, own.form))
     powers = [2**k for k in range(largest.bit_length()) if 2**k <= largest]
     wanted = sorted({*powers, carrier.rank} if ranks is None else set(ranks))
     wanted = [rank for rank in wanted if 1 <= rank <= min(m, n)]
@@ -195,8 +199,8 @@ def energy_rows(subject: Subject, name: str, dW: Tensor, sparsities: Sequence[fl
 
 
 def carried_energy(dW: Tensor, where: Coordinates, rows: Tensor, columns: Tensor) -> float:
-    """Share of ||dL||^2 + ||dR||^2 in kept rows of dL and kept columns of dR; NaN for a layer without carriers."""
-    if where.L is None or where.R is None:
+    """Share of ||dL||^2 + ||dR||^2 in kept rows of dL and kept columns of dR; NaN for a layer that has neither."""
+    if where.L is None or where.R is None or where.form == "core":
         return math.nan
     dL, dR = project(dW, where.L, where.R)
     units = dR.double().square().sum(0).reshape(dW.shape[1], -1).sum(1)

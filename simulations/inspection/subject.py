@@ -19,6 +19,7 @@ from fedlsg.gradients import trainable
 from fedlsg.method import Method
 from fedlsg.randomness import own_draws, public_generator, seed_draws
 from fedlsg.state import ServerState
+from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
 from simulations.rundir.rundir import RunDir
 from simulations.settings.published import resolve
@@ -130,7 +131,9 @@ def subject_of_run(path: str, *, device: Device = "auto", progress: Progress = s
     directory = RunDir.open(path)
     settings = replace(directory.read_config(), device=device)
     saved = directory.load_checkpoint() if directory.checkpoint.exists() else None
-    return _subject(settings, directory.path, saved, progress)
+    found = _subject(settings, directory.path, saved, progress)
+    check_own_code(found.base, directory)
+    return found
 
 
 def subject_of_settings(given: Mapping[str, object], *, progress: Progress = silent) -> Subject:

@@ -141,7 +141,7 @@ def _load(kind: Any, source: EncoderSource, config: Any, attention: str) -> Any:
     folder = model_folder(source)
     if not any(Path(folder).glob("*.safetensors")):
         raise FileNotFoundError(f"no safetensors file in {folder}; save the model again with a current transformers")
-    with _quiet():
+    with quiet():
         model, found = kind.from_pretrained(
             folder, config=config, attn_implementation=attention, dtype=torch.float32, local_files_only=True,
             use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
@@ -159,8 +159,8 @@ def _load(kind: Any, source: EncoderSource, config: Any, attention: str) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No progress bars and no report about a head that is new on purpose."""
+def quiet() -> Iterator[None]:
+    """No progress bars of transformers, and no report about a head that is new on purpose."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -110,17 +110,17 @@ def _shorten(names: list[str]) -> str:
 def read_weights(file: Path) -> dict[str, Tensor]:
     """The tensors of a file by name, on the CPU, without the prefix that DataParallel puts before every name.
 
-    Raises ValueError for a file that holds anything but tensors, ModuleNotFoundError without safetensors.
+    Raises ValueError for a file that holds anything but tensors.
     """
     advice = "expected a state dict saved by torch.save(model.state_dict(), file), or a .safetensors file"
     loaded: Any
     try:
         if file.suffix == ".safetensors":
-            loaded = _read_safetensors(file)
+            from safetensors.torch import load_file
+
+            loaded = load_file(file)
         else:
             loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except ModuleNotFoundError:
-        raise
     except Exception as error:  # zip, pickle and safetensors each raise their own on damaged or hostile files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if isinstance(error, UnpicklingError):  # torch's text advises to run the file's code
@@ -131,16 +131,6 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     if not isinstance(loaded, Mapping) or not all(isinstance(t, Tensor) for t in loaded.values()):
         raise ValueError(f"{file} holds something else than tensors by name; {advice}")
     return {str(name).removeprefix("module."): tensor for name, tensor in loaded.items()}
-
-
-def _read_safetensors(file: Path) -> dict[str, Tensor]:
-    try:
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"reading {file} needs safetensors: pip install 'fedlsg[hub]', or give a .pt file"
-        ) from error
-    return load_file(file)
 
 
 def find_weights(source: str) -> Path:

@@ -58,7 +58,10 @@ class Balance:
 def measure(base: Base) -> Balance:
     """The balance of a prepared run."""
     s, labels = base.settings, base.workload.train.labels
-    counts = torch.stack([torch.bincount(labels[part], minlength=base.workload.num_classes) for part in base.parts])
+    classes = base.workload.num_classes
+    if classes is None:  # one column: the sizes alone
+        labels, classes = torch.zeros(len(labels), dtype=torch.int64), 1
+    counts = torch.stack([torch.bincount(labels[part], minlength=classes) for part in base.parts])
     sizes = np.array(base.sizes)
     of = {"dirichlet": f" (alpha {s.alpha:g})", "shards": f" ({s.shards_per_client} a client)"}
     return Balance(

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import strategies
+from fedlsg import user_code
 from fedlsg.carriers import prepare_model
-from fedlsg.gradients import Precision, trainable
+from fedlsg.gradients import Precision, registered_layers, trainable
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import Codec, Dither, IndexMode
 from fedlsg.state import PublicState, RoundPlan, ServerState, select_clients
@@ -28,7 +29,7 @@ from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings, as_config
 from simulations.workloads import Fetch, LoadedWorkload, Options, Progress, Split, build_model, fetcher, silent
 from simulations.workloads.base.workload import Augment
-from simulations.workloads.partition import partition
+from simulations.workloads.partition import SCHEMES, natural_parts, partition
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,6 +86,16 @@ class Base:
     def fetch(self) -> Fetch:
         """Training examples by their rows, on this process's device."""
         return fetcher(self.workload.train, self.device)
+
+    @cached_property
+    def own_code(self) -> dict[str, str]:
+        """SHA-256 of the code of a user's own that the run uses, by setting; empty if all of it is fedlsg's."""
+        workload = workloads.own(self.settings.workload)
+        found = {} if workload is None else {"workload": workload.digest}
+        if workload is not None and (layers := registered_layers()):
+            found["layers"] = user_code.digest_of_all(layers.values())
+        method = strategies.given().get(self.settings.method)
+        return found if method is None else {**found, "method": user_code.digest_of(method)}
 
     @property
     def sizes(self) -> list[int]:
@@ -206,10 +217,17 @@ def _make_parts(s: Resolved, workload: LoadedWorkload, own: Own | None) -> Seque
     """Each client's rows of the training split; for a client with data of its own, its part alone."""
     if own is not None:
         return OwnPart(own.client, len(workload.train))
-    return partition(
-        workload.train.labels, num_clients=s.clients, scheme=s.partition, seed=s.seed, alpha=s.alpha,
-        shards_per_client=s.shards_per_client,
-    )  # fmt: skip
+    if s.partition in SCHEMES:
+        return partition(
+            workload.train.labels, num_clients=s.clients, scheme=s.partition, seed=s.seed, alpha=s.alpha,
+            shards_per_client=s.shards_per_client,
+        )  # fmt: skip
+    parts = natural_parts(workload, s.partition)
+    if len(parts) != s.clients:
+        raise ValueError(
+            f"partition={s.partition} has {len(parts)} clients, and clients={s.clients}: leave clients out"
+        )
+    return parts
 
 
 def _local_training(

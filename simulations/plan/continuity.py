@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from simulations.plan.plan import Plan
+from simulations.plan.plan import Base, Plan
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import as_config
 from simulations.workloads import Split
@@ -43,7 +43,8 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
         sha.update(len(part).to_bytes(8, "little") + part.numpy().tobytes())
     tests = {name: data_digest(split) for name, split in plan.workload.tests.items()}
     settings = {**as_config(plan.settings), "device": plan.device}  # the one in use: auto may find another later
-    return {"settings": settings, "partition": sha.hexdigest(), "tests": tests}
+    own = {"own_code": plan.own_code} if plan.own_code else {}
+    return {"settings": settings, "partition": sha.hexdigest(), "tests": tests, **own}
 
 
 def keep_data_digest(plan: Plan, run: RunDir) -> None:
@@ -65,6 +66,11 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
     if refused:
         words = ", ".join(f"{k} = {before.get(k, 'unset')} (now {after.get(k, 'unset')})" for k in refused)
         raise ValueError(f"a run cannot change its settings midway: restore {words} in config.toml, or start a new run")
+    if saved.get("own_code", {}) != now.get("own_code", {}):
+        raise ValueError(
+            "the code of the run's own workload or method differs from that which this run began with: restore the "
+            "file, or start a new run"
+        )
     if saved["partition"] != now["partition"] or run.read_data_digest() != data_digest(plan.workload.train):
         raise ValueError(
             "the data or its partition differ from those that this run began with, and the clients' ledgers would "
@@ -76,6 +82,21 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
             "restore the data, or start a new run"
         )
     return [f"{k} = {after.get(k, 'unset')} (was {before.get(k, 'unset')})" for k in changed]
+
+
+def check_own_code(base: Base, run: RunDir) -> None:
+    """Raise ValueError if the code of the run's own workload or method is not that which the run used.
+
+    For commands that look at a run. An unfinished run says nothing of it here; ``check_unchanged`` looks at those.
+    """
+    if not base.own_code or not run.summary.exists():
+        return
+    before = run.read_summary(strict=False).get("own_code")
+    if before != base.own_code:
+        raise ValueError(
+            f"the code of the run's own {' and '.join(base.own_code)} differs from that which the run used: restore "
+            "the file"
+        )
 
 
 def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: bytes = b"") -> str:
@@ -97,8 +118,16 @@ def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: b
         for name, array in _arrays("inputs", arrays):
             digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
             digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
-        digest.update(split.labels[part].numpy().astype("<i8").tobytes())
+        digest.update(_label_bytes(split.labels[part]))
     return digest.hexdigest()
+
+
+def _label_bytes(labels: Tensor) -> bytes:
+    """Classes as int64; other targets with their type and shape."""
+    if labels.dtype == torch.int64 and labels.ndim == 1:
+        return labels.numpy().astype("<i8").tobytes()
+    array = np.ascontiguousarray(labels.numpy())
+    return f"targets {array.dtype.str} {array.shape}\n".encode() + array.tobytes()
 
 
 def _is_known(stored: Any) -> bool:

@@ -10,12 +10,11 @@ from dataclasses import dataclass, fields, replace
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier, check_delta, compose, shared_rates
 from fedlsg.accounting.population import front
 from fedlsg.carriers import carried_parameters
-from fedlsg.gradients import check_supported, trainable
+from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_independent
 from fedlsg.state import ClientTerms
 from simulations.plan.base import Base, prepare
@@ -157,26 +156,28 @@ def calibrated(base: Base, blocks: int, rate: float) -> float:
 
 
 def count_blocks(base: Base) -> int:
-    """Blocks of every frame of the run: two a carried weight, one any other trainable parameter."""
+    """Blocks of every frame of the run: ``Carrier.parts`` a carried weight, one any other trainable parameter.
+
+    Raises ValueError if a function of the user that makes carriers or masks cannot make the first frame, or not twice
+    the same.
+    """
+    if base.method.own_functions:
+        base.public_state().check_repeatable()
     model = base.build_model()
     check_supported(model)
     if base.method.mechanism.clips:
-        check_model(model, base.workload.test, device=base.device)
+        check_model(model, base.workload.test, base.workload.loss, device=base.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
-    return len(trainable(model)) + (len(carried) if base.method.carrier.splits else 0)
+    return len(trainable(model)) + len(carried) * (len(base.method.carrier.parts) - 1)
 
 
-def check_model(model: nn.Module, test: Split, *, device: str) -> None:
+def check_model(model: nn.Module, test: Split, loss: LossFunction, *, device: str) -> None:
     """Raise ``UnsupportedLayerError``, naming the layer, if the model mixes the examples of a batch.
 
     The texts of a batch have the same padded length here, alone and together: effects of padding are not checked.
     """
     inputs, targets = test.batch(probes(test))
-    check_independent(model, _losses, to_device(inputs, device), targets.to(device))
-
-
-def _losses(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, targets, reduction="none")
+    check_independent(model, loss, to_device(inputs, device), targets.to(device))
 
 
 def probes(test: Split) -> Int64[Tensor, " rows"]:

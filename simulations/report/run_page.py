@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from fedlsg.user_code import shown
 from simulations.report.facts import HELD_OUT, epsilon_section, made_section
 from simulations.report.figure import (
     ALARM,
@@ -28,7 +29,7 @@ from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, read_run
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
-from simulations.settings.settings import RUN
+from simulations.settings.settings import NAMES_OF_CODE, RUN
 from simulations.workloads.chance import beats_chance
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ CLIENTS = (("asked", "selected", GREY, "-"), ("answered", "replied", GREEN, "--"
 CAPTION = (
     "Test accuracy, epsilon, payload bytes and clients after each round. The dotted line is the accuracy of guessing."
 )
+LOSS_CAPTION = "Test loss, epsilon, payload bytes and clients after each round."
 
 
 def write_run_page(run: RunDir) -> None:
@@ -62,10 +64,11 @@ def write_run_page(run: RunDir) -> None:
 def run_page(result: Result) -> str:
     """The page of one run, finished or not."""
     settings = {name: value for name, value in result.settings.items() if value is not None and name not in PLACES}
+    settings |= {name: shown(str(settings[name])) for name in NAMES_OF_CODE if name in settings}
     again = Code(text=command(result), note="This command runs the same settings again:")
     return render(
         Page(
-            title=f"{result.settings['workload']} with {result.method}, seed {result.settings['seed']}",
+            title=f"{settings['workload']} with {shown(result.method)}, seed {settings['seed']}",
             lead=result.name,
             warnings=tuple(_warnings(result)),
             sections=(
@@ -84,7 +87,7 @@ def _result(result: Result) -> list[Part]:
     parts: list[Part] = [facts_of(_outcome(result))]
     if result.rows:
         chance = None if result.chance is None else result.chance.level
-        parts.append(picture(course(result.rows, chance), CAPTION))
+        parts.append(picture(course(result.rows, chance), LOSS_CAPTION if result.accuracy is None else CAPTION))
     return parts
 
 
@@ -109,8 +112,9 @@ def command(result: Result) -> str:
         for name, value in result.settings.items()
         if value != defaults.get(name) and name not in PLACES and name != "workload"
     }
-    words = ["fedlsg", "run", str(result.settings["workload"])]
+    words = ["fedlsg", "run", shown(str(result.settings["workload"]))]
     for name, value in given.items():
+        value = shown(str(value)) if name == "method" else value
         words += ["-c", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     return shlex.join(words)
 
@@ -139,7 +143,7 @@ def course(rows: Sequence[Row], chance: float | None) -> "Figure":
     places = {"left": 0.09, "right": 0.985, "bottom": 0.095, "top": 0.95, "wspace": 0.22, "hspace": 0.3}
     panels = figure.subplots(2, 2, gridspec_kw=places)
     (accuracy, epsilon), (sent, clients) = panels
-    _accuracy(accuracy, rows, chance)
+    _tested(accuracy, rows, chance)
     _epsilon(epsilon, rows)
     _bytes(sent, rows)
     for name, label, colour, dashes in CLIENTS:
@@ -161,10 +165,13 @@ def course(rows: Sequence[Row], chance: float | None) -> "Figure":
     return figure
 
 
-def _accuracy(panel: "Axes", rows: Sequence[Row], chance: float | None) -> None:
+def _tested(panel: "Axes", rows: Sequence[Row], chance: float | None) -> None:
+    """Accuracy; the loss where targets are no classes."""
     measured = [(row.round, 100 * row.accuracy) for row in rows if row.accuracy is not None]
-    panel.plot([r for r, _ in measured], [a for _, a in measured], color=BLUE)
-    panel.set_title("test accuracy, %", fontsize=9, loc="left")
+    losses = [] if measured else [(row.round, row.loss) for row in rows if row.loss is not None]
+    shown = measured or losses
+    panel.plot([r for r, _ in shown], [a for _, a in shown], color=BLUE)
+    panel.set_title("test loss" if losses else "test accuracy, %", fontsize=9, loc="left")
     if chance is not None:
         panel.axhline(100 * chance, **GUESSING)
 

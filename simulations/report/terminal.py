@@ -122,6 +122,7 @@ class RoundDisplay:
         self.console, self.rounds, self.first = console, rounds, first
         self.up = self.down = 0
         self.accuracy: float | None = None
+        self.loss: float | None = None
         bar = [BarColumn(bar_width=24)] if console.width >= WIDTH_FOR_BAR else []
         self.progress = Progress(
             TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
@@ -139,16 +140,16 @@ class RoundDisplay:
         """Add a row to the totals. Rows of an earlier process are only counted."""
         self.up, self.down = self.up + row.uplink_bytes, self.down + row.downlink_bytes
         self.accuracy = row.accuracy if row.accuracy is not None else self.accuracy
+        self.loss = row.loss if row.loss is not None else self.loss
 
     def on_round(self, row: Row) -> None:
         """Show one finished round."""
         now = time.monotonic()
         task = self.progress.tasks[0]
         self.count(row)
-        status = (
-            f"accuracy {percent(self.accuracy)}  epsilon {row.epsilon_max:.2f}  "
-            f"up {human_bytes(self.up)}  down {human_bytes(self.down)}"
-        )
+        known = self.accuracy is not None or self.loss is None
+        reached = f"accuracy {percent(self.accuracy)}" if known else f"loss {self.loss:.4g}"
+        status = f"{reached}  epsilon {row.epsilon_max:.2f}  up {human_bytes(self.up)}  down {human_bytes(self.down)}"
         began = task.fields["began"] or now - row.seconds
         short = " ".join(status.split())
         self.progress.update(self.task, completed=row.round, status=short, began=began, last=now)

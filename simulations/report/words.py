@@ -14,7 +14,7 @@ def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
     """What a finished run reached and what it cost, from its summary.json."""
     dense = float(summary["uplink_bytes_dense"])
     facts = {
-        "test accuracy": f"{percent(summary['accuracy'])}, loss {float(summary['loss']):.3f}",
+        **tested(summary),
         "privacy": privacy_line(summary),
         "uplink": f"{human_bytes(summary['uplink_bytes'])} of payload, "
         f"{against_dense(dense, summary['uplink_bytes'])} ({human_bytes(dense)}){_wire(summary, 'uplink')}",
@@ -24,6 +24,15 @@ def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
         "time": f"{duration(summary['wall_seconds'])} on {summary['device']}",
     }
     return {name: words for name, words in facts.items() if words}
+
+
+def tested(summary: Mapping[str, Any]) -> dict[str, str]:
+    """What was measured on the test split: accuracy if there are classes, loss, and the workload's own metrics."""
+    loss = f"loss {float(summary['loss']):.3f}"
+    own = "".join(f", {name} {float(value):.4g}" for name, value in summary.get("metrics", {}).items())
+    if summary["accuracy"] is None:
+        return {"test": loss + own}
+    return {"test accuracy": f"{percent(summary['accuracy'])}, {loss}{own}"}
 
 
 def _wire(summary: Mapping[str, Any], direction: str) -> str:

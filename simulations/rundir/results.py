@@ -11,7 +11,6 @@ import strategies
 from simulations.rundir.links import Link, transfer_seconds
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row, read_lines
-from simulations.settings.settings import as_config
 from simulations.workloads.chance import Chance
 
 
@@ -76,9 +75,10 @@ class Result:
 
     @property
     def accuracy(self) -> float | None:
-        """On the public test split: the final accuracy, or the last one of a run that is not done."""
+        """On the public test split: the final accuracy, or the last one so far; None without classes."""
         if self.summary:
-            return float(self.summary["accuracy"])
+            found = self.summary["accuracy"]
+            return None if found is None else float(found)
         return next((row.accuracy for row in reversed(self.rows) if row.accuracy is not None), None)
 
     @property
@@ -135,7 +135,7 @@ def read_run(
     Raises ValueError, naming the path, for a folder that is no run directory or holds a damaged file.
     """
     run = RunDir.open(str(path))
-    settings = {name.replace("-", "_"): value for name, value in as_config(run.read_config()).items()}
+    settings = run.read_values()
     try:
         rows = tuple(Row.parse(row) for row in run.read_rounds())
     except (KeyError, ValueError, TypeError):

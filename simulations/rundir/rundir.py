@@ -5,8 +5,9 @@ config.toml      resolved settings                     ledger/          one ledg
 rounds.csv       one row a round                       ledger.jsonl     merged copy of the ledgers
 bytes.csv        one line a message
 summary.json     results, written last                 checkpoint/      latest.pt, previous.pt; outbox/: last payloads;
-                                                                        sent.json: bytes sent down in this round
-updates/         payloads (with record_updates)        updates-truth/   SECRET batches, for evaluating attacks
+model.safetensors, config.json   the evaluated model,                   sent.json: bytes sent down in this round
+                 and what it is (``model_files``)
+updates/         payloads and frames, see ``updates``  updates-truth/   SECRET batches, for evaluating attacks
 clients/         SECRET digest of the training rows; memories of error feedback, if a method without privacy keeps
                  them, in a folder for each client
 run.log          SECRET what Flower, Ray and we log     report.html      plots and settings, written at the end
@@ -32,11 +33,14 @@ import numpy as np
 import tomli_w
 from torch import Tensor
 
+import strategies
 from fedlsg.privacy import ChargeJournal, Ledger, ledger_path, merge
+from fedlsg.user_code import short
 from simulations.rundir.files import sealed
 from simulations.rundir.files.atomic import make_folder, write_atomically
 from simulations.rundir.files.sealed import DamagedError, seal, unseal
 from simulations.rundir.steps import FAR, StepFiles
+from simulations.rundir.updates import round_folder
 from simulations.settings.settings import Settings, as_config, from_mapping
 
 
@@ -158,15 +162,15 @@ class RunDir:
 
     def save_update(self, round: int, client: int, payload: bytes) -> None:
         """Record a payload as it was sent."""
-        write_atomically(self.path / "updates" / f"round-{round:06d}" / f"client-{client:06d}.bin", payload)
+        write_atomically(round_folder(self.path, round) / f"client-{client:06d}.bin", payload)
 
     def save_weights(self, round: int, weights: Tensor) -> None:
         """Record the public weights at the start of a round, flat float32."""
-        sealed.save_array(self.path / "updates" / f"round-{round:06d}" / "weights.npy", weights.cpu().numpy())
+        sealed.save_array(round_folder(self.path, round) / "weights.npy", weights.cpu().numpy())
 
     def save_kept(self, round: int, positions: Tensor) -> None:
         """Record the kept positions of a round, if the server chose them: they do not follow from its weights."""
-        sealed.save_array(self.path / "updates" / f"round-{round:06d}" / "kept.npy", positions.cpu().numpy())
+        sealed.save_array(round_folder(self.path, round) / "kept.npy", positions.cpu().numpy())
 
     def save_truth(self, round: int, client: int, rows: Tensor) -> None:
         """Record the rows of the training split in a client's batches: a secret, in a folder of its own."""
@@ -190,6 +194,22 @@ class RunDir:
             raise ValueError(f"{self.config} is damaged: {error}") from None
         except ValueError as error:
             raise ValueError(f"{self.config}: {error}") from None
+
+    def read_values(self) -> dict[str, Any]:
+        """The resolved settings by field name, for reports: also where code of the run's own is not here to be loaded.
+
+        Raises ValueError as ``read_config``.
+        """
+        try:
+            found = as_config(self.read_config())
+        except (ValueError, ImportError):
+            try:
+                found = tomllib.loads(self.config.read_text(encoding="utf-8"))
+            except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+                found = {}
+            if found.get("method", "lsg") in strategies.names():
+                raise
+        return {name.replace("-", "_"): value for name, value in found.items()}
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json; infinite numbers become the string "inf", which any JSON reader accepts."""
@@ -266,7 +286,7 @@ def create(out: str | None, settings: Settings) -> RunDir:
             probe.touch()
             probe.unlink()
             return RunDir(path)
-        return RunDir(_fresh(f"{datetime.now():%Y%m%d-%H%M%S}-{settings.workload}-{settings.method}"))
+        return RunDir(_fresh(f"{datetime.now():%Y%m%d-%H%M%S}-{short(settings.workload)}-{short(settings.method)}"))
     except OSError as error:
         where = out or "runs/ in the working directory"
         raise ValueError(f"cannot write to {where}: {error.strerror or error}; choose another --out") from None

@@ -14,8 +14,9 @@ import io
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from fedlsg.accounting import Spread
@@ -31,6 +32,7 @@ BYTES = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_
 """Columns of rounds.csv that the lines of bytes.csv add up to."""
 SUMS = (*BYTES, "uplink_messages", "downlink_messages")
 """Columns of rounds.csv that add up over rounds."""
+NO_METRICS: Mapping[str, float | None] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +55,19 @@ class Row:
     answered: str
     rejected: str
     reasons: str
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """The workload's own metrics: a column each, after the others; None in rounds that were not evaluated."""
 
     @classmethod
-    def of(cls, report: RoundReport, *, accuracy: float | None, loss: float | None, spent: Spread) -> "Row":
+    def of(
+        cls,
+        report: RoundReport,
+        *,
+        accuracy: float | None,
+        loss: float | None,
+        spent: Spread,
+        metrics: Mapping[str, float | None] = NO_METRICS,
+    ) -> "Row":
         """The row of a round; accuracy and loss are None in rounds that were not evaluated."""
         return cls(
             round=report.round,
@@ -69,17 +81,26 @@ class Row:
             answered=" ".join(map(str, report.answered)),
             rejected=" ".join(map(str, sorted(report.rejected))),
             reasons=report.reasons,
+            metrics=metrics,
         )
 
     @classmethod
     def parse(cls, row: Mapping[str, str]) -> "Row":
         """A row of rounds.csv as it was written; raises KeyError or ValueError for another file."""
-        return cls(**{name: _parse(kind, row[name]) for name, kind in get_type_hints(cls).items()})
+        own = {name: text for name, text in row.items() if name not in FIELDS}
+        kinds = get_type_hints(cls)
+        metrics = {name: float(text) if text else None for name, text in own.items()}
+        return cls(**{name: _parse(kinds[name], row[name]) for name in FIELDS}, metrics=metrics)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The row by column, as rounds.csv has it."""
+        return {**{name: getattr(self, name) for name in FIELDS}, **self.metrics}
 
     @property
     def line(self) -> str:
         """The row as a line of rounds.csv."""
-        return _csv_line(asdict(self).values())
+        return _csv_line(self.columns.values())
 
     @property
     def scalars(self) -> dict[str, float]:
@@ -95,6 +116,7 @@ class Row:
             "clients/answered": len(self.answered.split()),
             "clients/rejected": len(self.rejected.split()),
             "seconds": self.seconds,
+            **{f"test/{name}": value for name, value in self.metrics.items()},
         }
         return {tag: float(value) for tag, value in values.items() if value is not None and math.isfinite(value)}
 
@@ -193,9 +215,9 @@ def verify(path: Path, mark: Mapping[str, Any]) -> "hashlib._Hash":
 class Tables:
     """The three files. Lines that a crash left after the last checkpoint are removed by ``cut``."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, metrics: Iterable[str] = ()) -> None:
         self._run = run
-        self._rounds = Journal(run.rounds, ROWS_HEADER)
+        self._rounds = Journal(run.rounds, rows_header(metrics))
         self._messages = Journal(run.messages, LINES_HEADER)
         self._events_size = 0
 
@@ -237,6 +259,11 @@ def _csv_line(values: Iterable[object]) -> str:
     return text.getvalue()
 
 
-FIELDS = tuple(field.name for field in fields(Row))
-ROWS_HEADER = _csv_line(FIELDS)
+def rows_header(metrics: Iterable[str] = ()) -> str:
+    """The first line of rounds.csv."""
+    return _csv_line([*FIELDS, *metrics])
+
+
+FIELDS = tuple(field.name for field in fields(Row) if field.name != "metrics")
+"""Columns of every rounds.csv."""
 LINES_HEADER = ",".join(field.name for field in fields(Line)) + "\n"

@@ -10,12 +10,14 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
-from simulations.plan.plan import make_plan
+from fedlsg import user_code
+from simulations.plan.plan import Plan, make_plan
 from simulations.rundir.rundir import RunDir, create
-from simulations.rundir.tables import Row
 from simulations.server.deployment import Deployment
+from simulations.server.recorder import OnRound
 from simulations.server.serve import serve
 from simulations.settings.published import from_run_config
+from simulations.settings.settings import Settings
 from strategies.federation.nodes import wait_for_nodes
 from strategies.federation.watched_grid import WatchedGrid
 
@@ -28,20 +30,31 @@ def main(grid: Grid, context: Context) -> None:
     run_rounds(grid, context)
 
 
-def run_rounds(grid: Grid, context: Context, *, on_round: Callable[[Row], None] | None = None) -> None:
-    """Plan, make a run directory unless the command line already did, and run all rounds.
+def run_rounds(grid: Grid, context: Context, *, on_round: OnRound | None = None) -> None:
+    """``run_on`` with the settings of Flower's run config."""
+    user_code.allow()
+    run_on(grid, replace(from_run_config(context.run_config), engine="flower"), on_round=on_round)
+
+
+def run_on(
+    grid: Grid,
+    settings: Settings,
+    *,
+    on_round: OnRound | None = None,
+    announce: Callable[[Grid], Grid] = lambda grid: grid,
+) -> tuple[Plan, RunDir]:
+    """Plan, make a run directory unless the command line already did, and run all rounds on Flower's grid.
 
     If no number of clients is set, every node of the federation is a client. In a deployment the nodes declare how many
-    examples they have before the plan is made.
+    examples they have before the plan is made. ``announce`` may wrap the grid that messages go through.
     """
-    settings = replace(from_run_config(context.run_config), engine="flower")
     if isinstance(grid, InMemoryGrid):
         deployment = None
         if settings.clients is None:
             settings = replace(settings, clients=len(wait_for_nodes(grid, 1)))
-        plan = make_plan(settings)
+        grid, plan = announce(grid), make_plan(settings)
     else:
-        deployment, grid = Deployment(timeout=settings.round_timeout), WatchedGrid(grid)
+        deployment, grid = Deployment(timeout=settings.round_timeout), announce(WatchedGrid(grid))
         sizes = deployment.gather(grid, settings.clients)
         plan = make_plan(replace(settings, clients=len(sizes)), declared=sizes)
     run = RunDir(Path(settings.run_dir).resolve()) if settings.run_dir else create(None, settings)
@@ -49,4 +62,7 @@ def run_rounds(grid: Grid, context: Context, *, on_round: Callable[[Row], None] 
         run.write_config(plan.settings)
     log(INFO, "run directory: %s", run.path)
     summary = serve(grid, plan, run, on_round=on_round, deployment=deployment)
-    log(INFO, "accuracy %.4f, epsilon %.4g at delta %g", summary["accuracy"], summary["epsilon_max"], summary["delta"])
+    accuracy, loss = summary["accuracy"], summary["loss"]
+    reached = f"loss {loss:.4f}" if accuracy is None else f"accuracy {accuracy:.4f}"
+    log(INFO, "%s, epsilon %.4g at delta %g", reached, summary["epsilon_max"], summary["delta"])
+    return plan, run

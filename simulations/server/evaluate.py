@@ -1,31 +1,36 @@
-"""Accuracy and loss on public test splits."""
+"""Accuracy, loss and the workload's own metrics on public test splits."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional as F
+from torch import Tensor, nn
 
+from fedlsg.gradients import LossFunction
 from fedlsg.state import ServerState
 from simulations.workloads import LoadedWorkload, Split, to_device
+from simulations.workloads.base.workload import Metric, cross_entropy
 from strategies.strategy import DivergedError
 
 FEW_ROWS = 8
+NONE: Mapping[str, Metric] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Accuracy in 0..1 and mean cross-entropy in nats; for several splits, their means with equal weights.
+    """Accuracy in 0..1 and mean loss; for several splits, their means with equal weights.
 
-    ``by_split`` has the accuracy of each split.
+    ``accuracy`` is None where targets are no classes. ``by_split`` has the accuracy of each split, ``metrics`` those of
+    the workload, by name.
     """
 
-    accuracy: float
+    accuracy: float | None
     loss: float
     by_split: Mapping[str, float]
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Evaluation:
@@ -39,7 +44,7 @@ class Evaluation:
         """Accuracy and loss of the model as it is now."""
         if self._measured is None or self._measured[0] != self._state.round:
             with self._state.evaluated() as model:
-                found = score(model, self._workload.tests, device=self._device)
+                found = score(model, self._workload, device=self._device)
             self._measured = self._state.round, found
         return self._measured[1]
 
@@ -56,46 +61,105 @@ class Evaluation:
         test = self._workload.test
         few = test.pick(torch.arange(min(FEW_ROWS, len(test))))
         with self._state.evaluated() as model:
-            return score(model, {"": few}, device=self._device).loss
+            return evaluate(model, few, loss=self._workload.loss, classes=False, device=self._device).loss
 
     def state_dict(self) -> dict[str, Any] | None:
         """The last score in plain values, None before the first."""
         if self._measured is None:
             return None
         round, measured = self._measured
-        return {"round": round, "score": {**vars(measured), "by_split": dict(measured.by_split)}}
+        return {"round": round, "score": asdict(measured)}
 
     def load_state_dict(self, saved: Mapping[str, Any] | None) -> None:
         """Continue from ``state_dict``."""
         self._measured = None if saved is None else (saved["round"], Score(**saved["score"]))
 
 
-def score(model: nn.Module, tests: Mapping[str, Split], *, device: str, batch_size: int = 200) -> Score:
+def score(model: nn.Module, workload: LoadedWorkload, *, device: str, batch_size: int = 200) -> Score:
     """Evaluate on every test split of a workload (``workload.tests``).
 
     The means are unweighted: MNLI's matched and mismatched accuracies count the same, as the papers report them.
     """
-    results = {name: evaluate(model, split, device=device, batch_size=batch_size) for name, split in tests.items()}
+    results = {
+        name: evaluate(
+            model,
+            split,
+            loss=workload.loss,
+            metrics=workload.metrics,
+            classes=workload.num_classes is not None,
+            device=device,
+            batch_size=batch_size,
+        )
+        for name, split in workload.tests.items()
+    }
+    scores = list(results.values())
+    accuracies = {name: found.accuracy for name, found in results.items() if found.accuracy is not None}
     return Score(
-        accuracy=sum(accuracy for accuracy, _ in results.values()) / len(results),
-        loss=sum(loss for _, loss in results.values()) / len(results),
-        by_split={name: accuracy for name, (accuracy, _) in results.items()},
+        accuracy=sum(accuracies.values()) / len(accuracies) if accuracies else None,
+        loss=sum(found.loss for found in scores) / len(scores),
+        by_split=accuracies,
+        metrics={name: sum(found.metrics[name] for found in scores) / len(scores) for name in workload.metrics},
     )
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: Split, *, device: str, batch_size: int = 200) -> tuple[float, float]:
-    """(accuracy in 0..1, mean cross-entropy in nats) over the whole split, in evaluation mode."""
+def evaluate(
+    model: nn.Module,
+    split: Split,
+    *,
+    loss: LossFunction = cross_entropy,
+    metrics: Mapping[str, Metric] = NONE,
+    classes: bool = True,
+    device: str,
+    batch_size: int = 200,
+) -> Score:
+    """Accuracy (if targets are ``classes``), mean loss and metrics over one whole split, in evaluation mode."""
     training = {module: module.training for module in model.modules()}  # a frozen part may stay in evaluation mode
     model.eval()
-    correct, loss = 0, 0.0
+    correct, total = 0, 0.0
+    seen: list[tuple[Tensor, Tensor]] = []
     for rows in split.order(torch.arange(len(split))).split(batch_size):
         inputs, targets = split.batch(rows)
         inputs = to_device(inputs, device)
-        logits = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+        outputs = model(**inputs) if isinstance(inputs, dict) else model(inputs)
         targets = targets.to(device)
-        correct += int((logits.argmax(1) == targets).sum())
-        loss += float(F.cross_entropy(logits, targets, reduction="sum"))
+        total += float(loss(outputs, targets).sum())
+        scores = scores_of(outputs)
+        if classes:
+            correct += int((scores.argmax(1) == targets).sum())
+        if metrics:
+            seen.append((scores.cpu(), targets.cpu()))
     for module, mode in training.items():
         module.training = mode
-    return correct / len(split), loss / len(split)
+    whole = [torch.cat(parts) for parts in zip(*seen, strict=True)]
+    return Score(
+        accuracy=correct / len(split) if classes else None,
+        loss=total / len(split),
+        by_split={},
+        metrics={name: measure(name, metric, *whole) for name, metric in metrics.items()},
+    )
+
+
+def scores_of(outputs: Any) -> Tensor:
+    """The tensor in a model's outputs: itself, or the logits of a transformers model.
+
+    Raises ValueError for outputs that have none.
+    """
+    found = getattr(outputs, "logits", outputs)
+    if not isinstance(found, Tensor):
+        raise ValueError(
+            f"expected a model that returns a tensor, or an object with logits, got {type(outputs).__name__}: return "
+            "one tensor, batch first"
+        )
+    return found
+
+
+def measure(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+    """A metric of a whole split. Raises ValueError, naming it, for one that fails or gives no number."""
+    try:
+        return float(metric(outputs, targets))
+    except Exception as error:
+        raise ValueError(
+            f"metric {name!r} failed on outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
+            f"{type(error).__name__}: {error}"
+        ) from error

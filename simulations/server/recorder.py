@@ -2,16 +2,17 @@
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fedlsg.gradients import trainable
-from fedlsg.state import ServerState
+from fedlsg.state import RoundPlan, ServerState
 from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
 from simulations.plan.plan import Plan
 from simulations.rundir.links import run_seconds
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import BYTES, SUMS, Row, Tables
+from simulations.rundir.updates import round_folder, write_frame
 from simulations.server.evaluate import Evaluation
 from simulations.server.restore import restore
 from simulations.server.spent import Spent
@@ -46,7 +47,7 @@ class Recorder:
         self.name = secrets.token_hex(8) if deployed else ""
         self.spent = Spent(run, len(plan.terms), delta=s.delta)
         self.evaluation = Evaluation(state, plan.workload, device=plan.device)
-        self.tables = Tables(run)
+        self.tables = Tables(run, plan.workload.metrics)
         self.totals = Totals()
         self._fingerprint = fingerprint(plan)
         self._seconds_before = 0.0
@@ -87,6 +88,7 @@ class Recorder:
             accuracy=None if score is None else score.accuracy,
             loss=None if score is None else score.loss,
             spent=self.spent.certified() if last else self.spent.displayed(),
+            metrics=dict.fromkeys(self.plan.workload.metrics) if score is None else score.metrics,
         )
         self.tables.append(report, row)
         self.totals.add(report)
@@ -169,11 +171,40 @@ class Recorder:
             self.spent.check_charged(client, report.round, self.name)
             if self.plan.settings.record_updates:
                 self.run.save_update(report.round, client, payload)
+        if self.plan.settings.record_updates and report.plan is not None:
+            folder = round_folder(self.run.path, report.round)
+            write_frame(folder, report.plan.frame, frame_facts(self.plan, report.plan, report.payloads))
 
     @property
     def _seconds(self) -> float:
         """How long the run took so far, in all of its processes."""
         return self._seconds_before + time.monotonic() - self._started
+
+
+def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[str, Any]:
+    """What frame.json says of a round besides its coordinates: how payloads are read, and the scale of their values.
+
+    divisor: the server's, of the sum over the clients. By client: the deviation of the noise on each value, and the
+    expected batch size q_k N_k.
+    """
+    terms = {client: plan.terms[client].of(common.phase) for client in clients}
+    return {
+        "round": common.round,
+        "phase": common.phase.value,
+        "method": plan.method.name,
+        "codec": plan.codec.name,
+        "indices": plan.index_mode,
+        "most": plan.method.compression.most(common.frame.wire.size),
+        "local_steps": common.local.steps,
+        "divisor": plan.divisor,
+        "clients": {
+            str(client): {
+                "noise_std": common.for_client(own).noise_std,
+                "expected_batch": own.sample_rate * own.num_examples,
+            }
+            for client, own in sorted(terms.items())
+        },
+    }
 
 
 class Totals:

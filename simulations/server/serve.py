@@ -12,10 +12,12 @@ from fedlsg.tensors import freed_memory
 from simulations.plan.plan import Plan
 from simulations.rundir.files.atomic import resumable
 from simulations.rundir.lock import exclusive
+from simulations.rundir.model_files import write_model
 from simulations.rundir.rundir import RunDir
 from simulations.server.deployment import Deployment
 from simulations.server.diverged import explain
 from simulations.server.downlink import make_downlink
+from simulations.server.final_model import FinalModel, final_model
 from simulations.server.recorder import OnRound, Recorder
 from simulations.server.summary import Outcome, summarize
 from strategies.federation.nodes import SimulatedGrid
@@ -59,12 +61,14 @@ def serve(
         if diverged:
             log(ERROR, "%s", stopped)
             recorder.go_back()
-        return _finish(run, plan, recorder.outcome(stopped=stopped, diverged=diverged), page=page)
+        final = final_model(plan, state)
+        return _finish(run, plan, final, recorder.outcome(stopped=stopped, diverged=diverged), page=page)
 
 
-def _finish(run: RunDir, plan: Plan, outcome: Outcome, *, page: bool) -> dict[str, Any]:
-    """Write the merged ledger, the summary and, with ``page``, report.html; returns the summary."""
+def _finish(run: RunDir, plan: Plan, final: FinalModel, outcome: Outcome, *, page: bool) -> dict[str, Any]:
+    """Write the merged ledger, the model, the summary and, with ``page``, report.html; returns the summary."""
     run.merge_ledgers()
+    write_model(run.path, final.tensors, final.facts)
     summary = summarize(plan, outcome)
     run.write_summary(summary)
     if page:

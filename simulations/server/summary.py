@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fedlsg.accounting import Spread
+from fedlsg.user_code import shown
 from simulations.plan.plan import Plan
 from simulations.rundir.tables import BYTES
 from simulations.server.downlink import downlink_facts
@@ -52,9 +53,9 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
     s = plan.settings
     dense = 4 * plan.dense_parameters
     return {
-        "workload": s.workload,
+        "workload": shown(s.workload),
         "model": s.model,
-        "method": s.method,
+        "method": shown(s.method),
         "seed": s.seed,
         "rounds": o.rounds,
         "empty_rounds": o.rounds - o.updates,
@@ -62,6 +63,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "accuracy": o.score.accuracy,
         "accuracy_by_split": dict(o.score.by_split),
         "loss": o.score.loss,
+        **({"metrics": dict(o.score.metrics)} if o.score.metrics else {}),
         **_privacy(plan, o),
         "codec": codec_summary(s, plan.method),
         "downlink": downlink_facts(s, o.downlink),
@@ -73,12 +75,19 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "engine": s.engine,
         "device": plan.device,
         **asdict(plan.local.precision),
-        "chance": asdict(chance_of(plan.workload.tests, plan.workload.num_classes)),
+        "chance": _chance(plan),
         "hardware": hardware(plan.device),
         "versions": versions(),
+        **({"own_code": dict(plan.own_code)} if plan.own_code else {}),
         "stopped": o.stopped,
         "diverged": o.diverged,
     }
+
+
+def _chance(plan: Plan) -> dict[str, Any] | None:
+    """The accuracy of guessing; None where there is no accuracy."""
+    classes = plan.workload.num_classes
+    return None if classes is None else asdict(chance_of(plan.workload.tests, classes))
 
 
 def _privacy(plan: Plan, o: Outcome) -> dict[str, Any]:

@@ -27,6 +27,8 @@ from simulations.settings.settings import (
     values_of,
 )
 from simulations.workloads import LoadedWorkload
+from simulations.workloads.base.workload import GIVEN
+from simulations.workloads.partition import SCHEMES, natural_parts
 
 _WORKLOADS = ("clip", "clip_norm", "learning_rate")
 """Settings of mechanism and server that a workload's preset gives, and files say even where it does not."""
@@ -51,6 +53,11 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     preset = {**FALLBACK, **workload.defaults, **workload.method_defaults.get(settings.method, {})}
     if settings.noise_multiplier is not None:
         preset.pop("epsilon")  # a given noise multiplier replaces the target; a given epsilon stays as the budget
+    if settings.partition is None and workload.parts is not None:
+        preset["partition"] = GIVEN
+    scheme = settings.partition or preset["partition"]
+    if scheme not in SCHEMES and settings.clients is None:
+        preset["clients"] = len(natural_parts(workload, str(scheme)))
     if settings.batch_size is not None:
         preset.pop("sample_rate")
         if settings.sample_rate is not None:
@@ -126,6 +133,8 @@ def check(s: Resolved, workload: LoadedWorkload) -> None:
         raise ValueError("precision='bfloat16' was requested, but this CUDA device has no bfloat16; use 'float32'")
     for name, declared in RUN.items():
         declared.check(getattr(s, name))
+    if s.partition in SCHEMES[1:]:
+        workload.classes(f"partition={s.partition}")
     if s.augment == "none" and s.multiplicity > 1:
         raise ValueError(f"multiplicity={s.multiplicity} averages augmented copies: give augment=flip-crop, too")
     if not 1 <= s.clients_per_round <= s.clients:

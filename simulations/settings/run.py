@@ -135,8 +135,8 @@ class Settings:
         ),
     ] = None
     partition: Annotated[
-        Literal["iid", "dirichlet", "shards"] | None,
-        Setting("How clients share the data; simulation only.", fallback="iid"),
+        str | None,
+        Setting("iid, dirichlet, shards, or a column of the data: a client for each value.", fallback="iid"),
     ] = None
     alpha: Annotated[
         float | None, Setting("Concentration of partition=dirichlet.", above=0, below=inf, fallback=0.5)
@@ -207,6 +207,6 @@ class Resolved(Settings):
     local_steps: int
     local_momentum: float
     microbatch_size: int
-    partition: Literal["iid", "dirichlet", "shards"]
+    partition: str
     alpha: float
     shards_per_client: int

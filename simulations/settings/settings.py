@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fedlsg.setting import Declared, declared, unknown
+from fedlsg.user_code import absolute, is_reference
 from simulations.settings.run import Settings as Settings
 
 PRESET = "preset"
@@ -34,6 +35,9 @@ PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "codec": ("noise_floor_step",),
 })  # fmt: skip
 """After which setting of a run files have had these since version 0.1; any other one comes last, and needs no entry."""
+
+NAMES_OF_CODE = ("workload", "method")
+"""Settings that may name a file: FILE.py:NAME."""
 
 KNOWN = frozenset(name for names in PLACES.values() for name in names)
 """Settings that are no run's own, and are known not to be misspelt without a look at the methods."""
@@ -157,14 +161,24 @@ def _alike(first: object, second: object) -> bool:
 def parse(given: Mapping[str, object]) -> dict[str, Any]:
     """Settings by name from raw values (strings from a command line, typed ones from TOML); dashes allowed.
 
-    Leaves out what is None or ``"preset"``. Raises ValueError naming the setting for an unknown name, with the
-    nearest known one, or a value of the wrong type or out of its range.
+    Leaves out what is None or ``"preset"``. A method of a user's own is loaded, for it may declare settings.
+    Raises ValueError naming the setting for an unknown name, with the nearest known one, or a value of the wrong type
+    or out of its range.
     """
-    return {
+    _load_method(given.get("method"))
+    found = {
         one.name: one.parse(given[raw_name])
         for raw_name, one in declarations(given).items()
         if given[raw_name] is not None and given[raw_name] != PRESET
     }
+    return {name: absolute(value) if name in NAMES_OF_CODE else value for name, value in found.items()}
+
+
+def _load_method(name: object) -> None:
+    if isinstance(name, str) and is_reference(name):
+        import strategies
+
+        strategies.check_name(absolute(name))
 
 
 def from_mapping(given: Mapping[str, object]) -> Settings:

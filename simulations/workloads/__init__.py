@@ -1,7 +1,9 @@
 """Workloads by name: data, models and preset.
 
-To add one, write a file with ``load(request: Request) -> LoadedWorkload`` and enter it in the registry. Importing this
-package imports torch, but no data library: ``load`` imports what it needs.
+To add one here, write a file with ``load(request: Request) -> LoadedWorkload`` and enter it in the registry. A
+workload of a user's own (``fedlsg.Workload``) is named as ``FILE.py:NAME`` or ``MODULE:NAME``, is given under a name
+(``give``), or is offered by an installed package as an entry point in ``fedlsg.workloads``. Importing this package
+imports torch, but no data library: ``load`` imports what it needs.
 """
 
 from collections.abc import Mapping
@@ -14,6 +16,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from fedlsg import user_code
 from fedlsg.choices import choose
 from fedlsg.randomness import public_generator
 from simulations.workloads.base.on_device import Fetch, fetcher, to_device
@@ -28,23 +31,13 @@ from simulations.workloads.base.workload import (
 )
 from simulations.workloads.images import digits, hf_image
 from simulations.workloads.images.image_sets import IMAGE_SETS
+from simulations.workloads.own.workload import Workload, make
 from simulations.workloads.texts import hf_text
 from simulations.workloads.texts.glue import TASKS
 
 __all__ = [
-    "Fetch",
-    "LoadedWorkload",
-    "Options",
-    "Progress",
-    "Split",
-    "build_model",
-    "fetcher",
-    "load",
-    "names",
-    "presets",
-    "silent",
-    "summary",
-    "to_device",
+    "Fetch", "LoadedWorkload", "Options", "Progress", "Split", "Workload", "build_model", "fetcher", "give", "load",
+    "names", "own", "presets", "silent", "summary", "to_device",
 ]  # fmt: skip
 
 DEFAULT = Options()
@@ -55,14 +48,52 @@ _REGISTRY: Mapping[str, Any] = MappingProxyType(
 """A module, or an ``ImageSet`` or ``Task``: each loads a workload and has its preset."""
 
 
+GROUP = "fedlsg.workloads"
+"""The entry point group of packages that offer workloads."""
+_GIVEN: dict[str, Workload] = {}
+_MADE: dict[tuple[str, str], Workload] = {}
+
+
 def names() -> tuple[str, ...]:
-    """The known workloads, the default first."""
-    return tuple(_REGISTRY)
+    """The known workloads, the default first; what installed packages offer comes last."""
+    return (*_REGISTRY, *user_code.offered(GROUP))
+
+
+def give(name: str, workload: Workload) -> None:
+    """Let this process find a workload under a name. Raises ValueError for a name that is taken."""
+    if name in names():
+        raise ValueError(f"{name!r} is a workload of fedlsg or of an installed package: give yours another name")
+    _GIVEN[name] = workload
+
+
+def own(name: str) -> Workload | None:
+    """The workload of a user's own that has this name; None for those of fedlsg.
+
+    Raises ValueError for a reference to what is no workload, or where this process runs no code that a setting names.
+    """
+    if name in _GIVEN:
+        return _GIVEN[name]
+    if name in user_code.offered(GROUP) and name not in _REGISTRY:
+        found = user_code.imported(user_code.offered(GROUP)[name])
+    elif user_code.is_reference(name):
+        found = user_code.load(name, "workload")
+    else:
+        return None
+    key = name, user_code.digest_of(found)
+    if key not in _MADE:
+        _MADE[key] = make(found, name)
+    return _MADE[key]
+
+
+def _source(name: str) -> Any:
+    """What loads a workload and has its preset."""
+    found = own(name)
+    return choose("workload", name, _REGISTRY) if found is None else found
 
 
 def presets(name: str) -> tuple[Mapping[str, object], Mapping[str, Mapping[str, object]]]:
     """A workload's preset, and the values that differ for a method; no data is read."""
-    found = choose("workload", name, _REGISTRY)
+    found = _source(name)
     return (found.DEFAULTS, found.METHOD_DEFAULTS) if isinstance(found, ModuleType) else (
         found.defaults, found.method_defaults
     )  # fmt: skip
@@ -70,7 +101,7 @@ def presets(name: str) -> tuple[Mapping[str, object], Mapping[str, Mapping[str, 
 
 def summary(name: str) -> str:
     """What a workload is, in one line."""
-    found = choose("workload", name, _REGISTRY)
+    found = _source(name)
     if not isinstance(found, ModuleType):
         return str(found.summary)
     text = str(found.__doc__).splitlines()[0].removeprefix(f"{name}: ")
@@ -103,7 +134,7 @@ def load(
     request = Request(
         data_dir=data_dir, cache_dir=cache_dir, options=options, progress=progress, public_only=public_only
     )
-    loaded: LoadedWorkload = choose("workload", name, _REGISTRY).load(request)
+    loaded: LoadedWorkload = _source(name).load(request)
     if not public_only:
         return _restrict(loaded, options)
     for setting in ("train_rows", "holdout"):

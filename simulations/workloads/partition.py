@@ -16,17 +16,18 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from fedlsg.choices import choose
+from simulations.workloads.base.workload import GIVEN, LoadedWorkload
 
 # Enough to find a feasible setting, few enough to refuse an infeasible one at once.
 _MAX_DRAWS = 1000
 
 
 def partition(
-    labels: Int64[Tensor, " n"],
+    labels: Shaped[Tensor, "n *target"],
     *,
     num_clients: int,
     scheme: str = "iid",
@@ -48,11 +49,15 @@ def partition(
     evenly, ``iid`` gives the first clients, and ``shards`` the first shards, one example more. The
     result depends on the arguments only, and no global random state is read or moved.
 
-    Raises ValueError: labels that are not int64 of shape (n,), num_clients outside 1..N, an unknown scheme, a
-    setting out of range, or settings that leave a client without examples.
+    Raises ValueError: labels that are no classes (int64 of shape (n,); iid reads none), num_clients outside 1..N, an
+    unknown scheme, a setting out of range, or settings that leave a client without examples.
     """
     _check(labels, num_clients, seed)
     deal = choose("partition scheme", scheme, _SCHEMES)
+    if scheme == "iid":  # reads no label
+        labels = torch.zeros(len(labels), dtype=torch.int64)
+    elif labels.dtype != torch.int64 or labels.ndim != 1:
+        raise ValueError(f"{scheme} reads classes, int64 of shape (n,), got {labels.dtype} {tuple(labels.shape)}")
     # Shuffled first, from a stream of its own: the order in which a data set is stored (digits come writer by
     # writer) must not decide who gets which example of a class.
     order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(labels))
@@ -65,6 +70,31 @@ def partition(
     if not all(map(len, parts)):
         raise ValueError(f"{scheme} leaves a client without examples: lower {num_clients=}")
     return parts
+
+
+def natural_parts(workload: LoadedWorkload, name: str) -> list[Int64[Tensor, " n_k"]]:
+    """The natural partition of a workload: ``given`` are its own lists of rows, else a column makes the clients.
+
+    One client for each value of the column, in the order of the sorted values. Guarantees as ``partition``.
+    Raises ValueError for an unknown name, or parts that overlap, are empty, or leave a row out.
+    """
+    size = len(workload.train)
+    if name == GIVEN and workload.parts is not None:
+        parts = [torch.as_tensor(part) for part in workload.parts]
+        check_disjoint(parts, size)
+    else:
+        known = dict.fromkeys((*SCHEMES, *([] if workload.parts is None else [GIVEN]), *workload.columns))
+        choose(f"partition of {workload.name}", name, known)
+        values, owner = np.unique(workload.columns[name], return_inverse=True)
+        parts = [torch.from_numpy(np.flatnonzero(owner == client)) for client in range(len(values))]
+    if empty := [client for client, part in enumerate(parts) if not len(part)]:
+        raise ValueError(f"partition={name} leaves client {empty[0]} without examples: leave that client out")
+    if (total := sum(map(len, parts))) != size:
+        raise ValueError(
+            f"partition={name} has {total} of {size} training rows: give every row to a client, or leave the "
+            "others out of the training data"
+        )
+    return [part.sort().values for part in parts]
 
 
 def check_disjoint(parts: Sequence[Int64[Tensor, " n_k"]], num_examples: int) -> None:
@@ -95,8 +125,6 @@ def check_disjoint(parts: Sequence[Int64[Tensor, " n_k"]], num_examples: int) ->
 
 
 def _check(labels: Tensor, num_clients: int, seed: int) -> None:
-    if labels.dtype != torch.int64 or labels.ndim != 1:
-        raise ValueError(f"expected int64 labels of shape (n,), got {labels.dtype} {tuple(labels.shape)}")
     if not 1 <= num_clients <= len(labels):
         raise ValueError(f"expected num_clients in 1..{len(labels)}, the number of examples, got {num_clients=}")
     if seed < 0:
@@ -147,3 +175,5 @@ def _dirichlet(
 _SCHEMES: Mapping[str, Callable[..., list[np.ndarray]]] = MappingProxyType(
     {"iid": _iid, "dirichlet": _dirichlet, "shards": _shards}
 )
+SCHEMES = tuple(_SCHEMES)
+"""Partitions that any workload has; dirichlet and shards read classes."""

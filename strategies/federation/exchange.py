@@ -55,7 +55,7 @@ class Exchange:
         """The announcements of a round, for the caller to send."""
         self._started = time.monotonic()
         self.plan = plan
-        self.report = RoundReport(round=plan.round, asked=selected)
+        self.report = RoundReport(round=plan.round, asked=selected, plan=plan)
         if isinstance(self._grid, SimulatedGrid):
             self._grid.expect(plan)
         return self._announce_to(selected)

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 from flwr.app import Message, RecordDict
 
 from fedlsg.payload import value_bytes
+from fedlsg.state import RoundPlan
 from fedlsg.state.server_update import VALUES, read_steps
 from strategies.federation.serial import wire_size
 from strategies.federation.wire import LOST, OVER_BUDGET, payload_size
@@ -45,12 +46,13 @@ class Sent(NamedTuple):
 class RoundReport:
     """What happened in one round.
 
-    asked: the selected clients. answered: clients with a valid reply. rejected: the reason, by partition.
-    sent: every message, in the order in which it was counted; bytes are sums over it.
+    plan: what was announced. asked: the selected clients. answered: clients with a valid reply. rejected: the reason,
+    by partition. sent: every message, in the order in which it was counted; bytes are sums over it.
     """
 
     round: int
     asked: Sequence[int]
+    plan: RoundPlan | None = None
     answered: list[int] = field(default_factory=list)
     rejected: dict[int, str] = field(default_factory=dict)
     payloads: dict[int, bytes] = field(default_factory=dict)

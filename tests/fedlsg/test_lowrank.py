@@ -14,8 +14,10 @@ from fedlsg.lowrank import (
     decompose,
     decompose_each,
     flatten_kernel,
+    lift_core,
     orthonormal_columns,
     project,
+    project_core,
     random_carriers,
     reconstruct,
 )
@@ -298,3 +300,38 @@ def test_averaging_removes_half_of_the_cores_noise():
         before += float((L.mT @ dL).square().sum())
         after += float((L.mT @ average_core(dL, dR, L, R)[0]).square().sum())
     assert after / before == pytest.approx(0.5, abs=0.05)
+
+
+# The core
+
+
+@given(m=sizes, n=sizes, r=ranks, s=ranks, seed=seeds)
+def test_the_core_is_what_the_tangent_form_sends_twice_and_its_lift_is_a_projection(m, n, r, s, seed):
+    dW, L, R = normal(m, n, seed=seed), *(orthonormal_columns(normal(k, min(r, k), seed=k)) for k in (m, n))
+    S = project_core(dW, L, R.mT)
+    assert_close(S, L.mT @ project(dW, L, R.mT)[0])
+    once = lift_core(S, L, R.mT)
+    assert_close(lift_core(project_core(once, L, R.mT), L, R.mT), once)
+    assert once.norm() <= dW.norm() * (1 + 1e-12)
+    assert S.norm() == pytest.approx(once.norm())
+
+
+@given(m=sizes, n=sizes, r=ranks, s=ranks, seed=seeds)
+def test_the_lift_is_the_adjoint_of_the_core_for_carriers_of_any_scale(m, n, r, s, seed):
+    dW, L, R, S = (normal(*shape, seed=seed + i) for i, shape in enumerate([(m, n), (m, r), (s, n), (r, s)]))
+    assert_close((project_core(dW, L, R) * S).sum(), (dW * lift_core(S, L, R)).sum())
+
+
+@given(m=sizes, n=sizes, seed=seeds)
+def test_the_core_of_square_orthonormal_carriers_loses_nothing(m, n, seed):
+    dW, L, R = (normal(*shape, seed=seed + i) for i, shape in enumerate([(m, n), (m, m), (n, n)]))
+    L, R = orthonormal_columns(L), orthonormal_columns(R)
+    assert_close(lift_core(project_core(dW, L, R), L, R), dW)
+
+
+def test_the_lift_of_scaled_carriers_by_hand():
+    """L = (2, 0)^T, R = (3, 0): S = 2 dW_11 3 = 6 for dW_11 = 1, and the lift has 2 S 3 = 36 there."""
+    L, R = torch.tensor([[2.0], [0.0]]), torch.tensor([[3.0, 0.0]])
+    S = project_core(torch.tensor([[1.0, 5.0], [7.0, 9.0]]), L, R)
+    assert S.tolist() == [[6.0]]
+    assert lift_core(S, L, R).tolist() == [[36.0, 0.0], [0.0, 0.0]]

@@ -56,7 +56,11 @@ def count(seen: Observation, prior: Prior, threat: ThreatModel, known: Knowledge
     examples = expected if threat.examples == "unknown" or known.examples is None else known.examples
     return Count(
         received=seen.frame.kept,
-        twice=sum(_sent_twice(seen, c.name, c.L.shape[1]) for c in seen.frame.coordinates if c.L is not None),
+        twice=sum(
+            _sent_twice(seen, c.name, c.L.shape[1])
+            for c in seen.frame.coordinates
+            if c.L is not None and c.form == "tangent"
+        ),
         examples=examples,
         inputs=examples * prior.size,
         labels=0 if threat.labels == "known" else examples,

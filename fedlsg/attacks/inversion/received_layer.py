@@ -71,7 +71,7 @@ def first_layer(seen: Observation) -> str:
 def received_layer(seen: Observation, path: str | None = None) -> ReceivedLayer:
     """The equations of the linear layer at ``path``, of the first layer without one.
 
-    Raises DoesNotApply where the module is not linear, or none of its weight's gradient was sent.
+    Raises DoesNotApply where the module is not linear, or its weight's gradient was sent as a core, or not at all.
     """
     path = first_layer(seen) if path is None else path
     module = seen.model.get_submodule(path)
@@ -86,6 +86,8 @@ def received_layer(seen: Observation, path: str | None = None) -> ReceivedLayer:
     elif isinstance(module, nn.Linear):
         weight = f"{prefix}weight"
         own = next((c for c in seen.frame.coordinates if c.name == weight), None)
+        if own is not None and own.carried and own.form == "core":
+            raise DoesNotApply(f"{weight} was sent as a core, L^T G (R X)^T: closed forms need L^T G X^T")
         L, R = (None, None) if own is None or own.L is None or own.R is None else (own.L.double(), own.R.double())
         keys = ((weight, "absent"), (weight, "dense")) if L is None else ((weight, "L"), (weight, "R"))
         bias = f"{prefix}bias"

@@ -202,7 +202,7 @@ def received_span(seen: Observation, layers: tuple[str, ...]) -> Span:
     blocks, kept = seen.blocks, seen.kept
     found = [key for name in layers for key in ((name, "R"), (name, "dense")) if key in blocks]
     if not found:
-        raise DoesNotApply(f"nothing was received of {', '.join(layers)}")
+        raise DoesNotApply(f"nothing was received of {', '.join(layers)}: neither dR nor a dense gradient")
     columns = torch.stack([_whole_columns(kept[key]) for key in found]).all(0).nonzero().squeeze(1)
     if not len(columns):
         raise DoesNotApply(f"no in unit was kept in all of {', '.join(layers)}")

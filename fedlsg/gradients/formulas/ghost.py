@@ -88,7 +88,7 @@ class GhostGradients:
         if not finite.all():
             g, x, factors = g[finite], x[finite], factors[finite]
         scaled = g * factors.view(-1, *[1] * (g.ndim - 1))
-        if isinstance(self.layer, nn.Linear):
+        if not isinstance(self.layer, nn.Conv2d):
             product: Tensor = scaled.flatten(0, -2).mT @ x.flatten(0, -2)
             return product.flatten()
         conv = self.layer
@@ -107,21 +107,27 @@ def ghost_is_cheaper(layer: nn.Module, g: Tensor) -> bool:
     Products in float64 count twice.
     """
     weight = layer.get_parameter("weight")
-    exact = weight.dtype in (torch.float32, torch.float64) and keeps_float32_digits(g.device.type)
-    if not exact or type(layer) not in (nn.Linear, nn.Conv2d):
+    if type(layer) not in (nn.Linear, nn.Conv2d) or not worth_it(weight, g):
+        return False
+    if not isinstance(layer, nn.Conv2d):
+        return product_is_cheaper(weight, g)
+    if layer.stride != (1, 1) or layer.dilation != (1, 1) or layer.padding in ("same", "valid"):
         return False
     m, c, taps = weight.shape[0], weight.shape[1], weight[0, 0].numel()
-    if weight.numel() < SMALLEST_WEIGHT:
-        return False
-    if isinstance(layer, nn.Conv2d):
-        if layer.stride != (1, 1) or layer.dilation != (1, 1) or layer.padding in ("same", "valid"):
-            return False
-        positions = g[0, 0].numel()
-        pairs = 2 * positions**2 * (m + c + PAIRS * taps)
-    else:
-        positions = g[0].numel() // m
-        pairs = 2 * positions**2 * (m + c)
-    return pairs < weight.numel() * (positions + MEMORY)
+    positions = g[0, 0].numel()
+    return 2 * positions**2 * (m + c + PAIRS * taps) < weight.numel() * (positions + MEMORY)
+
+
+def worth_it(weight: Tensor, g: Tensor) -> bool:
+    """Whether ghost clipping of a weight is exact on this device, and the weight large enough to consider it."""
+    exact = weight.dtype in (torch.float32, torch.float64) and keeps_float32_digits(g.device.type)
+    return exact and weight.numel() >= SMALLEST_WEIGHT
+
+
+def product_is_cheaper(weight: Float[Tensor, "m c"], g: Float[Tensor, "batch *t m"]) -> bool:
+    """Whether norms over pairs of positions cost less than a matrix g_b^T x_b for each example."""
+    positions = g[0].numel() // weight.shape[0]
+    return 2 * positions**2 * sum(weight.shape) < weight.numel() * (positions + MEMORY)
 
 
 def keeps_float32_digits(device_type: str) -> bool:

@@ -11,6 +11,7 @@ output, y the output without its bias, and p the sum of the input under the kern
 so the r-sized gradients of a carried weight need no (m, n) gradient of an example:
     dL = dW R^T = diag(s) (G R^T - S (R 1)^T / n - diag(A) K R^T)
     dR = L^T dW = (diag(s) L)^T G - (L^T diag(s) S) 1^T / n - L^T diag(s) diag(A) K
+    L^T dW R^T = (diag(s) L)^T G R^T - (L^T diag(s) S) (R 1)^T / n - L^T diag(s) diag(A) K R^T
 """
 
 from dataclasses import dataclass, field
@@ -144,3 +145,17 @@ def finish_right(
     AK = (AL.flatten(0, 1) @ K.flatten(1)).reshape(vx.shape)
     dR: Tensor = vx - (S @ L).reshape(*vx.shape[:2], 1, 1) - AK
     return dR
+
+
+def finish_core(
+    vu: Float[Tensor, "batch r s"],
+    g: Float[Tensor, "batch m oh ow"],
+    L: Float[Tensor, "m r"],
+    R: Float[Tensor, "s n"],
+    note: OutputNote,
+) -> Float[Tensor, "batch r s"]:
+    """L^T dW R^T from (diag(s) L)^T G R^T."""
+    S, A = note.sums(g)
+    AL: Tensor = A.unsqueeze(1) * L.mT  # (B, r, m)
+    core: Tensor = vu - (S @ L).unsqueeze(2) * R.sum(1) - AL @ (note.standardized.kernel @ R.mT)
+    return core

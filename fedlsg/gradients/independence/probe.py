@@ -7,7 +7,8 @@ the gradient of a whole weight is not formed for every example.
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,15 +16,18 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from fedlsg.frame import Coordinates, Frame, make_blocks
+from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
+from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.gradients.formulas.layers import CARRIED
 from fedlsg.gradients.independence.coupled_draws import Draws, couple
 from fedlsg.gradients.independence.trace import Trace, trace_modules
-from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, per_example_gradients
+from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, learn_tables, per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsupported
 
 LARGE = 30.0
 MOVED = 0.1
+COLUMNS = 8
+"""Columns that are compared of a dense matrix."""
 FIX = (
     "compute every example from itself alone, without a sum, mean, sort, softmax or recurrence over dimension 0, the "
     "batch, and without a memory of earlier batches"
@@ -108,20 +112,32 @@ def prepare(
         copied = copied.to(dtype)
     generator = torch.Generator().manual_seed(0)
     coordinates = []
+    ways = ways_of(copied)
     for name, p in trainable(copied).items():
         with torch.no_grad():
             size = float(p.square().mean().sqrt()) * MOVED or 0.02
             p.add_(torch.randn(p.shape, generator=generator).to(p) * size)
         owner, _, attribute = name.rpartition(".")
-        carried = attribute == "weight" and type(copied.get_submodule(owner)) in CARRIED
+        fits = attribute == "weight" and type(copied.get_submodule(owner)) in CARRIED
+        carried = fits and name not in ways.others
         pair = (unit(p.shape[0], 1, p, generator), unit(1, p[0].numel(), p, generator)) if carried else (None, None)
         coordinates.append(Coordinates(name=name, shape=tuple(p.shape), L=pair[0], R=pair[1]))
     count = batch_size(inputs, targets)
     inputs, targets = (each(t, lambda x: x if dtype is None else floats(x, dtype)) for t in (inputs, targets))
     inputs = each(inputs, lambda x: widen(x, generator))
     targets = each(targets, lambda x: torch.cat([x, x]))
-    frame = Frame(coordinates=tuple(coordinates), blocks=make_blocks(coordinates))
+    frame = Frame(coordinates=tuple(coordinates), blocks=tuple(map(narrow, make_blocks(coordinates))))
+    with suppress(Exception):  # what fails here fails in the first pass, too, where the layer is named
+        learn_tables(copied, inputs)
     return Subject(model=copied, loss_fn=loss_fn, inputs=inputs, targets=targets, count=count, frame=frame)
+
+
+def narrow(block: Block) -> Block:
+    """A few columns of a large dense matrix, such as an embedding: a whole one for each example needs much memory."""
+    if block.part != "dense" or len(block.shape) != 2 or block.size < 2**16:
+        return block
+    columns = torch.linspace(0, block.shape[1] - 1, min(COLUMNS, block.shape[1])).long().unique()
+    return replace(block, keep=Keep(axis=1, index=columns))
 
 
 def company(size: int, count: int) -> list[int]:

@@ -17,6 +17,7 @@ from simulations.attack.membership.page import write
 from simulations.attack.membership.per_round import per_round
 from simulations.attack.membership.shadows import check_shadows, confidences, train_all
 from simulations.attack.recorded.report import output_folder
+from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Plan, make_plan
 from simulations.report.terminal import bar, print_note, print_table
 from simulations.report.words import duration
@@ -57,6 +58,8 @@ def membership_command(
     with console.status("loading data, calibrating noise") as status:
         plan = make_plan(as_shadow(wanted, device), progress=status.update)
         claim = claimed(plan)
+        if run is not None:
+            check_own_code(plan, RunDir.open(run))
     with bar(console) as tick:
         models = train_all(plan, shadows=shadows, seed=seed, tick=tick)
     with console.status("attacking"):

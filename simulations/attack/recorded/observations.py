@@ -5,7 +5,6 @@ has a checksum and names the digest of its frame; the files of weights and kept 
 """
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,16 +20,16 @@ from fedlsg.frame import Frame
 from fedlsg.method import aggregate
 from fedlsg.payload import Expected, PayloadError, keeps_memory, unpack
 from fedlsg.privacy import Entry, Ledger
-from fedlsg.state import ClientTerms, Phase, PublicState, load_weights, phase_of, plan_round
+from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan_round
+from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
 from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.updates import payload_files, round_folder
 from simulations.settings.run import Device, Settings
 from simulations.workloads import Progress, silent
 
 RECORD = "record one with: fedlsg run ... --record-updates"
-ROUND = re.compile(r"round-(\d{6})")
-CLIENT = re.compile(r"client-(\d{6})\.bin")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,46 +49,55 @@ class Record:
         """One client's payload, on the CPU. Raises ValueError naming the file for one that is damaged, or of another
         frame: on another device than the server's, carriers have other last digits.
         """
-        state = replace(self._start, model=self.model_of(round))
-        frame = self._frame(state, round)
-        plan = plan_round(state.method, round, frame, self.base.local)
-        plan = plan.for_client(self._terms(round, client, len(frame.blocks)))
-        path = self.payloads[round][client]
-        dither = self.base.dither(client, plan)
-        expected = Expected(
-            round=round,
-            codec=self.base.codec,
-            index_mode=self.base.index_mode,
-            size=frame.wire.size,
-            indices=frame.wire.indices,
-            digest=frame.digest,
-            max_norm=math.inf,
-            blocks=frame.wire.blocks,
-            dither=dither,
-            most=self.base.method.compression.most(frame.wire.size),
-        )
+        model, path = self.model_of(round), self.payloads[round][client]
+        plan = self.plan(round, client, model)
+        frame = plan.frame
         try:
-            values = decode(unpack(path.read_bytes(), expected).to(self.base.device), frame)
+            values = decode(unpack(path.read_bytes(), self.expected(plan, client)).to(self.base.device), frame)
         except PayloadError as error:
             raise ValueError(
                 f"{path}: {error}; the record is damaged, or other weights, settings or "
                 f"another device than {self.base.device} made it"
             ) from None
         return Observation(
-            model=state.model,
+            model=model,
             loss_fn=cross_entropy,
             frame=frame,
             values=values,
             mechanism=plan.mechanism,
             local=plan.local,
-            noise_std=self.base.codec.received_noise(dither.noise_std),
+            noise_std=self.base.codec.received_noise(plan.noise_std),
             round=round,
             clients=(client,),
         ).to("cpu")
 
+    def plan(self, round: int, client: int, model: nn.Module) -> RoundPlan:
+        """The round as the client derived it, by the public model of the round and the terms in its ledger.
+
+        Raises ValueError for a damaged file, or a ledger without an entry of the round.
+        """
+        state = replace(self._start, model=model)
+        plan = plan_round(state.method, round, self._frame(state, round), self.base.local)
+        return plan.for_client(self._terms(round, client, len(plan.frame.blocks)))
+
+    def expected(self, plan: RoundPlan, client: int) -> Expected:
+        """What the server expected of the client, without a bound on the norm."""
+        wire = plan.frame.wire
+        return Expected(
+            round=plan.round,
+            codec=self.base.codec,
+            index_mode=self.base.index_mode,
+            size=wire.size,
+            indices=wire.indices,
+            digest=plan.frame.digest,
+            blocks=wire.blocks,
+            dither=self.base.dither(client, plan),
+            most=self.base.method.compression.most(wire.size),
+        )
+
     def model_of(self, round: int) -> nn.Module:
         """The public model that the clients of ``round`` started from. Raises ValueError for a damaged file."""
-        path = self.run.path / "updates" / f"round-{round:06d}" / "weights.npy"
+        path = round_folder(self.run.path, round) / "weights.npy"
         model = self.base.build_model()
         try:
             load_weights(model, torch.from_numpy(sealed.load_array(path)))
@@ -102,7 +110,7 @@ class Record:
         return self.base.public_state()
 
     def _frame(self, state: PublicState, round: int) -> Frame:
-        path = self.run.path / "updates" / f"round-{round:06d}" / "kept.npy"
+        path = round_folder(self.run.path, round) / "kept.npy"
         kept = _positions(path) if path.exists() else None
         return state.frame(round, updates=self._updates_before(round), kept=kept)
 
@@ -111,7 +119,8 @@ class Record:
         rows = [row for row in self.run.read_rounds() if int(row["round"]) < round]
         return sum(len(row["answered"].split()) >= survivors for row in rows)
 
-    def _entry(self, round: int, client: int) -> Entry:
+    def entry(self, round: int, client: int) -> Entry:
+        """The client's last ledger entry of a round. Raises ValueError if there is none."""
         ledger = Ledger(self.run.ledger(client), client=client)
         entries = [entry for entry in ledger.entries if entry.round == round]
         if not entries:
@@ -120,7 +129,7 @@ class Record:
 
     def _terms(self, round: int, client: int, blocks: int) -> ClientTerms:
         """The client's own terms: its ledger holds the effective sigma, noise over joint sensitivity."""
-        entry, common = self._entry(round, client), self.base.method.mechanism
+        entry, common = self.entry(round, client), self.base.method.mechanism
         nominal = common.noise_multiplier
         if common.private:
             nominal = entry.noise_multiplier * common.sensitivity(blocks) / common.clip_norm
@@ -159,15 +168,15 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
     """
     run = RunDir.open(path)
     settings = run.read_config()
-    payloads = _payloads(run.path / "updates")
-    if not payloads:
+    if not payload_files(run.path):
         raise ValueError(f"{path} holds no recorded updates; {RECORD}")
     if settings.trust == "aggregate" and threat.view == "client":
         raise ValueError(
             "this run has trust=aggregate: one payload has too small a share of the noise, and nobody is assumed to "
             "see a single payload; attack the sum with --view aggregate"
         )
-    base = prepare(replace(settings, device=made_on(run, settings)), progress=progress)
+    record = load_record(run, progress=progress)
+    base = record.base
     if base.augment is not None:
         raise ValueError("attacks replay a client without augmentation: record a run with -c augment=none")
     if keeps_memory(base.method, base.codec):
@@ -175,7 +184,15 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
             f"attacks replay a client without memory, but {base.method.name!r} with codec {settings.codec!r} sends "
             "what earlier rounds left out: attack method sgd with another codec, which hides nothing either"
         )
-    return Record(run=run, base=base, payloads=payloads)
+    return record
+
+
+def load_record(run: RunDir, *, progress: Progress = silent) -> Record:
+    """The record of any run, with its data and its model; no payload is read yet."""
+    settings = run.read_config()
+    base = prepare(replace(settings, device=made_on(run, settings)), progress=progress)
+    check_own_code(base, run)
+    return Record(run=run, base=base, payloads=payload_files(run.path))
 
 
 def made_on(run: RunDir, settings: Settings) -> Device:
@@ -185,13 +202,3 @@ def made_on(run: RunDir, settings: Settings) -> Device:
     """
     used = run.read_summary(strict=False)["device"] if run.summary.exists() else settings.device
     return "cpu" if used == "cpu" else "auto"
-
-
-def _payloads(folder: Path) -> dict[int, dict[int, Path]]:
-    """Payload files by training round and client. The values of the pruning round are saliencies: it is left out."""
-    found: dict[int, dict[int, Path]] = {}
-    for path in sorted(folder.glob("round-*/client-*.bin")):
-        round, client = ROUND.fullmatch(path.parent.name), CLIENT.fullmatch(path.name)
-        if round and client and phase_of(int(round.group(1))) is Phase.TRAINING:
-            found.setdefault(int(round.group(1)), {})[int(client.group(1))] = path
-    return found

@@ -31,7 +31,7 @@ def own_path(terms: Terms, workload: str) -> Path | None:
     if terms.data is None:
         return None
     name, colon, path = terms.data.partition(":")
-    if not colon or name not in workloads.names():
+    if not colon or (name not in workloads.names() and workloads.own(name) is None):
         known = ", ".join(workloads.names())
         raise TermsError(
             f"node config: expected data={terms.data!r} as WORKLOAD:PATH, where WORKLOAD is one of {known}"
@@ -78,8 +78,9 @@ def reader(terms: Terms, settings: Settings) -> Read:
             )
         try:
             rows = _partition(terms, settings) if path is None else _rows(path, terms, settings, workload)
-            if not 0 <= int(rows.labels.min()) <= int(rows.labels.max()) < workload.num_classes:
-                raise ValueError(f"expected labels in 0..{workload.num_classes - 1}")
+            classes = workload.num_classes
+            if classes is not None and not 0 <= int(rows.labels.min()) <= int(rows.labels.max()) < classes:
+                raise ValueError(f"expected labels in 0..{classes - 1}")
             return rows
         except Exception:
             log_failure()
@@ -90,6 +91,8 @@ def reader(terms: Terms, settings: Settings) -> Read:
 
 def _rows(path: Path, terms: Terms, settings: Settings, workload: LoadedWorkload) -> Split:
     cache = terms.ledger_dir / "cache"
+    if workload.read is not None:
+        return workload.read(path)
     # a mirror with the split in a sub-folder
     if path.is_dir() and workload.parquet is not None and "train" not in split_names(path):
         options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})

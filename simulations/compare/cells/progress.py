@@ -47,7 +47,7 @@ class GridDisplay:
                     self.tasks[cell.name],
                     total=result.settings["rounds"],
                     completed=len(result.rows),
-                    status=f"accuracy {percent(result.accuracy)}",
+                    status=reached(result),
                 )
 
     def _look(self, cell: Cell) -> Result | None:
@@ -69,7 +69,15 @@ class GridDisplay:
         text = outcome.reason
         if outcome.status == "done":
             result = self._look(cell)
-            text = "" if result is None else f"accuracy {percent(result.accuracy)}"
+            text = "" if result is None else reached(result)
         line = f"[{self.finished}/{self.cells}] {cell.name}: {WORDS[outcome.status]}  {text}  {seconds:.1f} s"
         style = "" if outcome.status == "done" else "red" if outcome.status == "failed" else "yellow"
         self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def reached(result: Result) -> str:
+    """What a run has reached: its accuracy; its loss where there is none."""
+    losses = [row.loss for row in result.rows if row.loss is not None]
+    if result.accuracy is not None or not losses:
+        return f"accuracy {percent(result.accuracy)}"
+    return f"loss {losses[-1]:.4g}"

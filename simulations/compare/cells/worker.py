@@ -16,6 +16,7 @@ from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import IO, Any
 
+from fedlsg import user_code
 from simulations.engines import ahead
 from simulations.rundir.files.atomic import make_file
 
@@ -111,6 +112,7 @@ def environment(name: str, value: str) -> Iterator[None]:
 def serve(channel: "connection.Connection[Any, Any]") -> None:
     """The child: run jobs until the parent closes the channel. An interruption ends a cell, and this process."""
     os.setsid()
+    user_code.allow()  # what the command line of the parent named
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell's children inherit it ignored
     parent = parent_process()
     assert parent is not None

@@ -2,7 +2,8 @@
 
 record        JSON, with its digest as the last entry
 bytes         SHA-256, then the content
-array         NAME.npy; its checksum is in NAME.npy.sha256, in the form of the program ``sha256sum``
+array         NAME.npy, or several by name in NAME.npz; the checksum is in NAME.npy.sha256 or NAME.npz.sha256, in
+              the form of the program ``sha256sum``
 checkpoint    format, SHA-256, then the bytes of ``torch.save``; ``torch.load`` reads only files whose digest is right
 """
 
@@ -72,14 +73,35 @@ def save_array(path: Path, array: np.ndarray, *, private: bool = False) -> None:
     """Write an array and its checksum, each atomically; ``private``: for their owner only."""
     buffer = io.BytesIO()
     np.save(buffer, array)
-    content = buffer.getvalue()
+    _save_checked(path, buffer.getvalue(), private=private)
+
+
+def load_array(path: Path) -> np.ndarray:
+    """The array. Raises FileNotFoundError; ValueError for a file that is not what was written, or without checksum."""
+    array: np.ndarray = np.load(_load_checked(path), allow_pickle=False)
+    return array
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays by name (npz, not compressed) and their checksum, each atomically."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    _save_checked(path, buffer.getvalue())
+
+
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays by name. Raises as ``load_array``."""
+    with np.load(_load_checked(path), allow_pickle=False) as archive:
+        return dict(archive)
+
+
+def _save_checked(path: Path, content: bytes, *, private: bool = False) -> None:
     line = f"{hashlib.sha256(content).hexdigest()}  {path.name}\n".encode()
     write_atomically(_checksum_of(path), line, private=private)
     write_atomically(path, content, private=private)
 
 
-def load_array(path: Path) -> np.ndarray:
-    """The array. Raises FileNotFoundError; ValueError for a file that is not what was written, or without checksum."""
+def _load_checked(path: Path) -> io.BytesIO:
     content = path.read_bytes()
     try:
         written = _checksum_of(path).read_text().split()[:1]
@@ -87,8 +109,7 @@ def load_array(path: Path) -> np.ndarray:
         written = []
     if written != [hashlib.sha256(content).hexdigest()]:
         raise ValueError(f"it is not what {_checksum_of(path).name} says: the record is damaged")
-    array: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
-    return array
+    return io.BytesIO(content)
 
 
 def save_checkpoint(path: Path, previous: Path, state: dict[str, Any]) -> None:

@@ -7,10 +7,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, Shaped
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedlsg.choices import choose
+from fedlsg.gradients import LossFunction
 
 Progress = Callable[[str], None]
 Inputs = Tensor | dict[str, Tensor]
@@ -100,7 +102,7 @@ class Split:
     """Examples of one split, kept as they are stored; only the selected rows are prepared.
 
     inputs: N stored examples, possibly memory-mapped; never written to.
-    labels: (N,) int64.
+    labels: the targets. (N,) int64 for classes; otherwise any tensor with one row an example, as the loss takes them.
     prepare: from stored rows to the model's inputs (B, ...), row by row: float32 images, or a dict of padded tokens.
     lengths: (N,) tokens of each example, so that ``order`` can bring equal lengths together; None if all are equal.
     groups: (N,) number of each example's group, by its own length: only examples of one group may share a microbatch
@@ -110,27 +112,27 @@ class Split:
     """
 
     inputs: Stored
-    labels: Int64[Tensor, " n"]
+    labels: Shaped[Tensor, "n *target"]
     prepare: Callable[[Any], Inputs]
     lengths: Int64[Tensor, " n"] | None = None
     groups: Int64[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
-        if self.labels.dtype != torch.int64 or self.labels.ndim != 1:
-            raise ValueError(f"expected int64 labels of shape (n,), got {self.labels.dtype} {tuple(self.labels.shape)}")
+        if self.labels.ndim == 0:
+            raise ValueError(f"expected one label an example, got a single {self.labels.dtype} number")
         if not 0 < len(self.inputs) == len(self.labels):
             raise ValueError(
                 f"expected as many inputs as labels and one at least, got {len(self.inputs)} and {len(self.labels)}"
             )
         for name, known in (("length", self.lengths), ("group", self.groups)):
-            if known is not None and known.shape != self.labels.shape:
+            if known is not None and known.shape != (len(self.labels),):
                 raise ValueError(f"expected one {name} an example, got {len(known)} for {len(self.labels)}")
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, indices: Int64[Tensor, " b"]) -> tuple[Any, Int64[Tensor, " b"]]:
-        """Inputs (a tensor (B, ...) or a dict of them) and targets (B,) of the given rows, in the given order.
+    def batch(self, indices: Int64[Tensor, " b"]) -> tuple[Any, Shaped[Tensor, "b *target"]]:
+        """Inputs (a tensor (B, ...) or a dict of them) and targets (B, ...) of the given rows, in the given order.
 
         B = 0 is allowed. Texts are padded to the padded length of the longest row.
         Guarantee: the tensors are fresh copies on the CPU, and the other rows change only the padding of a row.
@@ -198,18 +200,35 @@ Parquet = Callable[[Sequence[Path], Path], Split]
 """Reads parquet files; the decoded or tokenised rows go to a cache folder."""
 
 
+def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
+    """The loss of workloads with classes, in nats: one value an example, shape (B,)."""
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+GIVEN = "given"
+"""The partition that a workload brings as lists of rows."""
+
+Metric = Callable[[Tensor, Tensor], Any]
+"""``metric(outputs, targets)`` of all examples of a test split, on the CPU: a number."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadedWorkload:
     """A data set with the models and settings that suit it.
 
     test: the public split that accuracy is reported on, under ``test_name``.
     other_tests: more test splits by name, whose accuracies are averaged with it, each with the same weight.
+    num_classes: targets are classes 0 to num_classes - 1, and accuracy is measured; None for other targets.
+    loss: one value an example, shape (B,). metrics: more numbers that are measured on the test splits, by name.
     models: builders by name, the first is the default; build through ``build_model``.
-    classifier: the path of the output layer in every model (it stays dense, never carried).
+    classifier: the path of the output layer in every model (it stays dense, never carried); None: the last Linear.
     augment: changes training inputs at random, or None; never applied to a test split.
+    columns: values of the training rows by which clients may be formed, by name (N,).
+    parts: rows of each client, for partition=given.
     defaults: the preset, by setting; public constants chosen before the run, never derived from its data.
     method_defaults: what differs from it for a method, by method and setting.
     parquet: reads parquet files of a client's own rows; None if the workload has no such form.
+    read: reads a client's own rows from any path; None if the workload reads parquet or .npz files.
     Raises ValueError for a label outside [0, num_classes).
     """
 
@@ -218,23 +237,39 @@ class LoadedWorkload:
     test: Split
     test_name: str = "test"
     other_tests: Mapping[str, Split] = field(default_factory=dict)
-    num_classes: int
+    num_classes: int | None
+    loss: LossFunction = cross_entropy
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     models: Mapping[str, Callable[[], nn.Module]]
-    classifier: str = "classifier"
+    classifier: str | None = "classifier"
     augment: Augment | None = None
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    parts: Sequence[Tensor] | None = None
     defaults: Mapping[str, object]
     method_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     parquet: Parquet | None = None
+    read: Callable[[Path], Split] | None = None
 
     def __post_init__(self) -> None:
         if self.test_name in self.other_tests:
             raise ValueError(f"{self.name}: two test splits are named {self.test_name}")
         for name, split in {"train": self.train, **self.tests}.items():
-            if isinstance(split, NoRows):
+            if isinstance(split, NoRows) or self.num_classes is None:
                 continue
+            if split.labels.dtype != torch.int64 or split.labels.ndim != 1:
+                found = f"{split.labels.dtype} {tuple(split.labels.shape)}"
+                raise ValueError(f"{self.name}: expected classes, int64 of shape (n,), as {name} labels, got {found}")
             low, high = int(split.labels.min()), int(split.labels.max())
             if not 0 <= low <= high < self.num_classes:
                 raise ValueError(f"{self.name}: {name} labels are in {low}..{high}, expected 0..{self.num_classes - 1}")
+
+    def classes(self, purpose: str) -> int:
+        """The number of classes. Raises ValueError, naming what needs them, for other targets."""
+        if self.num_classes is None:
+            raise ValueError(
+                f"{purpose} needs targets that are classes (int64, one an example), which {self.name} has not"
+            )
+        return self.num_classes
 
     @property
     def tests(self) -> dict[str, Split]:
@@ -265,4 +300,11 @@ def build_model(workload: LoadedWorkload, model_name: str | None = None, seed: i
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # torch.manual_seed would also reseed every CUDA generator, which fork_rng(devices=[]) does not restore.
         torch.default_generator.manual_seed(seed)
-        return builder()
+        try:
+            return builder()
+        except (ValueError, OSError, ImportError):
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"model {name!r} of workload {workload.name} cannot be built: {type(error).__name__}: {error}"
+            ) from error

@@ -7,25 +7,35 @@ import torch
 from torch.testing import assert_close
 
 import fedlsg.attacks.replay as module
+from fedlsg.attacks.inversion.counting import count
+from fedlsg.attacks.inversion.linear_input import input_of_linear
+from fedlsg.attacks.inversion.prior import Prior
+from fedlsg.attacks.observation import DoesNotApply, Knowledge, ThreatModel
 from fedlsg.attacks.replay import dense_gradients, in_frame, lifted, replay
 from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.masks.mask import Mask
+from fedlsg.method import Method
+from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.client import LocalTraining
 from tests.fedlsg.support.observed import digits, method, mlp, observe
+from tests.fedlsg.support.own_methods import CORE, OWN_MASK
 
-METHODS = ["lsg", "rgp", "rgp-random", "rs", "dpsgd", "sparse-dpsgd", "dp-powersgd", "lora", "linear-probe"]
+OWN = Method(name="own", carrier=CORE, mask=OWN_MASK, mechanism=Mechanism(kind="clip-only", clip_norm=0.1))
+METHODS = [OWN, "lsg", "rgp", "rgp-random", "rs", "dpsgd", "sparse-dpsgd", "dp-powersgd", "lora", "linear-probe"]
 IMAGES, LABELS = digits(3)
 SEVERAL = LocalTraining(steps=3, learning_rate=0.5, momentum=0.5, expected_batch=3.0)
 
 
-def settings_of(name: str) -> dict[str, object]:
+def settings_of(name: str | Method) -> dict[str, object]:
     return {"clip": "per-block"} if name == "rs" else {}
 
 
 @pytest.mark.parametrize("local", [LocalTraining(expected_batch=3.0), SEVERAL], ids=["one step", "three steps"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", METHODS, ids=lambda how: getattr(how, "name", how))
 def test_it_sends_what_a_client_sends(name, local):
     """Projection, mask, weights of groups, active clip, momentum and moves: all of client_step, to rounding."""
-    seen = observe(method(name, **settings_of(name)), mlp(), IMAGES, LABELS, local=local)
+    how = name if isinstance(name, Method) else method(name, **settings_of(name))
+    seen = observe(how, mlp(), IMAGES, LABELS, local=local)
     assert_close(replay(seen, IMAGES, LABELS), seen.values, rtol=1e-9, atol=1e-12)
 
 
@@ -69,3 +79,15 @@ def test_the_model_stays_as_it_was():
     replay(seen, IMAGES.clone().requires_grad_(), LABELS)
     assert all(torch.equal(W, before[name]) for name, W in seen.weights.items())
     assert {name: G.shape for name, G in lifted(seen).items()} == {name: W.shape for name, W in before.items()}
+
+
+def test_a_core_is_observed_and_closed_forms_say_that_it_does_not_apply():
+    """In float64 and on a device it stays a core, and what is sent once is not counted as sent twice."""
+    seen = observe(replace(OWN, mask=Mask()), mlp(), IMAGES, LABELS)
+    for same in (seen.in_float64(), seen.to("cpu")):
+        assert [c.form for c in same.frame.coordinates if c.carried] == ["core"]
+        assert same.blocks["hidden.weight", "core"].shape == (2, 3)
+    known = Knowledge(labels=LABELS, examples=3)
+    assert count(seen, Prior(shape=(1, 8, 8)), ThreatModel(), known).twice == 0
+    with pytest.raises(DoesNotApply, match=r"hidden.weight was sent as a core, L\^T G \(R X\)\^T"):
+        input_of_linear(seen, Prior(shape=(1, 8, 8)))

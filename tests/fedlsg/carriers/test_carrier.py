@@ -46,17 +46,17 @@ def net() -> nn.Module:
 @given(m=st.integers(1, 60), n=st.integers(1, 60), r=st.integers(1, 60))
 def test_a_layer_is_carried_where_it_pays(m, n, r):
     """10 r (m + n) < 8 m n, in integers."""
-    assert pays(torch.zeros(m, n), r) == (10 * r * (m + n) < 8 * m * n and r <= min(m, n))
+    assert pays(torch.zeros(m, n), Carrier(kind="random", rank=r)) == (10 * r * (m + n) < 8 * m * n and r <= min(m, n))
 
 
 def test_goldens_of_the_rule():
     """64 x 64: 128 r < 3276.8, so 25 pays, 26 does not. A 64 x (4 * 9) kernel: 100 r < 1843.2. 10 x 10: 20 r < 80."""
-    assert pays(torch.zeros(64, 64), 25)
-    assert not pays(torch.zeros(64, 64), 26)
-    assert pays(torch.zeros(64, 4, 3, 3), 18)
-    assert not pays(torch.zeros(64, 4, 3, 3), 19)
-    assert pays(torch.zeros(10, 10), 3)
-    assert not pays(torch.zeros(10, 10), 4)  # 80 is not below 80
+    assert pays(torch.zeros(64, 64), Carrier(kind="random", rank=25))
+    assert not pays(torch.zeros(64, 64), Carrier(kind="random", rank=26))
+    assert pays(torch.zeros(64, 4, 3, 3), Carrier(kind="random", rank=18))
+    assert not pays(torch.zeros(64, 4, 3, 3), Carrier(kind="random", rank=19))
+    assert pays(torch.zeros(10, 10), Carrier(kind="random", rank=3))
+    assert not pays(torch.zeros(10, 10), Carrier(kind="random", rank=4))  # 80 is not below 80
 
 
 def test_what_is_carried():

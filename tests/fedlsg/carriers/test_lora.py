@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.carriers.carrier import Carrier, carried_parameters
-from fedlsg.carriers.lora import BASE, Adapted, effective_weight, frozen_bases, prepare_model
+from fedlsg.carriers.lora import BASE, Adapted, adapted_layers, effective_weight, frozen_bases, merge, prepare_model
 from fedlsg.frame import Frame
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import check_supported, trainable
@@ -144,3 +144,17 @@ def test_the_scale_is_alpha_over_rank():
     layer = model.get_submodule("0")
     assert isinstance(layer, Adapted)
     torch.testing.assert_close(layer(x), layer.base(x) + 3.0 * layer.up(layer.down(x)))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_merged_factors_are_the_plain_model(kind):
+    """Same names in the same order, same function; negative control: the start, where B = 0, is another one."""
+    before, model = adapted(kind)
+    paths = list(adapted_layers(model))
+    tensors = merge(model.state_dict(), paths, LORA.scale)
+    assert list(tensors) == list(before.state_dict())
+    x = torch.randn(2, *MODELS[kind][1], dtype=torch.float64)
+    plain = copy.deepcopy(before)
+    plain.load_state_dict(tensors)
+    torch.testing.assert_close(plain(x), model(x))
+    assert not torch.allclose(before(x), model(x))

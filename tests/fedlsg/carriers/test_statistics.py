@@ -87,6 +87,15 @@ def test_carriers_that_are_not_orthonormal_show():
     assert residual(dW, 2 * L, 2 * R) > 2 * residual(dW, L, R)
 
 
+@given(m=st.integers(2, 9), n=st.integers(2, 9), r=st.integers(1, 9), s=st.integers(1, 9), seed=seeds)
+def test_the_residual_of_a_core_is_that_of_both_spans_at_any_scale(m, n, r, s, seed):
+    """Oracle: dW - U U^T dW V V^T, with orthonormal U and V of the same spans."""
+    dW, L, R = normal(m, n, seed=seed), normal(m, min(r, m), seed=seed + 1), normal(min(s, n), n, seed=seed + 2)
+    U, V = torch.linalg.qr(L).Q, torch.linalg.qr(R.mT).Q
+    left = float((dW - U @ U.mT @ dW @ V @ V.mT).norm() / dW.norm())
+    assert residual(dW, L * torch.logspace(-1, 1, L.shape[1]), 3 * R, "core") == pytest.approx(left, abs=1e-7)
+
+
 def test_ranks_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="rank=4 <= 3"):
         principal_carriers(normal(3, 5, seed=0), 4)

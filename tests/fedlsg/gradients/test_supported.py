@@ -19,13 +19,8 @@ class Bare(nn.Module):
         self.scale = nn.Parameter(torch.ones(3))
 
 
-def shared_module() -> nn.Module:
-    linear = nn.Linear(3, 3)
-    return nn.ModuleDict({"first": linear, "second": linear})
-
-
-def tied_parameter() -> nn.Module:
-    model = nn.ModuleDict({"first": nn.Linear(3, 3), "second": nn.Linear(3, 3)})
+def tied_parameter(first: nn.Module, second: nn.Module) -> nn.Module:
+    model = nn.ModuleDict({"first": first, "second": second})
     model["second"].weight = model["first"].weight
     return model
 
@@ -47,31 +42,29 @@ REFUSED = {
         lambda: normed(nn.InstanceNorm2d(4, track_running_stats=True)),
         "track_running_stats=False",
     ),
-    "trained instance norm": (lambda: normed(nn.InstanceNorm2d(4, affine=True)), "GroupNorm"),
-    "attention": (lambda: nn.MultiheadAttention(4, 2), "scaled_dot_product_attention"),
-    "transformer layer": (lambda: nn.TransformerEncoderLayer(4, 2), "scaled_dot_product_attention"),
-    "recurrent": (lambda: nn.ModuleDict({"rnn": nn.LSTM(4, 2)}), r"^rnn \(LSTM\): .*freeze it"),
-    "recurrent cell": (lambda: nn.GRUCell(4, 2), "freeze it"),
-    "embedding": (
-        lambda: nn.ModuleDict({"words": nn.Embedding(4, 2)}),
-        r"^words \(Embedding\): .*requires_grad_\(False\)",
+    "transformer layer": (lambda: nn.TransformerEncoderLayer(4, 2), r"self_attn \(MultiheadAttention\): its dropout"),
+    "recurrent cell": (
+        lambda: nn.ModuleDict({"cell": nn.GRUCell(4, 2)}),
+        r"^cell \(GRUCell\): .*requires_grad_\(False\).*register_layer",
     ),
-    "transposed convolution": (lambda: nn.ConvTranspose2d(4, 2, 3), "ConvTranspose2d.*freeze"),
-    "1-d convolution": (lambda: nn.Conv1d(4, 2, 3), "Conv1d.*use Linear, Conv2d, GroupNorm, LayerNorm"),
-    "3-d convolution": (lambda: nn.Conv3d(4, 2, 3), "Conv3d.*freeze"),
-    "bilinear": (lambda: nn.Bilinear(4, 2, 3), "Bilinear.*freeze"),
+    "bilinear": (lambda: nn.Bilinear(4, 2, 3), "Bilinear.*freeze it.*use Linear, Conv2d, GroupNorm, LayerNorm"),
     "prelu": (lambda: nn.PReLU(), "PReLU.*freeze"),
-    "bare parameter": (lambda: nn.ModuleDict({"head": Bare()}), r"^head \(Bare\): .*for scale"),
     "grouped convolution": (lambda: nn.Conv2d(4, 4, 3, groups=2), "set groups=1"),
     "reflecting convolution": (
         lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
         "padding_mode='reflect'.*F.pad",
     ),
-    "subclass": (lambda: type("Scaled", (nn.Linear,), {})(3, 3), "Scaled.*freeze"),
+    "subclass": (lambda: type("Scaled", (nn.LayerNorm,), {})(3), "Scaled.*freeze"),
     "reparametrised": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), "freeze"),
     "complex": (lambda: nn.Linear(3, 3, dtype=torch.complex64), "complex"),
-    "shared module": (shared_module, "first.weight and second.weight are one shared parameter.*its own"),
-    "tied parameter": (tied_parameter, "first.weight and second.weight are one shared parameter"),
+    "shared module": (
+        lambda: nn.ModuleDict({"first": (norm := nn.LayerNorm(3)), "second": norm}),
+        "first.weight and second.weight are one shared parameter.*its own",
+    ),
+    "tied parameter": (
+        lambda: tied_parameter(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)),
+        "first.weight and second.weight are one shared parameter",
+    ),
     "nothing trainable": (lambda: nn.Linear(3, 3).requires_grad_(False), "nothing to train"),
     "no parameters": (lambda: nn.Tanh(), "nothing to train"),
 }
@@ -91,10 +84,15 @@ def frozen(module: nn.Module) -> nn.Module:
 ACCEPTED = {
     "frozen batch norm in eval mode": lambda: normed(frozen(nn.BatchNorm2d(4)).eval()),
     "instance norm": lambda: normed(nn.InstanceNorm2d(4)),
+    "trained instance norm": lambda: normed(nn.InstanceNorm2d(4, affine=True)),
     "frozen embedding": lambda: nn.Sequential(frozen(nn.Embedding(4, 3)), nn.Linear(3, 3)),
     "frozen attention": lambda: nn.ModuleList([frozen(nn.MultiheadAttention(4, 2)), nn.Linear(3, 3)]),
     "frozen grouped convolution": lambda: nn.Sequential(frozen(nn.Conv2d(4, 4, 1, groups=2)), nn.GroupNorm(1, 4)),
-    "frozen tied weights": lambda: nn.ModuleList([frozen(tied_parameter()), nn.Linear(3, 3)]),
+    "frozen tied weights": lambda: nn.ModuleList(
+        [frozen(tied_parameter(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1))), nn.Linear(3, 3)]
+    ),
+    "tied weights of linear layers and embeddings": lambda: tied_parameter(nn.Embedding(4, 3), nn.Linear(3, 4)),
+    "a parameter of a user's module": lambda: nn.ModuleDict({"head": Bare()}),
     "activation used twice": lambda: nn.Sequential(nn.Linear(3, 3), relu := nn.ReLU(), nn.Linear(3, 3), relu),
     "dropout": lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.LayerNorm(3)),
 }

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from fedlsg.carriers.carrier import Carrier
 from fedlsg.frame import Block, Frame
-from fedlsg.masks.mask import Mask, Public, RoundTime, apply_mask, not_pruned, split_kept
+from fedlsg.masks.mask import Mask, apply_mask, not_pruned, split_kept
 from fedlsg.masks.pruning import Prune
 from fedlsg.masks.rules import smallest
 from fedlsg.method import Method, initial_needed
 from fedlsg.privacy.mechanism import Mechanism
+from fedlsg.public import Public, RoundTime
 from tests.fedlsg.support.mask_oracle import blocks_of, kept_by, naive, weights
 from tests.fedlsg.support.step_oracle import CLIP_ONLY, DENSE, EMPTY, EXACT, NOISY, naive_step, problem
 from tests.fedlsg.support.step_oracle import reproducible_stream as stream
@@ -194,7 +195,9 @@ def test_noise_off_the_kept_entries_is_caught():
 def test_a_mask_sees_public_values_only():
     """By construction: all that it may read is here, and none of it is a gradient or an example."""
     names = {f.name for f in fields(Public)}
-    assert names == {"weights", "initial", "coordinates", "time", "seed", "pruned"}
+    assert names == {
+        "weights", "initial", "carried", "coordinates", "time", "updates", "seed", "pruned", "make_model",
+    }  # fmt: skip
     assert set(apply_mask.__annotations__) == {"blocks", "mask", "public", "return"}
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.lowrank import decompose
-from fedlsg.masks.mask import Mask, Public, RoundTime, apply_mask
+from fedlsg.masks.mask import Mask, apply_mask
 from fedlsg.masks.rules import gradual_cooling
+from fedlsg.public import Public, RoundTime
 from fedlsg.randomness import public_generator
 
 seeds = st.integers(0, 2**32)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.gradients.per_example import per_example_gradients
-from fedlsg.lowrank import decompose, flatten_kernel, project
+from fedlsg.lowrank import decompose, flatten_kernel, orthonormal_columns, project, project_core
 from fedlsg.masks.rules import keep_units, uniform, unit_importance
 
 TOLERANCE = 1e-9
@@ -45,6 +45,33 @@ def make_frame(model: nn.Module, *, rank: int, sparsity: float, carry: bool = Tr
     return Frame(coordinates=tuple(coordinates), blocks=tuple(masked(b) for b in make_blocks(coordinates)))
 
 
+def make_core_frame(model: nn.Module, *, out_rank: int, rank: int, square: bool = False) -> Frame:
+    """Every weight of two dimensions or more as a core; carriers of any scale, orthonormal and m x m, n x n if square.
+
+    Every third coordinate of a core is masked away unless square, every second row of that of a kernel.
+    """
+    generator, coordinates = torch.Generator().manual_seed(12), []
+    for name, p in model.named_parameters():
+        pair: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
+        if p.requires_grad and p.ndim >= 2:
+            m, n = flatten_kernel(p).shape
+            columns = (m, n) if square else (min(out_rank, m), min(rank, n))
+            L, R = (torch.randn(k, r, generator=generator).to(p) for k, r in zip((m, n), columns, strict=True))
+            L, R = (orthonormal_columns(L), orthonormal_columns(R)) if square else (L, R)
+            pair = L, R.mT.contiguous()
+        if p.requires_grad:
+            coordinates.append(Coordinates(name=name, shape=tuple(p.shape), L=pair[0], R=pair[1], form="core"))
+
+    def masked(block: Block) -> Block:
+        if block.part != "core" or square:
+            return block
+        if len(next(c for c in coordinates if c.name == block.parameter).shape) > 2:
+            return replace(block, keep=Keep(axis=0, index=torch.arange(0, block.shape[0], 2)))
+        return replace(block, keep=Keep(index=torch.arange(0, block.size, 3)))
+
+    return Frame(coordinates=tuple(coordinates), blocks=tuple(masked(b) for b in make_blocks(coordinates)))
+
+
 def naive(
     model: nn.Module,
     loss_fn: Callable[[Tensor, Tensor], Tensor],
@@ -71,7 +98,10 @@ def flat_gradient(gradients: Sequence[Tensor], frame: Frame) -> Tensor:
     """Weight-shaped gradients in the frame's flat coordinates, unmasked."""
     pieces: list[Tensor] = []
     for c, g in zip(frame.coordinates, gradients, strict=True):
-        pieces += [g] if c.L is None or c.R is None else project(g, c.L, c.R)
+        if c.L is not None and c.R is not None and c.form == "core":
+            pieces += [project_core(g, c.L, c.R)]
+        else:
+            pieces += [g] if c.L is None or c.R is None else project(g, c.L, c.R)
     return torch.cat([p.flatten() for p in pieces])
 
 

@@ -17,6 +17,7 @@ from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method, Schedule, client_step, make_frame
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream
+from tests.fedlsg.support.own_methods import CORE, OWN_MASK, TANGENT
 
 EXAMPLES = 11
 CLIP_ONLY = Mechanism(kind="clip-only", clip_norm=0.3)
@@ -32,6 +33,9 @@ FRAMES = {
     "rs on carriers": (Mask(kind="uniform", sparsity=0.6), LOW_RANK),
     "rs": (Mask(kind="uniform", sparsity=0.8), DENSE),
     "dpsgd": (Mask(), DENSE),
+    "core": (Mask(), CORE),
+    "own mask on core": (OWN_MASK, CORE),
+    "own carriers": (Mask(kind="units", sparsity=0.4), TANGENT),
 }
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -119,11 +123,14 @@ def dense_gradients(p: Problem, model: nn.Module, i: int) -> dict[str, Tensor]:
 
 
 def project_and_keep(gradients: dict[str, Tensor], frame: Frame) -> Tensor:
-    """dL = dW R^T and dR = L^T dW for carried weights, one after the other, and of all that the kept coordinates."""
+    """dL = dW R^T and dR = L^T dW, or L^T dW R^T, for carried weights, and of all that the kept coordinates."""
     pieces = []
     for c in frame.coordinates:
         dW = gradients[c.name].reshape(len(gradients[c.name]), -1)
-        pieces += [dW.flatten()] if c.L is None else [(dW @ c.R.T).flatten(), (c.L.T @ dW).flatten()]
+        if c.form == "core" and c.carried:
+            pieces += [(c.L.T @ dW @ c.R.T).flatten()]
+        else:
+            pieces += [dW.flatten()] if c.L is None else [(dW @ c.R.T).flatten(), (c.L.T @ dW).flatten()]
     return torch.cat(pieces)[frame.indices]
 
 
@@ -134,7 +141,7 @@ def clipped(x: Tensor, mechanism: Mechanism, frame: Frame) -> Tensor:
 
 
 def eq3(values: Tensor, frame: Frame) -> dict[str, Tensor]:
-    """dW = dL R + L dR - L L^T dL R, entry by entry of the flat vector, zero where frozen."""
+    """dW = dL R + L dR - L L^T dL R, or L S R, entry by entry of the flat vector, zero where frozen."""
     flat = torch.zeros(frame.size, dtype=values.dtype)
     for position, value in zip(frame.indices.tolist(), values, strict=True):
         flat[position] = value
@@ -149,6 +156,8 @@ def eq3(values: Tensor, frame: Frame) -> dict[str, Tensor]:
     for c in frame.coordinates:
         if c.L is None:
             gradients[c.name] = take(*c.shape)
+        elif c.form == "core":
+            gradients[c.name] = (c.L @ take(c.L.shape[1], c.R.shape[0]) @ c.R).reshape(c.shape)
         else:
             dL, dR = take(*c.L.shape), take(*c.R.shape)
             gradients[c.name] = (dL @ c.R + c.L @ dR - c.L @ c.L.T @ dL @ c.R).reshape(c.shape)

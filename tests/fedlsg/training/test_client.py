@@ -88,7 +88,7 @@ def test_the_step_of_one_linear_layer_by_hand():
 
 @pytest.mark.parametrize("mechanism", [CLIP_ONLY, NONE, NOISY], ids=["clip-only", "none", "dp"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("name", ["lsg", "rgp", "rs"])
+@pytest.mark.parametrize("name", ["lsg", "rgp", "rs", "own mask on core"])
 def test_local_steps_equal_the_naive_loop(mechanism, momentum, name):
     """K = 4 steps that move the local weights; and the result carries their whole change: -lr Eq3 / expected batch."""
     p = problem(*FRAMES[name])

@@ -12,11 +12,11 @@ from tests.places import REPOSITORY
 HEAVY = (
     "torch", "flwr", "ray", "numpy", "scipy", "dp_accounting", "prv_accountant", "sklearn", "pandas", "matplotlib",
     "tensorboard", "jinja2", "datasets", "transformers", "pyarrow", "constriction", "cryptography", "torch._dynamo",
-    "sympy", "sqlalchemy", "fastapi",
+    "sympy", "sqlalchemy", "fastapi", "safetensors",
 )  # fmt: skip
 ACCOUNTANTS = {"scipy", "dp_accounting", "prv_accountant"}
 ALWAYS_LATER = {"sklearn", "pandas", "matplotlib", "tensorboard", "jinja2", "datasets", "transformers", "pyarrow",
-                "constriction", "torch._dynamo", "sympy", "ray", *ACCOUNTANTS}  # fmt: skip
+                "constriction", "torch._dynamo", "sympy", "ray", "safetensors", *ACCOUNTANTS}  # fmt: skip
 
 
 PROBE = """

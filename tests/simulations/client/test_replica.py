@@ -21,6 +21,7 @@ from simulations.rundir.tables import Row, read_lines
 from simulations.server.downlink import NOTHING
 from simulations.settings.settings import from_mapping
 from strategies.federation.wire import REPLICA_DIFFERS, REPLICA_MISSING, payload_size
+from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local, stopped_after
 
 CASES: dict[str, dict[str, Any]] = {
@@ -35,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "local steps": {"local_steps": 3, "local_momentum": 0.5},
     "dp-snip": {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.3},
     "top-k": {"method": "topk", "topk_rate": 0.05, "noise_multiplier": None},
+    "functions of a user": {"method": OWN_RECIPE, "local_steps": 2},
     "some clients": {"clients": 4, "clients_per_round": 2, "rounds": 5},
 }
 UPDATE = HEADER.size + 80 + 4 * 1074
@@ -47,7 +49,7 @@ def sparse_and_full(out: Path, **settings: Any) -> tuple[Run, Run]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_sparse_in_float32_is_full_bit_for_bit(name, tmp_path):
+def test_sparse_in_float32_is_full_bit_for_bit(name, tmp_path, own_code):
     sparse, full = sparse_and_full(tmp_path, **CASES[name])
     assert sparse.weights.equal(full.weights)
     assert [row.answered for row in sparse.rows] == [row.answered for row in full.rows]

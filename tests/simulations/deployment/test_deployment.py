@@ -72,6 +72,10 @@ def test_payloads_are_those_of_the_simulation_to_the_byte(both):
     assert len(both.deployed.payloads) == 2
     assert both.deployed.payloads == both.simulated.payloads
     assert both.deployed.weights.equal(both.simulated.weights)
+    assert both.deployed.model_file == both.simulated.model_file
+    for name in ("frame.json", "frame.npz"):
+        written = [run.path / "updates" / "round-000001" / name for run in (both.deployed, both.simulated)]
+        assert written[0].read_bytes() == written[1].read_bytes()
     key = {(line.round, line.client, line.direction): line for line in read_lines(both.simulated.directory.messages)}
     assert len(both.lines) == len(key) == 4
     for line in both.lines:

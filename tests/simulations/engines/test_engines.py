@@ -237,6 +237,7 @@ def test_engines_agree_bit_for_bit(tmp_path, capsys, on_ray):
     assert a.weights.equal(b.weights)
     assert len(a.payloads) == 6
     assert a.payloads == b.payloads
+    assert a.model_file == b.model_file
     assert len(a.ledgers) == 2
     assert a.ledgers == b.ledgers
     assert (a.path / "ledger.jsonl").read_bytes() == (b.path / "ledger.jsonl").read_bytes()

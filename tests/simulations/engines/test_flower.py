@@ -18,6 +18,7 @@ def test_flower_s_simulation_runs_as_the_local_engine(tmp_path):
     run = Run(directory.path, plan)
     assert run.weights.equal(alone.weights)
     assert run.payloads == alone.payloads
+    assert run.model_file == alone.model_file
     assert run.ledgers == alone.ledgers
     assert [row.downlink_bytes for row in run.rows] == [row.downlink_bytes for row in alone.rows]
 

@@ -34,6 +34,7 @@ from simulations.inspection.measure import Inspection, batch_gradient, inspect, 
 from simulations.inspection.output import folder
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
 from simulations.workloads.images.augment import crop
+from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.runs import Run, resume_local
 
 HIDDEN = "hidden.weight"
@@ -194,6 +195,22 @@ def test_every_recipe_before_training(method):
     assert {row.sparsity for row in found.clips} == {0.0, 0.5}
     assert all(row.kept <= subject.frame.size for row in found.clips)
     assert {row.source for row in found.residuals} <= {"self", "weight", "random"} or subject.moved
+
+
+def test_the_methods_own_carriers_are_a_source(own_code):
+    """Energy of the batch gradient in the spans of a core; its energy of units is not defined; the mask's own share."""
+    subject = subject_of_settings({"workload": "digits", "method": OWN_RECIPE, "rank": 4})
+    found = inspect(subject, examples=8, sparsities=[0.0, 0.5], ranks=[1, 4])
+    where = next(c for c in subject.frame.coordinates if c.name == HIDDEN)
+    U, V = torch.linalg.qr(where.L.double()).Q, torch.linalg.qr(where.R.double().mT).Q
+    dW = found.gradients[HIDDEN].double()
+    left = float((dW - U @ U.mT @ dW @ V @ V.mT).norm() / dW.norm())
+    own = [row for row in found.residuals if row.source == "own"]
+    assert [(row.layer, row.rank, row.residual) for row in own] == [(HIDDEN, 4, pytest.approx(left, abs=1e-5))]
+    assert all(math.isnan(row.carriers) for row in found.energies)
+    assert (found.own.choice, found.own.kept) == ("own", subject.frame.kept)
+    assert found.own.sparsity == pytest.approx(1 - subject.frame.kept / subject.frame.size, abs=1e-3)
+    assert {row.choice for row in found.clips} == {"all", "uniform"}
 
 
 def test_masks_that_are_compared(after):

@@ -13,7 +13,7 @@ from torch import nn
 
 from simulations import workloads
 from simulations.server.evaluate import evaluate, score
-from simulations.workloads import Options, Split, to_device
+from simulations.workloads import LoadedWorkload, Options, Split, to_device
 from simulations.workloads.base.workload import refuse_unused
 
 
@@ -51,31 +51,81 @@ def split_of(texts: list[list[float]], labels: list[int]) -> Split:
 LONG_FIRST = split_of([[1.0, 1, 1, 1], [2.0], [-1.0, 3, 1], [-1.0]], [1, 1, 0, 0])
 
 
+def signs(**splits: Split) -> LoadedWorkload:
+    """A workload of two classes with these test splits."""
+    (name, test), *others = splits.items()
+    return LoadedWorkload(
+        name="signs",
+        train=test,
+        test=test,
+        test_name=name,
+        other_tests=dict(others),
+        num_classes=2,
+        models={},
+        defaults={},
+    )
+
+
 def test_evaluation_by_hand_shortest_texts_first():
     model = Signs()
-    accuracy, loss = evaluate(model, LONG_FIRST, device="cpu", batch_size=2)
+    measured = evaluate(model, LONG_FIRST, device="cpu", batch_size=2)
     assert model.widths == [1, 4]  # two short texts together, two long ones together
-    assert accuracy == 0.75
+    assert measured.accuracy == 0.75
     margins = [4.0, 2.0, -3.0, 1.0]  # of the right answer, halved: the logits are -s and s
-    assert loss == pytest.approx(sum(math.log1p(math.exp(-2 * m)) for m in margins) / 4, rel=1e-5)
+    assert measured.loss == pytest.approx(sum(math.log1p(math.exp(-2 * m)) for m in margins) / 4, rel=1e-5)
 
 
 @given(batch_size=st.integers(1, 9))
 def test_the_batch_size_changes_nothing(batch_size):
-    assert evaluate(Signs(), LONG_FIRST, device="cpu", batch_size=batch_size) == pytest.approx(
-        evaluate(Signs(), LONG_FIRST, device="cpu")
-    )
+    measured, whole = (evaluate(Signs(), LONG_FIRST, device="cpu", batch_size=size) for size in (batch_size, 200))
+    assert (measured.accuracy, measured.loss) == pytest.approx((whole.accuracy, whole.loss))
 
 
 def test_several_splits_count_the_same_whatever_their_size():
     small = split_of([[1.0]], [0])
-    measured = score(Signs(), {"matched": LONG_FIRST, "mismatched": small}, device="cpu")
+    measured = score(Signs(), signs(matched=LONG_FIRST, mismatched=small), device="cpu")
     assert measured.by_split == {"matched": 0.75, "mismatched": 0.0}
     assert measured.accuracy == 0.375
     assert measured.accuracy != 3 / 5  # negative control: the mean over all rows
-    losses = [evaluate(Signs(), split, device="cpu")[1] for split in (LONG_FIRST, small)]
+    losses = [evaluate(Signs(), split, device="cpu").loss for split in (LONG_FIRST, small)]
     assert measured.loss == pytest.approx(sum(losses) / 2)
-    assert score(Signs(), {"test": LONG_FIRST}, device="cpu").accuracy == 0.75
+    assert score(Signs(), signs(test=LONG_FIRST), device="cpu").accuracy == 0.75
+
+
+def mean_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(1) != targets).float().mean()
+
+
+def test_own_metrics_see_the_whole_split_and_are_averaged_over_splits():
+    small = split_of([[1.0]], [0])
+    seen = []
+
+    def shape(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        seen.append((tuple(outputs.shape), tuple(targets.shape)))
+        return 1.0
+
+    workload = replace(signs(matched=LONG_FIRST, mismatched=small), metrics={"error": mean_error, "shape": shape})
+    measured = score(Signs(), workload, device="cpu", batch_size=3)
+    assert measured.metrics == {"error": (0.25 + 1) / 2, "shape": 1.0}
+    assert seen == [((4, 2), (4,)), ((1, 2), (1,))]
+
+
+def test_targets_that_are_no_classes_have_a_loss_and_no_accuracy():
+    targets = Split(inputs=LONG_FIRST.inputs, labels=torch.rand(4, 2), prepare=dict, lengths=LONG_FIRST.lengths)
+
+    def squared(outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return (outputs - wanted).square().sum(1)
+
+    workload = replace(signs(test=LONG_FIRST), train=targets, test=targets, num_classes=None, loss=squared)
+    measured = score(Signs(), workload, device="cpu")
+    assert (measured.accuracy, measured.by_split) == (None, {})
+    assert measured.loss > 0
+
+
+def test_a_metric_that_fails_is_named():
+    workload = replace(signs(test=LONG_FIRST), metrics={"auc": lambda outputs, targets: outputs})
+    with pytest.raises(ValueError, match=r"metric 'auc' failed on outputs \(4, 2\) and targets \(4,\)"):
+        score(Signs(), workload, device="cpu")
 
 
 def test_the_mode_of_the_model_is_left_as_it_was():

@@ -143,12 +143,12 @@ def test_evaluation_by_hand(small):
     plan = small.plan
     model = plan.build_model()
     model.load_state_dict(small.model)
-    accuracy, loss = evaluate(model, plan.workload.test, device="cpu", batch_size=7)
+    measured = evaluate(model, plan.workload.test, device="cpu", batch_size=7)
     inputs, targets = plan.workload.test.batch(torch.arange(360))
     logits = model(inputs).detach()
-    assert accuracy == int((logits.argmax(1) == targets).sum()) / 360
-    assert math.isclose(loss, float(F.cross_entropy(logits, targets)), rel_tol=1e-5)
-    assert accuracy == small.summary["accuracy"]
+    assert measured.accuracy == int((logits.argmax(1) == targets).sum()) / 360
+    assert math.isclose(measured.loss, float(F.cross_entropy(logits, targets)), rel_tol=1e-5)
+    assert measured.accuracy == small.summary["accuracy"]
     assert model.training, "left as it was"
 
 

@@ -70,6 +70,11 @@ class Run:
         return torch.cat([w.flatten() for w in self.model.values()])
 
     @property
+    def model_file(self) -> bytes:
+        """What a finished run leaves for plain torch."""
+        return (self.path / "model.safetensors").read_bytes()
+
+    @property
     def config(self) -> dict[str, Any]:
         return tomllib.loads(self.directory.config.read_text())
 

@@ -70,7 +70,7 @@ def test_mnli_is_tested_on_both_validation_splits(mirror, bert):
     }
     assert (len(workload.train), workload.num_classes, workload.test) == (30, 3, workload.tests["validation_matched"])
     model = build_model(workload)
-    measured = score(model, workload.tests, device="cpu")
+    measured = score(model, workload, device="cpu")
     assert measured.accuracy == pytest.approx(sum(measured.by_split.values()) / 2)
 
 

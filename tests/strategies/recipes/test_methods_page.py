@@ -7,8 +7,12 @@ from inspect import signature
 import pytest
 import torch
 
+import fedlsg
 import strategies
 from fedlsg.payload import find_codec
+from fedlsg.payload.layout import payload_bytes
+from fedlsg.privacy import read_entries
+from simulations.rundir.rundir import RunDir
 from strategies import _build, names, recipe
 from tests.fedlsg.support.coarse_codec import planted
 from tests.places import REPOSITORY
@@ -48,6 +52,22 @@ def test_the_codec_of_ones_own_runs(tmp_path):
         assert codec.decode(body, [2], None, 1, max_norm=2.0).tolist() == [0.5, -1.0]
         with pytest.raises(ValueError, match="expected 4 bytes"):
             codec.decode(b"x", [2], None, 1, max_norm=2.0)
+
+
+def test_the_carrier_and_the_mask_of_ones_own_run(tmp_path, own_code):
+    """The example of the page, on digits, with its ledger and epsilon: 32 x 32 values of the core, half of the rest."""
+    (tmp_path / "sketch.py").write_text(CODE[2])
+    assert len(CODE[2].splitlines()) < 40
+    run = fedlsg.simulate(
+        workload="digits", method=f"{tmp_path / 'sketch.py'}:recipe", rank=32, clients=2, rounds=2, epsilon=4.0,
+        engine="local", out=tmp_path / "run", quiet=True,
+    )  # fmt: skip
+    assert 0 < run.epsilon <= 4
+    assert run.summary["private"]
+    kept = 32 * 32 + 33 + 321 + 6  # torch.median is the lower of two
+    assert run.summary["uplink_bytes"] == 2 * 2 * payload_bytes(kept, "float32")
+    entries = read_entries(RunDir(run.directory).ledger(0))
+    assert [(entry.round, entry.mechanism) for entry in entries] == [(1, "dp"), (2, "dp")]
 
 
 def test_every_recipe_has_its_row():

@@ -1,0 +1,106 @@
+"""Per-example gradients of one module by torch.func: vmap over examples of the vjp of the module alone.
+
+The module is called again, example by example in one vectorised call, from the inputs that it had in the forward pass.
+So it must be a function of its inputs and parameters: a module that draws random numbers (dropout) is refused, because
+the draws would be others. This is for modules without a formula, and costs more than a formula.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedlsg.gradients.calls.nested import map_tensors, tensors_in
+
+Axes = Sequence[int | None]
+"""The axis of the examples in each tensor; None for a tensor that all examples share."""
+
+_measured: list[list[float]] = []
+"""Where ``by_torch_func`` notes its time, if somebody measures it. Backward may run in another thread."""
+
+
+@contextmanager
+def measure() -> Iterator[list[float]]:
+    """The seconds of every call of ``by_torch_func`` inside the context; meant for public examples."""
+    noted: list[float] = []
+    _measured.append(noted)
+    try:
+        yield noted
+    finally:
+        _measured.remove(noted)
+
+
+def by_torch_func(
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    output_gradient: Any,
+    *,
+    forward: Callable[..., Any] | None = None,
+    in_axes: Axes | None = None,
+    out_axes: Axes | None = None,
+) -> dict[str, Tensor]:
+    """Gradients (B, *shape) of a module's trainable parameters, for ``register_layer``.
+
+    ``inputs`` and ``output_gradient`` as there. All tensors have the examples on the first axis, unless ``in_axes`` and
+    ``out_axes`` say where they are in each tensor, in order. ``forward(module, *inputs)`` replaces the module's call.
+    Raises RuntimeError where the module draws random numbers, or where torch.func cannot follow it (``.item()``, an
+    ``if`` on values, in-place changes of its own state).
+    """
+    start = time.perf_counter()
+    given, g = tensors_in(inputs), tensors_in(output_gradient)
+    axes = [0] * len(given) if in_axes is None else list(in_axes)
+    back = [0] * len(g) if out_axes is None else list(out_axes)
+    parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    call = forward or _call
+
+    def one(example: list[Tensor], cotangents: list[Tensor]) -> dict[str, Tensor]:
+        alone = iter([t if axis is None else t.unsqueeze(axis) for t, axis in zip(example, axes, strict=True)])
+        arguments = map_tensors(lambda _: next(alone), inputs)
+
+        def outputs(own: Mapping[str, Tensor]) -> list[Tensor]:
+            found = functional_call(_Caller(module, call), {f"module.{k}": p for k, p in own.items()},
+                                    arguments)  # fmt: skip
+            return [t for t in tensors_in(found) if t.is_floating_point()]
+
+        pull_back = vjp(outputs, parameters)[1]
+        found: dict[str, Tensor] = pull_back([t.unsqueeze(a or 0) for t, a in zip(cotangents, back, strict=True)])[0]
+        return found
+
+    with _without_hooks(module), sdpa_kernel(SDPBackend.MATH):  # vmap would loop over the fused kernels
+        result: dict[str, Tensor] = vmap(one, in_dims=(axes, back))(given, g)
+    for noted in _measured:
+        noted.append(time.perf_counter() - start)
+    return result
+
+
+class _Caller(nn.Module):
+    """A module that calls another one by a function."""
+
+    def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self.call = module, call
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.call(self.module, *inputs)
+
+
+def _call(module: nn.Module, *inputs: Any) -> Any:
+    return module(*inputs)
+
+
+@contextmanager
+def _without_hooks(module: nn.Module) -> Iterator[None]:
+    """Switch the hooks of a module and of the modules inside it off: they belong to the forward pass."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    saved = [(m, name, getattr(m, name)) for m in module.modules() for name in names]
+    try:
+        for m, name, hooks in saved:
+            m.__dict__[name] = type(hooks)()
+        yield
+    finally:
+        for m, name, hooks in saved:
+            m.__dict__[name] = hooks

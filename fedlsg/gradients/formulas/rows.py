@@ -1,0 +1,106 @@
+"""Per-example gradients that need not be formed: a table of rows (an embedding) as the rows that occur, a product.
+
+Symbols: W (V, d) table; ids (B, T) row numbers of each example; g (B, T, d) gradient at the rows that were read. The
+gradient of example b is zero except in the rows that it read: G_b[v] = sum over t with ids[b, t] = v of g[b, t]. So at
+most T of V rows are stored for an example, and the (B, V, d) gradient is never formed.
+Privacy: equal rows are added in float64 and rounded once to the type of W. The norms and the sum read these very
+numbers, so nothing cancels later, and a clipped gradient has a norm of at most C.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from fedlsg.gradients.formulas.ghost import GhostGradients, product_is_cheaper, worth_it
+
+
+@dataclass(frozen=True, eq=False)
+class RowGradients(GhostGradients):
+    """``GhostGradients`` of an embedding: x holds the row numbers (B, *t), g the gradient at the rows (B, *t, d).
+
+    Rows of the number ``padding`` get no gradient.
+    """
+
+    padding: int | None = None
+
+    @cached_property
+    def rows(self) -> tuple[Int[Tensor, " u"], Int[Tensor, " u"], Float[Tensor, "u d"]]:
+        """Example, row number and gradient of every row that occurs in an example."""
+        assert self.g._version == self.version  # autograd's tensor was not written to since
+        size = self.layer.weight.shape[0]
+        ids, g = self.x.flatten(), self.g.reshape(-1, self.g.shape[-1])
+        example = torch.arange(len(self.x), device=ids.device).repeat_interleave(
+            self.x[0].numel() if len(self.x) else 0
+        )
+        if self.padding is not None:
+            real = ids != self.padding
+            ids, example, g = ids[real], example[real], g[real]
+        keys, place = torch.unique(example * size + ids, return_inverse=True)
+        total = g.new_zeros(len(keys), g.shape[1], dtype=torch.float64).index_add_(0, place, g.double())
+        return keys // size, keys % size, total.to(self.dtype)
+
+    def norms(self) -> Float[Tensor, " batch"]:
+        """Norm of each example's gradient in float64, of the very rows that are summed."""
+        example, _, rows = self.rows
+        squares = rows.double().square().sum(1)
+        total: Tensor = squares.new_zeros(len(self.x)).index_add_(0, example, squares).sqrt()
+        return total
+
+    def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:
+        """sum_b f_b G_b over the examples that are ``finite``, in the order of the weight; in float64."""
+        example, number, rows = self.rows
+        kept = finite[example]
+        scaled = rows[kept].double() * factors.double()[example[kept]].unsqueeze(1)
+        total = scaled.new_zeros(self.layer.weight.shape).index_add_(0, number[kept], scaled)
+        return total.flatten()
+
+    cheaper: ClassVar[bool] = True
+    """Whether the rows that occur are fewer numbers than the table."""
+
+    def dense(self, columns: Int[Tensor, " c"] | None = None) -> Float[Tensor, "batch rows d"]:
+        """The gradients with all rows, zeros included; of the given columns only."""
+        some = self if columns is None else replace(self, g=self.g.index_select(-1, columns.to(self.g.device)))
+        example, number, rows = some.rows
+        out = rows.new_zeros(len(self.x), self.layer.weight.shape[0], some.g.shape[-1])
+        out[example, number] = rows
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class ProductGradients(GhostGradients):
+    """``GhostGradients`` of a product: G_b = g_b^T x_b for any two factors (B, *t, m) and (B, *t, n).
+
+    For y = x W^T they are as the names say. For y = x W, as in GPT-2, they have changed places. ``layer`` is any object
+    with the weight (m, n). Both factors must stay as they are; ``seen`` is the in-place version of x.
+    """
+
+    seen: int = 0
+
+    @property
+    def cheaper(self) -> bool:
+        """Whether ghost clipping is cheaper than one gradient for each example."""
+        return worth_it(self.layer.weight, self.g) and product_is_cheaper(self.layer.weight, self.g)
+
+    def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:
+        """As for all ``GhostGradients``."""
+        assert self.x._version == self.seen
+        return super().weighted_sum(factors, finite)
+
+    def dense(self, columns: Int[Tensor, " c"] | None = None) -> Float[Tensor, "batch m n"]:
+        """The gradients; of the given columns only."""
+        x = self.x if columns is None else self.x.index_select(-1, columns.to(self.x.device))
+        rows, others = (t.reshape(len(t), -1, t.shape[-1]) for t in (self.g, x))
+        return (rows.mT @ others).to(self.dtype)
+
+
+def product(layer: Any, g: Tensor, x: Tensor) -> ProductGradients:
+    """The gradients g_b^T x_b of ``layer.weight``."""
+    return ProductGradients(layer, g, x, g._version, x._version)
+
+
+Lazy = RowGradients | ProductGradients
+"""Gradients of a table or a product that need not be formed for each example."""

@@ -1,0 +1,334 @@
+"""Per-example gradients of parameters without a layer: a class token, a prompt, a scale, a shared weight.
+
+Idea: such a parameter is one value p for all examples until some operation combines it with the batch, as in
+``x + p`` or ``torch.cat([p.expand(B, -1, -1), x], 1)``. There it is replaced by B copies of itself, of which each is a
+leaf of the graph. The forward pass has the same values, and autograd gives each copy the gradient of its own example.
+During a pass the parameter is an ``Unbatched`` tensor, which sees every operation that it takes part in:
+    alone, or with numbers, buffers and frozen weights    the result is Unbatched as well, by ordinary autograd
+    elementwise with the batch, or joined to it (cat)     B copies, as above
+    linear, x @ p, embedding                              the formula of the layer
+    anything else                                         refused by the operation's name
+Gradients of results are pulled back to p for all examples at once. A shared weight is the sum over its uses, before any
+norm is taken. The table of positions of a text model is one of these, too: it is read without a batch dimension.
+A gradient that arrives at p on another way (compiled code, a custom autograd function) is refused at the end.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlsg.frame import Frame
+from fedlsg.gradients.called import Graph, producer, settle
+from fedlsg.gradients.calls import UnsupportedLayerError
+from fedlsg.gradients.calls.nested import map_tensors, tensors_in
+from fedlsg.gradients.calls.ways import Place
+from fedlsg.gradients.formulas.rows import Lazy, RowGradients, product
+from fedlsg.gradients.plan import Slot, make_slot
+
+ELEMENTWISE = {
+    "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "multiply", "div", "div_", "true_divide", "divide",
+    "subtract", "maximum", "minimum", "where", "lerp", "addcmul", "pow", "__add__", "__iadd__", "__radd__", "__sub__",
+    "__isub__", "__rsub__", "__mul__", "__imul__", "__rmul__", "__truediv__", "__itruediv__", "__rtruediv__",
+    "__rdiv__", "__pow__", "__rpow__",
+}  # fmt: skip
+"""Operations that give the same result if a value is copied for each example first."""
+JOINS = {"cat", "concat", "concatenate"}
+LIKE = {"expand_as", "view_as", "reshape_as", "type_as"}
+"""Operations that read only the shape or type of their second tensor."""
+FIX = (
+    "use it by +, -, *, /, torch.cat, F.linear, x @ p or F.embedding, put it in a layer of torch.nn, give the module's "
+    "gradients by fedlsg.register_layer, or freeze it"
+)
+
+
+class Unbatched(Tensor):
+    """A value that all examples share, and that depends on trainable parameters."""
+
+    uses: "Uses"
+    names: tuple[str, ...]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Every operation on such a value."""
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            own = next(t for t in tensors_in((args, kwargs)) if isinstance(t, Unbatched))
+            return own.uses.apply(func, args, kwargs)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Source:
+    """A leaf of the graph to which gradients are pulled back, and who takes its gradients (B, *shape)."""
+
+    name: str
+    leaf: Unbatched
+    receive: Callable[[Sequence[Tensor | Lazy]], None]
+
+
+@dataclass(kw_only=True, eq=False)
+class Uses:
+    """All uses in one pass.
+
+    ``constant``: memory of buffers and frozen weights, which belong to no example; ``inputs``: that of the batch.
+    ``copies`` are the values that were copied, each with its place in the pass' list of leaves; ``found`` values with
+    their gradients.
+    """
+
+    step: Graph
+    starts: list[Tensor]
+    inputs: set[int] = field(default_factory=set)
+    constant: set[int] = field(default_factory=set)
+    sources: list[Source] = field(default_factory=list)
+    copies: list[tuple[Tensor, int]] = field(default_factory=list)
+    found: list[tuple[Tensor, Tensor | Lazy]] = field(default_factory=list)
+
+    def source(self, value: Tensor, name: str, receive: Callable[[Sequence[Tensor | Lazy]], None]) -> Unbatched:
+        """A new leaf with a value."""
+        with torch._C.DisableTorchFunctionSubclass():
+            leaf = self._mark(value.detach(), (name,))
+            leaf.requires_grad_()
+        self.sources.append(Source(name=name, leaf=leaf, receive=receive))
+        return leaf
+
+    def _mark(self, value: Tensor, names: tuple[str, ...]) -> Unbatched:
+        marked: Unbatched = value.as_subclass(Unbatched)
+        marked.uses, marked.names = self, names
+        return marked
+
+    def refuse(self, given: Sequence[Tensor], reason: str) -> UnsupportedLayerError:
+        """The error for parameters in an operation."""
+        names = dict.fromkeys(name for t in given if isinstance(t, Unbatched) for name in t.names)
+        return UnsupportedLayerError(f"{', '.join(names)}: {reason}; {FIX}")
+
+    def apply(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """One operation on Unbatched values, and perhaps others."""
+        given = tensors_in((args, kwargs))
+        mine = [t for t in given if isinstance(t, Unbatched) and t.requires_grad]
+        if not mine or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", str(func))
+        if name in LIKE:
+            return self._wrap(func(*args, **kwargs), mine) if isinstance(args[0], Unbatched) else func(*args, **kwargs)
+        others = [t for t in given if not isinstance(t, Unbatched) and not self._is_constant(t)]
+        if not others or (name == "embedding" and not self._reads_batch(args[0] if args else kwargs["input"])):
+            return self._alone(func, name, args, kwargs, mine)
+        in_place = name.startswith(("__i", "__set")) or (name.endswith("_") and not name.endswith("__"))
+        if in_place and isinstance(args[0], Unbatched):
+            raise self.refuse(mine, f"changed in place by {name}")
+        if name in ELEMENTWISE:
+            return self._elementwise(func, name, args, kwargs, given, others)
+        if name in JOINS:
+            return self._join(func, name, args, kwargs, given, others)
+        if name in ("linear", "matmul", "__matmul__", "embedding"):
+            return getattr(self, f"_{name.strip('_')}")(mine, *args, **kwargs)
+        raise self.refuse(mine, f"used by {name}, for which there are no per-example gradients")
+
+    def _is_constant(self, t: Tensor) -> bool:
+        return not t.requires_grad and (t.ndim == 0 or t.untyped_storage().data_ptr() in self.constant)
+
+    def _has_batch(self, t: Tensor) -> bool:
+        return t.ndim > 0 and t.shape[0] == self.step.batch
+
+    def _reads_batch(self, ids: Tensor) -> bool:
+        """Whether row numbers are those of the batch; computed ones may be positions, of which there may be B."""
+        return self._has_batch(ids) and ids.untyped_storage().data_ptr() in self.inputs
+
+    def _alone(self, func: Any, name: str, args: Any, kwargs: Any, mine: Sequence[Unbatched]) -> Any:
+        """An operation without the batch. Copies along the first dimension stay one memory, so that they are known."""
+        first = args[0]
+        if name == "repeat" and first is mine[0]:
+            sizes = args[1] if len(args) == 2 and not isinstance(args[1], int) else args[1:]
+            if len(sizes) > first.ndim or first.shape[0] == 1:
+                once = first.repeat(1, *sizes[1:])
+                return self._wrap(once.expand(sizes[0], *once.shape[1:]), mine)
+        if name in ("clone", "contiguous") and first.ndim and first.stride(0) == 0:
+            return first
+        return self._wrap(func(*args, **kwargs), mine)
+
+    def _wrap(self, result: Any, mine: Sequence[Unbatched]) -> Any:
+        names = tuple(dict.fromkeys(name for t in mine for name in t.names))
+        return map_tensors(
+            lambda t: (
+                self._mark(t, names)
+                if isinstance(t, Tensor) and not isinstance(t, Unbatched) and t.requires_grad
+                else t
+            ),
+            result,
+        )
+
+    def copy(self, value: Tensor, dimensions: int) -> Tensor:
+        """B copies of a value, as the operand of an operation whose result has so many dimensions."""
+        if not isinstance(value, Unbatched):
+            return value
+        if not value.requires_grad:
+            return value.as_subclass(Tensor)
+        one: Tensor = value
+        if value.ndim < dimensions:
+            one = value.reshape((1,) * (dimensions - value.ndim) + tuple(value.shape))
+        elif value.shape[0] != 1:
+            if not self._has_batch(value) or value.stride(0) != 0:
+                raise self.refuse([value], "has a row for each place in the batch, where every example needs its own "
+                                  "copy of one value; expand(B, ...) the parameter last")  # fmt: skip
+            one = value[:1]
+        self.copies.append((one, len(self.starts)))
+        leaf = one.detach().as_subclass(Tensor).expand(self.step.batch, *one.shape[1:]).requires_grad_()
+        self.starts.append(leaf)
+        return leaf
+
+    def into_layer(self, path: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of a hooked layer: copies of a value that was expanded to the batch."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for t in tensors_in((args, kwargs)):
+                copies = self._has_batch(t) and (t.stride(0) == 0 or self.step.batch == 1)
+                if isinstance(t, Unbatched) and t.requires_grad and not copies:
+                    raise self.refuse([t], f"goes into the layer {path} without a dimension of the batch; "
+                                      "expand(B, ...) it first")  # fmt: skip
+            changed: tuple[Any, Any] = map_tensors(lambda t: self.copy(t, t.ndim), (args, kwargs))
+            return changed
+
+    def _elementwise(
+        self, func: Any, name: str, args: Any, kwargs: Any, given: Sequence[Tensor], others: Sequence[Tensor]
+    ) -> Any:
+        shape = torch.broadcast_shapes(*(t.shape for t in given))
+        if not any(t.ndim == len(shape) and self._has_batch(t) for t in others):
+            raise self.refuse(given, f"used by {name} with a tensor whose first dimension is not the batch of "
+                              f"{self.step.batch}, of shape {tuple(others[0].shape)}")  # fmt: skip
+        args, kwargs = map_tensors(lambda t: self.copy(t, len(shape)), (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _join(
+        self, func: Any, name: str, args: Any, kwargs: Any, given: Sequence[Tensor], others: Sequence[Tensor]
+    ) -> Any:
+        dim = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else 0))
+        alike = all(t.ndim == given[0].ndim and self._has_batch(t) for t in given)
+        if not isinstance(dim, int) or dim % max(1, given[0].ndim) == 0 or not alike:
+            raise self.refuse(given, f"used by {name}, not along another dimension than the batch of "
+                              f"{self.step.batch}, which is the first one")  # fmt: skip
+        args, kwargs = map_tensors(lambda t: self.copy(t, given[0].ndim), (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _linear(self, mine: Sequence[Unbatched], input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        x, W, b = input, weight, bias
+        if isinstance(x, Unbatched) or not self._has_batch(x) or x.ndim < 2 or W.ndim != 2:
+            raise self.refuse(mine, f"used by linear with an input of shape {tuple(x.shape)}, which has no first "
+                              f"dimension of the batch of {self.step.batch}")  # fmt: skip
+        own_bias = isinstance(b, Unbatched)
+        y = F.linear(x, plain(W), None if own_bias else b)
+        if isinstance(W, Unbatched) and W.requires_grad:
+            y = self._watch(W, y, lambda g: product(SimpleNamespace(weight=plain(W)), g, x.detach().to(W.dtype)), x)
+        return y + self.copy(b, y.ndim) if own_bias and b is not None else y
+
+    def _matmul(self, mine: Sequence[Unbatched], input: Tensor, other: Tensor) -> Tensor:
+        if isinstance(input, Unbatched) or other.ndim != 2:
+            raise self.refuse(mine, "used by a matrix product other than x @ p with p of two dimensions")
+        turned = self._wrap(other.mT, mine) if isinstance(other, Unbatched) else other.mT
+        return self._linear(mine, input, turned)
+
+    def _embedding(self, mine: Sequence[Unbatched], *args: Any, **kwargs: Any) -> Tensor:
+        bound = inspect.signature(F.embedding).bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        ids, W, padding = given["input"], given["weight"], given["padding_idx"]
+        if given["max_norm"] is not None or given["scale_grad_by_freq"]:
+            raise self.refuse(mine, "used by embedding with max_norm or scale_grad_by_freq, which mix examples")
+        layer = SimpleNamespace(weight=plain(W))
+        y = F.embedding(ids, layer.weight, padding)
+        padding = padding if padding is None or padding >= 0 else padding + len(W)
+        return self._watch(W, y, lambda g: RowGradients(layer, g, ids, g._version, padding), ids)  # type: ignore[arg-type]
+
+    def _watch(self, W: Unbatched, y: Tensor, form: Callable[[Tensor], Lazy], x: Tensor) -> Tensor:
+        """The result of an operation on W; its gradient makes one of W, from ``form``."""
+        made, shape, version = self.step.enter(W.names[0], nn.Identity(), y), y.shape, x._version
+
+        def arrived(gradients: tuple[Tensor | None, ...]) -> None:
+            if x._version != version:
+                raise self.refuse([W], "its input was changed in place after the use")
+            if gradients[0] is not None:
+                with torch._C.DisableTorchFunctionSubclass():
+                    self.found.append((W, form(gradients[0].reshape(shape).to(W.dtype))))
+
+        self.step.watch(W.names[0], nn.Identity(), producer(made), arrived)
+        return made
+
+    def forget(self) -> None:
+        """Free the graph: its nodes have hooks, and the hooks hold this object."""
+        self.sources.clear()
+        self.copies.clear()
+        self.found.clear()
+
+    def finish(self, gradients: Sequence[Tensor | None]) -> None:
+        """Pull all gradients back to the sources. ``gradients`` are those of the pass' leaves."""
+        with torch._C.DisableTorchFunctionSubclass():
+            self.found += [(one, g) for one, i in self.copies if (g := gradients[i]) is not None]
+            for source in self.sources:
+                source.receive([part for value, g in self.found for part in self._pull_back(value, g, source)])
+
+    def _pull_back(self, value: Tensor, g: Tensor | Lazy, source: Source) -> Iterator[Tensor | Lazy]:
+        if value is source.leaf:
+            yield g if not isinstance(g, Tensor) else g.reshape(self.step.batch, *source.leaf.shape)
+            return
+        whole = (g if isinstance(g, Tensor) else g.dense()).reshape(self.step.batch, *value.shape)
+        (found,) = torch.autograd.grad(
+            value, [source.leaf], whole, retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
+        if found is not None:
+            yield found
+
+
+@contextmanager
+def replace_parameters(model: nn.Module, frame: Frame, places: Mapping[str, list[Place]], uses: Uses) -> Iterator[None]:
+    """Inside the context, the parameters at ``places`` are Unbatched; their gradients go to the frame's blocks."""
+    slots = {block.parameter: make_slot(i, block) for i, block in enumerate(frame.blocks)}
+    saved = [(module, own, module._parameters[own]) for found in places.values() for module, own in found]
+    frozen = [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)]
+    uses.constant |= {t.untyped_storage().data_ptr() for t in frozen}
+    try:
+        for name, found in places.items():
+            p = found[0][0]._parameters[found[0][1]]
+            assert p is not None
+            leaf = uses.source(p, name, to_slot(uses.step, slots[name]))
+            for module, own in found:
+                module._parameters[own] = leaf  # type: ignore[assignment]
+        yield
+    finally:
+        for module, own, p in saved:
+            module._parameters[own] = p
+        uses.forget()
+
+
+def table(uses: Uses, module: nn.Embedding, slot: Slot, ids: Tensor, output: Tensor) -> Tensor:
+    """The output of an embedding that was read without the batch, as an Unbatched value."""
+
+    def receive(parts: Sequence[Tensor | Lazy]) -> None:
+        dense = [part for part in parts if isinstance(part, Tensor)]
+        if dense:
+            g = torch.stack(dense).sum(0).reshape(uses.step.batch, -1, output.shape[-1])
+            rows = RowGradients(module, g, ids.reshape(1, -1).expand(len(g), -1), g._version, module.padding_idx)  # type: ignore[arg-type]
+            uses.step.values[slot.position] = settle(rows, slot, ghost=uses.step.ghost)
+
+    return uses.source(output, slot.block.parameter, receive)
+
+
+def to_slot(step: Graph, slot: Slot) -> Callable[[Sequence[Tensor | Lazy]], None]:
+    """Put the sum of a parameter's gradients in its block."""
+
+    def receive(parts: Sequence[Tensor | Lazy]) -> None:
+        if len(parts) == 1:
+            step.values[slot.position] = settle(parts[0], slot, ghost=step.ghost)
+        elif parts:
+            settled = [settle(part, slot, ghost=False) for part in parts]
+            step.values[slot.position] = torch.stack(settled).sum(0) if len(settled) > 2 else settled[0] + settled[1]
+
+    return receive
+
+
+def plain(t: Tensor) -> Tensor:
+    """An Unbatched value as a tensor without a graph; another tensor as it is."""
+    return t.detach().as_subclass(Tensor) if isinstance(t, Unbatched) else t

@@ -1,0 +1,130 @@
+"""What carriers and masks are made from: public values, and nothing else.
+
+A function of a ``Public`` costs no privacy: no field holds a gradient, a batch, or anything else that was computed from
+a client's data, except by way of released updates.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from traceback import extract_tb
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedlsg.frame import Coordinates
+from fedlsg.randomness import public_generator
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundTime:
+    """When a mask is made: ``round`` (from 1) of ``rounds``, in ``epoch`` (from 0) of ``epochs``. All public."""
+
+    round: int = 1
+    rounds: int = 1
+    epoch: int = 0
+    epochs: int = 1
+
+
+class Sizes(NamedTuple):
+    """Sizes of a carried weight (m, n), a kernel flattened, and of its carriers L (m, r) and R (s, n)."""
+
+    m: int
+    r: int
+    s: int
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Public:
+    """What a function that makes carriers or masks sees, and all of it; the same on the server and on every client.
+
+    ``weights``: W_t of every trainable parameter by name, in model order. ``initial``: W_0 of the same (of those that
+    the method needs, for the built-in kinds). Change neither: take a copy. ``carried``: the sizes of each weight that
+    is carried. ``coordinates``: the parameters with their L and R of this round, once they are made: a mask has them.
+    ``time``: the round. ``updates``: server updates so far. ``seed``: the public seed.
+    With ``pruned``, weights that pruning set to 0 are frozen as well, and shares count what is left.
+    """
+
+    weights: Mapping[str, Tensor]
+    initial: Mapping[str, Tensor] = field(default_factory=dict)
+    carried: Mapping[str, Sizes] = field(default_factory=dict)
+    coordinates: Sequence[Coordinates] = ()
+    time: RoundTime = RoundTime()
+    updates: int = 0
+    seed: int = 0
+    pruned: bool = False
+    make_model: Callable[[], nn.Module] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("weights", "initial", "carried"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    def generator(self, *labels: str | int) -> torch.Generator:
+        """The public CPU generator of one draw: equal labels, equal numbers, on every machine and in every round."""
+        return public_generator(self.seed, *labels)
+
+    def model(self) -> nn.Module:
+        """A copy of the model at W_t in evaluation mode, to probe with synthetic inputs; it may be changed.
+
+        It is a copy of the model as it was built, so that no buffer or attribute holds what a batch left there.
+        Raises ValueError where the record was made without a model.
+        """
+        if self.make_model is None:
+            raise ValueError("this record has no model: make it by PublicState.frame")
+        model = self.make_model().eval()
+        with torch.no_grad():
+            for name, W in self.weights.items():
+                model.get_parameter(name).copy_(W)
+        return model
+
+
+MakeCarriers = Callable[[Public], Mapping[str, tuple[Tensor, Tensor]]]
+"""``make(public)``: (L, R) of every weight in ``public.carried``."""
+
+
+def call(function: Callable[..., Made], *arguments: Any, public: Public) -> Made:
+    """The result of a user's function of ``arguments`` and ``public``.
+
+    Raises ValueError, naming the function, and its line where it failed; and if it changed a weight in place: the model
+    would go on with that.
+    """
+    before = _versions(public)
+    try:
+        with torch.enable_grad():
+            made = function(*arguments, public)
+    except Exception as error:
+        file = getattr(_inside(function), "__code__", None)
+        steps = [step for step in extract_tb(error.__traceback__) if file and step.filename == file.co_filename]
+        line = f" in line {steps[-1].lineno}" if steps else ""
+        raise ValueError(f"{name_of(function)} failed{line}: {type(error).__name__}: {error}") from error
+    after = _versions(public)
+    if changed := [name for name in before if before[name] != after[name]]:
+        raise ValueError(
+            f"{name_of(function)} changed {', '.join(changed)} in place: let it work on a copy (W.clone())"
+        )
+    return made
+
+
+def _versions(public: Public) -> dict[str, tuple[int, ...]]:
+    """How often each weight, now and at the start, was changed in place."""
+    pairs = {
+        name: (public.weights.get(name), public.initial.get(name)) for name in {**public.initial, **public.weights}
+    }
+    return {name: tuple(W._version for W in pair if W is not None) for name, pair in pairs.items()}
+
+
+def _inside(function: Callable[..., object]) -> Callable[..., object]:
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
+def name_of(function: Callable[..., object]) -> str:
+    """A function's name for an error message; that of the function inside for a ``functools.partial``."""
+    inside = _inside(function)
+    return f"{inside.__module__}.{getattr(inside, '__qualname__', type(inside).__qualname__)}"

@@ -1,0 +1,207 @@
+"""Code of a user's own by its name: ``FILE.py:NAME``, ``MODULE:NAME``, an object given in Python, or an entry point.
+
+    allow()                              a command line, a Python call, or a simulated client does this
+    build = load("mine.py:recipe")       runs mine.py once a process, and returns its function ``recipe``
+
+A setting that names code runs nothing by itself: without ``allow``, a name of a file or module is refused. A deployed
+client never calls ``allow``. It runs what its bundle or an installed package holds, whatever a run config names.
+"""
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from inspect import unwrap
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from fedlsg.choices import did_you_mean
+
+_ALLOWED: list[bool] = []
+_FILES: dict[Path, tuple[str, ModuleType]] = {}
+
+
+def allow() -> None:
+    """Let names of files and modules in settings run code in this process from now on."""
+    _ALLOWED[:] = [True]
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name in a setting is that of a file or a module and of something in it."""
+    return ":" in name
+
+
+def absolute(name: str) -> str:
+    """The same name, with the absolute path of its file; other names as they are."""
+    place, colon, attribute = name.rpartition(":")
+    return f"{_path(place)}{colon}{attribute}" if place.endswith(".py") else name
+
+
+def short(name: str) -> str:
+    """A name for folders and labels: ``mine-recipe`` for ``/somewhere/mine.py:recipe``."""
+    place, _, attribute = name.rpartition(":")
+    return f"{Path(place).stem}-{attribute}" if place else name
+
+
+def shown(name: str) -> str:
+    """A name for people: ``mine.py:recipe``, without the folders of this machine."""
+    place, colon, attribute = name.rpartition(":")
+    return f"{Path(place).name}{colon}{attribute}"
+
+
+def load(name: str, kind: str) -> Any:
+    """What a name of a file or module stands for. The file runs once a process, and again after it has changed.
+
+    ``kind``: what it is to be, for error messages. Raises ValueError for a file, module or attribute that is not there,
+    or where code from names is not allowed; ImportError, naming file and line, for code that fails.
+    """
+    place, _, attribute = name.rpartition(":")
+    if not _ALLOWED:
+        raise ValueError(
+            f"{kind} {name!r} names code, and this process runs none that a setting names: use an installed package or "
+            "the app's own bundle"
+        )
+    module = _file(_path(place), kind) if place.endswith(".py") else _module(place, kind)
+    found = getattr(module, attribute, None)
+    if found is None:
+        own = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
+        raise ValueError(f"{place} has no {attribute!r}{did_you_mean(attribute, own)}: expected {kind} as FILE.py:NAME")
+    return found
+
+
+def _path(place: str) -> Path:
+    return Path(place).expanduser().resolve()
+
+
+def _module(name: str, kind: str) -> ModuleType:
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        raise ValueError(f"{kind} {name!r}: no module of this name is installed; a file is named as FILE.py:NAME")
+    return _run(name, lambda: import_module(name))
+
+
+def _file(path: Path, kind: str) -> ModuleType:
+    if not path.is_file():
+        raise ValueError(f"{kind}: there is no file {path}")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if path in _FILES and _FILES[path][0] == digest:
+        return _FILES[path][1]
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # last: a random.py next to the file hides no module of Python
+    known = sys.modules.get(path.stem)
+    name = path.stem if known is None or getattr(known, "__file__", None) == str(path) else f"{path.stem}_{digest[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and annotations look their module up
+    loader = spec.loader
+
+    def run() -> ModuleType:
+        try:
+            loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(name, None)
+            raise
+        return module
+
+    _FILES[path] = digest, _run(str(path), run)
+    return module
+
+
+def _run(place: str, code: Any) -> ModuleType:
+    try:
+        module: ModuleType = code()
+    except Exception as error:
+        steps = [error.__traceback__] if error.__traceback__ else []
+        while steps and steps[-1].tb_next is not None:
+            steps.append(steps[-1].tb_next)
+        lines = [step.tb_lineno for step in steps if step.tb_frame.f_code.co_filename == place]
+        line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
+        where = f"{place}, line {line}" if line else place
+        raise ImportError(f"{where}: {type(error).__name__}: {error}") from error
+    return module
+
+
+@cache
+def offered(group: str) -> Mapping[str, EntryPoint]:
+    """What installed packages offer in an entry point group, by name; nothing of it is imported.
+
+    Raises ValueError where two packages offer one name.
+    """
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        before = found.setdefault(point.name, point)
+        if before.value != point.value:
+            raise ValueError(
+                f"two packages offer {point.name!r} in {group}: {before.value} and {point.value}; uninstall one of them"
+            )
+    return found
+
+
+def imported(point: EntryPoint) -> Any:
+    """What an entry point stands for. Raises ImportError, naming it, for code that fails."""
+    try:
+        return point.load()
+    except Exception as error:
+        raise ImportError(
+            f"{point.group}: {point.name} = {point.value} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def digest_of(thing: Any) -> str:
+    """SHA-256 of the file that defines a function or class; else of its compiled code, or of its name."""
+    code = code_of(thing)
+    if code is None:
+        kind = thing if isinstance(thing, type) else type(thing)
+        return hashlib.sha256(f"{kind.__module__}.{kind.__qualname__}".encode()).hexdigest()
+    file = Path(code.co_filename)
+    return hashlib.sha256(file.read_bytes() if file.is_file() and not _is_main(thing) else code.co_code).hexdigest()
+
+
+def code_of(thing: Any) -> CodeType | None:
+    """The code of a function, of a partial's, or of the first method of a class or of an object's class."""
+    thing = getattr(thing, "func", thing)
+    found = getattr(unwrap(thing) if callable(thing) else thing, "__code__", None)
+    if found is None:
+        kind = thing if isinstance(thing, type) else type(thing)
+        methods = (getattr(member, "__code__", None) for member in vars(kind).values())
+        found = next((code for code in methods if code is not None), None)
+    return found
+
+
+def _is_main(thing: Any) -> bool:
+    """Whether it is in a script, whose other lines say nothing of it."""
+    return getattr(getattr(thing, "func", thing), "__module__", "") == "__main__"
+
+
+def digest_of_all(things: Iterable[object]) -> str:
+    """One SHA-256 of the code of several things, in order."""
+    return hashlib.sha256("".join(map(digest_of, things)).encode()).hexdigest()
+
+
+def name_of(thing: Any) -> str:
+    """The name under which any process can find a function of a file or module; its own name where none could.
+
+    Functions of ``__main__`` and of notebooks, lambdas, and functions inside functions have only their own name.
+    """
+    own = str(getattr(thing, "__qualname__", type(thing).__name__))
+    module = sys.modules.get(str(getattr(thing, "__module__", "")))
+    if module is None or module.__name__ == "__main__" or getattr(module, own, None) is not thing:
+        return own.rpartition(".")[2].strip("<>")
+    file = getattr(module, "__file__", None)
+    installed = file is None or "site-packages" in Path(file).parts
+    return f"{module.__name__}:{own}" if installed else f"{file}:{own}"
+
+
+def modules_of_files() -> list[ModuleType]:
+    """Modules of a user's own: files that were named, and what they imported from their own folders."""
+    folders = {path.parent for path in _FILES}
+    return [
+        module
+        for module in list(sys.modules.values())
+        if (file := getattr(module, "__file__", None)) and Path(file).parent in folders
+    ]

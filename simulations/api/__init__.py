@@ -1,0 +1,1 @@
+"""Python's way in: ``fedlsg.simulate`` and what it returns; ``fedlsg`` offers these names."""

@@ -1,0 +1,124 @@
+"""``fedlsg.Run``: the results of a run directory, for Python and notebooks."""
+
+import base64
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fedlsg import user_code
+from simulations.exports.model import read_final, without_adapters
+from simulations.plan.base import Base, prepare
+from simulations.plan.continuity import check_own_code
+from simulations.report.figure import png
+from simulations.report.run_page import course
+from simulations.report.words import outcome
+from simulations.rundir.results import read_run
+from simulations.rundir.rundir import RunDir
+from simulations.rundir.tables import Row, read_lines
+from simulations.workloads import build_model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Table = list[dict[str, Any]]
+"""One dict a row: ``pandas.DataFrame(table)`` reads it."""
+
+
+class Run:
+    """A run and its results. ``fedlsg.simulate`` and ``fedlsg.load_run`` make it; a notebook shows a table and curves.
+
+    An unfinished run has no ``summary``, and ``epsilon`` is that of its last finished round.
+    """
+
+    def __init__(self, directory: Path, *, plan: Base | None = None) -> None:
+        self.directory = Path(directory)
+        self._plan = plan
+
+    @cached_property
+    def summary(self) -> Mapping[str, Any]:
+        """What summary.json says. Raises FileNotFoundError for a run that is not finished."""
+        found = RunDir(self.directory).read_summary(strict=False)
+        return {name: math.inf if value == "inf" else value for name, value in found.items()}
+
+    @cached_property
+    def rounds(self) -> Table:
+        """One row a round: the columns of rounds.csv, numbers as numbers; None in rounds that were not evaluated."""
+        return [row.columns for row in self._rows]
+
+    @cached_property
+    def bytes(self) -> Table:
+        """One row a message: round, client, direction, bytes of values, of the payload, and on the wire."""
+        messages = RunDir(self.directory).messages
+        return [asdict(line) for line in read_lines(messages)] if messages.exists() else []
+
+    @property
+    def epsilon(self) -> float:
+        """The largest epsilon of any client, from the ledgers, at ``summary["delta"]``; inf if none is claimed."""
+        found = read_run(self.directory).epsilon_max
+        return math.inf if found is None else found
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The trained module as it was evaluated, on the CPU and in evaluation mode; LoRA is merged into linear layers.
+
+        Raises what loading the workload raises, where code or data of the run are not here: then load model.safetensors
+        into a module of your own.
+        """
+        run = RunDir(self.directory)
+        settings = run.read_config()
+        final = read_final(run, settings)
+        base = prepare(replace(settings, device="cpu")) if self._plan is None else self._plan
+        check_own_code(base, run)
+        lora = final.facts["lora"]
+        if lora is not None and not lora["merges"]:
+            model = base.build_model().cpu()
+        else:
+            model = build_model(base.workload, settings.model, settings.seed)
+            final = final if lora is None else without_adapters(final)
+        model.load_state_dict(final.tensors)
+        return model.eval()
+
+    def plot(self) -> "Figure":
+        """Accuracy (or loss), epsilon, bytes and clients after each round, as a figure of matplotlib."""
+        result = read_run(self.directory)
+        return course(result.rows, None if result.chance is None else result.chance.level)
+
+    @cached_property
+    def _rows(self) -> list[Row]:
+        return [Row.parse(row) for row in RunDir(self.directory).read_rounds()]
+
+    def _facts(self) -> dict[str, str]:
+        result = read_run(self.directory)
+        head = {"workload": user_code.shown(str(result.settings["workload"])), "method": user_code.shown(result.method)}
+        if not result.done:
+            return {**head, "status": result.status, "rounds": str(len(result.rows))}
+        words = {**head, **outcome(result.summary)}
+        return {**words, "run directory": str(self.directory)}
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name:14} {words}" for name, words in self._facts().items())
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(words)}</td></tr>" for name, words in self._facts().items()
+        )
+        picture = ""
+        if self._rows:
+            data = base64.b64encode(png(self.plot())).decode()
+            picture = (
+                f'<img alt="Accuracy, epsilon, bytes and clients after each round" src="data:image/png;base64,{data}">'
+            )
+        return f"<table>{rows}</table>{picture}"
+
+
+def load_run(path: str | Path) -> Run:
+    """The run in a directory. Raises ValueError for a folder that is no run directory."""
+    user_code.allow()
+    read_run(RunDir.open(str(path)).path)
+    return Run(RunDir.open(str(path)).path)

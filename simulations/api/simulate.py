@@ -1,0 +1,144 @@
+"""``fedlsg.simulate``: a model, data and a loss in; a run directory and its results out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import strategies
+from fedlsg import user_code
+from simulations import workloads
+from simulations.api.finished import Run
+from simulations.engines import ahead
+from simulations.plan.plan import make_plan
+from simulations.run import announce, continued, execute
+from simulations.rundir.rundir import RunDir, create
+from simulations.rundir.tables import Row
+from simulations.settings.published import first_look, resolve
+from simulations.settings.settings import from_mapping
+from simulations.workloads import Workload
+from simulations.workloads.own.workload import MODEL, make
+
+Callback = Callable[[Mapping[str, Any]], object]
+"""Called after each round with the columns of its row of rounds.csv, by name."""
+
+DATA = ("model", "train", "test", "loss")
+MORE = frozenset(f.name for f in fields(Workload)) - {*DATA, "metrics", "partition", "settings"}
+"""Further arguments of ``Workload``, which ``simulate`` takes as well."""
+
+
+def simulate(
+    *,
+    model: Any = None,
+    train: Any = None,
+    test: Any = None,
+    loss: Callable[..., Any] | None = None,
+    metrics: Mapping[str, Callable[..., Any]] | None = None,
+    method: str | Callable[..., Any] = "lsg",
+    epsilon: float | None = None,
+    delta: float | None = None,
+    clients: int | None = None,
+    partition: str | Sequence[Any] = "iid",
+    rounds: int | None = None,
+    engine: str = "ray",
+    out: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    workload: str | Workload | Callable[[], Workload] | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train a model across simulated clients, each update private and counted; returns the finished run.
+
+    model, train, test, loss, metrics, partition: as in ``fedlsg.Workload``, whose other arguments (``inputs``,
+        ``targets``, ``transform``, ``num_classes``, ...) are taken as well. Or ``workload``: a ``fedlsg.Workload``, a
+        function that returns one, or a name (``"digits"``, ``"mine.py:workload"``).
+    method: the name of a recipe, ``"mine.py:recipe"``, or a recipe: a function of keywords, among them ``mechanism``
+        and ``server``, that returns a ``fedlsg.Method``. Its other keywords are settings.
+    epsilon, delta: what each client may spend in the whole run (default 8 and 1e-5); the noise is calibrated for it.
+        One example is protected: adjacency is add/remove. ``noise_multiplier`` instead of ``epsilon`` gives the noise.
+    clients, rounds: number of clients (default 5, or what the partition has), and of server rounds (default 10).
+    engine: ``"ray"``, or ``"local"`` for this process alone. Both give the same weights.
+    out: the run directory, new or empty; default ``runs/<time>-<workload>-<method>``.
+    callbacks: functions that are called after each round with a dict of the round's row. One that raises ends the run,
+        which ``resume`` continues.
+    resume: continue the interrupted run in ``out``, with the same arguments.
+    quiet: print nothing.
+    settings: any other setting, as ``learning_rate=0.5``: ``fedlsg settings`` lists them.
+
+    Guarantee: no example trains before its client is charged for it; ``Run.epsilon`` follows from these ledgers alone.
+    Raises ValueError for a bad argument (the message names it and the fix), OSError for missing data, RuntimeError for
+    a run that diverged.
+    """
+    user_code.allow()
+    given = {"epsilon": epsilon, "delta": delta, "clients": clients, "rounds": rounds, "engine": engine}
+    own = {"model": model, "train": train, "test": test, "loss": loss}
+    more = {name: settings.pop(name) for name in MORE & settings.keys()}
+    if workload is None:
+        if missing := [name for name in DATA if own[name] is None]:
+            raise ValueError(f"simulate needs {', '.join(missing)}; or a workload, as workload='digits'")
+        workload = Workload(**own, metrics=metrics, partition=partition, **more)
+    elif said := [name for name, value in {**own, "metrics": metrics, **more}.items() if value is not None]:
+        raise ValueError(f"give either a workload or {', '.join(said)}")
+    elif partition != "iid":
+        given["partition"] = _named(partition)
+    given["workload"], given["method"] = _workload_name(workload), _method_name(method)
+    if twice := given.keys() & settings.keys():
+        raise ValueError(f"{', '.join(sorted(twice))}: given twice")
+    chosen = {name: value for name, value in (given | settings).items() if value is not None}
+    console = Console(quiet=quiet)
+    with ahead(first_look(chosen)):
+        return _run(chosen, out, callbacks, console, resume=resume)
+
+
+def _run(
+    given: Mapping[str, Any], out: str | Path | None, callbacks: Sequence[Callback], console: Console, *, resume: bool
+) -> Run:
+    def on_round(row: Row) -> None:
+        for callback in callbacks:
+            callback(row.columns)
+
+    if resume:
+        if out is None:
+            raise ValueError("resume=True continues the run in out: give out, too")
+        directory = RunDir.open(str(out))
+        plan = continued(directory, console)
+    else:
+        plan = make_plan(from_mapping(resolve(given)))
+        directory = create(None if out is None else str(out), plan.settings)
+        plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
+        directory.write_config(plan.settings)
+        announce(plan, console)
+    again = f"continue with the same call, out={str(directory.path)!r} and resume=True"
+    execute(plan, directory, console, on_round=on_round, again=again)
+    return Run(directory.path, plan=plan)
+
+
+def _workload_name(workload: Any) -> str:
+    """The name that settings have for a workload: its own, or one that this process finds it under."""
+    if isinstance(workload, str):
+        return workload
+    name = getattr(workload, "name", "") if isinstance(workload, Workload) else user_code.name_of(workload)
+    made = make(workload, name or MODEL)
+    workloads.give(name or MODEL, made)
+    return name or MODEL
+
+
+def _method_name(method: Any) -> str:
+    if isinstance(method, str):
+        return method
+    if not callable(method):
+        raise ValueError(
+            f"method={type(method).__name__}: expected the name of a recipe, or def recipe(*, mechanism, server)"
+        )
+    name = user_code.name_of(method)
+    strategies.give(name, method)
+    return name
+
+
+def _named(partition: Any) -> str:
+    if not isinstance(partition, str):
+        raise ValueError("lists of rows belong to a workload: fedlsg.Workload(partition=[...])")
+    return partition

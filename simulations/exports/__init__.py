@@ -1,0 +1,1 @@
+"""What a run left, for programs without fedlsg: ``fedlsg export`` and ``fedlsg payload``."""

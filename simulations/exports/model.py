@@ -1,0 +1,123 @@
+"""``fedlsg export``: the model of a finished run as a folder that plain torch, or transformers, loads."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedlsg.carriers import merge
+from simulations.models.encoder_source import find_encoder, load_tokenizer
+from simulations.models.transformers_form import save_pretrained
+from simulations.plan.plan import prepare
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files.sealed import seal
+from simulations.rundir.model_files import WEIGHTS, read_model, write_model
+from simulations.rundir.rundir import RunDir
+from simulations.server.final_model import FinalModel, final_model
+from simulations.settings.settings import Settings
+
+ABOUT = "fedlsg-run.json"
+"""What config.json of a run says: in an exported folder that name belongs to transformers."""
+
+
+def export_command(directory: str, out: str | None, merge_lora: bool, console: Console) -> None:
+    """Write the folder, whole or not at all, and print how to load it.
+
+    Raises ValueError for an unfinished run, an existing folder, a run without a model, and for LoRA that cannot be
+    merged, or has to be.
+    """
+    run = RunDir.open(directory)
+    settings = run.read_config()
+    if not run.summary.exists():
+        raise ValueError(f"{directory} has not finished: continue it with fedlsg resume {directory}, then export it")
+    folder = Path(out or run.path / "export").expanduser().resolve()
+    if folder.exists():
+        raise ValueError(f"{folder} exists: nothing is overwritten, choose another --out")
+    final = read_final(run, settings)
+    lora, said = final.facts["lora"], final.facts["transformers"]
+    if merge_lora:
+        final = without_adapters(final)
+    elif lora and said:
+        raise ValueError(
+            f"{said['class']} of transformers has no place for LoRA's factors: add --merge-lora, or load "
+            f"{run.path / WEIGHTS} with torch"
+        )
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        write_transformers(partial, final, settings) if said else write_model(
+            partial, final.tensors, final.facts, about=ABOUT
+        )
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    console.print(f"exported to {folder}", markup=False, highlight=False, soft_wrap=True)
+    console.print(how_to_load(folder, said), markup=False, highlight=False, soft_wrap=True)
+
+
+def read_final(run: RunDir, settings: Settings) -> FinalModel:
+    """The model that a run left; that of its checkpoint if an older version of fedlsg left no model.
+
+    Raises ValueError if there is neither; DamagedError.
+    """
+    try:
+        tensors, facts = read_model(run.path)
+        return FinalModel(tensors=tensors, facts=facts)
+    except FileNotFoundError as error:
+        if not run.has_checkpoint:
+            name = Path(error.filename).name
+            raise ValueError(f"{run.path} holds no {name} and no checkpoint: restore one from a copy") from None
+    base = prepare(replace(settings, device="cpu"))
+    state = base.server_state()
+    state.load_state_dict(run.load_checkpoint()["server"])
+    return final_model(base, state)
+
+
+def without_adapters(final: FinalModel) -> FinalModel:
+    """The same model with W_0 + s B A in place of LoRA's factors.
+
+    Raises ValueError for a model without them, or whose layers are not linear in their weights.
+    """
+    lora = final.facts["lora"]
+    if lora is None:
+        raise ValueError(f"method {final.facts['method']!r} trains no factors of LoRA: leave --merge-lora out")
+    if not lora["merges"]:
+        raise ValueError(
+            "this model standardises its weights: W_0 + s B A in one layer is another function than the two that were "
+            "trained; leave --merge-lora out"
+        )
+    paths, trained = lora["layers"], set(final.facts["trained"])
+    tensors = merge(final.tensors, paths, lora["scale"])
+    trained |= {f"{path}.weight" for path in paths}
+    trained |= {f"{path}.bias" for path in paths if f"{path}.base.bias" in trained}
+    changed = {"lora": None, "lora_merged": True, "trained": [name for name in tensors if name in trained]}
+    return FinalModel(tensors=tensors, facts={**final.facts, **changed})
+
+
+def write_transformers(folder: Path, final: FinalModel, settings: Settings) -> None:
+    """What ``from_pretrained`` reads; the tokenizer too, if it is on this machine or on the hub."""
+    try:
+        save_pretrained(folder, final.tensors, final.facts["transformers"])
+    except ImportError as error:
+        raise ModuleNotFoundError("text models need the text extra: pip install 'fedlsg[text]'") from error
+    about: Mapping[str, Any] = {name: value for name, value in final.facts.items() if name != "transformers"}
+    write_atomically(folder / ABOUT, seal(about, indent=2))
+    with suppress(OSError, ValueError, ImportError):  # weights are the model; a user may have the tokenizer elsewhere
+        data_root = None if settings.data_dir is None else Path(settings.data_dir)
+        source = find_encoder(str(final.facts["model"]), final.facts["options"].get("pretrained"))
+        load_tokenizer(source, data_root).save_pretrained(folder)
+
+
+def how_to_load(folder: Path, said: Mapping[str, Any] | None) -> str:
+    """One line of Python."""
+    if said is None:
+        return f"model.load_state_dict(safetensors.torch.load_file({str(folder / WEIGHTS)!r}))"
+    if said["head"] is None and said["pooling"] == "own":
+        return f"transformers.{said['class']}.from_pretrained({str(folder)!r})"
+    own_code = "" if said["pooling"] == "own" else ", trust_remote_code=True"
+    return f"transformers.AutoModelForSequenceClassification.from_pretrained({str(folder)!r}{own_code})"

@@ -1,0 +1,139 @@
+"""``fedlsg payload``: one recorded payload as arrays: what was sent, where, and the gradients that it implies.
+
+Scale: values are a client's sum over its Poisson batch of clipped per-example gradients, plus its noise, after the
+codec; with K local steps, the sum over the steps. ``dW/NAME`` is the gradient of a parameter on the same scale. Divided
+by ``divisor``, the client's expected batch size q_k N_k, it estimates the client's mean clipped gradient (times K). The
+server instead adds the clients and divides by clients a round times expected batch (``divisor`` of frame.json).
+"""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from fedlsg.carriers.powersgd import decode
+from fedlsg.frame import Frame
+from fedlsg.payload import Dither, Expected, PayloadError, chosen_positions, unpack
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.rundir import RunDir
+from simulations.rundir.updates import payload_files, read_frame
+from simulations.settings.resolve import uplink_codec
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Context:
+    """What reading one payload needs: the frame of its round, what the server expected, and q_k N_k."""
+
+    frame: Frame
+    expected: Expected
+    expected_batch: float
+
+
+def payload_command(directory: str, round: int, client: int, out: str, console: Console) -> None:
+    """Write the arrays of one payload as npz.
+
+    Raises ValueError for a run without recorded updates, a round or client that is not there (it lists those that
+    are), an existing file, and a damaged payload.
+    """
+    run, file = RunDir.open(directory), Path(out).expanduser().resolve()
+    if file.exists():
+        raise ValueError(f"{out} exists: nothing is overwritten, choose another --out")
+    path = find(run, round, client)
+    arrays = read_payload(run, round, client, path)
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    write_atomically(file, buffer.getvalue())
+    names = [name.removeprefix("dW/") for name in arrays if name.startswith("dW/")]
+    console.print(
+        f"{file}: {len(arrays['values'])} values of client {client} in round {round}, dW of {len(names)} parameters\n"
+        f"They are summed gradients; divided by {float(arrays['divisor']):g}, the client's expected batch size, they "
+        "are its mean gradient.",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def find(run: RunDir, round: int, client: int) -> Path:
+    """The file of a payload. Raises ValueError, listing rounds or clients, if there is none."""
+    run.read_config()
+    files = payload_files(run.path)
+    if not files:
+        raise ValueError(f"{run.path} holds no recorded updates: run it again with --record-updates")
+    if round not in files:
+        raise ValueError(f"no payload of round {round} is recorded; there are rounds {spans(files)}")
+    if client not in files[round]:
+        raise ValueError(
+            f"no payload of client {client} is recorded in round {round}; there are clients {spans(files[round])}"
+        )
+    return files[round][client]
+
+
+def read_payload(run: RunDir, round: int, client: int, path: Path) -> dict[str, np.ndarray]:
+    """``indices`` (k,) int64 in the flat vector of frame.json, ``values`` (k,) float32, ``divisor`` () and ``dW/NAME``.
+
+    Gradients are those of Eq. 3, or of what else the parameter's form says, in the shape of the parameter. Raises
+    ValueError for a damaged record.
+    """
+    try:
+        context = recorded(run, round, client, path)
+    except FileNotFoundError:
+        context = derived(run, round, client)
+    message, expected, frame = path.read_bytes(), context.expected, context.frame
+    try:
+        values = unpack(message, expected)
+    except PayloadError as error:
+        raise ValueError(f"{path}: {error}; the record is damaged") from None
+    place = next((carrier.device for carrier in frame.wire.carriers), values.device)
+    gradients = frame.gradients(decode(values.to(place), frame))
+    indices = expected.indices
+    if expected.index_mode == "chosen":
+        indices = chosen_positions(message, [block.shape for block in frame.wire.blocks], expected.limit)
+        values = values[indices]
+    arrays = {"indices": indices.numpy(), "values": values.numpy(), "divisor": np.array(context.expected_batch)}
+    return arrays | {f"dW/{name}": gradient.cpu().numpy() for name, gradient in gradients.items()}
+
+
+def recorded(run: RunDir, round: int, client: int, path: Path) -> Context:
+    """From the files of the round alone. Raises FileNotFoundError if an older version wrote no frame.json."""
+    frame, about = read_frame(path.parent)
+    settings, own = run.read_config(), about["clients"].get(str(client))
+    if own is None:
+        raise ValueError(f"{path} is of an attempt that the server did not count: {path.parent / 'frame.json'} does "
+                         f"not list client {client}")  # fmt: skip
+    expected = Expected(
+        round=round,
+        codec=uplink_codec(settings),
+        index_mode=about["indices"],
+        size=frame.wire.size,
+        indices=frame.wire.indices,
+        digest=frame.digest,
+        blocks=frame.wire.blocks,
+        dither=Dither(seed=settings.seed, client=client, noise_std=own["noise_std"]),
+        most=about["most"],
+    )
+    return Context(frame=frame, expected=expected, expected_batch=own["expected_batch"])
+
+
+def derived(run: RunDir, round: int, client: int) -> Context:
+    """From the public weights of the round, as the client derived its frame: this loads the data and the model."""
+    from simulations.attack.recorded.observations import load_record
+
+    record = load_record(run)
+    plan = record.plan(round, client, record.model_of(round))
+    batch = plan.local.sample_rate * record.entry(round, client).num_examples
+    return Context(frame=plan.frame, expected=record.expected(plan, client), expected_batch=batch)
+
+
+def spans(numbers: Mapping[int, object]) -> str:
+    """Numbers as text, runs of neighbours joined: "1-4, 7"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -1,0 +1,145 @@
+"""updates/: what a run records with ``record_updates``, so that a payload can be read without the model.
+
+    round-000001/client-000000.bin    a payload as it was sent
+    round-000001/frame.json           its coordinates: parameters and blocks, in the order of the flat vector
+    round-000001/frame.npz            kept: a bit a coordinate; L/NAME, R/NAME: carriers of a parameter
+    round-000001/weights.npy          public weights at the start of the round, flat
+    round-000001/kept.npy             kept positions, if the server chose them
+
+docs/outputs.md describes the fields and reads them with numpy alone. A parameter's ``form`` says how its blocks, each
+with its ``part``, give its gradient: ``dense`` the block itself; ``tangent`` Eq. 3 of L and R; ``factors`` L times R.
+"""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep
+from fedlsg.state import Phase, phase_of
+from simulations.rundir.files import sealed
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.files.sealed import DamagedError, seal, unseal
+
+FORMAT = 1
+ROUND = re.compile(r"round-(\d{6})")
+CLIENT = re.compile(r"client-(\d{6})\.bin")
+OTHERWISE = "record the run again with --record-updates"
+
+
+def round_folder(run: Path, round: int) -> Path:
+    """What is recorded of a round."""
+    return run / "updates" / f"round-{round:06d}"
+
+
+def payload_files(run: Path) -> dict[int, dict[int, Path]]:
+    """Payloads by training round and client. The values of the pruning round are saliencies: it is left out."""
+    found: dict[int, dict[int, Path]] = {}
+    for path in sorted((run / "updates").glob("round-*/client-*.bin")):
+        round, client = ROUND.fullmatch(path.parent.name), CLIENT.fullmatch(path.name)
+        if round and client and phase_of(int(round.group(1))) is Phase.TRAINING:
+            found.setdefault(int(round.group(1)), {})[int(client.group(1))] = path
+    return found
+
+
+def write_frame(folder: Path, frame: Frame, facts: Mapping[str, Any]) -> None:
+    """Write frame.npz and frame.json; ``facts``: what frame.json says of the round besides its coordinates."""
+    wire = frame.wire
+    kept = np.zeros(wire.size, dtype=bool)
+    kept[wire.indices.numpy()] = True
+    arrays = {"kept": np.packbits(kept)}
+    for c in wire.coordinates:
+        if c.L is not None and c.R is not None:
+            arrays |= {f"L/{c.name}": c.L.detach().cpu().numpy(), f"R/{c.name}": c.R.detach().cpu().numpy()}
+    sealed.save_arrays(folder / "frame.npz", arrays)
+    about = {
+        "format": FORMAT,
+        **facts,
+        "digest": frame.digest.hex(),
+        "size": wire.size,
+        "kept": wire.kept,
+        "parameters": _parameters(frame),
+        "blocks": _blocks(wire.blocks),
+    }
+    write_atomically(folder / "frame.json", seal(about, indent=1))
+
+
+def read_frame(folder: Path) -> tuple[Frame, dict[str, Any]]:
+    """The frame of a recorded round, on the CPU, bit for bit, and everything of frame.json.
+
+    Raises FileNotFoundError for a round that an older version recorded; DamagedError; ValueError for another format.
+    """
+    about = unseal(folder / "frame.json", otherwise=OTHERWISE)
+    forms = {p["form"] for p in about["parameters"]}
+    if about["format"] != FORMAT or not forms <= {"dense", "tangent", "factors"}:
+        raise ValueError(f"{folder / 'frame.json'} has format {about['format']}, forms {sorted(forms)}: read it with "
+                         "the version of fedlsg that wrote it")  # fmt: skip
+    try:
+        arrays = sealed.load_arrays(folder / "frame.npz")
+    except ValueError as error:
+        raise DamagedError(f"{folder / 'frame.npz'}: {error}; {OTHERWISE}") from None
+    frame = _frame(about, arrays)
+    if frame.digest.hex() != about["digest"]:
+        raise DamagedError(f"{folder}: frame.npz and frame.json are of different frames; {OTHERWISE}")
+    return frame, about
+
+
+def _parameters(frame: Frame) -> list[dict[str, Any]]:
+    """Name, shape, form and weight in the clip of every trainable parameter, in model order."""
+    carried = "tangent" if frame.sent is None else "factors"
+    weights = {block.parameter: block.weight for block in frame.blocks}
+    return [
+        {"name": c.name, "shape": c.shape, "form": carried if c.carried else "dense", "weight": weights[c.name]}
+        for c in frame.wire.coordinates
+    ]
+
+
+def _blocks(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    """Parameter, part, shape and place of every block, in the order of the flat vector."""
+    offsets = itertools.accumulate((block.size for block in blocks), initial=0)
+    return [
+        {"parameter": b.parameter, "part": b.part, "shape": b.shape, "offset": offset, "size": b.size, "kept": b.kept}
+        for b, offset in zip(blocks, offsets, strict=False)
+    ]
+
+
+def _frame(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Frame:
+    kept = torch.from_numpy(np.unpackbits(arrays["kept"], count=about["size"]).astype(bool))
+    parameters = {p["name"]: p for p in about["parameters"]}
+    factors = any(p["form"] == "factors" for p in parameters.values())
+    coordinates = tuple(
+        Coordinates(name=name, shape=tuple(p["shape"]), L=_carrier(arrays, "L", name), R=_carrier(arrays, "R", name))
+        for name, p in parameters.items()
+    )
+    blocks = tuple(
+        Block(
+            parameter=b["parameter"],
+            part=b["part"],
+            shape=tuple(b["shape"]),
+            keep=_keep(kept[b["offset"] : b["offset"] + b["size"]]),
+            weight=1.0 if factors else parameters[b["parameter"]]["weight"],
+        )
+        for b in about["blocks"]
+    )
+    wire = Frame(coordinates=coordinates, blocks=blocks)
+    if not factors:
+        return wire
+    dense = tuple(Coordinates(name=c.name, shape=c.shape) for c in coordinates)
+    whole = tuple(
+        Block(parameter=c.name, part="dense", shape=c.shape, weight=parameters[c.name]["weight"]) for c in dense
+    )
+    return Frame(coordinates=dense, blocks=whole, sent=wire)
+
+
+def _carrier(arrays: Mapping[str, np.ndarray], side: str, name: str) -> Tensor | None:
+    found = arrays.get(f"{side}/{name}")
+    return None if found is None else torch.from_numpy(found)
+
+
+def _keep(kept: Tensor) -> Keep:
+    return EVERYTHING if bool(kept.all()) else Keep(axis=None, index=kept.nonzero().squeeze(1))

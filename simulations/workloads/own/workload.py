@@ -1,0 +1,202 @@
+"""``fedlsg.Workload``: a model, data and a loss of a user's own, wherever a workload's name goes.
+
+def workload():                                     in mine.py
+    return fedlsg.Workload(model=build, train=(x, y), test=(u, v), loss=nn.CrossEntropyLoss())
+
+fedlsg run mine.py:workload
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlsg import user_code
+from fedlsg.gradients import per_example_loss
+from fedlsg.gradients.losses import CLASSES, OTHER_SHAPES, PerExampleLoss
+from simulations.workloads.base.workload import (
+    GIVEN,
+    LoadedWorkload,
+    Metric,
+    NoRows,
+    Request,
+    Split,
+    refuse_unused,
+)
+from simulations.workloads.own.read import read_rows
+from simulations.workloads.own.rows import Columns, Rows
+
+MODEL = "own"
+"""The name of the only model of a workload, and of a workload without a name."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Workload:
+    """A model, data and a loss. Data are read when a run begins, not when this is made.
+
+    model: a function without arguments that builds the ``nn.Module``; or several, by name, the first the default. It is
+        called with a public random seed: equal weights in every process.
+    train, test: ``(inputs, targets)`` of arrays or tensors with one example a row (inputs may be a dict of them, by the
+        argument of the model); a torch ``Dataset`` of such pairs with a length; a ``datasets.Dataset`` or a pandas
+        table with columns; the path of a .csv or .parquet file; the path of a folder with a folder of images for each
+        class (and ``metadata.csv`` for more columns, the first ``file_name``). A torch ``Dataset`` is read once, whole.
+        Nobody trains on ``test``: it is public, and every reported number is measured on it.
+    loss: ``loss(outputs, targets)``, one value an example, shape (B,). Losses of torch in their usual form
+        (``nn.CrossEntropyLoss()``, ``F.mse_loss``) are called with reduction "none".
+    metrics: functions ``metric(outputs, targets)`` by name; each is called with all outputs and targets of ``test``, on
+        the CPU, and gives a number. Accuracy is measured in addition where targets are classes.
+    inputs, targets: names of columns, for data that have columns. Default: all others, and ``label``.
+    transform: from stored rows to the model's inputs, each row by itself: texts to a dict of tokens padded to one
+        length (called once), numbers or images (B, channels, height, width) uint8 to what the model takes (called for
+        each batch). Default: numbers as they are, images divided by 255. Of several columns it gets each.
+    partition: how clients share ``train`` unless a run says otherwise: iid, dirichlet, shards, a column of ``train``
+        (one client for each of its values), or a list of index arrays, one a client.
+    num_classes: of integer targets, one an example; default: one more than the largest target of ``test``. Other
+        targets, and those of torch's losses that are for no classes (mse_loss), have no accuracy.
+    classifier: path of the output layer in the model, which stays dense; default: the last Linear.
+    image_size: pixels on a side to which images of a folder are scaled; default: they have one size.
+    settings: the workload's own defaults of settings, as ``{"learning_rate": 0.5, "clients": 10}``.
+    name: what reports call it; default: the name of the function that made it.
+
+    Raises ValueError, when a run begins, for data of another form; the message names the argument and the fix.
+    """
+
+    model: Callable[[], nn.Module] | Mapping[str, Callable[[], nn.Module]]
+    train: Any
+    test: Any
+    loss: Callable[..., Any]
+    metrics: Mapping[str, Metric] | None = None
+    inputs: str | Sequence[str] | None = None
+    targets: str | None = None
+    transform: Callable[..., Any] | None = None
+    partition: str | Sequence[Any] = "iid"
+    num_classes: int | None = None
+    classifier: str | None = None
+    image_size: int | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for name, build in self.models.items():
+            if isinstance(build, nn.Module) or not callable(build):
+                raise ValueError(
+                    f"expected a function that builds model {name!r}, got {type(build).__name__}: a run builds the "
+                    "model in several processes; write model=lambda: MyModel(...)"
+                )
+        per_example_loss(self.loss)  # refuses what is no loss
+        for name, metric in (self.metrics or {}).items():
+            if not callable(metric) or name in RESERVED:
+                why = "is a column of rounds.csv already" if name in RESERVED else "is no function"
+                raise ValueError(f"metrics[{name!r}] {why}: give name=function(outputs, targets)")
+
+    @property
+    def models(self) -> Mapping[str, Callable[[], nn.Module]]:
+        """The builders by name."""
+        return self.model if isinstance(self.model, Mapping) else {MODEL: self.model}
+
+    @property
+    def defaults(self) -> Mapping[str, object]:
+        """The preset: settings that the workload gives."""
+        scheme = self.partition if isinstance(self.partition, str) else GIVEN
+        return {"partition": scheme, **self.settings}
+
+    @property
+    def method_defaults(self) -> Mapping[str, Mapping[str, object]]:
+        """No method has settings of its own here."""
+        return {}
+
+    @property
+    def summary(self) -> str:
+        """One line for a list."""
+        return (self.__doc__ if type(self) is not Workload else None) or "A workload of your own."
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the code of model, loss, metrics and transform."""
+        parts = [*self.models.values(), self.loss, *(self.metrics or {}).values(), self.transform]
+        return user_code.digest_of_all(part for part in parts if part is not None)
+
+    def load(self, request: Request) -> LoadedWorkload:
+        """The splits; without training rows for a server whose clients hold their own."""
+        name = self.name or MODEL
+        refuse_unused(request.options, workload=name)
+        columns = Columns(
+            inputs=(self.inputs,)
+            if isinstance(self.inputs, str)
+            else None
+            if self.inputs is None
+            else tuple(self.inputs),
+            target=self.targets,
+            more=(self.partition,) if isinstance(self.partition, str) else (),
+            transform=self.transform,
+            image_size=self.image_size,
+            progress=request.progress,
+        )
+        test = read_rows(self.test, columns, "test")
+        train = None if request.public_only else read_rows(self.train, columns, "train")
+        if train is not None and train.classes != test.classes:
+            raise ValueError(
+                f"{name}: train has the classes {train.classes}, test has {test.classes}: give both the same"
+            )
+        classes = self._classes(test)
+        return LoadedWorkload(
+            name=name,
+            train=NoRows() if train is None else _split(train, classes),
+            test=_split(test, classes),
+            num_classes=classes,
+            loss=per_example_loss(self.loss),
+            metrics=dict(self.metrics or {}),
+            models=dict(self.models),
+            classifier=self.classifier,
+            columns={} if train is None else train.columns,
+            parts=None if isinstance(self.partition, str) else [_rows_of(part) for part in self.partition],
+            defaults=self.defaults,
+            read=lambda path: _split(read_rows(path, columns, "data"), classes),
+        )
+
+    def _classes(self, test: Rows) -> int | None:
+        """The number of classes, None for targets that are none."""
+        loss = per_example_loss(self.loss)
+        known = loss.name if isinstance(loss, PerExampleLoss) else ""
+        integers = not test.targets.is_floating_point() and test.targets.dtype != torch.bool and test.targets.ndim == 1
+        if not integers or (known and known not in (*CLASSES, *OTHER_SHAPES)):
+            if self.num_classes is not None:
+                raise ValueError(
+                    f"num_classes={self.num_classes} is for integer targets, one an example; these are "
+                    f"{test.targets.dtype} {tuple(test.targets.shape)}{f' for {known}' if known else ''}: leave it out"
+                )
+            return None
+        return self.num_classes or (len(test.classes) if test.classes else int(test.targets.max()) + 1)
+
+
+RESERVED = ("accuracy", "loss", "round", "seconds", "asked", "answered", "rejected", "reasons")
+"""Columns of rounds.csv that a metric cannot be named after."""
+
+
+def _split(rows: Rows, classes: int | None) -> Split:
+    labels = rows.targets.long() if classes is not None else rows.targets
+    return Split(inputs=rows.inputs, labels=labels, prepare=rows.prepare)
+
+
+def _rows_of(part: Any) -> Tensor:
+    found = torch.as_tensor(np.asarray(part))
+    if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
+        raise ValueError(f"partition: expected lists of row numbers, got {found.dtype} of shape {tuple(found.shape)}")
+    return found.long()
+
+
+def make(found: Any, name: str) -> Workload:
+    """The workload that a reference, an entry point or an argument stands for: itself, or what the function returns.
+
+    Raises ValueError for anything else.
+    """
+    made = found if isinstance(found, Workload) or not callable(found) else found()
+    if not isinstance(made, Workload):
+        raise ValueError(
+            f"workload {name!r}: expected a fedlsg.Workload, or a function without arguments that returns one, got "
+            f"{type(made).__name__}"
+        )
+    return made if made.name else replace(made, name=user_code.short(name))

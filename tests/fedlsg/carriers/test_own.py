@@ -1,0 +1,203 @@
+"""Carriers by a user's function: what it must return, and where they may be used."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedlsg.carriers.carrier import Carrier, carried_parameters
+from fedlsg.carriers.layout import layer_table, totals
+from fedlsg.carriers.own import own_coordinates
+from fedlsg.frame import make_blocks
+from fedlsg.masks.mask import Mask
+from fedlsg.method import Method, Schedule
+from fedlsg.public import Public, Sizes
+from fedlsg.state.public_state import PublicState
+from fedlsg.training import Compression, ServerOptimizer
+from tests.fedlsg.support.own_methods import CORE, TANGENT, orthonormal, scaled
+
+SIZES = {"w": Sizes(6, 2, 3, 8)}
+
+
+def public(dtype: torch.dtype = torch.float32) -> Public:
+    return Public(weights={"w": torch.ones(6, 8, dtype=dtype), "b": torch.ones(6, dtype=dtype)}, carried=SIZES)
+
+
+def made(pair: Any, **changes: Any) -> Callable[[Public], Any]:
+    """A function that returns one pair for w, and what else is given."""
+
+    def own_function(public: Public) -> Any:
+        return {"w": pair, **changes}
+
+    return own_function
+
+
+def core(make: Callable[[Public], Any]) -> Carrier:
+    return Carrier(kind="own", make=make, form="core", rank=3, out_rank=2)
+
+
+L, R = torch.randn(6, 2), torch.randn(3, 8)
+
+
+def test_a_pair_becomes_the_coordinates_in_the_weights_own_type():
+    where = own_coordinates(core(made((L.double(), R.mT.contiguous().mT))), public())
+    assert [(c.name, c.carried, c.form) for c in where] == [("w", True, "core"), ("b", False, "core")]
+    assert where[0].L.dtype == torch.float32
+    assert torch.equal(where[0].L, L)
+    assert torch.equal(where[0].R, R)
+    assert where[0].R.is_contiguous()
+    assert [(b.part, b.shape) for b in make_blocks(where)] == [("core", (2, 3)), ("dense", (6,))]
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ((L, R.mT), r"expected L of shape \(6, 2\) and R of shape \(3, 8\), got \(6, 2\), \(8, 3\)"),
+        ((L[:, :1], R), r"expected L of shape \(6, 2\) and R of shape \(3, 8\), got \(6, 1\), \(3, 8\)"),
+        ((L,), r"expected two tensors \(L, R\), got \(6, 2\)"),
+        ((L, R, R), r"expected two tensors \(L, R\)"),
+        (L, r"expected two tensors \(L, R\), got \(6, 2\)"),
+        ((L, R.numpy()), r"expected two tensors \(L, R\), got \(6, 2\), ndarray"),
+        ((L * float("nan"), R), "expected finite floating point numbers"),
+        ((L, torch.full((3, 8), float("inf"))), "expected finite floating point numbers"),
+        ((L.long(), R), "expected finite floating point numbers"),
+    ],
+)
+def test_a_wrong_pair_is_refused_by_the_names_of_function_and_weight(pair, message):
+    with pytest.raises(ValueError, match=r"carriers by .*test_own.made.<locals>.own_function for w: " + message):
+        own_coordinates(core(made(pair)), public())
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda public: {}, r"\[\]"),
+        (made((L, R), b=(L, R)), r"\['b', 'w'\]"),
+        (lambda public: None, "a NoneType"),
+        (lambda public: (L, R), "a tuple"),
+    ],
+)
+def test_exactly_the_carried_weights_have_a_pair(make, found):
+    with pytest.raises(ValueError, match=r"a pair \(L, R\) for each name in public.carried, \['w'\], got " + found):
+        own_coordinates(core(make), public())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("side", ["L", "R", "neither"])
+def test_eq_3_refuses_carriers_that_are_not_orthonormal(side, dtype):
+    """A thousandth off is refused, rounding is not."""
+    square = Public(weights={"w": torch.ones(6, 8, dtype=dtype)}, carried={"w": Sizes(6, 2, 2, 8)}, seed=3)
+
+    def make(public: Public) -> dict[str, tuple[Tensor, Tensor]]:
+        L, R = orthonormal(public)["w"]
+        return {"w": (L * (1.001 if side == "L" else 1), R * (1.001 if side == "R" else 1))}
+
+    if side == "neither":
+        assert own_coordinates(Carrier(kind="own", make=make, rank=2), square)[0].carried
+        return
+    with pytest.raises(ValueError, match=rf"'tangent' \(Eq. 3\) needs orthonormal .* {side} is off by 0.002; .*'core'"):
+        own_coordinates(Carrier(kind="own", make=make, rank=2), square)
+
+
+# Choices
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"kind": "own", "rank": 2}, "kind 'own' need make=function"),
+        ({"kind": "low-rank", "rank": 2, "make": scaled}, "no other kind takes one"),
+        ({"kind": "low-rank", "rank": 2, "form": "core"}, "form='core' is for carriers of kind 'own', got 'low-rank'"),
+        ({"kind": "own", "rank": 2, "make": scaled, "out_rank": 3}, "out_rank=3 is for form='core'"),
+        ({"kind": "own", "make": scaled, "form": "core"}, "rank=0 >= 1"),
+        ({"kind": "own", "rank": 2, "make": scaled, "form": "core", "out_rank": 0}, "out_rank=0 >= 1"),
+        ({"kind": "own", "rank": 2, "make": scaled, "residual": False}, "residual=False"),
+        ({"kind": "own", "rank": 2, "make": scaled, "form": "corr"}, "did you mean 'core'"),
+    ],
+)
+def test_choices_that_do_not_fit_are_refused(choices, message):
+    with pytest.raises(ValueError, match=message):
+        Carrier(**choices)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"mask": Mask(kind="units", sparsity=0.3)}, "rows of dL and columns of dR: it needs low-rank carriers"),
+        ({"mask": Mask(kind="magnitude", sparsity=0.3)}, "need dense gradients"),
+        ({"server": ServerOptimizer(estimator="averaged")}, "averages the two copies"),
+    ],
+)
+def test_a_core_refuses_what_needs_dl_and_dr(choices, message):
+    with pytest.raises(ValueError, match=message):
+        Method(name="own", carrier=CORE, **choices)
+    if "magnitude" not in str(choices):
+        Method(name="own", carrier=TANGENT, **choices)
+
+
+def test_error_feedback_is_refused():
+    mechanism = Method(name="x").mechanism
+    with pytest.raises(ValueError, match="carrier 'own'"):
+        Method(
+            name="own", carrier=CORE, mechanism=replace(mechanism, kind="none"),
+            compression=Compression(error_feedback=True, topk_rate=0.5),
+        )  # fmt: skip
+
+
+# Which are carried, and how many values they send
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    layers = {"a": nn.Conv2d(2, 6, 3), "flat": nn.Flatten(), "b": nn.Linear(24, 10), "classifier": nn.Linear(10, 10)}
+    model = nn.Sequential()
+    for name, layer in layers.items():
+        model.add_module(name, layer)
+    return model
+
+
+def test_the_rule_of_a_core_by_hand():
+    """6 x 18: 5 x 17 = 85 < 86.4 pays, 6 x 15 = 90 does not; ranks are cut to the sides of the weight."""
+    rule = Carrier(kind="own", make=scaled, form="core", rank=17, out_rank=5)
+    assert carried_parameters(net(), rule) == ("a.weight", "b.weight")
+    assert rule.sizes(net().a.weight) == (6, 5, 17, 18)
+    assert replace(rule, rank=99, out_rank=1).sizes(net().a.weight) == (6, 1, 18, 18)
+    assert carried_parameters(net(), replace(rule, rank=15, out_rank=6)) == ("b.weight",)
+    with pytest.raises(ValueError, match=r"carries no layer of Sequential: r s < 0.8 m n holds nowhere"):
+        carried_parameters(net(), replace(rule, rank=99, out_rank=99))
+
+
+@pytest.mark.parametrize("carrier", [CORE, TANGENT])
+def test_the_table_of_layers_is_that_of_the_frame(carrier):
+    method = Method(name="own", carrier=carrier)
+    frame = PublicState.start(net(), method, Schedule(rounds=2), seed=0, classifier="classifier").frame(1, updates=0)
+    rows = totals(layer_table(net(), carrier, "classifier"))
+    assert rows["carried"][2] + rows["dense"][2] == frame.size == frame.kept
+    assert rows["carried"][0] == sum(c.carried for c in frame.coordinates) == 2
+    parts = {c.name: c.parts for c in frame.coordinates}
+    assert {parts[name] for name in ("a.weight", "b.weight")} == {carrier.parts}
+
+
+def test_the_two_forms_of_the_same_carriers_are_different_frames():
+    form = {
+        form: PublicState.start(
+            net(), Method(name="own", carrier=Carrier(kind="own", make=orthonormal, rank=2, form=form)),
+            Schedule(rounds=2), seed=0, classifier="classifier",
+        ).frame(1, updates=0)
+        for form in ("tangent", "core")
+    }  # fmt: skip
+    assert all(torch.equal(*pair) for pair in zip(form["core"].carriers, form["tangent"].carriers, strict=True))
+    assert form["core"].digest != form["tangent"].digest
+    assert form["core"].dense_size == form["tangent"].dense_size
+
+
+def test_a_core_that_is_lifted_by_hand():
+    """Values -> S -> L S R, a kernel in its own shape."""
+    method = Method(name="own", carrier=CORE)
+    frame = PublicState.start(net(), method, Schedule(rounds=2), seed=0, classifier=None).frame(1, updates=0)
+    values, where = torch.randn(frame.kept), frame.coordinates[0]
+    lifted = (where.L @ values[:6].reshape(2, 3) @ where.R).reshape(6, 2, 3, 3)
+    torch.testing.assert_close(frame.gradients(values)["a.weight"], lifted)

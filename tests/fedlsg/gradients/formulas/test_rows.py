@@ -1,0 +1,93 @@
+"""Gradients as the rows that occur: norms and sums of the dense ones, without their memory."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedlsg.gradients import block_gradients
+from fedlsg.gradients.formulas.rows import RowGradients
+from fedlsg.privacy import Mechanism, clipped_sum
+from tests.fedlsg.support.gradient_oracle import make_frame, squared_error
+
+
+def rows(dtype: torch.dtype = torch.float64, padding: int | None = None) -> RowGradients:
+    torch.manual_seed(0)
+    table = nn.Embedding(11, 3, padding_idx=padding, dtype=dtype)
+    g = torch.randn(5, 7, 3, dtype=dtype)
+    return RowGradients(table, g, torch.randint(4, (5, 7)), g._version, padding)
+
+
+@pytest.mark.parametrize("padding", [None, 2])
+def test_norms_and_sums_are_those_of_the_dense_gradients(padding):
+    gradients = rows(padding=padding)
+    dense = torch.zeros(5, 11, 3, dtype=torch.float64)
+    for b in range(5):
+        for t in range(7):
+            if gradients.x[b, t] != padding:
+                dense[b, gradients.x[b, t]] += gradients.g[b, t]
+    torch.testing.assert_close(gradients.dense(), dense)
+    torch.testing.assert_close(gradients.dense(torch.tensor([0, 2])), dense[:, :, [0, 2]])
+    torch.testing.assert_close(gradients.norms(), dense.flatten(1).norm(dim=1))
+    factors = torch.rand(5, dtype=torch.float64)
+    finite = torch.tensor([True, True, False, True, True])
+    wanted = torch.einsum("b,bvd->vd", factors * finite, dense).flatten()
+    torch.testing.assert_close(gradients.weighted_sum(factors, finite), wanted)
+    torch.testing.assert_close(gradients.first(2).norms(), gradients.norms()[:2])
+
+
+def test_rows_that_cancel_are_rounded_before_the_norm_is_taken():
+    """The norm is that of the very numbers in the sum: equal tokens whose gradients cancel leave rounding only once."""
+    gradients = rows(torch.float32)
+    gradients.g[:, 1::2] = -gradients.g[:, :-1:2] * (1 + 1e-6)
+    gradients.x[:] = 1
+    given = RowGradients(gradients.layer, gradients.g, gradients.x, gradients.g._version)
+    summed = given.weighted_sum(torch.ones(5), torch.ones(5, dtype=torch.bool))
+    torch.testing.assert_close(summed, given.dense().double().sum(0).flatten(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(given.norms(), given.dense().double().flatten(1).norm(dim=1), rtol=1e-12, atol=0)
+
+
+def test_an_example_that_is_not_finite_adds_nothing():
+    gradients = rows()
+    gradients.g[3, 2] = torch.inf
+    given = RowGradients(gradients.layer, gradients.g, gradients.x, gradients.g._version)
+    mechanism = Mechanism(kind="clip-only", clip_norm=0.1)
+    others = [0, 1, 2, 4]
+    rest = replace(given, g=given.g[others], x=given.x[others], version=0)
+    torch.testing.assert_close(clipped_sum([given], mechanism), clipped_sum([rest], mechanism))
+
+
+def test_a_gradient_that_was_written_to_is_no_gradient():
+    gradients = rows()
+    gradients.g.zero_()
+    with pytest.raises(AssertionError):
+        gradients.norms()
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers in any tensor that an operation makes."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for t in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(t, torch.Tensor):
+                self.numbers = max(self.numbers, t.numel())
+        return made
+
+
+@pytest.mark.parametrize("ghost", [True, False])
+def test_no_vocabulary_for_each_example(ghost):
+    """Negative control: without rows there is one."""
+    words, width, batch = 5000, 8, 6
+    model = nn.Sequential(nn.Embedding(words, width), nn.Linear(width, 2))
+    frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
+    x, y = torch.randint(words, (batch, 9)), torch.randn(batch)
+    with Largest() as seen:
+        blocks = block_gradients(model, squared_error, x, y, frame, ghost=ghost)
+        clipped_sum(blocks, Mechanism(kind="clip-only"))
+    assert (seen.numbers <= words * width + 2 * width + 2) == ghost
+    assert (seen.numbers >= batch * words * width) != ghost

@@ -1,0 +1,117 @@
+"""Core blocks S = L^T dW R^T of each example against autograd's dense gradients, one example after another."""
+
+import pytest
+import torch
+from torch import nn
+
+import fedlsg.gradients.blocks as blocks
+import fedlsg.gradients.plan as plan
+from fedlsg.frame import Coordinates, Frame, make_blocks
+from fedlsg.gradients.formulas.layers import LinearGradients
+from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.gradients.precision import Precision
+from fedlsg.lowrank import decompose
+from tests.fedlsg.gradients.test_per_example import ForbidShapes
+from tests.fedlsg.support.gradient_oracle import (
+    TOLERANCE,
+    error,
+    make_core_frame,
+    make_frame,
+    naive,
+    naive_error,
+    squared_error,
+)
+from tests.fedlsg.support.problems import cnn, make, mlp, standardised, transformer, wide
+
+problems = pytest.mark.parametrize("problem", [mlp, cnn, transformer, standardised, wide])
+
+
+@problems
+@pytest.mark.parametrize("ranks", [(2, 3), (3, 2), (1, 1), (100, 2)])
+def test_core_blocks_equal_those_of_autograd(problem, ranks):
+    """Linear, convolution (stride, padding), standardized convolution; ranks differ, carriers have any scale."""
+    model, loss_fn, inputs, targets = make(problem)
+    frame = make_core_frame(model, out_rank=ranks[0], rank=ranks[1])
+    assert naive_error(model, loss_fn, inputs, targets, frame) < TOLERANCE
+
+
+@problems
+def test_with_square_orthonormal_carriers_the_lift_is_the_dense_gradient(problem):
+    model, loss_fn, inputs, targets = make(problem)
+    core, dense = make_core_frame(model, out_rank=1, rank=1, square=True), make_frame(
+        model, rank=1, sparsity=0.0, carry=False
+    )  # fmt: skip
+    cores = per_example_gradients(model, loss_fn, inputs, targets, core)
+    wanted = per_example_gradients(model, loss_fn, inputs, targets, dense)
+    for i in range(len(targets)):
+        lifted = core.gradients(torch.cat([block[i] for block in cores]))
+        assert error([lifted[c.name].flatten() for c in dense.coordinates], [block[i] for block in wanted]) < TOLERANCE
+
+
+def test_norms_of_examples_are_kept_by_square_orthonormal_carriers():
+    """The joint clip therefore sees the very norms of dense DP-SGD."""
+    model, loss_fn, inputs, targets = make(mlp)
+    frames = make_core_frame(model, out_rank=1, rank=1, square=True), make_frame(model, rank=1, sparsity=0, carry=False)
+    norms = [torch.cat(per_example_gradients(model, loss_fn, inputs, targets, f), 1).norm(dim=1) for f in frames]
+    torch.testing.assert_close(*norms)
+
+
+def sequence_problem(dtype: torch.dtype = torch.float64) -> tuple[nn.Module, torch.Tensor, torch.Tensor, Frame]:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(5, 7, 3, padding=1, bias=False), nn.Tanh(), nn.Conv2d(7, 11, 3, stride=2), nn.Flatten(2),
+        nn.Linear(25, 17), nn.Tanh(), nn.Linear(17, 19),
+    ).to(dtype)  # fmt: skip
+    frame = make_core_frame(model, out_rank=2, rank=3)
+    return model, torch.randn(13, 5, 11, 12, dtype=dtype), torch.randn(13, dtype=dtype), frame
+
+
+def test_no_weight_shaped_gradient_is_ever_formed():
+    model, x, targets, frame = sequence_problem()
+    with ForbidShapes(model, frame, len(x)) as watch:
+        per_example_gradients(model, squared_error, x, targets, frame)
+    assert watch.made > 20
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_small_batches(batch):
+    model, x, targets, frame = sequence_problem()
+    got = per_example_gradients(model, squared_error, x[:batch], targets[:batch], frame)
+    assert [t.shape for t in got] == [(batch, block.kept) for block in frame.blocks]
+
+
+def test_bfloat16_is_close():
+    model, x, targets, frame = sequence_problem(torch.float32)
+    got = per_example_gradients(model, squared_error, x, targets, frame, precision=Precision(precision="bfloat16"))
+    exact = per_example_gradients(model, squared_error, x, targets, frame)
+    assert error(got, exact) < 0.05
+    assert {t.dtype for t in got} == {torch.float32}
+
+
+@pytest.mark.parametrize("scale", [1e-9, 0.5, 1.0, 2.0, 1e9])
+def test_the_shortcut_through_the_output_is_taken_for_carriers_of_w_alone(scale):
+    torch.manual_seed(1)
+    model, x, targets = nn.Linear(9, 5).double(), torch.randn(4, 9).double(), torch.randn(4).double()
+    L, R = decompose(model.weight, 2, generator=torch.Generator().manual_seed(0))
+    where = (
+        Coordinates(name="weight", shape=(5, 9), L=L, R=scale * R, form="core"),
+        Coordinates(name="bias", shape=(5,)),
+    )
+    frame = Frame(coordinates=where, blocks=make_blocks(where))
+    (layer,) = plan.plan(model, frame)
+    assert (layer.carried.A is not None) == (scale == 1)
+    got = per_example_gradients(model, squared_error, x, targets, frame)[0]
+    torch.testing.assert_close(got, naive(model, squared_error, x, targets, frame)[0], rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("plant", ["mixed examples", "unfinished"])
+def test_planted_mistakes_are_seen(plant, monkeypatch):
+    problem = standardised if plant == "unfinished" else mlp
+    if plant == "unfinished":
+        monkeypatch.setattr(blocks, "finish_core", lambda value, *rest: value)
+    else:
+        honest = LinearGradients.left
+        monkeypatch.setattr(LinearGradients, "left", lambda self, g, u: honest(self, g, u + 0.01 * u.roll(1, 0)))
+    model, loss_fn, inputs, targets = make(problem)
+    frame = make_core_frame(model, out_rank=2, rank=3)
+    assert naive_error(model, loss_fn, inputs, targets, frame) > 1e-6

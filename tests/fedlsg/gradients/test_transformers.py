@@ -1,0 +1,128 @@
+"""Full fine-tuning of Hugging Face models: every parameter against autograd, a private step, and independence."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlsg.frame import Frame
+from fedlsg.gradients import block_gradients
+from fedlsg.gradients.formulas.ghost import GhostGradients
+from fedlsg.gradients.independence import check_independent
+from fedlsg.gradients.per_example import per_example_gradients
+from fedlsg.gradients.supported import UnsupportedLayerError, trainable
+from fedlsg.privacy import Mechanism, clipped_sum
+from fedlsg.randomness import reproducible_stream
+from fedlsg.training import LocalTraining, client_step
+from tests.fedlsg.support.gradient_oracle import make_frame
+
+transformers = pytest.importorskip("transformers", reason="these models need the text extra")
+
+WORDS, LENGTH = 30, 6
+SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12, "num_labels": 3}
+TEXT = {"vocab_size": WORDS, "max_position_embeddings": 16, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+GPT2 = {"vocab_size": WORDS, "n_positions": 16, "n_embd": 8, "n_layer": 2, "n_head": 2, "use_cache": False,
+        "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}  # fmt: skip
+
+
+def build(name: str) -> nn.Module:
+    """A tiny model with random weights; positions (1, T) in BERT, tied weights in the language models."""
+    t = transformers
+    made: dict[str, Callable[[], Any]] = {
+        "roberta": lambda: t.RobertaForSequenceClassification(t.RobertaConfig(type_vocab_size=1, **TEXT, **SMALL)),
+        "bert": lambda: t.BertForSequenceClassification(t.BertConfig(**TEXT, **SMALL)),
+        "gpt2": lambda: t.GPT2ForSequenceClassification(t.GPT2Config(num_labels=3, **GPT2)),
+        "gpt2-lm": lambda: t.GPT2LMHeadModel(t.GPT2Config(**GPT2)),
+        "llama-lm": lambda: t.LlamaForCausalLM(t.LlamaConfig(use_cache=False, num_key_value_heads=1, **TEXT, **SMALL)),
+        "vit": lambda: t.ViTForImageClassification(t.ViTConfig(image_size=8, patch_size=4, **SMALL)),
+    }
+    torch.manual_seed(0)
+    return made[name]().eval()
+
+
+def batch(name: str, size: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Images, or padded texts of several lengths; targets are classes, or the texts themselves."""
+    torch.manual_seed(1)
+    targets = torch.randint(3, (size,))
+    if name == "vit":
+        return {"pixel_values": torch.randn(size, 3, 8, 8, dtype=torch.float64)}, targets
+    mask = torch.arange(LENGTH) < torch.tensor([6, 3, 2, 4, 6, 5, 2]).repeat(3)[:size].unsqueeze(1)
+    words = torch.randint(3, WORDS, (size, LENGTH)).masked_fill(~mask, 1)
+    return {"input_ids": words, "attention_mask": mask.long()}, words if name.endswith("-lm") else targets
+
+
+def loss(outputs: Any, targets: Tensor) -> Tensor:
+    """One loss an example: of its class, or the mean over its next words."""
+    logits = outputs.logits
+    if logits.ndim == 2:
+        return F.cross_entropy(logits, targets, reduction="none")
+    each = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), reduction="none")
+    return each.view(len(targets), -1).mean(1)
+
+
+def dense_frame(model: nn.Module) -> Frame:
+    frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
+    assert [c.name for c in frame.coordinates] == list(trainable(model)) == [n for n, _ in model.named_parameters()]
+    return frame
+
+
+def looped(model: nn.Module, inputs: dict[str, Tensor], targets: Tensor) -> list[Tensor]:
+    """Autograd's gradients of every parameter, one example after another."""
+    parameters = list(model.parameters())
+    rows = []
+    for i in range(len(targets)):
+        own = loss(model(**{k: t[i : i + 1] for k, t in inputs.items()}), targets[i : i + 1])
+        gradients = torch.autograd.grad(own.sum(), parameters, allow_unused=True)
+        rows.append([torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)])
+    return [torch.stack(parts).flatten(1) for parts in zip(*rows, strict=True)]
+
+
+MODELS = ("roberta", "bert", "gpt2", "gpt2-lm", "llama-lm", "vit")
+
+
+@pytest.mark.parametrize("size", [1, LENGTH])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_has_the_gradients_of_autograd(name, size):
+    """Also for as many examples as there are tokens."""
+    model = build(name).double()
+    inputs, targets = batch(name, size)
+    wanted = looped(model, inputs, targets)
+    got = per_example_gradients(model, loss, inputs, targets, dense_frame(model))
+    for (parameter, _), a, b in zip(model.named_parameters(), got, wanted, strict=True):
+        assert (a - b).norm() <= 1e-12 * (1e-3 + b.norm()), parameter
+
+
+@pytest.mark.parametrize("name", ["roberta", "gpt2", "gpt2-lm", "vit"])
+def test_a_private_step_is_the_clipped_sum(name, monkeypatch):
+    """Through ``client_step``, with rows and ghost clipping wherever they are possible; without noise."""
+    for module in ("formulas.rows", "formulas.ghost"):
+        monkeypatch.setattr(f"fedlsg.gradients.{module}.product_is_cheaper", lambda weight, g: True)
+        monkeypatch.setattr(f"fedlsg.gradients.{module}.worth_it", lambda weight, g: True)
+    model = build(name).double()
+    inputs, targets = batch(name, 7)
+    frame = dense_frame(model)
+    mechanism = Mechanism(kind="clip-only", clip_norm=0.3)
+    assert any(isinstance(b, GhostGradients) for b in block_gradients(model, loss, inputs, targets, frame))
+    got = client_step(
+        model, lambda some: ({k: t[some] for k, t in inputs.items()}, targets[some]), loss, frame=frame,
+        mechanism=mechanism, local=LocalTraining(expected_batch=7.0, microbatch_size=3), num_examples=7,
+        sampler=reproducible_stream(0), noise=reproducible_stream(1), charge=lambda: None,
+    )  # fmt: skip
+    wanted = clipped_sum(looped(model, inputs, targets), mechanism)
+    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["roberta", "gpt2-lm", "vit"])
+def test_they_treat_examples_independently(name):
+    """In training mode, with dropout. Negative control: hidden states of the whole batch are averaged."""
+    model = build(name).train()
+    inputs, targets = batch(name, 7)
+    inputs = {k: t.float() if t.is_floating_point() else t for k, t in inputs.items()}
+    check_independent(model, loss, inputs, targets)
+    norm = [module for module in model.modules() if isinstance(module, nn.LayerNorm)][-1]
+    norm.register_forward_hook(lambda module, args, output: output + 1e-3 * output.mean(0, keepdim=True))
+    with pytest.raises(UnsupportedLayerError, match=r"LayerNorm\): mixes examples"):
+        check_independent(model, loss, inputs, targets)

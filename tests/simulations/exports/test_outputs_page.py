@@ -1,0 +1,101 @@
+"""The numpy reader of docs/outputs.md, as it is printed there, on recorded runs; no fedlsg is imported by it."""
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedlsg.carriers.powersgd import decode
+from fedlsg.payload import Expected, unpack
+from simulations.exports.payload import find, read_payload
+from simulations.rundir.updates import read_frame, round_folder
+from tests.places import REPOSITORY
+from tests.simulations.support.outside import outside
+from tests.simulations.support.runs import run_local
+
+PAGE = (REPOSITORY / "docs" / "outputs.md").read_text()
+CASES: dict[str, dict[str, Any]] = {
+    "lsg": {"method": "lsg"},
+    "convolutions and weights": {"method": "lsg", "model": "conv", "rank": 2, "norms_clip_weight": 2.0},
+    "masked": {"method": "rs", "sparsity": 0.5, "codec": "bfloat16"},
+    "factors": {"method": "dp-powersgd", "rank": 2, "codec": "float16"},
+}
+SAVE = """
+for folder in sys.argv[1:]:
+    np.savez(folder + "/read.npz", **read(Path(folder), 1))
+assert "torch" not in sys.modules
+"""
+
+
+def reader() -> str:
+    """The program of the page."""
+    (found,) = re.findall(r"```python\n(import json.*?)```", PAGE, re.DOTALL)
+    return found
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory):
+    """By case: the round's folder, with read.npz as the page's program wrote it."""
+    folder = tmp_path_factory.mktemp("page")
+    runs = {case: run_local(folder / case, record_updates=True, **CASES[case]) for case in CASES}
+    outside(reader() + SAVE, *(round_folder(run.path, 2) for run in runs.values()))
+    return runs
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_page_s_reader_agrees_with_the_command(case, read):
+    run = read[case]
+    ours = read_payload(run.directory, 2, 1, find(run.directory, 2, 1))
+    with np.load(round_folder(run.path, 2) / "read.npz") as theirs:
+        assert {f"dW/{name}" for name in theirs} == {name for name in ours if name.startswith("dW/")}
+        for name, dW in theirs.items():
+            assert dW.shape == ours[f"dW/{name}"].shape
+            np.testing.assert_allclose(dW, ours[f"dW/{name}"], atol=1e-5)
+            assert abs(dW).max() > 1e-2, "negative control: zeros would agree"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_agrees_with_unpack_and_reconstruct(case, read):
+    """The frame that the run itself derives, in place of the recorded one."""
+    run = read[case]
+    base = run.plan
+    state = base.server_state()
+    weights = np.load(round_folder(run.path, 2) / "weights.npy")
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(weights), [p for p in state.model.parameters()])
+    frame = state.public.frame(2, updates=1)
+    assert read_frame(round_folder(run.path, 2))[0].digest == frame.digest
+    expected = Expected(
+        round=2, codec=base.codec, index_mode="derived", size=frame.wire.size, indices=frame.wire.indices,
+        digest=frame.digest, blocks=frame.wire.blocks,
+    )  # fmt: skip
+    values = unpack((round_folder(run.path, 2) / "client-000001.bin").read_bytes(), expected)
+    with np.load(round_folder(run.path, 2) / "read.npz") as theirs:
+        for name, dW in frame.gradients(decode(values, frame)).items():
+            np.testing.assert_allclose(theirs[name], dW.detach().numpy(), atol=1e-5)
+
+
+def test_the_reader_is_short():
+    lines = [line for line in reader().splitlines() if line.strip()]
+    assert len(lines) <= 30
+
+
+def test_what_it_cannot_read_is_refused(tmp_path):
+    run = run_local(tmp_path / "run", record_updates=True, codec="int8", rounds=1)
+    with pytest.raises(AssertionError, match="use fedlsg payload"):
+        outside(reader() + SAVE, round_folder(run.path, 1))
+
+
+def test_every_field_of_the_files_is_on_the_page(small):
+    about = read_frame(round_folder(small.path, 1))[1]
+    names = {*about, *about["blocks"][0], *about["parameters"][0], *about["clients"]["0"]}
+    names |= json.loads((small.path / "config.json").read_text()).keys()
+    assert [name for name in names if f"`{name}`" not in PAGE] == []
+
+
+def test_the_model_of_the_page_is_loaded_in_five_lines():
+    first = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
+    assert len([line for line in first.splitlines() if line.strip()]) <= 5
+    assert "load_state_dict(load_file(" in first

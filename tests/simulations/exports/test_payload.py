@@ -1,0 +1,160 @@
+"""``fedlsg payload``: arrays of one payload for every kind of frame and codec, on the scale that its page states."""
+
+import re
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedlsg.gradients import trainable
+from simulations.exports.payload import find, payload_command, read_payload, spans
+from simulations.rundir.files.sealed import DamagedError
+from simulations.rundir.updates import payload_files, read_frame, round_folder
+from tests.simulations.support.runs import Run, run_local
+
+QUIET = {"noise_multiplier": None}
+CASES: dict[str, dict[str, Any]] = {
+    "lsg": {"method": "lsg"},
+    "convolutions": {"method": "rgp-random", "model": "conv", "rank": 2},
+    "power iteration of W - W_0": {"method": "rgp", "rank": 2, "clients": 3, "clients_per_round": 2},
+    "clip weights": {"method": "lsg", "norms_clip_weight": 2.0, "classifier_clip_weight": 0.5},
+    "local steps": {"method": "lsg", "local_steps": 2},
+    "lora": {"method": "lora", "rank": 2},
+    "lsg-lora": {"method": "lsg-lora", "model": "conv", "rank": 2},
+    "random": {"method": "rs", "sparsity": 0.5},
+    "ranked": {"method": "rs", "ranking": "gradients", "sparsity": 0.5},
+    "pruned by data": {"method": "dp-ssgd", "prune": "dp-snip", "epsilon": 8.0, "noise_multiplier": None},
+    "factors": {"method": "dp-powersgd", "rank": 2, "norms_clip_weight": 2.0},
+    "factors, error feedback": {"method": "powersgd", "rank": 2, **QUIET},
+    "chosen": {"method": "topk", **QUIET},
+    "explicit": {"method": "lsg", "indices": "explicit"},
+    "bfloat16": {"method": "lsg", "codec": "bfloat16"},
+    "noise floor": {"method": "lsg", "codec": "noise-floor", "indices": "explicit"},
+    "int8": {"method": "dpsgd", "codec": "int8"},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory):
+    """Recorded runs by case, each made once."""
+    folder, made = tmp_path_factory.mktemp("recorded"), {}
+
+    def of(case: str) -> Run:
+        if case not in made:
+            made[case] = run_local(folder / case, record_updates=True, **CASES[case])
+        return made[case]
+
+    return of
+
+
+def arrays_of(run: Run, round: int, client: int) -> dict[str, np.ndarray]:
+    return read_payload(run.directory, round, client, find(run.directory, round, client))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_clients_gradients_make_the_server_s_step(case, runs):
+    """W_2 = W_1 - lr sum(dW) / divisor: round, scale and order of every parameter, from public files alone."""
+    run = runs(case)
+    before, after = (np.load(round_folder(run.path, round) / "weights.npy") for round in (1, 2))
+    about = read_frame(round_folder(run.path, 1))[1]
+    clients = payload_files(run.path)[1]
+    seen = [arrays_of(run, 1, client) for client in clients]
+    assert all(one["divisor"] > 0 for one in seen)
+    model = run.plan.build_model()
+    rates = run.plan.server_state().optimizer.param_groups
+    rate_of = {id(p): group["lr"] for group in rates for p in group["params"]}
+    assert len(set(rate_of.values())) == 1
+    total = np.concatenate([sum(one[f"dW/{name}"].astype(float) for one in seen).ravel() for name in trainable(model)])
+    step = -next(iter(rate_of.values())) * total / about["divisor"]
+    np.testing.assert_allclose(after - before, step, atol=1e-6 + 1e-5 * abs(step).max())
+    assert abs(step).max() > 1e-4, "negative control: a step of nothing would agree with anything"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_record_of_an_older_version_gives_the_same_arrays(case, runs, tmp_path):
+    """Without frame.json and frame.npz the frame is derived again, from weights, settings and ledger."""
+    run = runs(case)
+    shutil.copytree(run.path, tmp_path / "old", ignore=shutil.ignore_patterns("frame.*"))
+    for round in (1, 2):
+        client = max(payload_files(run.path)[round])
+        new, old = arrays_of(run, round, client), arrays_of(Run(tmp_path / "old"), round, client)
+        assert new.keys() == old.keys()
+        for name, array in new.items():
+            assert np.array_equal(array, old[name]), (round, name)
+
+
+def test_chosen_positions_are_the_client_s_own(runs):
+    run = runs("chosen")
+    arrays = arrays_of(run, 1, 0)
+    size = read_frame(round_folder(run.path, 1))[1]["size"]
+    assert len(arrays["indices"]) == len(arrays["values"]) == run.plan.method.compression.most(size) < size
+    flat = np.zeros(size, np.float32)
+    flat[arrays["indices"]] = arrays["values"]
+    assert np.array_equal(flat, np.concatenate([a.ravel() for n, a in arrays.items() if n.startswith("dW/")]))
+
+
+def test_the_divisor_is_the_expected_batch(runs):
+    run = runs("lsg")
+    terms = run.plan.terms[1]
+    assert arrays_of(run, 1, 1)["divisor"] == terms.sample_rate * terms.num_examples
+
+
+def test_the_command_writes_what_numpy_reads(small, tmp_path):
+    payload_command(str(small.path), 2, 1, str(tmp_path / "x.npz"), Console(quiet=True))
+    expected = arrays_of(small, 2, 1)
+    with np.load(tmp_path / "x.npz") as found:
+        assert set(found) == set(expected) >= {"indices", "values", "dW/hidden.weight", "dW/classifier.bias"}
+        assert all(np.array_equal(found[name], array) for name, array in expected.items())
+        assert (found["indices"].dtype, found["values"].dtype) == (np.int64, np.float32)
+
+
+# --- wrong uses
+
+
+@pytest.mark.parametrize(("where", "message"), [
+    ((7, 0), r"no payload of round 7 is recorded; there are rounds 1-2"),
+    ((1, 5), r"no payload of client 5 is recorded in round 1; there are clients 0-1"),
+])  # fmt: skip
+def test_what_is_not_there_is_listed(where, message, small, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        payload_command(str(small.path), *where, str(tmp_path / "x.npz"), Console(quiet=True))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_pruning_round_has_no_gradients(runs):
+    run = runs("pruned by data")
+    assert (round_folder(run.path, 0) / "frame.json").exists()
+    with pytest.raises(ValueError, match="there are rounds 1-2"):
+        find(run.directory, 0, 0)
+
+
+def test_a_run_without_recorded_updates(small, tmp_path):
+    shutil.copytree(small.path, tmp_path / "run", ignore=shutil.ignore_patterns("updates"))
+    with pytest.raises(ValueError, match="holds no recorded updates: run it again with --record-updates"):
+        find(Run(tmp_path / "run").directory, 1, 0)
+
+
+def test_an_existing_file(small, tmp_path):
+    (tmp_path / "x.npz").write_bytes(b"mine")
+    with pytest.raises(ValueError, match=r"x.npz exists: nothing is overwritten, choose another --out"):
+        payload_command(str(small.path), 1, 0, str(tmp_path / "x.npz"), Console(quiet=True))
+    assert (tmp_path / "x.npz").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(("name", "error"), [
+    ("frame.json", DamagedError), ("frame.npz", DamagedError), ("client-000000.bin", ValueError),
+])  # fmt: skip
+def test_a_damaged_file_is_named(name, error, small, tmp_path):
+    shutil.copytree(small.path, tmp_path / "run")
+    path = round_folder(tmp_path / "run", 1) / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(error, match=re.escape(name)):
+        arrays_of(Run(tmp_path / "run"), 1, 0)
+
+
+def test_spans():
+    assert spans(dict.fromkeys([1, 2, 3, 7, 9, 10])) == "1-3, 7, 9-10"

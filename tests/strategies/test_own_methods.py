@@ -1,0 +1,270 @@
+"""The contract of a recipe for methods of plain functions, with its negative controls; and what is refused at once."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedlsg.training.client
+from fedlsg.carriers.carrier import Carrier
+from fedlsg.carriers.statistics import residual
+from fedlsg.masks.mask import Mask
+from fedlsg.method import Method, Schedule
+from fedlsg.payload import PayloadError
+from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors
+from fedlsg.state.public_state import PublicState
+from tests.fedlsg.support.own_methods import CORE, OWN_MASK, PROBE, TANGENT, orthonormal, scaled
+from tests.strategies.contract import (
+    LEAST_DRAWS,
+    MODELS,
+    NOISE,
+    Case,
+    data_set,
+    lift_defects,
+    noise_defects,
+    random_values,
+    received,
+    sensitivity_defects,
+    subject,
+    weighted_loss,
+)
+from tests.strategies.federation.test_wire import sent_frame
+from tests.strategies.small_federation import model as small_model
+
+CLIENT = fedlsg.training.client
+PARTS: dict[str, dict[str, Any]] = {
+    "core": {"carrier": CORE},
+    "core, own mask": {"carrier": CORE, "mask": OWN_MASK},
+    "core, uniform mask": {"carrier": CORE, "mask": Mask(kind="uniform", sparsity=0.5)},
+    "core, per block": {"carrier": CORE, "mechanism": Mechanism(**NOISE, clip="per-block")},
+    "core, weights of groups": {"carrier": CORE, "mechanism": Mechanism(**NOISE, norms_clip_weight=3.0)},
+    "own carriers": {"carrier": TANGENT},
+    "own carriers, units": {"carrier": TANGENT, "mask": Mask(kind="units", sparsity=0.4)},
+    "own carriers, own mask": {"carrier": TANGENT, "mask": OWN_MASK},
+    "probe": {"carrier": PROBE},
+    "dense, own mask": {"mask": OWN_MASK},
+}
+
+
+@dataclass(frozen=True)
+class Own(Case):
+    """A method that no recipe makes."""
+
+    @property
+    def method(self) -> Method:
+        return Method(**{"name": "own", "mechanism": Mechanism(**NOISE)} | PARTS[self.name])
+
+
+@cache
+def of(name: str, model: str = "mlp"):
+    return subject(Own(name), MODELS[model])
+
+
+cases = pytest.mark.parametrize("name", [name for name in PARTS if name != "probe"])
+
+
+@cases
+@pytest.mark.parametrize("model", MODELS)
+def test_one_example_moves_the_clipped_sum_by_the_claimed_sensitivity_at_most(name, model):
+    assert sensitivity_defects(of(name, model), range(2)) == []
+
+
+@cases
+def test_server_and_client_derive_one_frame(name):
+    """Each from a model of its own."""
+    s = of(name, "cnn")
+    assert s.frame.digest == s.derived.digest
+    assert torch.equal(s.frame.indices, s.derived.indices)
+
+
+@pytest.mark.parametrize("name", ["core, own mask", "own carriers, own mask"])
+def test_noise_has_its_variance_in_every_block(name):
+    assert noise_defects(of(name), LEAST_DRAWS // 4) == []
+
+
+@cases
+def test_the_server_gets_the_values_that_were_sent_and_lifts_them(name):
+    s = of(name, "cnn")
+    assert lift_defects(s) == []
+    values = s.step(data_set(1)).nan_to_num()
+    assert torch.equal(received(s, values), values.float())
+
+
+@cases
+def test_the_ledger_counts_the_blocks_of_the_frame(name):
+    """One a core, two a tangent pair: the count that a plan is calibrated by is that of the frame that is charged."""
+    s = of(name)
+    method = Own(name).method
+    trainable, carried = len(s.state.parameters), len(s.state.carried)
+    blocks = trainable + carried * (len(method.carrier.parts) - 1)
+    assert len(s.frame.blocks) == blocks
+    charged = s.plan.charge(100)
+    assert charged["noise_multiplier"] == s.mechanism.effective_noise_multiplier(blocks)
+    assert (charged["noise_multiplier"] < s.mechanism.noise_multiplier) == (s.mechanism.clip == "per-block")
+
+
+# Negative controls
+
+
+def core_outside_the_clip(gradients, mechanism, **options):
+    """The norm of everything but the cores: they ride along."""
+    blocks = of("core").frame.blocks
+    rest = torch.cat([g for g, b in zip(gradients, blocks, strict=True) if b.part != "core"], dim=1).nan_to_num()
+    factors = clip_factors(rest.norm(dim=1), mechanism.clip_norm, rest.dtype, 0)
+    return torch.cat([factors @ g.nan_to_num() for g in gradients])
+
+
+def clipped_before_it_is_scaled(gradients, mechanism, **options):
+    """The norm that cores of orthonormal carriers would have."""
+    s = of("core")
+    scales = {c.name: torch.outer(c.L.norm(dim=0), c.R.norm(dim=1)) for c in s.frame.coordinates if c.carried}
+    own = [
+        g / scales[b.parameter].flatten() if b.part == "core" else g
+        for g, b in zip(gradients, s.frame.blocks, strict=True)
+    ]
+    joint = torch.cat(own, dim=1).nan_to_num()
+    factors = clip_factors(joint.norm(dim=1), mechanism.clip_norm, joint.dtype, 0)
+    return torch.cat([factors @ g.nan_to_num() for g in gradients])
+
+
+@pytest.mark.parametrize("plant", [core_outside_the_clip, clipped_before_it_is_scaled])
+def test_a_core_that_is_not_clipped_jointly_is_caught(plant, monkeypatch):
+    s = of("core")
+    monkeypatch.setattr(CLIENT, "clipped_sum", plant)
+    monkeypatch.setattr(CLIENT, "allows_ghost_clipping", lambda frame: False)
+    assert sensitivity_defects(s) != []
+
+
+def test_cores_counted_twice_in_the_clip_per_block_would_be_seen(monkeypatch):
+    s = of("core, per block")
+    monkeypatch.setattr(Mechanism, "sensitivity", lambda self, blocks: self.clip_norm)
+    assert sensitivity_defects(s) != []
+
+
+def test_noise_on_another_mask_than_the_values_is_caught(monkeypatch):
+    """Half of each block without noise, as if another mask had been drawn for it."""
+    s = of("core, own mask")
+
+    def planted(total, mechanism, noise):
+        return torch.where(torch.arange(len(total)) % 2 == 0, add_noise(total, mechanism, noise), total)
+
+    monkeypatch.setattr(CLIENT, "add_noise", planted)
+    assert noise_defects(s, LEAST_DRAWS // 8) != []
+
+
+def test_values_of_another_mask_are_rejected():
+    """A client whose function chose otherwise has another digest: its payload does not pass."""
+    s, other = of("core, own mask"), of("core")
+    with pytest.raises(PayloadError):
+        received(replace(s, plan=other.plan), random_values(other.derived, 0))
+
+
+# A probe of the public weights with synthetic inputs
+
+
+def test_a_probe_has_the_contract_with_ranks_that_differ_and_scaled_carriers():
+    s = of("probe")
+    assert {c.L.shape[1]: c.R.shape[0] for c in s.frame.coordinates if c.carried} == {6: 4}
+    assert s.frame.digest == s.derived.digest
+    assert sensitivity_defects(s, range(2)) == []
+
+
+def test_no_step_on_private_data_changes_the_carriers_of_a_probe():
+    """The next frame is the same whatever the data are; negative control: it is another one for other weights."""
+    s = of("probe")
+    first = s.state.frame(1, updates=0).digest
+    for seed in (0, 1):
+        s.step(data_set(seed))
+        assert s.state.frame(1, updates=0).digest == first
+    weight = s.state.model.get_parameter("0.weight").data
+    weight += 1
+    assert s.state.frame(1, updates=0).digest != first
+    weight -= 1
+
+
+def test_a_probe_keeps_more_of_other_examples_gradients_than_random_carriers():
+    s = of("probe")
+    inputs, targets = data_set(3).batch(torch.arange(5))
+    loss = weighted_loss(s.model(inputs), torch.stack([targets[:, 0], torch.ones(5)], 1)).sum()
+    dW = dict(zip(s.state.parameters, torch.autograd.grad(loss, list(s.model.parameters())), strict=True))
+    lost = {}
+    for name, carrier in {"probe": PROBE, "random": replace(PROBE, make=orthonormal)}.items():
+        state = replace(s.state, method=Method(name="own", carrier=carrier))
+        c = next(c for c in state.frame(1, updates=0).coordinates if c.name == "0.weight")
+        lost[name] = residual(dW[c.name], c.L, c.R, "core")
+    assert lost["probe"] < lost["random"]
+
+
+# Functions that draw from elsewhere
+
+
+def global_torch(public):
+    return {name: (torch.randn(m, r), torch.randn(s, n)) for name, (m, r, s, n) in public.carried.items()}
+
+
+def global_numpy(block, public):
+    return torch.from_numpy(np.random.rand(*block.shape) < 0.5).index_fill(0, torch.tensor([0]), True)
+
+
+def unseeded(public):
+    draw = np.random.default_rng()
+    return {name: (L * draw.random(), R) for name, (L, R) in scaled(public).items()}
+
+
+def own_state(**parts: Any) -> PublicState:
+    method = Method(name="own", **parts)
+    return PublicState.start(small_model(), method, Schedule(rounds=5), seed=0, classifier="classifier")
+
+
+def core_of(make) -> Carrier:
+    return Carrier(kind="own", make=make, form="core", rank=3)
+
+
+DRAWS = {
+    "global_torch": {"carrier": core_of(global_torch)},
+    "unseeded": {"carrier": core_of(unseeded)},
+    "global_numpy": {"mask": Mask(kind="own", choose=global_numpy)},
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_function_that_draws_from_elsewhere_is_refused_and_has_another_digest_on_a_client(name):
+    server, client = (own_state(**DRAWS[name]) for _ in range(2))
+    assert server.frame(1, updates=0).digest != client.frame(1, updates=0).digest
+    with pytest.raises(ValueError, match=rf"test_own_methods.{name} gives other values .* draw from public.generator"):
+        server.check_repeatable()
+
+
+@pytest.mark.parametrize("parts", [{"carrier": CORE}, {"carrier": TANGENT, "mask": OWN_MASK}, {}])
+def test_public_draws_are_repeatable(parts):
+    own_state(**parts).check_repeatable()
+
+
+def by_size(factor):
+    def choose(block, public):
+        kept = public.weights[block.parameter].abs() if block.part == "dense" else torch.ones(block.shape)
+        return kept >= factor * kept.mean()
+
+    return choose
+
+
+def test_the_frame_that_is_sent_where_a_client_derives_another_comes_back_to_the_bit():
+    """Another processor rounds differently: the server's L, R and positions arrive, in the form of the method."""
+    mine, theirs = own_state(carrier=CORE, mask=OWN_MASK), own_state(carrier=core_of(orthonormal))
+    theirs = replace(theirs, method=replace(theirs.method, carrier=replace(CORE, make=orthonormal)))
+    frame, derived = (state.frame(1, updates=0) for state in (mine, theirs))
+    assert frame.digest != derived.digest
+    back = sent_frame(frame, derived=derived)
+    assert back.digest == frame.digest
+    assert [c.form for c in back.coordinates] == [c.form for c in frame.coordinates]
+    values = torch.arange(float(frame.kept))
+    for name, gradient in frame.gradients(values).items():
+        assert torch.equal(back.gradients(values)[name], gradient)
+
+
+def test_a_function_with_values_of_its_own_makes_a_method_with_parameters():
+    few, many = (own_state(mask=Mask(kind="own", choose=by_size(f))).frame(1, updates=0).kept for f in (1.5, 0.1))
+    assert 0 < few < many
