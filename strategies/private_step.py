@@ -144,10 +144,10 @@ class PrivateStep:
             reproducible=reproducible,
         )
         self._trained = tuple(trainable(model))
-        self._checked = not self.method.mechanism.clips
-        if example is not None and not self._checked:
-            check_independent(model, self._loss, *example)
-            self._checked = True
+        self._example = example
+        self._modes: tuple[bool, ...] | None = None if self.method.mechanism.clips else ()
+        if example is not None:
+            self._check_independence()
         if not self._account.ledger.entries:
             _ = self._terms  # an epsilon that no noise reaches is refused at once; a resumed run has its noise already
 
@@ -192,8 +192,7 @@ class PrivateStep:
         """
         if tuple(trainable(self.model)) != self._trained:
             raise ValueError("other parameters are trainable than at the start: make a new PrivateStep, same ledger")
-        if not self._checked:
-            self._check_shapes(batch)
+        self._check_independence(batch)
         if self._state.awaits_pruning:
             self._rounds.run(guarded(batch), groups, self._terms)
         self._rounds.run(guarded(batch), groups, self._terms)
@@ -251,12 +250,21 @@ class PrivateStep:
             "seed": self._state.seed, "optimizer": own, "method": ADDRESS.sub("", repr(self.method)),
         }  # fmt: skip
 
-    def _check_shapes(self, batch: Callable[[Positions], Any]) -> None:
-        """Check on made-up examples that the model mixes none. Of the two rows that are read only shapes are used."""
+    def _check_independence(self, batch: Callable[[Positions], Any] | None = None) -> None:
+        """Check that the model mixes no examples, unless it was checked in the modes (train, eval) of its modules.
+
+        On the public example, or on made-up ones: of the two rows of ``batch`` that are read only shapes are used.
+        """
+        modes = tuple(module.training for module in self.model.modules())
+        if self._modes in ((), modes):
+            return
         with self._rounds.draws():
-            inputs, targets = guarded(batch)(torch.arange(min(2, self._spending.num_examples)))
-            check_synthetic(self.model, self._loss, inputs, targets)
-        self._checked = True
+            if self._example is not None:
+                check_independent(self.model, self._loss, *self._example)
+            elif batch is not None:
+                inputs, targets = guarded(batch)(torch.arange(min(2, self._spending.num_examples)))
+                check_synthetic(self.model, self._loss, inputs, targets)
+        self._modes = modes
 
 
 def _resolve(

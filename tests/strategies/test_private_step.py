@@ -22,9 +22,21 @@ from simulations.workloads import build_model
 from strategies import recipe
 from strategies.private_step import PrivateStep
 from tests.fedlsg.support.own_methods import CORE
+from tests.fedlsg.support.problems import Encoder
 from tests.simulations.support.runs import run_local
 from tests.strategies import own_loop
-from tests.strategies.own_loop import EXAMPLES, PUBLIC, RECIPES, TERMS, batch, made, private_step, terms, weights
+from tests.strategies.own_loop import (
+    EXAMPLES,
+    PUBLIC,
+    RECIPES,
+    TARGETS,
+    TERMS,
+    batch,
+    made,
+    private_step,
+    terms,
+    weights,
+)
 from tests.strategies.small_federation import model
 
 ROUNDS = 6
@@ -107,6 +119,15 @@ def test_an_own_recipe_and_core_carriers_run():
         step.step(batch)
     assert 2.9 < step.epsilon() <= 3.0
     assert " at 0x" not in step.state_dict()["terms"]["method"]  # the same in another process
+
+
+def test_inputs_may_be_dicts_of_tokens():
+    torch.manual_seed(0)
+    tokens = {"tokens": torch.randint(11, (EXAMPLES, 6)), "mask": torch.ones(EXAMPLES, 6, dtype=torch.bool)}
+    step = private_step(Encoder(), method="lsg", rank=1, classifier="head", example=None)
+    batches = step.batches((tokens, TARGETS))
+    step.step(batches)
+    assert step.steps_taken == 1
 
 
 # --- what the privacy claim rests on, each with mistakes planted
