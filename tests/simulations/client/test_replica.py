@@ -11,7 +11,7 @@ from flwr.app import Context, Message
 from fedlsg.state.server_update import HEADER
 from simulations.client import app as client_app
 from simulations.client import replica as replicas
-from simulations.client.app import app, read_context
+from simulations.client.app import app, simulated_settings
 from simulations.client.model import process
 from simulations.client.train import answer
 from simulations.engines import local
@@ -156,7 +156,7 @@ def diverging(round: int, partition: int = 0) -> Callable[[Message, Context], An
     def client(message: Message, context: Context) -> Any:
         if not done and is_for(message, context, round, partition):
             done.append(True)
-            flip(read_context(context)[0])
+            flip(simulated_settings(context.run_config, int(context.node_config["num-partitions"])))
         return app(message, context)
 
     return client

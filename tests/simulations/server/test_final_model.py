@@ -88,7 +88,8 @@ def test_the_accuracy_of_the_summary_comes_back(case, runs):
     tensors, _ = read_model(run.path)
     model = run.plan.build_model()
     model.load_state_dict(tensors)
-    assert evaluate(model, run.plan.workload.test, device="cpu") == (run.summary["accuracy"], run.summary["loss"])
+    found = evaluate(model, run.plan.workload.test, device="cpu")
+    assert (found.accuracy, found.loss) == (run.summary["accuracy"], run.summary["loss"])
 
 
 def test_what_is_said_of_the_model(runs):
