@@ -1,7 +1,4 @@
-"""Texts from a CSV file and a Hugging Face model, trained whole: is a line of Python's library prose or code?
-
-Run it on Ray with `python text_csv.py`, or in one process with `python text_csv.py local`.
-"""
+"""Texts from a CSV file, and a Hugging Face model trained whole: prose or code? With `local`, in one process."""
 
 import ast
 import csv

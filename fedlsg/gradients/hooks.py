@@ -30,7 +30,7 @@ from fedlsg.gradients.blocks import (
 )
 from fedlsg.gradients.called import CallLayer, arguments, call_layers, check_batch, producer, watch_call
 from fedlsg.gradients.calls import UnsupportedLayerError, unsupported
-from fedlsg.gradients.calls.ways import ways_of
+from fedlsg.gradients.calls.ways import BY_LAYERS, Ways
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.plan import Layer, Slot, plan
 from fedlsg.gradients.precision import Precision, without_autocast
@@ -49,8 +49,8 @@ TWICE = (
 def hook_layers(model: nn.Module, frame: Frame, step: "Pass", parameters: Checked) -> Iterator[None]:
     """Hook the layers inside the context; on exit remove the hooks and unfreeze ``parameters``, even after an error."""
     handles = []
-    ways = ways_of(model)
-    layers = plan(model, frame, step.precision)
+    ways = step.ways
+    layers = plan(model, frame, step.precision, ways)
     calls = list(call_layers(model, frame, ways))
     try:
         for call in calls:
@@ -101,6 +101,7 @@ class Pass:
     due: dict[str, tuple[str, nn.Module, Node]] = field(default_factory=dict)
     starts: list[Tensor] = field(default_factory=list)
     rematerialization: Rematerialization = field(default_factory=Rematerialization)
+    ways: Ways = BY_LAYERS
     tables: frozenset[str] = frozenset()
 
     @cached_property

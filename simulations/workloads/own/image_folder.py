@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from simulations.workloads.own.rows import Columns, Rows, of_stored, pixels
 
@@ -70,6 +69,8 @@ def stacked(images: Iterable[Any], size: int | None, what: str) -> np.ndarray:
 
 
 def _read(path: Path) -> Any:
+    from PIL import Image
+
     try:
         with Image.open(path) as image:
             image.load()
