@@ -32,6 +32,7 @@ from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.hooks import Pass, hook_layers
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.gradients.supported import Checked, check
+from fedlsg.gradients.uses import Uses
 
 Batch = Tensor | Mapping[str, Tensor]
 """A tensor or a dict of keyword tensors, examples on the first dimension."""
@@ -91,7 +92,8 @@ def block_gradients(
         if step.ways.calls or step.ways.uses:
             with force_eager():
                 step.tables = learn_tables(model, inputs)
-            step.uses.inputs |= {t.untyped_storage().data_ptr() for t in tensors_of(inputs)}
+            memory = {t.untyped_storage().data_ptr() for t in tensors_of(inputs)}
+            step.uses = Uses(step=step, starts=step.starts, inputs=memory)
         rounding = round_activations(model, inputs) if precision.rounds_activations else nullcontext()
         with force_eager(), rounding as step.storage, hook_layers(model, frame, step, parameters), torch.enable_grad():
             losses = losses_of(model, loss_fn, inputs, targets, precision, batch=batch, like=like)

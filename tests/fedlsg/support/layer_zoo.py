@@ -144,10 +144,12 @@ ZOO = {
         (2, 4, 4, 4),
     ),
     "ConvTranspose2d": Case(
-        lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 3, stride=2), nn.InstanceNorm2d(3, affine=True), nn.ReLU(True)),
-        (2, 4, 4),
+        lambda: nn.Sequential(
+            nn.ConvTranspose2d(3, 3, 3, stride=2, groups=3), nn.InstanceNorm2d(3, affine=True), nn.ReLU(inplace=True)
+        ),
+        (3, 4, 4),
     ),
-    "a layer alone": Case(lambda: nn.Conv3d(2, 3, 2, groups=1, padding=1, padding_mode="circular"), (2, 3, 3, 3)),
+    "a layer alone": Case(lambda: nn.Conv3d(2, 4, 2, groups=2, padding=1, padding_mode="circular"), (2, 3, 3, 3)),
     "RMSNorm": Case(lambda: nn.Sequential(nn.RMSNorm((3, 4), eps=1e-2), nn.Linear(4, 2)), (2, 3, 4)),
     "LSTM": Case(lambda: Recurrent(nn.LSTM, batch_first=True), (6, 3)),
     "LSTM, deep, both ways, time first": Case(lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True), (4, 3)),
