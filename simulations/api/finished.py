@@ -74,8 +74,11 @@ class Run:
         run = RunDir(self.directory)
         settings = run.read_config()
         final = read_final(run, settings)
-        base = prepare(replace(settings, device="cpu")) if self._plan is None else self._plan
-        check_own_code(base, run)
+        if self._plan is None:
+            base = prepare(replace(settings, device="cpu"))
+            check_own_code(base, run)
+        else:
+            base = self._plan  # of this process: it holds the code and data that it ran
         lora = final.facts["lora"]
         if lora is not None and not lora["merges"]:
             model = base.build_model().cpu()

@@ -83,7 +83,7 @@ def _metadata(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Columns of metadata.csv in the order of the images."""
     if not path.exists():
         return {}
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         rows = {row.get(FILE_NAME, ""): row for row in csv.DictReader(file)}
     if missing := [name for name in names if name not in rows]:
         raise ValueError(

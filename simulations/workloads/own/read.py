@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from simulations.workloads.own.image_folder import read_image_folder
-from simulations.workloads.own.rows import AT_ONCE, Columns, Fields, Prepare, Rows, as_targets, as_tensor, of_stored
+from simulations.workloads.own.rows import Columns, Fields, Prepare, Rows, as_targets, as_tensor, of_stored
 from simulations.workloads.own.tables import is_table, read_table, read_table_file
+from simulations.workloads.own.transform import AT_ONCE
 
 FORMS = (
     "expected (inputs, targets), a torch Dataset, a datasets.Dataset, a table, or the path of a .csv or .parquet file "

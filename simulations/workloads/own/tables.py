@@ -98,7 +98,7 @@ def _column(data: Any, name: str) -> np.ndarray:
     if column.dtype.kind != "O" or not len(column):
         return column
     first = column[0]
-    if isinstance(first, bool | int | float | np.number):
+    if all(isinstance(value, bool | int | float | np.number) for value in column):
         return np.asarray(column.tolist())
     if isinstance(first, list | np.ndarray | torch.Tensor):
         try:

@@ -143,8 +143,8 @@ class Workload:
         check_targets(test, loss, "test")
         check_transform(test, "test")
         if train is not None:
-            check_alike(train, test)
             check_targets(train, loss, "train")
+            check_alike(train, test)
         return LoadedWorkload(
             name=name,
             train=NoRows() if train is None else _split(train, classes),
@@ -189,10 +189,10 @@ def _split(rows: Rows, classes: int | None) -> Split:
 
 
 def _rows_of(part: Any) -> Tensor:
-    found = torch.as_tensor(np.asarray(part))
-    if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
-        raise ValueError(f"partition: expected lists of row numbers, got {found.dtype} of shape {tuple(found.shape)}")
-    return found.long()
+    found = np.asarray(part)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise ValueError(f"partition: expected lists of row numbers, got {found.dtype} of shape {found.shape}")
+    return torch.from_numpy(found.astype(np.int64))
 
 
 def make(found: Any, name: str) -> Workload:

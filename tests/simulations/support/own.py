@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from torch import nn
 
 import fedlsg
@@ -17,7 +18,7 @@ from simulations.workloads.base.workload import LoadedWorkload, Options, Request
 
 WIDTH, CLASSES = 8, 3
 QUICK: dict[str, Any] = {
-    "engine": "local", "clients": 2, "rounds": 1, "sample_rate": 0.2, "noise_multiplier": 2.0, "quiet": True,
+    "engine": "local", "method": "dpsgd", "clients": 2, "rounds": 1, "sample_rate": 0.2, "noise_multiplier": 2.0, "quiet": True,
     "reproducible": True,
 }  # fmt: skip
 """Settings of a run of a tenth of a second."""
@@ -58,6 +59,7 @@ def quick(out: Path, **changes: Any) -> fedlsg.Run:
 
 MINE = '''
 import numpy as np
+import pytest
 import fedlsg
 from torch import nn
 
@@ -74,7 +76,7 @@ def workload():
     return fedlsg.Workload(model=build, train=rows(60, 1), test=rows(24, 2), loss=nn.CrossEntropyLoss(),
                            settings={"clients": 3, "rounds": 1, "sample_rate": 0.2})
 
-def recipe(*, width: int = 4, mechanism, server):
+def recipe(*, width: int = 2, mechanism, server):
     """Dense, and wide."""
     return fedlsg.Method(name="mine", carrier=fedlsg.recipe("rgp-random", rank=width).carrier,
                          mechanism=mechanism, server=server)
@@ -104,3 +106,13 @@ def _forget(allowed: list[bool]) -> None:
     workloads._GIVEN.clear()
     workloads._MADE.clear()
     user_code._ALLOWED[:] = allowed
+
+
+@contextmanager
+def refused(*words: str, error: type[Exception] = ValueError) -> Iterator[None]:
+    """What is inside is refused in one line that has these words."""
+    with pytest.raises(error) as found:
+        yield
+    text = str(found.value)
+    assert "\n" not in text, text
+    assert [word for word in words if word not in text] == [], text
