@@ -1,7 +1,6 @@
 """An own CNN on a folder of images; each writer is a client, as the column ``writer`` of metadata.csv says.
 
-python image_folder.py          on Ray
-python image_folder.py local    in this process
+Run it on Ray with `python image_folder.py`, or in one process with `python image_folder.py local`.
 """
 
 import csv

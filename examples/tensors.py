@@ -1,7 +1,6 @@
 """An own model on tensors: five clients, epsilon 8, updates ten times smaller than dense ones.
 
-python tensors.py          on Ray
-python tensors.py local    in this process
+Run it on Ray with `python tensors.py`, or in one process with `python tensors.py local`.
 """
 
 import sys

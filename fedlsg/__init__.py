@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedlsg.payload import pack, unpack
     from fedlsg.privacy import Mechanism
     from fedlsg.public import Public
+    from fedlsg.setting import Setting
     from fedlsg.training import ServerOptimizer
     from simulations.api.finished import Run, load_run
     from simulations.api.simulate import simulate
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Carrier", "Mask", "Mechanism", "Method", "PrivateStep", "Public", "Run", "ServerOptimizer", "Workload",
-    "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "load_run", "make_supported", "pack",
-    "project", "recipe", "reconstruct", "register_layer", "simulate", "unpack",
+    "Carrier", "Mask", "Mechanism", "Method", "PrivateStep", "Public", "Run", "ServerOptimizer", "Setting",
+    "Workload", "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "load_run", "make_supported",
+    "pack", "project", "recipe", "reconstruct", "register_layer", "simulate", "unpack",
 ]  # fmt: skip
 
 _PLACES = {
@@ -55,6 +56,7 @@ _PLACES = {
     "register_layer": "fedlsg.gradients.calls",
     "Run": "simulations.api.finished",
     "ServerOptimizer": "fedlsg.training",
+    "Setting": "fedlsg.setting",
     "simulate": "simulations.api.simulate",
     "unpack": "fedlsg.payload",
     "Workload": "simulations.workloads",

@@ -150,9 +150,10 @@ def project_core(
 def lift_core(S: Float[Tensor, "r s"], L: Float[Tensor, "m r"], R: Float[Tensor, "s n"]) -> Float[Tensor, "m n"]:
     """Weight gradient (m, n) implied by a core gradient: L S R. A kernel's gradient comes back as a matrix.
 
-    Guarantee: linear in S, and the adjoint of ``project_core``; after it the orthogonal projection of dW onto
-    span(L) x span(R) if the carriers are orthonormal, and dW itself if they are square, too. Scaled carriers
-    L = U D, R = E V give U D^2 U^T dW V^T E^2 V: each direction counts by its squared scale.
+    Guarantee: linear in S, and the adjoint of ``project_core``. With orthonormal carriers,
+    ``lift_core(project_core(dW, L, R), L, R)`` is the orthogonal projection of dW onto span(L) x span(R), and dW itself
+    if they are square, too. Scaled carriers L = U D, R = E V give U D^2 U^T dW V^T E^2 V: each direction counts by its
+    squared scale.
     """
     return L @ S @ R
 

@@ -4,13 +4,18 @@ With pytest-xdist the tests of a file run in one worker, and those that start Ra
 processes that are left, all in the same one: they would find each other's.
 """
 
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.places import REPOSITORY
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -55,3 +60,24 @@ def own_code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(user_code, "_ALLOWED", [True])
     yield
     strategies.forget()
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from an sdist, so that the sdist is complete too. Needs an index for setuptools."""
+    folder = tmp_path_factory.mktemp("dist")
+    copy = folder / "clone"
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs")
+    shutil.copytree(REPOSITORY, copy, ignore=ignored)
+    subprocess.run([sys.executable, "-m", "build", "--outdir", str(folder), str(copy)], check=True)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the installed wheel, for PYTHONPATH; its dependencies are those of this environment."""
+    target = tmp_path_factory.mktemp("installed")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(wheel)]
+    subprocess.run(pip, check=True)
+    return target

@@ -3,7 +3,6 @@
 import io
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -99,19 +98,6 @@ def test_the_changelog_says_what_affects_privacy():
     assert "### Affects privacy" in newest
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from an sdist, so that the sdist is complete too. Needs an index for setuptools."""
-    folder = tmp_path_factory.mktemp("dist")
-    copy = folder / "clone"
-    shutil.copytree(
-        ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs")
-    )
-    subprocess.run([sys.executable, "-m", "build", "--outdir", str(folder), str(copy)], check=True)
-    (found,) = folder.glob("*.whl")
-    return found
-
-
 @pytest.mark.slow
 def test_the_wheel_carries_its_dependencies(wheel):
     with zipfile.ZipFile(wheel) as archive:
@@ -127,15 +113,12 @@ def test_the_wheel_carries_its_dependencies(wheel):
 
 
 @pytest.mark.slow
-def test_an_installed_wheel_runs_from_anywhere(wheel, tmp_path):
-    target = tmp_path / "target"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(wheel)]
-    subprocess.run(pip, check=True)
-    env = {**os.environ, "PYTHONPATH": str(target)}
+def test_an_installed_wheel_runs_from_anywhere(installed, tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(installed)}
     where = [sys.executable, "-c", "import fedlsg; print(fedlsg.__file__)"]
     found = subprocess.run(where, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
-    assert Path(found.stdout.strip()).is_relative_to(target)
-    command = [sys.executable, str(target / "bin" / "fedlsg"), "run", "digits", "--engine", "local"]
+    assert Path(found.stdout.strip()).is_relative_to(installed)
+    command = [sys.executable, str(installed / "bin" / "fedlsg"), "run", "digits", "--engine", "local"]
     command += ["--rounds", "2", "--clients", "2", "--out", str(tmp_path / "run")]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -57,14 +57,14 @@ class Carrier:
     W - W_0 after ``warmup`` server updates, of W before (Yu et al. 2021, Alg. 1). ``random``: random orthonormal
     carriers, drawn again each round. ``lora``: W is frozen and two factors are trained in its place (``Adapted``).
     ``factors``: the step is dense, and rank-r factors of its noisy result are sent (PowerSGD).
-    ``own``: carriers that ``make(public)`` returns, (L, R) by name for each weight in ``public.carried``, in which the
-    sizes (m, r, s, n) of L (m, r) and R (s, n) are. It is a function of public values (``fedlsg.Public``), called in
-    every round on the server and on every client, whose frames are compared by digest: it must give the same each
-    time, so it draws from ``public.generator`` alone.
-    ``form="tangent"``: dL and dR are sent, and lifted by Eq. 3, which needs orthonormal carriers and r = s = ``rank``.
-    ``form="core"``, for ``own`` alone: S = L^T dW R^T (r, s) is sent, and lifted to L S R; s is ``rank`` and r
-    ``out_rank``, or ``rank`` again, n and m at most. Carriers may have any scale there: it weights rows and columns of
-    S before the clip, and again when S is lifted.
+    ``own``: carriers of a user's function. ``make(public)`` takes public values (``fedlsg.Public``) and returns (L, R)
+    by name, one pair for each weight in ``public.carried``, which gives the sizes (m, r, s, n) of L (m, r), R (s, n).
+    The server and every client call it in every round, and compare their frames by digest: it must always return the
+    same, so it draws from ``public.generator`` only.
+    ``form="tangent"``: dL and dR are sent, and lifted by Eq. 3. It needs orthonormal carriers, and r = s = ``rank``.
+    ``form="core"``, for ``own`` only: S = L^T dW R^T (r, s) is sent, and lifted to L S R. s is ``rank`` (n at most), r
+    is ``out_rank`` or else ``rank`` (m at most). Carriers may have any scale: it weights the rows and columns of S
+    before the clip, and again when S is lifted.
     ``train="classifier"`` freezes everything but the output layer, ``"biases"`` everything but it and the bias terms,
     ``"up"`` everything but it and LoRA's B. ``alpha``: LoRA's s is alpha / rank; None means
     s = 1. ``residual=False`` replaces W by its rank-r part before every round (Yu et al. 2021, App. C), W_0 included

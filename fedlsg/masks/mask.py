@@ -62,10 +62,10 @@ class Mask:
     biases and norms whole (the baseline "Sparse DPSGD" of Ito et al. 2023).
     ``drop``: in every weight tensor and every step, random entries or those of smallest abs(W_t) (Adamczewski et al.
     2023, Alg. 3).
-    ``own``: what ``choose(block, public)`` keeps: a function of a ``Block`` and the public values (``fedlsg.Public``)
-    that gives a boolean tensor of ``block.shape``, True where a coordinate is kept, one at least. It is called for each
-    block of each round, on the server and on every client, whose frames are compared by digest: it must give the same
-    each time, so it draws from ``public.generator`` alone.
+    ``own``: the choice of a user's function. ``choose(block, public)`` takes a ``Block`` and public values
+    (``fedlsg.Public``), and returns a boolean tensor of ``block.shape``: True where a coordinate is kept, one at least.
+    The server and every client call it for each block in every round, and compare their frames by digest: it must
+    always return the same, so it draws from ``public.generator`` only.
     ``sparsity_from``: before that share of the rounds nothing is frozen (Ito et al. 2023, sec. 4.3); a ramp is cut off
     there, not shifted. "Step" here is a round: the local steps of a round share its mask, so one payload can carry
     them.

@@ -12,24 +12,31 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch import nn
+
 import strategies
 from fedlsg import user_code
+from fedlsg.gradients.calls import CallGradients, register_layer, registered_layers
 from simulations import workloads
 from simulations.plan.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shipment:
-    """``recipes`` by name; ``workload``: loaded, None if each machine loads its own."""
+    """``recipes`` by name, gradients of ``layers`` by type; ``workload``: None if each machine loads its own."""
 
     recipes: Mapping[str, Any]
+    layers: Mapping[type[nn.Module], CallGradients]
     workload: Any
 
     def unpack(self) -> None:
-        """Let this process find the recipes under their names."""
+        """Let this process find the recipes under their names, and the gradients of the layers."""
         strategies.forget()
         for name, build in self.recipes.items():
             strategies.give(name, build)
+        for kind, gradients in self.layers.items():
+            if kind not in registered_layers():
+                register_layer(kind, gradients)
 
 
 def shipment(plan: Plan) -> Shipment | None:
@@ -39,7 +46,7 @@ def shipment(plan: Plan) -> Shipment | None:
     data = s.data_from == "driver" or workloads.own(s.workload) is not None
     if not method and not data:
         return None
-    return Shipment(recipes=method, workload=plan.workload if data else None)
+    return Shipment(recipes=method, layers=registered_layers(), workload=plan.workload if data else None)
 
 
 def put(shipped: Shipment) -> Any:
@@ -89,7 +96,7 @@ def _by_value(shipped: Shipment, cloudpickle: Any) -> Iterator[None]:
 
 def own_modules(shipped: Shipment) -> list[ModuleType]:
     """Modules of the user's files: those of the things sent, and their neighbours in the same folders."""
-    things = [*shipped.recipes.values()]
+    things = [*shipped.recipes.values(), *shipped.layers, *shipped.layers.values()]
     if shipped.workload is not None:
         own = shipped.workload
         things += [*own.models.values(), own.loss, getattr(own.loss, "loss", None), *own.metrics.values()]

@@ -50,9 +50,10 @@ def export_command(directory: str, out: str | None, merge_lora: bool, console: C
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         partial.mkdir(parents=True)
-        write_transformers(partial, final, settings) if said else write_model(
-            partial, final.tensors, final.facts, about=ABOUT
-        )
+        if said:
+            write_transformers(partial, final, settings)
+        else:
+            write_model(partial, final.tensors, final.facts, about=ABOUT)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -91,8 +91,8 @@ class Strategy:
 
 
 def not_default(settings: Settings) -> dict[str, str | int | float | bool]:
-    """The settings that differ from their defaults: what clients need to be told."""
-    defaults = {name.replace("_", "-"): one.default for name, one in RUN.items()}
+    """The settings that differ from their defaults: what clients need to be told; and the method in any case."""
+    defaults = {name.replace("_", "-"): one.default for name, one in RUN.items() if name != "method"}
     return {name: value for name, value in as_config(settings).items() if value != defaults.get(name)}
 
 

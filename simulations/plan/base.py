@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import strategies
 from fedlsg.carriers import prepare_model
-from fedlsg.code_digest import digest_of
-from fedlsg.gradients import Precision, trainable
+from fedlsg.code_digest import digest_of, digest_of_all
+from fedlsg.gradients import Precision, registered_layers, trainable
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import Codec, Dither, IndexMode
 from fedlsg.state import PublicState, RoundPlan, ServerState, select_clients
@@ -92,6 +92,8 @@ class Base:
         """SHA-256 of the code of a user's own that the run uses, by setting; empty if all of it is fedlsg's."""
         workload = workloads.own(self.settings.workload)
         found = {} if workload is None else {"workload": workload.digest}
+        if workload is not None and (layers := registered_layers()):
+            found["layers"] = digest_of_all(layers.values())
         method = strategies.given().get(self.settings.method)
         return found if method is None else {**found, "method": digest_of(method)}
 

@@ -7,7 +7,8 @@
     round-000001/kept.npy             kept positions, if the server chose them
 
 docs/outputs.md describes the fields and reads them with numpy alone. A parameter's ``form`` says how its blocks, each
-with its ``part``, give its gradient: ``dense`` the block itself; ``tangent`` Eq. 3 of L and R; ``factors`` L times R.
+with its ``part``, give its gradient: ``dense`` the block itself; ``tangent`` Eq. 3 of L and R; ``core`` L S R;
+``factors`` L times R.
 """
 
 import itertools
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep
+from fedlsg.frame import EVERYTHING, PARTS, Block, Coordinates, Frame, Keep
 from fedlsg.state import Phase, phase_of
 from simulations.rundir.files import sealed
 from simulations.rundir.files.atomic import write_atomically
@@ -76,7 +77,7 @@ def read_frame(folder: Path) -> tuple[Frame, dict[str, Any]]:
     """
     about = unseal(folder / "frame.json", otherwise=OTHERWISE)
     forms = {p["form"] for p in about["parameters"]}
-    if about["format"] != FORMAT or not forms <= {"dense", "tangent", "factors"}:
+    if about["format"] != FORMAT or not forms <= {"dense", "factors", *PARTS}:
         raise ValueError(f"{folder / 'frame.json'} has format {about['format']}, forms {sorted(forms)}: read it with "
                          "the version of fedlsg that wrote it")  # fmt: skip
     try:
@@ -91,10 +92,10 @@ def read_frame(folder: Path) -> tuple[Frame, dict[str, Any]]:
 
 def _parameters(frame: Frame) -> list[dict[str, Any]]:
     """Name, shape, form and weight in the clip of every trainable parameter, in model order."""
-    carried = "tangent" if frame.sent is None else "factors"
     weights = {block.parameter: block.weight for block in frame.blocks}
+    forms = {c.name: c.form if frame.sent is None else "factors" for c in frame.wire.coordinates if c.carried}
     return [
-        {"name": c.name, "shape": c.shape, "form": carried if c.carried else "dense", "weight": weights[c.name]}
+        {"name": c.name, "shape": c.shape, "form": forms.get(c.name, "dense"), "weight": weights[c.name]}
         for c in frame.wire.coordinates
     ]
 
@@ -113,7 +114,13 @@ def _frame(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Frame:
     parameters = {p["name"]: p for p in about["parameters"]}
     factors = any(p["form"] == "factors" for p in parameters.values())
     coordinates = tuple(
-        Coordinates(name=name, shape=tuple(p["shape"]), L=_carrier(arrays, "L", name), R=_carrier(arrays, "R", name))
+        Coordinates(
+            name=name,
+            shape=tuple(p["shape"]),
+            L=_carrier(arrays, "L", name),
+            R=_carrier(arrays, "R", name),
+            form="core" if p["form"] == "core" else "tangent",
+        )
         for name, p in parameters.items()
     )
     blocks = tuple(

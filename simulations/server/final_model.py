@@ -31,7 +31,7 @@ def final_model(base: Base, state: ServerState) -> FinalModel:
     The tensors are copies: the state may change afterwards.
     """
     with state.evaluated() as model:
-        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
+        tensors = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
     return FinalModel(tensors=tensors, facts=facts_of(base, state))
 
 

@@ -24,6 +24,7 @@ from fedlsg.training import microbatches
 from fedlsg.training.local import LocalTraining
 from fedlsg.training.microbatches import ROWS_ON_CPU, Shape, fill, runs_of, shape_of
 from simulations.workloads import LoadedWorkload
+from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.made_texts import VOCABULARY, make_bert
 
 TEXTS = ("bert", "minilm")
@@ -100,6 +101,15 @@ def test_one_example_moves_the_sum_by_c(model, method, precision, storage, micro
     cases = text_cases(microbatch) if model in TEXTS else image_cases(microbatch)
     side = 16 if model.startswith(("wrn", "resnet")) else 32
     check(move(build(model, method, precision, storage, microbatch, side=side), *list(cases.values())[case]))
+
+
+@pytest.mark.parametrize("precision", AXES["precision"])
+@pytest.mark.parametrize("model", ["mlp", "cnn", pytest.param("wrn-16-4-ws", marks=pytest.mark.slow)])
+def test_one_example_moves_cores_of_scaled_carriers_by_c(model, precision, own_code):
+    """Columns of L differ in length by a factor of 100, so that rounding of the long ones meets the short ones."""
+    made = build(model, OWN_RECIPE, precision, "bfloat16", 7)
+    for case in image_cases(7).values():
+        check(move(made, *case))
 
 
 @pytest.mark.slow

@@ -300,4 +300,11 @@ def build_model(workload: LoadedWorkload, model_name: str | None = None, seed: i
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # torch.manual_seed would also reseed every CUDA generator, which fork_rng(devices=[]) does not restore.
         torch.default_generator.manual_seed(seed)
-        return builder()
+        try:
+            return builder()
+        except (ValueError, OSError, ImportError):
+            raise
+        except Exception as error:
+            raise ValueError(
+                f"model {name!r} of workload {workload.name} cannot be built: {type(error).__name__}: {error}"
+            ) from error

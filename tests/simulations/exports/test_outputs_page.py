@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+import strategies
+from fedlsg import user_code
 from fedlsg.carriers.powersgd import decode
 from fedlsg.payload import Expected, unpack
 from simulations.exports.payload import find, read_payload
 from simulations.rundir.updates import read_frame, round_folder
+from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.places import REPOSITORY
 from tests.simulations.support.outside import outside
 from tests.simulations.support.runs import run_local
@@ -21,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lsg": {"method": "lsg"},
     "convolutions and weights": {"method": "lsg", "model": "conv", "rank": 2, "norms_clip_weight": 2.0},
     "masked": {"method": "rs", "sparsity": 0.5, "codec": "bfloat16"},
+    "core": {"method": OWN_RECIPE, "model": "conv", "rank": 3, "norms_clip_weight": 2.0},
     "factors": {"method": "dp-powersgd", "rank": 2, "codec": "float16"},
 }
 SAVE = """
@@ -40,9 +44,11 @@ def reader() -> str:
 def read(tmp_path_factory: pytest.TempPathFactory):
     """By case: the round's folder, with read.npz as the page's program wrote it."""
     folder = tmp_path_factory.mktemp("page")
+    user_code.allow()
     runs = {case: run_local(folder / case, record_updates=True, **CASES[case]) for case in CASES}
     outside(reader() + SAVE, *(round_folder(run.path, 2) for run in runs.values()))
-    return runs
+    yield runs
+    strategies.forget()
 
 
 @pytest.mark.parametrize("case", CASES)

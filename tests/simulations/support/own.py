@@ -18,8 +18,8 @@ from simulations.workloads.base.workload import LoadedWorkload, Options, Request
 
 WIDTH, CLASSES = 8, 3
 QUICK: dict[str, Any] = {
-    "engine": "local", "method": "dpsgd", "clients": 2, "rounds": 1, "sample_rate": 0.2, "noise_multiplier": 2.0, "quiet": True,
-    "reproducible": True,
+    "engine": "local", "method": "dpsgd", "clients": 2, "rounds": 1, "sample_rate": 0.2, "noise_multiplier": 2.0,
+    "quiet": True, "reproducible": True,
 }  # fmt: skip
 """Settings of a run of a tenth of a second."""
 
