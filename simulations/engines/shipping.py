@@ -60,8 +60,8 @@ def put(shipped: Shipment) -> Any:
     except Exception as error:  # Ray's text has all rows
         why = str(error.__cause__ or error).partition("\n")[0]
     raise ValueError(
-        f"{_culprit(shipped, cloudpickle)} cannot be sent to Ray workers: {why}. Build models, open files and take locks "
-        "inside of the functions; or choose engine=local"
+        f"{_culprit(shipped, cloudpickle)} cannot be sent to Ray workers: {why}. Build models, open files and take "
+        "locks inside of the functions; or choose engine=local"
     )
 
 

@@ -97,7 +97,8 @@ WAYS = {
         "model": partial(Net, 4), "transform": lambda x: {"x": x / 2}, "metrics": {"m": lambda o, t: o.mean()},
     },
     "a script": {
-        "model": in_main("def f(): return nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 3))", "f"), "method": in_main(METHOD, "f"), "width": 1,
+        "model": in_main("def f(): return nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 3))", "f"),
+        "method": in_main(METHOD, "f"), "width": 1,
         "loss": in_main(LOSS, "Loss")(),
     },
 }  # fmt: skip
