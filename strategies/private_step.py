@@ -139,10 +139,9 @@ class PrivateStep:
             reproducible=reproducible,
         )
         self._trained = tuple(trainable(model))
-        self._checked = not self.method.mechanism.clips
-        if example is not None and not self._checked:
-            check_independent(model, self._loss, *example)
-            self._checked = True
+        self._example, self._checked = example, set[tuple[bool, ...]]()
+        if example is not None:
+            self._check_independent(None)
         if not self._account.ledger.entries:
             _ = self._terms  # an epsilon that no noise reaches is refused at once; a resumed run has its noise already
 
@@ -187,8 +186,7 @@ class PrivateStep:
         """
         if tuple(trainable(self.model)) != self._trained:
             raise ValueError("other parameters are trainable than at the start: make a new PrivateStep, same ledger")
-        if not self._checked:
-            self._check_shapes(batch)
+        self._check_independent(batch)
         if self._state.awaits_pruning:
             self._rounds.run(guarded(batch), groups, self._terms)
         self._rounds.run(guarded(batch), groups, self._terms)
@@ -246,12 +244,21 @@ class PrivateStep:
             "seed": self._state.seed, "optimizer": own, "method": repr(self.method),
         }  # fmt: skip
 
-    def _check_shapes(self, batch: Callable[[Positions], Any]) -> None:
-        """Check on made-up examples that the model mixes none. Of the two rows that are read only shapes are used."""
-        with self._rounds.draws():
-            inputs, targets = guarded(batch)(torch.arange(min(2, self._spending.num_examples)))
-            check_synthetic(self.model, self._loss, inputs, targets)
-        self._checked = True
+    def _check_independent(self, batch: Callable[[Positions], Any] | None) -> None:
+        """Check, once for each choice of train() and eval() of the modules, that the model mixes no examples.
+
+        Without public examples the check takes made-up ones: of the two rows that are read only shapes are used.
+        """
+        modes = tuple(module.training for module in self.model.modules())
+        if modes in self._checked or not self.method.mechanism.clips:
+            return
+        if self._example is not None:
+            check_independent(self.model, self._loss, *self._example)
+        elif batch is not None:
+            with self._rounds.draws():
+                inputs, targets = guarded(batch)(torch.arange(min(2, self._spending.num_examples)))
+                check_synthetic(self.model, self._loss, inputs, targets)
+        self._checked.add(modes)
 
 
 def _resolve(

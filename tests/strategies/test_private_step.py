@@ -253,3 +253,36 @@ def test_a_gradient_of_the_users_own_never_moves_the_model():
     for name, p in net.named_parameters():
         assert float(p.detach().abs().max()) < 1e3
         assert name not in frozen or torch.equal(p, frozen[name])
+
+
+def test_a_stale_gradient_never_moves_the_model_of_a_method_with_its_own_optimizer():
+    """The method's own SGD adds Eq. 3 in place and reads no .grad: what an own backward pass left must not be added."""
+    moved = []
+    for stale in (None, 1e6):
+        net = model()
+        step = private_step(net, reproducible=True)
+        for p in net.parameters():
+            p.grad = None if stale is None else torch.full_like(p, stale)
+        step.step(batch)
+        moved.append(weights(step))
+    assert torch.equal(*moved)
+
+
+class CentredInTraining(torch.nn.Module):
+    """Mixes examples in train() only, as an own batch norm does."""
+
+    def forward(self, x):
+        return x - x.mean(0, keepdim=True) if self.training else x
+
+
+@pytest.mark.parametrize("example", [None, own_loop.PUBLIC])
+def test_a_model_that_mixes_examples_in_another_mode_is_refused_when_the_mode_changes(example):
+    net = model()
+    net.classifier = torch.nn.Sequential(CentredInTraining(), net.classifier)
+    step = private_step(net.eval(), example=example, classifier="classifier.1")
+    step.step(batch)
+    spent = step.epsilon()
+    net.train()
+    with pytest.raises(ValueError, match=r"CentredInTraining.*mixes examples"):
+        step.step(batch)
+    assert step.epsilon() == spent

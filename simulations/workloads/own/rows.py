@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from simulations.workloads.base.workload import Inputs, Progress, Stored
+from simulations.workloads.own.by_rows import check_by_rows
 
 AT_ONCE = 1024
 """Rows that a transform is given at a time while data are read."""
@@ -74,11 +75,12 @@ def transformed(things: Sequence[Any], columns: Columns, what: str) -> Tensor | 
             f"{what} inputs are {kind}s, which no model takes: give transform=, a function from a list of them to a "
             "tensor or a dict of tensors (of texts: a tokenizer that pads to one length)"
         )
+    if what.startswith("test"):
+        check_by_rows(lambda rows: _called([things[row] for row in rows], columns), len(things))
     parts: list[dict[str, Tensor]] = []
     for start in range(0, len(things), AT_ONCE):
         chunk = list(things[start : start + AT_ONCE])
-        several = isinstance(chunk[0], tuple) and columns.inputs is not None and len(columns.inputs) > 1
-        made = columns.transform(*map(list, zip(*chunk, strict=True))) if several else columns.transform(chunk)
+        made = _called(chunk, columns)
         named = dict(made) if isinstance(made, Mapping) else {"": made}
         parts.append({name: torch.as_tensor(value) for name, value in named.items()})
         for name, value in parts[-1].items():
@@ -91,6 +93,12 @@ def transformed(things: Sequence[Any], columns: Columns, what: str) -> Tensor | 
         columns.progress(f"{what}: {start + len(chunk)} of {len(things)} rows transformed")
     whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     return whole[""] if set(whole) == {""} else whole
+
+
+def _called(chunk: list[Any], columns: Columns) -> Any:
+    assert columns.transform is not None
+    several = isinstance(chunk[0], tuple) and columns.inputs is not None and len(columns.inputs) > 1
+    return columns.transform(*map(list, zip(*chunk, strict=True))) if several else columns.transform(chunk)
 
 
 def as_tensor(value: Any, what: str) -> Tensor:
@@ -123,13 +131,16 @@ class Prepare:
     transform: Callable[[Any], Inputs] | None = None
 
     def __call__(self, stored: Any) -> Inputs:
-        """The inputs of some rows."""
+        """The inputs of some rows. A transform is not called for none: its failure would tell that a batch is empty."""
         tensors: Inputs = (
             {name: torch.as_tensor(value) for name, value in stored.items()}
             if isinstance(stored, Mapping)
             else torch.as_tensor(stored)
         )
-        return tensors if self.transform is None else self.transform(tensors)
+        if self.transform is None:
+            return tensors
+        first = next(iter(tensors.values())) if isinstance(tensors, dict) else tensors
+        return self.transform(tensors) if len(first) else torch.zeros(0, 1)
 
 
 class Array:

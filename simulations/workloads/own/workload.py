@@ -26,8 +26,9 @@ from simulations.workloads.base.workload import (
     Split,
     refuse_unused,
 )
+from simulations.workloads.own.by_rows import check_by_rows
 from simulations.workloads.own.read import read_rows
-from simulations.workloads.own.rows import Columns, Rows
+from simulations.workloads.own.rows import Columns, Prepare, Rows
 
 MODEL = "own"
 """The name of the only model of a workload, and of a workload without a name."""
@@ -136,6 +137,8 @@ class Workload:
             progress=request.progress,
         )
         test = read_rows(self.test, columns, "test")
+        if isinstance(test.prepare, Prepare) and test.prepare.transform is not None:
+            check_by_rows(lambda rows: test.prepare(test.inputs[np.array(rows)]), len(test.targets))
         train = None if request.public_only else read_rows(self.train, columns, "train")
         if train is not None and train.classes != test.classes:
             raise ValueError(
