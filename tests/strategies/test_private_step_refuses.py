@@ -83,6 +83,23 @@ def test_a_model_that_mixes_examples_is_refused_on_made_up_rows_before_anything_
     assert step._account.ledger.entries == ()
 
 
+class MixerInTraining(Mixer):
+    """Mixes in train mode only."""
+
+    def forward(self, x):
+        return super().forward(x) if self.training else x
+
+
+@pytest.mark.parametrize("example", [None, PUBLIC])
+def test_a_model_that_changes_its_mode_is_checked_again(example):
+    step = private_step(with_layer(MixerInTraining()).eval(), method="dpsgd", example=example)
+    step.step(batch)
+    step.model.train()
+    with pytest.raises(ValueError, match=r"1 \(MixerInTraining\): mixes examples"):
+        step.step(batch)
+    assert len(step._account.ledger.entries) == 1
+
+
 def test_the_check_without_public_rows_sees_shapes_alone():
     """Negative control: rows of NaN would fail it, if it read them."""
     step = private_step(method="dpsgd")
