@@ -90,6 +90,8 @@ def refusal(module: nn.Module) -> str | None:
         )
     if isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
         return "keeps statistics of the batch; set track_running_stats=False, or replace it by GroupNorm"
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+        return "max_norm changes the rows that private examples read, frozen or not; set max_norm=None"
     kind = kind_of(type(module))
     own = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
     if kind is not None:

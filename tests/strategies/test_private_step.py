@@ -288,3 +288,16 @@ def test_a_gradient_of_the_users_own_never_moves_the_model():
     for name, p in net.named_parameters():
         assert float(p.detach().abs().max()) < 1e3
         assert name not in frozen or torch.equal(p, frozen[name])
+
+
+def test_a_stale_gradient_never_moves_the_model_of_a_method_with_its_own_optimizer():
+    """The method's own SGD adds Eq. 3 in place and reads no .grad: what an own backward pass left must not be added."""
+    moved = []
+    for stale in (None, 1e6):
+        net = model()
+        step = private_step(net, reproducible=True)
+        for p in net.parameters():
+            p.grad = None if stale is None else torch.full_like(p, stale)
+        step.step(batch)
+        moved.append(weights(step))
+    assert torch.equal(*moved)

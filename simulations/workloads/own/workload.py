@@ -8,6 +8,7 @@ fedlsg run mine.py:workload
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,14 @@ class Workload:
         if train is not None:
             check_targets(train, loss, "train")
             check_alike(train, test)
+
+        def read(path: Path) -> Split:
+            """A deployed client's own rows: classes in another order would be other classes."""
+            rows = read_rows(path, later, "data")
+            check_targets(rows, loss, "data")
+            check_alike(rows, test)
+            return _split(rows, classes)
+
         return LoadedWorkload(
             name=name,
             train=NoRows() if train is None else _split(train, classes),
@@ -159,7 +168,7 @@ class Workload:
             columns={} if train is None else train.columns,
             parts=None if isinstance(self.partition, str) else [_rows_of(part) for part in self.partition],
             defaults=self.defaults,
-            read=lambda path: _split(read_rows(path, later, "data"), classes),
+            read=read,
         )
 
     def _classes(self, test: Rows) -> int | None:
