@@ -10,16 +10,18 @@ client never calls ``allow``. It runs what its bundle or an installed package ho
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from inspect import unwrap
 from pathlib import Path
-from types import CodeType, ModuleType
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 from fedlsg.choices import did_you_mean
+
+T = TypeVar("T")
 
 _ALLOWED: list[bool] = []
 _FILES: dict[Path, tuple[str, ModuleType]] = {}
@@ -31,8 +33,8 @@ def allow() -> None:
 
 
 def is_reference(name: str) -> bool:
-    """Whether a name in a setting is that of a file or a module and of something in it."""
-    return ":" in name
+    """Whether a name in a setting is that of a file or a module, and of something in it."""
+    return ":" in name or name.endswith(".py")
 
 
 def absolute(name: str) -> str:
@@ -65,6 +67,8 @@ def load(name: str, kind: str) -> Any:
             f"{kind} {name!r} names code, and this process runs none that a setting names: use an installed package or "
             "the app's own bundle"
         )
+    if not place or not attribute:
+        raise ValueError(f"{kind} {name!r}: expected FILE.py:NAME, as {place or 'mine.py'}:{kind}")
     module = _file(_path(place), kind) if place.endswith(".py") else _module(place, kind)
     found = getattr(module, attribute, None)
     if found is None:
@@ -78,9 +82,10 @@ def _path(place: str) -> Path:
 
 
 def _module(name: str, kind: str) -> ModuleType:
-    if importlib.util.find_spec(name.partition(".")[0]) is None:
+    top = name.partition(".")[0]
+    if not top or importlib.util.find_spec(top) is None:
         raise ValueError(f"{kind} {name!r}: no module of this name is installed; a file is named as FILE.py:NAME")
-    return _run(name, lambda: import_module(name))
+    return run(name, lambda: import_module(name))
 
 
 def _file(path: Path, kind: str) -> ModuleType:
@@ -91,8 +96,7 @@ def _file(path: Path, kind: str) -> ModuleType:
         return _FILES[path][1]
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last: a random.py next to the file hides no module of Python
-    known = sys.modules.get(path.stem)
-    name = path.stem if known is None or getattr(known, "__file__", None) == str(path) else f"{path.stem}_{digest[:8]}"
+    name = path.stem if _is_free(path.stem, path) else f"user_code_{digest[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -100,7 +104,7 @@ def _file(path: Path, kind: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and annotations look their module up
     loader = spec.loader
 
-    def run() -> ModuleType:
+    def execute() -> ModuleType:
         try:
             loader.exec_module(module)
         except BaseException:
@@ -108,22 +112,35 @@ def _file(path: Path, kind: str) -> ModuleType:
             raise
         return module
 
-    _FILES[path] = digest, _run(str(path), run)
+    _FILES[path] = digest, run(str(path), execute)
     return module
 
 
-def _run(place: str, code: Any) -> ModuleType:
+def _is_free(name: str, path: Path) -> bool:
+    """Whether a module may have this name: no module of Python or of a package has it, loaded or not."""
+    if not name.isidentifier():
+        return False
+    known = sys.modules.get(name)
+    if known is not None:
+        return getattr(known, "__file__", None) == str(path)
+    spec = importlib.util.find_spec(name)
+    return spec is None or (spec.origin is not None and _path(spec.origin) == path)
+
+
+def run(place: str, code: Callable[[], T]) -> T:
+    """What the code of a user's own gives. Raises ImportError, naming file and line, for code that fails.
+
+    ``place``: its file or module, named where the error comes from elsewhere.
+    """
     try:
-        module: ModuleType = code()
+        return code()
     except Exception as error:
-        steps = [error.__traceback__] if error.__traceback__ else []
-        while steps and steps[-1].tb_next is not None:
-            steps.append(steps[-1].tb_next)
-        lines = [step.tb_lineno for step in steps if step.tb_frame.f_code.co_filename == place]
-        line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
-        where = f"{place}, line {line}" if line else place
+        lines = [(step.filename, step.lineno) for step in traceback.extract_tb(error.__traceback__)]
+        inside = [line for line in lines if line[0] == place] or [line for line in lines if Path(line[0]) in _FILES]
+        if isinstance(error, SyntaxError) and error.filename:
+            inside = [(error.filename, error.lineno)]
+        where = f"{inside[-1][0]}, line {inside[-1][1]}" if inside else place
         raise ImportError(f"{where}: {type(error).__name__}: {error}") from error
-    return module
 
 
 @cache
@@ -150,37 +167,6 @@ def imported(point: EntryPoint) -> Any:
         raise ImportError(
             f"{point.group}: {point.name} = {point.value} cannot be imported: {type(error).__name__}: {error}"
         ) from error
-
-
-def digest_of(thing: Any) -> str:
-    """SHA-256 of the file that defines a function or class; else of its compiled code, or of its name."""
-    code = code_of(thing)
-    if code is None:
-        kind = thing if isinstance(thing, type) else type(thing)
-        return hashlib.sha256(f"{kind.__module__}.{kind.__qualname__}".encode()).hexdigest()
-    file = Path(code.co_filename)
-    return hashlib.sha256(file.read_bytes() if file.is_file() and not _is_main(thing) else code.co_code).hexdigest()
-
-
-def code_of(thing: Any) -> CodeType | None:
-    """The code of a function, of a partial's, or of the first method of a class or of an object's class."""
-    thing = getattr(thing, "func", thing)
-    found = getattr(unwrap(thing) if callable(thing) else thing, "__code__", None)
-    if found is None:
-        kind = thing if isinstance(thing, type) else type(thing)
-        methods = (getattr(member, "__code__", None) for member in vars(kind).values())
-        found = next((code for code in methods if code is not None), None)
-    return found
-
-
-def _is_main(thing: Any) -> bool:
-    """Whether it is in a script, whose other lines say nothing of it."""
-    return getattr(getattr(thing, "func", thing), "__module__", "") == "__main__"
-
-
-def digest_of_all(things: Iterable[object]) -> str:
-    """One SHA-256 of the code of several things, in order."""
-    return hashlib.sha256("".join(map(digest_of, things)).encode()).hexdigest()
 
 
 def name_of(thing: Any) -> str:

@@ -55,9 +55,10 @@ def give(name: str, build: Callable[..., Method]) -> None:
         raise
 
 
-def forget() -> None:
-    """Let this process forget the recipes that it was given."""
-    _GIVEN.clear()
+def forget(*names: str) -> None:
+    """Let this process forget recipes that it was given; all of them if none is named."""
+    for name in names or tuple(_GIVEN):
+        _GIVEN.pop(name, None)
 
 
 def given() -> Mapping[str, Callable[..., Method]]:
@@ -100,11 +101,25 @@ def recipe(name: str, **settings: Any) -> Method:
         if key in own:
             own[key].check(value)
     protection = {k: v for k, v in settings.items() if k in mechanism}
-    return build(
-        mechanism=Mechanism(kind=protection.pop("mechanism", default_mechanism(name)), **protection),
-        server=ServerOptimizer(**{k: v for k, v in settings.items() if k in server}),
-        **{k: v for k, v in settings.items() if k in own},
-    )
+    parts: dict[str, Any] = {
+        "mechanism": Mechanism(kind=protection.pop("mechanism", default_mechanism(name)), **protection),
+        "server": ServerOptimizer(**{k: v for k, v in settings.items() if k in server}),
+    }
+    try:
+        made = build(**parts, **{k: v for k, v in settings.items() if k in own})
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"method {name!r} fails: {type(error).__name__}: {error}") from error
+    if not isinstance(made, Method):
+        raise ValueError(f"method {name!r} returns {type(made).__name__}: expected a fedlsg.Method")
+    for key, given in parts.items():
+        if getattr(made, key) != given:
+            raise ValueError(
+                f"method {name!r} does not keep the {key} that it is given, which the settings and the ledger are "
+                "about: return Method(name=..., mechanism=mechanism, server=server, ...)"
+            )
+    return made
 
 
 def check_name(name: str) -> None:

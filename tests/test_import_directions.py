@@ -13,7 +13,7 @@ import pytest
 from tests.places import REPOSITORY
 
 LAYERS = (
-    "fedlsg.version", "fedlsg.choices", "fedlsg.user_code", "fedlsg.setting", "fedlsg.randomness",
+    "fedlsg.version", "fedlsg.choices", "fedlsg.code_digest", "fedlsg.user_code", "fedlsg.setting", "fedlsg.randomness",
     "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.frame", "fedlsg.public",
     "fedlsg.gradients", "fedlsg.accounting", "fedlsg.privacy", "fedlsg.masks", "fedlsg.carriers", "fedlsg.training",
     "fedlsg.method",

@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from simulations.exports.model import read_final, without_adapters
 from simulations.plan.base import Base, prepare
 from simulations.plan.continuity import check_own_code
 from simulations.report.figure import png
+from simulations.report.page import Picture, cell, facts_of
 from simulations.report.run_page import course
 from simulations.report.words import outcome
 from simulations.rundir.results import read_run
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Table = list[dict[str, Any]]
 """One dict a row: ``pandas.DataFrame(table)`` reads it."""
+PLOT = "Accuracy (or loss), epsilon, bytes and clients after each round"
 
 
 class Run:
@@ -73,8 +74,11 @@ class Run:
         run = RunDir(self.directory)
         settings = run.read_config()
         final = read_final(run, settings)
-        base = prepare(replace(settings, device="cpu")) if self._plan is None else self._plan
-        check_own_code(base, run)
+        if self._plan is None:
+            base = prepare(replace(settings, device="cpu"))
+            check_own_code(base, run)
+        else:
+            base = self._plan  # of this process: it holds the code and data that it ran
         lora = final.facts["lora"]
         if lora is not None and not lora["merges"]:
             model = base.build_model().cpu()
@@ -105,16 +109,9 @@ class Run:
         return "\n".join(f"{name:14} {words}" for name, words in self._facts().items())
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th>{escape(name)}</th><td>{escape(words)}</td></tr>" for name, words in self._facts().items()
-        )
-        picture = ""
-        if self._rows:
-            data = base64.b64encode(png(self.plot())).decode()
-            picture = (
-                f'<img alt="Accuracy, epsilon, bytes and clients after each round" src="data:image/png;base64,{data}">'
-            )
-        return f"<table>{rows}</table>{picture}"
+        data = base64.b64encode(png(self.plot())).decode() if self._rows else None
+        picture = None if data is None else Picture(uri=f"data:image/png;base64,{data}", width=0, caption=PLOT)
+        return cell(facts_of(self._facts()), picture)
 
 
 def load_run(path: str | Path) -> Run:

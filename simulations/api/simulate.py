@@ -17,7 +17,7 @@ from simulations.run import announce, continued, execute
 from simulations.rundir.rundir import RunDir, create
 from simulations.rundir.tables import Row
 from simulations.settings.published import first_look, resolve
-from simulations.settings.settings import from_mapping
+from simulations.settings.settings import check_names_of, from_mapping, parse, values_of
 from simulations.workloads import Workload
 from simulations.workloads.own.workload import MODEL, make
 
@@ -104,6 +104,7 @@ def _run(
         if out is None:
             raise ValueError("resume=True continues the run in out: give out, too")
         directory = RunDir.open(str(out))
+        _check_same(given, directory)
         plan = continued(directory, console)
     else:
         plan = make_plan(from_mapping(resolve(given)))
@@ -114,6 +115,14 @@ def _run(
     again = f"continue with the same call, out={str(directory.path)!r} and resume=True"
     execute(plan, directory, console, on_round=on_round, again=again)
     return Run(directory.path, plan=plan)
+
+
+def _check_same(given: Mapping[str, Any], directory: RunDir) -> None:
+    """Raise ValueError if a resumed run is given other settings than those that it has: it would not follow them."""
+    kept = values_of(directory.read_config())
+    said = {name: value for name, value in parse(given).items() if name not in ("preset", "data_dir")}
+    if other := [f"{name}={kept.get(name)!r} (not {said[name]!r})" for name in said if said[name] != kept.get(name)]:
+        raise ValueError(f"resume=True continues the run in {directory.path} as it began: give {', '.join(other)}")
 
 
 def _workload_name(workload: Any) -> str:
@@ -135,6 +144,7 @@ def _method_name(method: Any) -> str:
         )
     name = user_code.name_of(method)
     strategies.give(name, method)
+    check_names_of(name)
     return name
 
 

@@ -7,7 +7,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 import strategies
-from fedlsg import user_code
+from fedlsg.code_digest import digest_of
 from simulations import workloads
 from simulations.client.app import make_app
 from simulations.flower.announced import announced
@@ -75,5 +75,5 @@ def give(workload: Any) -> str:
 def code_digest(workload: str, method: str) -> str:
     """Digest of the code of a workload, and of a method that is not fedlsg's."""
     found, build = workloads.own(workload), strategies.given().get(method)
-    parts = [found.digest if found is not None else "", "" if build is None else user_code.digest_of(build)]
+    parts = [found.digest if found is not None else "", "" if build is None else digest_of(build)]
     return " ".join(part for part in parts if part)

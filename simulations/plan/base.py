@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import strategies
-from fedlsg import user_code
 from fedlsg.carriers import prepare_model
+from fedlsg.code_digest import digest_of, digest_of_all
 from fedlsg.gradients import Precision, registered_layers, trainable
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import Codec, Dither, IndexMode
@@ -93,9 +93,9 @@ class Base:
         workload = workloads.own(self.settings.workload)
         found = {} if workload is None else {"workload": workload.digest}
         if workload is not None and (layers := registered_layers()):
-            found["layers"] = user_code.digest_of_all(layers.values())
+            found["layers"] = digest_of_all(layers.values())
         method = strategies.given().get(self.settings.method)
-        return found if method is None else {**found, "method": user_code.digest_of(method)}
+        return found if method is None else {**found, "method": digest_of(method)}
 
     @property
     def sizes(self) -> list[int]:

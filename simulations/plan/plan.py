@@ -4,8 +4,10 @@ Refused before anything is written: an epsilon or delta that no noise can reach,
 model is run on public rows of the test split, never on training rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Int64
@@ -167,6 +169,8 @@ def count_blocks(base: Base) -> int:
     check_supported(model)
     if base.method.mechanism.clips:
         check_model(model, base.workload.test, base.workload.loss, device=base.device)
+    else:
+        check_runs(model, base.workload.test, base.workload.loss, device=base.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
     return len(trainable(model)) + len(carried) * (len(base.method.carrier.parts) - 1)
 
@@ -177,7 +181,35 @@ def check_model(model: nn.Module, test: Split, loss: LossFunction, *, device: st
     The texts of a batch have the same padded length here, alone and together: effects of padding are not checked.
     """
     inputs, targets = test.batch(probes(test))
-    check_independent(model, loss, to_device(inputs, device), targets.to(device))
+    with _naming_failures(inputs, targets):
+        check_independent(model, loss, to_device(inputs, device), targets.to(device))
+
+
+@torch.no_grad()
+def check_runs(model: nn.Module, test: Split, loss: LossFunction, *, device: str) -> None:
+    """Raise ValueError if model or loss fail on a few public rows; for methods that may mix examples."""
+    inputs, targets = test.batch(probes(test))
+    model.eval()
+    with _naming_failures(inputs, targets):
+        inputs = to_device(inputs, device)
+        loss(model(**inputs) if isinstance(inputs, dict) else model(inputs), targets.to(device))
+
+
+@contextmanager
+def _naming_failures(inputs: Any, targets: Tensor) -> Iterator[None]:
+    """What the model or the loss raise, as one ValueError that says on what."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        named = inputs.items() if isinstance(inputs, dict) else [("inputs", inputs)]
+        given = ", ".join(
+            f"{name} {value.dtype} {tuple(value.shape)}" for name, value in [*named, ("targets", targets)]
+        )
+        raise ValueError(
+            f"the model or the loss fails on rows of test ({given}): {type(error).__name__}: {error}"
+        ) from error
 
 
 def probes(test: Split) -> Int64[Tensor, " rows"]:

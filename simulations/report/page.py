@@ -251,6 +251,15 @@ def render(page: Page) -> str:
     return environment.from_string(TEMPLATE).render(page=page, css=Markup(CSS))
 
 
+def cell(facts: Facts, picture: Picture | None) -> str:
+    """The same as HTML for the cell of a notebook, without a page around it. Text stays text."""
+    from markupsafe import Markup
+
+    rows = Markup("").join(Markup("<tr><th>{}</th><td>{}</td></tr>").format(*row) for row in facts.rows)
+    shown = "" if picture is None else Markup('<img src="{}" alt="{}">').format(picture.uri, picture.caption)
+    return str(Markup("<table>{}</table>{}").format(rows, shown))
+
+
 def json_text(value: Any, *, indent: int = 1, not_finite: Callable[[float], str | None] = lambda number: None) -> bytes:
     """The bytes of a JSON file; ``not_finite`` replaces NaN and infinity."""
     return (json.dumps(finite(value, not_finite), indent=indent) + "\n").encode()

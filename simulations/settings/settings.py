@@ -179,6 +179,18 @@ def _load_method(name: object) -> None:
         import strategies
 
         strategies.check_name(absolute(name))
+        check_names_of(absolute(name))
+
+
+def check_names_of(method: str) -> None:
+    """Raise ValueError for a recipe that was given and declares a setting of every run; it is forgotten."""
+    import strategies
+
+    try:
+        method_settings()
+    except ValueError:
+        strategies.forget(method)
+        raise
 
 
 def from_mapping(given: Mapping[str, object]) -> Settings:

@@ -32,6 +32,7 @@ from simulations.workloads.base.workload import (
 from simulations.workloads.images import digits, hf_image
 from simulations.workloads.images.image_sets import IMAGE_SETS
 from simulations.workloads.own.workload import Workload, make
+from simulations.workloads.partition import check_disjoint
 from simulations.workloads.texts import hf_text
 from simulations.workloads.texts.glue import TASKS
 
@@ -51,7 +52,7 @@ _REGISTRY: Mapping[str, Any] = MappingProxyType(
 GROUP = "fedlsg.workloads"
 """The entry point group of packages that offer workloads."""
 _GIVEN: dict[str, Workload] = {}
-_MADE: dict[tuple[str, str], Workload] = {}
+_MADE: dict[str, tuple[Any, Workload]] = {}
 
 
 def names() -> tuple[str, ...]:
@@ -79,10 +80,9 @@ def own(name: str) -> Workload | None:
         found = user_code.load(name, "workload")
     else:
         return None
-    key = name, user_code.digest_of(found)
-    if key not in _MADE:
-        _MADE[key] = make(found, name)
-    return _MADE[key]
+    if name not in _MADE or _MADE[name][0] is not found:  # a changed file gives another function
+        _MADE[name] = found, make(found, name)
+    return _MADE[name][1]
 
 
 def _source(name: str) -> Any:
@@ -154,22 +154,35 @@ def _restrict(workload: LoadedWorkload, options: Options) -> LoadedWorkload:
     Raises ValueError for more rows than there are, or a share that leaves one side empty.
     """
     if options.train_rows is not None:
-        workload = replace(workload, train=_fewer_rows(workload, options.train_rows))
+        workload = _only(workload, _fewer_rows(workload, options.train_rows))
     if options.holdout is not None:
-        train, held_out = _hold_out(workload, options.holdout)
-        workload = replace(workload, train=train, test=held_out, test_name="holdout", other_tests={})
+        kept, held_out = _hold_out(workload, options.holdout)
+        test = workload.train.pick(held_out)
+        workload = replace(_only(workload, kept), test=test, test_name="holdout", other_tests={})
     return workload
 
 
-def _fewer_rows(workload: LoadedWorkload, count: int) -> Split:
+def _only(workload: LoadedWorkload, rows: Int64[Tensor, " n"]) -> LoadedWorkload:
+    """The workload with these training rows, in this order; columns and given clients are those of these rows."""
+    places = torch.full((len(workload.train),), -1)
+    places[rows] = torch.arange(len(rows))
+    parts = workload.parts
+    if parts is not None:
+        check_disjoint(parts, len(workload.train))
+        parts = [new[new >= 0] for new in (places[part] for part in parts)]
+    columns = {name: values[rows.numpy()] for name, values in workload.columns.items()}
+    return replace(workload, train=workload.train.pick(rows), columns=columns, parts=parts)
+
+
+def _fewer_rows(workload: LoadedWorkload, count: int) -> Int64[Tensor, " count"]:
     """The first ``count`` rows of a fixed public permutation of the training split, in their stored order."""
     size = len(workload.train)
     if not 1 <= count <= size:
         raise ValueError(f"expected 1 <= train_rows={count} <= {size}, the training rows of {workload.name}")
-    return workload.train.pick(_permutation("train rows", size)[:count].sort().values)
+    return _permutation("train rows", size)[:count].sort().values
 
 
-def _hold_out(workload: LoadedWorkload, share: float) -> tuple[Split, Split]:
+def _hold_out(workload: LoadedWorkload, share: float) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
     """The training split without a share of its rows, and that share: round(h n) rows, disjoint, in stored order."""
     size = len(workload.train)
     count = round(share * size) if 0 < share < 1 else 0
@@ -179,7 +192,7 @@ def _hold_out(workload: LoadedWorkload, share: float) -> tuple[Split, Split]:
             f"of {workload.name}"
         )
     rows = _permutation("holdout", size)
-    return workload.train.pick(rows[count:].sort().values), workload.train.pick(rows[:count].sort().values)
+    return rows[count:].sort().values, rows[:count].sort().values
 
 
 def _permutation(purpose: str, size: int) -> Int64[Tensor, " n"]:

@@ -13,6 +13,7 @@ import torch
 
 from simulations.cli import app as cli
 from simulations.engines import cluster
+from tests.simulations.support.own import fresh
 from tests.simulations.support.runs import Run, pages, run_local, stopped_after
 
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
@@ -25,6 +26,13 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def own_code() -> Iterator[None]:
+    """What a test makes known of its own is unknown to the next one."""
+    with fresh():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

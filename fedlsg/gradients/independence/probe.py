@@ -94,7 +94,8 @@ class Subject:
             if not trace.running:
                 raise
             path = trace.running[-1]
-            what = f"fails on a batch of {len(members)} ({type(error).__name__}: {error}); {FIX}"
+            fix = f"; {FIX}" if len(members) > 1 else ""
+            what = f"fails on a batch of {len(members)} ({type(error).__name__}: {error}){fix}"
             raise unsupported(path, self.model.get_submodule(path), what) from error
         gradients: dict[str, list[Tensor]] = {}
         for block, value in zip(self.frame.blocks, blocks, strict=True):

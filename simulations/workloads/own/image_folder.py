@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from simulations.workloads.own.rows import Columns, Rows, of_stored, pixels
 
@@ -70,6 +69,8 @@ def stacked(images: Iterable[Any], size: int | None, what: str) -> np.ndarray:
 
 
 def _read(path: Path) -> Any:
+    from PIL import Image
+
     try:
         with Image.open(path) as image:
             image.load()
@@ -82,7 +83,7 @@ def _metadata(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Columns of metadata.csv in the order of the images."""
     if not path.exists():
         return {}
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         rows = {row.get(FILE_NAME, ""): row for row in csv.DictReader(file)}
     if missing := [name for name in names if name not in rows]:
         raise ValueError(

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from simulations.workloads.own.image_folder import read_image_folder
-from simulations.workloads.own.rows import AT_ONCE, Columns, Fields, Prepare, Rows, as_targets, as_tensor, of_stored
+from simulations.workloads.own.rows import Columns, Fields, Prepare, Rows, as_targets, as_tensor, of_stored
 from simulations.workloads.own.tables import is_table, read_table, read_table_file
+from simulations.workloads.own.transform import AT_ONCE
 
 FORMS = (
     "expected (inputs, targets), a torch Dataset, a datasets.Dataset, a table, or the path of a .csv or .parquet file "
@@ -71,25 +72,39 @@ def _dataset(data: Any, columns: Columns, what: str) -> Rows:
         raise ValueError(f"{what}={type(data).__name__} has no examples")
     inputs, targets = [], []
     for number in range(size):
-        item = data[number]
+        try:
+            item = data[number]
+        except Exception as error:
+            raise ValueError(
+                f"{what}[{number}] fails: {type(error).__name__}: {error}; give a Dataset whose __getitem__ takes 0 to "
+                "len - 1"
+            ) from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise ValueError(f"{what}[{number}] is {type(item).__name__}: expected a pair (input, target)")
         inputs.append(item[0])
         targets.append(item[1])
         if number % AT_ONCE == AT_ONCE - 1:
             columns.progress(f"{what}: {number + 1} of {size} examples read")
-    wanted = as_targets(_stacked(targets, f"{what} targets"), what)
+    texts = isinstance(targets[0], str)
+    wanted = as_targets(targets if texts else _stacked(targets, f"{what} targets"), what)
     first = inputs[0]
     if isinstance(first, Mapping):
+        if other := [number for number, item in enumerate(inputs) if not _has(item, first)]:
+            raise ValueError(f"{what}[{other[0]}] has other inputs than {what}[0], {', '.join(map(str, first))}")
         fields = {str(name): _stacked([item[name] for item in inputs], f"{what} inputs {name}") for name in first}
         return Rows(inputs=Fields(fields), targets=wanted, prepare=Prepare(columns.transform))
-    if not isinstance(first, Tensor | np.ndarray | int | float):
+    if not isinstance(first, Tensor | np.ndarray | np.generic | int | float):
         return of_stored(inputs, wanted, columns, what)
     return of_stored(_stacked(inputs, f"{what} inputs"), wanted, columns, what)
 
 
+def _has(item: Any, first: Mapping[Any, Any]) -> bool:
+    return isinstance(item, Mapping) and item.keys() == first.keys()
+
+
 def _stacked(items: Sequence[Any], what: str) -> Tensor:
     try:
-        return torch.stack([torch.as_tensor(item) for item in items])
+        found = torch.stack([torch.as_tensor(item) for item in items])
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{what} cannot be stacked: {error}; give every example one shape") from None
+    return found.float() if found.dtype == torch.float64 and not isinstance(items[0], Tensor) else found

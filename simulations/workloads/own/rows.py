@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from simulations.workloads.base.workload import Inputs, Progress, Stored
-
-AT_ONCE = 1024
-"""Rows that a transform is given at a time while data are read."""
+from simulations.workloads.own.transform import transformed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +52,9 @@ def of_stored(
     ``default``: what prepares an array without a transform.
     """
     if not isinstance(stored, Tensor | np.ndarray) or (isinstance(stored, np.ndarray) and stored.dtype.kind in "OUS"):
-        stored = transformed(list(stored), columns, what)
+        things = list(stored)
+        several = bool(things) and isinstance(things[0], tuple) and len(columns.inputs or ()) > 1
+        stored = transformed(things, columns.transform, several, what, columns.progress)
         columns = replace(columns, transform=None)
     if isinstance(stored, dict):
         return Rows(inputs=Fields(stored), targets=targets, prepare=Prepare(), columns=more or {})
@@ -63,40 +63,10 @@ def of_stored(
     return Rows(inputs=Array(array.detach().cpu()), targets=targets, prepare=prepare, columns=more or {})
 
 
-def transformed(things: Sequence[Any], columns: Columns, what: str) -> Tensor | dict[str, Tensor]:
-    """What the transform makes of texts or other things: a tensor, or tensors by name; called on rows at a time.
-
-    Raises ValueError without a transform, and for results that are not of one shape.
-    """
-    if columns.transform is None:
-        kind = type(things[0]).__name__ if things else "nothing"
-        raise ValueError(
-            f"{what} inputs are {kind}s, which no model takes: give transform=, a function from a list of them to a "
-            "tensor or a dict of tensors (of texts: a tokenizer that pads to one length)"
-        )
-    parts: list[dict[str, Tensor]] = []
-    for start in range(0, len(things), AT_ONCE):
-        chunk = list(things[start : start + AT_ONCE])
-        several = isinstance(chunk[0], tuple) and columns.inputs is not None and len(columns.inputs) > 1
-        made = columns.transform(*map(list, zip(*chunk, strict=True))) if several else columns.transform(chunk)
-        named = dict(made) if isinstance(made, Mapping) else {"": made}
-        parts.append({name: torch.as_tensor(value) for name, value in named.items()})
-        for name, value in parts[-1].items():
-            if len(value) != len(chunk) or value.shape[1:] != parts[0][name].shape[1:]:
-                raise ValueError(
-                    f"transform gave {name or 'a tensor'} of shape {tuple(value.shape)} for {len(chunk)} {what} rows, "
-                    f"and {tuple(parts[0][name].shape)} before: give one row an example, all of one shape (texts: "
-                    'padding="max_length")'
-                )
-        columns.progress(f"{what}: {start + len(chunk)} of {len(things)} rows transformed")
-    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return whole[""] if set(whole) == {""} else whole
-
-
 def as_tensor(value: Any, what: str) -> Tensor:
     """An array as a tensor; float64 of numpy, which few models take, as float32. Raises ValueError for what is none."""
-    if isinstance(value, np.ndarray) and not value.flags.writeable:
-        value = value.copy()  # pyarrow's columns, which torch warns about
+    if isinstance(value, np.ndarray) and not value.flags.writeable:  # of pandas and pyarrow; torch warns
+        value = value.copy()
     try:
         found = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:

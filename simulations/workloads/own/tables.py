@@ -16,8 +16,9 @@ LABEL = "label"
 
 
 def is_table(data: Any) -> bool:
-    """Whether data have columns: a ``datasets.Dataset``, or a table of pandas or pyarrow."""
-    return hasattr(data, "column_names") or (hasattr(data, "columns") and hasattr(data, "iloc"))
+    """Whether data have columns and a length: a ``datasets.Dataset``, or a table of pandas or pyarrow."""
+    columns = hasattr(data, "column_names") or (hasattr(data, "columns") and hasattr(data, "iloc"))
+    return columns and hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
 def read_table_file(path: Path, columns: Columns, what: str) -> Rows:
@@ -50,7 +51,9 @@ def read_table(data: Any, columns: Columns, what: str) -> Rows:
     values = {name: _column(data, name) for name in (*inputs, target)}
     others = [name for name in names if name not in values]
     more = {name: _column(data, name) for name in others}
-    groups = {name: column for name, column in more.items() if column.ndim == 1}
+    groups = {name: column for name, column in more.items() if column.ndim == 1 and _is_complete(column)}
+    if lacking := [name for name in columns.more if name in more and name not in groups]:
+        raise ValueError(f"{what}: column {lacking[0]!r} has missing values or lists: give each row its client")
     targets = as_targets(values[target], what)
     stored = _inputs({name: values[name] for name in inputs}, columns, what)
     images = isinstance(stored, np.ndarray) and stored.dtype == np.uint8 and stored.ndim == 4
@@ -77,6 +80,13 @@ def _inputs(values: Mapping[str, np.ndarray], columns: Columns, what: str) -> An
     return list(arrays[0]) if len(arrays) == 1 else list(zip(*map(list, arrays), strict=True))
 
 
+def _is_complete(column: np.ndarray) -> bool:
+    """Whether a client can be formed of each value."""
+    if column.dtype.kind == "f":
+        return not np.isnan(column).any()
+    return column.dtype.kind != "O" or len({type(value) for value in column} - {str}) == 0
+
+
 def _column(data: Any, name: str) -> np.ndarray:
     found = data[name]
     if hasattr(found, "to_numpy"):  # pyarrow, pandas
@@ -88,7 +98,7 @@ def _column(data: Any, name: str) -> np.ndarray:
     if column.dtype.kind != "O" or not len(column):
         return column
     first = column[0]
-    if isinstance(first, bool | int | float | np.number):
+    if all(isinstance(value, bool | int | float | np.number) for value in column):
         return np.asarray(column.tolist())
     if isinstance(first, list | np.ndarray | torch.Tensor):
         try:

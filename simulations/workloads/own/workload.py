@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg import user_code
+from fedlsg.code_digest import digest_of_all
 from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.losses import CLASSES, OTHER_SHAPES, PerExampleLoss
 from simulations.workloads.base.workload import (
@@ -26,6 +27,7 @@ from simulations.workloads.base.workload import (
     Split,
     refuse_unused,
 )
+from simulations.workloads.own.checks import check_alike, check_targets, check_transform
 from simulations.workloads.own.read import read_rows
 from simulations.workloads.own.rows import Columns, Rows
 
@@ -117,7 +119,7 @@ class Workload:
     def digest(self) -> str:
         """SHA-256 of the code of model, loss, metrics and transform."""
         parts = [*self.models.values(), self.loss, *(self.metrics or {}).values(), self.transform]
-        return user_code.digest_of_all(part for part in parts if part is not None)
+        return digest_of_all(part for part in parts if part is not None)
 
     def load(self, request: Request) -> LoadedWorkload:
         """The splits; without training rows for a server whose clients hold their own."""
@@ -137,17 +139,18 @@ class Workload:
         )
         test = read_rows(self.test, columns, "test")
         train = None if request.public_only else read_rows(self.train, columns, "train")
-        if train is not None and train.classes != test.classes:
-            raise ValueError(
-                f"{name}: train has the classes {train.classes}, test has {test.classes}: give both the same"
-            )
-        classes = self._classes(test)
+        loss, classes = per_example_loss(self.loss), self._classes(test)
+        check_targets(test, loss, "test")
+        check_transform(test, "test")
+        if train is not None:
+            check_targets(train, loss, "train")
+            check_alike(train, test)
         return LoadedWorkload(
             name=name,
             train=NoRows() if train is None else _split(train, classes),
             test=_split(test, classes),
             num_classes=classes,
-            loss=per_example_loss(self.loss),
+            loss=loss,
             metrics=dict(self.metrics or {}),
             models=dict(self.models),
             classifier=self.classifier,
@@ -172,7 +175,11 @@ class Workload:
         return self.num_classes or (len(test.classes) if test.classes else int(test.targets.max()) + 1)
 
 
-RESERVED = ("accuracy", "loss", "round", "seconds", "asked", "answered", "rejected", "reasons")
+RESERVED = (
+    "round", "accuracy", "loss", "epsilon_max", "epsilon_median", "uplink_bytes", "downlink_bytes",
+    "uplink_bytes_wire", "downlink_bytes_wire", "uplink_messages", "downlink_messages", "seconds", "asked", "answered",
+    "rejected", "reasons",
+)  # fmt: skip
 """Columns of rounds.csv that a metric cannot be named after."""
 
 
@@ -182,10 +189,10 @@ def _split(rows: Rows, classes: int | None) -> Split:
 
 
 def _rows_of(part: Any) -> Tensor:
-    found = torch.as_tensor(np.asarray(part))
-    if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
-        raise ValueError(f"partition: expected lists of row numbers, got {found.dtype} of shape {tuple(found.shape)}")
-    return found.long()
+    found = np.asarray(part)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise ValueError(f"partition: expected lists of row numbers, got {found.dtype} of shape {found.shape}")
+    return torch.from_numpy(found.astype(np.int64))
 
 
 def make(found: Any, name: str) -> Workload:
@@ -193,7 +200,7 @@ def make(found: Any, name: str) -> Workload:
 
     Raises ValueError for anything else.
     """
-    made = found if isinstance(found, Workload) or not callable(found) else found()
+    made = found if isinstance(found, Workload) or not callable(found) else user_code.run(f"workload {name}", found)
     if not isinstance(made, Workload):
         raise ValueError(
             f"workload {name!r}: expected a fedlsg.Workload, or a function without arguments that returns one, got "

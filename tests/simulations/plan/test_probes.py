@@ -125,7 +125,7 @@ def test_minilm_passes(settings):
 
 def passes(**settings: object) -> None:
     base = prepare(from_mapping(settings | {"noise_multiplier": 2.0, "data_dir": str(MIRROR)}))
-    check_model(base.build_model(), base.workload.test, device="cpu")
+    check_model(base.build_model(), base.workload.test, base.workload.loss, device="cpu")
 
 
 def planted(*mixer: nn.Module):

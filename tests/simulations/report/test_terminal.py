@@ -82,7 +82,7 @@ def test_plain_lines_where_there_is_no_terminal():
     console = Console(record=True, width=100, file=io.StringIO())
     with showing(console, 40, 0) as display:
         for round in range(1, 41):
-            display.on_round(row(round, accuracy=None if round < 40 else 0.75))
+            display.on_round(row(round, accuracy=None if round < 40 else 0.75, loss=None))
     lines = console.export_text().splitlines()
     assert len(lines) == 20
     assert lines[0] == "round    2/40  accuracy --  epsilon 1.23  up 2.00 kB  down 4.00 kB"

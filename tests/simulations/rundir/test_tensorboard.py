@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from simulations.rundir import tensorboard
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row
+from simulations.rundir.tables import FIELDS, Row
 from simulations.rundir.tensorboard import FILE
 from tests.simulations.support.runs import Run, resume_local
 
 
 def row(round: int, **changes: object) -> Row:
-    values = dict.fromkeys(Row.__dataclass_fields__, 0) | {
+    values = dict.fromkeys(FIELDS, 0) | {
         "round": round, "accuracy": 0.5, "loss": 1.0, "epsilon_max": 1.25, "epsilon_median": 1.0, "seconds": 2.0,
         "asked": "0 1 2", "answered": "0 2", "rejected": "1", "reasons": "1: late",
     }  # fmt: skip

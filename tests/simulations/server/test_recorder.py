@@ -46,7 +46,7 @@ def test_rows_come_back(written):
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, FIELDS)
     writer.writeheader()
-    writer.writerows(vars(row) for row in written)
+    writer.writerows(row.columns for row in written)
     assert [Row.parse(row) for row in csv.DictReader(io.StringIO(text.getvalue(), newline=""))] == written
 
 
@@ -79,9 +79,9 @@ def test_accuracy_is_measured_when_it_is_due(tmp_path):
 
 def test_each_round_is_evaluated_once(tmp_path, monkeypatch):
     """Also the last one, which is in the summary, and also where that is written by another process."""
-    calls: list[int] = []
+    calls: list[str] = []
     real = evaluation.score
-    monkeypatch.setattr(evaluation, "score", lambda *a, **k: (calls.append(len(a[1])), real(*a, **k))[1])
+    monkeypatch.setattr(evaluation, "score", lambda *a, **k: (calls.append(a[1].name), real(*a, **k))[1])
     run = run_local(tmp_path / "run", rounds=3)
     assert len(calls) == 3
     run.directory.summary.unlink()

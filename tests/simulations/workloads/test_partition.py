@@ -177,9 +177,11 @@ def test_wrong_settings_are_named(settings, message):
 @pytest.mark.parametrize(
     "labels", [torch.zeros(4), torch.zeros(2, 2, dtype=torch.int64), torch.zeros(4, dtype=torch.bool)]
 )
-def test_labels_that_are_no_labels_are_refused(labels):
-    with pytest.raises(ValueError, match="int64 labels"):
-        partition(labels, num_clients=1, seed=0)
+@pytest.mark.parametrize("scheme", ["dirichlet", "shards"])
+def test_targets_that_are_no_classes_are_refused_by_schemes_that_read_them(scheme, labels):
+    with pytest.raises(ValueError, match=f"{scheme} reads classes, int64"):
+        partition(labels, num_clients=1, scheme=scheme, seed=0)
+    assert [len(part) for part in partition(labels, num_clients=2, seed=0)] == [len(labels) // 2] * 2
 
 
 def tensors(*parts: list[int]) -> list[torch.Tensor]:

@@ -108,8 +108,16 @@ def test_a_split_must_be_consistent():
         Split(inputs=np.zeros((3, 1)), labels=torch.zeros(2, dtype=torch.int64), prepare=torch.from_numpy)
     with pytest.raises(ValueError, match="got 0 and 0"):
         Split(inputs=np.zeros((0, 1)), labels=torch.zeros(0, dtype=torch.int64), prepare=torch.from_numpy)
-    with pytest.raises(ValueError, match="int64 labels"):
-        Split(inputs=np.zeros((2, 1)), labels=torch.zeros(2), prepare=torch.from_numpy)
+    with pytest.raises(ValueError, match="expected one label an example"):
+        Split(inputs=np.zeros((2, 1)), labels=torch.tensor(1), prepare=torch.from_numpy)
+
+
+def test_classes_are_int64_and_other_targets_may_be_anything():
+    numbers = Split(inputs=np.zeros((2, 1)), labels=torch.zeros(2), prepare=torch.from_numpy)
+    with pytest.raises(ValueError, match="made: expected classes, int64 of shape"):
+        LoadedWorkload(name="made", train=numbers, test=numbers, num_classes=3, models={}, defaults={})
+    made = LoadedWorkload(name="made", train=numbers, test=numbers, num_classes=None, models={}, defaults={})
+    assert made.train.batch(torch.tensor([1]))[1].dtype == torch.float32
 
 
 def test_a_label_outside_the_classes_is_refused():

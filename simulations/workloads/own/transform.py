@@ -1,0 +1,86 @@
+"""A transform of a user's own: what it makes of rows, and the check that it makes each row from itself alone."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from simulations.workloads.base.workload import Progress
+
+AT_ONCE = 1024
+"""Rows that a transform is given at a time while data are read."""
+ONE_SHAPE = 'give one row an example, all of one shape (texts: padding="max_length")'
+CLOSE = 1e-4
+"""Largest difference of a row that is transformed alone and in a batch, relative to the row's largest number."""
+
+
+def transformed(
+    things: Sequence[Any], transform: Callable[..., Any] | None, several: bool, what: str, progress: Progress
+) -> Tensor | dict[str, Tensor]:
+    """What the transform makes of texts or other things: a tensor, or tensors by name; it gets some rows at a time.
+
+    ``several``: things are tuples, and the transform gets a list of each of their members.
+    Raises ValueError without a transform, for results that are not of one shape, and where the first or last row of
+    those that it got has another result alone.
+    """
+    if transform is None:
+        kind = type(things[0]).__name__ if things else "nothing"
+        raise ValueError(
+            f"{what} inputs are {kind}s, which no model takes: give transform=, a function from a list of them to a "
+            "tensor or a dict of tensors (of texts: a tokenizer that pads to one length)"
+        )
+
+    def make(rows: Sequence[Any]) -> dict[str, Tensor]:
+        made = run_transform(transform, *(map(list, zip(*rows, strict=True)) if several else [list(rows)]))
+        named = made.items() if isinstance(made, Mapping) else [("inputs", made)]
+        return {str(name): torch.as_tensor(value) for name, value in named}
+
+    parts: list[dict[str, Tensor]] = []
+    for start in range(0, len(things), AT_ONCE):
+        chunk = things[start : start + AT_ONCE]
+        parts.append(make(chunk))
+        for name, value in parts[-1].items():
+            if len(value) != len(chunk) or value.shape[1:] != parts[0][name].shape[1:]:
+                raise ValueError(
+                    f"transform gave {name} of shape {tuple(value.shape)} for {len(chunk)} {what} rows, and "
+                    f"{tuple(parts[0][name].shape)} before: {ONE_SHAPE}"
+                )
+        for row in {0, len(chunk) - 1}:
+            for name, alone in make(chunk[row : row + 1]).items():
+                check_same_row(alone, parts[-1].get(name), row, len(chunk), f"{what} {name}")
+        progress(f"{what}: {start + len(chunk)} of {len(things)} rows transformed")
+    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return whole["inputs"] if set(whole) == {"inputs"} else whole
+
+
+def check_same_row(alone: Tensor, together: Tensor | None, row: int, count: int, what: str) -> None:
+    """Raise ValueError unless ``alone`` (1, ...) is ``together[row]``; ``together``: (count, ...)."""
+    if together is None or together.shape != (count, *alone.shape[1:]) or len(alone) != 1:
+        shapes = f"{tuple(alone.shape)} for 1 row and {None if together is None else tuple(together.shape)} for {count}"
+        raise ValueError(f"transform gave {what} of shape {shapes}: {ONE_SHAPE}")
+    first, second = alone[0].double(), together[row].double()
+    scale = max(1.0, float(first.abs().nan_to_num().max())) if first.numel() else 1.0
+    if not torch.allclose(first, second, rtol=0, atol=CLOSE * scale, equal_nan=True):
+        raise ValueError(
+            f"transform gives other {what} for a row alone than in a batch, which mixes examples: make each row from "
+            "itself alone, without statistics of the batch and without chance"
+        )
+
+
+def run_transform(transform: Callable[..., Any], *stored: Any) -> Any:
+    """What a transform makes. Raises ValueError, with its error, for one that fails."""
+    try:
+        return transform(*stored)
+    except Exception as error:
+        raise ValueError(f"transform fails: {type(error).__name__}: {error}") from error
+
+
+def fields_of(inputs: Any) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by name. Raises ValueError for inputs that are none."""
+    for name, value in inputs.items() if hasattr(inputs, "items") else [("inputs", inputs)]:
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"transform gave {name} as {type(value).__name__}: expected a tensor, or a dict of tensors by name"
+            )
+        yield str(name), value

@@ -1,0 +1,125 @@
+"""The digest of own code: other code has another one, the same code in another process the same."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+from torch import nn
+from torch.nn import functional
+
+from fedlsg import user_code
+from fedlsg.code_digest import digest_of, digest_of_all
+from tests.fedlsg.test_user_code import forget_modules_of
+from tests.places import REPOSITORY
+
+
+def in_script(code: str, name: str = "f", **values: Any) -> Any:
+    """A function of a notebook's cell: it has no file, and its module is the script."""
+    space: dict[str, Any] = {"__name__": "__main__", **values}
+    exec(compile(code, "<cell 1>", "exec"), space)
+    return space[name]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(user_code, "_ALLOWED", [True])
+    monkeypatch.setattr(user_code, "_FILES", {})
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    forget_modules_of(tmp_path)
+
+
+def of_file(path: Path, **neighbours: str) -> str:
+    """The digest of ``f`` of a file, loaded as in a new process."""
+    for name in ("mine", *neighbours):
+        sys.modules.pop(name, None)
+    user_code._FILES.clear()
+    for name, code in neighbours.items():
+        (path.parent / f"{name}.py").write_text(code)
+    return digest_of(user_code.load(f"{path}:f", "workload"))
+
+
+@pytest.mark.parametrize(("first", "second"), [
+    ("def f(o, t): return o * 2", "def f(o, t): return o * 3"),
+    ("f = lambda: 1.5", "f = lambda: 2.5"),
+    ("def f(): return len", "def f(): return sum"),
+    ("def f():\n def g(): return 'a'\n return g", "def f():\n def g(): return 'b'\n return g"),
+    ("def f(x=3): return x", "def f(x=4): return x"),
+    ("def f(*, x=3): return x", "def f(*, x=4): return x"),
+    ("def g(w):\n return lambda: w\nf = g(3)", "def g(w):\n return lambda: w\nf = g(4)"),
+    ("W = 3\ndef f(): return W", "W = 4\ndef f(): return W"),
+    ("def g(): return 1\ndef f(): return g()", "def g(): return 2\ndef f(): return g()"),
+    ("class f:\n def a(self): return 1\n def b(self): return 1", "class f:\n def a(self): return 1\n def b(self): return 2"),
+    ("class G:\n def a(self): return 1\nf = lambda: G()", "class G:\n def a(self): return 2\nf = lambda: G()"),
+    ("class G:\n def __init__(self, a): self.a = a\nf = G(1)", "class G:\n def __init__(self, a): self.a = a\nf = G(2)"),
+    ("from functools import partial\nf = partial(int, base=2)", "from functools import partial\nf = partial(int, base=8)"),
+])  # fmt: skip
+def test_other_code_of_a_notebook_has_another_digest(first, second):
+    assert digest_of(in_script(first)) == digest_of(in_script(first))
+    assert digest_of(in_script(first)) != digest_of(in_script(second))
+
+
+def test_other_lines_of_a_notebook_and_line_numbers_say_nothing():
+    code = "def f(): return 1"
+    assert digest_of(in_script(code)) == digest_of(in_script(f"x = 3\n\n\n{code}\ndef other(): return 2"))
+
+
+def test_functions_that_call_each_other_have_a_digest():
+    code = "def g(): return f()\ndef f(n=3): return g()\nclass A:\n a = f"
+    assert digest_of(in_script(code)) == digest_of(in_script(code))
+
+
+def test_losses_of_torch_differ_in_their_settings():
+    losses = [
+        nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(ignore_index=2),
+        nn.MSELoss(), functional.cross_entropy, functional.mse_loss, partial(functional.cross_entropy, ignore_index=2),
+    ]  # fmt: skip
+    assert len(set(map(digest_of, losses))) == len(losses)
+
+
+def test_builtins_have_the_digest_of_their_name():
+    assert digest_of(len) != digest_of(sum)
+    assert digest_of(len) == digest_of(len)
+
+
+def test_order_counts():
+    assert digest_of_all([len, sum]) != digest_of_all([sum, len])
+
+
+def test_a_file_counts_whole_and_so_do_the_neighbours_that_it_imports(folder):
+    mine = folder / "mine.py"
+    mine.write_text("import helper\nfrom third import g\ndef f(): return helper.h() + g()\n")
+    code = {"helper": "import fourth\ndef h(): return 1\n", "third": "def g(): return 1\n", "fourth": "X = 1\n"}
+    first = of_file(mine, **code)
+    assert of_file(mine, **code) == first
+    for name in code:
+        assert of_file(mine, **{**code, name: code[name] + "Y = 2\n"}) != first
+    assert of_file(mine, **code, unused="X = 1\n") == first
+    mine.write_text(mine.read_text() + "# a comment\n")
+    assert of_file(mine, **code) != first
+
+
+def test_modules_elsewhere_do_not_count(folder):
+    """They are installed, or Python's: their version is not the user's code."""
+    mine = folder / "mine.py"
+    mine.write_text("import json, torch, numpy\nfrom pathlib import Path\ndef f(): return json, Path\n")
+    assert of_file(mine) == of_file(mine)
+    assert isinstance(user_code.load(f"{mine}:f", "workload"), FunctionType)
+
+
+def test_another_process_has_the_same_digest():
+    """Python orders the strings of a set anew in each process."""
+    code = "def f(x): return x in {'a', 'b', 'c', 'd'} or 1"
+    program = f"from tests.fedlsg.test_code_digest import digest_of, in_script\nprint(digest_of(in_script({code!r})))"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program], cwd=REPOSITORY, env={"PYTHONHASHSEED": seed, "PATH": ""},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert found == {digest_of(in_script(code)) + "\n"}

@@ -1,0 +1,178 @@
+"""Code by name: files, modules and entry points; and that nothing runs where it was not allowed."""
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from fedlsg import user_code
+from fedlsg.user_code import absolute, is_reference, load, name_of, short, shown
+
+
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch, tmp_path):
+    """Code may run, and modules of a test are gone after it."""
+    monkeypatch.setattr(user_code, "_ALLOWED", [True])
+    monkeypatch.setattr(user_code, "_FILES", {})
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    user_code.offered.cache_clear()
+    yield
+    user_code.offered.cache_clear()
+    forget_modules_of(tmp_path)
+
+
+def forget_modules_of(folder: Path) -> None:
+    for name, module in list(sys.modules.items()):
+        if str(folder) in str(getattr(module, "__file__", "")):
+            del sys.modules[name]
+
+
+def write(name: str, code: str) -> Path:
+    path = Path(name).resolve()
+    path.write_text(code)
+    return path
+
+
+@pytest.mark.parametrize(("name", "code"), [
+    ("mine.py:workload", True), ("/a/mine.py:w", True), ("package.module:w", True), ("mine.py", True),
+    ("digits", False), ("glue-sst2", False),
+])  # fmt: skip
+def test_what_names_code(name, code):
+    assert is_reference(name) is code
+
+
+def test_names_for_settings_folders_and_people(tmp_path):
+    assert absolute("mine.py:w") == f"{tmp_path}/mine.py:w"
+    assert absolute("~/mine.py:w") == f"{Path.home()}/mine.py:w"
+    assert [absolute(name) for name in ("package:w", "digits")] == ["package:w", "digits"]
+    assert [short(name) for name in ("/a/b/mine.py:w", "package.module:w", "digits")] == [
+        "mine-w", "package-w", "digits",
+    ]  # fmt: skip
+    assert shown("/a/b/mine.py:w") == "mine.py:w"
+    assert shown("digits") == "digits"
+
+
+def test_a_file_runs_once_and_again_after_it_has_changed(tmp_path):
+    mine = write("mine.py", "print('ran')\ndef f(): return 1\n")
+    first = load(f"{mine}:f", "workload")
+    assert load("mine.py:f", "workload") is first
+    mine.write_text("def f(): return 2\n")
+    assert load("mine.py:f", "workload")() == 2
+    assert first() == 1
+
+
+def test_neighbours_and_dataclasses_work():
+    """A dataclass with annotations in words looks its module up."""
+    write("helper.py", "VALUE = 7\n")
+    write("mine.py", "from __future__ import annotations\nfrom dataclasses import dataclass\nimport helper\n"
+          "@dataclass\nclass A:\n    a: int = helper.VALUE\ndef f(): return A().a\n")  # fmt: skip
+    assert load("mine.py:f", "workload")() == 7
+
+
+@pytest.mark.parametrize("stem", ["json", "colorsys", "torch", "fedlsg", "my-file", "a.b"])
+def test_a_file_hides_no_module_of_python_or_of_a_package(stem):
+    """colorsys: not loaded yet, and somebody imports it later."""
+    sys.modules.pop("colorsys", None)
+    before = sys.modules.get(stem)
+    write(f"{stem}.py", "def f(): return 1\n")
+    assert load(f"{stem}.py:f", "workload")() == 1
+    assert sys.modules.get(stem) is before
+    import colorsys
+
+    assert colorsys.rgb_to_hsv(0, 0, 0) == (0.0, 0.0, 0)
+
+
+def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path):
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+        write(f"{number}/mine.py", f"def f(): return {number}\n")
+    assert [load(f"{number}/mine.py:f", "workload")() for number in (1, 2, 1)] == [1, 2, 1]
+
+
+MISTAKES = {
+    "nowhere.py:f": "workload: there is no file",
+    "mine.py:g": r"mine.py has no 'g'.*expected workload as FILE.py:NAME",
+    "mine.py": r"workload 'mine.py': expected FILE.py:NAME, as mine.py:workload",
+    "mine.py:": r"expected FILE.py:NAME, as mine.py:workload",
+    ":f": r"expected FILE.py:NAME, as mine.py:workload",
+    "nomodule:f": r"workload 'nomodule': no module of this name is installed; a file is named as FILE.py:NAME",
+    "..:f": "no module of this name",
+    "json:nothing": "json has no 'nothing'",
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_name_that_names_nothing_is_refused_in_one_line(name):
+    write("mine.py", "def f(): return 1\ndef _hidden(): return 1\n")
+    with pytest.raises(ValueError, match=MISTAKES[name]) as error:
+        load(name, "workload")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("code", "words"), [
+    ("x = 1\ndef f(:\n    pass\n", "mine.py, line 2: SyntaxError"),
+    ("x = 1\n\ny = undefined\n", "mine.py, line 3: NameError: name 'undefined' is not defined"),
+    ("def g(): raise KeyError(3)\ng()\n", "mine.py, line 1: KeyError: 3"),
+    ("import json\njson.loads('{')\n", "mine.py, line 2: JSONDecodeError"),
+    ("import helper\n", "helper.py, line 2: SyntaxError"),
+    ("import missing_module\n", "mine.py, line 1: ModuleNotFoundError"),
+])  # fmt: skip
+def test_code_that_fails_names_file_and_line_and_runs_again(code, words):
+    write("helper.py", "x = 1\ndef (\n")
+    mine = write("mine.py", code)
+    for _ in range(2):
+        with pytest.raises(ImportError, match=words):
+            load("mine.py:f", "workload")
+        assert "mine" not in sys.modules
+    mine.write_text("def f(): return 1\n")
+    assert load("mine.py:f", "workload")() == 1
+
+
+@pytest.mark.parametrize("name", ["evil.py:f", "evil:f", "os:system", "evil.py"])
+def test_where_code_is_not_allowed_nothing_runs(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(user_code, "_ALLOWED", [])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write("evil.py", f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\ndef f(): pass\n")
+    with pytest.raises(ValueError, match="names code, and this process runs none that a setting names"):
+        load(name, "workload")
+    assert not (tmp_path / "ran").exists()
+    user_code.allow()  # negative control
+    load("evil.py:f", "workload")
+    assert (tmp_path / "ran").exists()
+
+
+def nested():
+    def inner(): ...
+
+    return inner
+
+
+def test_the_name_of_a_function():
+    assert name_of(nested) == f"{__file__}:nested"
+    assert name_of(nested()) == "inner"
+    assert name_of(lambda: 1) == "lambda"
+    assert name_of(pytest.raises) == "_pytest.raises:raises"
+    assert load(name_of(nested), "workload").__name__ == "nested"
+
+
+def point(name: str, value: str) -> EntryPoint:
+    return EntryPoint(name=name, value=value, group="fedlsg.methods")
+
+
+def test_two_packages_that_offer_one_name_are_refused(monkeypatch):
+    offers = [point("a", "one:f"), point("a", "two:f")]
+    monkeypatch.setattr(user_code, "entry_points", lambda group: offers)
+    with pytest.raises(ValueError, match="two packages offer 'a' in fedlsg.methods: one:f and two:f; uninstall one"):
+        user_code.offered("fedlsg.methods")
+
+
+def test_one_package_found_twice_on_the_path_is_one(monkeypatch):
+    monkeypatch.setattr(user_code, "entry_points", lambda group: [point("a", "one:f"), point("a", "one:f")])
+    assert list(user_code.offered("fedlsg.methods")) == ["a"]
+
+
+def test_an_entry_point_that_cannot_be_imported_is_named():
+    with pytest.raises(ImportError, match="fedlsg.methods: a = nowhere:f cannot be imported: ModuleNotFoundError"):
+        user_code.imported(point("a", "nowhere:f"))

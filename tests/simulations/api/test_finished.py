@@ -1,0 +1,169 @@
+"""``fedlsg.Run`` and ``fedlsg.load_run``: what can be read of a run, also where its code or data are gone."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import fedlsg
+import strategies
+from fedlsg import user_code
+from simulations import workloads
+from simulations.rundir.tables import FIELDS
+from tests.simulations.support.own import MINE, TEST, fresh, quick, refused, write
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory) -> Path:
+    """A user's file, which no test changes."""
+    return write(tmp_path_factory.mktemp("code") / "mine.py")
+
+
+@pytest.fixture(scope="module")
+def finished(mine, tmp_path_factory) -> fedlsg.Run:
+    """Two rounds of the workload and the recipe of the file."""
+    with fresh():
+        return quick(
+            tmp_path_factory.mktemp("runs") / "run", workload=f"{mine}:workload", method=f"{mine}:recipe", rounds=2
+        )
+
+
+def accuracy(model: nn.Module) -> float:
+    x, y = torch.tensor(TEST[0], dtype=torch.float32), torch.tensor(TEST[1])
+    assert not model.training
+    return float((model(x).argmax(1) == y).double().mean())
+
+
+def new_process() -> None:
+    """Forget what this process knows of own code."""
+    strategies.forget()
+    workloads._GIVEN.clear()
+    workloads._MADE.clear()
+    user_code._FILES.clear()
+
+
+def test_tables_are_read_by_pandas(finished):
+    rounds, sent = pd.DataFrame(finished.rounds), pd.DataFrame(finished.bytes)
+    assert tuple(rounds.columns) == FIELDS
+    assert rounds["round"].tolist() == [1, 2]
+    assert rounds["loss"].dtype == float
+    assert sent["payload_bytes" if "payload_bytes" in sent else "payload"].sum() > 0
+    assert len(sent) == rounds["uplink_messages"].sum() + rounds["downlink_messages"].sum()
+
+
+def test_the_model_has_the_accuracy_of_the_summary(finished):
+    user_code.allow()
+    assert accuracy(finished.model) == pytest.approx(finished.summary["accuracy"])
+    assert accuracy(fedlsg.load_run(finished.directory).model) == pytest.approx(finished.summary["accuracy"])
+
+
+@pytest.mark.parametrize("settings", [{"method": "lora", "rank": 1}, {"ema": 0.9}])
+def test_so_has_one_with_adapters_or_averaged_weights(settings, tmp_path):
+    found = quick(
+        tmp_path / "run", model=lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)), **settings
+    )
+    assert accuracy(found.model) == pytest.approx(found.summary["accuracy"])
+    assert all(type(module) in (nn.Sequential, nn.Linear, nn.Tanh) for module in found.model.modules())
+
+
+def test_a_run_shows_itself_without_folders_of_this_machine(finished):
+    for text in (repr(finished), finished._repr_html_()):
+        for word in ("mine.py:workload", "mine.py:recipe", "NOT PRIVATE", "accuracy", str(finished.directory)):
+            assert word in text
+        assert str(Path(user_code.absolute("x.py:f")).parent) + "/mine.py" not in text
+    assert "data:image/png;base64," in finished._repr_html_()
+    assert finished._repr_html_().startswith("<table><tr><th>workload</th><td>mine.py:workload</td></tr>")
+
+
+def test_a_plot_has_the_rounds(finished):
+    lines = [line for axes in finished.plot().axes for line in axes.lines]
+    assert any(len(line.get_xdata()) == 2 for line in lines)
+
+
+def test_epsilon_is_that_of_the_ledgers(finished):
+    assert finished.epsilon == finished.summary["epsilon_max"]
+
+
+def test_a_run_that_is_loaded_equals_the_one_that_was_made(finished):
+    again = fedlsg.load_run(str(finished.directory))
+    assert (again.summary, again.rounds, again.bytes) == (finished.summary, finished.rounds, finished.bytes)
+    assert repr(again) == repr(finished)
+
+
+def test_an_unfinished_run_has_rounds_and_no_summary(tmp_path):
+    def stop(row):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quick(tmp_path / "run", rounds=3, callbacks=[stop])
+    found = fedlsg.load_run(tmp_path / "run")
+    assert [row["round"] for row in found.rounds] == [1]
+    assert found.epsilon > 0
+    assert "status" in repr(found)
+    assert "<table>" in found._repr_html_()
+    with pytest.raises(FileNotFoundError, match="summary"):
+        found.summary  # noqa: B018
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "a file", "other things"])
+def test_a_foreign_folder_is_no_run(kind, tmp_path):
+    place = tmp_path / "place"
+    if kind == "a file":
+        place.write_text("x")
+    elif kind != "missing":
+        place.mkdir()
+    if kind == "other things":
+        (place / "notes.txt").write_text("x")
+    with pytest.raises((ValueError, OSError), match="place") as error:
+        fedlsg.load_run(place)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_whose_code_is_gone_is_still_read_and_has_no_model(tmp_path):
+    mine = write(tmp_path / "gone.py")
+    made = quick(tmp_path / "run", workload=f"{mine}:workload", method=f"{mine}:recipe")
+    mine.unlink()
+    new_process()
+    found = fedlsg.load_run(tmp_path / "run")
+    assert found.rounds == made.rounds
+    assert found.summary["accuracy"] == made.summary["accuracy"]
+    assert "gone.py:workload" in repr(found)
+    assert found.plot().axes
+    with refused("there is no file", "gone.py"):
+        found.model  # noqa: B018
+
+
+def test_a_run_of_code_that_has_changed_has_no_model(tmp_path):
+    mine = write(tmp_path / "changed.py")
+    quick(tmp_path / "run", workload=f"{mine}:workload")
+    write(mine, MINE.replace("nn.Tanh()", "nn.ReLU()"))
+    new_process()
+    with refused("the code of the run's own workload differs from that which the run used: restore the file"):
+        fedlsg.load_run(tmp_path / "run").model  # noqa: B018
+
+
+def test_another_workload_under_the_same_name_gives_no_model(tmp_path):
+    """A notebook's cells: both are called own."""
+    first = quick(tmp_path / "first")
+    quick(tmp_path / "second", loss=lambda o, t: nn.functional.cross_entropy(o, t, reduction="none"))
+    assert accuracy(first.model) == pytest.approx(first.summary["accuracy"])  # the run itself still has its own
+    with refused("the code of the run's own workload differs"):
+        fedlsg.load_run(tmp_path / "first").model  # noqa: B018
+
+
+def test_a_workload_of_a_notebook_is_unknown_to_another_process(tmp_path):
+    quick(tmp_path / "run")
+    new_process()
+    found = fedlsg.load_run(tmp_path / "run")
+    assert len(found.rounds) == 1
+    with refused("unknown workload 'own'"):
+        found.model  # noqa: B018
+
+
+def test_the_digests_are_in_the_summary(finished):
+    code = json.loads((finished.directory / "summary.json").read_text())["own_code"]
+    assert code.keys() == {"workload", "method"}
+    assert all(len(digest) == 64 for digest in code.values())

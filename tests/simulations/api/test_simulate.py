@@ -1,0 +1,372 @@
+"""``fedlsg.simulate``: what it takes, what it refuses before anything is written, callbacks, resuming."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fedlsg
+from simulations.rundir.tables import FIELDS
+from simulations.workloads.own.workload import RESERVED
+from tests.simulations.support.own import CLASSES, MINE, QUICK, TEST, TRAIN, build, quick, refused, workload, write
+
+
+def weights(found: fedlsg.Run) -> torch.Tensor:
+    return torch.cat([w.flatten() for w in found.model.state_dict().values()])
+
+
+def nothing_in(folder: Path) -> bool:
+    return not any(folder.iterdir())
+
+
+# --- losses and models ---
+
+
+LOSSES = {
+    "a module": nn.CrossEntropyLoss(),
+    "a function": functional.cross_entropy,
+    "one's own": lambda o, t: functional.cross_entropy(o, t, reduction="none"),
+    "by hand": lambda o, t: -o.log_softmax(1).gather(1, t[:, None]).squeeze(1),
+}
+
+
+def test_a_loss_may_have_any_of_its_usual_forms(tmp_path):
+    found = [quick(tmp_path / name, loss=loss) for name, loss in LOSSES.items()]
+    for other in found[1:]:
+        assert other.summary["loss"] == pytest.approx(found[0].summary["loss"], rel=1e-5)
+        assert torch.allclose(weights(other), weights(found[0]), atol=1e-5)
+
+
+X, NUMBERS, LABELS = TRAIN[0], TRAIN[0][:, :2], (TRAIN[0] > 0)[:, :4]
+TOKENS = np.abs(TRAIN[0] * 3).astype(np.int64) % 7
+
+
+class Speaker(nn.Module):
+    """Outputs (B, T, V) of tokens (B, T)."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(7, 5), nn.Linear(5, 9)
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
+
+
+KINDS = {
+    "regression": (lambda: nn.Linear(8, 2), (X, NUMBERS), nn.MSELoss()),
+    "one number": (lambda: nn.Sequential(nn.Linear(8, 1), nn.Flatten(0)), (X, X[:, 0]), functional.mse_loss),
+    "multi-label": (lambda: nn.Linear(8, 4), (X, LABELS.astype(np.float32)), nn.BCEWithLogitsLoss()),
+    "language modelling": (Speaker, (TOKENS, TOKENS), nn.CrossEntropyLoss()),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_targets_of_any_kind_train_and_have_a_loss_and_metrics_instead_of_an_accuracy(kind, tmp_path):
+    model, data, loss = KINDS[kind]
+    metrics = {"error": lambda o, t: (o.float().mean() - t.float().mean()).abs()}
+    found = quick(tmp_path / "run", model=model, train=data, test=data, loss=loss, metrics=metrics, rounds=2)
+    assert found.summary["accuracy"] is None
+    assert math.isfinite(found.summary["loss"])
+    assert [row["accuracy"] for row in found.rounds] == [None, None]
+    assert all(math.isfinite(row["error"]) for row in found.rounds)
+    assert "accuracy" not in repr(found)
+
+
+class Named(nn.Module):
+    """Takes inputs by name, and returns an object with logits, as the models of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, CLASSES)
+
+    def forward(self, *, x, scale):
+        return SimpleNamespace(logits=self.linear(x * scale))
+
+
+def test_inputs_by_name_and_outputs_with_logits(tmp_path):
+    train, test = (({"x": x, "scale": np.ones((len(x), 1))}, y) for x, y in (TRAIN, TEST))
+    plain = quick(tmp_path / "plain", model=lambda: nn.Sequential(nn.Linear(8, CLASSES)))
+    named = quick(tmp_path / "named", model=Named, train=train, test=test)
+    assert torch.equal(weights(named), weights(plain))
+
+
+def test_a_model_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        max_position_embeddings=8, num_labels=3, attn_implementation="eager",
+    )  # fmt: skip
+    ids = np.abs(TRAIN[0] * 5).astype(np.int64) % 20
+    data = ({"input_ids": ids[:, :6], "attention_mask": np.ones((len(ids), 6), dtype=np.int64)}, TRAIN[1])
+    found = quick(
+        tmp_path / "run", model=lambda: transformers.BertForSequenceClassification(config), train=data, test=data,
+        method="dpsgd",
+    )  # fmt: skip
+    assert 0 <= found.summary["accuracy"] <= 1
+
+
+def by_first(outputs, targets):
+    """A planted mistake: weighted by the first example of the batch."""
+    return functional.cross_entropy(outputs, targets, reduction="none") * targets[0]
+
+
+REFUSED = {
+    "a loss that averages": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "the loss averages over the batch"),
+    "and without a clip": (
+        {"loss": lambda o, t: functional.cross_entropy(o, t), "method": "sgd", "noise_multiplier": None},
+        "the loss averages over the batch",
+    ),
+    "a loss that sums": ({"loss": lambda o, t: (o[:, 0] - t).square().sum()}, "without a mean or sum over dimension 0"),
+    "a loss that mixes": ({"loss": by_first}, "the loss function: mixes examples"),
+    "a loss of the batch's mean": (
+        {"loss": lambda o, t: functional.cross_entropy(o - o.mean(0), t, reduction="none")},
+        "mixes examples",
+    ),
+    "a loss that is none": ({"loss": "mse"}, "expected loss(outputs, targets), a function or a module of torch"),
+    "a transform that mixes": ({"transform": lambda x: x - x.mean(0)}, "mixes examples: make each row from itself"),
+    "a module": ({"model": build()}, "write model=lambda: MyModel(...)"),
+    "too few outputs": ({"model": lambda: nn.Linear(8, 2)}, "fails on rows of test", "Target 2 is out of bounds"),
+    "another width": ({"model": lambda: nn.Linear(7, 3)}, "shapes cannot be multiplied (1x8 and 7x3))"),
+    "a model with BatchNorm": (
+        {"model": lambda: nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))},
+        "BatchNorm1d): mixes the examples",
+    ),
+    "outputs of another shape": ({"loss": nn.MSELoss()}, "expected outputs and targets of one shape for MSELoss"),
+    "a metric with a taken name": ({"metrics": {"epsilon_max": len}}, "metrics['epsilon_max'] is a column of rounds"),
+    "a metric that is none": ({"metrics": {"f1": 3}}, "metrics['f1'] is no function"),
+    "no model": ({"model": None}, "simulate needs model; or a workload, as workload='digits'"),
+    "a setting with a mistake": ({"learnig_rate": 1}, "unknown setting 'learnig_rate'; did you mean 'learning_rate'?"),
+    "another framework's name": ({"epochs": 3}, "unknown setting 'epochs'; did you mean 'rounds'?"),
+    "a setting out of range": ({"rounds": 0}, "rounds"),
+    "a setting of another type": ({"rounds": 2.5}, "expected a number (int) for rounds, got 2.5"),
+    "both": ({"epsilon": 1.0, "mechanism": "none", "noise_multiplier": None}, "epsilon needs a mechanism that adds"),
+    "Flower's engine": ({"engine": "flower"}, "engine"),
+    "an unknown method": ({"method": "fedavg"}, "fedavg is called 'sgd' here"),
+    "a method that is none": ({"method": 3}, "method=int: expected the name of a recipe"),
+    "an unknown scheme": ({"partition": "writer"}, "unknown partition of own 'writer', expected one of iid"),
+    "a preset of a paper": ({"preset": "nothing"}, "nothing"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_use_is_refused_in_one_line_and_leaves_nothing(case, tmp_path, monkeypatch):
+    changes, *words = REFUSED[case]
+    monkeypatch.chdir(tmp_path)
+    with refused(*words):
+        quick(None, **changes)
+    assert nothing_in(tmp_path)
+
+
+def test_a_workload_and_its_parts_are_given_once(tmp_path):
+    with refused("give either a workload or model, metrics, num_classes"):
+        quick(tmp_path / "a", workload=workload(), model=build, metrics={}, num_classes=3)
+    with refused("lists of rows belong to a workload"):
+        quick(tmp_path / "b", workload=workload(), partition=[[0], [1]])
+    assert nothing_in(tmp_path)
+
+
+def test_reserved_names_are_the_columns_of_rounds_csv():
+    assert set(RESERVED) == set(FIELDS)
+
+
+# --- methods ---
+
+
+def wide(*, width: int = 2, mechanism, server):
+    """Random carriers, as wide as width."""
+    carrier = fedlsg.recipe("rgp-random", rank=width).carrier
+    return fedlsg.Method(name="wide", carrier=carrier, mechanism=mechanism, server=server)
+
+
+def test_a_method_object_equals_the_recipe_it_is_like_and_takes_its_own_settings(tmp_path):
+    for width in (1, 2):
+        mine = quick(tmp_path / f"mine-{width}", method=wide, width=width)
+        theirs = quick(tmp_path / f"theirs-{width}", method="rgp-random", rank=width)
+        assert torch.equal(weights(mine), weights(theirs))
+        assert mine.summary["uplink_bytes"] == theirs.summary["uplink_bytes"]
+    with refused("width"):
+        quick(tmp_path / "no", method=wide, width="many")
+    with refused("unknown setting 'widht'; did you mean 'width'?"):
+        quick(tmp_path / "no", method=wide, widht=2)
+
+
+def test_functions_inside_functions_and_of_notebooks_are_methods(tmp_path):
+    def inner(*, mechanism, server):
+        """Inside."""
+        return fedlsg.Method(name="inner", mechanism=mechanism, server=server)
+
+    space = {"__name__": "__main__", "fedlsg": fedlsg}
+    cell = 'def cell(*, mechanism, server):\n    "A cell."\n    return fedlsg.Method(name="c", mechanism=mechanism, server=server)'
+    exec(cell, space)
+    found = [quick(tmp_path / str(i), method=one) for i, one in enumerate((inner, space["cell"], "dpsgd"))]
+    assert torch.equal(weights(found[0]), weights(found[2]))
+    assert torch.equal(weights(found[1]), weights(found[2]))
+
+
+def test_functions_that_were_defined_anew_are_the_ones_that_run(tmp_path):
+    found = []
+    for width in (6, 8):
+        space = {"__name__": "__main__", "nn": nn, "fedlsg": fedlsg}
+        exec(f"def model(): return nn.Sequential(nn.Linear(8, {width}), nn.Linear({width}, 3))", space)
+        exec(
+            "def method(*, mechanism, server):\n 'M.'\n"
+            f" return fedlsg.Method(name='m', carrier=fedlsg.recipe('rgp-random', rank={width // 2 - 2}).carrier,"
+            " mechanism=mechanism, server=server)",
+            space,
+        )
+        found.append(quick(tmp_path / str(width), model=space["model"], method=space["method"], rounds=2))
+    assert [len(run.model) for run in found] == [2, 2]
+    assert [run.model[0].out_features for run in found] == [6, 8]
+    assert found[0].summary["uplink_bytes"] != found[1].summary["uplink_bytes"]
+
+
+def test_a_changed_file_is_what_the_next_run_takes(tmp_path):
+    mine = write(tmp_path / "mine.py")
+    first = quick(tmp_path / "1", workload=f"{mine}:workload")
+    write(mine, MINE.replace("nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3)", "nn.Linear(8, 3)"))
+    second = quick(tmp_path / "2", workload=f"{mine}:workload")
+    assert (len(first.model), len(second.model)) == (3, 1)
+
+
+# --- callbacks ---
+
+
+def test_callbacks_get_each_row_in_their_order(tmp_path):
+    seen = []
+    found = quick(
+        tmp_path / "run", rounds=2, metrics={"half": lambda o, t: 0.5},
+        callbacks=[lambda row: seen.append(("first", row)), lambda row: seen.append(("second", row))],
+    )  # fmt: skip
+    assert [name for name, _ in seen] == ["first", "second"] * 2
+    assert [row for name, row in seen if name == "first"] == found.rounds
+    assert found.rounds[1]["half"] == 0.5
+
+
+def test_a_callback_that_fails_ends_the_run_which_can_be_resumed(tmp_path):
+    whole = quick(tmp_path / "whole", rounds=3)
+
+    def fails(row):
+        if row["round"] == 2:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        quick(tmp_path / "run", rounds=3, callbacks=[fails])
+    half = fedlsg.load_run(tmp_path / "run")
+    assert [row["round"] for row in half.rounds] == [1, 2]
+    resumed = quick(tmp_path / "run", rounds=3, resume=True)
+    assert torch.equal(weights(resumed), weights(whole))
+    assert [row["loss"] for row in resumed.rounds] == [row["loss"] for row in whole.rounds]
+
+
+def test_nothing_of_a_users_own_changes_the_ledger(tmp_path):
+    """Loss, metrics, transform and callbacks write whatever they want into what they are given."""
+
+    def metric(outputs, targets):
+        outputs.zero_()
+        targets.zero_()
+        return 0.0
+
+    def callback(row):
+        row.clear()
+        row["epsilon_max"] = 0.0
+
+    plain = quick(tmp_path / "plain", rounds=2)
+    other = quick(tmp_path / "other", rounds=2, metrics={"m": metric}, callbacks=[callback])
+    ledgers = [sorted((run.directory / "ledger").rglob("*")) for run in (plain, other)]
+    found = [[path.read_bytes() for path in paths if path.suffix == ".jsonl"] for paths in ledgers]
+    assert found[0] == found[1] != []
+    assert plain.epsilon == other.epsilon
+    assert torch.equal(weights(plain), weights(other))
+
+
+def test_metrics_see_the_public_test_split_alone(tmp_path):
+    seen = []
+    quick(tmp_path / "run", rounds=2, metrics={"m": lambda o, t: seen.append((len(o), t.tolist())) or 0.0})
+    assert seen == [(len(TEST[0]), TEST[1].tolist())] * 2
+
+
+# --- folders, resuming ---
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    with pytest.raises((ValueError, OSError), match="run"):
+        quick(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+
+
+def test_the_default_folder_is_named_after_workload_and_method(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mine = write(tmp_path / "mine.py")
+    found = [quick(None), quick(None, workload=f"{mine}:workload", method=f"{mine}:recipe")]
+    assert [run.directory.name.split("-", 2)[2] for run in found] == ["own-dpsgd", "mine-workload-mine-recipe"]
+
+
+def interrupted(out: Path, **changes) -> None:
+    def stop(row):
+        if row["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quick(out, rounds=3, callbacks=[stop], **changes)
+
+
+def test_a_resumed_run_has_the_weights_of_one_that_was_never_interrupted(tmp_path):
+    whole = quick(tmp_path / "whole", rounds=3)
+    interrupted(tmp_path / "run")
+    assert torch.equal(weights(quick(tmp_path / "run", rounds=3, resume=True)), weights(whole))
+
+
+def test_only_the_same_call_continues_a_run(tmp_path):
+    interrupted(tmp_path / "run", method=wide)
+    again = {"method": wide, "rounds": 3, "resume": True}
+    with refused("resume=True continues the run", "rounds=3 (not 5)"):
+        quick(tmp_path / "run", **{**again, "rounds": 5})
+    with refused("engine='local' (not 'ray')"):
+        quick(tmp_path / "run", **{**again, "engine": "ray"})
+    with refused("the code of the run's own workload or method differs"):
+        quick(tmp_path / "run", **again, loss=LOSSES["by hand"])
+    with refused("the code of the run's own workload or method differs"):
+        quick(tmp_path / "run", **again, model=lambda: build())
+    with refused("the data or its partition differ"):
+        quick(tmp_path / "run", **again, train=(TRAIN[0] + 1, TRAIN[1]))
+    with refused("the test data differ"):
+        quick(tmp_path / "run", **again, test=(TEST[0] + 1, TEST[1]))
+    with refused("resume=True continues the run in out: give out, too"):
+        quick(None, **again)
+    with pytest.raises((ValueError, OSError), match="nowhere"):
+        quick(tmp_path / "nowhere", **again)
+    assert quick(tmp_path / "run", **again).summary["rounds"] == 3
+
+
+def test_another_partition_is_refused_on_resuming(tmp_path):
+    """The clients' ledgers would be about other examples."""
+    n = len(TRAIN[0])
+    interrupted(tmp_path / "run", partition=[range(n // 2), range(n // 2, n)])
+    with refused("the data or its partition differ from those that this run began with"):
+        quick(tmp_path / "run", rounds=3, resume=True, partition=[range(10), range(10, n)])
+
+
+def test_numbers_of_numpy_are_settings(tmp_path):
+    found = quick(tmp_path / "run", clients=np.int64(3), sample_rate=np.float64(0.25))
+    assert found.summary["clients"] == 3
+
+
+def test_quiet_prints_nothing(tmp_path, capsys):
+    quick(tmp_path / "run")
+    assert capsys.readouterr().out == ""
+    quick(tmp_path / "loud", quiet=False)
+    assert "own: 2 clients with 30 to 30 examples, 1 rounds" in capsys.readouterr().out
+
+
+def test_an_epsilon_is_kept(tmp_path):
+    found = quick(tmp_path / "run", noise_multiplier=None, epsilon=5.0, reproducible=False, rounds=2)
+    assert found.epsilon <= 5.0
+    assert found.epsilon == pytest.approx(found.summary["epsilon_max"])
+    assert QUICK["noise_multiplier"] != found.summary.get("noise_multiplier")

@@ -1,0 +1,204 @@
+"""The command line on a user's own files and on packages that offer workloads and methods."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import strategies
+from fedlsg import user_code
+from simulations.engines.cluster import Cluster
+from tests.simulations.support.own import MINE, write
+from tests.simulations.support.runs import Run
+
+QUICK = ("--engine", "local", "--noise-multiplier", "2", "--reproducible")
+
+
+@pytest.fixture
+def mine(fedlsg, tmp_path) -> Path:
+    """In the working directory of the command."""
+    return write(tmp_path / "mine.py")
+
+
+def refused(fedlsg, *arguments: str) -> str:
+    """The one line of a command that fails, and leaves no run."""
+    status, _, err = fedlsg(*arguments)
+    assert status == 1
+    assert err.count("\n") == 1
+    assert not Path("runs").exists()
+    return err
+
+
+def test_a_workload_and_a_method_of_a_file(fedlsg, mine, tmp_path):
+    status, out, err = fedlsg(
+        "run", "mine.py:workload", "--method", "mine.py:recipe", "-c", "width=1", *QUICK, "--out", "here"
+    )
+    assert (status, err) == (0, "")
+    assert "mine.py:workload: 3 clients with 20 to 20 examples, 1 rounds at q = 0.2, method mine.py:recipe" in out
+    run = Run(tmp_path / "here")
+    assert run.config["width"] == 1
+    assert run.config["workload"] == f"{mine}:workload"
+    status, out, err = fedlsg("report", "here")
+    assert (status, err) == (0, "")
+
+
+def test_a_run_of_a_file_resumes_unless_the_file_has_changed(fedlsg, mine, tmp_path, monkeypatch):
+    from simulations.rundir.tables import Tables
+
+    real, stops = Tables.append_row, [True]
+
+    def stop(self, row):
+        real(self, row)
+        if row.round == 2 and stops:
+            stops.pop()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tables, "append_row", stop)
+    status, *_ = fedlsg(
+        "run", "mine.py:workload", "--method", "mine.py:recipe", "--rounds", "3", *QUICK, "--out", "here"
+    )
+    assert status == 130
+    write(mine, MINE + "\n# changed\n")
+    status, _, err = fedlsg("resume", "here")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "the code of the run's own workload or method differs from that which this run began with" in err
+    write(mine)
+    status, _, err = fedlsg("resume", "here")
+    assert (status, err) == (0, "")
+    assert [row.round for row in Run(tmp_path / "here").rows] == [1, 2, 3]
+
+
+def test_other_commands_take_the_names(fedlsg, mine, tmp_path):
+    assert fedlsg("partition", "mine.py:workload")[0] == 0
+    assert fedlsg("inspect", "mine.py:workload", "--method", "mine.py:recipe", "--out", "seen")[0] == 0
+    status, out, err = fedlsg(
+        "compare", "mine.py:workload", "--methods", "dpsgd,mine.py:recipe", "--epsilons", "8", "--out", "grid"
+    )
+    assert (status, err) == (0, "")
+    assert "mine.py:recipe" in out
+
+
+WRONG = {
+    "mine.py": ("run mine.py", "workload 'mine.py': expected FILE.py:NAME, as mine.py:workload"),
+    "a missing file": ("run nowhere.py:workload", "there is no file"),
+    "a missing name": ("run mine.py:wrkload", "mine.py has no 'wrkload'; did you mean 'workload'?"),
+    "a function of arguments": ("run mine.py:rows", "rows() missing 2 required positional arguments"),
+    "a function of something else": ("run mine.py:build", "expected a fedlsg.Workload, or a function without argum"),
+    "no function": ("run mine.py:W", "expected a fedlsg.Workload"),
+    "a module of Python": ("run os:getcwd", "expected a fedlsg.Workload"),
+    "a missing module": ("run nomodule:f", "no module of this name is installed"),
+    "a syntax error": ("run broken.py:workload", "broken.py, line 2: SyntaxError"),
+    "an error inside": ("run failing.py:workload", "failing.py, line 3: KeyError: 'a'"),
+    "a method that is none": ("run --method mine.py:build", "does not take mechanism and server: a recipe is def"),
+    "a missing method": ("run --method mine.py:rcipe", "has no 'rcipe'; did you mean 'recipe'?"),
+    "a method without words": ("run --method bad.py:silent", "has no docstring"),
+    "a shadowed setting of a run": ("run --method bad.py:rounds", "declares 'rounds', which is a setting of every run"),
+    "a shadowed setting of a codec": ("run --method bad.py:codec", "declares 'noise_floor_step', which is a setting"),
+    "a shadowed setting of the clip": ("run --method bad.py:clip", "declares 'clip_norm', which every method has"),
+    "a setting of another type": ("run --method bad.py:rank", "setting 'rank' has two different declarations"),
+    "an unknown setting": ("run --method mine.py:recipe -c widht=2", "unknown setting 'widht'; did you mean 'width'?"),
+    "a value of another type": ("run --method mine.py:recipe -c width=two", "width"),
+    "another framework's method": ("run --method fedavg", "fedavg is called 'sgd' here"),
+}
+BAD = '''
+import fedlsg
+
+def silent(*, mechanism, server):
+    return fedlsg.Method(name="s", mechanism=mechanism, server=server)
+
+def rounds(*, rounds: int = 3, mechanism, server):
+    """X."""
+
+def codec(*, noise_floor_step: float = 3.0, mechanism, server):
+    """X."""
+
+def clip(*, clip_norm: float = 3.0, mechanism, server):
+    """X."""
+
+def rank(*, rank: float = 3.0, mechanism, server):
+    """X."""
+'''
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_one_line_and_the_next_command_is_fine(case, fedlsg, mine, tmp_path):
+    write(tmp_path / "broken.py", "x = 1\ndef workload(:\n")
+    write(tmp_path / "failing.py", "def workload():\n    things = {}\n    return things['a']\n")
+    write(tmp_path / "bad.py", BAD)
+    command, words = WRONG[case]
+    assert words in refused(fedlsg, *command.split(), *QUICK)
+    assert strategies.recipe_settings().keys() >= {"rank"}
+    assert fedlsg("methods")[0] == 0
+
+
+PACKAGE = (
+    MINE
+    + '''
+def clash(*, rank: str = "a", mechanism, server):
+    """Clashes."""
+'''
+)
+
+
+@pytest.fixture
+def installed(fedlsg, tmp_path, monkeypatch):
+    """A function that installs a package: its code and its entry points, as pip leaves them."""
+    site = tmp_path / "site-packages"
+    monkeypatch.syspath_prepend(str(site))
+
+    def install(points: str) -> None:
+        info = site / "toy_package-1.0.dist-info"
+        (site / "toy_package").mkdir(parents=True)
+        info.mkdir()
+        write(site / "toy_package" / "__init__.py", PACKAGE)
+        write(info / "METADATA", "Metadata-Version: 2.1\nName: toy-package\nVersion: 1.0\n")
+        write(info / "entry_points.txt", points)
+        clear()
+
+    yield install
+    clear()
+    sys.modules.pop("toy_package", None)
+
+
+def clear() -> None:
+    user_code.offered.cache_clear()
+    strategies._offered.cache_clear()
+
+
+GOOD = "[fedlsg.workloads]\ntoys = toy_package:workload\n\n[fedlsg.methods]\ntoy-method = toy_package:recipe\n"
+
+
+def test_an_installed_package_offers_a_workload_and_a_method(fedlsg, installed, tmp_path):
+    installed(GOOD)
+    status, out, err = fedlsg("run", "toys", "--method", "toy-method", "-c", "width=1", *QUICK, "--out", "here")
+    assert (status, err) == (0, "")
+    assert "toys: 3 clients" in out
+    assert Run(tmp_path / "here").config["workload"] == "toys"
+    assert "toys" in fedlsg("workloads")[1]
+    methods = fedlsg("methods")[1]
+    assert "toy-method" in methods
+    assert "Dense, and wide." in methods
+
+
+@pytest.mark.parametrize(("points", "words"), [
+    ("[fedlsg.methods]\ntoy = toy_package:nothing\n", "fedlsg.methods: toy = toy_package:nothing cannot be imported"),
+    ("[fedlsg.methods]\ntoy = toy_package:build\n", "method 'toy' does not take mechanism and server"),
+    ("[fedlsg.methods]\ndpsgd = toy_package:recipe\n", "is offered as method 'dpsgd', which fedlsg has"),
+    ("[fedlsg.methods]\ntoy = toy_package:clash\n", "setting 'rank' has two different declarations"),
+    ("[fedlsg.workloads]\ntoys = toy_package:build\n", "expected a fedlsg.Workload"),
+])  # fmt: skip
+def test_a_package_that_offers_something_else_is_named(points, words, fedlsg, installed):
+    installed(points)
+    assert words in refused(fedlsg, "run", "toys" if "toys" in points else "digits", *QUICK, "-c", "rank=2")
+
+
+@pytest.mark.ray
+def test_the_workers_of_ray_never_imported_the_file(fedlsg, mine, tmp_path, on_ray: Cluster):
+    write(tmp_path / "helper.py", "from torch import nn\ndef layer(a, b): return nn.Linear(a, b)\n")
+    write(
+        mine, MINE.replace("nn.Linear(", "helper.layer(").replace("import fedlsg\n", "import fedlsg\nimport helper\n")
+    )
+    names = ("run", "mine.py:workload", "--method", "mine.py:recipe", *QUICK[2:])
+    assert fedlsg(*names, "--engine", "local", "--out", "local")[0] == 0
+    assert fedlsg(*names, "--engine", "ray", "--out", "ray")[0] == 0
+    assert Run(tmp_path / "ray").weights.equal(Run(tmp_path / "local").weights)

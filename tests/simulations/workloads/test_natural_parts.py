@@ -1,0 +1,120 @@
+"""Natural partitions: a column or lists of rows make the clients, and each example belongs to exactly one of them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from simulations.plan.base import prepare
+from simulations.settings.settings import from_mapping
+from simulations.workloads import give, load
+from simulations.workloads.base.workload import GIVEN, Options
+from simulations.workloads.partition import natural_parts
+from tests.simulations.support.own import QUICK, TEST, TRAIN, refused, workload
+from tests.simulations.support.own import load as loaded
+
+N = len(TRAIN[0])
+WRITERS = np.array(["b", "a", "c"])[np.arange(N) % 3]
+SETTINGS = {name: value for name, value in QUICK.items() if name not in ("quiet", "clients")}
+
+
+def table(**more):
+    return pd.DataFrame({**{f"x{i}": TRAIN[0][:, i] for i in range(8)}, "label": TRAIN[1], **more})
+
+
+def base(made, **settings):
+    give("made", made)
+    return prepare(from_mapping({"workload": "made", **SETTINGS, **settings}))
+
+
+def lists(*parts):
+    return workload(partition=parts)
+
+
+def test_one_client_for_each_value_in_their_order():
+    parts = natural_parts(loaded(workload(train=table(writer=WRITERS), partition="writer", test=table())), "writer")
+    assert [part.tolist() for part in parts] == [list(range(1, N, 3)), list(range(0, N, 3)), list(range(2, N, 3))]
+
+
+def test_a_column_that_makes_clients_is_no_input():
+    made = loaded(workload(train=table(writer=np.arange(N) % 4), partition="writer", test=table()))
+    assert made.train.batch(torch.arange(2))[0].shape == (2, 8)
+    assert [len(part) for part in natural_parts(made, "writer")] == [N // 4] * 4
+
+
+def test_a_run_may_choose_a_column_and_the_data_say_how_many_clients():
+    made = workload(
+        train=table(writer=WRITERS, ward=np.arange(N) < 20), inputs=[f"x{i}" for i in range(8)], test=table()
+    )
+    assert len(base(made, partition="writer").parts) == 3
+    assert [len(part) for part in base(made, partition="ward").parts] == [N - 20, 20]
+    assert len(base(made).parts) == 5  # iid
+    with refused("partition=writer has 3 clients, and clients=2: leave clients out"):
+        base(made, partition="writer", clients=2)
+    with refused("unknown partition of own 'writr', expected one of iid, dirichlet, shards, writer", "did you mean"):
+        base(made, partition="writr")
+
+
+def test_lists_are_the_clients():
+    made = lists(range(20, N), [3, 1, 2, 0], np.arange(4, 20, dtype=np.uint16))
+    parts = base(made).parts
+    assert [part.tolist() for part in parts] == [list(range(20, N)), [0, 1, 2, 3], list(range(4, 20))]
+    assert [part.dtype for part in parts] == [torch.int64] * 3
+    with refused("partition=given has 3 clients, and clients=5: leave clients out"):
+        base(made, clients=5)
+    assert len(base(made, partition="iid", clients=4).parts) == 4
+
+
+WRONG = {
+    "overlap": (([0, 1], range(1, N)), "partitions overlap: clients 0 and 1 both hold example 1"),
+    "twice in one": ((np.r_[range(N), 3],), "client 0 holds example 3 more than once"),
+    "missing rows": ((range(10), range(20, N)), f"partition=given has {N - 10} of {N} training rows: give every row"),
+    "an empty client": ((range(N), []), "expected lists of row numbers, got float64"),
+    "an empty client of integers": ((range(N), np.array([], dtype=int)), "leaves client 1 without examples"),
+    "out of range": ((range(N + 1),), f"client 0 holds indices 0..{N}, expected 0..{N - 1}"),
+    "negative": ((range(-1, N - 1),), "client 0 holds indices -1.."),
+    "floats": ((np.arange(N) / 1.0,), "partition: expected lists of row numbers, got float64"),
+    "a mask": ((np.ones(N, dtype=bool),), "partition: expected lists of row numbers, got bool"),
+    "a table": ((np.arange(N).reshape(2, -1),), "partition: expected lists of row numbers"),
+    "texts": ((list("abc"),), "partition: expected lists of row numbers"),
+    "nobody": ((), f"partition=given has 0 of {N} training rows"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_lists_that_are_no_partition_are_refused(case):
+    parts, words = WRONG[case]
+    with refused(words):
+        base(lists(*parts))
+
+
+@pytest.mark.parametrize(("column", "words"), [
+    ([None, *WRITERS[1:]], "column 'writer' has missing values"),
+    ([np.nan, *range(N - 1)], "column 'writer' has missing values"),
+    ([[1]] * N, "column 'writer' has missing values or lists"),
+])  # fmt: skip
+def test_a_row_without_a_client_is_refused(column, words):
+    with refused(words, "give each row its client"):
+        base(workload(train=table(writer=column), partition="writer", test=table()))
+
+
+def test_classes_are_needed_where_a_scheme_reads_them():
+    made = workload(train=(TRAIN[0], TRAIN[0]), test=(TEST[0], TEST[0]), loss=nn.MSELoss())
+    with refused("partition=shards needs targets that are classes (int64, one an example), which own has not"):
+        base(made, partition="shards")
+
+
+@pytest.mark.parametrize("option", [{"train_rows": 30}, {"holdout": 0.5}, {"train_rows": 40, "holdout": 0.25}])
+@pytest.mark.parametrize("kind", ["column", GIVEN])
+def test_fewer_rows_keep_their_clients(option, kind):
+    rows = table(writer=WRITERS).assign(x0=np.arange(N))
+    lists_ = [np.flatnonzero(value == WRITERS) for value in "abc"]
+    made = workload(train=rows, test=table(), inputs=[f"x{i}" for i in range(8)],
+                    partition="writer" if kind == "column" else lists_)  # fmt: skip
+    give("made", made)
+    found = load("made", options=Options(**option))
+    parts = natural_parts(found, "writer" if kind == "column" else GIVEN)
+    owners = {int(found.train.batch(part)[0][i, 0]): "abc"[k] for k, part in enumerate(parts) for i in range(len(part))}
+    assert len(owners) == len(found.train) == 30
+    assert all(WRITERS[row] == owner for row, owner in owners.items())
