@@ -105,6 +105,8 @@ class PrivateStep:
         reproducible: bool = False,
         **settings: Any,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"expected a model, an nn.Module, got {type(model).__name__}: build it first")
         self.method = _resolve(method, settings, learning_rate, optimizer)
         self._spending = Spending(
             num_examples=num_examples, sample_rate=sample_rate, steps=steps, epsilon=epsilon,
@@ -264,6 +266,8 @@ def _resolve(
         own = [name for name in declared(ServerOptimizer) if name in settings and name not in OWN_TOO]
         if own:
             raise ValueError(f"{', '.join(own)}: your own optimizer has its own; give them to it")
+    if not isinstance(method, Method | str):
+        raise ValueError(f"method={type(method).__name__}: expected the name of a recipe, or a fedlsg.Method")
     if not isinstance(method, Method):
         return recipe(method, **settings)
     if settings:
