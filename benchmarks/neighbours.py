@@ -146,8 +146,7 @@ def caught(watched: int | None) -> Iterator[tuple[list[Tensor], list[Tensor], li
     def watch(gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanism, **options: bool) -> Tensor:
         if watched in positions:
             k = positions.index(watched)
-            one = [replace(g, g=g.g[k : k + 1], x=g.x[k : k + 1]) if isinstance(g, GhostGradients) else g[k : k + 1]
-                   for g in gradients]  # fmt: skip
+            one = [g.part(k, k + 1) if isinstance(g, GhostGradients) else g[k : k + 1] for g in gradients]
             own.append(clipped_sum(one, mechanism, wide=True))
         return summed(gradients, mechanism, **options)
 

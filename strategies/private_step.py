@@ -10,6 +10,7 @@ It is a federation of one client with one local step: the same frames, clip, noi
 """
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedlsg import user_code
 from fedlsg.carriers import prepare_model
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
@@ -42,8 +44,10 @@ from fedlsg.own_loop.batches import Data
 from fedlsg.setting import declared
 from fedlsg.state import ClientTerms, PublicState, ServerState
 from fedlsg.training import Groups, ServerOptimizer, together
-from strategies import recipe
+from strategies import give, recipe
 
+ADDRESS = re.compile(" at 0x[0-9a-f]+")
+"""What differs between processes in the text of a method with functions of the user."""
 OWN_TOO = ("estimator", "sparsify_update", "ema")
 """Settings of the server that an own optimizer leaves in place."""
 
@@ -55,7 +59,7 @@ class PrivateStep:
         model            trained in place; a method with LoRA inserts its adapters, others may freeze parameters
         loss             ``loss(outputs, targets)``, torch's in its usual form or one loss an example (B,)
         num_examples     N, the size of the data set: public and fixed
-        method           name of a recipe, whose settings are further keywords (``rank=8, clip_norm=0.5``), or a Method
+        method           name of a recipe, or a recipe, whose settings are further keywords (``rank=8``), or a Method
         sample_rate      q in (0, 1]: every example joins every batch with this probability; q N is the mean batch
         steps            T: the noise for ``epsilon`` and all schedules are those of so many steps
         epsilon, delta   the privacy budget; ``noise_multiplier`` (noise deviation over ``clip_norm``) fixes the noise,
@@ -90,7 +94,7 @@ class PrivateStep:
         num_examples: int,
         sample_rate: float,
         steps: int,
-        method: str | Method = "lsg",
+        method: str | Method | Callable[..., Method] = "lsg",
         epsilon: float | None = None,
         noise_multiplier: float | None = None,
         delta: float | None = None,
@@ -126,6 +130,7 @@ class PrivateStep:
         public = PublicState.start(
             model, self.method, Schedule(rounds=steps, sample_rate=sample_rate), seed=seed, classifier=classifier
         )
+        public.check_repeatable()
         self._state = ServerState(
             public,
             divisor=local.expected_batch,
@@ -141,10 +146,10 @@ class PrivateStep:
             reproducible=reproducible,
         )
         self._trained = tuple(trainable(model))
-        self._checked = not self.method.mechanism.clips
-        if example is not None and not self._checked:
-            check_independent(model, self._loss, *example)
-            self._checked = True
+        self._example = example
+        self._modes: tuple[bool, ...] | None = None if self.method.mechanism.clips else ()
+        if example is not None:
+            self._check_independence()
         if not self._account.ledger.entries:
             _ = self._terms  # an epsilon that no noise reaches is refused at once; a resumed run has its noise already
 
@@ -189,8 +194,7 @@ class PrivateStep:
         """
         if tuple(trainable(self.model)) != self._trained:
             raise ValueError("other parameters are trainable than at the start: make a new PrivateStep, same ledger")
-        if not self._checked:
-            self._check_shapes(batch)
+        self._check_independence(batch)
         if self._state.awaits_pruning:
             self._rounds.run(guarded(batch), groups, self._terms)
         self._rounds.run(guarded(batch), groups, self._terms)
@@ -236,7 +240,7 @@ class PrivateStep:
     @cached_property
     def _terms(self) -> ClientTerms:
         parameters, carried = trainable(self.model), self._state.public.carried
-        blocks = len(parameters) + (len(carried) if self.method.carrier.splits else 0)
+        blocks = len(parameters) + len(carried) * (len(self.method.carrier.parts) - 1)
         return terms_of(self.method, self._spending, blocks=blocks, spent=self._account.spent())
 
     @property
@@ -245,19 +249,31 @@ class PrivateStep:
         own = "" if self._state.scheduler is not None else type(self._state.optimizer).__name__
         return {
             "num_examples": s.num_examples, "sample_rate": s.sample_rate, "steps": s.steps, "delta": s.delta,
-            "seed": self._state.seed, "optimizer": own, "method": repr(self.method),
+            "seed": self._state.seed, "optimizer": own, "method": ADDRESS.sub("", repr(self.method)),
         }  # fmt: skip
 
-    def _check_shapes(self, batch: Callable[[Positions], Any]) -> None:
-        """Check on made-up examples that the model mixes none. Of the two rows that are read only shapes are used."""
+    def _check_independence(self, batch: Callable[[Positions], Any] | None = None) -> None:
+        """Check that the model mixes no examples, unless it was checked in the modes (train, eval) of its modules.
+
+        On the public example, or on made-up ones: of the two rows of ``batch`` that are read only shapes are used.
+        """
+        modes = tuple(module.training for module in self.model.modules())
+        if self._modes in ((), modes):
+            return
         with self._rounds.draws():
-            inputs, targets = guarded(batch)(torch.arange(min(2, self._spending.num_examples)))
-            check_synthetic(self.model, self._loss, inputs, targets)
-        self._checked = True
+            if self._example is not None:
+                check_independent(self.model, self._loss, *self._example)
+            elif batch is not None:
+                inputs, targets = guarded(batch)(torch.arange(min(2, self._spending.num_examples)))
+                check_synthetic(self.model, self._loss, inputs, targets)
+        self._modes = modes
 
 
 def _resolve(
-    method: str | Method, settings: dict[str, Any], learning_rate: float | None, optimizer: Optimizers | str | None
+    method: str | Method | Callable[..., Method],
+    settings: dict[str, Any],
+    learning_rate: float | None,
+    optimizer: Optimizers | str | None,
 ) -> Method:
     """The method, with the settings that were given for it."""
     settings = settings | ({} if learning_rate is None else {"learning_rate": learning_rate})
@@ -266,6 +282,10 @@ def _resolve(
         own = [name for name in declared(ServerOptimizer) if name in settings and name not in OWN_TOO]
         if own:
             raise ValueError(f"{', '.join(own)}: your own optimizer has its own; give them to it")
+    if callable(method):
+        name = user_code.name_of(method)
+        give(name, method)
+        return recipe(name, **settings)
     if not isinstance(method, Method | str):
         raise ValueError(f"method={type(method).__name__}: expected the name of a recipe, or a fedlsg.Method")
     if not isinstance(method, Method):

@@ -27,9 +27,9 @@ from fedlsg.gradients.rematerialize import RESULT_SAVED, rematerialized_names
 
 LEFT = {
     "weight", "bias", "mean", "rstd", "result1", "result2", "result3", "logsumexp", "log_sumexp",
-    "running_mean", "running_var", "save_mean", "save_invstd",
+    "running_mean", "running_var", "save_mean", "save_invstd", "tensors",
 }  # fmt: skip
-"""Names under which autograd's nodes save parameters and statistics."""
+"""Names under which autograd's nodes save parameters and statistics, and custom functions whatever they save."""
 EXPONENTS = {"LogSoftmaxBackward0", "LogsumexpBackward0"}
 """Nodes that exponentiate the tensors that they saved."""
 

@@ -9,7 +9,7 @@ gradient all the same, it was used elsewhere (F.linear(x, layer.weight)), where 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from fedlsg.gradients.blocks import (
 )
 from fedlsg.gradients.called import CallLayer, arguments, call_layers, check_batch, producer, watch_call
 from fedlsg.gradients.calls import UnsupportedLayerError, unsupported
-from fedlsg.gradients.calls.ways import ways_of
+from fedlsg.gradients.calls.ways import BY_LAYERS, Ways
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.plan import Layer, Slot, plan
 from fedlsg.gradients.precision import Precision, without_autocast
@@ -49,8 +49,8 @@ TWICE = (
 def hook_layers(model: nn.Module, frame: Frame, step: "Pass", parameters: Checked) -> Iterator[None]:
     """Hook the layers inside the context; on exit remove the hooks and unfreeze ``parameters``, even after an error."""
     handles = []
-    ways = ways_of(model)
-    layers = plan(model, frame, step.precision)
+    ways = step.ways
+    layers = plan(model, frame, step.precision, ways)
     calls = list(call_layers(model, frame, ways))
     try:
         for call in calls:
@@ -65,11 +65,11 @@ def hook_layers(model: nn.Module, frame: Frame, step: "Pass", parameters: Checke
             handles.append(layer.module.register_forward_hook(on_output, with_kwargs=True, prepend=True))
         norms = (module for module in model.modules() if type(module) in NORMS)
         handles += [module.register_forward_hook(step.rematerialization.on_norm, prepend=True) for module in norms]
-        if ways.calls or ways.uses:
+        if step.uses is not None:
             hooked = [(layer.path, layer.module) for layer in layers] + [(call.path, call.module) for call in calls]
             for path, module in hooked:
                 handles.append(module.register_forward_pre_hook(partial(step.on_input, path), with_kwargs=True))
-        with replace_parameters(model, frame, ways.uses, step.uses) if ways.calls or ways.uses else nullcontext():
+        with nullcontext() if step.uses is None else replace_parameters(model, frame, ways.uses, step.uses):
             yield
     finally:
         for p in parameters.values():
@@ -78,7 +78,7 @@ def hook_layers(model: nn.Module, frame: Frame, step: "Pass", parameters: Checke
             handle.remove()
         step.rematerialization.forget()
         step.due.clear()  # nodes hold their hooks, and the hooks hold the pass: no collector sees this circle
-        step.__dict__.pop("uses", None)  # it holds the pass, too
+        step.uses = None  # it holds the pass, too
 
 
 def freeze(layer: Layer | CallLayer, *_: object) -> None:
@@ -101,12 +101,9 @@ class Pass:
     due: dict[str, tuple[str, nn.Module, Node]] = field(default_factory=dict)
     starts: list[Tensor] = field(default_factory=list)
     rematerialization: Rematerialization = field(default_factory=Rematerialization)
+    ways: Ways = BY_LAYERS
     tables: frozenset[str] = frozenset()
-
-    @cached_property
-    def uses(self) -> Uses:
-        """The uses of parameters without a layer."""
-        return Uses(step=self, starts=self.starts)
+    uses: Uses | None = None
 
     def on_output(
         self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
@@ -144,6 +141,7 @@ class Pass:
         self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Forward pre-hook: a parameter that was expanded to the batch enters the layer as copies."""
+        assert self.uses is not None
         return self.uses.into_layer(path, args, kwargs)
 
     def on_call(
@@ -159,6 +157,7 @@ class Pass:
         self.called.add(layer.path)
         inputs = arguments(layer, args, kwargs)
         if isinstance(module, nn.Embedding) and type(module) is nn.Embedding and not self.reads_batch(layer, inputs[0]):
+            assert self.uses is not None
             return table(self.uses, module, layer.slots["weight"], inputs[0], output)
         check_batch(layer, inputs, self.batch)
         return watch_call(self, layer, inputs, output)
@@ -242,10 +241,11 @@ class Pass:
         """
         if not losses.requires_grad:
             return
-        named = [*parameters.items(), *((source.name, source.leaf) for source in self.uses.sources)]
+        sources = [] if self.uses is None else self.uses.sources
+        named = [*parameters.items(), *((source.name, source.leaf) for source in sources)]
         wanted = [*self.starts, *(p for _, p in named)]
         # The sum sends a one to every loss. Given those ones, torch would import sympy, for half a second a process.
-        with torch._C.DisableTorchFunctionSubclass() if self.uses.sources else nullcontext():
+        with torch._C.DisableTorchFunctionSubclass() if sources else nullcontext():
             gradients = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
         if elsewhere := [
             name for (name, _), g in zip(named, gradients[len(self.starts) :], strict=True) if g is not None
@@ -258,7 +258,8 @@ class Pass:
         for path, module, node in self.due.values():
             if leads_to(losses.grad_fn, {node}):
                 raise unsupported(path, module, HIDDEN)
-        self.uses.finish(gradients)
+        if self.uses is not None:
+            self.uses.finish(gradients)
 
 
 def leads_to(end: Node | None, places: Collection[Node]) -> bool:

@@ -7,6 +7,8 @@ How data flows through this package:
     blocks      forward: what a layer keeps of its input and output; backward: the layer's blocks, from that and from
                 the gradient at its output
     formulas    the products that these call, one class for each type of layer
+    called      layers whose gradients are a function of one call: built in, by torch.func, or registered (``calls``)
+    uses        parameters without a layer, and shared ones: copied for each example where they meet the batch
 ``check`` refuses what has no such gradient, before anything is computed.
 
 Reads private data, and what it returns is not private: clip it and add noise before anything is released.
@@ -30,6 +32,7 @@ from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.hooks import Pass, hook_layers
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.gradients.supported import Checked, check
+from fedlsg.gradients.uses import Uses
 
 Batch = Tensor | Mapping[str, Tensor]
 """A tensor or a dict of keyword tensors, examples on the first dimension."""
@@ -85,8 +88,12 @@ def block_gradients(
     like = next(iter(parameters.values()))
     step = Pass(batch=batch, values=[None] * len(frame.blocks), ghost=ghost, precision=precision)
     if batch:
-        step.tables = learn_tables(model, inputs)
-        step.uses.inputs |= {t.untyped_storage().data_ptr() for t in tensors_of(inputs)}
+        step.ways = ways_of(model)
+        if step.ways.calls or step.ways.uses:
+            with force_eager():
+                step.tables = learn_tables(model, inputs)
+            memory = {t.untyped_storage().data_ptr() for t in tensors_of(inputs)}
+            step.uses = Uses(step=step, starts=step.starts, inputs=memory)
         rounding = round_activations(model, inputs) if precision.rounds_activations else nullcontext()
         with force_eager(), rounding as step.storage, hook_layers(model, frame, step, parameters), torch.enable_grad():
             losses = losses_of(model, loss_fn, inputs, targets, precision, batch=batch, like=like)

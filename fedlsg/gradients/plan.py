@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep
-from fedlsg.gradients.calls.ways import ways_of
+from fedlsg.gradients.calls.ways import Ways, ways_of
 from fedlsg.gradients.formulas.layers import LAYERS, CarriedGradients, LayerGradients
 from fedlsg.gradients.formulas.norm import NormGradients
 from fedlsg.gradients.precision import FLOAT32, Precision
@@ -95,10 +95,10 @@ class Layer:
         return next((s for s in self.slots if s.parameter == "weight" and s.block.part not in ("L", "core")), None)
 
 
-def plan(model: nn.Module, frame: Frame, precision: Precision = FLOAT32) -> list[Layer]:
+def plan(model: nn.Module, frame: Frame, precision: Precision = FLOAT32, ways: Ways | None = None) -> list[Layer]:
     """The layers of ``LAYERS`` to hook, in model order. ``check_frame`` must have accepted the frame."""
     slots: dict[str, list[Slot]] = {}
-    others = ways_of(model).others
+    others = (ways or ways_of(model)).others
     for position, block in enumerate(frame.blocks):
         if block.parameter in others:
             continue

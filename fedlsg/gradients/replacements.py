@@ -90,7 +90,7 @@ def without_dropout(module: nn.MultiheadAttention | nn.RNNBase) -> Change | None
 
 def plain_embedding(module: nn.Embedding) -> Change | None:
     """The same embedding without what depends on the batch."""
-    if (module.max_norm is None and not module.scale_grad_by_freq) or not trainable(module):
+    if module.max_norm is None and not module.scale_grad_by_freq:
         return None
     module.max_norm, module.scale_grad_by_freq = None, False
     return module, "max_norm and scale_grad_by_freq switched off, because they depend on the whole batch"

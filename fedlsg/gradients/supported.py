@@ -84,9 +84,14 @@ def _without_calls(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.
 def refusal(module: nn.Module) -> str | None:
     """Why a module is refused, with the fix; None if it is supported."""
     if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
-        return "mixes the examples of a batch; replace BatchNorm by GroupNorm, or freeze it and call eval() on it"
+        return (
+            "mixes the examples of a batch; replace BatchNorm by GroupNorm (fedlsg.make_supported(model) does), or "
+            "freeze it and call eval() on it"
+        )
     if isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
         return "keeps statistics of the batch; set track_running_stats=False, or replace it by GroupNorm"
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+        return "max_norm changes the rows that private examples read, frozen or not; set max_norm=None"
     kind = kind_of(type(module))
     own = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
     if kind is not None:

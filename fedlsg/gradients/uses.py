@@ -29,7 +29,8 @@ from fedlsg.gradients.called import Graph, producer, settle
 from fedlsg.gradients.calls import UnsupportedLayerError
 from fedlsg.gradients.calls.nested import map_tensors, tensors_in
 from fedlsg.gradients.calls.ways import Place
-from fedlsg.gradients.formulas.rows import Lazy, RowGradients, product
+from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients, product
+from fedlsg.gradients.formulas.tied import TiedGradients, tied
 from fedlsg.gradients.plan import Slot, make_slot
 
 ELEMENTWISE = {
@@ -322,11 +323,22 @@ def to_slot(step: Graph, slot: Slot) -> Callable[[Sequence[Tensor | Lazy]], None
     def receive(parts: Sequence[Tensor | Lazy]) -> None:
         if len(parts) == 1:
             step.values[slot.position] = settle(parts[0], slot, ghost=step.ghost)
+        elif step.ghost and slot.block.kept == slot.block.size and slot.block.weight == 1 and (both := tie(parts)):
+            step.values[slot.position] = both
         elif parts:
             settled = [settle(part, slot, ghost=False) for part in parts]
             step.values[slot.position] = torch.stack(settled).sum(0) if len(settled) > 2 else settled[0] + settled[1]
 
     return receive
+
+
+def tie(parts: Sequence[Tensor | Lazy]) -> TiedGradients | None:
+    """The gradients of a linear and an embedding use as factors, if there is no other and ghost clipping is cheaper."""
+    tables = [part for part in parts if isinstance(part, RowGradients)]
+    linear = [part for part in parts if isinstance(part, ProductGradients)]
+    if len(parts) != 2 or len(tables) != 1 or len(linear) != 1 or not linear[0].cheaper:
+        return None
+    return tied(linear[0], tables[0])
 
 
 def plain(t: Tensor) -> Tensor:

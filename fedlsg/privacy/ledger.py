@@ -7,7 +7,8 @@ ledger that is shorter than its checkpoint says.
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedlsg.accounting import AccountingError, EpsilonBound, Event, compose, max_steps, population, surely_within
@@ -15,6 +16,7 @@ from fedlsg.accounting.events import checked_delta
 from fedlsg.privacy.ledger_entry import (
     BudgetError,
     Entry,
+    Key,
     LedgerError,
     State,
     encode_entry,
@@ -40,6 +42,7 @@ class Ledger:
         self.client = client
         self._state = State()
         self._stamp: tuple[int, int, int] | None = None
+        self._known = Totals()
         self._read()
 
     @property
@@ -81,18 +84,18 @@ class Ledger:
 
     def next_attempt(self, round: int, run: str = "") -> int:
         """The lowest attempt number of a round that is above all charged ones."""
-        return max((entry.attempt + 1 for entry in self.of_round(round, run)), default=0)
+        return self._totals().attempts.get((run, round), 0)
 
     def events(self) -> tuple[Event, ...]:
         """The entries of mechanism "dp", merged by (q, sigma). ``epsilon`` says what the others mean."""
-        return _events(self.entries)
+        return _events(self._totals().steps)
 
     def epsilon(self, delta: float, accountants: Sequence[str] = ("prv", "pld")) -> EpsilonBound | float:
         """Epsilon spent so far; ``math.inf`` if any entry's mechanism is not "dp".
 
         Reproducible noise is accounted as if it were secret: if ``reproducible``, the caller must print NOT PRIVATE.
         """
-        if any(entry.mechanism != "dp" for entry in self.entries):
+        if not self._totals().private:
             return math.inf
         return compose(self.events(), delta=delta, accountants=accountants)
 
@@ -110,13 +113,13 @@ class Ledger:
         that are allowed at the (q, sigma) of ``entry`` in addition to all else (nothing, or a pruning round), and each
         charge is one integer comparison.
         """
-        entries = (*(e for e in self.entries if run in (None, e.run)), entry)
-        if any(e.mechanism != "dp" for e in entries):
+        before = self._totals() if run is None else Totals().extended([e for e in self.entries if e.run == run])
+        if entry.mechanism != "dp" or not before.private:
             return True
-        events = _events(entries)
+        setting = (entry.sample_rate, entry.noise_multiplier)
+        events = _events({**before.steps, setting: before.steps.get(setting, 0) + entry.steps})
         if surely_within(events, epsilon=epsilon_budget, delta=checked_delta(delta)):
             return False
-        setting = (entry.sample_rate, entry.noise_multiplier)
         now = next(e for e in events if (e.sample_rate, e.noise_multiplier) == setting)
         if len(events) <= 2:
             besides = tuple(e for e in events if e is not now)
@@ -151,9 +154,14 @@ class Ledger:
             self._state, self._stamp = state, stamp
         return self._state
 
+    def _totals(self) -> "Totals":
+        """Those of the entries in the file now."""
+        self._known = self._known.extended(self.entries)
+        return self._known
+
     def _append(self, descriptor: int, entry: Entry, *, sync: bool) -> None:
         state = self._read()
-        if any(entry.key == known.key for known in state.entries):
+        if entry.key in self._totals().keys:
             raise LedgerError(
                 f"{self.path}: client, run, round, attempt = {entry.key} is charged already; every attempt that adds"
                 " noise takes the next attempt number"
@@ -188,10 +196,34 @@ def _allowed(now: Event, besides: tuple[Event, ...], budget: float, delta: float
         yield max_steps(epsilon=budget, delta=delta, sample_rate=q, noise_multiplier=sigma, besides=besides)
 
 
-def _events(entries: Iterable[Entry]) -> tuple[Event, ...]:
-    counts: dict[tuple[float, float], int] = {}
-    for entry in entries:
-        if entry.mechanism == "dp":
-            setting = (entry.sample_rate, entry.noise_multiplier)
-            counts[setting] = counts.get(setting, 0) + entry.steps
-    return tuple(Event(sample_rate=q, noise_multiplier=sigma, steps=n) for (q, sigma), n in sorted(counts.items()))
+@dataclass(frozen=True)
+class Totals:
+    """What the first ``count`` entries amount to. In a long run it is extended, and not made again in every step.
+
+    ``keys``: all that are charged; ``attempts``: the next one of each (run, round); ``steps``: of mechanism "dp", by
+    (q, sigma); ``private``: whether every entry is of mechanism "dp".
+    """
+
+    count: int = 0
+    keys: frozenset[Key] = frozenset()
+    attempts: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    steps: Mapping[tuple[float, float], int] = field(default_factory=dict)
+    private: bool = True
+
+    def extended(self, entries: Sequence[Entry]) -> "Totals":
+        """The totals of ``entries``, which begin with those that are counted: a ledger is append-only."""
+        new = entries[self.count :]
+        if not new:
+            return self
+        attempts, steps = dict(self.attempts), dict(self.steps)
+        for entry in new:
+            of_round, setting = (entry.run, entry.round), (entry.sample_rate, entry.noise_multiplier)
+            attempts[of_round] = max(attempts.get(of_round, 0), entry.attempt + 1)
+            if entry.mechanism == "dp":
+                steps[setting] = steps.get(setting, 0) + entry.steps
+        private = self.private and all(entry.mechanism == "dp" for entry in new)
+        return Totals(len(entries), self.keys.union(entry.key for entry in new), attempts, steps, private)
+
+
+def _events(steps: Mapping[tuple[float, float], int]) -> tuple[Event, ...]:
+    return tuple(Event(sample_rate=q, noise_multiplier=sigma, steps=n) for (q, sigma), n in sorted(steps.items()))

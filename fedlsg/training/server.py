@@ -65,11 +65,11 @@ def server_step(
     for own, part in zip(values.split(AT_ONCE), total.split(AT_ONCE), strict=True):
         own.copy_(part / divisor)  # in runs: a second vector in float64 would be a step's largest tensor
     averaged = server.estimator == "averaged"
+    optimizer.zero_grad(set_to_none=True)  # a stale gradient of the user's, of a frozen parameter too, would move it
     if scheduler is not None and linear_in_the_gradient(optimizer) and not server.sparsify_update:
         rates = {id(p): -float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
         move(parameters, frame, values, {name: rates[id(p)] for name, p in parameters.items()}, averaged=averaged)
     else:
-        optimizer.zero_grad(set_to_none=True)  # of a frozen parameter, too: a stale gradient would move it
         for name, gradient in frame.gradients(values, averaged=averaged).items():
             parameters[name].grad = sparsify(gradient, parameters[name], server.sparsify_update)
     optimizer.step()

@@ -40,7 +40,7 @@ def simulate(
     epsilon: float | None = None,
     delta: float | None = None,
     clients: int | None = None,
-    partition: str | Sequence[Any] = "iid",
+    partition: str | Sequence[Any] | None = None,
     rounds: int | None = None,
     engine: str = "ray",
     out: str | Path | None = None,
@@ -79,10 +79,10 @@ def simulate(
     if workload is None:
         if missing := [name for name in DATA if own[name] is None]:
             raise ValueError(f"simulate needs {', '.join(missing)}; or a workload, as workload='digits'")
-        workload = Workload(**own, metrics=metrics, partition=partition, **more)
+        workload = Workload(**own, metrics=metrics, partition="iid" if partition is None else partition, **more)
     elif said := [name for name, value in {**own, "metrics": metrics, **more}.items() if value is not None]:
         raise ValueError(f"give either a workload or {', '.join(said)}")
-    elif partition != "iid":
+    elif partition is not None:
         given["partition"] = _named(partition)
     given["workload"], given["method"] = _workload_name(workload), _method_name(method)
     if twice := given.keys() & settings.keys():

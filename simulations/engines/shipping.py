@@ -57,11 +57,28 @@ def put(shipped: Shipment) -> Any:
     try:
         with _by_value(shipped, cloudpickle):
             return ray.put(shipped)
-    except Exception as error:
-        raise ValueError(
-            f"the workload or method cannot be sent to Ray workers: {type(error).__name__}: {error}. Build models, "
-            "open files and take locks inside of the functions; or choose engine=local"
-        ) from error
+    except Exception as error:  # Ray's text has all rows
+        why = str(error.__cause__ or error).partition("\n")[0]
+    raise ValueError(
+        f"{_culprit(shipped, cloudpickle)} cannot be sent to Ray workers: {why}. Build models, open files and take "
+        "locks inside of the functions; or choose engine=local"
+    )
+
+
+def _culprit(shipped: Shipment, cloudpickle: Any) -> str:
+    """The first part that cannot be pickled, in words."""
+    named = {f"method {name}": build for name, build in shipped.recipes.items()}
+    if shipped.workload is not None:
+        own = shipped.workload
+        named |= {f"model {name!r}": build for name, build in own.models.items()}
+        named |= {"the loss": own.loss, "the transform": own.test.prepare}
+        named |= {f"metric {name!r}": metric for name, metric in own.metrics.items()}
+    for words, thing in named.items():
+        try:
+            cloudpickle.dumps(thing)
+        except Exception:
+            return words
+    return "the workload or method"
 
 
 @contextmanager

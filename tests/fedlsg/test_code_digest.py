@@ -53,10 +53,10 @@ def of_file(path: Path, **neighbours: str) -> str:
     ("def g(w):\n return lambda: w\nf = g(3)", "def g(w):\n return lambda: w\nf = g(4)"),
     ("W = 3\ndef f(): return W", "W = 4\ndef f(): return W"),
     ("def g(): return 1\ndef f(): return g()", "def g(): return 2\ndef f(): return g()"),
-    ("class f:\n def a(self): return 1\n def b(self): return 1", "class f:\n def a(self): return 1\n def b(self): return 2"),
+    ("class f:\n def a(s): return 1\n def b(s): return 1", "class f:\n def a(s): return 1\n def b(s): return 2"),
     ("class G:\n def a(self): return 1\nf = lambda: G()", "class G:\n def a(self): return 2\nf = lambda: G()"),
-    ("class G:\n def __init__(self, a): self.a = a\nf = G(1)", "class G:\n def __init__(self, a): self.a = a\nf = G(2)"),
-    ("from functools import partial\nf = partial(int, base=2)", "from functools import partial\nf = partial(int, base=8)"),
+    ("class G:\n def __init__(s, a): s.a = a\nf = G(1)", "class G:\n def __init__(s, a): s.a = a\nf = G(2)"),
+    ("import functools\nf = functools.partial(int, base=2)", "import functools\nf = functools.partial(int, base=8)"),
 ])  # fmt: skip
 def test_other_code_of_a_notebook_has_another_digest(first, second):
     assert digest_of(in_script(first)) == digest_of(in_script(first))

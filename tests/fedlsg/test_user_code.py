@@ -164,7 +164,7 @@ def point(name: str, value: str) -> EntryPoint:
 def test_two_packages_that_offer_one_name_are_refused(monkeypatch):
     offers = [point("a", "one:f"), point("a", "two:f")]
     monkeypatch.setattr(user_code, "entry_points", lambda group: offers)
-    with pytest.raises(ValueError, match="two packages offer 'a' in fedlsg.methods: one:f and two:f; uninstall one"):
+    with pytest.raises(ValueError, match=r"two packages offer 'a' in fedlsg\.methods: one:f and two:f; uninstall one"):
         user_code.offered("fedlsg.methods")
 
 
@@ -174,5 +174,5 @@ def test_one_package_found_twice_on_the_path_is_one(monkeypatch):
 
 
 def test_an_entry_point_that_cannot_be_imported_is_named():
-    with pytest.raises(ImportError, match="fedlsg.methods: a = nowhere:f cannot be imported: ModuleNotFoundError"):
+    with pytest.raises(ImportError, match=r"fedlsg\.methods: a = nowhere:f cannot be imported: ModuleNotFoundError"):
         user_code.imported(point("a", "nowhere:f"))

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,16 +14,29 @@ import fedlsg.own_loop.release
 import fedlsg.training.client
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.powersgd import decode, encode
-from fedlsg.method import LocalTraining, Schedule, client_step
+from fedlsg.method import LocalTraining, Method, Schedule, client_step
 from fedlsg.privacy import Ledger
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.state import Phase, PublicState, ServerState
 from simulations.workloads import build_model
 from strategies import recipe
 from strategies.private_step import PrivateStep
+from tests.fedlsg.support.own_methods import CORE
+from tests.fedlsg.support.problems import Encoder
 from tests.simulations.support.runs import run_local
 from tests.strategies import own_loop
-from tests.strategies.own_loop import EXAMPLES, PUBLIC, RECIPES, TERMS, batch, made, private_step, terms, weights
+from tests.strategies.own_loop import (
+    EXAMPLES,
+    PUBLIC,
+    RECIPES,
+    TARGETS,
+    TERMS,
+    batch,
+    made,
+    private_step,
+    terms,
+    weights,
+)
 from tests.strategies.small_federation import model
 
 ROUNDS = 6
@@ -93,6 +107,27 @@ def test_weights_and_ledger_are_those_of_a_run_with_one_client(method, tmp_path)
         assert torch.equal(step.model.get_parameter(name), W)
     ours = [vars(entry) | {"run": ""} for entry in Ledger(tmp_path / "ledger.jsonl", client=0).entries]
     assert ours == [vars(entry) for entry in run.entries(0)]
+
+
+def test_an_own_recipe_and_core_carriers_run():
+    def small(*, rank: int = 2, mechanism, server):
+        """Core blocks."""
+        return Method(name="small", carrier=replace(CORE, rank=rank), mechanism=mechanism, server=server)
+
+    step = private_step(method=small, rank=2, clip="per-block", epsilon=3.0, noise_multiplier=None, steps=2)
+    for _ in range(2):
+        step.step(batch)
+    assert 2.9 < step.epsilon() <= 3.0
+    assert " at 0x" not in step.state_dict()["terms"]["method"]  # the same in another process
+
+
+def test_inputs_may_be_dicts_of_tokens():
+    torch.manual_seed(0)
+    tokens = {"tokens": torch.randint(11, (EXAMPLES, 6)), "mask": torch.ones(EXAMPLES, 6, dtype=torch.bool)}
+    step = private_step(Encoder(), method="lsg", rank=1, classifier="head", example=None)
+    batches = step.batches((tokens, TARGETS))
+    step.step(batches)
+    assert step.steps_taken == 1
 
 
 # --- what the privacy claim rests on, each with mistakes planted
@@ -253,3 +288,16 @@ def test_a_gradient_of_the_users_own_never_moves_the_model():
     for name, p in net.named_parameters():
         assert float(p.detach().abs().max()) < 1e3
         assert name not in frozen or torch.equal(p, frozen[name])
+
+
+def test_a_stale_gradient_never_moves_the_model_of_a_method_with_its_own_optimizer():
+    """The method's own SGD adds Eq. 3 in place and reads no .grad: what an own backward pass left must not be added."""
+    moved = []
+    for stale in (None, 1e6):
+        net = model()
+        step = private_step(net, reproducible=True)
+        for p in net.parameters():
+            p.grad = None if stale is None else torch.full_like(p, stale)
+        step.step(batch)
+        moved.append(weights(step))
+    assert torch.equal(*moved)

@@ -46,7 +46,7 @@ def with_layer(layer: nn.Module) -> nn.Module:
     ({"loss": "mse"}, "expected loss"),
     ({"loss": nn.MSELoss}, r"write MSELoss\(\)"),
     ({"net": model}, "expected a model, an nn.Module, got function: build it first"),
-    ({"method": recipe}, "method=function: expected the name of a recipe, or a fedlsg.Method"),
+    ({"method": 3}, "method=int: expected the name of a recipe, or a fedlsg.Method"),
     ({"optimizer": lambda p: torch.optim.SGD(p, lr=1.0)}, "learning_rate: your own optimizer has its own"),
     ({"learning_rate": None, "optimizer": lambda p: torch.optim.LBFGS(p)}, "LBFGS"),
     ({"learning_rate": None, "optimizer": torch.optim.SGD(model().parameters(), lr=1.0)}, "optimizer lacks 0.weight"),
@@ -84,6 +84,23 @@ def test_a_model_that_mixes_examples_is_refused_on_made_up_rows_before_anything_
     with pytest.raises(ValueError, match=r"1 \(Mixer\): mixes examples"):
         step.step(batch)
     assert step._account.ledger.entries == ()
+
+
+class MixerInTraining(Mixer):
+    """Mixes in train mode only."""
+
+    def forward(self, x):
+        return super().forward(x) if self.training else x
+
+
+@pytest.mark.parametrize("example", [None, PUBLIC])
+def test_a_model_that_changes_its_mode_is_checked_again(example):
+    step = private_step(with_layer(MixerInTraining()).eval(), method="dpsgd", example=example)
+    step.step(batch)
+    step.model.train()
+    with pytest.raises(ValueError, match=r"1 \(MixerInTraining\): mixes examples"):
+        step.step(batch)
+    assert len(step._account.ledger.entries) == 1
 
 
 def test_the_check_without_public_rows_sees_shapes_alone():

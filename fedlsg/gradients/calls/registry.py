@@ -45,8 +45,6 @@ def _conv_refusal(module: Any) -> str | None:
 
 
 def _embedding_refusal(module: nn.Embedding) -> str | None:
-    if module.max_norm is not None:
-        return "max_norm changes the rows that private examples read; set max_norm=None"
     if module.scale_grad_by_freq:
         return "scale_grad_by_freq counts rows over the batch, which mixes examples; set it to False"
     return None

@@ -32,6 +32,8 @@ class Ways:
 
 def ways_of(model: nn.Module) -> Ways:
     """The way of every trainable parameter; a shared one under its first name."""
+    if _by_layers(model, set()):
+        return BY_LAYERS
     places: dict[nn.Parameter, list[tuple[str, str | None, Place]]] = {}
     for name, call, place in _places(model, "", None):
         places.setdefault(place[0]._parameters[place[1]], []).append((name, call, place))  # type: ignore[arg-type]
@@ -46,6 +48,25 @@ def ways_of(model: nn.Module) -> Ways:
     return Ways(calls=calls, uses=uses)
 
 
+BY_LAYERS = Ways()
+"""All parameters are by layers."""
+
+
+def _by_layers(module: nn.Module, seen: set[int]) -> bool:
+    """Whether all parameters are by layers, and none is shared: the answer for most models, in little time."""
+    kind, own, children = type(module), module._parameters, module._modules
+    if not own and not children:
+        return True
+    if kind not in LAYERS and kind_of(kind) is not None:
+        return False
+    for p in own.values():
+        if p is not None and p.requires_grad:
+            if kind not in LAYERS or id(p) in seen:
+                return False
+            seen.add(id(p))
+    return all(_by_layers(child, seen) for child in children.values() if child is not None)
+
+
 def _places(module: nn.Module, path: str, call: str | None) -> Iterator[tuple[str, str | None, Place]]:
     """Name, path of the call that answers for it, and place of each trainable parameter; a shared one repeatedly."""
     if call is None and kind_of(type(module)) is not None:
@@ -57,11 +78,3 @@ def _places(module: nn.Module, path: str, call: str | None) -> Iterator[tuple[st
     for name, child in module._modules.items():
         if child is not None:
             yield from _places(child, prefix + name, call)
-
-
-def shared(model: nn.Module) -> set[str]:
-    """All names of the trainable parameters that have more than one."""
-    names: dict[int, list[str]] = {}
-    for name, _, (module, own) in _places(model, "", None):
-        names.setdefault(id(module._parameters[own]), []).append(name)
-    return {name for found in names.values() if len(found) > 1 for name in found}

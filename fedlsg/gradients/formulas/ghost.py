@@ -74,9 +74,13 @@ class GhostGradients:
         bound: Tensor = (squares.clamp(min=0) + lost).sqrt() + torch.finfo(self.dtype).eps * positions
         return torch.maximum(bound, CANCELLED * positions)
 
+    def part(self, start: int, stop: int) -> "GhostGradients":
+        """The ghost gradients of the examples from ``start`` to ``stop``."""
+        return replace(self, g=self.g[start:stop], x=self.x[start:stop])
+
     def first(self, count: int) -> "GhostGradients":
         """The ghost gradients of the first ``count`` examples."""
-        return replace(self, g=self.g[:count], x=self.x[:count])
+        return self.part(0, count)
 
     def weighted_sum(self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"]) -> Float[Tensor, " size"]:
         """sum_b f_b G_b over the examples that are ``finite``, in the order of the weight; in float64.

@@ -22,7 +22,8 @@ What it cannot find:
     - a model or a loss that recognises the check. It finds mistakes. Nothing here helps against the author of the
       model's code: that code sees the private rows and can send them elsewhere.
 It also refuses, although nothing is mixed: draws whose distribution depends on a tensor, draws from numpy by position
-in the batch, and a floating-point buffer that every call changes. It needs memory for a copy of the model in float64.
+in the batch, and a buffer or frozen parameter that every call changes. It needs memory for a copy of the model in
+float64.
 Draws no noise and reads public inputs only.
 """
 
@@ -91,10 +92,11 @@ def compare(subject: Subject, first: Outcome) -> None:
         )
     like = first.trace
     buffers = {name: b.detach().clone() for name, b in subject.model.named_buffers()}
+    frozen = {name: p._version for name, p in subject.model.named_parameters() if not p.requires_grad}
     alone = {0: first, 1: subject.run([1])}
     together = [subject.run_in_company(size, like) for size in sizes(subject, like)]
     again = subject.run([0], like)
-    judge = Judge(subject=subject, alone=alone, buffers=buffers)
+    judge = Judge(subject=subject, alone=alone, buffers=buffers, frozen=frozen)
     judge.state(again)
     for outcome in together:
         judge.rows(outcome)
@@ -102,11 +104,15 @@ def compare(subject: Subject, first: Outcome) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Judge:
-    """Compares passes with the probes alone. ``buffers`` are those of the model after its first pass."""
+    """Compares passes with the probes alone.
+
+    ``buffers`` are those of the model after its first pass, ``frozen`` the in-place versions of frozen parameters then.
+    """
 
     subject: Subject
     alone: Mapping[int, Outcome]
     buffers: Mapping[str, Tensor]
+    frozen: Mapping[str, int]
 
     @property
     def fine(self) -> bool:
@@ -126,10 +132,13 @@ class Judge:
     def state(self, again: Outcome) -> None:
         """Probe 0 alone, after all other batches: the model must not remember them."""
         self.refuse(again, f"depends on earlier batches: the same example alone gives another {{}} after them; {FIX}")
-        for name, now in self.subject.model.named_buffers():
-            if now.is_floating_point() and not torch.equal(now, self.buffers.get(name, now)):
-                path, _, own = name.rpartition(".")
-                self.fail(path, f"its forward pass changes the buffer {own}, a memory of earlier batches; {FIX}")
+        model = self.subject.model
+        changed = [name for name, now in model.named_buffers() if not torch.equal(now, self.buffers.get(name, now))]
+        changed += [name for name, p in model.named_parameters() if self.frozen.get(name, p._version) != p._version]
+        for name in changed:
+            path, _, own = name.rpartition(".")
+            what = f"{'frozen parameter' if name in self.frozen else 'buffer'} {own}"
+            self.fail(path, f"its forward pass changes the {what}, a memory of earlier batches; {FIX}")
 
     def rows(self, outcome: Outcome) -> None:
         """Every row of probes 0 and 1 in a batch."""

@@ -93,13 +93,16 @@ class Prepare:
     transform: Callable[[Any], Inputs] | None = None
 
     def __call__(self, stored: Any) -> Inputs:
-        """The inputs of some rows."""
+        """The inputs of some rows. A transform is not called for none: its failure would tell that a batch is empty."""
         tensors: Inputs = (
             {name: torch.as_tensor(value) for name, value in stored.items()}
             if isinstance(stored, Mapping)
             else torch.as_tensor(stored)
         )
-        return tensors if self.transform is None else self.transform(tensors)
+        if self.transform is None:
+            return tensors
+        first = next(iter(tensors.values())) if isinstance(tensors, dict) else tensors
+        return self.transform(tensors) if len(first) else torch.zeros(0, 1)
 
 
 class Array:

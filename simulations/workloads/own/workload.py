@@ -8,6 +8,7 @@ fedlsg run mine.py:workload
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from simulations.workloads.base.workload import (
     Request,
     Split,
     refuse_unused,
+    silent,
 )
 from simulations.workloads.own.checks import check_alike, check_targets, check_transform
 from simulations.workloads.own.read import read_rows
@@ -138,12 +140,21 @@ class Workload:
         )
         test = read_rows(self.test, columns, "test")
         train = None if request.public_only else read_rows(self.train, columns, "train")
+        later = replace(columns, progress=silent)  # a progress display cannot be sent to another process
         loss, classes = per_example_loss(self.loss), self._classes(test)
         check_targets(test, loss, "test")
         check_transform(test, "test")
         if train is not None:
             check_targets(train, loss, "train")
             check_alike(train, test)
+
+        def read(path: Path) -> Split:
+            """A deployed client's own rows: classes in another order would be other classes."""
+            rows = read_rows(path, later, "data")
+            check_targets(rows, loss, "data")
+            check_alike(rows, test)
+            return _split(rows, classes)
+
         return LoadedWorkload(
             name=name,
             train=NoRows() if train is None else _split(train, classes),
@@ -156,7 +167,7 @@ class Workload:
             columns={} if train is None else train.columns,
             parts=None if isinstance(self.partition, str) else [_rows_of(part) for part in self.partition],
             defaults=self.defaults,
-            read=lambda path: _split(read_rows(path, columns, "data"), classes),
+            read=read,
         )
 
     def _classes(self, test: Rows) -> int | None:

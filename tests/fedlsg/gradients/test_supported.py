@@ -65,6 +65,10 @@ REFUSED = {
         lambda: tied_parameter(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)),
         "first.weight and second.weight are one shared parameter",
     ),
+    "a frozen embedding that writes the rows it reads": (
+        lambda: nn.Sequential(nn.Embedding(4, 3, max_norm=1.0).requires_grad_(False), nn.Linear(3, 3)),
+        r"^0 \(Embedding\): max_norm changes the rows",
+    ),
     "nothing trainable": (lambda: nn.Linear(3, 3).requires_grad_(False), "nothing to train"),
     "no parameters": (lambda: nn.Tanh(), "nothing to train"),
 }

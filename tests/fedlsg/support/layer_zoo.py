@@ -25,7 +25,7 @@ class Tokens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length = x.shape
-        h = self.words(x) + self.places(torch.arange(length))
+        h = self.words(x) + self.places(torch.arange(length, device=x.device))
         prompt = self.prompt.unsqueeze(0).repeat(batch, 1, 1)
         h = torch.cat((self.token.expand(batch, -1, -1), prompt, h), dim=1)
         h = h + self.positions[:, : h.shape[1]]
@@ -46,6 +46,17 @@ class Tied(nn.Module):
         return self.head(self.mix(self.words(x)).tanh()).mean(1)
 
 
+class Bag(nn.Module):
+    """The sum of words, each of which has the same gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.words(x).sum(1))
+
+
 class Attention(nn.Module):
     """MultiheadAttention in the ways it is called; ``mask``: causal, padding, by example, or none."""
 
@@ -62,10 +73,10 @@ class Attention(nn.Module):
         kv = q.tanh() if self.cross else q
         given: dict[str, Tensor] = {}
         if self.mask == "causal":
-            given["attn_mask"] = torch.ones(length, length, dtype=torch.bool).triu(1)
+            given["attn_mask"] = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         elif self.mask == "padding":
             real = x[:, 0, 0].detach().abs().mul(9).long() % length + 1
-            given["key_padding_mask"] = torch.arange(length) >= real.unsqueeze(1)
+            given["key_padding_mask"] = torch.arange(length, device=x.device) >= real.unsqueeze(1)
         elif self.mask == "example":
             given["attn_mask"] = x[:, :1, :1].detach().expand(-1, length, length).repeat_interleave(2, 0)
         out, weights = self.attention(q, kv, kv, need_weights=self.weights, **given)
@@ -116,6 +127,7 @@ loss = squared_error
 ZOO = {
     "parameters, words, positions": Case(Tokens, (5,), words=True),
     "tied": Case(Tied, (5,), words=True),
+    "bag of words": Case(Bag, (6,), words=True),
     "two words": Case(
         lambda: nn.Sequential(nn.Embedding(WORDS, 4), nn.Flatten(), nn.Linear(8, 2)), (2,), words=True,
     ),
@@ -132,9 +144,12 @@ ZOO = {
         (2, 4, 4, 4),
     ),
     "ConvTranspose2d": Case(
-        lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 3, stride=2), nn.InstanceNorm2d(3, affine=True), nn.ReLU(True)),
-        (2, 4, 4),
+        lambda: nn.Sequential(
+            nn.ConvTranspose2d(3, 3, 3, stride=2, groups=3), nn.InstanceNorm2d(3, affine=True), nn.ReLU(inplace=True)
+        ),
+        (3, 4, 4),
     ),
+    "a layer alone": Case(lambda: nn.Conv3d(2, 4, 2, groups=2, padding=1, padding_mode="circular"), (2, 3, 3, 3)),
     "RMSNorm": Case(lambda: nn.Sequential(nn.RMSNorm((3, 4), eps=1e-2), nn.Linear(4, 2)), (2, 3, 4)),
     "LSTM": Case(lambda: Recurrent(nn.LSTM, batch_first=True), (6, 3)),
     "LSTM, deep, both ways, time first": Case(lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True), (4, 3)),

@@ -212,7 +212,8 @@ def test_functions_inside_functions_and_of_notebooks_are_methods(tmp_path):
         return fedlsg.Method(name="inner", mechanism=mechanism, server=server)
 
     space = {"__name__": "__main__", "fedlsg": fedlsg}
-    cell = 'def cell(*, mechanism, server):\n    "A cell."\n    return fedlsg.Method(name="c", mechanism=mechanism, server=server)'
+    body = 'return fedlsg.Method(name="c", mechanism=mechanism, server=server)'
+    cell = f'def cell(*, mechanism, server):\n    "A cell."\n    {body}'
     exec(cell, space)
     found = [quick(tmp_path / str(i), method=one) for i, one in enumerate((inner, space["cell"], "dpsgd"))]
     assert torch.equal(weights(found[0]), weights(found[2]))

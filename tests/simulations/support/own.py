@@ -1,5 +1,6 @@
 """Code and data of a user's own for tests: three classes that a small network can learn, files with recipes."""
 
+import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +16,12 @@ import strategies
 from fedlsg import user_code
 from simulations import workloads
 from simulations.workloads.base.workload import LoadedWorkload, Options, Request, silent
+from tests.places import REPOSITORY
 
 WIDTH, CLASSES = 8, 3
 QUICK: dict[str, Any] = {
-    "engine": "local", "method": "dpsgd", "clients": 2, "rounds": 1, "sample_rate": 0.2, "noise_multiplier": 2.0, "quiet": True,
-    "reproducible": True,
+    "engine": "local", "method": "dpsgd", "clients": 2, "rounds": 1, "sample_rate": 0.2, "noise_multiplier": 2.0,
+    "quiet": True, "reproducible": True,
 }  # fmt: skip
 """Settings of a run of a tenth of a second."""
 
@@ -93,18 +95,23 @@ def write(path: Path, text: str = MINE) -> Path:
 @contextmanager
 def fresh() -> Iterator[None]:
     """No code of a user's own is known or allowed inside, and nothing of it afterwards."""
-    before = list(user_code._ALLOWED)
+    before, path = list(user_code._ALLOWED), list(sys.path)
     try:
         _forget([])
         yield
     finally:
         _forget(before)
+        sys.path[:] = path
 
 
 def _forget(allowed: list[bool]) -> None:
     strategies.forget()
     workloads._GIVEN.clear()
     workloads._MADE.clear()
+    for module in user_code.modules_of_files():
+        if not Path(str(module.__file__)).is_relative_to(REPOSITORY):
+            sys.modules.pop(module.__name__, None)
+    user_code._FILES.clear()
     user_code._ALLOWED[:] = allowed
 
 

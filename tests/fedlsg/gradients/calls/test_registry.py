@@ -1,5 +1,7 @@
 """Layers that users register: right against autograd, wrong results refused by name, one registration a type."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from fedlsg.gradients.independence import check_independent
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError, check_supported
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
+from tests.places import REPOSITORY
 
 
 class Bend(nn.Module):
@@ -173,3 +176,13 @@ def test_a_registered_layer_that_mixes_by_type_stays_refused():
     fedlsg.register_layer(OwnBatchNorm)
     with pytest.raises(UnsupportedLayerError, match="mixes the examples of a batch"):
         check_supported(nn.Sequential(OwnBatchNorm(4)))
+
+
+def test_the_example_of_the_documents():
+    text = (REPOSITORY / "docs" / "layers.md").read_text()
+    names: dict[str, Any] = {}
+    exec(text.split("```python\n")[1].split("```")[0], names)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), names["Bend"](4)).double()
+    x, y = torch.randn(5, 3, 4, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    assert naive_error(model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False)) < TOLERANCE

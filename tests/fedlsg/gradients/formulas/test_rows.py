@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlsg.gradients import block_gradients
-from fedlsg.gradients.formulas.rows import RowGradients
+from fedlsg.gradients.formulas.rows import RowGradients, product
+from fedlsg.gradients.formulas.tied import TiedGradients, tied
 from fedlsg.privacy import Mechanism, clipped_sum
 from tests.fedlsg.support.gradient_oracle import make_frame, squared_error
 
@@ -91,3 +92,36 @@ def test_no_vocabulary_for_each_example(ghost):
         clipped_sum(blocks, Mechanism(kind="clip-only"))
     assert (seen.numbers <= words * width + 2 * width + 2) == ghost
     assert (seen.numbers >= batch * words * width) != ghost
+
+
+def both(dtype: torch.dtype = torch.float64) -> TiedGradients:
+    table = rows(dtype, padding=2)
+    g, x = torch.randn(5, 6, 11, dtype=dtype), torch.randn(5, 6, 3, dtype=dtype)
+    return tied(product(table.layer, g, x), table)
+
+
+def test_a_shared_weight_is_one_gradient():
+    """Norms of the sum of both uses: their squares must not be added."""
+    gradients = both()
+    dense = gradients.linear.dense() + gradients.table.dense()
+    wanted = dense.flatten(1).norm(dim=1)
+    torch.testing.assert_close(gradients.norms(), wanted)
+    apart = (gradients.linear.norms().square() + gradients.table.norms().square()).sqrt()
+    assert (apart / wanted - 1).abs().max() > 1e-2, "negative control"
+    factors, finite = torch.rand(5, dtype=torch.float64), torch.tensor([True, True, False, True, True])
+    wanted = torch.einsum("b,bvd->vd", factors * finite, dense).flatten()
+    torch.testing.assert_close(gradients.weighted_sum(factors, finite), wanted)
+    torch.testing.assert_close(gradients.part(1, 3).norms(), gradients.norms()[1:3])
+
+
+def test_uses_that_cancel_have_a_norm_that_bounds_the_sum():
+    gradients = both(torch.float32)
+    g, x = gradients.g, gradients.x
+    table = replace(
+        gradients.table, g=-(g.mT @ x)[:, :7].float(), x=torch.arange(7).expand(5, 7), padding=None, version=0
+    )
+    g[:, :, 7:] = 0
+    found = tied(product(gradients.layer, g, x), table)
+    lengths = (found.linear.dense().double() + found.table.dense().double()).flatten(1).norm(dim=1)
+    assert (found.norms() >= lengths).all()
+    assert (found.norms() >= 1e-3 * found.table.norms()).all()

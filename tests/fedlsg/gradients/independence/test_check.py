@@ -83,6 +83,11 @@ MIXERS = {
     ),
     "buffer": (lambda: tokens_model(mixers.Memory()), r"^2 \(Memory\).*depends on earlier batches"),
     "buffer for later": (lambda: tokens_model(mixers.UnusedMemory()), r"^2 \(UnusedMemory\).*the buffer seen"),
+    "counter": (lambda: tokens_model(mixers.Counter()), r"^2 \(Counter\).*changes the buffer count"),
+    "frozen rows that are read": (
+        lambda: tokens_model(mixers.FrozenTable()),
+        r"^2 \(FrozenTable\).*changes the frozen parameter table",
+    ),
     "attribute": (lambda: tokens_model(mixers.HiddenMemory()), r"^2 \(HiddenMemory\).*depends on earlier batches"),
 }  # fmt: skip
 

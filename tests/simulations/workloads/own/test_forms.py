@@ -325,6 +325,13 @@ def test_a_transform_that_fails_is_refused(transform, words):
         loaded((X, Y), transform=transform)
 
 
+def test_an_empty_batch_calls_no_transform():
+    """Its failure would tell that a Poisson batch was empty."""
+    train = loaded((X, Y), transform=lambda x: torch.stack([row * 2 for row in x])).train
+    inputs, targets = train.batch(torch.zeros(0, dtype=torch.int64))
+    assert (len(inputs), len(targets)) == (0, 0)
+
+
 def test_a_transform_of_texts_that_fails_is_refused():
     with refused("transform fails: ValueError: too long"):
         loaded((TEXTS, Y), transform=_fail)
@@ -404,6 +411,14 @@ def test_classes_of_train_and_test_must_be_the_same(tmp_path):
     first, second = folder(tmp_path / "a"), folder(tmp_path / "b", classes=("cat", "cow"))
     with refused("train has the classes ('cat', 'dog'), test has ('cat', 'cow'): give both the same"):
         loaded(first, test=second)
+
+
+def test_a_clients_own_folder_has_the_classes_of_the_run(tmp_path):
+    """Without one of the folders, the classes behind it would silently become others."""
+    found = loaded(folder(tmp_path / "test"))
+    assert len(found.read(folder(tmp_path / "own"))) == 6
+    with refused("train has the classes"):
+        found.read(folder(tmp_path / "less", classes=("dog",)))
 
 
 def test_a_folder_without_images_says_what_is_expected(tmp_path):

@@ -1,0 +1,235 @@
+"""fedlsg.flower: a ClientApp and a Strategy for a workload of an app's own, on a grid of Flower messages."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, MessageType, RecordDict
+from torch import nn
+
+import fedlsg
+import fedlsg.flower
+import simulations.server.app
+import strategies
+from simulations.client.model import process
+from simulations.engines.local import LocalGrid, task_identity
+from simulations.flower.announced import RECORD, announcement
+from simulations.flower.client import OWN_CODE, code_digest
+from simulations.grids.virtual import FIRST_NODE, SHARED, call_client, give_id
+from strategies.federation.code_identity import RECORD as CODE
+from strategies.federation.code_identity import code_record
+from strategies.federation.ledgers import read_news
+from strategies.federation.serial import over_the_wire
+from strategies.federation.wire import read_identity
+from tests.simulations.support.deployed import new_process, terms
+
+SETTINGS: dict[str, Any] = {
+    "method": "lsg",
+    "rank": 1,
+    "epsilon": 6.0,
+    "sample_rate": 0.2,
+    "learning_rate": 0.5,
+    "reproducible": True,
+}
+FOREIGN = {"num-server-rounds": 2, "lr": 0.01, "fraction-evaluate": 0.5}
+"""Keys of the app's own run config."""
+
+
+def rows(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(seed).normal(size=(count, 6)).astype(np.float32)
+    return x, (x[:, 0] + x[:, 1] > 0).astype(np.int64)
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+
+
+def two_sides() -> fedlsg.Workload:
+    return fedlsg.Workload(model=build, train=rows(120, 0), test=rows(60, 1), loss=nn.CrossEntropyLoss())
+
+
+def plain(*, mechanism: fedlsg.Mechanism, server: fedlsg.ServerOptimizer) -> fedlsg.Method:
+    """A method of the app's own."""
+    return fedlsg.Method(name="plain", mechanism=mechanism, server=server)
+
+
+class Nodes(LocalGrid):
+    """Flower's own simulation, as far as the server sees it: nodes in one process, no order that is known."""
+
+    def __init__(self, app: Any, count: int) -> None:
+        super().__init__(app, count, FOREIGN)
+
+    def deliver(self, messages: Any, timeout: float | None) -> Any:
+        for message in messages:
+            reply = call_client(self.client, over_the_wire(message), self.num_partitions, self.run_config)
+            if reply is not None:
+                yield over_the_wire(reply)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(simulations.server.app, "InMemoryGrid", Nodes)
+    process.cache_clear()
+    yield
+    process.cache_clear()
+    strategies.forget()
+
+
+def without_gaps(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def start(app: Any, folder: Path, nodes: int = 3, **settings: Any) -> fedlsg.Run:
+    strategy = fedlsg.flower.Strategy(two_sides, out=folder, **without_gaps({**SETTINGS, **settings}))
+    with task_identity():
+        result = strategy.start(Nodes(app, nodes), num_rounds=2)
+    assert strategy.run is not None
+    assert sorted(result.evaluate_metrics_serverapp) == [1, 2]
+    trained = result.arrays.to_torch_state_dict()
+    assert all(torch.equal(trained[name], value) for name, value in strategy.run.model.state_dict().items())
+    return strategy.run
+
+
+def test_an_app_trains_as_simulate_does(tmp_path):
+    run = start(fedlsg.flower.client_app(two_sides), tmp_path / "app")
+    alone = fedlsg.simulate(
+        workload=two_sides(), clients=3, rounds=2, engine="local", out=tmp_path / "alone", quiet=True, **SETTINGS
+    )
+    assert run.summary["clients"] == 3
+    assert run.epsilon == alone.epsilon
+    other = alone.model.state_dict()
+    assert all(torch.equal(value, other[name]) for name, value in run.model.state_dict().items())
+
+
+def test_the_settings_that_travel_are_counted_on_the_wire(tmp_path):
+    run = start(fedlsg.flower.client_app(two_sides), tmp_path / "app")
+    alone = fedlsg.simulate(
+        workload=two_sides(), clients=3, rounds=2, engine="local", out=tmp_path / "alone", quiet=True, **SETTINGS
+    )
+    more = run.rounds[0]["downlink_bytes_wire"] - alone.rounds[0]["downlink_bytes_wire"]
+    assert run.rounds[0]["downlink_bytes"] == alone.rounds[0]["downlink_bytes"]
+    assert 3 * 100 < more < 3 * 600
+
+
+def test_a_method_of_the_app_s_own(tmp_path):
+    run = start(fedlsg.flower.client_app(two_sides, methods=(plain,)), tmp_path / "app", method=plain, rank=None)
+    assert run.summary["method"] == "plain"
+    assert "method" in run.summary["own_code"]
+
+
+def test_foreign_keys_of_the_run_config_are_left_alone(tmp_path):
+    """FOREIGN would be refused as settings."""
+    run = start(fedlsg.flower.client_app(two_sides), tmp_path / "app", learning_rate=0.25)
+    assert "learning-rate = 0.25" in (run.directory / "config.toml").read_text()
+
+
+# --- refusals
+
+
+def reply(app: Any, said: dict[str, Any] | None, **node: Any) -> Message:
+    """The reply to a query with these announced settings."""
+    content = RecordDict({CODE: code_record()})
+    if said is not None:
+        content[RECORD] = announcement(said)
+    config = node or {"partition-id": 0, "num-partitions": 2, SHARED: True}
+    with task_identity():
+        question = give_id(Message(content, FIRST_NODE, MessageType.QUERY))
+        context = Context(run_id=1, node_id=FIRST_NODE, node_config=config, state=RecordDict(), run_config=FOREIGN)
+        return over_the_wire(give_id(app(over_the_wire(question), context)))
+
+
+def said(**changes: Any) -> dict[str, Any]:
+    strategies.check_name("lsg")
+    known = {"workload": "two_sides", "method": "lsg", "rank": 1, "clients": 2, "rounds": 1}
+    return {**known, OWN_CODE: code_digest("two_sides", "lsg"), **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (None, "announces no settings"),
+        ({"workload": "digits"}, "the server trains workload 'digits', this app has 'two_sides'"),
+        ({"method": "nobody"}, "this app knows no method 'nobody'"),
+        ({"method": "evil.py:recipe"}, "this app knows no method"),
+        ({OWN_CODE: "0" * 64}, "other code than this client's"),
+        ({"rank": "many"}, "expected a number"),
+        ({"nonsense": 1}, "unknown setting"),
+    ],
+)
+def test_a_client_refuses_what_it_is_told(changes, reason):
+    app = fedlsg.flower.client_app(two_sides)
+    answered = reply(app, None if changes is None else said(**changes))
+    assert answered.has_error()
+    assert reason in answered.error.reason
+
+
+def test_a_client_that_is_told_the_truth_answers():
+    answered = reply(fedlsg.flower.client_app(two_sides), said())
+    assert read_identity(answered.content) == (0, 60)
+
+
+def test_what_is_no_workload_is_refused_when_the_app_is_made():
+    with pytest.raises(ValueError, match=r"expected a fedlsg.Workload, or a function without arguments"):
+        fedlsg.flower.client_app(lambda: 3)  # type: ignore[arg-type, return-value]
+
+
+# --- deployed
+
+
+def deployed(folder: Path, **changes: Any) -> dict[str, Any]:
+    x, y = rows(40, 5)
+    table = folder / "own.csv"
+    lines = [",".join([*map(str, row), str(label)]) for row, label in zip(x.tolist(), y.tolist(), strict=True)]
+    table.write_text("\n".join(["a,b,c,d,e,f,label", *lines]) + "\n")
+    return terms(folder / "ledger", data=f"columns:{table}", **changes)
+
+
+def columns() -> fedlsg.Workload:
+    """The test split alone: training rows are the nodes'."""
+    return fedlsg.Workload(model=build, train=None, test=rows(60, 1), loss=nn.CrossEntropyLoss(), name="columns")
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    known = {"workload": "columns", "method": "lsg", "rank": 1, "clients": 2, "rounds": 3, "sample-rate": 0.05}
+    return {**known, "noise-multiplier": 2.0, "delta": 1e-5, OWN_CODE: code_digest("columns", "lsg"), **changes}
+
+
+def test_a_deployed_client_reads_its_own_rows_under_its_own_terms(tmp_path):
+    app = fedlsg.flower.client_app(columns)
+    new_process()
+    answered = reply(app, told(), **deployed(tmp_path))
+    assert not answered.has_error(), answered.error
+    assert read_identity(answered.content) == (0, 40)
+    assert read_news(answered.content) is not None
+    assert (tmp_path / "ledger").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"reproducible": True}, "never draws its noise from a known seed"),
+        ({"mechanism": "none", "noise-multiplier": None}, "is not private"),
+        ({"epsilon": 9.0}, "epsilon-max"),
+        ({"delta": 1e-2}, "delta-max"),
+    ],
+)
+def test_a_deployed_client_keeps_its_terms(tmp_path, changes, reason):
+    app = fedlsg.flower.client_app(columns)
+    new_process()
+    settings = {name: value for name, value in told(**changes).items() if value is not None}
+    answered = reply(app, settings, **deployed(tmp_path))
+    assert answered.has_error()
+    assert reason in answered.error.reason
+
+
+def test_a_deployed_client_runs_no_code_that_a_server_names(tmp_path):
+    marker, evil = tmp_path / "ran", tmp_path / "evil.py"
+    evil.write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n")
+    app = fedlsg.flower.client_app(columns)
+    new_process()
+    for name in ("workload", "method"):
+        answered = reply(app, told(**{name: f"{evil}:recipe"}), **deployed(tmp_path))
+        assert answered.has_error()
+    assert not marker.exists()
