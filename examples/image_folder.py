@@ -45,7 +45,7 @@ def main(engine="ray"):
         write_folder(test, images[1400:], labels[1400:], 1400)
         run = fedlsg.simulate(
             model=model, train=train, test=test, loss=functional.cross_entropy, partition="writer", engine=engine,
-            method="lsg", rank=2, epsilon=8.0, rounds=20,
+            method="lsg", rank=2, epsilon=8.0, rounds=12,
             sample_rate=0.5, learning_rate=0.5, momentum=0.9, clip_norm=0.5,
         )  # fmt: skip
     print(f"{run.summary['clients']} writers, accuracy {run.summary['accuracy']:.3f}, epsilon {run.epsilon:.2f}")

@@ -94,8 +94,7 @@ def _file(path: Path, kind: str) -> ModuleType:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if path in _FILES and _FILES[path][0] == digest:
         return _FILES[path][1]
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # last: a random.py next to the file hides no module of Python
+    _prefer(path.parent)
     name = path.stem if _is_free(path.stem, path) else f"user_code_{digest[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -114,6 +113,20 @@ def _file(path: Path, kind: str) -> ModuleType:
 
     _FILES[path] = digest, run(str(path), execute)
     return module
+
+
+def _prefer(folder: Path) -> None:
+    """Let a file import its neighbours: its folder comes before those of other files, after Python's and packages'.
+
+    A neighbour of another file that has the same name is forgotten; the functions of that file keep it.
+    """
+    others = {str(path.parent) for path in _FILES} - {str(folder)}
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # last: a random.py next to the file hides no module of Python
+    sys.path[:] = [*(entry for entry in sys.path if entry not in others), *(e for e in sys.path if e in others)]
+    for module in modules_of_files():
+        if str(Path(str(module.__file__)).parent) in others and (folder / f"{module.__name__}.py").is_file():
+            sys.modules.pop(module.__name__, None)
 
 
 def _is_free(name: str, path: Path) -> bool:

@@ -109,6 +109,8 @@ class PrivateStep:
         reproducible: bool = False,
         **settings: Any,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"expected a model, an nn.Module, got {type(model).__name__}: build it first")
         self.method = _resolve(method, settings, learning_rate, optimizer)
         self._spending = Spending(
             num_examples=num_examples, sample_rate=sample_rate, steps=steps, epsilon=epsilon,
@@ -284,6 +286,8 @@ def _resolve(
         name = user_code.name_of(method)
         give(name, method)
         return recipe(name, **settings)
+    if not isinstance(method, Method | str):
+        raise ValueError(f"method={type(method).__name__}: expected the name of a recipe, or a fedlsg.Method")
     if not isinstance(method, Method):
         return recipe(method, **settings)
     if settings:

@@ -154,7 +154,8 @@ def carried_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | 
         rule = "r s" if carrier.form == "core" else "r (m + n)"
         raise ValueError(
             f"rank={carrier.rank} carries no layer of {type(model).__name__}: "
-            f"{rule} < {PAYS_BELOW} m n holds nowhere; choose a smaller rank, or a dense method such as dpsgd"
+            f"{rule} < {PAYS_BELOW} m n holds for no Linear or Conv2d layer before the classifier; choose a smaller "
+            "rank, or a dense method such as dpsgd"
         )
     return tuple(names)
 

@@ -21,6 +21,8 @@ CLASSES = ("CrossEntropyLoss", "cross_entropy", "NLLLoss", "nll_loss")
 """Losses of torch whose outputs have the classes on dimension 1, and whose targets are class numbers."""
 OTHER_SHAPES = ("MultiMarginLoss", "multi_margin_loss")
 """Other losses of torch whose targets have another shape than their outputs."""
+CLASS_LISTS = ("MultiLabelMarginLoss", "multilabel_margin_loss")
+"""Losses of torch whose targets are integers of the shape of the outputs."""
 IGNORED = -100
 """The class number that torch's cross-entropy leaves out by default."""
 
@@ -33,13 +35,15 @@ def per_example_loss(loss: Callable[..., Any]) -> LossFunction:
     they are. The dimensions of a result (B, ...) after the first are averaged. For torch's losses, outputs that have
     ``.logits`` are replaced by these; cross-entropy takes outputs (B, T, V) with targets (B, T), too, and averages over
     the targets of an example that are not ``ignore_index``.
+    Integer or boolean targets of a loss that compares them with outputs (``BCEWithLogitsLoss``) become floats.
     The result can be pickled if ``loss`` can. It raises ValueError for a result without the batch as first dimension,
     and where torch would broadcast targets against outputs, which mixes examples.
     """
     if isinstance(loss, PerExampleLoss):
         return loss
-    if not callable(loss):
-        raise ValueError(f"expected loss(outputs, targets), a function or a module of torch, got {loss!r}")
+    if not callable(loss) or isinstance(loss, type):
+        hint = f": write {loss.__name__}()" if isinstance(loss, type) else ""
+        raise ValueError(f"expected loss(outputs, targets), a function or a module of torch, got {loss!r}{hint}")
     if isinstance(loss, nn.Module):
         if isinstance(loss, _Loss) or isinstance(getattr(loss, "reduction", None), str):
             loss = copy.copy(loss)
@@ -80,6 +84,7 @@ class PerExampleLoss:
         """The loss of each example, shape (B,)."""
         if self.name:
             outputs = self._arranged(outputs, targets)
+            targets = self._numbers(outputs, targets)
         losses: Any = self.loss(outputs, targets)
         size = batch_size(targets, targets)
         if not isinstance(losses, Tensor) or losses.ndim == 0 or len(losses) != size:
@@ -94,6 +99,12 @@ class PerExampleLoss:
             counted: Tensor = (targets != self.ignored).flatten(1)
             return losses.flatten(1).sum(1) / counted.sum(1).clamp(min=1)
         return losses.flatten(1).mean(1)
+
+    def _numbers(self, outputs: Any, targets: Any) -> Any:
+        """Targets such as 0 and 1 or True and False as floats, where the loss compares them with the outputs."""
+        if self.name in (*CLASSES, *OTHER_SHAPES, *CLASS_LISTS) or not isinstance(targets, Tensor):
+            return targets
+        return targets if targets.is_floating_point() else targets.to(outputs.dtype)
 
     def _arranged(self, outputs: Any, targets: Any) -> Any:
         """The outputs as torch's loss takes them."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Table = list[dict[str, Any]]
 """One dict a row: ``pandas.DataFrame(table)`` reads it."""
+WIDTH = 680
+"""Of the curves in a notebook, in CSS pixels."""
 PLOT = "Accuracy (or loss), epsilon, bytes and clients after each round"
 
 
@@ -110,7 +112,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         data = base64.b64encode(png(self.plot())).decode() if self._rows else None
-        picture = None if data is None else Picture(uri=f"data:image/png;base64,{data}", width=0, caption=PLOT)
+        picture = None if data is None else Picture(uri=f"data:image/png;base64,{data}", width=WIDTH, caption=PLOT)
         return cell(facts_of(self._facts()), picture)
 
 

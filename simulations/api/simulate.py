@@ -100,6 +100,8 @@ def _run(
         for callback in callbacks:
             callback(row.columns)
 
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise ValueError(f"callbacks={type(callbacks).__name__}: expected a list of functions of a dict")
     if resume:
         if out is None:
             raise ValueError("resume=True continues the run in out: give out, too")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedlsg.choices import choose
-from simulations.compare.lines import Line, measured, shown
+from simulations.compare.lines import Line, shown
 from simulations.compare.table import markdown
 from simulations.report.page import Row, Table
 from simulations.report.words import NOT_PRIVATE, human_bytes
@@ -117,10 +117,11 @@ NOTE = (
 def panel_table(panel: Panel) -> Table:
     """A row for each line of a panel; no column of transfer if no link is given."""
     rows = [_cells(line) for line in panel.lines]
+    by_loss = any(line.by_loss for line in panel.lines)
     keys = [key for key in COLUMNS if key != "transfer" or any(line.transfer is not None for line in panel.lines)]
     return Table(
         title=panel.title,
-        columns=tuple(measured(panel.lines) if key == "accuracy" else COLUMNS[key] for key in keys),
+        columns=tuple("test loss" if key == "accuracy" and by_loss else COLUMNS[key] for key in keys),
         rows=tuple(
             Row(cells=tuple(row[key] for key in keys), style="" if line.private else "no-epsilon")
             for line, row in zip(panel.lines, rows, strict=True)

@@ -108,7 +108,9 @@ def _run(
 
     done = sum(result.done for result in results())
     console.print(f"{len(cells)} cells, {done} done before, folder {folder.path}", markup=False, soft_wrap=True)
-    title = f"{cells[0].given['workload']}: {len({cell.label for cell in cells})} methods compared"
+    title = (
+        f"{user_code.shown(str(cells[0].given['workload']))}: {len({cell.label for cell in cells})} methods compared"
+    )
     output = Output(folder=folder.path, title=title, results=results, command=_command(), grid=text, view=view)
     display = GridDisplay(console, folder, len(cells), done)
 

@@ -131,9 +131,7 @@ def subject_of_run(path: str, *, device: Device = "auto", progress: Progress = s
     directory = RunDir.open(path)
     settings = replace(directory.read_config(), device=device)
     saved = directory.load_checkpoint() if directory.checkpoint.exists() else None
-    found = _subject(settings, directory.path, saved, progress)
-    check_own_code(found.base, directory)
-    return found
+    return _subject(settings, directory.path, saved, progress)
 
 
 def subject_of_settings(given: Mapping[str, object], *, progress: Progress = silent) -> Subject:
@@ -143,6 +141,8 @@ def subject_of_settings(given: Mapping[str, object], *, progress: Progress = sil
 
 def _subject(settings: Settings, run: Path | None, saved: dict[str, Any] | None, progress: Progress) -> Subject:
     base = prepare(settings, progress=progress)
+    if run is not None:
+        check_own_code(base, RunDir(run))
     public = base.public_state()
     start = {name: p.clone() for name, p in public.parameters.items()}
     state = base.server_state(public)

@@ -174,6 +174,7 @@ def count_blocks(base: Base) -> int:
         check_model(model, base.workload.test, base.workload.loss, device=base.device)
     else:
         check_runs(model, base.workload.test, base.workload.loss, device=base.device)
+    check_train_shape(model, base.workload.train, base.workload.test, device=base.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
     return len(trainable(model)) + len(carried) * (len(base.method.carrier.parts) - 1)
 
@@ -202,7 +203,7 @@ def check_model(model: nn.Module, test: Split, loss: LossFunction, *, device: st
     The texts of a batch have the same padded length here, alone and together: effects of padding are not checked.
     """
     inputs, targets = test.batch(probes(test))
-    with _naming_failures(inputs, targets):
+    with _naming_failures(inputs, targets, "test"):
         check_independent(model, loss, to_device(inputs, device), targets.to(device))
 
 
@@ -211,13 +212,37 @@ def check_runs(model: nn.Module, test: Split, loss: LossFunction, *, device: str
     """Raise ValueError if model or loss fail on a few public rows; for methods that may mix examples."""
     inputs, targets = test.batch(probes(test))
     model.eval()
-    with _naming_failures(inputs, targets):
+    with _naming_failures(inputs, targets, "test"):
         inputs = to_device(inputs, device)
         loss(model(**inputs) if isinstance(inputs, dict) else model(inputs), targets.to(device))
 
 
+@torch.no_grad()
+def check_train_shape(model: nn.Module, train: Split, test: Split, *, device: str) -> None:
+    """Raise ValueError if the model fails on rows of the shape of train, where test has another one.
+
+    The model gets zeros: only the shape of a training row is used.
+    """
+    if not len(train):  # of a deployment
+        return
+    (inputs, targets), (public, _) = (split.batch(torch.tensor([0])) for split in (train, test))
+    if _shapes(inputs) == _shapes(public):
+        return
+    zeros = (
+        {k: torch.zeros_like(v) for k, v in inputs.items()} if isinstance(inputs, dict) else torch.zeros_like(inputs)
+    )
+    model.eval()
+    with _naming_failures(inputs, targets, "train"):
+        zeros = to_device(zeros, device)
+        model(**zeros) if isinstance(zeros, dict) else model(zeros)
+
+
+def _shapes(inputs: Any) -> list[tuple[int, ...]]:
+    return [tuple(value.shape) for value in (inputs.values() if isinstance(inputs, dict) else [inputs])]
+
+
 @contextmanager
-def _naming_failures(inputs: Any, targets: Tensor) -> Iterator[None]:
+def _naming_failures(inputs: Any, targets: Tensor, what: str) -> Iterator[None]:
     """What the model or the loss raise, as one ValueError that says on what."""
     try:
         yield
@@ -229,7 +254,7 @@ def _naming_failures(inputs: Any, targets: Tensor) -> Iterator[None]:
             f"{name} {value.dtype} {tuple(value.shape)}" for name, value in [*named, ("targets", targets)]
         )
         raise ValueError(
-            f"the model or the loss fails on rows of test ({given}): {type(error).__name__}: {error}"
+            f"the model or the loss fails on rows of {what} ({given}): {type(error).__name__}: {error}"
         ) from error
 
 

@@ -13,7 +13,7 @@ PRIVACY = (
     "The epsilon of a run covers that run only. It costs more privacy to choose the best of several runs, to choose "
     "hyperparameters by their results, or to publish several runs on the same data. No epsilon here covers that.",
 )
-PUBLIC_TEST = "Accuracy is measured on a public test split, which no client trains on."
+PUBLIC_TEST = "Accuracy, loss and metrics are measured on a public test split, which no client trains on."
 HELD_OUT = (
     "Accuracy is measured on held-out training rows (setting holdout). It is computed from private examples without "
     "noise, and no epsilon covers it. Use it to choose settings, and do not publish it as a private result."

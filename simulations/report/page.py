@@ -256,7 +256,13 @@ def cell(facts: Facts, picture: Picture | None) -> str:
     from markupsafe import Markup
 
     rows = Markup("").join(Markup("<tr><th>{}</th><td>{}</td></tr>").format(*row) for row in facts.rows)
-    shown = "" if picture is None else Markup('<img src="{}" alt="{}">').format(picture.uri, picture.caption)
+    shown = (
+        ""
+        if picture is None
+        else Markup('<img src="{}" alt="{}" style="width: {}px; max-width: 100%">').format(
+            picture.uri, picture.caption, picture.width
+        )
+    )
     return str(Markup("<table>{}</table>{}").format(rows, shown))
 
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from fedlsg.user_code import shown
+import strategies
+from fedlsg.user_code import is_reference, shown
+from simulations import workloads
 from simulations.report.facts import HELD_OUT, epsilon_section, made_section
 from simulations.report.figure import (
     ALARM,
@@ -65,7 +67,7 @@ def run_page(result: Result) -> str:
     """The page of one run, finished or not."""
     settings = {name: value for name, value in result.settings.items() if value is not None and name not in PLACES}
     settings |= {name: shown(str(settings[name])) for name in NAMES_OF_CODE if name in settings}
-    again = Code(text=command(result), note="This command runs the same settings again:")
+    again = Code(text=command(result) if _is_named(result) else "", note="This command runs the same settings again:")
     return render(
         Page(
             title=f"{settings['workload']} with {shown(result.method)}, seed {settings['seed']}",
@@ -117,6 +119,12 @@ def command(result: Result) -> str:
         value = shown(str(value)) if name == "method" else value
         words += ["-c", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     return shlex.join(words)
+
+
+def _is_named(result: Result) -> bool:
+    """Whether a command finds workload and method by their names: those of a script or notebook have none."""
+    known = (*workloads.names(), *strategies.names())
+    return all(is_reference(str(result.settings[name])) or result.settings[name] in known for name in NAMES_OF_CODE)
 
 
 def _warnings(result: Result) -> list[str]:

@@ -35,7 +35,7 @@ from torch import Tensor
 
 import strategies
 from fedlsg.privacy import ChargeJournal, Ledger, ledger_path, merge
-from fedlsg.user_code import short
+from fedlsg.user_code import is_reference, short
 from simulations.rundir.files import sealed
 from simulations.rundir.files.atomic import make_folder, write_atomically
 from simulations.rundir.files.sealed import DamagedError, seal, unseal
@@ -193,7 +193,10 @@ class RunDir:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{self.config} is damaged: {error}") from None
         except ValueError as error:
-            raise ValueError(f"{self.config}: {error}") from None
+            method = str(given.get("method", ""))
+            lost = f"; method {method!r} is known only in the script or notebook that defines it"
+            known = not method or is_reference(method) or method in strategies.names()
+            raise ValueError(f"{self.config}: {error}{'' if known else lost}") from None
 
     def read_values(self) -> dict[str, Any]:
         """The resolved settings by field name, for reports: also where code of the run's own is not here to be loaded.
@@ -281,7 +284,10 @@ def create(out: str | None, settings: Settings) -> RunDir:
             path = Path(out).expanduser().resolve()
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
-                raise ValueError(f"{out} is not empty; choose another --out, or continue it with fedlsg resume {out}")
+                raise ValueError(
+                    f"{out} is not empty; choose another --out, or continue it with fedlsg resume {out} (from Python: "
+                    "resume=True)"
+                )
             probe = path / ".writable"
             probe.touch()
             probe.unlink()

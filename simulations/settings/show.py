@@ -149,8 +149,15 @@ def methods_command(console: Console) -> None:
 
 def workloads_command(console: Console) -> None:
     """``fedlsg workloads``."""
-    console.print(name_table({name: workloads.summary(name) for name in workloads.names()}), highlight=False)
+    console.print(name_table({name: _summary(name) for name in workloads.names()}), highlight=False)
     console.print("fedlsg run NAME trains on one; FEDLSG_DATA names a folder of data.", highlight=False)
+
+
+def _summary(workload: str) -> str:
+    try:
+        return workloads.summary(workload)
+    except (ValueError, OSError, ImportError) as error:  # of an installed package
+        return f"cannot be loaded: {error}"
 
 
 def name_table(rows: Mapping[str, str]) -> Table:
@@ -200,7 +207,10 @@ def group_of(name: str) -> str:
 def _presets(name: str) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for workload in workloads.names():
-        common, own = workloads.presets(workload)
+        try:
+            common, own = workloads.presets(workload)
+        except (ValueError, OSError, ImportError):  # of an installed package; the list of workloads says why
+            continue
         values = [str(common[name])] if name in common else []
         values += [f"{row[name]} for {method}" for method, row in own.items() if name in row]
         if values:

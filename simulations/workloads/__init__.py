@@ -17,7 +17,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from fedlsg import user_code
-from fedlsg.choices import choose
+from fedlsg.choices import did_you_mean
 from fedlsg.randomness import public_generator
 from simulations.workloads.base.on_device import Fetch, fetcher, to_device
 from simulations.workloads.base.workload import (
@@ -88,7 +88,12 @@ def own(name: str) -> Workload | None:
 def _source(name: str) -> Any:
     """What loads a workload and has its preset."""
     found = own(name)
-    return choose("workload", name, _REGISTRY) if found is None else found
+    if found is None and name not in _REGISTRY:
+        mine = "a workload of your own is FILE.py:NAME; one of a script or notebook is known there alone"
+        raise ValueError(
+            f"unknown workload {name!r}, expected one of {', '.join(_REGISTRY)}; {mine}{did_you_mean(name, _REGISTRY)}"
+        )
+    return _REGISTRY[name] if found is None else found
 
 
 def presets(name: str) -> tuple[Mapping[str, object], Mapping[str, Mapping[str, object]]]:

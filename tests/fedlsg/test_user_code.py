@@ -91,6 +91,17 @@ def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path):
     assert [load(f"{number}/mine.py:f", "workload")() for number in (1, 2, 1)] == [1, 2, 1]
 
 
+def test_each_file_imports_the_neighbours_of_its_own_folder(tmp_path):
+    for number in (1, 2, 3):
+        (tmp_path / str(number)).mkdir()
+        write(f"{number}/helper.py", f"def g(): return {number}\n")
+        write(f"{number}/mine.py", "import helper\ndef f(): return helper.g()\n")
+    functions = [load(f"{number}/mine.py:f", "workload") for number in (1, 2, 3)]
+    assert [function() for function in functions] == [1, 2, 3]
+    write("1/mine.py", "import helper\ndef f(): return 10 * helper.g()\n")
+    assert load("1/mine.py:f", "workload")() == 10
+
+
 MISTAKES = {
     "nowhere.py:f": "workload: there is no file",
     "mine.py:g": r"mine.py has no 'g'.*expected workload as FILE.py:NAME",

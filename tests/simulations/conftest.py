@@ -29,7 +29,7 @@ def threads() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def own_code() -> Iterator[None]:
+def forgotten_code() -> Iterator[None]:
     """What a test makes known of its own is unknown to the next one."""
     with fresh():
         yield

@@ -301,10 +301,16 @@ def build_model(workload: LoadedWorkload, model_name: str | None = None, seed: i
         # torch.manual_seed would also reseed every CUDA generator, which fork_rng(devices=[]) does not restore.
         torch.default_generator.manual_seed(seed)
         try:
-            return builder()
+            made = builder()
         except (ValueError, OSError, ImportError):
             raise
         except Exception as error:
             raise ValueError(
                 f"model {name!r} of workload {workload.name} cannot be built: {type(error).__name__}: {error}"
             ) from error
+    if not isinstance(made, nn.Module):
+        hint = ", such as its field model" if isinstance(getattr(made, "model", None), nn.Module) else ""
+        raise ValueError(
+            f"model {name!r} of workload {workload.name} is built as {type(made).__name__}: return an nn.Module{hint}"
+        )
+    return made

@@ -34,6 +34,10 @@ def read_rows(data: Any, columns: Columns, what: str) -> Rows:
             raise FileNotFoundError(f"{what}={str(path)!r}: there is no such file or folder")
     elif isinstance(data, tuple | list) and len(data) == 2:
         return _pair(data[0], data[1], columns, what)
+    elif isinstance(data, Mapping) and data and all(map(is_table, data.values())):  # a DatasetDict
+        raise ValueError(
+            f"{what} has the splits {', '.join(data)}: give one of them, such as data[{next(iter(data))!r}]"
+        )
     elif is_table(data):
         return read_table(data, columns, what)
     elif hasattr(data, "__getitem__") and not isinstance(data, Tensor | np.ndarray | Mapping):
@@ -43,7 +47,7 @@ def read_rows(data: Any, columns: Columns, what: str) -> Rows:
             f"{what}={type(data).__name__} has no length: a private step draws examples by number; give a Dataset with "
             "__len__ and __getitem__, or (inputs, targets)"
         )
-    raise ValueError(f"{what}={type(data).__name__}: {FORMS}")
+    raise ValueError(f"{what}={repr(str(data)) if isinstance(data, str | Path) else type(data).__name__}: {FORMS}")
 
 
 def _pair(inputs: Any, targets: Any, columns: Columns, what: str) -> Rows:
@@ -54,7 +58,8 @@ def _pair(inputs: Any, targets: Any, columns: Columns, what: str) -> Rows:
     wanted = as_targets(targets, what)
     sizes = {len(value) for value in values}
     if sizes != {len(wanted)} or not len(wanted):
-        raise ValueError(f"{what}: expected as many inputs as targets, one at least, got {sizes} and {len(wanted)}")
+        found = " and ".join(map(str, sorted(sizes)))
+        raise ValueError(f"{what}: expected as many inputs as targets, one at least, got {found} and {len(wanted)}")
     if isinstance(stored, dict):
         return Rows(inputs=Fields(stored), targets=wanted, prepare=Prepare(columns.transform))
     return of_stored(stored, wanted, columns, what)

@@ -17,7 +17,7 @@ class Columns:
     """How data with columns are read: see ``Workload``. ``more``: columns that form clients."""
 
     inputs: tuple[str, ...] | None
-    target: str | None
+    targets: tuple[str, ...] | None
     more: tuple[str, ...]
     transform: Callable[..., Any] | None
     image_size: int | None

@@ -38,26 +38,35 @@ def read_table_file(path: Path, columns: Columns, what: str) -> Rows:
 def read_table(data: Any, columns: Columns, what: str) -> Rows:
     """Rows of a table: the target column, the input columns, and the columns that may form clients."""
     names = [str(name) for name in (data.column_names if hasattr(data, "column_names") else data.columns)]
-    target = columns.target or LABEL
-    for name in (target, *(columns.inputs or ())):
+    wanted = columns.targets or (LABEL,)
+    for name in (*wanted, *(columns.inputs or ())):
         if name not in names:
-            hint = "" if name != LABEL or columns.target else "; targets= names the column of the targets"
+            hint = "" if name != LABEL or columns.targets else "; targets= names the column of the targets"
             raise ValueError(
                 f"{what} has no column {name!r}{did_you_mean(name, names)}; it has {', '.join(names)}{hint}"
             )
-    inputs = columns.inputs or tuple(name for name in names if name not in (target, *columns.more))
+    inputs = columns.inputs or tuple(name for name in names if name not in (*wanted, *columns.more))
     if not inputs:
-        raise ValueError(f"{what} has no column but {target!r}: inputs= names those of the inputs")
-    values = {name: _column(data, name) for name in (*inputs, target)}
+        raise ValueError(f"{what} has no column but {', '.join(map(repr, wanted))}: inputs= names those of the inputs")
+    values = {name: _column(data, name) for name in (*inputs, *wanted)}
     others = [name for name in names if name not in values]
     more = {name: _column(data, name) for name in others}
     groups = {name: column for name, column in more.items() if column.ndim == 1 and _is_complete(column)}
     if lacking := [name for name in columns.more if name in more and name not in groups]:
         raise ValueError(f"{what}: column {lacking[0]!r} has missing values or lists: give each row its client")
-    targets = as_targets(values[target], what)
+    targets = as_targets(_targets([values[name] for name in wanted], what), what)
     stored = _inputs({name: values[name] for name in inputs}, columns, what)
     images = isinstance(stored, np.ndarray) and stored.dtype == np.uint8 and stored.ndim == 4
     return of_stored(stored, targets, columns, what, more=groups, default=pixels if images else None)
+
+
+def _targets(columns: list[np.ndarray], what: str) -> np.ndarray:
+    """One column as it is; several, of numbers, as (N, columns)."""
+    if len(columns) == 1:
+        return columns[0]
+    if any(column.dtype.kind not in "biuf" or column.ndim > 1 for column in columns):
+        raise ValueError(f"{what}: expected numbers in each of several target columns")
+    return np.stack(columns, axis=1)
 
 
 def _inputs(values: Mapping[str, np.ndarray], columns: Columns, what: str) -> Any:

@@ -52,7 +52,8 @@ class Workload:
         (``nn.CrossEntropyLoss()``, ``F.mse_loss``) are called with reduction "none".
     metrics: functions ``metric(outputs, targets)`` by name; each is called with all outputs and targets of ``test``, on
         the CPU, and gives a number. Accuracy is measured in addition where targets are classes.
-    inputs, targets: names of columns, for data that have columns. Default: all others, and ``label``.
+    inputs, targets: names of columns, for data that have columns. Default: all others, and ``label``. Several target
+        columns, of numbers, give targets (N, columns).
     transform: from stored rows to the model's inputs, each row by itself: texts to a dict of tokens padded to one
         length (called once), numbers or images (B, channels, height, width) uint8 to what the model takes (called for
         each batch). Default: numbers as they are, images divided by 255. Of several columns it gets each.
@@ -74,7 +75,7 @@ class Workload:
     loss: Callable[..., Any]
     metrics: Mapping[str, Metric] | None = None
     inputs: str | Sequence[str] | None = None
-    targets: str | None = None
+    targets: str | Sequence[str] | None = None
     transform: Callable[..., Any] | None = None
     partition: str | Sequence[Any] = "iid"
     num_classes: int | None = None
@@ -91,6 +92,8 @@ class Workload:
                     "model in several processes; write model=lambda: MyModel(...)"
                 )
         per_example_loss(self.loss)  # refuses what is no loss
+        if not isinstance(self.metrics or {}, Mapping):
+            raise ValueError(f"metrics={type(self.metrics).__name__}: expected a dict, such as {{'mae': function}}")
         for name, metric in (self.metrics or {}).items():
             if not callable(metric) or name in RESERVED:
                 why = "is a column of rounds.csv already" if name in RESERVED else "is no function"
@@ -128,12 +131,8 @@ class Workload:
         name = self.name or MODEL
         refuse_unused(request.options, workload=name)
         columns = Columns(
-            inputs=(self.inputs,)
-            if isinstance(self.inputs, str)
-            else None
-            if self.inputs is None
-            else tuple(self.inputs),
-            target=self.targets,
+            inputs=_names(self.inputs),
+            targets=_names(self.targets),
             more=(self.partition,) if isinstance(self.partition, str) else (),
             transform=self.transform,
             image_size=self.image_size,
@@ -192,6 +191,10 @@ RESERVED = (
     "rejected", "reasons",
 )  # fmt: skip
 """Columns of rounds.csv that a metric cannot be named after."""
+
+
+def _names(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    return (given,) if isinstance(given, str) else None if given is None else tuple(given)
 
 
 def _split(rows: Rows, classes: int | None) -> Split:

@@ -166,7 +166,7 @@ def test_the_rule_of_a_core_by_hand():
     assert rule.sizes(net().a.weight) == (6, 5, 17, 18)
     assert replace(rule, rank=99, out_rank=1).sizes(net().a.weight) == (6, 1, 18, 18)
     assert carried_parameters(net(), replace(rule, rank=15, out_rank=6)) == ("b.weight",)
-    with pytest.raises(ValueError, match=r"carries no layer of Sequential: r s < 0.8 m n holds nowhere"):
+    with pytest.raises(ValueError, match=r"carries no layer of Sequential: r s < 0.8 m n holds for no Linear"):
         carried_parameters(net(), replace(rule, rank=99, out_rank=99))
 
 

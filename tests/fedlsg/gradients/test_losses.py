@@ -45,6 +45,24 @@ def test_losses_of_numbers_equal_each_example_alone(loss, shape):
     torch.testing.assert_close(per_example_loss(loss)(outputs, targets), one_by_one(loss, outputs, targets))
 
 
+@pytest.mark.parametrize("targets", [torch.tensor([[1, 0]]), torch.tensor([[True, False]])])
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), F.mse_loss])
+def test_integers_and_booleans_are_numbers_where_a_loss_compares_them(loss, targets):
+    outputs = torch.tensor([[0.3, -0.2]], dtype=torch.float64)
+    assert torch.equal(per_example_loss(loss)(outputs, targets), per_example_loss(loss)(outputs, targets.double()))
+
+
+def test_integers_stay_lists_of_classes_where_a_loss_wants_them():
+    outputs, targets = torch.randn(2, 3), torch.tensor([[0, -1, -1], [1, 2, -1]])
+    expected = nn.MultiLabelMarginLoss(reduction="none")(outputs, targets)
+    assert torch.equal(per_example_loss(nn.MultiLabelMarginLoss())(outputs, targets), expected)
+
+
+def test_a_class_of_a_loss_is_refused():
+    with pytest.raises(ValueError, match=r"write MSELoss\(\)"):
+        per_example_loss(nn.MSELoss)
+
+
 @pytest.mark.parametrize("ignored", [None, 2])
 def test_tokens_equal_each_text_alone(ignored):
     given = {} if ignored is None else {"ignore_index": ignored}

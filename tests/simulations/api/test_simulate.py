@@ -140,6 +140,10 @@ REFUSED = {
     "a module": ({"model": build()}, "write model=lambda: MyModel(...)"),
     "too few outputs": ({"model": lambda: nn.Linear(8, 2)}, "fails on rows of test", "Target 2 is out of bounds"),
     "another width": ({"model": lambda: nn.Linear(7, 3)}, "shapes cannot be multiplied (1x8 and 7x3))"),
+    "another width of train": (
+        {"train": (TRAIN[0][:, :7], TRAIN[1])},
+        "the model or the loss fails on rows of train (inputs torch.float32 (1, 7)",
+    ),
     "a model with BatchNorm": (
         {"model": lambda: nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))},
         "BatchNorm1d): mixes the examples",
@@ -148,6 +152,13 @@ REFUSED = {
     "outputs of another shape": ({"loss": nn.MSELoss()}, "expected outputs and targets of one shape for MSELoss"),
     "a metric with a taken name": ({"metrics": {"epsilon_max": len}}, "metrics['epsilon_max'] is a column of rounds"),
     "a metric that is none": ({"metrics": {"f1": 3}}, "metrics['f1'] is no function"),
+    "metrics without names": ({"metrics": [len]}, "metrics=list: expected a dict"),
+    "one callback": ({"callbacks": print}, "expected a list of functions"),
+    "a model that is none": ({"model": lambda: None}, "model 'own'", "built as NoneType: return an nn.Module"),
+    "a model with its changes": (
+        {"model": lambda: fedlsg.make_supported(build())},
+        "built as Supported: return an nn.Module, such as its field model",
+    ),
     "no model": ({"model": None}, "simulate needs model; or a workload, as workload='digits'"),
     "a setting with a mistake": ({"learnig_rate": 1}, "unknown setting 'learnig_rate'; did you mean 'learning_rate'?"),
     "another framework's name": ({"epochs": 3}, "unknown setting 'epochs'; did you mean 'rounds'?"),

@@ -52,7 +52,7 @@ def read(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_page_s_reader_agrees_with_the_command(case, read):
+def test_the_page_s_reader_agrees_with_the_command(case, read, own_code):
     run = read[case]
     ours = read_payload(run.directory, 2, 1, find(run.directory, 2, 1))
     with np.load(round_folder(run.path, 2) / "read.npz") as theirs:

@@ -105,6 +105,26 @@ def test_chosen_columns_in_their_order():
     assert one.shape == (N, 1)
 
 
+def test_several_target_columns():
+    table = pd.DataFrame({"a": X[:, 0], "p": [0, 1] * 3, "q": [1.0, 0.0] * 3, "t": list("abcdef")})
+    inputs, targets = whole(table, inputs="a", targets=["p", "q"], loss=nn.BCEWithLogitsLoss())
+    assert torch.equal(targets, torch.tensor([[0.0, 1.0], [1.0, 0.0]] * 3))
+    assert inputs.shape == (N, 1)
+    with refused("train", "numbers", "several target columns"):
+        loaded(table, table.assign(t=table.p), inputs="a", targets=["p", "t"])
+
+
+def test_a_dict_of_splits_is_refused_by_their_names():
+    table = pd.DataFrame({"a": X[:, 0], "label": Y})
+    with refused("test has the splits train, test", "data['train']"):
+        loaded({"train": table, "test": table})
+
+
+def test_a_path_of_another_kind_is_named():
+    with refused(f"test={__file__!r}", ".csv"):
+        loaded(__file__)
+
+
 def test_a_batch_is_a_fresh_copy():
     made = loaded((X, Y))
     made.train.batch(ALL)[0].zero_()
@@ -202,9 +222,9 @@ NO = {
     "a missing target": (lambda: FRAME.assign(label=[0, 1, None, 0, 1, 2]), "targets have missing or infinite values"),
     "negative classes": (lambda: (X, Y.astype(np.int64) - 1), "labels are in -1..1"),
     "a missing input": (lambda: FRAME.assign(a=[0, 1, None, 0, 1, 2]), "column 'a' has missing values: fill them"),
-    "fewer targets": (lambda: (X, Y[:-1]), "expected as many inputs as targets, one at least, got {6} and 5"),
+    "fewer targets": (lambda: (X, Y[:-1]), "expected as many inputs as targets, one at least, got 6 and 5"),
     "fields of two lengths": (lambda: ({"a": X, "b": X[1:]}, Y), "expected as many inputs as targets"),
-    "no rows": (lambda: (X[:0], Y[:0]), "one at least, got {0} and 0"),
+    "no rows": (lambda: (X[:0], Y[:0]), "one at least, got 0 and 0"),
     "no fields": (lambda: ({}, Y), "expected as many inputs as targets"),
     "an empty dataset": (lambda: Pairs([]), "train=Pairs has no examples"),
     "a single number": (lambda: (X, 3), "train targets: expected one row an example, got a single number"),
