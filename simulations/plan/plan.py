@@ -19,6 +19,7 @@ from fedlsg.carriers import carried_parameters
 from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_independent
 from fedlsg.state import ClientTerms
+from simulations import workloads
 from simulations.plan.base import Base, prepare
 from simulations.settings.settings import Settings
 from simulations.workloads import Progress, Split, silent, to_device
@@ -166,6 +167,8 @@ def count_blocks(base: Base) -> int:
     if base.method.own_functions:
         base.public_state().check_repeatable()
     model = base.build_model()
+    if workloads.own(base.settings.workload) is not None:
+        check_repeatable(model, base.build_model())
     check_supported(model)
     if base.method.mechanism.clips:
         check_model(model, base.workload.test, base.workload.loss, device=base.device)
@@ -174,6 +177,24 @@ def count_blocks(base: Base) -> int:
     check_train_shape(model, base.workload.train, base.workload.test, device=base.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
     return len(trainable(model)) + len(carried) * (len(base.method.carrier.parts) - 1)
+
+
+def check_repeatable(model: nn.Module, again: nn.Module) -> None:
+    """Raise ValueError unless two builds of a model have equal weights and buffers: every process builds its own."""
+    other = again.state_dict()
+    changed = [name for name, value in model.state_dict().items() if not same_bits(value, other.get(name))]
+    if changed or len(other) != len(model.state_dict()):
+        raise ValueError(
+            f"model: two calls of its function differ in {', '.join(changed[:3]) or 'their state'}, and server "
+            "and clients would not have the same model: draw from torch's default generator only, which is seeded"
+        )
+
+
+def same_bits(a: object, b: object) -> bool:
+    """Whether two entries of a state are equal, NaN included."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    return type(a) is type(b)
 
 
 def check_model(model: nn.Module, test: Split, loss: LossFunction, *, device: str) -> None:

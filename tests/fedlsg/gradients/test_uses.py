@@ -85,6 +85,13 @@ class Twice(torch.autograd.Function):
         return g, 2 * g.sum((0, 1))
 
 
+def overwritten(m, x):
+    h = x * 1
+    y = F.linear(h, m.W)
+    h.zero_()
+    return y
+
+
 def hidden(m: nn.Module, x: Tensor) -> Tensor:
     return Twice.apply(x, m.p)
 
@@ -103,6 +110,7 @@ UNSOUND = {
     "into a layer without a batch": (lambda m, x: x + m.layer(m.P), "^P: goes into the layer layer without"),
     "a product on the other side": (lambda m, x: m.W @ x.mT, "^W: used by a matrix product other than"),
     "rows by index": (lambda m, x: x + m.P[0][(x[:, :, 0] > 0).long()], "^P: used by __getitem__"),
+    "an input that is overwritten after the product": (overwritten, "^W: its input was changed in place"),
     "a function that nobody sees": (hidden, "^p: used outside of its own layer"),
     "the weight of a layer": (lambda m, x: x @ (m.p * m.layer.weight), "^p: used by mul|used outside"),
     "in place": (lambda m, x: m.P.expand(len(x), -1, -1).add_(x), "^P: changed in place by add_"),

@@ -115,6 +115,14 @@ def by_first(outputs, targets):
     return functional.cross_entropy(outputs, targets, reduction="none") * targets[0]
 
 
+def unlike():
+    """A planted mistake: weights by numpy's generator, which nothing seeds."""
+    model = build()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.as_tensor(np.random.randn(*model[0].weight.shape)))
+    return model
+
+
 REFUSED = {
     "a loss that averages": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "the loss averages over the batch"),
     "and without a clip": (
@@ -140,6 +148,7 @@ REFUSED = {
         {"model": lambda: nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))},
         "BatchNorm1d): mixes the examples",
     ),
+    "a model that is another one in each process": ({"model": unlike}, "draw from torch's default generator only"),
     "outputs of another shape": ({"loss": nn.MSELoss()}, "expected outputs and targets of one shape for MSELoss"),
     "a metric with a taken name": ({"metrics": {"epsilon_max": len}}, "metrics['epsilon_max'] is a column of rounds"),
     "a metric that is none": ({"metrics": {"f1": 3}}, "metrics['f1'] is no function"),

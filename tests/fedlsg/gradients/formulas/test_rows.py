@@ -67,6 +67,14 @@ def test_a_gradient_that_was_written_to_is_no_gradient():
         gradients.norms()
 
 
+@pytest.mark.parametrize("factor", ["g", "x"])
+def test_a_product_whose_factor_was_written_to_is_no_gradient(factor):
+    gradients = both().linear
+    getattr(gradients, factor).zero_()
+    with pytest.raises(AssertionError):
+        gradients.weighted_sum(torch.ones(5, dtype=torch.float64), torch.ones(5, dtype=torch.bool))
+
+
 class Largest(TorchDispatchMode):
     """The most numbers in any tensor that an operation makes."""
 
