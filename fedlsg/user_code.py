@@ -64,8 +64,8 @@ def load(name: str, kind: str) -> Any:
     place, _, attribute = name.rpartition(":")
     if not _ALLOWED:
         raise ValueError(
-            f"{kind} {name!r} names code, and this process runs none that a setting names: use an installed package or "
-            "the app's own bundle"
+            f"{kind} {shown(name)!r} names code, and this process runs none that a setting names: use an installed "
+            "package or the app's own bundle"
         )
     if not place or not attribute:
         raise ValueError(f"{kind} {name!r}: expected FILE.py:NAME, as {place or 'mine.py'}:{kind}")

@@ -43,6 +43,8 @@ def client_app(
         digest = given.pop(OWN_CODE, "")
         if given.get("workload") != name:
             raise SettingsError(f"the server trains workload {given.get('workload')!r}, this app has {name!r}")
+        if "preset" in given:
+            raise SettingsError("the server announces a preset and not its settings: it has another version of fedlsg")
         method = str(given.get("method"))
         if method not in strategies.names() and method not in strategies.given():
             raise SettingsError(f"this app knows no method {method!r}: give it as client_app(methods=[...])")

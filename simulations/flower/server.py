@@ -16,6 +16,7 @@ from simulations.flower.client import OWN_CODE, code_digest, give
 from simulations.rundir.rundir import create
 from simulations.rundir.tables import Row
 from simulations.server.app import run_on
+from simulations.settings.published import resolve
 from simulations.settings.settings import RUN, Settings, as_config, from_mapping
 from simulations.workloads import Workload
 
@@ -53,7 +54,7 @@ class Strategy:
         if not isinstance(method, str):
             strategies.give(name, method)
         strategies.check_name(name)
-        self.settings: Settings = from_mapping({**settings, "workload": give(workload), "method": name})
+        self.settings: Settings = from_mapping(resolve({**settings, "workload": give(workload), "method": name}))
         self.run: Run | None = None
 
     def start(

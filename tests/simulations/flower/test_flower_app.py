@@ -156,6 +156,7 @@ def said(**changes: Any) -> dict[str, Any]:
         ({OWN_CODE: "0" * 64}, "other code than this client's"),
         ({"rank": "many"}, "expected a number"),
         ({"nonsense": 1}, "unknown setting"),
+        ({"preset": "lsg-cifar10"}, "announces a preset"),
     ],
 )
 def test_a_client_refuses_what_it_is_told(changes, reason):
