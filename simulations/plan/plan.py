@@ -47,6 +47,8 @@ def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequ
     """
     base = prepare(settings, progress=progress, declared=declared)
     terms = client_terms(base)
+    if declared is None and workloads.own(base.settings.workload) is not None:
+        check_train_shape(base.build_model(), base.workload.train, base.workload.test, device=base.device)
     common = {t.noise_multiplier for t in terms}
     if base.method.mechanism.adds_noise:
         largest = max(common)
@@ -174,7 +176,6 @@ def count_blocks(base: Base) -> int:
         check_model(model, base.workload.test, base.workload.loss, device=base.device)
     else:
         check_runs(model, base.workload.test, base.workload.loss, device=base.device)
-    check_train_shape(model, base.workload.train, base.workload.test, device=base.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
     return len(trainable(model)) + len(carried) * (len(base.method.carrier.parts) - 1)
 
@@ -221,10 +222,8 @@ def check_runs(model: nn.Module, test: Split, loss: LossFunction, *, device: str
 def check_train_shape(model: nn.Module, train: Split, test: Split, *, device: str) -> None:
     """Raise ValueError if the model fails on rows of the shape of train, where test has another one.
 
-    The model gets zeros: only the shape of a training row is used.
+    In simulations of own workloads only: the model gets zeros, but the shape is that of a training row.
     """
-    if not len(train):  # of a deployment
-        return
     (inputs, targets), (public, _) = (split.batch(torch.tensor([0])) for split in (train, test))
     if _shapes(inputs) == _shapes(public):
         return
