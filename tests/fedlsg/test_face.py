@@ -66,6 +66,7 @@ USE = """
 """
 
 
+@pytest.mark.slow
 def test_the_types_of_the_interface(tmp_path):
     """mypy finds the planted mistake, and no other one."""
     pytest.importorskip("mypy")
