@@ -8,7 +8,6 @@ a name, or one that an installed package offers as an entry point in ``fedlsg.me
 are its settings: type, range and sentence of each are its annotation (``fedlsg.setting``), and every run accepts them.
 """
 
-import logging
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -26,7 +25,6 @@ from fedlsg.setting import Declared, declared, same, suggestion
 from fedlsg.training import ServerOptimizer
 from strategies import recipes
 
-log = logging.getLogger(__name__)
 GROUP = "fedlsg.methods"
 """The entry point group of packages that offer recipes."""
 ELSEWHERE = {"fedavg": "sgd", "fedsgd": "sgd", "dp-fedavg": "dpsgd", "dp-sgd": "dpsgd", "dpsgd-full": "dpsgd"}
@@ -36,7 +34,7 @@ _GIVEN: dict[str, Callable[..., Method]] = {}
 
 def names() -> tuple[str, ...]:
     """Names of all recipes: files of ``strategies.recipes`` with a function ``recipe``, and what packages offer."""
-    return tuple(sorted({*_own(), *_offered()}))
+    return tuple(sorted({*_own(), *user_code.offered(GROUP)}))
 
 
 def give(name: str, build: Callable[..., Method]) -> None:
@@ -129,8 +127,6 @@ def check_name(name: str) -> None:
     if user_code.is_reference(name) and name not in _GIVEN:
         give(name, user_code.load(name, "method"))
     if name not in _recipes():
-        if name in user_code.offered(GROUP):
-            _load_offered(name)  # says what is wrong with it
         other = ELSEWHERE.get(name.lower().replace("_", "-"))
         near = f"; {name} is called {other!r} here" if other else did_you_mean(name, names())
         raise ValueError(f"unknown method {name!r}; known: {', '.join(names())}{near}")
@@ -201,23 +197,13 @@ def _own() -> dict[str, Callable[..., Method]]:
 
 @cache
 def _offered() -> dict[str, Callable[..., Method]]:
-    """What installed packages offer; a broken one is left out, so that it stops no other method, and said once."""
     found = {}
-    for name in user_code.offered(GROUP):
-        try:
-            found[name] = _load_offered(name)
-        except (ImportError, ValueError) as error:
-            log.warning("method %s is left out: %s", name, error)
+    for name, point in user_code.offered(GROUP).items():
+        if name in _own():
+            raise ValueError(f"{point.value} is offered as method {name!r}, which fedlsg has: give it another name")
+        found[name] = user_code.imported(point)
+        _check_recipe(name, found[name])
     return found
-
-
-def _load_offered(name: str) -> Callable[..., Method]:
-    point = user_code.offered(GROUP)[name]
-    if name in _own():
-        raise ValueError(f"{point.value} is offered as method {name!r}, which fedlsg has: give it another name")
-    build: Callable[..., Method] = user_code.imported(point)
-    _check_recipe(name, build)
-    return build
 
 
 @cache

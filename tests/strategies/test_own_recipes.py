@@ -1,7 +1,5 @@
 """Recipes of a user's own: what is one, what is refused, and what a process keeps of them."""
 
-from importlib.metadata import EntryPoint
-
 import pytest
 
 import strategies
@@ -166,19 +164,3 @@ def test_a_recipe_that_drops_what_it_is_given_is_refused(made, words):
 def test_recipes_of_fedlsg_keep_what_they_are_given(name):
     """Control: each is called with settings that are no default."""
     strategies.recipe(name, **(SETTINGS if strategies.default_mechanism(name) == "dp" else {"learning_rate": 0.3}))
-
-
-def test_a_broken_method_of_a_package_stops_no_other_one(monkeypatch):
-    broken = EntryPoint(name="broken", value="nowhere:f", group=strategies.GROUP)
-    good = EntryPoint(name="good", value=f"{__name__}:plain", group=strategies.GROUP)
-    monkeypatch.setattr(strategies.user_code, "offered", lambda group: {"broken": broken, "good": good})
-    monkeypatch.setattr(strategies.user_code, "imported", lambda point: plain if point is good else broken.load())
-    strategies._offered.cache_clear()
-    try:
-        assert "good" in strategies.names()
-        assert "broken" not in strategies.names()
-        assert strategies.recipe("lsg").name == "lsg"
-        with pytest.raises(ModuleNotFoundError, match="nowhere"):
-            strategies.check_name("broken")
-    finally:
-        strategies._offered.cache_clear()
