@@ -60,7 +60,7 @@ def simulate(
     epsilon, delta: what each client may spend in the whole run (default 8 and 1e-5); the noise is calibrated for it.
         One example is protected: adjacency is add/remove. ``noise_multiplier`` instead of ``epsilon`` gives the noise.
     clients, rounds: number of clients (default 5, or what the partition has), and of server rounds (default 10).
-    engine: ``"ray"``, or ``"local"`` for this process alone. Both give the same weights.
+    engine: ``"ray"``, or ``"local"`` for this process alone. With ``reproducible=True`` both give the same weights.
     out: the run directory, new or empty; default ``runs/<time>-<workload>-<method>``.
     callbacks: functions that are called after each round with a dict of the round's row. One that raises ends the run,
         which ``resume`` continues.

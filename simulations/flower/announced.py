@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from simulations.grids.refusals import SettingsError
+from strategies.federation.wrapped_grid import WrappedGrid
 
 RECORD = "fedlsg.settings"
 
@@ -30,35 +31,18 @@ def announced(content: RecordDict) -> dict[str, Any]:
     return dict(record)
 
 
-class AnnouncingGrid(Grid):
-    """``inner``, with the settings in each message that is sent. All but sending is the inner grid's."""
+class AnnouncingGrid(WrappedGrid):
+    """``inner``, with the settings in each message that is sent."""
 
     def __init__(self, inner: Grid, record: ConfigRecord) -> None:
-        self.inner, self.record = inner, record
-
-    def set_run(self, run: Any) -> None:
-        self.inner.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self.inner.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return self.inner.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self.inner.get_node_ids()
+        super().__init__(inner)
+        self.record = record
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self.inner.push_messages(self._announced(messages))
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self.inner.pull_messages(message_ids)
+        return super().push_messages(self._announced(messages))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return self.inner.send_and_receive(self._announced(messages), timeout=timeout)
+        return super().send_and_receive(self._announced(messages), timeout=timeout)
 
     def _announced(self, messages: Iterable[Message]) -> list[Message]:
         sent = list(messages)

@@ -124,11 +124,10 @@ def evaluate(
         outputs = model(**inputs) if isinstance(inputs, dict) else model(inputs)
         targets = targets.to(device)
         total += float(loss(outputs, targets).sum())
-        scores = scores_of(outputs)
         if classes:
-            correct += int((scores.argmax(1) == targets).sum())
+            correct += int((scores_of(outputs).argmax(1) == targets).sum())
         if metrics:
-            seen.append((scores.cpu(), targets.cpu()))
+            seen.append((scores_of(outputs).cpu(), targets.cpu()))
     for module, mode in training.items():
         module.training = mode
     whole = [torch.cat(parts) for parts in zip(*seen, strict=True)]

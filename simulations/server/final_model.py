@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fedlsg.carriers import adapted_layers
 from fedlsg.gradients import trainable
 from fedlsg.state import ServerState
+from fedlsg.user_code import shown
 from fedlsg.version import version
 from simulations.models.transformers_form import describe
 from simulations.plan.plan import Base
@@ -42,9 +43,9 @@ def facts_of(base: Base, state: ServerState) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "fedlsg": version(),
-        "workload": s.workload,
+        "workload": shown(s.workload),
         "model": s.model,
-        "method": s.method,
+        "method": shown(s.method),
         "seed": s.seed,
         "round": state.round,
         "averaged": state.average is not None,

@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, cast
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
+
+from strategies.federation.wrapped_grid import WrappedGrid
 
 NODE_GONE = frozenset({
     ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE,
@@ -27,35 +28,11 @@ class Deployed(Protocol):
     def get_nodes(self) -> Iterable[Any]: ...
 
 
-class WatchedGrid(Grid):
+class WatchedGrid(WrappedGrid):
     """``inner``, a Flower grid with ``get_nodes``; a node that restarted counts as one that has left.
 
     All but ``send_and_receive`` is the inner grid's.
     """
-
-    def __init__(self, inner: Grid) -> None:
-        self.inner = inner
-
-    def set_run(self, run: Any) -> None:
-        self.inner.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self.inner.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return self.inner.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self.inner.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self.inner.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self.inner.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """The replies until all are there or the time is over; an error for each node that restarted meanwhile."""

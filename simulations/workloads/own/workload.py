@@ -118,7 +118,7 @@ class Workload:
     @property
     def summary(self) -> str:
         """One line for a list."""
-        return (self.__doc__ if type(self) is not Workload else None) or "A workload of your own."
+        return "A workload of your own."
 
     @property
     def digest(self) -> str:
