@@ -1,0 +1,100 @@
+"""The staircase under which the discrete Gaussian sampler throws its points, in integers.
+
+Symbols: s deviation, g(x) = exp(-x^2 / (2 s^2)), f in [-1/2, 1/2] the fraction of the centre, k an integer offset,
+kappa the height of g in units. Column k has ceil(kappa max_f g(k - f)) units, the maximum being at |k| - 1/2 (at 0 for
+k = 0). One more column holds every |k| above ``reach``. All columns together have at most 2^63 units: a uniform word of
+63 bits chooses a column and a height in it. About s sqrt(2 pi) / (s sqrt(2 pi) + 1) of the points are below g.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from fedlsg.discrete.exponential import enclose_exp
+
+SMALLEST_DEVIATION, LARGEST_DEVIATION = Fraction(1, 4), Fraction(2**12)
+WORD = 63
+CELL = 30
+"""Bits of the position in a cell between two nodes. With 24 bits of slope the product stays below 2^63."""
+PRECISION = 80
+
+
+@dataclass(frozen=True, eq=False)
+class Envelope:
+    """Constants of one deviation s. ``height`` is kappa; node i is kappa g(i h) / 2^coarse, h = 2^(CELL - fraction)."""
+
+    deviation: Fraction
+    height: int
+    reach: int
+    starts: Int64[np.ndarray, " columns"]  # the first unit of column -reach, ..., reach, of the tail, of no column
+    fraction: int  # bits of x = |k - f| behind the point
+    coarse: int  # bits of a height that the table does not have
+    nodes: Int64[np.ndarray, " nodes"]
+    drops: Int64[np.ndarray, " nodes"]  # from a node to the next
+    margin: int  # the chord between nodes is closer than this to kappa g / 2^coarse
+    tail_block: int  # L: in the tail the envelope halves every L integers
+
+
+@lru_cache(maxsize=64)
+def envelope_of(deviation: Fraction) -> Envelope:
+    """The staircase and the table of g for a deviation in grid steps.
+
+    Raises ValueError outside of [1/4, 4096].
+    """
+    s = Fraction(deviation)
+    if not SMALLEST_DEVIATION <= s <= LARGEST_DEVIATION:
+        raise ValueError(
+            f"expected a deviation of {SMALLEST_DEVIATION} to {LARGEST_DEVIATION} grid steps, got {float(s):g}:"
+            " change the grid step"
+        )
+    return staircase(s, -(-19 * s.numerator // (2 * s.denominator)) + 1)  # beyond 9.5 s: less than 2^-62 of the mass
+
+
+def staircase(s: Fraction, reach: int) -> Envelope:
+    """The envelope whose columns end at ``reach``. The law of the samples does not depend on it."""
+    sides = [_upper(s, Fraction(2 * k - 1, 2)) for k in range(1, reach + 1)]
+    block = _tail_block(s, reach)
+    tail = 4 * block * _upper(s, Fraction(2 * reach + 1, 2))
+    columns = len(sides) * 2 + 2
+    height = (((1 << WORD) - columns) << PRECISION) // ((1 << PRECISION) + 2 * sum(sides) + tail)
+    units = [-(-height * side >> PRECISION) for side in sides]
+    weights = [*reversed(units), height, *units, -(-height * tail >> PRECISION)]
+    starts = np.concatenate([[0], np.cumsum(np.array(weights, dtype=np.int64))])
+    return Envelope(s, height, reach, starts, tail_block=block, **_table(s, height, reach))
+
+
+def _upper(s: Fraction, x: Fraction) -> int:
+    """At least 2^PRECISION g(x)."""
+    return enclose_exp((x / s) ** 2 / 2, PRECISION)[1]
+
+
+def _tail_block(s: Fraction, reach: int) -> int:
+    """The smallest power of two L with g(x + L) <= g(x) / 2 for x >= reach: L reach >= s^2 log 2."""
+    block = 1
+    while block * reach * 10 < 7 * s * s:
+        block *= 2
+    return block
+
+
+def _table(s: Fraction, height: int, reach: int) -> dict[str, Any]:
+    """Nodes of kappa g at distances h in (s / 512, s / 256], and how far the chords between them can be off.
+
+    |g''| <= 1 / s^2, so a chord is within h^2 / (8 s^2) of g. |g'| < 1 / s bounds the effect of the bits of x that are
+    cut off. A node is less than 2 units too low, the product with the slope less than 1.
+    """
+    exponent = (s.numerator // s.denominator).bit_length() - 9 if s >= 1 else -9 - (s < Fraction(1, 2))
+    h = Fraction(2) ** exponent
+    fraction = CELL - exponent
+    coarse = max(0, height.bit_length() - 32)
+    count = int((reach + 1) / h) + 2
+    nodes = [(enclose_exp((i * h / s) ** 2 / 2, PRECISION)[0] * height) >> (PRECISION + coarse) for i in range(count)]
+    values = np.array(nodes, dtype=np.int64)
+    scale = Fraction(height, 1 << coarse)
+    error = scale * (h / s) ** 2 / 8 + scale / s / (1 << fraction)
+    drops = values - np.append(values[1:], 0)
+    margin = -int(-error // 1) + 5
+    return {"fraction": fraction, "coarse": coarse, "nodes": values, "drops": drops, "margin": margin}

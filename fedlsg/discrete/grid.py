@@ -1,0 +1,169 @@
+"""The grid of a secure sum: its step, its modulus and each client's share of the noise, from what the sum must hold.
+
+Symbols: D step, b bits, K clients, h the clients whose noise counts, s_k deviation of one client's noise in steps,
+r deviation of the rounding in steps (``bound``), C largest norm of an example, d values.
+A sender draws a discrete Gaussian of deviation s_k around x / D and sends it modulo 2^b. The receiver adds modulo 2^b,
+and multiplies by D. Both are post-processing of the sum: what wraps around is wrong and costs accuracy, never privacy.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from fedlsg.discrete.bound import ripple
+from fedlsg.discrete.envelope import LARGEST_DEVIATION, SMALLEST_DEVIATION
+from fedlsg.discrete.sampler import discrete_gaussian
+from fedlsg.randomness import SecretStream
+
+MOST_BITS = 52
+"""Sums are exact in float64."""
+
+SHARE_PARTS = 64
+"""s_k is a multiple of 1 / 64 step: a rational number with a small numerator."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscreteGrid:
+    """Public constants of a sum: ``share`` is s_k, equal for all; ``contributors`` is h, ``clients`` is K >= h."""
+
+    step: float
+    bits: int
+    share: Fraction
+    contributors: int
+    clients: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step < math.inf:
+            raise ValueError(f"expected a finite step={self.step} > 0")
+        if not 1 < self.bits <= MOST_BITS:
+            raise ValueError(f"expected 2 to {MOST_BITS} bits, got bits={self.bits}: take fewer steps in the share")
+        if not SMALLEST_DEVIATION <= self.share <= LARGEST_DEVIATION:
+            raise ValueError(f"expected a share of 1/4 to 4096 steps, got share={float(self.share):g}")
+        check_counts(self.contributors, self.clients)
+
+    @property
+    def modulus(self) -> int:
+        """2^bits."""
+        return 1 << self.bits
+
+    def noise_std(self, rounding: float = 0.0) -> float:
+        """Deviation sqrt(h s_k^2 - r^2) D of the noise of the h clients, without the part that rounding takes."""
+        left = self.contributors * self.share**2 - Fraction(rounding) ** 2
+        if left <= 0:
+            raise ValueError(f"expected {rounding=} below the deviation of the sum in steps")
+        return math.sqrt(left) * self.step
+
+
+def check_counts(contributors: int, clients: int) -> None:
+    """Raise ValueError unless 1 <= contributors <= clients."""
+    if not 1 <= contributors <= clients:
+        raise ValueError(
+            f"expected 1 <= {contributors=} <= {clients=}: the honest clients that surely answer, of all that may"
+        )
+
+
+def plan_grid(
+    *,
+    noise_std: float,
+    contributors: int,
+    clients: int,
+    largest_sum: float,
+    values: int,
+    rounding: float = 0.0,
+    floor: Fraction = Fraction(4),
+    failure: float = 1e-9,
+) -> DiscreteGrid:
+    """The grid with the fewest bits at which each share has ``floor`` steps at least, and of those the finest.
+
+    ``noise_std``: deviation that the noise of the sum must have, in the values' unit, after r^2 is subtracted.
+    ``contributors``: h = m - t, the honest survivors that are certain; nobody else's noise counts. ``clients``: K, the
+    most that may be summed: their noise needs room. ``largest_sum``: largest |sum| of the values without noise
+    (``largest_plain``, ``largest_rotated``).
+    Guarantee: ``grid.noise_std(rounding) >= noise_std``. If no value of the sum is above ``largest_sum``, some
+    coordinate wraps around with probability ``failure`` at most. The noise of K clients has the tail
+        P(|noise| > a) <= 2 ((1 + e) / (1 - e))^K exp(-a^2 / (2 K s_k^2)),    e = ``ripple(s_k)``, for every centre.
+    Raises ValueError for settings out of range, or more than 52 bits.
+    """
+    check_counts(contributors, clients)
+    if not (0 < noise_std < math.inf and 0 <= largest_sum < math.inf):
+        raise ValueError(f"expected a finite {noise_std=} > 0 and a finite {largest_sum=} >= 0")
+    if not (0 < failure < 1 and values >= 1 and 0 <= rounding**2 < contributors * floor**2):
+        raise ValueError(f"expected 0 < {failure=} < 1, {values=} >= 1 and {rounding=} below the noise of the sum")
+    e = ripple(float(floor))
+    widest = noise_std / math.sqrt(contributors * floor**2 - Fraction(rounding) ** 2)
+    tails = math.log(2 * values / failure) + clients * math.log1p(2 * e / (1 - e))
+    reach = largest_sum + widest * float(floor) * math.sqrt(2 * clients * tails)
+    bits = math.ceil(math.log2(2 * reach / widest + 2))
+    if bits > MOST_BITS:
+        raise ValueError(f"a sum of up to {largest_sum:g} at noise {noise_std:g} needs {bits} bits, above {MOST_BITS}")
+    finest = 2 * reach / (2**bits - 2)
+    parts = math.floor(math.sqrt(((noise_std / finest) ** 2 + rounding**2) / contributors) * SHARE_PARTS)
+    share = max(Fraction(floor), Fraction(parts, SHARE_PARTS))
+    precision = contributors * share**2 - Fraction(rounding) ** 2
+    step = noise_std / math.sqrt(precision)
+    while Fraction(step) ** 2 * precision < Fraction(noise_std) ** 2 * (1 + Fraction(1, 2**50)):
+        step = math.nextafter(step, math.inf)
+    return DiscreteGrid(step=step, bits=bits, share=share, contributors=contributors, clients=clients)
+
+
+def most_examples(expected: float, limit: int, failure: float) -> int:
+    """The number of examples that Poisson batches with ``expected`` in all exceed with probability ``failure`` at most.
+
+    Chernoff: P(N >= n) <= exp(-u) (e u / n)^n for the sum N of independent draws with mean u, n > u. Never above
+    ``limit``, the number of examples that there are.
+    """
+    if not (expected > 0 and 0 < failure < 1 and limit >= 1):
+        raise ValueError(f"expected {expected=} > 0, {limit=} >= 1 and 0 < {failure=} < 1")
+
+    def rare(n: int) -> bool:
+        return n > expected and n - expected + n * math.log(expected / n) <= math.log(failure)
+
+    low, high = 0, 1
+    while not rare(high) and high < limit:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if rare(middle) else (middle, high)
+    return min(high - 1, limit)
+
+
+def largest_plain(sensitivity: float, examples: int) -> float:
+    """Largest |coordinate| of a sum of ``examples`` vectors of norm ``sensitivity``: all of them in one coordinate."""
+    return sensitivity * examples
+
+
+def encode(values: Float[Tensor, " d"], grid: DiscreteGrid, stream: SecretStream) -> Int64[Tensor, " d"]:
+    """One client's integers in [0, 2^bits): its values in steps plus its share of the noise, on the grid.
+
+    Guarantee: the law is that of ``discrete_gaussian`` around values / D as float64 computes it (one rounding, which
+    ``event.charge`` counts). Values are not rounded to the grid before the noise, so the sensitivity stays C.
+    Raises ValueError for values that are not finite, or beyond 2^61 steps.
+    """
+    whole = discrete_gaussian(values.detach().cpu().double() / grid.step, grid.share, stream)
+    return whole.bitwise_and_(grid.modulus - 1)
+
+
+def add_modulo(parts: Iterable[Int64[Tensor, " d"]], grid: DiscreteGrid) -> Int64[Tensor, " d"]:
+    """The sum modulo 2^bits of the clients' integers."""
+    total: Tensor | None = None
+    for part in parts:
+        total = part.clone() if total is None else total.add_(part).bitwise_and_(grid.modulus - 1)
+    if total is None:
+        raise ValueError("expected the integers of one client at least")
+    return total
+
+
+def decode(total: Int64[Tensor, " d"], grid: DiscreteGrid) -> Float64[Tensor, " d"]:
+    """The sum of the clients' values with noise, from the sum of their integers modulo 2^bits; centred around 0.
+
+    Raises ValueError for integers outside of [0, 2^bits).
+    """
+    if len(total) and (int(total.min()) < 0 or int(total.max()) >= grid.modulus):
+        raise ValueError(f"expected integers in [0, 2^{grid.bits})")
+    signed = torch.where(total >= grid.modulus // 2, total - grid.modulus, total)
+    return signed.double() * grid.step

@@ -1,0 +1,264 @@
+"""A client in one attempt: keys, shares, masked values, answer. One of each, and never again another.
+
+Guarantees, whatever the server sends (SecureSumError otherwise, and nothing leaves):
+- a stage is answered once; the same message again gets the stored answer, another one is refused, and so is a stage out
+  of order;
+- masks are used for one vector;
+- shares are given for one set of survivors: at least m of those that sent shares, this client among them, and at
+  least h of its own closed neighbourhood. Of each neighbour one secret is given, never both.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import NoReturn, Self
+
+import numpy as np
+from jaxtyping import Integer
+
+from fedlsg.secure_sum import messages as wire
+from fedlsg.secure_sum import store
+from fedlsg.secure_sum.keys import (
+    KEY_BYTES,
+    SEALED_BYTES,
+    AttemptSecrets,
+    commitment_to,
+    open_shares,
+    pair_seed,
+    public_bytes,
+    seal_shares,
+)
+from fedlsg.secure_sum.masks import add_masks, clear, reduced, sign
+from fedlsg.secure_sum.outcome import SecureSumError
+from fedlsg.secure_sum.packing import pack_bits
+from fedlsg.secure_sum.shares import SHARE_BYTES, split
+from fedlsg.secure_sum.terms import Terms
+
+STAGES = ("keys", "shares", "masked", "unmask")
+
+
+class Client:
+    """One client's side of an attempt under ``terms``.
+
+    ``root``: 32 secret bytes for this client and attempt alone, from ``secret_root`` (or ``reproducible_root``, not
+    private). Order of calls: ``keys``, ``shares``, ``accept``, ``masked``, ``unmask``. After ``unmask`` all secrets are
+    forgotten; the answers are kept. Refuses to be pickled; ``export`` writes it for the client's own store.
+    """
+
+    def __init__(self, terms: Terms, client: int, root: bytes) -> None:
+        if client not in terms.points:
+            raise ValueError(f"expected one of the {len(terms.clients)} clients of the terms, got {client}")
+        self.terms, self.client = terms, client
+        self._root: bytes | None = root
+        self._secrets: AttemptSecrets | None = AttemptSecrets(root, terms.digest, client)
+        self._answers: list[tuple[bytes, bytes]] = []
+        """For each stage answered: SHA-256 of the question, and the answer."""
+        self._roster: bytes | None = None
+        self._delivery: bytes | None = None
+        self._public: dict[int, tuple[bytes, bytes]] = {}
+        """Share key and mask key of each neighbour in the roster."""
+        self._seeds: dict[int, bytes] = {}
+        """The pair seed s_ij of each neighbour in the roster."""
+        self._announced: frozenset[int] = frozenset()
+        self._sharers: frozenset[int] = frozenset()
+        self._held: dict[int, bytes] = {}
+        """Of each closed neighbour that sent shares: a share of its self-mask seed, and one of its mask key."""
+
+    @property
+    def stage(self) -> str:
+        """The next stage: keys, shares, masked, unmask, or done."""
+        return (*STAGES, "done")[len(self._answers)]
+
+    def keys(self) -> bytes:
+        """Stage 0: announce two public keys and the commitment to the self-mask seed."""
+        return self._answer("keys", b"", self._make_keys)
+
+    def shares(self, roster: bytes) -> bytes:
+        """Stage 1: shares of both secrets for each neighbour in the roster, sealed.
+
+        SecureSumError if fewer than m clients announced keys or fewer than h of the closed neighbourhood, for
+        neighbours that are not those of the public graph, and for keys that repeat or are of small order.
+        """
+        return self._answer("shares", roster, lambda: self._make_shares(roster))
+
+    def accept(self, delivery: bytes) -> None:
+        """Stage 2, first half: open the shares of the neighbours. Repeats itself for the same message alone.
+
+        Call it before the input is computed: what it refuses costs no privacy. SecureSumError if fewer than m clients
+        sent shares, for senders that are not neighbours in the roster, and for altered shares.
+        """
+        self._reach("masked")
+        if self._delivery is not None:
+            if self._delivery != delivery:
+                raise SecureSumError("delivery: this attempt has accepted another one")
+            return
+        self._open(delivery)
+        self._delivery = delivery
+
+    def masked(self, values: Integer[np.ndarray, " length"]) -> bytes:
+        """Stage 2, second half: the masked vector of ``length`` integers, which are taken modulo 2^b.
+
+        Called again it returns the stored message, whatever the values: masks are used once. ValueError for values of
+        another shape or type.
+        """
+        if len(self._answers) > STAGES.index("masked"):
+            return self._answers[STAGES.index("masked")][1]
+        if self._delivery is None:
+            raise SecureSumError("masked: expected a delivery before the values")
+        if values.shape != (self.terms.length,):
+            raise ValueError(f"expected {self.terms.length} values, got shape {values.shape}")
+        return self._answer("masked", self._delivery, lambda: self._make_masked(values))
+
+    def unmask(self, request: bytes) -> bytes:
+        """Stage 3: shares for the one set of survivors of this attempt; afterwards all secrets are forgotten.
+
+        SecureSumError for another set than before, survivors that sent no shares, a set without this client or of fewer
+        than m, and if fewer than h of the closed neighbourhood survived.
+        """
+        return self._answer("unmask", request, lambda: self._make_answer(request))
+
+    def _make_keys(self) -> bytes:
+        secrets = self._secret
+        commitment = commitment_to(secrets.self_seed, self.terms.digest, self.client)
+        body = public_bytes(secrets.share_key) + public_bytes(secrets.mask_key) + commitment
+        return wire.write(wire.KEYS, self.client, self.terms, body)
+
+    def _make_shares(self, roster: bytes) -> bytes:
+        self._read_roster(roster)
+        secrets, terms = self._secret, self.terms
+        holders = {client: terms.points[client] for client in (self.client, *self._public)}
+        degree = terms.plan.threshold - 1
+        seeds = split(secrets.self_seed, secrets.coefficients(b"self-mask seed", degree), holders.values())
+        keys = split(secrets.mask_secret, secrets.coefficients(b"mask key", degree), holders.values())
+        both = {client: seeds[point] + keys[point] for client, point in holders.items()}
+        self._held = {self.client: both[self.client]}
+        sealed = {
+            other: seal_shares(secrets.share_key, self.client, public[0], other, terms.digest, both[other])
+            for other, public in self._public.items()
+        }
+        self._roster = roster
+        return wire.write(wire.SHARES, self.client, terms, wire.write_table(sealed))
+
+    def _read_roster(self, roster: bytes) -> None:
+        announced, body = self._read_with_set(wire.ROSTER, roster, 2 * KEY_BYTES)
+        neighbours = self._near(announced, "roster")
+        public = {
+            other: (keys[:KEY_BYTES], keys[KEY_BYTES:])
+            for other, keys in wire.read_table(body, 2 * KEY_BYTES, neighbours, of="roster").items()
+        }
+        keys = [key for pair in public.values() for key in pair]
+        own = [public_bytes(self._secret.share_key), public_bytes(self._secret.mask_key)]
+        if len({*keys, *own}) != len(keys) + len(own):
+            raise SecureSumError("roster: expected public keys that differ, got one twice")
+        self._seeds = {
+            other: pair_seed(self._secret.mask_key, self.client, mask_key, other, self.terms.digest)
+            for other, (_, mask_key) in public.items()
+        }
+        self._announced, self._public = announced, public
+
+    def _open(self, delivery: bytes) -> None:
+        sharers, body = self._read_with_set(wire.DELIVERY, delivery, SEALED_BYTES)
+        if not sharers <= self._announced:
+            raise SecureSumError("delivery: clients sent shares that had announced no keys")
+        sealed = wire.read_table(body, SEALED_BYTES, self._near(sharers, "delivery"), of="delivery")
+        key, digest = self._secret.share_key, self.terms.digest
+        held = {
+            other: open_shares(key, self.client, self._public[other][0], other, digest, text)
+            for other, text in sealed.items()
+        }
+        self._sharers, self._held = sharers, {self.client: self._held[self.client], **held}
+
+    def _make_masked(self, values: np.ndarray) -> bytes:
+        secrets, terms = self._secret, self.terms
+        words = reduced(values, terms.bits)
+        add_masks(words, [(secrets.self_seed, 1)])
+        add_masks(words, ((self._seeds[j], sign(self.client, j)) for j in self._held if j != self.client))
+        return wire.write(wire.MASKED, self.client, terms, pack_bits(clear(words, terms.bits), terms.bits))
+
+    def _make_answer(self, request: bytes) -> bytes:
+        size = wire.set_bytes(self.terms) + 32
+        body = wire.read(request, wire.REQUEST, self.client, self.terms, least=size, most=size)
+        survivors = wire.read_set(body[:-32], self.terms, of="survivors")
+        if not survivors <= self._sharers:
+            raise SecureSumError("survivors: expected clients that sent shares, got others")
+        digest = wire.survivors_digest(self._sharers, survivors, self.terms)
+        if body[-32:] != digest:
+            raise SecureSumError("survivors: the digest is that of another set, or of other clients that sent shares")
+        self._near(survivors, "survivors")
+        seeds = {other: both[:SHARE_BYTES] for other, both in self._held.items() if other in survivors}
+        keys = {other: both[SHARE_BYTES:] for other, both in self._held.items() if other not in survivors}
+        answer = digest + wire.write_table(seeds) + wire.write_table(keys)
+        message = wire.write(wire.ANSWER, self.client, self.terms, answer)
+        self._forget()
+        return message
+
+    def _near(self, clients: frozenset[int], of: str) -> list[int]:
+        """The neighbours among the clients, which must have this client and h of its closed neighbourhood."""
+        if self.client not in clients:
+            raise SecureSumError(f"{of}: client {self.client} itself is missing")
+        near = [other for other in self.terms.neighbours[self.client] if other in clients]
+        if len(near) + 1 < self.terms.plan.threshold:
+            raise SecureSumError(
+                f"{of}: expected {self.terms.plan.threshold} of the neighbourhood of client {self.client}, got"
+                f" {len(near) + 1}"
+            )
+        return near
+
+    def _read_with_set(self, kind: int, message: bytes, width: int) -> tuple[frozenset[int], bytes]:
+        size, degree = wire.set_bytes(self.terms), self.terms.plan.degree
+        least, most = size + wire.table_bytes(0, width), size + wire.table_bytes(degree, width)
+        body = wire.read(message, kind, self.client, self.terms, least=least, most=most)
+        return wire.read_set(body[:size], self.terms, of=wire.NAMES[kind]), body[size:]
+
+    def _answer(self, stage: str, question: bytes, make: Callable[[], bytes]) -> bytes:
+        """The stored answer of a stage, or the one that ``make`` returns, which is stored."""
+        at, asked = STAGES.index(stage), hashlib.sha256(question).digest() if isinstance(question, bytes) else b""
+        if at < len(self._answers):
+            if self._answers[at][0] != asked:
+                raise SecureSumError(f"{stage}: this attempt has answered another message of this stage")
+            return self._answers[at][1]
+        self._reach(stage)
+        answer = make()
+        self._answers.append((asked, answer))
+        return answer
+
+    def _forget(self) -> None:
+        self._root, self._secrets, self._seeds, self._held = None, None, {}, {}
+
+    def export(self) -> bytes:
+        """The whole state with its secrets, for the client's own store and nobody else.
+
+        Write it before the last answer is sent: a client that goes back to an earlier state could answer twice.
+        """
+        questions = [part for pair in self._answers for part in pair]
+        return store.write(self.terms, self.client, [self._root or b"", self._roster, self._delivery, *questions])
+
+    @classmethod
+    def restore(cls, terms: Terms, client: int, stored: bytes) -> Self:
+        """The client that ``export`` wrote. SecureSumError for damaged bytes, other terms or another client."""
+        root, roster, delivery, *pairs = store.read(terms, client, stored)
+        restored = cls(terms, client, root or bytes(KEY_BYTES))
+        if root and roster:
+            restored._make_shares(roster)
+        if root and delivery:
+            restored._open(delivery)
+        if not root:
+            restored._forget()
+        restored._roster, restored._delivery = roster or None, delivery or None
+        restored._answers = list(zip(pairs[::2], pairs[1::2], strict=True))
+        return restored
+
+    def _reach(self, stage: str) -> None:
+        if STAGES.index(stage) > len(self._answers):
+            raise SecureSumError(f"{stage}: out of order, the next stage is {self.stage}")
+
+    @property
+    def _secret(self) -> AttemptSecrets:
+        if self._secrets is None:
+            raise SecureSumError("the secrets of this attempt are forgotten: it has been unmasked")
+        return self._secrets
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client of a secure sum cannot be pickled: use export, for the client's own store alone")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(client={self.client}, stage={self.stage!r})"

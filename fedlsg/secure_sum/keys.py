@@ -1,0 +1,156 @@
+"""Secrets of one client in one attempt, and the keys that two clients agree on.
+
+All secrets of an attempt derive from one root of 32 bytes: two X25519 private keys (one for sharing, one for masks),
+the seed b_i of the self-mask, and the polynomials of the shares. So whatever is computed twice is equal: no polynomial
+is drawn twice, and no key encrypts two texts.
+Primitives: X25519 (RFC 7748), HKDF-SHA-256 (RFC 5869), ChaCha20 (RFC 8439), AES-256-GCM, all from ``cryptography``.
+"""
+
+import hashlib
+import os
+from functools import cached_property
+from typing import NoReturn
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedlsg.secure_sum.outcome import SecureSumError
+from fedlsg.secure_sum.shares import PRIME, SHARE_BYTES
+
+ROOT_BYTES = KEY_BYTES = 32
+SEALED_BYTES = 2 * SHARE_BYTES + 16
+"""Two shares and the tag of AES-GCM."""
+_NONCE = bytes(12)
+
+
+def secret_root() -> bytes:
+    """A root that nobody can repeat, from the operating system. One for each client and attempt."""
+    return os.urandom(ROOT_BYTES)
+
+
+def reproducible_root(seed: int, *labels: str | int) -> bytes:
+    """A root that anyone can repeat from the seed. Test mode: what it protects is NOT private."""
+    text = "\x1f".join(map(str, (seed, "reproducible secure sum", *labels)))
+    return hashlib.sha256(text.encode()).digest()
+
+
+class AttemptSecrets:
+    """What a client keeps secret in an attempt.
+
+    ``terms``: the digest of the attempt's terms. The same root under other terms, or for another client, gives
+    unrelated secrets. Refuses to be pickled, so that it cannot reach a checkpoint or a message.
+    """
+
+    def __init__(self, root: bytes, terms: bytes, client: int) -> None:
+        if len(root) != ROOT_BYTES:
+            raise ValueError(f"expected a root of {ROOT_BYTES} bytes, got {len(root)}")
+        self._root, self._about, self.client = root, terms + _id(client), client
+        self.share_key = private_key(self._secret(b"share key"))
+
+    @cached_property
+    def mask_secret(self) -> bytes:
+        """The private key of the masks, 32 bytes: shared among the holders."""
+        return self._secret(b"mask key")
+
+    @cached_property
+    def mask_key(self) -> X25519PrivateKey:
+        """The same as a key."""
+        return private_key(self.mask_secret)
+
+    @cached_property
+    def self_seed(self) -> bytes:
+        """The seed b_i of the self-mask, 32 bytes: shared among the holders."""
+        return self._secret(b"self-mask seed")
+
+    def coefficients(self, label: bytes, count: int) -> list[int]:
+        """The random coefficients of one polynomial, uniform modulo p."""
+        return self._draw(b"polynomial " + label, count)
+
+    def _secret(self, label: bytes) -> bytes:
+        return self._draw(label, 1)[0].to_bytes(SHARE_BYTES, "big")
+
+    def _draw(self, label: bytes, count: int) -> list[int]:
+        """Uniform numbers below p: draws of 256 bits, those that are not below p left out."""
+        key = _derive(self._root, b"attempt secret", self._about, label)
+        stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+        numbers: list[int] = []
+        while len(numbers) < count:
+            number = int.from_bytes(stream.update(bytes(SHARE_BYTES)), "big")
+            numbers += [number] * (number < PRIME)
+        return numbers
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("secrets of a secure sum cannot be pickled: export them on purpose, for the client's own store")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(client={self.client})"
+
+
+def private_key(secret: bytes) -> X25519PrivateKey:
+    """The X25519 key of 32 bytes, which it clamps as RFC 7748 says."""
+    return X25519PrivateKey.from_private_bytes(secret)
+
+
+def public_bytes(key: X25519PrivateKey) -> bytes:
+    """The 32 bytes of the public key."""
+    return key.public_key().public_bytes_raw()
+
+
+def commitment_to(seed: bytes, terms: bytes, client: int) -> bytes:
+    """SHA-256 of a self-mask seed, 32 bytes, so that a wrong reconstruction is seen. A seed has 256 secret bits."""
+    return hashlib.sha256(b"fedlsg self-mask seed\0" + terms + _id(client) + seed).digest()
+
+
+def check_public(key: bytes) -> None:
+    """Raise SecureSumError for a public key of small order: every exchange with it gives zero."""
+    _exchange(X25519PrivateKey.generate(), key)
+
+
+def pair_seed(own: X25519PrivateKey, own_client: int, other: bytes, other_client: int, terms: bytes) -> bytes:
+    """The seed s_ij of a pair mask, 32 bytes, equal for both ends. SecureSumError for a key of small order."""
+    ends = sorted([(own_client, public_bytes(own)), (other_client, other)])
+    return _derive(_exchange(own, other), b"pair mask", terms, *(_id(client) + key for client, key in ends))
+
+
+def seal_shares(own: X25519PrivateKey, sender: int, other: bytes, receiver: int, terms: bytes, shares: bytes) -> bytes:
+    """Encrypt two shares for one neighbour: 80 bytes.
+
+    The key binds terms, sender, receiver and both public keys, and encrypts this text alone: so the nonce is constant.
+    """
+    key = _derive(
+        _exchange(own, other), b"shares", terms, _id(sender) + public_bytes(own), _id(receiver) + other
+    )  # fmt: skip
+    return AESGCM(key).encrypt(_NONCE, shares, None)
+
+
+def open_shares(own: X25519PrivateKey, receiver: int, other: bytes, sender: int, terms: bytes, sealed: bytes) -> bytes:
+    """The two shares that a neighbour sealed; SecureSumError if anything of it or around it was altered."""
+    key = _derive(
+        _exchange(own, other), b"shares", terms, _id(sender) + other, _id(receiver) + public_bytes(own)
+    )  # fmt: skip
+    try:
+        return AESGCM(key).decrypt(_NONCE, sealed, None)
+    except InvalidTag:
+        raise SecureSumError(
+            f"shares of client {sender} for client {receiver}: altered, or made under other terms or keys"
+        ) from None
+
+
+def _exchange(own: X25519PrivateKey, other: bytes) -> bytes:
+    try:
+        return own.exchange(X25519PublicKey.from_public_bytes(other))
+    except ValueError:
+        raise SecureSumError("public key: expected 32 bytes of a key that is not of small order") from None
+
+
+def _derive(secret: bytes, label: bytes, *about: bytes) -> bytes:
+    info = b"fedlsg secure sum, " + label + b"\0" + b"".join(about)
+    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)
+
+
+def _id(client: int) -> bytes:
+    return client.to_bytes(4, "little")

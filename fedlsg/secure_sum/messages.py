@@ -1,0 +1,128 @@
+"""The seven messages of an attempt as bytes, parsed strictly.
+
+    up    keys      share key 32, mask key 32, commitment to the self-mask seed 32
+    down  roster    clients that announced keys; of each neighbour among them: share key 32, mask key 32
+    up    shares    for each neighbour in the roster: two sealed shares, 80
+    down  delivery  clients that sent shares; of each neighbour among them: two sealed shares, 80
+    up    masked    ``length`` integers of ``bits`` bits, packed
+    down  request   clients that sent masked values (the survivors), and the digest of that set, 32
+    up    answer    that digest; of each survivor in the closed neighbourhood a share of its self-mask seed, 32; of each
+                    neighbour that sent shares and did not survive a share of its mask key, 32
+
+Every message: magic 4, version 1, kind 1, client 4, digest of the terms 16, body, SHA-256 of all that 16. The client is
+the one that sends or receives it. A set of clients is one bit for each client of the terms. A table is a count (2
+bytes), then a client (4 bytes) and its fixed number of bytes for each entry, clients ascending.
+The checksum finds damage; it is no signature.
+"""
+
+import hashlib
+import struct
+from collections.abc import Collection, Mapping
+
+from fedlsg.secure_sum.outcome import SecureSumError
+from fedlsg.secure_sum.terms import Terms
+
+MAGIC, VERSION = b"FLSS", 1
+HEADER = struct.Struct("<4sBBI16s")
+CHECKSUM_BYTES = 16
+OVERHEAD = HEADER.size + CHECKSUM_BYTES
+KEYS, ROSTER, SHARES, DELIVERY, MASKED, REQUEST, ANSWER = range(1, 8)
+NAMES = {KEYS: "keys", ROSTER: "roster", SHARES: "shares", DELIVERY: "delivery", MASKED: "masked values",
+         REQUEST: "request", ANSWER: "answer"}  # fmt: skip
+_COUNT, _CLIENT = struct.Struct("<H"), struct.Struct("<I")
+
+
+def write(kind: int, client: int, terms: Terms, body: bytes) -> bytes:
+    """A whole message."""
+    message = HEADER.pack(MAGIC, VERSION, kind, client, terms.digest[:16]) + body
+    return message + hashlib.sha256(message).digest()[:CHECKSUM_BYTES]
+
+
+def read(message: bytes, kind: int, client: int, terms: Terms, *, least: int, most: int) -> bytes:
+    """The body, of ``least`` to ``most`` bytes, of a message of this kind, client and terms.
+
+    Guarantee: ``message`` may be any bytes; its length is compared before anything is copied or hashed.
+    Raises SecureSumError naming what differs: type, length, magic, version, kind, client, terms, checksum.
+    """
+    name = NAMES[kind]
+    if not isinstance(message, bytes):
+        raise SecureSumError(f"{name}: expected bytes, got {type(message).__name__}")
+    if not least + OVERHEAD <= len(message) <= most + OVERHEAD:
+        raise SecureSumError(f"{name}: expected {least + OVERHEAD} to {most + OVERHEAD} bytes, got {len(message)}")
+    wanted = (MAGIC, VERSION, kind, client, terms.digest[:16])
+    for field, due, got in zip(
+        ("magic", "version", "kind", "client", "digest of the terms"), wanted, HEADER.unpack_from(message), strict=True
+    ):
+        if due != got:
+            raise SecureSumError(f"{name}: expected {field} {_text(due)}, got {_text(got)}")
+    view = memoryview(message)
+    if hashlib.sha256(view[:-CHECKSUM_BYTES]).digest()[:CHECKSUM_BYTES] != message[-CHECKSUM_BYTES:]:
+        raise SecureSumError(f"{name}: the bytes were damaged, the checksum differs")
+    return message[HEADER.size : -CHECKSUM_BYTES]
+
+
+def set_bytes(terms: Terms) -> int:
+    """Bytes of a set of clients."""
+    return (len(terms.clients) + 7) // 8
+
+
+def write_set(members: Collection[int], terms: Terms) -> bytes:
+    """A set of clients, one bit for each client of the terms."""
+    bits = sum(1 << place for place, client in enumerate(terms.clients) if client in members)
+    return bits.to_bytes(set_bytes(terms), "little")
+
+
+def read_set(bits: bytes, terms: Terms, *, of: str) -> frozenset[int]:
+    """The members of a set; SecureSumError for bits that stand for no client, or too few members: below m."""
+    number = int.from_bytes(bits, "little")
+    if number >> len(terms.clients):
+        raise SecureSumError(f"{of}: expected {len(terms.clients)} clients, got bits of unknown ones")
+    members = frozenset(client for place, client in enumerate(terms.clients) if number >> place & 1)
+    if len(members) < terms.min_survivors:
+        raise SecureSumError(f"{of}: expected {terms.min_survivors} clients at least, got {len(members)}")
+    return members
+
+
+def table_bytes(entries: int, width: int) -> int:
+    """Bytes of a table of entries of ``width`` bytes each."""
+    return _COUNT.size + entries * (_CLIENT.size + width)
+
+
+def write_table(entries: Mapping[int, bytes]) -> bytes:
+    """A table, clients ascending."""
+    rows = [_CLIENT.pack(client) + entries[client] for client in sorted(entries)]
+    return _COUNT.pack(len(rows)) + b"".join(rows)
+
+
+def read_table(body: bytes, width: int, due: Collection[int], *, of: str) -> dict[int, bytes]:
+    """The entries of a table that has exactly the clients ``due``.
+
+    Raises SecureSumError for another length, a repeated, unordered, unexpected or missing client.
+    """
+    if len(body) != table_bytes(len(due), width) or _COUNT.unpack_from(body)[0] != len(due):
+        raise SecureSumError(
+            f"{of}: expected {len(due)} entries in {table_bytes(len(due), width)} bytes, got {len(body)} bytes"
+        )
+    entries: dict[int, bytes] = {}
+    last = -1
+    for start in range(_COUNT.size, len(body), _CLIENT.size + width):
+        (client,) = _CLIENT.unpack_from(body, start)
+        if client <= last:
+            raise SecureSumError(
+                f"{of}: expected clients in ascending order without repeats, got {client} behind {last}"
+            )
+        if client not in due:
+            raise SecureSumError(f"{of}: client {client} is not expected here: no neighbour, or not in this stage")
+        entries[client] = body[start + _CLIENT.size : start + _CLIENT.size + width]
+        last = client
+    return entries
+
+
+def survivors_digest(sharers: Collection[int], survivors: Collection[int], terms: Terms) -> bytes:
+    """The commitment to a set of survivors, among those that sent shares: 32 bytes."""
+    label = b"fedlsg secure sum survivors\0"
+    return hashlib.sha256(label + terms.digest + write_set(sharers, terms) + write_set(survivors, terms)).digest()
+
+
+def _text(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)

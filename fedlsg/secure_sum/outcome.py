@@ -1,0 +1,25 @@
+"""How an attempt at a secure sum ends without a sum: a message is refused, or the attempt is given up."""
+
+from dataclasses import dataclass
+
+
+class SecureSumError(ValueError):
+    """A message or a request that the protocol forbids. The text names what was expected and what was found.
+
+    It quotes no secret: it may be sent to the other side and written to a log.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenUp:
+    """An attempt that ended without a sum. No input, and no sum of a part of the inputs, was revealed.
+
+    ``stage``: keys, shares, masked or unmask; ``alive``: clients whose message of that stage was accepted.
+    """
+
+    stage: str
+    reason: str
+    alive: int
+
+    def __str__(self) -> str:
+        return f"secure sum given up in stage {self.stage}: {self.reason}"

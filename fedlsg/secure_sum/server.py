@@ -1,0 +1,208 @@
+"""The server in one attempt: it forwards keys and shares, adds masked vectors, and removes their masks.
+
+Each stage takes what clients sent, as pairs of client and message, and returns a message for each client that goes on,
+or ``GivenUp``. Clients whose message does not come, or is refused, have dropped out; ``refused`` says why.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import UInt64
+
+from fedlsg.secure_sum import messages as wire
+from fedlsg.secure_sum.keys import KEY_BYTES, SEALED_BYTES, check_public
+from fedlsg.secure_sum.masks import clear, word
+from fedlsg.secure_sum.outcome import GivenUp, SecureSumError
+from fedlsg.secure_sum.packing import packed_bytes, unpack_bits
+from fedlsg.secure_sum.shares import SHARE_BYTES
+from fedlsg.secure_sum.terms import Terms
+from fedlsg.secure_sum.unmasking import Announced, Shares, remove_masks
+
+Pairs = Iterable[tuple[int, bytes]]
+STAGES = ("keys", "shares", "masked", "unmask")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Total:
+    """A sum: ``values``, modulo 2^b as uint64, and the survivors, whose vectors it adds up."""
+
+    values: UInt64[np.ndarray, " length"]
+    survivors: frozenset[int]
+
+
+class Server:
+    """The server's side of an attempt under ``terms``. Order of calls: rosters, deliveries, requests, total.
+
+    Guarantee: honest, it learns the sum of the survivors, their number at least m, or gives up before it asks for any
+    share (see the package for what a dishonest one could do). It adds each masked vector as it comes, so its memory
+    does not grow with clients times values.
+    Raises SecureSumError for a stage out of order. ``sent`` holds the messages of the last stage, to send them again.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.refused: dict[int, str] = {}
+        self.sent: dict[int, bytes] = {}
+        self.given_up: GivenUp | None = None
+        self._stage = 0
+        self._announced: dict[int, Announced] = {}
+        self._sealed: dict[int, dict[int, bytes]] = {}
+        """Sealed shares by sender and receiver; for k receivers each."""
+        self._survivors: frozenset[int] = frozenset()
+        self._words = np.zeros(0, word(terms.bits))
+
+    def rosters(self, keys: Pairs) -> dict[int, bytes] | GivenUp:
+        """Stage 0: public keys to all who announced theirs. A key that comes twice is refused the second time."""
+        self._begin("keys")
+        taken: set[bytes] = set()
+        for client, message in self._each(keys, self.terms.clients):
+            try:
+                body = wire.read(message, wire.KEYS, client, self.terms, least=3 * KEY_BYTES, most=3 * KEY_BYTES)
+                announced = Announced(*(body[at : at + KEY_BYTES] for at in (0, KEY_BYTES, 2 * KEY_BYTES)))
+                self._check_keys(announced, taken)
+            except SecureSumError as error:
+                self.refused[client] = str(error)
+                continue
+            taken |= {announced.share_key, announced.mask_key}
+            self._announced[client] = announced
+        tables = {
+            client: {other: self._announced[other].keys for other in self._near(client, self._announced)}
+            for client in self._announced
+        }
+        return self._forward("keys", wire.ROSTER, tables)
+
+    def deliveries(self, shares: Pairs) -> dict[int, bytes] | GivenUp:
+        """Stage 1: sealed shares to their receivers. Shares for others than neighbours in the roster are refused."""
+        self._begin("shares")
+        most = wire.table_bytes(self.terms.plan.degree, SEALED_BYTES)
+        for client, message in self._each(shares, self._announced):
+            try:
+                body = wire.read(message, wire.SHARES, client, self.terms, least=0, most=most)
+                due = self._near(client, self._announced)
+                self._sealed[client] = wire.read_table(body, SEALED_BYTES, due, of=f"shares of client {client}")
+            except SecureSumError as error:
+                self.refused[client] = str(error)
+        tables = {
+            client: {other: self._sealed[other][client] for other in self._near(client, self._sealed)}
+            for client in self._sealed
+        }
+        return self._forward("shares", wire.DELIVERY, tables)
+
+    def requests(self, masked: Pairs) -> dict[int, bytes] | GivenUp:
+        """Stage 2: add the masked vectors; the set of survivors, fixed from now on, to all of them."""
+        self._begin("masked")
+        length, bits = self.terms.length, self.terms.bits
+        self._words = np.zeros(length, word(bits))
+        size, survivors = packed_bytes(length, bits), set[int]()
+        for client, message in self._each(masked, self._sealed):
+            try:
+                body = wire.read(message, wire.MASKED, client, self.terms, least=size, most=size)
+                self._words += unpack_bits(body, length, bits)
+            except SecureSumError as error:
+                self.refused[client] = str(error)
+                continue
+            survivors.add(client)
+        self._survivors = frozenset(survivors)
+        if reason := self._too_few(self._survivors):
+            return self._give_up("masked", reason, len(survivors))
+        digest = wire.survivors_digest(self._sealed, survivors, self.terms)
+        body = wire.write_set(survivors, self.terms) + digest
+        self.sent = {client: wire.write(wire.REQUEST, client, self.terms, body) for client in sorted(survivors)}
+        return self.sent
+
+    def total(self, answers: Pairs) -> Total | GivenUp:
+        """Stage 3: the sum of the survivors' vectors modulo 2^b.
+
+        Given up if fewer than h answered of a neighbourhood whose secret is missing, or if a secret that was put
+        together is not the one that its owner announced.
+        """
+        self._begin("unmask")
+        seeds: Shares = {client: {} for client in self._survivors}
+        keys: Shares = {client: {} for client in self._sealed if client not in self._survivors}
+        answered = 0
+        for client, message in self._each(answers, self._survivors):
+            try:
+                self._read_answer(client, message, seeds, keys)
+            except SecureSumError as error:
+                self.refused[client] = str(error)
+                continue
+            answered += 1
+        try:
+            remove_masks(self._words, self.terms, self._announced, seeds, keys)
+        except SecureSumError as error:
+            return self._give_up("unmask", str(error), answered)
+        finally:
+            words, self._words = self._words, np.zeros(0, self._words.dtype)
+        self.sent = {}
+        return Total(values=clear(words, self.terms.bits).astype(np.uint64), survivors=self._survivors)
+
+    def _read_answer(self, client: int, message: bytes, seeds: Shares, keys: Shares) -> None:
+        near = [other for other in self.terms.holders(client) if other in self._sealed]
+        alive = [other for other in near if other in self._survivors]
+        gone = [other for other in near if other not in self._survivors]
+        cut = 32 + wire.table_bytes(len(alive), SHARE_BYTES)
+        size = cut + wire.table_bytes(len(gone), SHARE_BYTES)
+        body = wire.read(message, wire.ANSWER, client, self.terms, least=size, most=size)
+        if body[:32] != wire.survivors_digest(self._sealed, self._survivors, self.terms):
+            raise SecureSumError(f"answer of client {client}: it is for another set of survivors")
+        of = f"answer of client {client}"
+        given_seeds = wire.read_table(body[32:cut], SHARE_BYTES, alive, of=of)
+        given_keys = wire.read_table(body[cut:], SHARE_BYTES, gone, of=of)
+        for given, known in ((given_seeds, seeds), (given_keys, keys)):
+            for owner, share in given.items():
+                known[owner][self.terms.points[client]] = share
+
+    def _check_keys(self, announced: Announced, taken: set[bytes]) -> None:
+        both = (announced.share_key, announced.mask_key)
+        if len({*both} - taken) < 2:
+            raise SecureSumError("keys: expected public keys that differ from all others")
+        for key in both:
+            check_public(key)
+
+    def _near(self, client: int, among: Mapping[int, object]) -> list[int]:
+        return [other for other in self.terms.neighbours[client] if other in among]
+
+    def _each(self, pairs: Pairs, due: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """Messages of clients that are due, the first of each."""
+        left = set(due)
+        for client, message in pairs:
+            if client in left:
+                left.remove(client)
+                yield client, message
+            elif client in self.terms.points:
+                self.refused.setdefault(client, "a message that was not expected: a second one, or after a dropout")
+
+    def _begin(self, stage: str) -> None:
+        if self.given_up is not None:
+            raise SecureSumError(f"{stage}: this attempt has been given up")
+        if STAGES.index(stage) != self._stage:
+            due = (*STAGES, "nothing more")[self._stage]
+            raise SecureSumError(f"{stage}: out of order, expected {due}")
+        self._stage += 1
+
+    def _forward(self, stage: str, kind: int, tables: Mapping[int, Mapping[int, bytes]]) -> dict[int, bytes] | GivenUp:
+        """One message for each client: the set of all of them, and its own table."""
+        if reason := self._too_few(tables.keys()):
+            return self._give_up(stage, reason, len(tables))
+        members = wire.write_set(tables.keys(), self.terms)
+        self.sent = {
+            client: wire.write(kind, client, self.terms, members + wire.write_table(table))
+            for client, table in sorted(tables.items())
+        }
+        return self.sent
+
+    def _too_few(self, alive: Iterable[int]) -> str:
+        """Why the attempt cannot go on with these clients; empty if it can."""
+        left, terms = set(alive), self.terms
+        if len(left) < terms.min_survivors:
+            return f"expected {terms.min_survivors} clients at least, {len(left)} of {len(terms.clients)} are left"
+        thin = next((c for c in left if len(left.intersection(terms.holders(c))) < terms.plan.threshold), None)
+        if thin is not None:
+            return f"fewer than {terms.plan.threshold} of the neighbourhood of client {thin} are left"
+        return ""
+
+    def _give_up(self, stage: str, reason: str, alive: int) -> GivenUp:
+        self.given_up, self.sent = GivenUp(stage=stage, reason=reason, alive=alive), {}
+        self._words = np.zeros(0, self._words.dtype)
+        return self.given_up

@@ -1,0 +1,78 @@
+"""Put secrets together from shares, check them against what was announced, and remove the masks that they give."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import UInt
+
+from fedlsg.secure_sum.keys import commitment_to, pair_seed, private_key, public_bytes
+from fedlsg.secure_sum.masks import add_masks, sign
+from fedlsg.secure_sum.outcome import SecureSumError
+from fedlsg.secure_sum.shares import combine
+from fedlsg.secure_sum.terms import Terms
+
+Shares = dict[int, dict[int, bytes]]
+"""Shares of one kind of secret, by its owner and by the point of the holder."""
+
+
+class Announced(NamedTuple):
+    """What a client announced in stage 0: two public keys and the commitment to its self-mask seed, 32 bytes each."""
+
+    share_key: bytes
+    mask_key: bytes
+    commitment: bytes
+
+    @property
+    def keys(self) -> bytes:
+        """Both public keys."""
+        return self.share_key + self.mask_key
+
+
+def remove_masks(
+    words: UInt[np.ndarray, " length"], terms: Terms, announced: Mapping[int, Announced], seeds: Shares, keys: Shares
+) -> None:
+    """Subtract all masks that are left in the sum of the survivors' masked vectors, in place.
+
+    ``seeds``: of each survivor shares of its self-mask seed; ``keys``: of each client that sent shares and did not
+    survive, shares of its mask key. The masks between two survivors have cancelled.
+    Guarantee: every secret is put together and checked before a mask is removed.
+    Raises SecureSumError for fewer than h shares, and for a secret that its owner did not announce.
+    """
+    known = {owner: _self_seed(owner, shares, terms, announced) for owner, shares in seeds.items()}
+    secret = {owner: _mask_secret(owner, shares, terms, announced) for owner, shares in keys.items()}
+    add_masks(words, ((seed, -1) for seed in known.values()))
+    add_masks(words, _left_by(secret, terms, announced, seeds))
+
+
+def _self_seed(owner: int, shares: Mapping[int, bytes], terms: Terms, announced: Mapping[int, Announced]) -> bytes:
+    seed = _combine("self-mask seed", owner, shares, terms)
+    if commitment_to(seed, terms.digest, owner) != announced[owner].commitment:
+        raise SecureSumError(f"self-mask seed of client {owner}: the shares do not fit its commitment")
+    return seed
+
+
+def _mask_secret(owner: int, shares: Mapping[int, bytes], terms: Terms, announced: Mapping[int, Announced]) -> bytes:
+    secret = _combine("mask key", owner, shares, terms)
+    if public_bytes(private_key(secret)) != announced[owner].mask_key:
+        raise SecureSumError(f"mask key of client {owner}: the shares do not fit its public key")
+    return secret
+
+
+def _combine(what: str, owner: int, shares: Mapping[int, bytes], terms: Terms) -> bytes:
+    if len(shares) < terms.plan.threshold:
+        raise SecureSumError(
+            f"{what} of client {owner}: expected {terms.plan.threshold} shares at least, got {len(shares)}"
+        )
+    return combine(shares, terms.plan.threshold)
+
+
+def _left_by(
+    secrets: Mapping[int, bytes], terms: Terms, announced: Mapping[int, Announced], survivors: Mapping[int, object]
+) -> Iterator[tuple[bytes, int]]:
+    """Pair masks of survivors with those that dropped out, with the signs that remove them."""
+    for gone, secret in secrets.items():
+        key = private_key(secret)
+        for other in terms.neighbours[gone]:
+            if other in survivors:
+                yield pair_seed(key, gone, announced[other].mask_key, other, terms.digest), -sign(other, gone)

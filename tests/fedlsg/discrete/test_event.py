@@ -1,0 +1,102 @@
+"""The charge: what the accountants certify for it, against the exact divergence of the release itself."""
+
+import math
+from fractions import Fraction
+
+import pytest
+
+from fedlsg.accounting import compose
+from fedlsg.discrete import DiscreteGrid, charge, delta_term, plan_grid, rounding_deviation
+from fedlsg.discrete.bound import log_ratio, total_variation
+from tests.fedlsg.support.discrete_laws import hockey_stick, sum_law
+
+DELTA = 1e-5
+
+
+def planned(contributors: int = 4, epsilon: float = 2.0, sigma: float = 2.5):
+    """A grid for one value, one release, and C = 1; its charge."""
+    r = rounding_deviation([4.0] * contributors, values=1, steps=1, epsilon=epsilon, delta=DELTA)
+    grid = plan_grid(
+        noise_std=sigma, contributors=contributors, clients=contributors + 2, largest_sum=40.0, values=1, rounding=r
+    )
+    own = charge(grid=grid, rounding=r, sensitivity=1.0, largest_batch=40, sample_rate=1.0, steps=1, values=1)
+    return grid, own
+
+
+def exact_delta(grid, shares: int, epsilon: float) -> float:
+    """Two releases whose real centres are C / D apart; other clients have centres of their own."""
+    others = [Fraction(1, 3)] * (shares - 1)
+    deviations = [grid.share] * shares
+    pair = [
+        sum_law([centre, *others], deviations) for centre in (Fraction(1, 5), Fraction(1, 5) + 1 / Fraction(grid.step))
+    ]
+    return hockey_stick(*pair, epsilon)
+
+
+def test_the_epsilon_of_the_charge_holds_and_is_close():
+    grid, own = planned()
+    reported = compose([own.event], delta=DELTA).upper
+    assert exact_delta(grid, 4, reported) <= DELTA + delta_term([own], reported)
+    assert exact_delta(grid, 4, reported * 0.97) > DELTA
+    assert delta_term([own], 2.0) <= 1e-6 * DELTA
+
+
+def test_the_charged_noise_is_the_planned_one():
+    _, own = planned(sigma=3.0)
+    assert own.event.noise_multiplier == pytest.approx(3.0, rel=1e-9)
+    assert (own.event.sample_rate, own.event.steps) == (1.0, 1)
+
+
+def test_terms_add_up_over_values_steps_and_charges():
+    grid, one = planned()
+    many = charge(grid=grid, rounding=1.0, sensitivity=1.0, largest_batch=40, sample_rate=0.1, steps=30, values=200)
+    tau = total_variation([float(grid.share)] * 4, 1.0)
+    assert many.total_variation == pytest.approx(6000 * tau)
+    assert many.event.steps == 30
+    assert delta_term([many, one, many], 1.5) == pytest.approx(
+        (1 + math.exp(1.5)) * (2 * many.total_variation + one.total_variation)
+    )
+    assert many.total_variation < many.log_ratio < 5 * many.total_variation
+
+
+def test_the_term_is_that_of_the_clients_whose_noise_counts():
+    grid = DiscreteGrid(step=0.1, bits=9, share=Fraction(1), contributors=2, clients=7)
+    own = charge(grid=grid, rounding=0.9, sensitivity=1.0, largest_batch=1, sample_rate=0.5, steps=1, values=1)
+    assert own.total_variation == total_variation([1.0, 1.0], 0.9) > 5 * total_variation([1.0] * 3, 0.9)
+    assert own.log_ratio == log_ratio([1.0, 1.0], 0.9)
+    assert own.event.noise_multiplier == pytest.approx(math.sqrt(2 - 0.81) * 0.1)
+
+
+def test_a_longer_sensitivity_and_larger_batches_are_charged():
+    grid, one = planned()
+    settings = {"grid": grid, "rounding": 1.0, "sample_rate": 1.0, "steps": 1, "values": 5000}
+    base = charge(**settings, sensitivity=1.0, largest_batch=1).event.noise_multiplier
+    assert charge(**settings, sensitivity=2.0, largest_batch=1).event.noise_multiplier == pytest.approx(base / 2)
+    assert charge(**settings, sensitivity=1.0, largest_batch=10**9).event.noise_multiplier < base * (1 - 1e-6)
+    assert one.event.noise_multiplier < grid.noise_std()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sensitivity": 0.0}, {"sensitivity": math.inf}, {"largest_batch": 0}, {"values": 0}]
+)
+def test_settings_out_of_range_are_refused(wrong):
+    grid, _ = planned()
+    settings = {"rounding": 1.0, "sensitivity": 1.0, "largest_batch": 40, "sample_rate": 1.0, "steps": 1, "values": 1}
+    with pytest.raises(ValueError, match="expected"):
+        charge(grid=grid, **(settings | wrong))
+
+
+# --- planted mistakes: the exact divergence exceeds what is claimed
+
+
+def test_a_forgotten_share_breaks_the_claim():
+    grid, own = planned()
+    reported = compose([own.event], delta=DELTA).upper
+    assert exact_delta(grid, 3, reported) > 2 * (DELTA + delta_term([own], reported))
+
+
+def test_noise_planned_for_all_clients_breaks_the_claim():
+    """K = 6 may answer, m = 5 surely do, t = 1 of them tells its noise to the server."""
+    grid, own = planned(contributors=6)
+    reported = compose([own.event], delta=DELTA).upper
+    assert exact_delta(grid, 5 - 1, reported) > 2 * (DELTA + delta_term([own], reported))

@@ -1,0 +1,193 @@
+"""The grid: the noise that is wanted, sums that fit, and a law of the decoded sum that is the predicted one."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedlsg.discrete.bound import ripple
+from fedlsg.discrete.grid import (
+    DiscreteGrid,
+    add_modulo,
+    decode,
+    encode,
+    largest_plain,
+    most_examples,
+    plan_grid,
+)
+from fedlsg.randomness import reproducible_stream
+from tests.fedlsg.support.discrete_laws import BITS, chi_square, gaussian_law, sum_law
+
+plans = st.fixed_dictionaries(
+    {
+        "noise_std": st.floats(1e-6, 1e6),
+        "contributors": st.integers(1, 60),
+        "largest_sum": st.floats(0, 1e6),
+        "values": st.integers(1, 10**6),
+        "rounding": st.floats(0, 2),
+        "floor": st.sampled_from([Fraction(5, 2), Fraction(4), Fraction(10)]),
+        "failure": st.floats(1e-15, 0.1),
+    }
+)
+
+
+@given(plan=plans, extra=st.integers(0, 20))
+def test_the_shares_have_the_wanted_noise_and_the_sum_fits(plan, extra):
+    plan["largest_sum"] *= plan["noise_std"]
+    clients = plan["contributors"] + extra
+    grid = plan_grid(**plan, clients=clients)
+    left = grid.contributors * grid.share**2 - Fraction(plan["rounding"]) ** 2
+    assert Fraction(grid.step) ** 2 * left >= Fraction(plan["noise_std"]) ** 2
+    assert grid.noise_std(plan["rounding"]) == pytest.approx(plan["noise_std"], rel=1e-12)
+    assert grid.share >= plan["floor"]
+    tail = math.sqrt(2 * clients * math.log(2 * plan["values"] / plan["failure"])) * float(grid.share)
+    assert plan["largest_sum"] / grid.step + tail <= (grid.modulus // 2 - 1) * (1 + 1e-9)
+
+
+def test_one_bit_less_would_not_do():
+    plan = {"noise_std": 2.0, "contributors": 9, "clients": 10, "values": 5000, "rounding": 1.2}
+    grid = plan_grid(**plan, largest_sum=1200.0)  # type: ignore[arg-type]
+    assert grid.bits == 14
+    assert float(grid.share) < 8  # at half the modulus and the same range it would be below 4
+
+
+def test_golden_plan():
+    """sigma C = 12, 9 clients, 4 steps: D = 1. 2 (R + 4 sqrt(2 * 9 * log(2 / 1e-2))) + 2 values must fit."""
+    grid = plan_grid(noise_std=12.0, contributors=9, clients=9, largest_sum=87.0, values=1, failure=1e-2)
+    reach = 87 + 4 * math.sqrt(18 * math.log(200))  # 126.06, so 254.1 values: 8 bits
+    assert grid.bits == 8
+    assert grid.share == Fraction(257, 64)  # the finest multiple of 1 / 64 that 8 bits allow
+    assert grid.step == pytest.approx(256 / 257)
+    assert 2 * reach + 2 == pytest.approx(254.1, abs=0.1)
+    wider = plan_grid(noise_std=12.0, contributors=9, clients=9, largest_sum=89.0, values=1, failure=1e-2)
+    assert wider.bits == 9
+    assert wider.share > 7.5
+
+
+@given(
+    values=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20),
+    clients=st.integers(1, 12),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40)
+def test_the_decoded_sum_is_the_sum_with_noise(values, clients, seed):
+    x = torch.tensor(values, dtype=torch.float64)
+    grid = plan_grid(noise_std=5.0, contributors=clients, clients=clients, largest_sum=1e3 * clients, values=len(x))
+    stream = reproducible_stream(seed)
+    parts = [encode(x, grid, stream) for _ in range(clients)]
+    assert all(int(part.min()) >= 0 and int(part.max()) < grid.modulus for part in parts)
+    assert torch.equal(sum(parts[1:], parts[0]) % grid.modulus, add_modulo(parts, grid))
+    assert ((decode(add_modulo(parts, grid), grid) - clients * x).abs() < 5.0 * 8).all()
+
+
+CLIENTS = 5
+
+
+def summed(grid: DiscreteGrid, senders: int, count: int) -> np.ndarray:
+    """Integers of the decoded sums of clients with different real centres."""
+    stream = reproducible_stream(23, senders)
+    parts = [encode(torch.full((count,), 10.0 + 0.37 * k), grid, stream) for k in range(senders)]
+    return np.rint((decode(add_modulo(parts, grid), grid) / grid.step).numpy()).astype(np.int64)
+
+
+def small_grid() -> DiscreteGrid:
+    return plan_grid(noise_std=6.0, contributors=CLIENTS, clients=CLIENTS, largest_sum=60.0, values=1, failure=1e-12)
+
+
+def law_of_sum(grid: DiscreteGrid) -> tuple[int, list[int]]:
+    # A client encodes float32 values: they are exact in float64, and the division is the only rounding.
+    centre = sum(Fraction(float(np.float32(10.0 + 0.37 * k)) / grid.step) for k in range(CLIENTS))
+    return gaussian_law(centre, Fraction(math.sqrt(CLIENTS) * float(grid.share)))
+
+
+def test_the_sum_modulo_2_to_the_bits_has_the_predicted_law():
+    grid = small_grid()
+    samples = summed(grid, CLIENTS, 60_000)
+    assert chi_square(samples, law_of_sum(grid)) > 1e-6
+    ratio = samples.var(ddof=1) * len(samples) / (CLIENTS * float(grid.share) ** 2)
+    assert 1e-6 < stats.chi2.cdf(ratio, len(samples)) < 1 - 1e-6
+
+
+def test_the_tail_that_the_plan_leaves_room_for_is_an_upper_bound():
+    """The exact tail of three clients' noise around real centres, of shares so small that the ripple matters."""
+    for share in (Fraction(1, 2), Fraction(4)):
+        centres, e = [0.3, -0.45, 0.5], ripple(float(share))
+        first, law = sum_law(centres, [share] * 3)
+        for a in (2.0 * float(share), 5.0 * float(share), 12.0 * float(share)):
+            beyond = sum(p for x, p in enumerate(law, start=first) if abs(x - sum(centres)) > a) / 2.0**BITS
+            bound = 2 * ((1 + e) / (1 - e)) ** 3 * math.exp(-(a**2) / (6 * float(share) ** 2))
+            assert 0.01 * bound < beyond <= bound
+
+
+def test_wrapping_moves_by_the_modulus_and_nothing_else():
+    grid = small_grid()
+    x = torch.full((2000,), 400.0)  # far beyond what the grid was planned for: encoded all the same
+    residue = encode(x, grid, reproducible_stream(4)) - torch.floor(x.double() / grid.step).long()
+    centred = (residue + grid.modulus // 2) % grid.modulus - grid.modulus // 2
+    assert centred.abs().max() < 8 * float(grid.share)
+
+
+def test_poisson_batches_exceed_the_bound_as_rarely_as_stated():
+    for mean, failure in ((3.0, 1e-3), (120.0, 1e-9), (5000.0, 1e-9)):
+        most = most_examples(mean, 10**9, failure)
+        assert stats.poisson.sf(most, mean) <= failure
+        assert stats.poisson.sf(mean + (most - mean) * 0.7, mean) > failure
+    assert most_examples(50.0, 60, 1e-9) == 60
+    assert largest_plain(0.5, 60) == 30
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"contributors": 0}, "contributors"),
+        ({"contributors": 11}, "contributors"),
+        ({"noise_std": 0.0}, "noise_std"),
+        ({"noise_std": math.nan}, "noise_std"),
+        ({"largest_sum": math.inf}, "largest_sum"),
+        ({"failure": 0.0}, "failure"),
+        ({"values": 0}, "values"),
+        ({"rounding": 40.0}, "rounding"),
+        ({"largest_sum": 1e20}, "bits"),
+    ],
+)
+def test_plans_that_make_no_sense_are_refused(wrong, message):
+    plan = {"noise_std": 1.0, "contributors": 9, "clients": 10, "largest_sum": 10.0, "values": 5} | wrong
+    with pytest.raises(ValueError, match=message):
+        plan_grid(**plan)  # type: ignore[arg-type]
+
+
+def test_integers_outside_of_the_modulus_are_refused():
+    grid = small_grid()
+    for bad in (-1, grid.modulus):
+        with pytest.raises(ValueError, match="expected integers"):
+            decode(torch.tensor([0, bad]), grid)
+    with pytest.raises(ValueError, match="one client"):
+        add_modulo([], grid)
+
+
+# --- planted mistakes
+
+
+def test_a_forgotten_share_is_found():
+    grid = small_grid()
+    centre = torch.full((60_000,), 10.0 + 0.37 * (CLIENTS - 1), dtype=torch.float64) / grid.step
+    samples = summed(grid, CLIENTS - 1, 60_000) + torch.round(centre).long().numpy()
+    ratio = samples.var(ddof=1) * len(samples) / (CLIENTS * float(grid.share) ** 2)
+    assert stats.chi2.cdf(ratio, len(samples)) < 1e-9
+
+
+def test_values_rounded_before_the_noise_are_found():
+    """A centre on the grid has another law than the real centre, even in the sum of five clients."""
+    grid = small_grid()
+    stream = reproducible_stream(29)
+    parts = [
+        encode(torch.floor(torch.full((60_000,), 10.0 + 0.37 * k) / grid.step) * grid.step, grid, stream)
+        for k in range(CLIENTS)
+    ]
+    samples = np.rint((decode(add_modulo(parts, grid), grid) / grid.step).numpy()).astype(np.int64)
+    assert chi_square(samples, law_of_sum(grid)) < 1e-9

@@ -1,0 +1,161 @@
+"""The sampler's law is the discrete Gaussian of every real centre, and its fast comparison agrees with mpmath."""
+
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from fedlsg.discrete import sampler
+from fedlsg.discrete.envelope import CELL, WORD, envelope_of, staircase
+from fedlsg.discrete.sampler import compare, discrete_gaussian
+from fedlsg.randomness import reproducible_stream
+from tests.fedlsg.support.discrete_laws import chi_square, exact, gaussian_law
+
+DEVIATIONS = [Fraction(1, 4), Fraction(4, 5), Fraction(1), Fraction(4), Fraction(333, 64), Fraction(100)]
+CENTRES = [0.0, 0.5, -0.5, 1 / 3, -123.456, 2.0**40 + 0.25, -(2.0**53) - 2, 1e-300, 0.49999999999999994]
+LEAST = 1e-6
+"""Smallest p-value that passes. Seeds are fixed, so a test that passes passes always."""
+
+
+def drawn(centre: float, deviation: Fraction, count: int, *labels: str | int) -> np.ndarray:
+    stream = reproducible_stream(19, str(centre), str(deviation), *labels)
+    return discrete_gaussian(torch.full((count,), centre, dtype=torch.float64), deviation, stream).numpy()
+
+
+@pytest.mark.parametrize("deviation", DEVIATIONS)
+def test_the_law_is_the_discrete_gaussian_of_every_centre(deviation):
+    for centre in CENTRES if deviation < 50 else CENTRES[2:4]:
+        assert chi_square(drawn(centre, deviation, 50_000), gaussian_law(centre, deviation)) > LEAST, centre
+
+
+def test_centres_of_one_call_do_not_touch_each_other():
+    centres = torch.tensor([0.3, -7.25, 1e6 + 0.5], dtype=torch.float64).repeat(40_000)
+    samples = discrete_gaussian(centres, Fraction(4, 5), reproducible_stream(1)).view(-1, 3).numpy()
+    for i in range(3):
+        assert chi_square(samples[:, i], gaussian_law(float(centres[i]), Fraction(4, 5))) > LEAST
+    residues = samples - centres.view(-1, 3).numpy()
+    assert np.abs(np.corrcoef(residues.T) - np.eye(3)).max() < 5 / np.sqrt(40_000)
+
+
+@pytest.mark.parametrize("deviation", [Fraction(1, 4), Fraction(1), Fraction(9, 2), Fraction(16)])
+@pytest.mark.parametrize("reach", [1, 2])
+def test_the_tail_has_the_same_law(deviation, reach, monkeypatch):
+    """With columns that end early the exact path draws most samples, in long blocks where the deviation is large."""
+    reach = -int(-reach * deviation // 1)
+    monkeypatch.setattr(sampler, "envelope_of", lambda s: staircase(s, reach))
+    assert chi_square(drawn(0.3, deviation, 4_000), gaussian_law(0.3, deviation)) > LEAST
+
+
+def test_the_exact_path_has_the_same_law(monkeypatch):
+    """Where the table says nothing, integers of any length decide every draw."""
+    monkeypatch.setattr(sampler, "compare", lambda k, *_: (np.zeros(len(k), bool), np.abs(k) <= 20))
+    assert chi_square(drawn(-0.3, Fraction(2), 4_000), gaussian_law(-0.3, 2)) > LEAST
+
+
+@pytest.mark.parametrize("deviation", [*DEVIATIONS, Fraction(500)])
+def test_the_staircase_covers_every_centre_and_fits_its_word(deviation):
+    envelope = envelope_of(deviation)
+    weights = np.diff(envelope.starts)
+    assert weights.min() >= 1
+    assert envelope.starts[-1] <= 2**WORD
+    assert envelope.starts[-1] > 0.99 * 2**WORD
+    with mpmath.workprec(200):
+        for k in {0, 1, -1, 2, int(deviation), -int(3 * deviation), envelope.reach, -envelope.reach}:
+            for f in (-Fraction(1, 2), Fraction(0), Fraction(1, 3), Fraction(1, 2)):
+                height = envelope.height * mpmath.exp(-exact(((k - f) / deviation) ** 2 / 2))
+                assert height <= int(weights[k + envelope.reach]), (k, f)
+        ends = exact((Fraction(2 * envelope.reach + 1, 2) / deviation) ** 2 / 2)
+        assert 4 * envelope.tail_block * envelope.height * mpmath.exp(-ends) <= int(weights[-1])
+
+
+@pytest.mark.parametrize("deviation", DEVIATIONS)
+def test_the_table_never_contradicts_mpmath(deviation):
+    """Heights at both ends of what the table leaves undecided, for many offsets and fractions."""
+    envelope = envelope_of(deviation)
+    rng = np.random.default_rng(7)
+    k = rng.integers(-int(4 * deviation) - 1, int(4 * deviation) + 2, 1500)
+    f = rng.uniform(-0.5, 0.5, 1500)
+    f[:6] = [0.5, -0.5, 0.0, 1e-300, -1e-300, 2.0**-40]
+    cut = np.floor(np.ldexp(f, envelope.fraction)).astype(np.int64)
+    with mpmath.workprec(200):
+        curve = [
+            envelope.height * mpmath.exp(-exact(((int(a) - Fraction(float(b))) / deviation) ** 2 / 2))
+            for a, b in zip(k, f, strict=True)
+        ]
+    true = np.array([int(height) for height in curve])
+    coarse = 1 << envelope.coarse
+    for off in (-3 * envelope.margin, -envelope.margin, -1, 0, 1, envelope.margin, 3 * envelope.margin):
+        height = np.maximum(true + off * coarse, 0)
+        accepted, undecided = compare(k, height, cut, envelope)
+        assert (height[accepted] + 1 <= true[accepted]).all()
+        assert (height >= true)[~accepted & ~undecided].all()
+        if abs(off) == 3 * envelope.margin:
+            assert not undecided[true > 4 * envelope.margin * coarse].any()
+
+
+def test_a_planted_table_without_margin_contradicts_mpmath():
+    envelope = envelope_of(Fraction(4))
+    k, cut = np.zeros(1, dtype=np.int64), np.array([1 << (CELL - 1)])
+    curve = int(envelope.nodes[0] - (int(envelope.drops[0]) >> 1))  # the chord, half-way to the next node
+    x = Fraction(1 << (CELL - 1), 1 << envelope.fraction)
+    with mpmath.workprec(200):
+        true = envelope.height * mpmath.exp(-exact((x / 4) ** 2 / 2)) / (1 << envelope.coarse)
+    assert abs(true - curve) > 2
+    assert abs(true - curve) < envelope.margin
+    height = np.array([curve << envelope.coarse])
+    assert compare(k, height, cut, envelope)[1].all()
+
+
+def test_most_draws_are_decided_by_the_table(monkeypatch):
+    count = 0
+    inner = sampler.decide
+
+    def counted(*args):
+        nonlocal count
+        count += 1
+        return inner(*args)
+
+    monkeypatch.setattr(sampler, "decide", counted)
+    discrete_gaussian(torch.linspace(-3, 3, 200_000, dtype=torch.float64), Fraction(4), reproducible_stream(2))
+    assert count < 40
+
+
+def test_equal_keys_repeat_and_other_keys_do_not():
+    centres = torch.linspace(-9, 9, 1000, dtype=torch.float64)
+    one, same, other = (discrete_gaussian(centres, Fraction(4), reproducible_stream(seed)) for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert len(discrete_gaussian(centres[:0], Fraction(4), reproducible_stream(1))) == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 2.0**62])
+def test_centres_that_are_no_numbers_are_refused(bad):
+    with pytest.raises(ValueError, match="finite centres"):
+        discrete_gaussian(torch.tensor([0.0, bad], dtype=torch.float64), Fraction(4), reproducible_stream(1))
+
+
+def test_narrow_centres_and_wild_deviations_are_refused():
+    with pytest.raises(ValueError, match="float64"):
+        discrete_gaussian(torch.zeros(3), Fraction(4), reproducible_stream(1))
+    for deviation in (Fraction(1, 5), Fraction(5000)):
+        with pytest.raises(ValueError, match="grid steps"):
+            discrete_gaussian(torch.zeros(3, dtype=torch.float64), deviation, reproducible_stream(1))
+
+
+# --- planted mistakes: other laws of the same variance, or nearly
+
+
+@pytest.mark.parametrize("centre", [0.3, -0.3, 7.5])
+def test_a_truncated_centre_is_found(centre):
+    assert chi_square(drawn(float(np.trunc(centre)), Fraction(1), 50_000), gaussian_law(centre, 1)) < 1e-12
+
+
+def test_rounding_after_the_noise_is_found():
+    noisy = 0.3 + reproducible_stream(3).normal(50_000).numpy() * 0.8
+    assert chi_square(np.rint(noisy).astype(np.int64), gaussian_law(0.3, Fraction(4, 5))) < 1e-12
+
+
+def test_a_slightly_wrong_deviation_is_found():
+    assert chi_square(drawn(0.0, Fraction(103, 100), 200_000), gaussian_law(0.0, 1)) < 1e-9

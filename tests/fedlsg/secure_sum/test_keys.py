@@ -1,0 +1,113 @@
+"""Secrets and keys: published vectors, and what every key depends on."""
+
+import hashlib
+import hmac
+
+import pytest
+
+from fedlsg.secure_sum import SecureSumError, reproducible_root, secret_root
+from fedlsg.secure_sum.keys import (
+    AttemptSecrets,
+    _derive,
+    check_public,
+    commitment_to,
+    open_shares,
+    pair_seed,
+    private_key,
+    public_bytes,
+    seal_shares,
+)
+from fedlsg.secure_sum.shares import PRIME
+
+TERMS = bytes(range(32))
+A, B = (private_key(bytes([number]) * 32) for number in (1, 2))
+
+
+def test_x25519_of_rfc_7748():
+    """Section 6.1: Alice's private and public key."""
+    secret = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
+    public = "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
+    assert public_bytes(private_key(secret)).hex() == public
+
+
+def test_both_ends_of_a_pair_agree_and_nobody_else():
+    seed = pair_seed(A, 7, public_bytes(B), 3, TERMS)
+    assert len(seed) == 32
+    assert seed == pair_seed(B, 3, public_bytes(A), 7, TERMS)
+    others = [
+        pair_seed(A, 7, public_bytes(B), 4, TERMS),
+        pair_seed(A, 8, public_bytes(B), 3, TERMS),
+        pair_seed(A, 7, public_bytes(B), 3, bytes(32)),
+        pair_seed(A, 7, public_bytes(private_key(bytes([3]) * 32)), 3, TERMS),
+    ]
+    assert len({seed, *others}) == 5
+
+
+def test_sealed_shares_open_for_their_receiver_alone():
+    sealed = seal_shares(A, 7, public_bytes(B), 3, TERMS, bytes(64))
+    assert len(sealed) == 80
+    assert open_shares(B, 3, public_bytes(A), 7, TERMS, sealed) == bytes(64)
+    for receiver, sender, terms, text in [
+        (4, 7, TERMS, sealed), (3, 8, TERMS, sealed), (3, 7, bytes(32), sealed), (3, 7, TERMS, sealed[:-1] + b"\0"),
+        (7, 3, TERMS, sealed),
+    ]:  # fmt: skip
+        with pytest.raises(SecureSumError, match="altered"):
+            open_shares(B, receiver, public_bytes(A), sender, terms, text)
+
+
+def test_the_two_directions_of_a_pair_have_different_keys():
+    """The nonce is constant: one key may encrypt one text."""
+    there = seal_shares(A, 7, public_bytes(B), 3, TERMS, bytes(64))
+    back = seal_shares(B, 3, public_bytes(A), 7, TERMS, bytes(64))
+    assert there[:64] != back[:64]
+
+
+@pytest.mark.parametrize("key", [bytes(32), b"\1" + bytes(31), bytes(31), b""])
+def test_keys_of_small_order_are_refused(key):
+    with pytest.raises(SecureSumError, match="public key"):
+        check_public(key)
+    with pytest.raises(SecureSumError, match="public key"):
+        pair_seed(A, 1, key, 2, TERMS)
+
+
+def all_secrets(root: bytes, terms: bytes, client: int) -> list[bytes]:
+    made = AttemptSecrets(root, terms, client)
+    coefficients = [*made.coefficients(b"mask key", 3), *made.coefficients(b"self-mask seed", 3)]
+    assert all(0 <= number < PRIME for number in coefficients)
+    return [
+        made.share_key.private_bytes_raw(), made.mask_secret, made.self_seed,
+        *(number.to_bytes(32, "big") for number in coefficients),
+    ]  # fmt: skip
+
+
+def test_every_secret_is_another_one_and_depends_on_root_terms_and_client():
+    found = [
+        all_secrets(bytes(32), TERMS, 1), all_secrets(bytes([1]) * 32, TERMS, 1), all_secrets(bytes(32), bytes(32), 1),
+        all_secrets(bytes(32), TERMS, 2),
+    ]  # fmt: skip
+    flat = [secret for secrets in found for secret in secrets]
+    assert len(set(flat)) == len(flat) == 4 * 9
+    assert all(len(secret) == 32 for secret in flat)
+    assert found[0] == all_secrets(bytes(32), TERMS, 1)
+
+
+def test_hkdf_binds_label_and_context():
+    """Golden: HKDF-SHA-256 without salt; info is 'fedlsg secure sum, x', a zero byte, the context."""
+    extracted = hmac.new(bytes(32), bytes(32), hashlib.sha256).digest()
+    wanted = hmac.new(extracted, b"fedlsg secure sum, x\0ab\x01", hashlib.sha256).digest()
+    assert _derive(bytes(32), b"x", b"a", b"b") == wanted
+
+
+def test_roots():
+    assert secret_root() != secret_root()
+    assert len(secret_root()) == 32
+    assert reproducible_root(1, "a", 2) == reproducible_root(1, "a", 2) != reproducible_root(1, "a", 3)
+    with pytest.raises(ValueError, match="32 bytes"):
+        AttemptSecrets(bytes(4), TERMS, 1)
+
+
+def test_a_commitment_binds_seed_terms_and_client():
+    made = {
+        commitment_to(seed, terms, who) for seed in (bytes(32), TERMS) for terms in (bytes(32), TERMS) for who in (1, 2)
+    }
+    assert len(made) == 8
