@@ -22,9 +22,10 @@ from torch import Tensor
 from fedlsg.lowrank import average_core, lift_core, reconstruct
 
 Part = Literal["L", "R", "core", "dense"]
-Form = Literal["tangent", "core"]
-"""What a carried weight sends: dL and dR, which Eq. 3 lifts, or S = L^T dW R^T, which L S R lifts."""
-PARTS: Mapping[Form, tuple[Part, ...]] = {"tangent": ("L", "R"), "core": ("core",)}
+Form = Literal["tangent", "core", "preconditioned"]
+"""What a carried weight sends: dL and dR, which Eq. 3 lifts; S = L^T dW R^T, which L S R lifts; or S for square L and
+R, which is the server's gradient as it is."""
+PARTS: Mapping[Form, tuple[Part, ...]] = {"tangent": ("L", "R"), "core": ("core",), "preconditioned": ("core",)}
 """The blocks of a carried weight."""
 Group = Literal["carriers", "norms", "classifier"]
 """Parameters with a learning rate and a weight in the clip of their own. ``classifier``: the output layer. ``norms``:
@@ -67,7 +68,8 @@ EVERYTHING = Keep()
 class Coordinates:
     """One trainable parameter: its name and shape, and its carriers (both None where it stays dense).
 
-    Only in the form ``core`` may R have another number of rows than L has columns, and neither need be orthonormal.
+    Only in the form ``core`` may R have another number of rows than L has columns; there and in the form
+    ``preconditioned`` neither need be orthonormal.
     """
 
     name: str
@@ -171,7 +173,7 @@ class Frame:
         return tuple(t for c in self.coordinates for t in (c.L, c.R) if t is not None)
 
     def gradients(self, values: Float[Tensor, " kept"], *, averaged: bool = False) -> dict[str, Tensor]:
-        """Weight-shaped gradients implied by kept values: zeros where frozen, Eq. 3 or L S R where carried.
+        """Weight-shaped gradients implied by kept values: zeros where frozen, Eq. 3, L S R or S where carried.
 
         Linear in ``values``. ``averaged`` first averages the two copies of the r x r core (``average_core``).
         Raises ValueError if the number of values is not ``kept``.
@@ -199,6 +201,8 @@ def lift(c: Coordinates, parts: dict[tuple[str, Part], Tensor], *, averaged: boo
     """The gradient of one parameter from its blocks (Eq. 3 or L S R where carried)."""
     if c.L is None or c.R is None:
         return parts[c.name, "dense"]
+    if c.form == "preconditioned":
+        return parts[c.name, "core"].reshape(c.shape)
     if c.form == "core":
         return lift_core(parts[c.name, "core"], c.L, c.R).reshape(c.shape)
     dL, dR = parts[c.name, "L"], parts[c.name, "R"].flatten(1)

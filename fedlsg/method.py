@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedlsg.carriers import Carrier, mask_factors
 from fedlsg.carriers.carrier import coordinates
 from fedlsg.carriers.own import carried_sizes, own_coordinates
+from fedlsg.carriers.probe import Basis
 from fedlsg.frame import Block, Frame, group_of, make_blocks
 from fedlsg.masks import Mask, Prune
 from fedlsg.masks.mask import apply_mask, split_kept
@@ -70,6 +71,14 @@ class Method:
             raise ValueError("a mask of units freezes rows of LoRA's B and columns of A: it needs both factors trained")
         if self.carrier.kind != "dense" and (self.mask.kind in ("magnitude", "drop") or self.prune.active):
             raise ValueError("masks of single weights, and pruning, need dense gradients: choose carrier 'dense'")
+        if self.mask.predicted and self.carrier.kind != "probe":
+            raise ValueError(
+                "importance by predicted energy needs carriers that predict it: choose carriers of kind 'probe'"
+            )
+        if self.mask.kind == "energy" and self.carrier.form != "core":
+            raise ValueError(
+                "a mask of energy freezes entries of S: it needs form='core'; choose importance='energy' for units"
+            )
         if self.prune.active and self.mask.kind not in ("all", "drop"):
             raise ValueError(f"pruning does not combine with a mask of kind {self.mask.kind!r}: drop gradients instead")
         if self.server.estimator == "averaged" and not self.carrier.splits:
@@ -78,6 +87,11 @@ class Method:
             raise ValueError(
                 "trust='aggregate' is private in the sum of the clients' values alone, and factors do not add up: the "
                 f"server needs each client's own; method {self.name!r} needs trust='client'"
+            )
+        if self.carrier.kind == "factors" and self.server.optimizer == "dp-adambc":
+            raise ValueError(
+                "optimizer 'dp-adambc' subtracts the variance of the noise, which is not known in the product of noisy "
+                f"factors that method {self.name!r} sends; choose optimizer 'adam', 'sgd' or 'doppler'"
             )
         if self.mask.ranking == "gradients" and not (self.mechanism.adds_noise and self.carrier.kind == "dense"):
             raise ValueError(
@@ -147,13 +161,14 @@ def make_frame(
     classifier: str = "",
     kept: Positions | None = None,
     model: Callable[[], nn.Module] | None = None,
+    basis: Basis | None = None,
 ) -> Frame:
     """The public frame of ``round`` (from 1) after ``updates`` server updates, the same on server and clients.
 
     ``weights``: trainable parameters W_t in model order; ``initial``: W_0; ``carried``: names from
     ``carriers.carried_parameters``; ``seed``: the public seed; ``classifier``: the output layer's path; ``kept``: the
     kept positions where the server chose them (``Memory.kept``); ``model`` makes the model as it was built, which the
-    user's functions may probe.
+    user's functions may probe; ``basis``: the carriers of the last refresh, for kind ``probe``.
     """
     public = Public(
         weights=weights, initial=initial, carried=carried_sizes(method.carrier, weights, carried), updates=updates,
@@ -161,6 +176,10 @@ def make_frame(
     )  # fmt: skip
     if method.carrier.kind == "own":
         where = own_coordinates(method.carrier, public)
+    elif method.carrier.kind == "probe":
+        assert basis is not None, "PublicState.frame makes or demands it"
+        where = basis.coordinates(weights, method.carrier.form)
+        public = replace(public, energies=basis.energies)
     else:
         where = coordinates(
             weights, initial, carrier=method.carrier, carried=carried, round=round, updates=updates, seed=seed

@@ -46,6 +46,7 @@ class Public:
     ``weights``: W_t of every trainable parameter by name, in model order. ``initial``: W_0 of the same (of those that
     the method needs, for the built-in kinds). Change neither: take a copy. ``carried``: the sizes of each weight that
     is carried. ``coordinates``: the parameters with their L and R of this round, once they are made: a mask has them.
+    ``energies``: what a probe predicts for the rows and the columns of each carried weight (``probe.Pair``).
     ``time``: the round. ``updates``: server updates so far. ``seed``: the public seed.
     With ``pruned``, weights that pruning set to 0 are frozen as well, and shares count what is left.
     """
@@ -54,6 +55,7 @@ class Public:
     initial: Mapping[str, Tensor] = field(default_factory=dict)
     carried: Mapping[str, Sizes] = field(default_factory=dict)
     coordinates: Sequence[Coordinates] = ()
+    energies: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     time: RoundTime = RoundTime()
     updates: int = 0
     seed: int = 0
@@ -61,7 +63,7 @@ class Public:
     make_model: Callable[[], nn.Module] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("weights", "initial", "carried"):
+        for name in ("weights", "initial", "carried", "energies"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def generator(self, *labels: str | int) -> torch.Generator:

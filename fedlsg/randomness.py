@@ -16,13 +16,19 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, UInt64
 from torch import Tensor
 
 
 def public_generator(seed: int, *labels: str | int) -> torch.Generator:
     """A CPU generator for one public purpose: equal (seed, labels), equal draws, on every machine."""
     return torch.Generator().manual_seed(int.from_bytes(_digest(seed, *labels)[:7], "big"))
+
+
+def check_cpu(generator: torch.Generator) -> None:
+    """Raise ValueError for a generator of another device, whose draws differ from those of the CPU."""
+    if generator.device.type != "cpu":
+        raise ValueError(f"expected a generator of the CPU, whose draws are equal everywhere, got {generator.device}")
 
 
 AT_ONCE = 2**14
@@ -60,11 +66,14 @@ class SecretStream:
         """Independent draws that are true with ``probability``, exact to 2^-53; probability 1 is always true."""
         return torch.from_numpy(self._uniform(count) < probability)
 
+    def words(self, count: int) -> UInt64[np.ndarray, " count"]:
+        """Independent uniform 64-bit words, for samplers that compute with integers only."""
+        return np.frombuffer(self._cipher.update(bytes(8 * count)), dtype="<u8")
+
     def _uniform(self, count: int) -> np.ndarray:
         # The mid-points (k + 1/2) / 2^52 are exact in float64 and lie strictly inside (0, 1): the inverse stays finite.
         # With 53 bits the last one would round to 1.
-        bits = np.frombuffer(self._cipher.update(bytes(8 * count)), dtype="<u8")
-        return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+        return ((self.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a SecretStream cannot be pickled: secret generators never leave their process")

@@ -27,6 +27,10 @@ _ALLOWED: list[bool] = []
 _FILES: dict[Path, tuple[str, ModuleType]] = {}
 
 
+DATA = "data:"
+"""Before a path or name of public data in a setting."""
+
+
 def allow() -> None:
     """Let names of files and modules in settings run code in this process from now on."""
     _ALLOWED[:] = [True]
@@ -37,9 +41,17 @@ def is_reference(name: str) -> bool:
     return ":" in name or name.endswith(".py")
 
 
+def is_code(name: str) -> bool:
+    """Whether a name in a setting is that of code, and not of public data."""
+    return is_reference(name) and not name.startswith(DATA)
+
+
 def absolute(name: str) -> str:
-    """The same name, with the absolute path of its file; other names as they are."""
+    """The same name, with the absolute path of its file or data; other names as they are."""
     place, colon, attribute = name.rpartition(":")
+    if name.startswith(DATA):
+        path = name.removeprefix(DATA)
+        return f"{DATA}{_path(path)}" if set(path) & set("/.~") else name  # else it is the name of a data set
     return f"{_path(place)}{colon}{attribute}" if place.endswith(".py") else name
 
 
@@ -51,6 +63,8 @@ def short(name: str) -> str:
 
 def shown(name: str) -> str:
     """A name for people: ``mine.py:recipe``, without the folders of this machine."""
+    if name.startswith(DATA):
+        return f"{DATA}{Path(name.removeprefix(DATA)).name}"
     place, colon, attribute = name.rpartition(":")
     return f"{Path(place).name}{colon}{attribute}"
 

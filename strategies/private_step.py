@@ -21,6 +21,7 @@ from torch import nn
 
 from fedlsg import user_code
 from fedlsg.carriers import prepare_model
+from fedlsg.carriers.probe.source import Draw
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.independence import check_independent
@@ -38,6 +39,7 @@ from fedlsg.own_loop import (
     first_rows,
     guarded,
     make_own,
+    own_source,
     terms_of,
 )
 from fedlsg.own_loop.batches import Data
@@ -67,11 +69,14 @@ class PrivateStep:
         learning_rate    of SGD; ``momentum``, ``schedule`` and the other settings of the server are keywords, too
         optimizer        a torch optimizer over the model's parameters, or a function from the list of parameters that
                          are trained to one: it gets Eq. 3 of the noisy sum, divided by q N, in ``.grad``, which stays
-                         there after the step; its learning rate is its owner's to schedule. Or "sgd", "adam"
+                         there after the step; its learning rate is its owner's to schedule. Or the name of a
+                         method's own: "sgd", "adam", "dp-adambc", "doppler"
         ledger           path of an append-only file: one for each data set, for all runs on it. Without a path the
                          ledger is a temporary file that ends with this object, so resuming elsewhere needs a path
         example          (inputs, targets), two or more public rows, to check that the model does not mix examples;
                          without them the check takes made-up rows of the shape of the first two of the data
+        probe            ``probe(count, generator)``: public inputs for probe carriers, or (inputs, targets); it draws
+                         from the generator alone, and never reads private data
         classifier       path of the output layer, which stays dense; by default the last Linear
         seed             the public seed of carriers, masks and adapters; batches and noise are secret
         microbatch_size  rows of one pass; precision "bfloat16" runs forward under autocast
@@ -102,6 +107,7 @@ class PrivateStep:
         optimizer: Optimizers | str | None = None,
         ledger: str | os.PathLike[str] | None = None,
         example: tuple[Inputs, Inputs] | None = None,
+        probe: Draw | None = None,
         classifier: str | None = None,
         seed: int = 0,
         microbatch_size: int = 256,
@@ -128,8 +134,9 @@ class PrivateStep:
         check_start(model, self.method, example)
         prepare_model(model, self.method.carrier, classifier=classifier, seed=seed)
         public = PublicState.start(
-            model, self.method, Schedule(rounds=steps, sample_rate=sample_rate), seed=seed, classifier=classifier
-        )
+            model, self.method, Schedule(rounds=steps, sample_rate=sample_rate), seed=seed, classifier=classifier,
+            source=None if probe is None else own_source(probe, model, self._loss),
+        )  # fmt: skip
         public.check_repeatable()
         self._state = ServerState(
             public,

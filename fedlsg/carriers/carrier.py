@@ -20,9 +20,11 @@ from fedlsg.public import MakeCarriers, Sizes
 from fedlsg.randomness import public_generator
 from fedlsg.setting import Setting, check_declared
 
-CarrierKind = Literal["dense", "low-rank", "low-rank-change", "random", "lora", "factors", "own"]
+CarrierKind = Literal["dense", "low-rank", "low-rank-change", "random", "lora", "factors", "own", "probe"]
 Trained = Literal["all", "classifier", "biases", "up"]
 LOW_RANK = ("low-rank", "low-rank-change", "random")
+MADE = ("own", "probe")
+"""Kinds that have both forms."""
 
 StepCarrier = Annotated[
     Literal["dense", "low-rank", "low-rank-change", "random"], Setting("Coordinates of a weight's gradient.")
@@ -32,10 +34,28 @@ StepCarrier = Annotated[
 Rank = Annotated[int, Setting("Rank r of the carriers.", at_least=0, aliases=("r",))]
 """0 is for dense gradients alone, see ``Carrier``."""
 
-OutRank = Annotated[int, Setting("Columns of L in the form core, if another number than R's rows.", at_least=1)]
-CarrierForm = Annotated[Form, Setting("A carried weight sends dL and dR (tangent), or S = L^T dW R^T (core).")]
+OutRank = Annotated[int, Setting("Columns of L of a core S = L^T dW R^T; rank is R's rows.", at_least=1)]
+CarrierForm = Annotated[Form, Setting("A carried weight sends dL and dR (tangent), or S = L^T dW R^T (the others).")]
 PowerSteps = Annotated[int, Setting("Power steps with which carriers follow a matrix.", at_least=1)]
 Warmup = Annotated[int, Setting("Updates of the server before carriers come from W - W_0, not W.", at_least=1)]
+CarrierRefresh = Annotated[
+    int, Setting("Rounds until carriers are probed again.", "rounds", at_least=1, name="refresh_rounds")
+]
+ProbeInputs = Annotated[
+    str,
+    Setting(
+        "Public inputs of a probe: auto, leaves, pink, tokens, data:, FILE.py:NAME.",
+        name="source",
+    ),
+]
+Probes = Annotated[int, Setting("Number of inputs that a probe pushes through the model.", "examples", at_least=1)]
+Power = Annotated[
+    float,
+    Setting("S is divided by (predicted spectrum + damping) to this power.", at_least=0, at_most=1),
+]
+Damping = Annotated[
+    float, Setting("Added to the predicted spectrum, whose mean is 1, before the power.", above=0, below=math.inf)
+]
 LoraAlpha = Annotated[
     float | None,
     Setting(
@@ -61,10 +81,15 @@ class Carrier:
     by name, one pair for each weight in ``public.carried``, which gives the sizes (m, r, s, n) of L (m, r), R (s, n).
     The server and every client call it in every round, and compare their frames by digest: it must always return the
     same, so it draws from ``public.generator`` only.
+    ``probe``: the top eigenvectors of the second moments of gradients of public inputs (``carriers.probe``), made again
+    every ``refresh`` rounds from ``probes`` inputs of ``source``.
     ``form="tangent"``: dL and dR are sent, and lifted by Eq. 3. It needs orthonormal carriers, and r = s = ``rank``.
-    ``form="core"``, for ``own`` only: S = L^T dW R^T (r, s) is sent, and lifted to L S R. s is ``rank`` (n at most), r
-    is ``out_rank`` or else ``rank`` (m at most). Carriers may have any scale: it weights the rows and columns of S
-    before the clip, and again when S is lifted.
+    ``form="core"``, for ``own`` and ``probe``: S = L^T dW R^T (r, s) is sent, and lifted to L S R. s is ``rank`` (n at
+    most), r is ``out_rank`` or else ``rank`` (m at most). Carriers may have any scale: it weights the rows and columns
+    of S before the clip, and again when S is lifted. A ``probe`` scales them by
+    (lambda / mean + ``damping``)^-``power``, where lambda is the spectrum that it predicts, times a constant.
+    ``form="preconditioned"``, for the same kinds: L (m, m) and R (n, n) are square, whatever the ranks, and S (m, n) is
+    the server's gradient as it is. A ``probe`` makes both symmetric: its eigenvectors, scaled so, and turned back.
     ``train="classifier"`` freezes everything but the output layer, ``"biases"`` everything but it and the bias terms,
     ``"up"`` everything but it and LoRA's B. ``alpha``: LoRA's s is alpha / rank; None means
     s = 1. ``residual=False`` replaces W by its rank-r part before every round (Yu et al. 2021, App. C), W_0 included
@@ -81,20 +106,25 @@ class Carrier:
     make: MakeCarriers | None = None
     form: CarrierForm = "tangent"
     out_rank: OutRank | None = None
+    refresh: CarrierRefresh = 20
+    source: ProbeInputs = "auto"
+    probes: Probes = 1000
+    power: Power = 0.25
+    damping: Damping = 0.01
 
     def __post_init__(self) -> None:
         check_declared(self)
-        if self.kind != "dense" and self.rank < 1:
+        if self.kind != "dense" and self.form != "preconditioned" and self.rank < 1:
             raise ValueError(f"expected rank={self.rank} >= 1 for low-rank carriers")
         if self.train == "up" and self.kind != "lora":
             raise ValueError(f"train='up' trains LoRA's B: it needs carrier kind 'lora', got {self.kind!r}")
         if (self.kind == "own") != callable(self.make):
             raise ValueError("carriers of kind 'own' need make=function, and no other kind takes one")
-        if self.form == "core" and self.kind != "own":
-            raise ValueError(f"form='core' is for carriers of kind 'own', got {self.kind!r}")
+        if self.form != "tangent" and self.kind not in MADE:
+            raise ValueError(f"form={self.form!r} is for carriers of kind {' or '.join(MADE)}, got {self.kind!r}")
         if self.out_rank is not None and self.form != "core":
             raise ValueError(
-                f"out_rank={self.out_rank} is for form='core': in the form 'tangent' L and R have one rank"
+                f"out_rank={self.out_rank} is for form='core': in the form {self.form!r} L and R have no two ranks"
             )
         if not self.residual and self.kind not in LOW_RANK:
             raise ValueError(f"residual=False replaces W by L R: it needs low-rank carriers, got {self.kind!r}")
@@ -107,19 +137,21 @@ class Carrier:
     @property
     def parts(self) -> tuple[Part, ...]:
         """The blocks that a carried weight makes of the step."""
-        return PARTS[self.form] if self.kind in (*LOW_RANK, "own") else ("dense",)
+        return PARTS[self.form] if self.kind in (*LOW_RANK, *MADE) else ("dense",)
 
     def sizes(self, W: Tensor) -> Sizes:
-        """The sizes of the carriers of a weight, for ``own`` carriers."""
+        """The sizes of the carriers of a weight, for ``own`` and ``probe`` carriers."""
         m, n = flatten_kernel(W).shape
         if self.form == "tangent":
             return Sizes(m, self.rank, self.rank, n)
+        if self.form == "preconditioned":
+            return Sizes(m, m, n, n)
         return Sizes(m, min(self.out_rank or self.rank, m), min(self.rank, n), n)
 
     def values(self, W: Tensor) -> int:
-        """Values that an update sends for a carried weight, before a mask: r (m + n), or r s in the form core."""
+        """Values that an update sends for a carried weight, before a mask: r (m + n) in the form tangent, else r s."""
         m, r, s, n = self.sizes(W)
-        return r * s if self.form == "core" else r * (m + n)
+        return r * (m + n) if self.form == "tangent" else r * s
 
     @property
     def scale(self) -> float:
@@ -141,23 +173,36 @@ def carried_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | 
     shared = {module._parameters[own] for places in ways.uses.values() for module, own in places}
     modules = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
     classifier = find_classifier(model, classifier)
-    names = [
-        f"{name}.weight" if name else "weight"
+    candidates = {
+        f"{name}.weight" if name else "weight": module.weight
         for name, module in modules.items()
         if module.weight.requires_grad
         and f"{name}.weight" not in ways.others
         and module.weight not in shared
         and not (name == classifier or name.startswith(classifier + "."))
-        and pays(module.weight, carrier)
-    ]
+    }
+    names = tuple(name for name, W in candidates.items() if pays(W, carrier))
     if not names:
-        rule = "r s" if carrier.form == "core" else "r (m + n)"
-        raise ValueError(
-            f"rank={carrier.rank} carries no layer of {type(model).__name__}: "
-            f"{rule} < {PAYS_BELOW} m n holds for no Linear or Conv2d layer before the classifier; choose a smaller "
-            "rank, or a dense method such as dpsgd"
+        raise ValueError(_nothing_carried(type(model).__name__, carrier, bool(candidates)))
+    return names
+
+
+def _nothing_carried(model: str, carrier: Carrier, candidates: bool) -> str:
+    """Why no layer is carried, and what to do. ``candidates``: a layer could be carried at a smaller rank."""
+    if carrier.form == "preconditioned":
+        return f"{model} has no Linear or Conv2d layer before the classifier to precondition"
+    core = carrier.form == "core"
+    given = f"rank={carrier.rank}" + (f", out_rank={carrier.out_rank or carrier.rank}" if core else "")
+    if not candidates:
+        return (
+            f"{given} carries no layer of {model}: it has no Linear or Conv2d layer before the classifier; choose "
+            "another model, or a dense method such as dpsgd"
         )
-    return tuple(names)
+    rule, smaller = ("r s", "rank or out_rank") if core else ("r (m + n)", "rank")
+    return (
+        f"{given} carries no layer of {model}: {rule} < {PAYS_BELOW} m n holds for no Linear or Conv2d layer before "
+        f"the classifier; choose a smaller {smaller}, or a dense method such as dpsgd"
+    )
 
 
 def find_classifier(model: nn.Module, classifier: str | None = None) -> str:
@@ -174,7 +219,9 @@ def find_classifier(model: nn.Module, classifier: str | None = None) -> str:
 
 
 def pays(W: Tensor, carrier: Carrier) -> bool:
-    """Whether a carried weight sends clearly fewer values than it has."""
+    """Whether a carried weight sends clearly fewer values than it has, or sends them all preconditioned."""
+    if carrier.form == "preconditioned":
+        return True
     fits = carrier.form == "core" or carrier.rank <= min(flatten_kernel(W).shape)
     return fits and carrier.values(W) < PAYS_BELOW * W.numel()
 

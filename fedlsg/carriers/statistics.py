@@ -49,7 +49,7 @@ def residual(
     """
     A, L, R = flatten_kernel(dW.detach()).double(), L.double(), R.double()
     length = A.norm()
-    if form == "core":
+    if form != "tangent":
         kept = L @ (torch.linalg.pinv(L) @ A @ torch.linalg.pinv(R)) @ R
     else:
         kept = reconstruct(*project(A, L, R), L, R)

@@ -1,6 +1,7 @@
 """Per-example gradients in the coordinates of a frame; the dense gradient of a carried layer is never formed."""
 
 from fedlsg.gradients.calls import registered_layers
+from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients, keeps_float32_digits
 from fedlsg.gradients.formulas.layers import LAYERS, kept_values
 from fedlsg.gradients.formulas.norm import NormGradients
@@ -12,6 +13,7 @@ from fedlsg.gradients.per_example import (
     batch_size,
     block_gradients,
     call,
+    factored_gradients,
     per_example_gradients,
     summable,
     summed_gradient,
@@ -21,8 +23,8 @@ from fedlsg.gradients.precision import FLOAT32, Precision, without_autocast
 from fedlsg.gradients.supported import Checked, check, check_supported, trainable
 
 __all__ = [
-    "FLOAT32", "LAYERS", "Batch", "Checked", "GhostGradients", "LossFunction", "NormGradients", "Precision",
-    "StandardizedConv2d", "batch_size", "block_gradients", "call", "check", "check_supported", "keeps_float32_digits",
-    "kept_values", "per_example_gradients", "per_example_loss", "registered_layers", "summable", "summed_gradient",
-    "summed_gradients", "trainable", "without_autocast",
+    "FLOAT32", "LAYERS", "Batch", "Checked", "Factors", "GhostGradients", "LossFunction", "NormGradients", "Precision",
+    "StandardizedConv2d", "batch_size", "block_gradients", "call", "check", "check_supported", "factored_gradients",
+    "keeps_float32_digits", "kept_values", "per_example_gradients", "per_example_loss", "registered_layers", "summable",
+    "summed_gradient", "summed_gradients", "trainable", "without_autocast",
 ]  # fmt: skip

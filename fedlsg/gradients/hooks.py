@@ -31,7 +31,9 @@ from fedlsg.gradients.blocks import (
 from fedlsg.gradients.called import CallLayer, arguments, call_layers, check_batch, producer, watch_call
 from fedlsg.gradients.calls import UnsupportedLayerError, unsupported
 from fedlsg.gradients.calls.ways import BY_LAYERS, Ways
+from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients
+from fedlsg.gradients.formulas.layers import CarriedGradients
 from fedlsg.gradients.plan import Layer, Slot, plan
 from fedlsg.gradients.precision import Precision, without_autocast
 from fedlsg.gradients.rematerialize import NORMS, Rematerialization, release
@@ -89,12 +91,16 @@ def freeze(layer: Layer | CallLayer, *_: object) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class Pass:
-    """The state of one forward and backward pass: what layers keep, and the blocks, None for layers not reached."""
+    """The state of one forward and backward pass: what layers keep, and the blocks, None for layers not reached.
+
+    ``factored``: weights of Linear and Conv2d that give ``Factors`` in place of a block.
+    """
 
     batch: int
-    values: list[Tensor | GhostGradients | None]
+    values: list[Tensor | GhostGradients | Factors | None]
     ghost: bool
     precision: Precision
+    factored: Collection[str] = ()
     storage: ActivationStorage | None = None
     memories: dict[str, LayerMemory] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
@@ -222,8 +228,12 @@ class Pass:
             for slot in layer.slots:
                 self.values[slot.position] = self.block(layer, slot, memory, g)
 
-    def block(self, layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Tensor | GhostGradients:
+    def block(self, layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Tensor | GhostGradients | Factors:
         """The slot's gradients, in the type of the parameter; as ``GhostGradients`` where those are cheaper."""
+        if slot.block.parameter in self.factored:
+            assert memory.x is not None
+            assert isinstance(layer.formulas, CarriedGradients)
+            return Factors(formulas=layer.formulas, g=g, x=memory.x, version=g._version)
         if self.ghost and use_ghost(layer, slot, g):
             assert memory.x is not None
             assert isinstance(layer.module, nn.Linear | nn.Conv2d)

@@ -15,7 +15,7 @@ Reads private data, and what it returns is not private: clip it and add noise be
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import round_activations
 from fedlsg.gradients.calls.tables import tables_of
 from fedlsg.gradients.calls.ways import ways_of
+from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.hooks import Pass, hook_layers
 from fedlsg.gradients.precision import FLOAT32, Precision
@@ -84,9 +85,42 @@ def block_gradients(
     With ``ghost=True``, blocks for which ghost clipping is cheaper are returned as ``GhostGradients``.
     """
     parameters = check(model, frame) if checked is None else checked
-    batch = batch_size(inputs, targets)
+    step = Pass(batch=batch_size(inputs, targets), values=[None] * len(frame.blocks), ghost=ghost, precision=precision)
+    return run(step, model, loss_fn, inputs, targets, frame, parameters)
+
+
+def factored_gradients(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    inputs: Batch,
+    targets: Batch,
+    frame: Frame,
+    *,
+    factored: Collection[str],
+    checked: Checked | None = None,
+) -> list[Float[Tensor, "batch *kept"] | GhostGradients | Factors]:
+    """As ``block_gradients``, but a weight named in ``factored``, dense in the frame, is returned as its ``Factors``.
+
+    A layer that the forward pass does not reach gives zeros, factored or not.
+    """
+    parameters = check(model, frame) if checked is None else checked
+    values: list[Any] = [None] * len(frame.blocks)
+    step = Pass(batch=batch_size(inputs, targets), values=values, ghost=True, precision=FLOAT32, factored=factored)
+    return run(step, model, loss_fn, inputs, targets, frame, parameters)
+
+
+def run(
+    step: Pass,
+    model: nn.Module,
+    loss_fn: LossFunction,
+    inputs: Batch,
+    targets: Batch,
+    frame: Frame,
+    parameters: Checked,
+) -> list[Any]:
+    """The values of the frame's blocks by a forward and a backward pass."""
+    batch, precision = step.batch, step.precision
     like = next(iter(parameters.values()))
-    step = Pass(batch=batch, values=[None] * len(frame.blocks), ghost=ghost, precision=precision)
     if batch:
         step.ways = ways_of(model)
         if step.ways.calls or step.ways.uses:

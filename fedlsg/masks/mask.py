@@ -22,9 +22,10 @@ from fedlsg.masks.rules import Direction, frozen_count, gradual_cooling, keep_un
 from fedlsg.public import Public, RoundTime
 from fedlsg.setting import Setting, check_declared
 
-MaskKind = Literal["all", "units", "uniform", "magnitude", "drop", "own"]
+MaskKind = Literal["all", "units", "energy", "uniform", "magnitude", "drop", "own"]
 Importance = Annotated[
-    Literal["weights", "carriers", "random"], Setting("Where the importance of units comes from, or drawn at random.")
+    Literal["weights", "carriers", "random", "energy"],
+    Setting("Importance of units: of weights or carriers, a probe's energy, or random."),
 ]
 Redraw = Annotated[Literal["epoch", "step"], Setting("How often a random mask is drawn again; a step is a round.")]
 Ranking = Annotated[
@@ -53,8 +54,10 @@ class Mask:
     """Which coordinates a step keeps; ``sparsity`` is the share that it freezes.
 
     ``all``: keeps every one. ``units``: rows of dL and columns of dR of important units, dense blocks whole (Ito
-    et al. 2023, Alg. 1); ``importance`` is that of W or of the carriers; or the same number of units is random,
-    drawn again every epoch (Ito et al. 2023, sec. 4.4; units and not entries, so that only the choice differs).
+    et al. 2023, Alg. 1); ``importance`` is that of W or of the carriers, or the energy that a probe predicts in them;
+    or the same number of units is random, drawn again every epoch (Ito et al. 2023, sec. 4.4; units and not entries,
+    so that only the choice differs).
+    ``energy``: entries (i, j) of each S whose predicted energy, that of row i times that of column j, is largest.
     ``uniform``: uniformly random over all coordinates, redrawn every epoch or every step; ``cooling`` ramps the rate
     from 0 to ``sparsity`` over the epochs (Zhu and Blaschko 2023, Alg. 1); ``ranking="gradients"`` freezes the
     coordinates that the noisy gradients of the last epoch rank lowest (App. I there).
@@ -99,6 +102,11 @@ class Mask:
         if self.ranking == "gradients" and (self.kind != "uniform" or self.redraw == "step"):
             raise ValueError("ranking='gradients' ranks once an epoch: it needs a uniform mask and redraw='epoch'")
 
+    @property
+    def predicted(self) -> bool:
+        """Whether it reads the energy that a probe predicts."""
+        return self.kind == "energy" or (self.kind == "units" and self.importance == "energy")
+
     def rate(self, time: "RoundTime") -> float:
         """Share of the coordinates that is frozen in a round; after the last round, as in the last epoch."""
         if time.round - 1 < self.sparsity_from * time.rounds - 1e-9:
@@ -126,6 +134,8 @@ def apply_mask(blocks: Sequence[Block], mask: Mask, public: Public) -> tuple[Blo
     if mask.kind == "units":
         importance = cache(partial(_importance, mask, public))  # one look at W for both of its blocks
         return tuple(replace(block, keep=_unit_keep(block, mask, rate, public, importance)) for block in blocks)
+    if mask.kind == "energy":
+        return tuple(replace(block, keep=_energy_keep(block, rate, public)) for block in blocks)
     if mask.kind == "all" and not public.pruned:
         return tuple(blocks)
     return tuple(replace(block, keep=_entry_keep(block, mask, rate, public)) for block in blocks)
@@ -144,7 +154,18 @@ def _unit_keep(
     return Keep(axis=axis, index=keep_units(importance(block.parameter)[axis], rate, mask.direction))
 
 
+def _energy_keep(block: Block, rate: float, public: Public) -> Keep:
+    frozen = min(frozen_count(block.size, rate), block.size - 1)
+    if block.part != "core" or not frozen:
+        return EVERYTHING
+    rows, columns = public.energies[block.parameter]
+    energy = (rows.unsqueeze(1) * columns).flatten()
+    return Keep(index=(~smallest(energy, frozen)).nonzero().squeeze(1))
+
+
 def _importance(mask: Mask, public: Public, parameter: str) -> tuple[Tensor, Tensor]:
+    if mask.importance == "energy":
+        return public.energies[parameter]
     if mask.importance == "carriers":
         return carrier_importance(next(c for c in public.coordinates if c.name == parameter))
     return unit_importance(public.weights[parameter])

@@ -5,9 +5,10 @@ from fedlsg.own_loop.batches import batches_of, guarded
 from fedlsg.own_loop.examples import check_start, check_synthetic, first_rows, synthetic
 from fedlsg.own_loop.noise import Spending, check_spending, terms_of
 from fedlsg.own_loop.optimizer import Optimizers, make_own
+from fedlsg.own_loop.probes import own_source
 from fedlsg.own_loop.release import Release
 
 __all__ = [
     "Account", "Optimizers", "Release", "Spending", "batches_of", "check_spending", "check_start", "check_synthetic",
-    "first_rows", "guarded", "make_own", "synthetic", "terms_of",
+    "first_rows", "guarded", "make_own", "own_source", "synthetic", "terms_of",
 ]  # fmt: skip

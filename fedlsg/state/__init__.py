@@ -1,5 +1,6 @@
 """The public state of a run: weights, W_0, frames, and the updates that lead from one version to the next."""
 
+from fedlsg.state.mean_frame import mean_frame
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import ClientTerms, Phase, RoundPlan, phase_of, plan_round
 from fedlsg.state.server_state import ServerState, load_weights, select_clients
@@ -8,5 +9,6 @@ from fedlsg.state.snapshot import extra_vectors, restart
 
 __all__ = [
     "ClientTerms", "Phase", "PublicState", "RoundPlan", "ServerState", "Step", "StepError", "encode_pruning",
-    "encode_update", "extra_vectors", "load_weights", "phase_of", "plan_round", "replay", "restart", "select_clients",
+    "encode_update", "extra_vectors", "load_weights", "mean_frame", "phase_of", "plan_round", "replay", "restart",
+    "select_clients",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ state = PublicState.start(model, method, schedule, seed=..., classifier=...)    
 frame = state.frame(round, updates=...)                                           after loading W_t into the model
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,11 +12,13 @@ from functools import partial
 from torch import Tensor, nn
 
 from fedlsg.carriers import carried_parameters, find_classifier, frozen_bases
+from fedlsg.carriers.own import carried_sizes
+from fedlsg.carriers.probe import Basis, ProbeSource, probe_basis, refresh_of
 from fedlsg.frame import Frame
 from fedlsg.gradients import check_supported, trainable
 from fedlsg.masks import saliency_frame
 from fedlsg.method import Method, Positions, Schedule, initial_needed, make_frame
-from fedlsg.public import name_of
+from fedlsg.public import Public, name_of
 from fedlsg.state.round_plan import Phase, phase_of
 
 
@@ -26,7 +28,7 @@ class PublicState:
 
     ``initial``: W_0 by parameter, of frozen weights under LoRA too. ``carried``: names of the weights that travel as
     carriers. ``classifier``: path of the output layer. ``seed``: the public seed. ``built``: a copy of the model as it
-    was built, where functions of the user make frames.
+    was built, where functions of the user or probes make frames. ``source``: what a probe pushes through it.
     """
 
     model: nn.Module
@@ -37,16 +39,31 @@ class PublicState:
     carried: tuple[str, ...]
     initial: Mapping[str, Tensor]
     built: nn.Module | None = field(default=None, repr=False)
+    source: ProbeSource | None = field(default=None, repr=False)
 
     @classmethod
     def start(
-        cls, model: nn.Module, method: Method, schedule: Schedule, *, seed: int, classifier: str | None
+        cls,
+        model: nn.Module,
+        method: Method,
+        schedule: Schedule,
+        *,
+        seed: int,
+        classifier: str | None,
+        source: ProbeSource | None = None,
     ) -> "PublicState":
         """The state before the first round: the weights of ``model`` are W_0, and are copied where frames need them.
 
-        Raises ValueError for unsupported layers, or a model of which no layer can be carried at this rank.
+        Raises ValueError for unsupported layers, a model of which no layer can be carried at this rank, or carriers of
+        kind ``probe`` without a ``source``.
         """
         check_supported(model)
+        probes = method.carrier.kind == "probe"
+        if probes and source is None:
+            raise ValueError(
+                f"method {method.name!r} probes the model: it needs a source of public inputs, give probe=, a function "
+                "(count, generator)"
+            )
         parameters = trainable(model)
         carried = carried_parameters(model, method.carrier, classifier=classifier)
         needed = initial_needed(method, parameters, carried)
@@ -58,7 +75,8 @@ class PublicState:
             classifier=find_classifier(model, classifier),
             carried=carried,
             initial={name: parameters[name].detach().clone() for name in needed} | frozen_bases(model),
-            built=deepcopy(model) if method.own_functions else None,
+            built=deepcopy(model) if method.own_functions or probes else None,
+            source=source if probes else None,
         )
 
     @property
@@ -66,16 +84,21 @@ class PublicState:
         """W_t: the trainable parameters as they are now, by name."""
         return {name: p.detach() for name, p in trainable(self.model).items()}
 
-    def frame(self, round: int, *, updates: int, kept: Positions | None = None) -> Frame:
+    def frame(self, round: int, *, updates: int, kept: Positions | None = None, basis: Basis | None = None) -> Frame:
         """The frame of ``round`` after ``updates`` server updates, the same in every process.
 
         ``kept``: kept positions that the server chose by its memory of noisy gradients (ranked masks).
-        Raises ValueError for a pruning round of a method that has none.
+        ``basis``: the carriers of the last refresh; without it they are probed, which needs a round of a refresh.
+        Raises ValueError for a pruning round of a method that has none, and without a basis in between two refreshes.
         """
         if phase_of(round) is Phase.PRUNING:
             if not self.method.prune.reads_data:
                 raise ValueError(f"expected a training round: pruning of method {self.method.name!r} reads no data")
             return saliency_frame(self.parameters)
+        if self.source is not None and basis is None:
+            if refresh_of(round, self.method.carrier) != round:
+                raise ValueError(f"round {round} is no refresh: its frame needs the basis of the last one")
+            basis = self.probe(round, updates=updates)
         return make_frame(
             self.method,
             self.parameters,
@@ -87,8 +110,27 @@ class PublicState:
             seed=self.seed,
             classifier=self.classifier,
             kept=kept,
-            model=None if self.built is None else partial(deepcopy, self.built),
+            model=self._make_model,
+            basis=basis,
         )
+
+    def probe(self, round: int, *, updates: int) -> Basis:
+        """The carriers of ``round``, a refresh, and of the rounds up to the next one, probed from the weights of now.
+
+        Raises ValueError where there is no source.
+        """
+        if self.source is None:
+            raise ValueError(f"method {self.method.name!r} probes nothing")
+        weights, carrier = self.parameters, self.method.carrier
+        public = Public(
+            weights=weights, carried=carried_sizes(carrier, weights, self.carried), time=self.schedule.time(round),
+            updates=updates, seed=self.seed, make_model=self._make_model,
+        )  # fmt: skip
+        return probe_basis(carrier, public, self.source)
+
+    @property
+    def _make_model(self) -> Callable[[], nn.Module] | None:
+        return None if self.built is None else partial(deepcopy, self.built)
 
     def check_repeatable(self) -> None:
         """Raise ValueError, naming them, if the user's functions give another first frame when they are called again.

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from fedlsg.carriers import frozen_bases
 from fedlsg.carriers.carrier import without_residual
+from fedlsg.carriers.probe import Basis, flatten, refresh_of, unflatten
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.masks import Memory, keep_public, keep_snip, noisy_everywhere, prune_in_place
@@ -55,6 +56,7 @@ class ServerState:
         self.average = self.weights if method.server.ema else None
         self.round, self.updates = 0, 0
         self.pruned = not method.prune.reads_data
+        self.basis: Basis | None = None
         self.memory = Memory() if method.mask.ranking == "gradients" else None
 
     @property
@@ -73,7 +75,20 @@ class ServerState:
         if self.memory is not None:
             time = self.schedule.time(round)
             kept = self.memory.kept(self.method.mask.rate(time), time.epoch)
-        return self.public.frame(round, updates=self.updates, kept=kept)
+        return self.public.frame(round, updates=self.updates, kept=kept, basis=self.basis_of(round))
+
+    def basis_of(self, round: int) -> Basis | None:
+        """The carriers of ``round`` for kind ``probe``, made at the weights of now unless its refresh made them.
+
+        Guarantee: equal in all copies of a state, if each asks for the frame of every round with an update: a refresh
+        without an update leaves the weights as they are, so the next round probes the same.
+        """
+        if self.public.source is None or round == PRUNING_ROUND:
+            return None
+        refresh = refresh_of(round, self.method.carrier)
+        if self.basis is None or self.basis.round != refresh:
+            self.basis = self.public.probe(refresh, updates=self.updates)
+        return self.basis
 
     def plan(self, local: LocalTraining) -> RoundPlan:
         """The plan of the round that comes next; ``local``: the federation's local training."""
@@ -96,7 +111,8 @@ class ServerState:
     def finish_round(self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, noise_std: float = 0.0) -> None:
         """Apply the clients' values, given in client order; with none, only the round counter moves.
 
-        ``noise_std``: deviation of the noise in their sum, which ranked sparsification gives to frozen coordinates.
+        ``noise_std``: deviation of the noise in their sum, which ranked sparsification gives to frozen coordinates, and
+        whose variance DP-AdamBC subtracts.
         """
         if updates:
             self.step(aggregate(updates), frame, noise_std=noise_std)
@@ -106,7 +122,7 @@ class ServerState:
         """One server update by the clients' sum.
 
         Guarantee: it depends on ``total`` only through (total / divisor) in the weights' own type. So a replica that
-        receives these numbers (``Step``) gets exactly the same state.
+        receives these numbers and ``noise_std`` (``Step``) gets exactly the same state.
         """
         dtype = next(iter(trainable(self.model).values())).dtype
         total = (total / self.divisor).to(dtype).double() * self.divisor
@@ -119,6 +135,7 @@ class ServerState:
             frame=frame,
             divisor=self.divisor,
             server=self.method.server,
+            noise_std=noise_std,
         )
         self.updates += 1
         self._average()
@@ -169,6 +186,7 @@ class ServerState:
             "average": self.average,
             "pruned": self.pruned,
             "memory": None if self.memory is None else self.memory.state_dict(),
+            "basis": None if self.basis is None else {"round": self.basis.round, "flat": flatten(self.basis)},
             "initial": {name: W for name, W in self.public.initial.items() if name not in frozen},
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
@@ -193,10 +211,22 @@ class ServerState:
         self.public = replace(self.public, initial={**self.public.initial, **initial})
         self.pruned = state["pruned"]
         self.memory = None if state["memory"] is None else Memory(**state["memory"])
+        saved = state.get("basis") or {"round": 1, "flat": None}
+        self.take_basis(saved["flat"], round=saved["round"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self.round, self.updates = state["round"], state["updates"]
+
+    def take_basis(self, flat: Float[Tensor, " numbers"] | None, *, round: int) -> None:
+        """Continue with the carriers that the refresh of ``round`` made elsewhere; without any, none are held.
+
+        Raises ValueError for numbers that are no basis of this model.
+        """
+        self.basis = None
+        if flat is not None:
+            carrier, weights, carried = self.method.carrier, self.public.parameters, self.public.carried
+            self.basis = unflatten(flat, carrier, weights, carried, round=refresh_of(round, carrier))
 
 
 def load_weights(model: nn.Module, weights: Float[Tensor, " parameters"]) -> None:

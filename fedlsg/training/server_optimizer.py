@@ -12,9 +12,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from fedlsg.frame import Group, group_of
 from fedlsg.setting import Setting, check_declared
+from fedlsg.training.doppler import Doppler, StepResponse, read_coefficients
+from fedlsg.training.dp_adambc import DPAdamBC
 
 Estimator = Literal["eq3", "averaged"]
-OptimizerName = Literal["sgd", "adam"]
+OptimizerName = Literal["sgd", "adam", "dp-adambc", "doppler"]
 Schedule = Literal["constant", "linear", "cosine", "exponential", "step"]
 
 LearningRate = Annotated[float, Setting("Learning rate of the server.", above=0, below=math.inf, aliases=("lr", "eta"))]
@@ -28,10 +30,22 @@ Decay = Annotated[
     float, Setting("Weight decay of the server's optimizer.", at_least=0, below=math.inf, aliases=("wd",))
 ]
 Dropped = Annotated[float, Setting("Share of each lifted gradient that is dropped.", "share", at_least=0, below=1)]
+Floor = Annotated[
+    float | None,
+    Setting("Least second moment of dp-adambc (gamma'); 1e-8 if not given.", "gradient^2", above=0, below=math.inf),
+]
+FilterA = Annotated[str | None, Setting("Coefficients a_1 a_2 ... of doppler's filter; -0.9 if not given.")]
+FilterB = Annotated[str | None, Setting("Coefficients b_0 b_1 ... of doppler's filter; '0.05 0.05' if not given.")]
 Ema = Annotated[float, Setting("Decay of the average of weights that is evaluated; 0: none.", at_least=0, below=1)]
 
 STEPS = (0.3, 0.6, 0.8)
 """Shares of a run at which the schedule "step" drops; the code of Yu et al. 2021 (RGP) divides by 5 there."""
+
+OWN: Mapping[str, Mapping[str, float | str]] = {
+    "dp-adambc": {"adambc_floor": 1e-8},
+    "doppler": {"filter_a": "-0.9", "filter_b": "0.05 0.05"},
+}
+"""Settings that only one optimizer has, with its defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +60,8 @@ class ServerOptimizer:
     ``sparsify_update`` drops that share of each lifted weight gradient, where abs(W) is smallest (Ito et al. 2023,
     sec. 4.4, "direct sparsification"). ``ema`` > 0 evaluates an exponential moving average of the weights with decay
     min(ema, (1 + t) / (10 + t)) after t updates (De et al. 2022).
+    ``optimizer``: torch's SGD or Adam, or one of the two made for noisy gradients, ``DPAdamBC`` and ``Doppler``, whose
+    own settings are None under another optimizer.
     """
 
     estimator: Annotated[Estimator, Setting("Lift carriers by Eq. 3, or average the two copies of the core.")] = "eq3"
@@ -59,15 +75,43 @@ class ServerOptimizer:
     classifier_learning_rate: ClassifierRate | None = None
     sparsify_update: Dropped = 0.0
     ema: Ema = 0.0
+    adambc_floor: Floor = None
+    filter_a: FilterA = None
+    filter_b: FilterB = None
 
     def __post_init__(self) -> None:
+        self._fill_own()
         check_declared(self)
-        if self.optimizer == "adam" and self.momentum:
-            raise ValueError(f"optimizer 'adam' has its own moments: it takes no momentum={self.momentum}")
+        if self.optimizer != "sgd" and self.momentum:
+            raise ValueError(
+                f"optimizer {self.optimizer!r} has a memory of its own: it takes no momentum={self.momentum}"
+            )
+        if self.optimizer == "doppler":
+            StepResponse(*self.filter)
         if self.final_learning_rate is not None and self.schedule == "constant":
             raise ValueError("final_learning_rate needs a schedule: linear, cosine, exponential or step")
         if self.schedule in ("exponential", "step") and self.final_learning_rate is None:
             raise ValueError(f"schedule {self.schedule!r} needs final_learning_rate > 0")
+
+    def _fill_own(self) -> None:
+        """Raises ValueError for a setting of another optimizer."""
+        for optimizer, defaults in OWN.items():
+            for name, default in defaults.items():
+                given = getattr(self, name)
+                if optimizer == self.optimizer and given is None:
+                    object.__setattr__(self, name, default)
+                elif optimizer != self.optimizer and given is not None:
+                    raise ValueError(f"{name}={given} is a setting of optimizer {optimizer!r}, not {self.optimizer!r}")
+
+    @property
+    def filter(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """DOPPLER's a_1, a_2, ... and b_0, b_1, ..."""
+        return read_coefficients(self.filter_a or ""), read_coefficients(self.filter_b or "")
+
+    @property
+    def counts_updates(self) -> bool:
+        """Whether the optimizer's state has the number of updates."""
+        return self.optimizer != "sgd"
 
     def rate_of(self, group: Group) -> float:
         """First learning rate of a group of parameters."""
@@ -102,10 +146,16 @@ def make_optimizer(
         by_rate.setdefault(rate, []).append(parameter)
     groups = [{"params": members, "lr": rate} for rate, members in by_rate.items()]
     optimizer: Optimizer
-    if server.optimizer == "adam":
-        optimizer = torch.optim.Adam(groups, lr=server.learning_rate, weight_decay=server.weight_decay)
-    else:
-        optimizer = torch.optim.SGD(
-            groups, lr=server.learning_rate, momentum=server.momentum, weight_decay=server.weight_decay
-        )
+    rate, decay = server.learning_rate, server.weight_decay
+    match server.optimizer:
+        case "adam":
+            optimizer = torch.optim.Adam(groups, lr=rate, weight_decay=decay)
+        case "dp-adambc":
+            assert server.adambc_floor is not None
+            optimizer = DPAdamBC(groups, lr=rate, weight_decay=decay, floor=server.adambc_floor)
+        case "doppler":
+            a, b = server.filter
+            optimizer = Doppler(groups, lr=rate, weight_decay=decay, a=a, b=b)
+        case "sgd":
+            optimizer = torch.optim.SGD(groups, lr=rate, momentum=server.momentum, weight_decay=decay)
     return optimizer, LambdaLR(optimizer, lambda update: server.factor(update, updates))

@@ -30,6 +30,9 @@ def move(
         if c.L is None or c.R is None:
             W.add_(parts[c.name, "dense"], alpha=scale)
             continue
+        if c.form == "preconditioned":
+            W.add_(parts[c.name, "core"].view(W.shape), alpha=scale)
+            continue
         if c.form == "core":
             add_core(W, parts[c.name, "core"], c.L, c.R, scale)
             continue

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedlsg.frame import Frame
 from fedlsg.state import ServerState
+from strategies.federation.basis_wire import Holders, Keep, keep_nowhere
 from strategies.federation.replica_wire import Records
 from strategies.federation.wire import flat_record, frame_record, kept_record
 
@@ -48,23 +49,44 @@ class Downlink(Protocol):
 class FullDownlink(Downlink):
     """The dense weights to every client, in every round."""
 
-    def __init__(self, state: ServerState) -> None:
-        self.state = state
+    def __init__(self, state: ServerState, keep: Keep = keep_nowhere) -> None:
+        self.state, self.holders = state, Holders(state, keep)
 
     def records(
         self, selected: Sequence[int], frame: Frame, *, framed: Collection[int] = (), lost: Collection[int] = ()
     ) -> Mapping[int, Records]:
-        """The same arrays for all; with the kept positions where the server's memory chose them."""
+        """The same weights for all; with the kept positions where the server's memory chose them, and with the basis of
+        the last refresh for those that were not there.
+        """
         common: Records = {"weights": flat_record(self.state.weights)}
         if has_ranked_mask(self.state):
             common["kept"] = kept_record(frame)
-        return {p: common | ({"frame": frame_record(frame)} if p in framed else {}) for p in selected}
+        bases, whole = self.holders.records(selected, framed), framed_records(self.state, frame, framed)
+        return {p: common | (whole if p in framed else {}) | bases.get(p, {}) for p in selected}
+
+    def confirm(self, partitions: Collection[int]) -> None:
+        self.holders.confirm(partitions)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.holders.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.holders.load_state_dict(state)
 
     def finish_round(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
         self.state.finish_round(frame, updates, noise_std=noise_std)
 
     def prune(self, frame: Frame, updates: Sequence[Tensor], *, num_examples: int) -> None:
         self.state.prune(frame, updates, num_examples=num_examples)
+
+
+def framed_records(state: ServerState, frame: Frame, framed: Collection[int]) -> Records:
+    """The frame for clients that derive another one; of probed carriers the positions, since the basis is sent, too."""
+    if not framed:
+        return {}
+    if state.basis is None:
+        return {"frame": frame_record(frame)}
+    return {} if frame.kept == frame.size else {"frame": frame_record(frame, carriers=False)}
 
 
 def has_ranked_mask(state: ServerState) -> bool:

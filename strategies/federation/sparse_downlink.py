@@ -21,9 +21,10 @@ from fedlsg.method import aggregate
 from fedlsg.payload import Codec, PayloadError
 from fedlsg.state import ServerState, Step, encode_pruning, encode_update, extra_vectors
 from fedlsg.state.server_update import decode_update
-from strategies.federation.downlink import Downlink, has_ranked_mask
+from strategies.federation.basis_wire import Holders, Keep, keep_nowhere
+from strategies.federation.downlink import Downlink, framed_records, has_ranked_mask
 from strategies.federation.replica_wire import NOWHERE, Records, Reference, catch_up, digest_of, whole
-from strategies.federation.wire import flat_record, frame_record, kept_record
+from strategies.federation.wire import flat_record, kept_record
 
 REPAIRS_ALLOWED = 2
 """Whole models after which a client whose replica differs once more (another kind of machine) gets weights alone."""
@@ -53,9 +54,16 @@ class SparseDownlink(Downlink):
     """
 
     def __init__(
-        self, state: ServerState, codec: Codec, *, clients: int, clients_per_round: int, store: StepStore
+        self,
+        state: ServerState,
+        codec: Codec,
+        *,
+        clients: int,
+        clients_per_round: int,
+        store: StepStore,
+        keep: Keep = keep_nowhere,
     ) -> None:
-        self.state, self.codec = state, codec
+        self.state, self.codec, self.holders = state, codec, Holders(state, keep)
         self.gap = clients / clients_per_round
         self.store = store
         self.version = 0
@@ -83,11 +91,17 @@ class SparseDownlink(Downlink):
         made = {start: self._from(start, frame) for start in set(starts.values())}
         for client, start in starts.items():
             self._leaves[client] = None if start == NOWHERE else self.version
-        extra: Records = {"frame": frame_record(frame)} if framed else {}
-        return {client: made[start] | (extra if client in framed else {}) for client, start in starts.items()}
+        extra = framed_records(self.state, frame, framed)
+        alone = [client for client, start in starts.items() if start == NOWHERE or client in framed]
+        bases = self.holders.records(alone, framed)
+        return {
+            client: made[start] | (extra if client in framed else {}) | bases.get(client, {})
+            for client, start in starts.items()
+        }
 
     def confirm(self, partitions: Collection[int]) -> None:
         """These clients hold what they were sent."""
+        self.holders.confirm([client for client in partitions if self._leaves.get(client) is None])
         for client in partitions:
             version = self._leaves.get(client)
             if version is not None:
@@ -126,12 +140,14 @@ class SparseDownlink(Downlink):
             "typical": self.typical,
             "held": dict(self.held),
             "repairs": dict(self.repairs),
+            **self.holders.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; the whole model replaces steps that the store has lost, and the steps before them."""
         self.version, self.typical = state["version"], state["typical"]
         self.held, self.repairs, self._digest = dict(state["held"]), Counter(state["repairs"]), None
+        self.holders.load_state_dict(state)
         self.store.cut(self.version)
         self.steps.clear()
         for version in range(self.version, state["first"], -1):
@@ -176,8 +192,9 @@ class SparseDownlink(Downlink):
         return sum(len(step) for step in list(self.steps)[base - self.first :])
 
     def _whole_bytes(self, frame: Frame) -> int:
-        """Bytes of the model for one round: what full downlink sends."""
-        return 4 * frame.dense_size + (-(-frame.size // 8) if has_ranked_mask(self.state) else 0)
+        """Bytes of the model for one round: what full downlink sends to a client that was not there before."""
+        bitmap = -(-frame.size // 8) if has_ranked_mask(self.state) else 0
+        return 4 * (frame.dense_size + self.holders.missed_numbers) + bitmap
 
     def _pays(self, frame: Frame) -> bool:
         """Whether to send with a whole model the state that a replica continues from.

@@ -4,6 +4,7 @@
                        [for replicas: the updates that lead to these weights, and their digest]
                        [if the mask depends on the server's memory: kept positions as a bitmap]
                        [if a client could not derive the same frame: L, R and kept positions]
+                       [if the carriers were probed in a round that it missed: their basis]
     client -> server   update: one payload (``fedlsg.payload.pack``) and the partition that it comes from
     client -> server   identity, once: partition and its declared number of examples N_k
 
@@ -62,11 +63,12 @@ def announced_to(common: Mapping[str, ArrayRecord | ConfigRecord], announced: An
     return content
 
 
-def frame_record(frame: Frame) -> ArrayRecord:
-    """Kept positions, L and R of a frame."""
+def frame_record(frame: Frame, *, carriers: bool = True) -> ArrayRecord:
+    """Kept positions of a frame, and its L and R unless those come in another record."""
+    sent = frame.wire.carriers if carriers else ()
     return ArrayRecord(
         {"indices": raw_array(frame.wire.indices.numpy().astype("<u4"))}
-        | {f"carrier-{i:04d}": raw_array(t.cpu().numpy()) for i, t in enumerate(frame.wire.carriers)}
+        | {f"carrier-{i:04d}": raw_array(t.cpu().numpy()) for i, t in enumerate(sent)}
     )
 
 
@@ -113,7 +115,7 @@ def read_frame(content: RecordDict, derived: Frame) -> Frame | None:
     if derived.sent is not None:
         coordinates = tuple(_received(c, tensors) if c.carried else c for c in derived.sent.coordinates)
         return replace(derived, sent=replace(derived.sent, coordinates=coordinates))
-    coordinates = tuple(_received(c, tensors) if c.carried else c for c in derived.coordinates)
+    coordinates = tuple(_received(c, tensors) if c.carried and carriers else c for c in derived.coordinates)
     positions = read_array(record["indices"])
     if positions.dtype != np.uint32 or positions.ndim != 1:
         raise ValueError(f"expected kept positions, got {positions.dtype} {positions.shape}")

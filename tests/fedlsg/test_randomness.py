@@ -48,6 +48,13 @@ def constant_word(stream: SecretStream, word: int) -> SecretStream:
     return stream
 
 
+def test_words_are_the_key_stream_and_move_it_on():
+    key = bytes(range(32))
+    stream = SecretStream(key)
+    words = [int(word) for part in (stream.words(3), stream.words(0), stream.words(5)) for word in part]
+    assert words == chacha20_words(key, 8)
+
+
 @given(seed=seeds, names=labels)
 def test_equal_seed_and_labels_repeat(seed, names):
     first, second = reproducible_stream(seed, *names), reproducible_stream(seed, *names)

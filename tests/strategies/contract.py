@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from flwr.app import RecordDict
 from scipy.stats import chi2
 from torch import Tensor, nn
 
 import fedlsg.method
 from fedlsg.carriers.lora import prepare_model
 from fedlsg.carriers.powersgd import decode, encode
+from fedlsg.carriers.probe import Basis, ProbeSource, unflatten
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, Method, Schedule, norm_bound
 from fedlsg.payload import Expected, IndexMode, pack, unpack
@@ -27,13 +29,14 @@ from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
 from fedlsg.state.server_state import ServerState, load_weights
 from strategies import default_mechanism, own_settings, recipe
+from strategies.federation.basis_wire import basis_record, read_basis
 from strategies.federation.wire import Announcement, announced_to, kept_record, read_kept
 
 WIDTH, FEATURES, EXAMPLES, SEED = 48, 20, 7, 3
 SCHEDULE = Schedule(rounds=3, sample_rate=0.5)
 UPDATES = 2
 NOISE = {"clip_norm": 0.3, "noise_multiplier": 1.5}
-SMALL = {"rank": 2, "sparsity": 0.4}
+SMALL = {"rank": 2, "sparsity": 0.4, "probes": 16}
 """Settings of a case unless it says otherwise, as far as its recipe has them."""
 
 EMPTY = LocalTraining(sample_rate=1e-12)
@@ -82,6 +85,14 @@ class Case:
 def weighted_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of the class in column 0, times the factor in column 1."""
     return F.cross_entropy(outputs, targets[:, 0].nan_to_num().long(), reduction="none") * targets[:, 1]
+
+
+PROBES = ProbeSource(
+    name="normal numbers",
+    draw=lambda count, generator: torch.randn(count, FEATURES, generator=generator, dtype=torch.float64),
+    loss=lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none"),
+    num_classes=WIDTH,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +165,8 @@ def subject(case: Case, make: Callable[[], nn.Module] = mlp, dtype: torch.dtype 
     """Server and client of a case, each with a model of its own, before the pruning round or before round 3."""
     method, (public, own) = case.method, (started(case.method, make, dtype) for _ in range(2))
     server, client = (
-        PublicState.start(model, method, SCHEDULE, seed=SEED, classifier="classifier") for model in (public, own)
+        PublicState.start(model, method, SCHEDULE, seed=SEED, classifier="classifier", source=PROBES)
+        for model in (public, own)
     )
     state = ServerState(server, divisor=4.0, probe=torch.zeros(1, FEATURES, dtype=dtype))
     local = LocalTraining(microbatch_size=3 * case.multiplicity, multiplicity=case.multiplicity)
@@ -168,13 +180,26 @@ def subject(case: Case, make: Callable[[], nn.Module] = mlp, dtype: torch.dtype 
         frame = state.frame()
         state.finish_round(frame, [random_values(frame, update)], noise_std=1.0)
     load_weights(own, state.weights)
-    derived = derived_frame(client, UPDATES + 1, updates=UPDATES, kept=announced_positions(state))
+    derived = derived_frame(
+        client, UPDATES + 1, updates=UPDATES, kept=announced_positions(state), basis=announced_basis(state, client)
+    )
     return Subject(frame=state.frame(), state=client, plan=plan_round(method, UPDATES + 1, derived, local))
 
 
-def derived_frame(client: PublicState, round: int, *, updates: int, kept: Tensor | None = None) -> Frame:
+def derived_frame(
+    client: PublicState, round: int, *, updates: int, kept: Tensor | None = None, basis: Basis | None = None
+) -> Frame:
     """The frame as a client derives it."""
-    return client.frame(round, updates=updates, kept=kept)
+    return client.frame(round, updates=updates, kept=kept, basis=basis)
+
+
+def announced_basis(state: ServerState, client: PublicState) -> Basis | None:
+    """The carriers of a probe as they reach a client that was not there at the refresh."""
+    basis = state.basis_of(state.next_round)
+    if basis is None:
+        return None
+    sent = read_basis(RecordDict({"basis": basis_record(basis)}))
+    return unflatten(sent, client.method.carrier, client.parameters, client.carried, round=basis.round)
 
 
 def announced_positions(state: ServerState) -> Tensor | None:

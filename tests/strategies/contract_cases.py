@@ -47,6 +47,17 @@ VARIANTS: dict[str, Case] = {
     "dpsgd: clip per block": Case("dpsgd", {"clip": "per-block"}),
     "dpsgd: averaged weights": Case("dpsgd", {"ema": 0.9}),
     "linear-probe: clip weights": Case("linear-probe", {"classifier_clip_weight": 2.0}),
+    "probe: other ranks, no mask": Case("probe", {"rank": 7, "out_rank": 3, "sparsity": 0.0}),
+    "probe: whitened": Case("probe", {"power": 0.5}),
+    "probe: whitened, clip per block, weights": Case(
+        "probe", {"power": 0.5, "clip": "per-block", "norms_clip_weight": 3.0, "classifier_clip_weight": 0.25}
+    ),
+    "probe: not scaled, two copies": Case("probe", {"power": 0.0}, multiplicity=2),
+    "lsg-probe: units by the carriers": Case("lsg-probe", {"importance": "carriers"}),
+    "lsg-probe: averaged core, refreshed": Case("lsg-probe", {"estimator": "averaged", "refresh_rounds": 1}),
+    "dp-kfc: whitened less, clip per block, weights": Case(
+        "dp-kfc", {"power": 0.25, "clip": "per-block", "norms_clip_weight": 3.0}
+    ),
     "sgd: clipped": Case("sgd", {"mechanism": "clip-only"}),
 }  # fmt: skip
 

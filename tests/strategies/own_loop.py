@@ -26,6 +26,11 @@ TERMS: dict[str, Any] = {
 PUBLIC = (torch.randn(5, 12, generator=GENERATOR), torch.randint(3, (5,), generator=GENERATOR))
 
 
+def probe_inputs(count: int, generator: torch.Generator) -> Tensor:
+    """Public inputs of a probe."""
+    return torch.randn(count, 12, generator=generator)
+
+
 RECIPES = {
     "lsg": {"rank": 2},
     "lsg averaged": {"rank": 2, "sparsity": 0.0, "estimator": "averaged"},
@@ -43,6 +48,13 @@ RECIPES = {
     "lsg-lora": {"rank": 2},
     "ffa-lora": {"rank": 2},
     "dp-powersgd": {"rank": 2},
+    "probe": {"rank": 3, "out_rank": 4, "probes": 20, "refresh_rounds": 3, "probe": probe_inputs},
+    "probe sparse": {"rank": 3, "out_rank": 4, "sparsity": 0.5, "probes": 20, "probe": probe_inputs},
+    "lsg-probe": {"rank": 2, "probes": 20, "refresh_rounds": 2, "probe": probe_inputs},
+    "rgp-probe": {"rank": 2, "probes": 20, "probe": probe_inputs},
+    "dp-kfc": {"probes": 20, "refresh_rounds": 3, "probe": probe_inputs},
+    "lsg dp-adambc": {"rank": 2, "optimizer": "dp-adambc"},
+    "dpsgd doppler": {"optimizer": "doppler"},
     "linear-probe": {},
     "bitfit": {},
     "dpsgd": {"optimizer": "adam", "ema": 0.9},

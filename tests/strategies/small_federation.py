@@ -4,9 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
+from fedlsg.carriers.probe import ProbeSource
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, Schedule
 from fedlsg.payload import find_codec, pack
@@ -38,12 +40,20 @@ def model() -> nn.Module:
     return net
 
 
+PROBES = ProbeSource(
+    name="normal numbers",
+    draw=lambda count, generator: torch.randn(count, 12, generator=generator),
+    loss=lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none"),
+    num_classes=3,
+)
+
+
 def server_state(
     method: str = "lsg", *, rounds: int = 10, divisor: float = 4.0, seed: int = 0, **choices: Any
 ) -> ServerState:
     choices = {"rank": 2, "learning_rate": 0.5, "momentum": 0.9} | choices if method == "lsg" else choices
     how, schedule = recipe(method, **choices), Schedule(rounds=rounds)
-    public = PublicState.start(model(), how, schedule, seed=seed, classifier="classifier")
+    public = PublicState.start(model(), how, schedule, seed=seed, classifier="classifier", source=PROBES)
     return ServerState(public, divisor=divisor, probe=torch.zeros(1, 12))
 
 

@@ -74,12 +74,29 @@ def clip_by_half_of_the_blocks(gradients, mechanism, **options):
     return torch.cat([factors @ block.nan_to_num() for block in gradients])
 
 
+def clip_by_the_norm_before_the_scales(gradients, mechanism, **options):
+    """The norm of L^T dW R^T along carriers of length 1; their scales come after the clip."""
+    frame = of("probe: whitened").frame
+    carried = {c.name: c for c in frame.coordinates if c.carried}
+    plain = []
+    for block, gradient in zip(frame.blocks, gradients, strict=True):
+        if block.parameter in carried:
+            c = carried[block.parameter]
+            scales = torch.outer(c.L.norm(dim=0), c.R.norm(dim=1)).flatten().to(gradient)
+            gradient = gradient / scales[block.keep.positions(block.shape)]
+        plain.append(gradient)
+    norms = torch.cat(plain, dim=1).nan_to_num().norm(dim=1)
+    factors = clip_factors(norms, mechanism.clip_norm, norms.dtype, 0)
+    return torch.cat([factors @ block.nan_to_num() for block in gradients])
+
+
 UNSAFE = {
     "no clip": ("lsg", CLIENT, "clipped_sum", no_clip),
     "masked, then not clipped": ("rs", CLIENT, "clipped_sum", no_clip),
     "clip over half of the blocks": ("lsg", CLIENT, "clipped_sum", clip_by_half_of_the_blocks),
     "clip after sum": ("lsg", CLIENT, "clipped_sum", clip_after_sum),
     "dense parameters outside the clip": ("lsg", CLIENT, "clipped_sum", clip_without_dense_parameters),
+    "scales of a core after the clip": ("probe: whitened", CLIENT, "clipped_sum", clip_by_the_norm_before_the_scales),
     "weights after the clip": ("linear-probe: clip weights", CLIENT, "clipped_sum", gradients_weighted_after_the_clip),
     "copies clipped as examples": ("lsg: two copies", CLIENT, "per_unit", copies_as_examples),
     "copies as examples, with weights": ("rs: two copies, clip weights", CLIENT, "per_unit", copies_as_examples),

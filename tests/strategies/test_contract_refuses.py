@@ -11,7 +11,7 @@ from fedlsg.carriers.lora import prepare_model
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
 from strategies import default_mechanism, own_settings, recipe
-from tests.strategies.contract import FEATURES, SCHEDULE, SMALL, WIDTH, mlp
+from tests.strategies.contract import FEATURES, PROBES, SCHEDULE, SMALL, WIDTH, mlp
 from tests.strategies.contract_cases import RECIPES
 
 SHARES = (1.0, -0.1, 1.5, math.nan, math.inf)
@@ -34,6 +34,11 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "sparsify_update": SHARES,
     "ema": SHARES,
     "rank": (0, -3),
+    "out_rank": (0,),
+    "refresh_rounds": (0,),
+    "probes": (0,),
+    "power": (-0.1, 1.5, math.nan),
+    "damping": POSITIVE,
     "power_steps": (0,),
     "warmup": (0,),
     "sparsity": SHARES,
@@ -106,7 +111,9 @@ def start(name: str, model: nn.Module, **settings: Any) -> ServerState:
     prepare_model(model, method.carrier, classifier="classifier", seed=0)
     probe = torch.zeros(1, FEATURES)
     return ServerState(
-        PublicState.start(model, method, SCHEDULE, seed=0, classifier="classifier"), divisor=1.0, probe=probe
+        PublicState.start(model, method, SCHEDULE, seed=0, classifier="classifier", source=PROBES),
+        divisor=1.0,
+        probe=probe,
     )
 
 
@@ -124,6 +131,6 @@ def test_a_model_that_mixes_examples_is_refused(name, affine):
 def test_a_rank_that_carries_no_layer_is_refused(name):
     """LoRA finds nothing to adapt where low-rank carriers find nothing to carry."""
     needed = NEEDED.get((name, "rank"), {})
-    with pytest.raises(ValueError, match=r"rank=40 carries no layer.*choose a smaller rank"):
+    with pytest.raises(ValueError, match=r"rank=40.* carries no layer.*choose a smaller rank"):
         start(name, mlp(), rank=40, **needed)
     start(name, mlp(), rank=2, **needed)

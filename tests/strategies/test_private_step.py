@@ -37,10 +37,10 @@ from tests.strategies.own_loop import (
     terms,
     weights,
 )
-from tests.strategies.small_federation import model
+from tests.strategies.small_federation import PROBES, model
 
 ROUNDS = 6
-OWN = ("num_examples", "sample_rate", "steps", "noise_multiplier", "delta", "classifier", "seed", "example")
+OWN = ("num_examples", "sample_rate", "steps", "noise_multiplier", "delta", "classifier", "seed", "example", "probe")
 """Arguments of a private step that are no settings of a recipe."""
 
 
@@ -51,7 +51,7 @@ def federation(name: str, rounds: int, pruning_noise: float) -> ServerState:
     net = model()
     prepare_model(net, method.carrier, classifier="classifier", seed=5)
     schedule = Schedule(rounds=given["steps"], sample_rate=given["sample_rate"])
-    public = PublicState.start(net, method, schedule, seed=5, classifier="classifier")
+    public = PublicState.start(net, method, schedule, seed=5, classifier="classifier", source=PROBES)
     state = ServerState(public, divisor=given["sample_rate"] * EXAMPLES, probe=PUBLIC[0][:1])
     local = LocalTraining(sample_rate=given["sample_rate"], expected_batch=given["sample_rate"] * EXAMPLES)
     spending = fedlsg.own_loop.Spending(

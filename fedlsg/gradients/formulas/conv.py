@@ -70,11 +70,18 @@ def unfolding_input(
     if len(x) > tile:
         pairs = zip(g.split(tile), x.split(tile), strict=True)
         return torch.cat([unfolding_input(*pair, conv, tile) for pair in pairs])
-    axes = zip(g.shape[2:], conv.stride, conv.dilation, conv.kernel_size, strict=True)
-    spans = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in axes]
-    patches = windows(pad_to(x, padding_before(conv), spans), conv, conv.stride, g.shape[2:])
+    patches = output_patches(x, conv, g.shape[2:])
     product = g.flatten(2) @ patches.flatten(4).flatten(1, 3).mT
     return product.reshape(*g.shape[:2], x.shape[1], -1)
+
+
+def output_patches(
+    x: Float[Tensor, "batch c h w"], conv: nn.Conv2d, size: Sequence[int]
+) -> Float[Tensor, "batch c kh kw oh ow"]:
+    """View of x, padded: [..., i, j, y, z] is the pixel that tap (i, j) reads for output (y, z) of ``size``."""
+    axes = zip(size, conv.stride, conv.dilation, conv.kernel_size, strict=True)
+    spans = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in axes]
+    return windows(pad_to(x, padding_before(conv), spans), conv, conv.stride, size)
 
 
 def unfolding_output(

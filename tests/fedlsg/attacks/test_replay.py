@@ -21,7 +21,20 @@ from tests.fedlsg.support.observed import digits, method, mlp, observe
 from tests.fedlsg.support.own_methods import CORE, OWN_MASK
 
 OWN = Method(name="own", carrier=CORE, mask=OWN_MASK, mechanism=Mechanism(kind="clip-only", clip_norm=0.1))
-METHODS = [OWN, "lsg", "rgp", "rgp-random", "rs", "dpsgd", "sparse-dpsgd", "dp-powersgd", "lora", "linear-probe"]
+METHODS = [
+    OWN,
+    "probe",
+    "lsg-probe",
+    "lsg",
+    "rgp",
+    "rgp-random",
+    "rs",
+    "dpsgd",
+    "sparse-dpsgd",
+    "dp-powersgd",
+    "lora",
+    "linear-probe",
+]
 IMAGES, LABELS = digits(3)
 SEVERAL = LocalTraining(steps=3, learning_rate=0.5, momentum=0.5, expected_batch=3.0)
 

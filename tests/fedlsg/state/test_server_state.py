@@ -73,6 +73,8 @@ def test_the_divisor_does_not_know_how_many_answered():
     [
         ("lsg", {}),
         ("lsg", {"optimizer": "adam", "momentum": 0.0, "schedule": "linear"}),
+        ("lsg", {"optimizer": "dp-adambc", "momentum": 0.0, "schedule": "linear"}),
+        ("dpsgd", {"optimizer": "doppler", "filter_a": "-0.7 -0.2", "schedule": "linear"}),
         ("rgp", {"rank": 2, "warmup": 2, "momentum": 0.5}),
         ("rgp-random", {"rank": 2}),
         ("rs", {"sparsity": 0.5}),

@@ -21,7 +21,13 @@ def test_weights_are_loaded_into_the_memory_that_is_there():
     assert [p.data_ptr() for p in trainable(state.model).values()] == places
 
 
-@pytest.mark.parametrize("choices", [{}, {"momentum": 0.0}, {"rank": 3, "momentum": 0.0, "ema": 0.9}])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {}, {"momentum": 0.0}, {"rank": 3, "momentum": 0.0, "ema": 0.9},
+        {"momentum": 0.0, "optimizer": "dp-adambc"}, {"momentum": 0.0, "optimizer": "doppler"},
+    ],
+)  # fmt: skip
 def test_a_replica_goes_on_from_a_whole_model_bit_for_bit(choices):
     server, replica = server_state(**choices), server_state(**choices)
     downlink = SparseDownlink(server, find_codec("float32"), clients=1, clients_per_round=1, store=StepsInMemory())

@@ -98,7 +98,7 @@ def flat_gradient(gradients: Sequence[Tensor], frame: Frame) -> Tensor:
     """Weight-shaped gradients in the frame's flat coordinates, unmasked."""
     pieces: list[Tensor] = []
     for c, g in zip(frame.coordinates, gradients, strict=True):
-        if c.L is not None and c.R is not None and c.form == "core":
+        if c.L is not None and c.R is not None and c.form != "tangent":
             pieces += [project_core(g, c.L, c.R)]
         else:
             pieces += [g] if c.L is None or c.R is None else project(g, c.L, c.R)

@@ -13,9 +13,12 @@ import strategies
 from fedlsg.attacks.observation import Observation
 from fedlsg.carriers.carrier import carried_parameters
 from fedlsg.carriers.lora import prepare_model
+from fedlsg.carriers.own import carried_sizes
 from fedlsg.carriers.powersgd import decode, encode
+from fedlsg.carriers.probe import Basis, ProbeSource, probe_basis
 from fedlsg.gradients.supported import trainable
 from fedlsg.method import Method, Schedule, initial_needed, make_frame
+from fedlsg.public import Public
 from fedlsg.randomness import reproducible_stream
 from fedlsg.training.client import LocalTraining, client_step
 
@@ -91,6 +94,7 @@ def observe(
     frame = make_frame(
         how, weights, initial, carried=carried, round=round, updates=2,
         schedule=Schedule(rounds=round, sample_rate=0.5), seed=seed, classifier="classifier",
+        basis=probed(how, model, weights, carried) if how.carrier.kind == "probe" else None,
     )  # fmt: skip
     local = local or LocalTraining(expected_batch=float(len(targets)))
     values = client_step(
@@ -102,6 +106,18 @@ def observe(
         model=model, loss_fn=cross_entropy, frame=frame, values=decode(encode(values, frame), frame),
         mechanism=how.mechanism, local=local, noise_std=how.mechanism.noise_std, round=round,
     )  # fmt: skip
+
+
+def probed(how: Method, model: nn.Module, weights: dict[str, Tensor], carried: tuple[str, ...]) -> Basis:
+    """Carriers of a probe by random images."""
+    source = ProbeSource(
+        name="normal",
+        draw=lambda count, generator: torch.randn(count, 1, 8, 8, generator=generator).double(),
+        loss=cross_entropy,
+        num_classes=10,
+    )
+    sizes = carried_sizes(how.carrier, weights, carried)
+    return probe_basis(how.carrier, Public(weights=weights, carried=sizes, make_model=lambda: deepcopy(model)), source)
 
 
 def rows(inputs: Tensor | dict[str, Tensor], at: Tensor, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:

@@ -36,6 +36,11 @@ def scaled(public: Public) -> dict[str, tuple[Tensor, Tensor]]:
     }
 
 
+def scaled_square(public: Public) -> dict[str, tuple[Tensor, Tensor]]:
+    """The same, a third as long, for square L and R, of which no direction is left out."""
+    return {name: (L / 3, R) for name, (L, R) in scaled(public).items()}
+
+
 def long_weights(block: Block, public: Public) -> Tensor:
     """Every other coordinate of a block, and of a bias those of positive weight, or the first one."""
     if block.part == "dense" and len(block.shape) == 1:
@@ -77,6 +82,7 @@ def _top(moments: Tensor, rank: int) -> Tensor:
 
 CLASSIFIER = "classifier"
 CORE = Carrier(kind="own", make=scaled, form="core", rank=3, out_rank=2)
+PRECONDITIONED = Carrier(kind="own", make=scaled_square, form="preconditioned")
 TANGENT = Carrier(kind="own", make=orthonormal, rank=2)
 OWN_MASK = Mask(kind="own", choose=long_weights)
 PROBE = Carrier(kind="own", make=probe, form="core", rank=4, out_rank=6)

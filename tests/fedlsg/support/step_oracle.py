@@ -17,7 +17,7 @@ from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method, Schedule, client_step, make_frame
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream
-from tests.fedlsg.support.own_methods import CORE, OWN_MASK, TANGENT
+from tests.fedlsg.support.own_methods import CORE, OWN_MASK, PRECONDITIONED, TANGENT
 
 EXAMPLES = 11
 CLIP_ONLY = Mechanism(kind="clip-only", clip_norm=0.3)
@@ -34,6 +34,7 @@ FRAMES = {
     "rs": (Mask(kind="uniform", sparsity=0.8), DENSE),
     "dpsgd": (Mask(), DENSE),
     "core": (Mask(), CORE),
+    "preconditioned": (Mask(), PRECONDITIONED),
     "own mask on core": (OWN_MASK, CORE),
     "own carriers": (Mask(kind="units", sparsity=0.4), TANGENT),
 }
@@ -127,7 +128,7 @@ def project_and_keep(gradients: dict[str, Tensor], frame: Frame) -> Tensor:
     pieces = []
     for c in frame.coordinates:
         dW = gradients[c.name].reshape(len(gradients[c.name]), -1)
-        if c.form == "core" and c.carried:
+        if c.form != "tangent" and c.carried:
             pieces += [(c.L.T @ dW @ c.R.T).flatten()]
         else:
             pieces += [dW.flatten()] if c.L is None else [(dW @ c.R.T).flatten(), (c.L.T @ dW).flatten()]
@@ -141,7 +142,7 @@ def clipped(x: Tensor, mechanism: Mechanism, frame: Frame) -> Tensor:
 
 
 def eq3(values: Tensor, frame: Frame) -> dict[str, Tensor]:
-    """dW = dL R + L dR - L L^T dL R, or L S R, entry by entry of the flat vector, zero where frozen."""
+    """dW = dL R + L dR - L L^T dL R, L S R or S, entry by entry of the flat vector, zero where frozen."""
     flat = torch.zeros(frame.size, dtype=values.dtype)
     for position, value in zip(frame.indices.tolist(), values, strict=True):
         flat[position] = value
@@ -154,7 +155,7 @@ def eq3(values: Tensor, frame: Frame) -> dict[str, Tensor]:
         return flat[start - count : start].reshape(shape)
 
     for c in frame.coordinates:
-        if c.L is None:
+        if c.L is None or c.form == "preconditioned":
             gradients[c.name] = take(*c.shape)
         elif c.form == "core":
             gradients[c.name] = (c.L @ take(c.L.shape[1], c.R.shape[0]) @ c.R).reshape(c.shape)

@@ -9,7 +9,7 @@ from fedlsg.gradients.formulas.conv import kernel_gradient
 
 
 def test_both_kernels_of_a_convolutions_carrier_gradient_agree_to_rounding(monkeypatch):
-    """dR of a layer of WRN-28-4, against float64. The order of the sum over pixels is all that differs."""
+    """dR of a layer of WRN-28-4, against float64. The order of the sum over 1,024 pixels is all that differs."""
     torch.manual_seed(0)
     conv = nn.Conv2d(64, 64, 3, padding=1)
     v, x = torch.randn(5, 8, 32, 32), torch.randn(5, 64, 32, 32).contiguous(memory_format=torch.channels_last)
@@ -18,8 +18,8 @@ def test_both_kernels_of_a_convolutions_carrier_gradient_agree_to_rounding(monke
     for wide in (True, False):
         monkeypatch.setattr(products, "mkl_uses_wide_vectors", lambda wide=wide: wide)
         found.append(kernel_gradient(v, x, conv))
-        assert (found[-1] - exact).norm() < 4 * torch.finfo(torch.float32).eps * exact.norm()
-    assert (found[0] - found[1]).norm() < 4 * torch.finfo(torch.float32).eps * exact.norm()
+        assert (found[-1] - exact).norm() < 8 * torch.finfo(torch.float32).eps * exact.norm()
+    assert (found[0] - found[1]).norm() < 8 * torch.finfo(torch.float32).eps * exact.norm()
 
 
 @pytest.mark.parametrize("wide", [True, False])

@@ -34,6 +34,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "momentum": {},
     "plain": {"momentum": 0.0},
     "adam": {"momentum": 0.0, "optimizer": "adam", "schedule": "cosine", "learning_rate": 0.01},
+    "dp-adambc": {"momentum": 0.0, "optimizer": "dp-adambc", "learning_rate": 0.01},
+    "doppler": {"momentum": 0.0, "optimizer": "doppler", "filter_a": "-0.7 -0.2"},
     "decay": {"weight_decay": 0.1, "norms_learning_rate": 0.2},
     "sparsified": {"sparsify_update": 0.5, "sparsity": 0.5},
     "ema": {"ema": 0.9},
@@ -45,6 +47,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "dpsgd": {"method": "dpsgd"},
     "synflow": {"method": "dp-ssgd", "prune": "synflow", "prune_rate": 0.4, "drop": "random", "drop_rate": 0.3},
     "dp-powersgd": {"method": "dp-powersgd", "rank": 2},
+    "probe": {"method": "probe", "rank": 3, "out_rank": 4, "sparsity": 0.2, "probes": 20, "refresh_rounds": 3},
+    "lsg-probe": {"method": "lsg-probe", "rank": 2, "probes": 20, "refresh_rounds": 2},
     "topk": {"method": "topk", "topk_rate": 0.1, "momentum": 0.5},
 }
 

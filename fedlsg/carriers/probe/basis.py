@@ -1,0 +1,137 @@
+"""The carriers of a probe: a function of the weights at a refresh, the public seed and the probe's source.
+
+Symbols: A (n, n), B (m, m) second moments of the probes' gradients of a weight W (m, n), lambda and nu their
+eigenvalues; L (m, r) the top eigenvectors of B, R (s, n) those of A. In the form preconditioned they are (B / mean +
+damping I)^-power and the same of A, where mean is that of the eigenvalues.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedlsg.carriers.carrier import Carrier, of_pairs
+from fedlsg.carriers.own import check_orthonormal
+from fedlsg.carriers.probe.eigen import top_eigenvectors
+from fedlsg.carriers.probe.moments import Moments, second_moments
+from fedlsg.carriers.probe.source import ProbeSource
+from fedlsg.frame import Coordinates, Form
+from fedlsg.public import Public, Sizes
+
+NORM = 0.5
+"""Norm of a scaled core over that of the gradient without scales, as the probe predicts it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Carriers of one weight, and the energy that the probe predicts along them.
+
+    Shares of the trace of B and of A: of their eigenvectors in L and R, (r,) and (s,), descending; in the form
+    ``tangent`` of the rows of dL, (m,), and of the columns of dR, (n,), or a kernel's in channels, (c,).
+    """
+
+    L: Float[Tensor, "m r"]
+    R: Float[Tensor, "s n"]
+    out_energy: Float[Tensor, " rows"]
+    in_energy: Float[Tensor, " columns"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Basis:
+    """The carriers of all rounds from ``round`` on, up to the next refresh."""
+
+    round: int
+    pairs: Mapping[str, Pair]
+
+    @property
+    def energies(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """``out_energy`` and ``in_energy`` by weight."""
+        return {name: (pair.out_energy, pair.in_energy) for name, pair in self.pairs.items()}
+
+    def coordinates(self, weights: Mapping[str, Tensor], form: Form) -> tuple[Coordinates, ...]:
+        """Coordinates of every trainable parameter, in the weights' own type."""
+        pairs = {name: (pair.L.to(weights[name]), pair.R.to(weights[name])) for name, pair in self.pairs.items()}
+        return of_pairs(weights, pairs, form)
+
+
+def refresh_of(round: int, carrier: Carrier) -> int:
+    """The round whose weights were probed for the carriers of ``round``: 1, 1 + refresh, 1 + 2 refresh, ..."""
+    return round - (round - 1) % carrier.refresh
+
+
+def probe_basis(carrier: Carrier, public: Public, source: ProbeSource) -> Basis:
+    """Probe the public weights W_t of ``public``, at the round that it is about.
+
+    Guarantee: deterministic in the weights, the public seed, the round and the source, on one kind of processor.
+    Raises ValueError, naming the source, for inputs or targets on which the model or the loss fails.
+    """
+    model = public.model()
+    generator = public.generator("probe", public.time.round)
+    inputs, targets = source.batch(model, carrier.probes, trained=public.updates > 0, generator=generator)
+    try:
+        moments = second_moments(model, source.loss, inputs, targets, tuple(public.carried))
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"probe source {source.name!r}: the model or the loss fails on what it gives: {error}"
+        ) from error
+    pairs = {}
+    for name, sizes in public.carried.items():
+        generator = public.generator("eigenvectors", public.time.round, name)
+        pairs[name] = make_pair(moments[name], sizes, carrier, generator, columns=public.weights[name].shape[1])
+        if carrier.splits:
+            check_orthonormal(pairs[name].L, pairs[name].R, f"carriers of a probe for {name}")
+    return Basis(round=public.time.round, pairs=pairs)
+
+
+def make_pair(moments: Moments, sizes: Sizes, carrier: Carrier, generator: torch.Generator, *, columns: int) -> Pair:
+    """L and R of one weight; in the other forms than tangent, they are scaled by the predicted spectrum.
+
+    ``columns``: in units of the weight, n, or the in channels of a kernel.
+    """
+    out_energy, L = energies(moments.B, sizes.r, generator)
+    in_energy, R = energies(moments.A, sizes.s, generator)
+    if carrier.form == "tangent":
+        out_energy = unit_shares(moments.B, sizes.m)
+        in_energy = unit_shares(moments.A, columns)
+    else:
+        L, R = scaled(L, out_energy, carrier), scaled(R, in_energy, carrier)
+    return Pair(*(X.float().contiguous() for X in (L, R.mT, out_energy, in_energy)))
+
+
+def unit_shares(moment: Float[Tensor, "k k"], units: int) -> Float[Tensor, " units"]:
+    """The share of the trace that lies in each unit: its diagonal entry, or the sum of those of a channel's taps."""
+    diagonal = moment.diagonal().reshape(units, -1).sum(1)
+    return diagonal / diagonal.sum().clamp_min(torch.finfo(diagonal.dtype).tiny)
+
+
+def energies(
+    moment: Float[Tensor, "k k"], count: int, generator: torch.Generator
+) -> tuple[Float[Tensor, " c"], Float[Tensor, "k c"]]:
+    """Top eigenvalues as shares of the trace, and the eigenvectors. A moment of zeros has shares of zero."""
+    values, vectors = top_eigenvectors(moment, count, generator=generator)
+    return values / moment.trace().clamp_min(torch.finfo(values.dtype).tiny), vectors
+
+
+def scaled(vectors: Float[Tensor, "k c"], energy: Float[Tensor, " c"], carrier: Carrier) -> Float[Tensor, "k c"]:
+    """The eigenvectors X times their scales D; in the form preconditioned X D X^T, the power of the whole moment.
+
+    In the form core D has a factor by which both sides together halve the predicted norm of a carried weight's
+    gradient. So the weight's share in the joint clip does not depend on D; one half measured best
+    (docs/results/probe.md). With ``power=0`` carriers are orthonormal.
+    """
+    if not carrier.power:
+        return vectors @ vectors.mT if carrier.form == "preconditioned" else vectors
+    D = scales(energy, len(vectors), carrier)
+    if carrier.form == "preconditioned":
+        return vectors * D @ vectors.mT
+    kept = (energy * D.square()).sum()
+    return vectors * (D * (NORM * energy.sum() / kept).sqrt() if kept > 0 else D)
+
+
+def scales(energy: Float[Tensor, " c"], units: int, carrier: Carrier) -> Float[Tensor, " c"]:
+    """(lambda / mean + damping)^-power, where mean is that of all ``units`` eigenvalues."""
+    return (energy * units + carrier.damping) ** -carrier.power

@@ -1,0 +1,178 @@
+"""The carriers of a probe: their form, scale and predicted energy, when they are made, and what they depend on."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedlsg.carriers.carrier import Carrier
+from fedlsg.carriers.own import carried_sizes, check_orthonormal
+from fedlsg.carriers.probe import CannotDrawError, ProbeSource, flatten, probe_basis, refresh_of, unflatten
+from fedlsg.carriers.probe.moments import second_moments
+from fedlsg.gradients import trainable
+from fedlsg.lowrank import flatten_kernel
+from fedlsg.public import Public, RoundTime
+
+CARRIED = ("0.weight", "3.weight")
+TANGENT = Carrier(kind="probe", rank=2, probes=12)
+CORE = Carrier(kind="probe", form="core", rank=5, out_rank=4, probes=12)
+WHOLE = Carrier(kind="probe", form="preconditioned", probes=12, power=0.5, damping=0.1)
+
+
+def draw(count: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(count, 2, 5, 5, generator=generator)
+
+
+def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+SOURCE = ProbeSource(name="normal", draw=draw, loss=loss, num_classes=3)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(54, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 3)
+    )
+
+
+def public(carrier: Carrier, model: nn.Module | None = None, **more) -> Public:
+    weights = {name: p.detach() for name, p in trainable(net() if model is None else model).items()}
+    known = {"time": RoundTime(round=1), "seed": 3, "make_model": net}
+    return Public(weights=weights, carried=carried_sizes(carrier, weights, CARRIED), **known | more)
+
+
+def flat(carrier: Carrier, **more) -> torch.Tensor:
+    return flatten(probe_basis(carrier, public(carrier, **more), SOURCE))
+
+
+def test_refreshes_are_public_rounds():
+    carrier = replace(TANGENT, refresh=3)
+    assert [refresh_of(round, carrier) for round in range(1, 9)] == [1, 1, 1, 4, 4, 4, 7, 7]
+    assert [refresh_of(round, replace(TANGENT, refresh=1)) for round in (1, 2, 9)] == [1, 2, 9]
+
+
+@pytest.mark.parametrize("power", [0.0, 0.25, 1.0])
+def test_carriers_of_eq_3_are_never_scaled(power):
+    """Whatever power is asked for: the form tangent is right for orthonormal carriers alone."""
+    basis = probe_basis(replace(TANGENT, power=power), public(TANGENT), SOURCE)
+    for pair in basis.pairs.values():
+        check_orthonormal(pair.L, pair.R, "here")
+    core = probe_basis(replace(CORE, power=power), public(CORE), SOURCE).pairs["3.weight"]
+    with pytest.raises(ValueError, match="orthonormal") if power else nullcontext():
+        check_orthonormal(core.L, core.R, "here")
+
+
+def test_a_core_is_scaled_by_the_spectrum_that_it_predicts():
+    """Columns of L by (nu / mean + damping)^-power of the unit eigenvectors; their predicted norm halves."""
+    plain, scaled = (
+        probe_basis(replace(CORE, power=power, damping=0.1), public(CORE), SOURCE).pairs for power in (0.0, 0.5)
+    )
+    for name, pair in scaled.items():
+        m, n = pair.L.shape[0], pair.R.shape[1]
+        for X, E, energy in (
+            (pair.L, plain[name].L * (pair.out_energy * m + 0.1) ** -0.5, pair.out_energy),
+            (pair.R.mT, plain[name].R.mT * (pair.in_energy * n + 0.1) ** -0.5, pair.in_energy),
+        ):
+            assert torch.allclose(X, E * (X.norm() / E.norm()), rtol=1e-5, atol=1e-7)
+            kept = float((X.square().sum(0) * energy).sum() / energy.sum())
+            assert kept == pytest.approx(0.5, rel=1e-5)
+
+
+def test_a_preconditioner_is_a_power_of_the_whole_moments():
+    """U = (B / mean + damping I)^-1/2, so that U (B / mean + damping I) U = I; and the same of A."""
+    model, generator = net().eval(), public(WHOLE).generator("probe", 1)
+    inputs, targets = SOURCE.batch(model, 12, trained=False, generator=generator)
+    moments = second_moments(model, loss, inputs, targets, CARRIED)
+    for name, pair in probe_basis(WHOLE, public(WHOLE), SOURCE).pairs.items():
+        for U, moment in ((pair.L, moments[name].B), (pair.R, moments[name].A)):
+            damped = (moment / moment.trace() * len(moment) + 0.1 * torch.eye(len(moment))).double()
+            assert torch.allclose(U, U.mT, atol=1e-5)
+            assert torch.allclose(U.double() @ damped @ U.double(), torch.eye(len(U)).double(), atol=1e-4)
+            assert not torch.allclose(U.double() @ damped @ U.double() / 2, torch.eye(len(U)).double(), atol=1e-4)
+
+
+def test_the_predicted_energy_is_that_of_the_probes_gradients():
+    """Core: of the gradients projected on each carrier. Tangent: of each row, and of each column or in channel."""
+    model, generator = net().eval(), public(CORE).generator("probe", 1)
+    inputs, targets = SOURCE.batch(model, 12, trained=False, generator=generator)
+    moments = second_moments(model, loss, inputs, targets, CARRIED)
+    core = probe_basis(replace(CORE, power=0.0), public(CORE), SOURCE).pairs
+    tangent = probe_basis(TANGENT, public(TANGENT), SOURCE).pairs
+    for name in CARRIED:
+        A, B = moments[name]
+        for X, energy, moment in ((core[name].L.mT, core[name].out_energy, B), (core[name].R, core[name].in_energy, A)):
+            along = torch.stack([x @ moment @ x for x in X]) / moment.trace()
+            assert torch.allclose(energy, along, atol=1e-5)
+            assert bool((energy.diff() <= 1e-6).all())
+        rows, columns = tangent[name].out_energy, tangent[name].in_energy
+        W = model.get_parameter(name)
+        assert (len(rows), len(columns)) == W.shape[:2]
+        assert torch.allclose(rows, B.diagonal() / B.trace(), atol=1e-6)
+        assert torch.allclose(columns, A.diagonal().reshape(W.shape[1], -1).sum(1) / A.trace(), atol=1e-6)
+
+
+@pytest.mark.parametrize("carrier", [TANGENT, CORE, WHOLE])
+def test_a_basis_is_a_function_of_weights_seed_and_round(carrier):
+    first = flat(carrier)
+    assert first.equal(flat(carrier))
+    moved = net()
+    with torch.no_grad():
+        moved[0].weight.mul_(1.5)
+    others = [flat(carrier, model=moved), flat(carrier, seed=4), flat(carrier, time=RoundTime(round=2))]
+    assert not any(first.equal(other) for other in others)
+    assert first.equal(flat(carrier, time=RoundTime(round=1, rounds=9, epoch=3, epochs=5)))
+
+
+def test_labels_are_the_models_own_once_it_was_trained():
+    assert not flat(CORE).equal(flat(CORE, updates=1))
+    assert flat(CORE, updates=1).equal(flat(CORE, updates=7))
+
+
+@pytest.mark.parametrize("carrier", [TANGENT, CORE, WHOLE])
+def test_a_basis_comes_back_from_its_numbers(carrier):
+    seen = public(carrier)
+    basis = probe_basis(carrier, seen, SOURCE)
+    back = unflatten(flatten(basis), carrier, seen.weights, CARRIED, round=1)
+    assert flatten(back).equal(flatten(basis))
+    assert back.round == 1
+    for name, pair in basis.pairs.items():
+        m, n = flatten_kernel(seen.weights[name]).shape
+        again = back.pairs[name]
+        assert again.L.equal(pair.L)
+        assert again.R.equal(pair.R)
+        assert again.out_energy.equal(pair.out_energy)
+        assert again.in_energy.equal(pair.in_energy)
+        assert (pair.L.shape[0], pair.R.shape[1]) == (m, n)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(7), torch.zeros(3, 3), torch.zeros(7, dtype=torch.float64)])
+def test_other_numbers_are_no_basis(wrong):
+    weights = public(CORE).weights
+    with pytest.raises(ValueError, match="finite float32 numbers"):
+        unflatten(wrong, CORE, weights, CARRIED, round=1)
+    numbers = flat(CORE)
+    numbers[0] = torch.nan
+    with pytest.raises(ValueError, match="finite float32 numbers"):
+        unflatten(numbers, CORE, weights, CARRIED, round=1)
+
+
+def test_a_process_that_must_not_draw_says_so():
+    with pytest.raises(CannotDrawError, match=r"normal.*must be sent"):
+        probe_basis(CORE, public(CORE), replace(SOURCE, draw=None))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(SOURCE, draw=lambda count, generator: torch.randn(count, 2, 6, 6, generator=generator)),
+        replace(SOURCE, num_classes=40),
+    ],
+)
+def test_inputs_or_classes_that_do_not_fit_are_named(wrong):
+    with pytest.raises(ValueError, match="probe source 'normal': the model or the loss fails on what it gives"):
+        probe_basis(CORE, public(CORE), wrong)

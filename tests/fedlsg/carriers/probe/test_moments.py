@@ -1,0 +1,245 @@
+"""Second moments of normalised gradients: by hand, against autograd's gradient of one example after another, bounds."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlsg.carriers.probe import moments, products
+from fedlsg.carriers.probe.moments import Moments, second_moments
+from fedlsg.gradients import StandardizedConv2d
+
+EXAMPLES = 7
+
+
+def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy of each example."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class Mean(nn.Module):
+    """The mean over positions, of tokens or of pixels."""
+
+    def __init__(self, *axes: int) -> None:
+        super().__init__()
+        self.axes = axes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(self.axes)
+
+
+class Texts(nn.Module):
+    """Tokens given by keyword; those that the mask leaves out reach nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 6)
+        self.mix, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
+        self.unused = nn.Linear(4, 4)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        h = self.mix(self.words(ids)).tanh() * mask.unsqueeze(2)
+        return self.head(h.sum(1) / mask.sum(1, keepdim=True))
+
+
+def texts() -> dict[str, Tensor]:
+    """A batch for ``Texts`` of 1 to 5 tokens each."""
+    lengths = torch.arange(EXAMPLES) % 5 + 1
+    return {"ids": torch.randint(11, (EXAMPLES, 5)), "mask": (torch.arange(5) < lengths.unsqueeze(1)).float()}
+
+
+def convolutions(conv: type[nn.Conv2d]) -> nn.Module:
+    """Stride, unequal padding and dilation, and a kernel larger than its image needs."""
+    return nn.Sequential(
+        conv(3, 4, 3, padding=(1, 0), stride=2), nn.GroupNorm(1, 4), nn.Tanh(), conv(4, 6, 2, dilation=2, padding=1),
+        nn.GroupNorm(2, 6), nn.Tanh(), conv(6, 5, (3, 1), padding="same"), Mean(2, 3), nn.Linear(5, 3),
+    )  # fmt: skip
+
+
+SUBJECTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor | dict[str, Tensor]]]] = {
+    "vectors": (
+        lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)),
+        lambda: torch.randn(EXAMPLES, 8),
+    ),
+    "sequences": (
+        lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 5), Mean(1), nn.Linear(5, 3)),
+        lambda: torch.randn(EXAMPLES, 4, 8),
+    ),
+    "convolutions": (lambda: convolutions(nn.Conv2d), lambda: torch.randn(EXAMPLES, 3, 9, 8)),
+    "standardized": (lambda: convolutions(StandardizedConv2d), lambda: torch.randn(EXAMPLES, 3, 9, 8)),
+    "dict": (Texts, texts),
+}
+
+
+def subject(name: str) -> tuple[nn.Module, Tensor | dict[str, Tensor], Tensor, tuple[str, ...]]:
+    """Model, inputs, targets, and all matrices and kernels of Linear and Conv2d."""
+    torch.manual_seed(3)
+    build, draw = SUBJECTS[name]
+    model = build().eval()
+    carried = tuple(f"{path}.weight" for path, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d))
+    return model, draw(), torch.randint(3, (EXAMPLES,)), carried
+
+
+def oracle(
+    model: nn.Module, inputs: Tensor | Mapping[str, Tensor], targets: Tensor, carried: tuple[str, ...]
+) -> dict[str, Moments]:
+    """The definition, in float64: dense gradients by autograd, one example after another."""
+    model = model.double()
+    found = {name: [torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)] for name in carried}
+    parameters = dict(model.named_parameters())
+    for i in range(len(targets)):
+        if isinstance(inputs, Tensor):
+            outputs = model(inputs[i : i + 1].double())
+        else:
+            one = {name: t[i : i + 1] for name, t in inputs.items()}
+            outputs = model(**{name: t.double() if t.is_floating_point() else t for name, t in one.items()})
+        loss = losses(outputs, targets[i : i + 1]).sum()
+        each = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
+        norm = torch.cat([g.flatten() for g in each]).norm()
+        for name, gradient in zip(parameters, each, strict=True):
+            if name in found:
+                g = gradient.flatten(1) / norm
+                found[name] = [found[name][0] + g.mT @ g, found[name][1] + g @ g.mT]
+    model.float()
+    return {name: Moments(A, B) for name, (A, B) in found.items()}
+
+
+def distance(found: Mapping[str, Moments], expected: Mapping[str, Moments]) -> float:
+    """The largest difference in an entry of any A or B."""
+    assert found.keys() == expected.keys()
+    pairs = [pair for name in found for pair in zip(found[name], expected[name], strict=True)]
+    assert all(a.shape == b.shape for a, b in pairs)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("most", [1, 2, 128])
+@pytest.mark.parametrize("way", ["cheaper", "dense", "gram"])
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_moments_are_those_of_autograd(name: str, way: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs, targets, carried = subject(name)
+    if way != "cheaper":
+        monkeypatch.setattr(products, "gram_is_cheaper", lambda *sizes: way == "gram")
+    monkeypatch.setattr(moments, "MOST", most)
+    monkeypatch.setattr(products, "BLOCKED_FROM", 6)  # some matrices in blocks
+    found = second_moments(model, losses, inputs, targets, carried)
+    assert distance(found, oracle(model, inputs, targets, carried)) < 2e-6
+    for A, B in found.values():
+        assert A.dtype == B.dtype == torch.float32
+        torch.testing.assert_close(A.trace(), B.trace(), rtol=1e-5, atol=0)
+
+
+def test_moments_of_two_probes_by_hand() -> None:
+    """W (2, 2) alone, loss <W x, y>: the gradient is y x^T, of norm |y| |x|."""
+    model = nn.Linear(2, 2, bias=False)
+    x = torch.tensor([[3.0, 4.0], [2.0, 0.0]])
+    y = torch.tensor([[0.0, 7.0], [1.0, 1.0]])
+    found = second_moments(model, lambda outputs, y: (outputs * y).sum(1), x, y, ("weight",))["weight"]
+    # x x^T / |x|^2 and y y^T / |y|^2, summed
+    torch.testing.assert_close(found.A, torch.tensor([[0.36 + 1, 0.48], [0.48, 0.64]]))
+    torch.testing.assert_close(found.B, torch.tensor([[0.5, 0.5], [0.5, 1.5]]))
+
+
+def test_the_oracle_tells_wrong_moments() -> None:
+    """Negative controls: norms of one layer alone, no norms, A and B exchanged."""
+    model, inputs, targets, carried = subject("sequences")
+    right = oracle(model, inputs, targets, carried)
+    for name, p in model.named_parameters():
+        p.requires_grad_(name == "0.weight")
+    alone = second_moments(model, losses, inputs, targets, ("0.weight",))
+    assert distance(alone, {"0.weight": right["0.weight"]}) > 0.1
+    square = nn.Linear(3, 3)
+    x, y = torch.randn(4, 3), torch.randint(3, (4,))
+    A, B = second_moments(square, losses, x, y, ("weight",))["weight"]
+    assert distance({"weight": Moments(B, A)}, oracle(square, x, y, ("weight",))) > 0.1
+    unnormalised = [torch.autograd.grad(losses(square(x[i : i + 1]), y[i : i + 1]).sum(), square.weight)[0]
+                    for i in range(4)]  # fmt: skip
+    assert float((sum(g.mT @ g for g in unnormalised) - A).abs().max()) > 0.1
+
+
+def test_the_cheaper_way_is_chosen() -> None:
+    assert products.gram_is_cheaper(1, 256, 768)
+    assert products.gram_is_cheaper(64, 384, 384)
+    assert products.gram_is_cheaper(64, 128, 576)
+    assert not products.gram_is_cheaper(256, 64, 288)
+    assert not products.gram_is_cheaper(1024, 32, 27)
+
+
+def test_padding_is_left_out_of_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs, targets, _ = subject("dict")
+    rows = []
+    product = products.symmetric_product
+    monkeypatch.setattr(products, "gram_is_cheaper", lambda *sizes: True)
+    monkeypatch.setattr(products, "symmetric_product", lambda Y, X: rows.append(len(X)) or product(Y, X))
+    second_moments(model, losses, inputs, targets, ("mix.weight",))
+    assert isinstance(inputs, dict)
+    assert sum(rows) == 2 * int(inputs["mask"].sum())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["vectors", "convolutions"])
+def test_probes_without_a_finite_gradient_add_nothing(name: str, bad: float) -> None:
+    model, inputs, targets, carried = subject(name)
+    assert isinstance(inputs, Tensor)
+    spoiled = inputs.clone()
+    spoiled[[1, 4]] = bad
+    good = torch.tensor([0, 2, 3, 5, 6])
+    found = second_moments(model, losses, spoiled, targets, carried)
+    assert distance(found, oracle(model, inputs[good], targets[good], carried)) < 2e-6
+    with pytest.raises(ValueError, match="none of the 2 probes has a finite gradient"):
+        second_moments(model, losses, spoiled[[1, 4]], targets[[1, 4]], carried)
+
+
+def test_a_probe_without_gradient_adds_nothing() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    x, y = torch.tensor([[0.0, 0.0], [1e-30, 0.0], [3.0, 4.0]]), torch.ones(3, 2)
+    A, B = second_moments(model, lambda outputs, y: (outputs * y).sum(1), x, y, ("weight",))["weight"]
+    torch.testing.assert_close(A, torch.tensor([[0.36, 0.48], [0.48, 0.64]]))
+    torch.testing.assert_close(B, torch.full((2, 2), 0.5))
+
+
+def test_positions_that_cancel_are_bounded() -> None:
+    """Two tokens x and g, x and -g: dW is rounding, and no example may count by more than its unit length."""
+    torch.manual_seed(0)
+    model = nn.Linear(400, 300, bias=False)
+    x = torch.randn(8, 1, 400).expand(8, 2, 400)
+    y = torch.randn(8, 1, 300) * torch.tensor([1.0, -1.0]).view(1, 2, 1)
+    assert products.gram_is_cheaper(2, 300, 400)
+    A, B = second_moments(model, lambda outputs, y: (outputs * y).sum((1, 2)), x, y, ("weight",))["weight"]
+    assert float(A.trace()) < 8
+    assert float(B.trace()) < 8
+
+
+def test_the_model_is_left_as_it_was_and_the_bits_repeat() -> None:
+    model, inputs, targets, carried = subject("convolutions")
+    model[0].weight.requires_grad_(False)
+    model[3].bias.grad = torch.ones(6)
+    model.register_buffer("seen", torch.zeros(2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    needs = [p.requires_grad for p in model.parameters()]
+    first = second_moments(model, losses, inputs, targets, carried[1:])
+    torch.randn(12345).sum()
+    again = second_moments(model, losses, inputs, targets, carried[1:])
+    assert distance(first, again) == 0
+    assert needs == [p.requires_grad for p in model.parameters()]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["3.bias"]
+    assert torch.equal(model[3].bias.grad, torch.ones(6))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_memory_is_bounded_by_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all layers keep of a microbatch stays below KEPT numbers, if two examples do."""
+    model, inputs, targets, carried = subject("sequences")
+    assert isinstance(inputs, Tensor)
+    sizes = []
+    gradients = moments.factored_gradients
+    monkeypatch.setattr(
+        moments, "factored_gradients", lambda *given, **more: sizes.append(len(given[3])) or gradients(*given, **more)
+    )
+    one = (4 * (8 + 6) + 2 * 16) + (4 * (6 + 5) + 5 * 6) + (5 + 3 + 2)  # gram, dense, gram
+    monkeypatch.setattr(moments, "KEPT", 4 * one)
+    second_moments(model, losses, inputs.repeat(3, 1, 1), targets.repeat(3), carried)
+    assert sizes[0] == moments.FIRST
+    assert set(sizes[1:-1]) == {4}

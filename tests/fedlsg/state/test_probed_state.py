@@ -1,0 +1,136 @@
+"""Carriers of probes as state: made at refreshes, kept in between, in checkpoints and in replicas."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from fedlsg.carriers.probe import flatten
+from fedlsg.method import Schedule
+from fedlsg.payload import find_codec
+from fedlsg.state.public_state import PublicState
+from fedlsg.state.server_state import ServerState, load_weights
+from fedlsg.state.server_update import read_steps, replay
+from fedlsg.state.snapshot import extra_vectors, restart
+from strategies import recipe
+from strategies.federation.sparse_downlink import SparseDownlink
+from tests.strategies.small_federation import StepsInMemory, model, server_state, values_for
+
+CASES: dict[str, dict[str, Any]] = {
+    "probe": {"rank": 3, "out_rank": 4, "sparsity": 0.3},
+    "lsg-probe": {"rank": 2},
+    "rgp-probe": {"rank": 2},
+    "dp-kfc": {},
+}
+COMMON = {"probes": 15, "refresh_rounds": 3, "learning_rate": 0.5, "momentum": 0.5}
+
+
+def state_of(name: str, **more: Any) -> ServerState:
+    return server_state(name, **(COMMON | CASES[name] | more))
+
+
+def a_round(state: ServerState, *, silent: bool = False) -> bytes:
+    """A round, or one without a valid reply; returns the digest of its frame."""
+    frame = state.frame()
+    state.finish_round(frame, [] if silent else [values_for(frame, 0, state.round + 1)])
+    return frame.digest
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_carriers_change_at_refreshes_alone(name):
+    state, seen = state_of(name), []
+    for _ in range(8):
+        a_round(state)
+        seen.append(flatten(state.basis))
+    assert [seen[i].equal(seen[i + 1]) for i in range(7)] == [True, True, False, True, True, False, True]
+    assert state.basis.round == 7
+
+
+def test_a_client_derives_a_refresh_from_its_weights_alone():
+    """At the refresh itself from weights, round and number of updates; in between it needs the basis of the refresh."""
+    state = state_of("probe")
+    client = PublicState.start(
+        model(), state.method, state.schedule, seed=0, classifier="classifier", source=state.public.source
+    )
+    for round in range(1, 6):
+        load_weights(client.model, state.weights)
+        if round in (1, 4):
+            assert client.frame(round, updates=state.updates).digest == state.frame().digest
+        else:
+            with pytest.raises(ValueError, match=f"round {round} is no refresh"):
+                client.frame(round, updates=state.updates)
+            held = client.frame(round, updates=state.updates, basis=state.basis_of(round))
+            assert held.digest == state.frame().digest
+        a_round(state)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_a_resumed_run_goes_on_bit_for_bit(name, at):
+    """In between two refreshes, right before one, and right after one."""
+    unbroken, first, second = (state_of(name) for _ in range(3))
+    for _ in range(at):
+        a_round(unbroken)
+        a_round(first)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for _ in range(4):
+        assert a_round(unbroken) == a_round(second)
+    assert unbroken.weights.equal(second.weights)
+
+
+def test_a_checkpoint_of_an_older_version_has_no_carriers():
+    state, fresh = server_state("lsg"), server_state("lsg")
+    saved = state.state_dict()
+    assert saved.pop("basis") is None
+    fresh.load_state_dict(saved)
+    assert fresh.basis is None
+
+
+@pytest.mark.parametrize("silent", [(4,), (3, 4), (4, 5, 6)])
+def test_a_replica_needs_no_step_of_a_refresh_without_an_update(silent):
+    """Weights stay as they are without an update, so the next round's step finds what the refresh probed."""
+    server, replica = state_of("probe"), state_of("probe")
+    codec, store = find_codec("float32"), StepsInMemory()
+    downlink = SparseDownlink(server, codec, clients=1, clients_per_round=1, store=store)
+    for round in range(1, 9):
+        frame = server.frame()
+        downlink.finish_round(frame, [] if round in silent else [values_for(frame, 0, round)], 1.0)
+    for step in store.values():
+        replay(replica, read_steps(step)[0], codec)
+    assert replica.weights.equal(server.weights)
+    assert flatten(replica.basis).equal(flatten(server.basis))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_replica_goes_on_from_a_whole_model(name):
+    """It is given the basis in between two refreshes, and makes it itself where the next round is one."""
+    for rounds, given in ((1, True), (2, True), (3, False), (4, True)):
+        server, replica = state_of(name), state_of(name)
+        for _ in range(rounds):
+            a_round(server)
+        extra = extra_vectors(server)
+        assert ("basis" in extra) is given
+        restart(replica, server.weights, extra, round=server.next_round, updates=server.updates)
+        for _ in range(4):
+            assert a_round(server) == a_round(replica)
+        assert server.weights.equal(replica.weights)
+
+
+def test_a_method_that_probes_needs_a_source():
+    with pytest.raises(ValueError, match=r"'rgp-probe' probes the model: it needs a source"):
+        PublicState.start(model(), recipe("rgp-probe", rank=2), Schedule(rounds=2), seed=0, classifier=None)
+    state = server_state("lsg")
+    assert state.public.source is None
+    with pytest.raises(ValueError, match="'lsg' probes nothing"):
+        state.public.probe(1, updates=0)
+
+
+def test_the_probed_model_is_a_copy():
+    state = state_of("probe")
+    before, mode = state.weights, state.model.training
+    state.frame()
+    assert state.weights.equal(before)
+    assert state.model.training is mode
+    assert all(p.grad is None for p in state.model.parameters())
+    assert torch.is_grad_enabled()

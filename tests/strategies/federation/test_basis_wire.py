@@ -1,0 +1,112 @@
+"""Who is sent the carriers of a probe: clients that were not there at the refresh, or that derive others."""
+
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from fedlsg.carriers.probe import flatten
+from strategies.federation.basis_wire import Holders, basis_record, read_basis
+from strategies.federation.downlink import FullDownlink
+from strategies.federation.wire import array_bytes, read_frame
+from tests.strategies.small_federation import server_state, values_for
+
+CHOICES: dict[str, Any] = {"rank": 3, "out_rank": 4, "probes": 12, "refresh_rounds": 3}
+
+
+def downlink(method: str = "probe", **more: Any) -> FullDownlink:
+    return FullDownlink(server_state(method, **(CHOICES | more)))
+
+
+def a_round(down: FullDownlink, asked: list[int], answered: list[int] | None = None) -> dict[int, bool]:
+    """A round; whether each client was sent the basis."""
+    frame = down.state.frame()
+    records = down.records(asked, frame)
+    there = asked if answered is None else answered
+    down.confirm(there)
+    down.finish_round(frame, [values_for(frame, client, down.state.round + 1) for client in there], 1.0)
+    return {client: "basis" in records[client] for client in asked}
+
+
+def test_who_was_not_there_at_the_refresh_is_sent_the_carriers_once():
+    down = downlink()
+    assert a_round(down, [0, 1]) == {0: False, 1: False}
+    assert a_round(down, [1, 2]) == {1: False, 2: True}
+    assert a_round(down, [0, 2]) == {0: False, 2: False}
+    assert a_round(down, [2, 3]) == {2: False, 3: False}  # a refresh: everybody derives it
+    assert a_round(down, [0, 2]) == {0: True, 2: False}
+
+
+def test_who_was_silent_may_not_hold_them():
+    down = downlink()
+    assert a_round(down, [0, 1], answered=[0]) == {0: False, 1: False}
+    assert a_round(down, [0, 1], answered=[0]) == {0: False, 1: True}
+    assert a_round(down, [0, 1]) == {0: False, 1: True}
+
+
+def test_holders_are_in_the_checkpoint():
+    first, second = downlink(), downlink()
+    a_round(first, [0, 1])
+    second.state.load_state_dict(first.state.state_dict())
+    second.load_state_dict(first.state_dict())
+    assert a_round(first, [1, 2]) == a_round(second, [1, 2]) == {1: False, 2: True}
+    older = downlink()
+    older.state.load_state_dict(first.state.state_dict())
+    older.load_state_dict({})
+    assert a_round(older, [1, 2]) == {1: True, 2: True}
+
+
+def test_all_bytes_of_the_carriers_are_in_the_message():
+    down = downlink()
+    a_round(down, [0])
+    sent = down.records([1], down.state.frame())[1]["basis"]
+    m, n = 10, 12
+    assert array_bytes([sent]) == 4 * (m * 4 + 3 * n + 4 + 3)
+    assert read_basis(RecordDict({"basis": sent})).equal(flatten(down.state.basis))
+
+
+def test_who_derives_others_is_sent_the_carriers_and_no_frame():
+    down = downlink()
+    frame = down.state.frame()
+    assert set(down.records([0], frame)[0]) == {"weights"}
+    down.confirm([0])  # its weights are right: that is what its reply shows
+    assert set(down.records([0], frame, framed={0})[0]) == {"weights", "basis"}
+    down.confirm([0])
+    down.finish_round(frame, [values_for(frame, 0, 1)], 1.0)
+    assert a_round(down, [0]) == {0: False}
+
+
+def test_positions_go_with_them_where_a_mask_has_any():
+    """Of the frame the kept positions alone: L and R would be sent twice."""
+    down = downlink(sparsity=0.5)
+    frame = down.state.frame()
+    records = down.records([0], frame, framed={0})[0]
+    assert set(records) == {"weights", "basis", "frame"}
+    assert list(records["frame"]) == ["indices"]
+    assert read_frame(RecordDict(records), frame).digest == frame.digest
+
+
+def test_nothing_is_sent_where_nothing_is_probed():
+    down = FullDownlink(server_state("lsg"))
+    assert set(down.records([0], down.state.frame())[0]) == {"weights"}
+    assert down.state_dict() == {}
+
+
+def test_the_basis_of_each_refresh_is_kept_before_anybody_is_asked():
+    kept: list[int] = []
+    down = downlink()
+    down.holders = Holders(down.state, lambda basis: kept.append(basis.round))
+    for round in range(1, 8):
+        a_round(down, [0])
+        assert kept[-1] == round - (round - 1) % 3
+    assert kept == [1, 4, 7]
+
+
+def test_a_record_that_is_none_is_refused():
+    record = basis_record(downlink().state.basis_of(1))
+    record["flat"].stype = "numpy.ndarray"
+    with pytest.raises(ValueError, match="stype 'raw'"):
+        read_basis(RecordDict({"basis": record}))
+    assert read_basis(RecordDict({})) is None
+    assert torch.is_tensor(read_basis(RecordDict({"basis": basis_record(downlink().state.basis_of(1))})))
