@@ -54,7 +54,7 @@ def in_frame(gradients: Gradients, frame: Frame) -> list[Float[Tensor, "batch ke
     for block in frame.blocks:
         c = coordinates[block.parameter]
         L, R, G = c.L, c.R, gradients[block.parameter]
-        if L is not None and R is not None and c.form == "core":
+        if L is not None and R is not None and c.form != "tangent":
             G = torch.stack([project_core(one, L.to(one), R.to(one)) for one in G])
         elif L is not None and R is not None:
             pairs = [project(one, L.to(one), R.to(one)) for one in G]

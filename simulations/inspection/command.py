@@ -6,14 +6,18 @@ no ledger and changes no file that a run reads.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from simulations.compare.cells.grid_file import numbers
+from simulations.inspection.energy import kept_rows, layer_tables, summary_table
 from simulations.inspection.measure import SOURCES, Inspection, inspect
 from simulations.inspection.output import WARNING, first_factors, folder, lead, resolve_layer, write
+from simulations.inspection.recorded import rounds_of
+from simulations.inspection.retrain import diagnosis, finished, measure_costs
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
 from simulations.report.page import Row, RowKind, Table
 from simulations.report.terminal import print_table
@@ -37,9 +41,14 @@ def inspect_command(
     sparsities: str | None = None,
     ranks: str | None = None,
     layers: Sequence[str] = (),
+    energy: str | None = None,
+    noiseless: bool = False,
     device: Device = "auto",
 ) -> None:
     """Measure on ``device``, print and write. ``given``: settings of a run that does not exist, where ``run`` is None.
+
+    ``energy``: rounds in which carriers of all kinds are compared. ``noiseless``: also train the run twice again, see
+    ``measure_costs``.
 
     Raises ValueError for settings next to a run, for a list without numbers, and as reading a run directory does.
     """
@@ -56,17 +65,33 @@ def inspect_command(
         path = folder(subject, out)
         for name in layers:
             resolve_layer(subject, name)
+        rounds = [] if energy is None else rounds_of(subject, energy)
+        if noiseless:
+            finished(subject)
         status.update("measuring gradients")
         measured = sorted({*wanted, shown_sparsity(subject)})
         found = inspect(subject, examples=examples, sparsities=measured, ranks=several)
-        status.update("drawing")
+        if rounds:
+            status.update("measuring carriers")
+            found = replace(found, kept=kept_rows(subject, subject.rows(examples), rounds, several))
+    if noiseless:
+        found = replace(found, costs=measure_costs(subject, console))
+    with console.status("drawing"):
         write(subject, found, path, layers)
     console.print(lead(subject, found), highlight=False, markup=False, soft_wrap=True)
-    for table in (layer_table(subject, found), energy_table(subject, found), clip_table(found)):
+    kept = [summary_table(found.kept), *layer_tables(found.kept)] if found.kept else []
+    for table in (*kept, layer_table(subject, found), energy_table(subject, found), clip_table(found)):
         print_table(table, console)
     for name, factors in first_factors(found).items():
         text = ", ".join(f"{factor:.4f}" for factor in factors)
-        console.print(f"clip factors, {name}: {text}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"clip factors of the first examples (1: not clipped), {name}: {text}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+    if found.costs is not None:
+        console.print(diagnosis(found.costs), style="bold", highlight=False, markup=False, soft_wrap=True)
     console.print(f"[bold]written[/bold]  {escape(str(path))}/inspection.html", highlight=False, soft_wrap=True)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedlsg.lowrank import flatten_kernel
 from simulations.inspection.clips import ClipRow
+from simulations.inspection.energy_figure import kept_energy
 from simulations.inspection.measure import SOURCES, EnergyRow, Inspection, LayerRow, ResidualRow
 from simulations.inspection.subject import Subject
 from simulations.report.figure import (
@@ -53,6 +54,7 @@ OTHER = GREEN
 def figures(found: Inspection, subject: Subject, maps: Sequence[str]) -> dict[str, "Figure"]:
     """Every figure by file name; ``maps`` names the layers of intensity maps."""
     return {
+        **({"carriers": kept_energy(found.kept)} if found.kept else {}),
         "stable-rank": stable_ranks(found.layers),
         "residual": residuals(found.residuals),
         "clipping": clips(found.own, found.clips, subject.base.method.mechanism.clip_norm),

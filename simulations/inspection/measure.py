@@ -6,20 +6,19 @@ The batch gradient is neither clipped nor noisy. ``clip_rows`` measures what a c
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedlsg.carriers.statistics import kept_energy, principal_carriers, random_energy, residual, stable_rank
 from fedlsg.frame import Coordinates
-from fedlsg.gradients import call, trainable
 from fedlsg.lowrank import decompose, flatten_kernel, project, random_carriers
 from fedlsg.masks import Direction, keep_units, unit_importance
 from fedlsg.randomness import public_generator
 from simulations.inspection.clips import ClipRow, clip_rows, own_clip
+from simulations.inspection.energy import KeptRow
+from simulations.inspection.gradient import batch_gradient
+from simulations.inspection.retrain import Costs
 from simulations.inspection.subject import Subject
 
 SOURCES = {
@@ -73,7 +72,10 @@ class EnergyRow:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inspection:
-    """All results. ``own``: the clip in the frame of the run itself."""
+    """All results. ``own``: the clip in the frame of the run itself.
+
+    If asked for, ``costs`` of noise and clip, and the energy ``kept`` by carriers.
+    """
 
     examples: int
     layers: list[LayerRow]
@@ -82,6 +84,8 @@ class Inspection:
     own: ClipRow
     clips: list[ClipRow]
     gradients: dict[str, Tensor]
+    costs: Costs | None = None
+    kept: Sequence[KeptRow] = ()
 
 
 def inspect(subject: Subject, *, examples: int, sparsities: Sequence[float], ranks: Sequence[int] | None) -> Inspection:
@@ -109,23 +113,6 @@ def inspect(subject: Subject, *, examples: int, sparsities: Sequence[float], ran
         clips=clip_rows(subject, own, rows, sparsities),
         gradients={name: gradients[name] for name in subject.layers},
     )
-
-
-def batch_gradient(subject: Subject, rows: Int64[Tensor, " n"]) -> dict[str, Tensor]:
-    """Mean gradient of every trainable parameter over the examples, without clip and noise."""
-    parameters = trainable(subject.model)
-    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    microbatch = max(1, subject.base.local.microbatch_size // subject.copies)
-    summed_loss = partial(F.cross_entropy, reduction="sum")
-    with subject.same_dropout():
-        for inputs, targets in subject.batches(rows, microbatch):
-            outputs = partial(call, subject.model, inputs)
-            loss = subject.base.local.precision.losses(outputs, summed_loss, targets, targets)
-            found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-            for name, dW in zip(parameters, found, strict=True):
-                if dW is not None:
-                    total[name] += dW / (len(rows) * subject.copies)
-    return total
 
 
 def layer_rows(subject: Subject, gradients: dict[str, Tensor]) -> list[LayerRow]:
@@ -200,7 +187,7 @@ def energy_rows(subject: Subject, name: str, dW: Tensor, sparsities: Sequence[fl
 
 def carried_energy(dW: Tensor, where: Coordinates, rows: Tensor, columns: Tensor) -> float:
     """Share of ||dL||^2 + ||dR||^2 in kept rows of dL and kept columns of dR; NaN for a layer that has neither."""
-    if where.L is None or where.R is None or where.form == "core":
+    if where.L is None or where.R is None or where.form != "tangent":
         return math.nan
     dL, dR = project(dW, where.L, where.R)
     units = dR.double().square().sum(0).reshape(dW.shape[1], -1).sum(1)

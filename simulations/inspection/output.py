@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from simulations.inspection.clips import ClipRow
+from simulations.inspection.energy import meanings, summary_table
 from simulations.inspection.figures import PANELS, figures, spread
 from simulations.inspection.measure import SOURCES, Inspection
+from simulations.inspection.retrain import diagnosis
 from simulations.inspection.subject import Subject
 from simulations.report.figure import picture, png
-from simulations.report.page import Code, Page, Picture, Row, Section, Table, json_text, render
+from simulations.report.page import Code, Page, Picture, Row, Section, Table, Text, facts_of, json_text, render
 from simulations.rundir.files.atomic import write_atomically
 
 WARNING = (
@@ -24,6 +26,8 @@ PRINTED = 21
 """Examples whose clip factors are shown, as many as in Ito et al. 2024, Listing 1."""
 
 CAPTIONS = {
+    "carriers": "Energy of the mean gradient in carriers of each kind, ||P(dW)||_F^2 / ||dW||_F^2, at the start of a "
+    "round. Form tangent: dL and dR are sent (Eq. 3); core: L^T dW R^T alone.",
     "stable-rank": "Stable rank of the batch gradient of each layer, ||dW||_F^2 / ||dW||_2^2 (Yu et al. 2021, Fig. 2).",
     "residual": "Share of the batch gradient that carriers of rank r lose, ||dW - P(dW)||_F / ||dW||_F (Yu et al. "
     "2021, Fig. 3). Sources of the carriers: " + "; ".join(f"{name}: {text}" for name, text in SOURCES.items()) + ".",
@@ -64,7 +68,7 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     made = figures(found, subject, maps)
     images = {name: png(figure) for name, figure in made.items()}
     pictures = [picture(figure, _caption(name), images[name]) for name, figure in made.items()]
-    for stale in path.glob("intensity-*.png"):
+    for stale in (*path.glob("intensity-*.png"), *path.glob("carriers.*")):
         stale.unlink()
     files = {f"{name}.png": image for name, image in images.items()}
     files |= {f"{name}.csv": as_csv(rows).encode() for name, rows in tables(found).items()}
@@ -90,6 +94,7 @@ def tables(found: Inspection) -> dict[str, list[dict[str, Any]]]:
         "layers": layers,
         "residuals": [asdict(row) for row in found.residuals],
         "energy": [asdict(row) for row in found.energies],
+        **({"carriers": [asdict(row) for row in found.kept]} if found.kept else {}),
         "clipping": [clip_numbers("the run's own", found.own), *(clip_numbers(r.choice, r) for r in found.clips)],
     }
 
@@ -123,6 +128,7 @@ def numbers(subject: Subject, found: Inspection) -> dict[str, Any]:
         "examples": found.examples,
         "clip": mechanism.clip if mechanism.clips else "none",
         "clip_norm": mechanism.clip_norm if mechanism.clips else None,
+        "accuracies": None if found.costs is None else asdict(found.costs),
         "sources": SOURCES,
         **tables(found),
         "squared_length_shares": dict(found.own.shares),
@@ -161,13 +167,18 @@ def page(subject: Subject, found: Inspection, pictures: Sequence[Picture]) -> st
         columns=("parameter", "share"),
         rows=tuple(Row(cells=(name, f"{share:.3f}")) for name, share in found.own.shares.items()),
     )
+    words = () if found.costs is None else (Text(words=diagnosis(found.costs)),)
+    kept = (summary_table(found.kept), facts_of(meanings(found.kept))) if found.kept else ()
+    costs = (Section(title="What noise and clip cost", parts=words),) if words else ()
     return render(
         Page(
             title="Gradients as the papers show them",
             lead=lead(subject, found),
             warnings=(WARNING,),
             sections=(
-                Section(title="Clip factors of the first examples", parts=tuple(factors)),
+                *costs,
+                *((Section(parts=kept),) if kept else ()),
+                Section(title="Clip factors of the first examples (1: not clipped)", parts=tuple(factors)),
                 Section(title="Figures", parts=tuple(pictures)),
                 Section(title="Share of each parameter in the squared length of an example", parts=(shares,)),
             ),

@@ -4,7 +4,7 @@ Reads a run directory and writes nothing into it: no ledger is opened, no checkp
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -75,7 +75,7 @@ class Subject:
         """The frame of the same round under another mask: the carriers are the same."""
         public = self.state.public
         public = replace(public, method=method, initial={**self.start, **public.initial})
-        return public.frame(self.round, updates=self.state.updates)
+        return public.frame(self.round, updates=self.state.updates, basis=self.state.basis_of(self.round))
 
     @property
     def classifier(self) -> str:
@@ -105,11 +105,15 @@ class Subject:
                 inputs, targets = drawn_copies(inputs, targets, changes[run], augment)
             yield to_device(inputs, self.base.device), targets.to(self.base.device)
 
-    @contextmanager
-    def at_start(self) -> Iterator[None]:
+    def at_start(self) -> AbstractContextManager[None]:
         """Inside, the model has the weights W_0."""
+        return self.at(self.start)
+
+    @contextmanager
+    def at(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Inside, the model has these weights, by name."""
         now = {name: W.clone() for name, W in self.weights.items()}
-        _write(self.model, self.start)
+        _write(self.model, weights)
         try:
             yield
         finally:

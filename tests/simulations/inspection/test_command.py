@@ -30,7 +30,8 @@ from simulations.cli import examine
 from simulations.inspection.clips import clip_rows, masks_of, own_clip, unmasked
 from simulations.inspection.command import inspect_command
 from simulations.inspection.figures import spread, tiled
-from simulations.inspection.measure import Inspection, batch_gradient, inspect, residual_rows
+from simulations.inspection.gradient import batch_gradient
+from simulations.inspection.measure import Inspection, inspect, residual_rows
 from simulations.inspection.output import folder
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
 from simulations.workloads.images.augment import crop
@@ -285,7 +286,7 @@ def test_the_files_and_what_is_left_alone(stopped, capsys, monkeypatch):
     assert files_of(stopped.path) == before
     shown = capsys.readouterr().out
     assert "\x1b[1;31mNOT PRIVATE" in shown
-    assert "clip factors, nothing frozen:" in shown
+    assert "clip factors of the first examples (1: not clipped), nothing frozen:" in shown
     out = stopped.path / "inspection"
     written = json.loads((out / "inspection.json").read_text())
     assert written["private"] is False
