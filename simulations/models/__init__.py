@@ -28,20 +28,23 @@ WIDE: Mapping[str, tuple[int, int, Form]] = MappingProxyType(
         "wrn-28-4-standard": (28, 4, "standard"),
         "wrn-28-10": (28, 10, "standard"),
         "wrn-28-10-ws": (28, 10, "standardized"),
+        "wrn-40-4-ws": (40, 4, "standardized"),
     }
 )
-"""Depth, width and form of the wide ResNets: LSG and RGP train wrn-28-4, DP-SSGD trains the ones that end on -ws."""
+"""Depth, width and form of the wide ResNets: LSG and RGP train wrn-28-4, De et al. 2022 and DP-SSGD the ones
+that end on -ws."""
 
 SMALLEST, WIDEST, IMAGENET = 16, 64, 64
-"""Sides in pixels: only ``cnn`` and ``cnn-wide`` fit below SMALLEST, CIFAR networks up to WIDEST; resnet-34 has its
+"""Sides in pixels: only the models ``cnn...`` fit below SMALLEST, CIFAR networks up to WIDEST; resnet-34 has its
 ImageNet stem from IMAGENET on."""
 
 
 def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:
     """Builders of the models for images (B, channels, side, side), by name; the first is the default.
 
-    ``cnn`` and ``cnn-wide``, with twice its channels, fit from 8 pixels on. 28x28 images get the small DP-CNN and H-CNN
-    of Fashion-MNIST under the names ``dp-cnn`` and ``h-cnn``, as in Zhu and Blaschko 2023.
+    ``cnn`` and ``cnn-wide``, with twice its channels, fit from 8 pixels on, and so does ``cnn-wide-ws``, with the
+    convolutions of De et al. 2022. 28x28 images get the small DP-CNN and H-CNN of Fashion-MNIST under the names
+    ``dp-cnn`` and ``h-cnn``, as in Zhu and Blaschko 2023.
     Raises ValueError for a shape that no model fits.
     """
     if channels < 1 or side < 8 or num_classes < 2:
@@ -51,6 +54,7 @@ def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:
     models: dict[str, Builder] = {
         "cnn": partial(small_cnn, channels, side, num_classes),
         "cnn-wide": partial(small_cnn, channels, side, num_classes, width=32),
+        "cnn-wide-ws": partial(small_cnn, channels, side, num_classes, width=32, standardized=True),
     }
     if SMALLEST <= side <= WIDEST:
         if side == 28:

@@ -74,7 +74,7 @@ def build_encoder(
     pooling = _pooling(source)
     kind = AutoModelForSequenceClassification if pooling == "own" else AutoModel
     if source.weights:
-        body = _load(kind, source, config, attention)
+        body = load_body(kind, source, config, attention)
     else:
         body = kind.from_config(config, attn_implementation=attention, dtype=torch.float32)
     base = body.base_model
@@ -88,6 +88,21 @@ def build_encoder(
             base.pooler = None  # it is not called, and would send noise alone
     freeze(base, train_layers, layers=config.num_hidden_layers)
     return TextClassifier(body, classifier, pooling)
+
+
+def sentence_encoder(source: EncoderSource) -> TextClassifier:
+    """The encoder with an identity as its head: tokens to one vector a text (B, hidden).
+
+    Pooled as a folder of sentence-transformers says; the mean over the real tokens of any other model. Poolers of
+    transformers are not used: a checkpoint may lack their weights.
+    """
+    from transformers import AutoModel
+
+    body = load_body(AutoModel, source, load_config(source), "sdpa")
+    if getattr(body, "pooler", None) is not None:
+        body.pooler = None
+    pooling = _pooling(source)
+    return TextClassifier(body, nn.Identity(), "mean" if pooling == "own" else pooling)
 
 
 def freeze(base: nn.Module, train_layers: int | None, *, layers: int) -> None:
@@ -137,7 +152,8 @@ def _pooling(source: EncoderSource) -> Pooling:
     raise ValueError(f"expected mean or cls pooling in {file}")
 
 
-def _load(kind: Any, source: EncoderSource, config: Any, attention: str) -> Any:
+def load_body(kind: Any, source: EncoderSource, config: Any, attention: str) -> Any:
+    """A model of an auto class of transformers with its weights, float32. Raises as ``build_encoder``."""
     folder = model_folder(source)
     if not any(Path(folder).glob("*.safetensors")):
         raise FileNotFoundError(f"no safetensors file in {folder}; save the model again with a current transformers")

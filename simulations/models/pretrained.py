@@ -2,8 +2,12 @@
 
 They become the public initial weights of a run, so they must come from public data: the epsilon of a run does not
 cover the data that they were trained on. Files are read as plain tensors; nothing in them is executed.
+
+A run keeps the digest of the file in its settings: every process that builds the model has these weights, or stops.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,11 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedlsg.carriers import find_classifier
+
 CLASSIFIER = "classifier"
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 """Files searched for in a hub repository, in this order, if the source names none."""
 _HUB_SOURCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(:(?P<file>.+))?")
+HERE = (".", "~", "pretrained/", "runs/")
+"""Starts of sources that are on this machine or nowhere."""
+FOLDER_FILE = "model.safetensors"
+"""The weights in a folder that ``fedlsg pretrain``, ``run`` or ``export`` wrote."""
+FACTS = ("config.json", "fedlsg-run.json")
+"""What such a folder says of them."""
 _SHOWN = 8
 
 Say = Callable[[str], None]
@@ -28,42 +40,88 @@ def _silent(line: str) -> None:
     """Says nothing."""
 
 
-def with_pretrained(builder: Callable[[], nn.Module], source: str, *, say: Say = _silent) -> Callable[[], nn.Module]:
+def digest_of(source: str) -> str:
+    """SHA-256 of the file of a source, 64 hex digits. Raises as ``load_pretrained`` where it is not there."""
+    return file_digest(find_weights(source))
+
+
+def is_on_hub(source: str) -> bool:
+    """Whether a source can only be a hub repository by its form: no file of this machine is looked for.
+
+    ``pretrained/`` and ``runs/`` are folders in which fedlsg writes weights, and no owners.
+    """
+    match = _HUB_SOURCE.fullmatch(source)
+    return match is not None and not source.startswith(HERE) and not match["repository"].endswith(SUFFIXES)
+
+
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file, 64 hex digits."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def facts_of(source: str) -> Mapping[str, Any]:
+    """What fedlsg says of the weights, in the folder of their file; nothing for other weights."""
+    folder = Path(source).expanduser()
+    folder = folder if folder.is_dir() else folder.parent
+    for name in FACTS:
+        try:
+            found = json.loads((folder / name).read_text())
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, Mapping) and "fedlsg" in found:
+            return found
+    return {}
+
+
+def with_pretrained(builder: Callable[[], nn.Module], source: str, **how: Any) -> Callable[[], nn.Module]:
     """A builder of the same model with the weights at ``source``, read again at every build; see ``load_pretrained``.
 
     Guarantee: a classifier that stays fresh is that of ``builder``, so it depends on the seed alone.
     """
-    return partial(_build, builder, source, say)
+    return partial(_build, builder, source, how)
 
 
-def _build(builder: Callable[[], nn.Module], source: str, say: Say) -> nn.Module:
+def _build(builder: Callable[[], nn.Module], source: str, how: Mapping[str, Any]) -> nn.Module:
     model = builder()
-    load_pretrained(model, source, say=say)
+    load_pretrained(model, source, **how)
     return model
 
 
-def load_pretrained(model: nn.Module, source: str, *, say: Say = _silent) -> tuple[str, ...]:
+def load_pretrained(
+    model: nn.Module,
+    source: str,
+    *,
+    sha256: str | None = None,
+    classifier: str | None = CLASSIFIER,
+    say: Say = _silent,
+) -> tuple[str, ...]:
     """Fill the model in place from ``source``; the names of the parameters that stay fresh.
 
-    source: a local .pt, .pth, .bin (a state dict, by itself or under "state_dict") or .safetensors file, or a hub
-        repository as "owner/name" or "owner/name:file". A local file wins.
-    Guarantee: every parameter outside ``classifier`` is loaded, or nothing is. The classifier stays fresh if the
+    source: a local .pt, .pth, .bin (a state dict, by itself or under "state_dict") or .safetensors file, a folder that
+        fedlsg wrote, or a hub repository as "owner/name" or "owner/name:file". A local file wins.
+    sha256: digest that the file must have; None for any.
+    classifier: path of the output layer; None: the last Linear.
+    Guarantee: every parameter outside of the classifier is loaded, or nothing is. The classifier stays fresh if the
     file has none, or one for another number of classes; ``say`` reports it.
     Raises:
-        ValueError: missing or unexpected names, other shapes, values that are not finite, or a file that cannot be
-            read as plain tensors.
+        ValueError: missing or unexpected names, other shapes, values that are not finite, a file that cannot be read
+            as plain tensors or has another digest.
         FileNotFoundError: no such file here, or no such repository or file on the hub.
         ConnectionError: the hub cannot be reached.
         ModuleNotFoundError: a library of the ``hub`` extra is missing.
     """
     file = find_weights(source)
+    if sha256 is not None and file_digest(file) != sha256:
+        raise ValueError(f"{source} has changed, or is another file here: expected one with {sha256=}; restore it")
     weights = read_weights(file)
     own = model.state_dict()
-    head = {name for name in own if name.startswith(f"{CLASSIFIER}.")}
-    given_head = {name for name in weights if name.startswith(f"{CLASSIFIER}.")}
+    path = classifier if classifier == CLASSIFIER else find_classifier(model, classifier)
+    head = {name for name in own if name.startswith(f"{path}.")}
+    given_head = {name for name in weights if name.startswith(f"{path}.")}
     fits = head == given_head and all(weights[name].shape == own[name].shape for name in head)
     fresh = () if fits else tuple(name for name in own if name in head)
-    _check_same_inputs(own, weights, source)
+    _check_same_inputs(own, weights, f"{path}.weight", source)
     wanted = {name: own[name] for name in own if name not in fresh}
     _check(wanted, {name: t for name, t in weights.items() if fits or name not in given_head}, source)
     with torch.no_grad():
@@ -75,9 +133,8 @@ def load_pretrained(model: nn.Module, source: str, *, say: Say = _silent) -> tup
     return fresh
 
 
-def _check_same_inputs(own: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str) -> None:
+def _check_same_inputs(own: Mapping[str, Tensor], given: Mapping[str, Tensor], name: str, source: str) -> None:
     """Refuse a classifier with other input features: the rest is then another network, too."""
-    name = f"{CLASSIFIER}.weight"
     if name in own and name in given and own[name].shape[1:] != given[name].shape[1:]:
         raise ValueError(
             f"{source} does not fit the model: expected {name} to read {tuple(own[name].shape[1:])} features, "
@@ -138,10 +195,19 @@ def find_weights(source: str) -> Path:
     file = Path(source).expanduser()
     if file.is_file():
         return file
+    if (file / FOLDER_FILE).is_file():
+        return file / FOLDER_FILE
     if file.is_dir():
-        raise FileNotFoundError(f"{source} is a folder; name the file in it that holds the weights")
+        raise FileNotFoundError(
+            f"{source} is a folder without {FOLDER_FILE}; name the file in it that holds the weights"
+        )
+    return find_on_hub(source)
+
+
+def find_on_hub(source: str) -> Path:
+    """As ``find_weights``, but no other file of this machine than its copy of the repository is looked for."""
     match = _HUB_SOURCE.fullmatch(source)
-    if match is None or (match["file"] is None and source.endswith(SUFFIXES)):
+    if match is None or source.startswith(HERE) or (match["file"] is None and source.endswith(SUFFIXES)):
         raise FileNotFoundError(
             f"no file {source}; expected a local {', '.join(SUFFIXES)} file, "
             'or a hub repository as "owner/name" or "owner/name:file"'

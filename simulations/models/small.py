@@ -8,10 +8,13 @@ Activations"). They recommend the tempered sigmoid s / (1 + exp(-T x)) - o with 
 GroupNorm of ``small_cnn`` has one group: it normalises over the whole image and is the fastest on channels-last memory.
 """
 
+import math
 from collections import OrderedDict
+from functools import partial
 
 from torch import nn
 
+from fedlsg.gradients import StandardizedConv2d
 from simulations.models.scattering import COEFFICIENTS, Scattering2d
 
 POOLED_SIDE = 4
@@ -24,9 +27,15 @@ It is the variant of Tramer and Boneh that costs no privacy; they search 9, 27 a
 """
 
 
-def _conv_block(in_channels: int, out_channels: int, *pool: nn.Module) -> nn.Sequential:
-    """3x3 convolution, one-group norm, tanh, and a pooling layer where one is given."""
-    layers = [nn.Conv2d(in_channels, out_channels, 3, padding=1), nn.GroupNorm(1, out_channels), nn.Tanh()]
+def _conv_block(in_channels: int, out_channels: int, *pool: nn.Module, standardized: bool = False) -> nn.Sequential:
+    """3x3 convolution, one-group norm, tanh, and a pooling layer where one is given.
+
+    ``standardized``: with standardised filters, which start as those of ``wide_resnet`` do, and 16 groups.
+    """
+    conv = (StandardizedConv2d if standardized else nn.Conv2d)(in_channels, out_channels, 3, padding=1)
+    if standardized:
+        nn.init.normal_(conv.weight, std=(9 * in_channels) ** -0.5)
+    layers = [conv, nn.GroupNorm(math.gcd(16, out_channels) if standardized else 1, out_channels), nn.Tanh()]
     return nn.Sequential(*layers, *pool)
 
 
@@ -49,11 +58,12 @@ def digits_conv() -> nn.Module:
     )
 
 
-def small_cnn(channels: int, side: int, num_classes: int, *, width: int = 16) -> nn.Module:
+def small_cnn(channels: int, side: int, num_classes: int, *, width: int = 16, standardized: bool = False) -> nn.Module:
     """(B, channels, side, side) -> conv w, 2w, 4w, 4w, three of them halving the image -> 4w -> num_classes; w: width.
 
     For (3, 32, 32) and 10 classes: 127,114 parameters; at width 32: 505,098 parameters. A last feature map of more than
-    4x4 is averaged down to that. Raises ValueError for a side below 8 or a width below 1.
+    4x4 is averaged down to that. ``standardized``: with the convolutions of De et al. 2022.
+    Raises ValueError for a side below 8 or a width below 1.
     """
     if side < 8:
         raise ValueError(f"expected {side=} >= 8: three poolings halve the image")
@@ -61,12 +71,13 @@ def small_cnn(channels: int, side: int, num_classes: int, *, width: int = 16) ->
         raise ValueError(f"expected {width=} >= 1")
     last = min(side // 8, POOLED_SIDE)
     pool = [nn.AdaptiveAvgPool2d(POOLED_SIDE)] if last < side // 8 else []
+    block = partial(_conv_block, standardized=standardized)
     return nn.Sequential(
         OrderedDict(
-            conv1=_conv_block(channels, width, nn.MaxPool2d(2)),
-            conv2=_conv_block(width, 2 * width, nn.MaxPool2d(2)),
-            conv3=_conv_block(2 * width, 4 * width, nn.MaxPool2d(2)),
-            conv4=_conv_block(4 * width, 4 * width, *pool),
+            conv1=block(channels, width, nn.MaxPool2d(2)),
+            conv2=block(width, 2 * width, nn.MaxPool2d(2)),
+            conv3=block(2 * width, 4 * width, nn.MaxPool2d(2)),
+            conv4=block(4 * width, 4 * width, *pool),
             flatten=nn.Flatten(),
             hidden=nn.Linear(4 * width * last * last, 4 * width),
             tanh=nn.Tanh(),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from simulations.models import load_pretrained, with_pretrained
-from simulations.models.pretrained import find_weights
+from simulations.models.pretrained import find_weights, is_on_hub
 
 
 def small(classes: int = 3, width: int = 4, bias: bool = True) -> nn.Module:
@@ -211,3 +211,11 @@ def test_a_repository_without_weights_says_how_to_name_them(tmp_path, monkeypatc
         FileNotFoundError, match=r'no model\.safetensors or pytorch_model\.bin; name a file as "owner/name:'
     ):
         load_pretrained(seeded(2), "owner/name")
+
+
+@pytest.mark.parametrize("source", ["pretrained/cifar10-cnn", "runs/other"])
+def test_a_folder_of_fedlsg_that_is_not_here_is_not_looked_for_on_the_hub(source, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *given, **how: pytest.fail("the hub was asked"))
+    assert not is_on_hub(source)
+    with pytest.raises(FileNotFoundError, match=f"no file {source}"):
+        find_weights(source)

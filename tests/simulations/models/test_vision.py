@@ -40,6 +40,7 @@ def convolutions(model: nn.Module) -> int:
     [
         (CIFAR, "cnn", 127_114, 4),
         (CIFAR, "cnn-wide", 505_098, 4),
+        (CIFAR, "cnn-wide-ws", 505_098, 4),
         (CIFAR, "dp-cnn", 550_570, 6),  # Zhu and Blaschko 2023, Table 2: 550K
         (CIFAR, "h-cnn", 187_210, 2),  # Zhu and Blaschko 2023, Table 2: 187K
         (FASHION, "dp-cnn", 26_010, 2),  # Zhu and Blaschko 2023, Table 2: 26K
@@ -86,12 +87,13 @@ def test_every_model_fits_its_shape_and_can_be_made_private(shape):
 
 
 def test_what_fits_a_shape():
-    wide = ["wrn-16-4", "wrn-16-4-ws", "wrn-28-4", "wrn-28-4-standard", "wrn-28-10", "wrn-28-10-ws"]
-    assert list(vision(*CIFAR)) == ["cnn", "cnn-wide", "dp-cnn", "h-cnn", *wide, "resnet-8", "resnet-20", "resnet-34"]
+    wide = ["wrn-16-4", "wrn-16-4-ws", "wrn-28-4", "wrn-28-4-standard", "wrn-28-10", "wrn-28-10-ws", "wrn-40-4-ws"]
+    small = ["cnn", "cnn-wide", "cnn-wide-ws"]
+    assert list(vision(*CIFAR)) == [*small, "dp-cnn", "h-cnn", *wide, "resnet-8", "resnet-20", "resnet-34"]
     assert list(vision(*FASHION)) == list(vision(*CIFAR))
     assert "h-cnn" not in vision(3, 30, 10)
-    assert list(vision(1, 8, 10)) == ["cnn", "cnn-wide"]
-    assert list(vision(3, 224, 1000)) == ["cnn", "cnn-wide", "resnet-34"]
+    assert list(vision(1, 8, 10)) == small
+    assert list(vision(3, 224, 1000)) == [*small, "resnet-34"]
 
 
 @pytest.mark.parametrize("shape", [(0, 32, 10), (3, 7, 10), (3, 32, 1)])

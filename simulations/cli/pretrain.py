@@ -1,0 +1,38 @@
+"""The command that makes public initial weights: ``fedlsg pretrain``."""
+
+from typing import Annotated
+
+import typer
+
+from simulations.cli.options import console, option, setting
+
+
+def pretrain(
+    workload: Annotated[
+        str, typer.Argument(help="Whose models and image size; as in run, default cifar10.", show_default=False)
+    ] = "cifar10",
+    model: Annotated[str | None, setting("model")] = None,
+    source: Annotated[
+        str, option(help="leaves (default), pink, data:NAME|PATH (public), or a function FILE.py:NAME.")
+    ] = "leaves",
+    task: Annotated[str, option(help="contrastive (default) or instance.")] = "contrastive",
+    images: Annotated[int, option(help="Images, drawn once; default 10000.")] = 10_000,
+    steps: Annotated[int, option(help="Steps of training; default 1000.")] = 1000,
+    batch: Annotated[int, option(help="Images of a step, two views of each; default 256.")] = 256,
+    learning_rate: Annotated[float, option(help="Of Adam, falling to 0; default 0.001.")] = 1e-3,
+    seed: Annotated[int, setting("seed")] = 0,
+    threads: Annotated[int, option(help="Threads of torch; default 1.")] = 1,
+    device: Annotated[str, setting("device")] = "auto",
+    data_dir: Annotated[str | None, setting("data_dir")] = None,
+    out: Annotated[str | None, option(help="New folder; default pretrained/WORKLOAD-MODEL.")] = None,
+) -> None:
+    """Train a model on synthetic images alone, and write weights that any run starts from at no privacy cost."""
+    from simulations.pretrain.command import pretrain_command
+    from simulations.pretrain.train import Schedule
+    from simulations.settings.settings import RUN
+
+    pretrain_command(
+        workload, console, model=model, source=source, task=task, images=images, seed=seed, threads=threads,
+        schedule=Schedule(steps=steps, batch=batch, learning_rate=learning_rate), device=RUN["device"].parse(device),
+        data_dir=data_dir, out=out,
+    )  # fmt: skip

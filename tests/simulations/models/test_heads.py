@@ -1,0 +1,37 @@
+"""Heads: which fit which features, their sizes, and that private training supports them."""
+
+import pytest
+import torch
+
+from fedlsg.gradients.per_example import per_example_gradients
+from simulations.models.heads import heads
+from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
+
+MAPS, VECTOR = (6, 4, 4), (10,)
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"), [(VECTOR, ["linear", "mlp"]), (MAPS, ["linear", "mlp", "cnn"]), ((6, 3, 3), ["linear", "mlp"])]
+)
+def test_heads_that_fit(shape, names):
+    assert list(heads(shape, 3)) == names
+
+
+def test_a_linear_head_starts_at_equal_chances():
+    outputs = heads(VECTOR, 4)["linear"]()(torch.randn(3, 10))
+    assert torch.equal(outputs.softmax(1), torch.full((3, 4), 0.25))
+
+
+def test_the_cnn_is_that_of_tramer_and_boneh():
+    """187 k parameters on the scattering features of CIFAR-10, as in Zhu and Blaschko 2023."""
+    assert sum(p.numel() for p in heads((243, 8, 8), 10)["cnn"]().parameters()) == 187_210
+
+
+@pytest.mark.parametrize(("shape", "name"), [(VECTOR, "linear"), (MAPS, "mlp"), (MAPS, "cnn")])
+def test_per_example_gradients_equal_autograd(shape, name):
+    torch.manual_seed(0)
+    model = heads(shape, 3, width=4)[name]().double()
+    x, targets = torch.randn(3, *shape).double(), torch.tensor([0, 1, 2])
+    frame = make_frame(model, rank=2, sparsity=0.3)
+    got = per_example_gradients(model, cross_entropy, x, targets, frame)
+    assert error(got, naive(model, cross_entropy, x, targets, frame)) < TOLERANCE
