@@ -1,0 +1,1 @@
+"""``fedlsg tune``: choose settings of a method by trials, bracket the best, say what choosing costs in privacy."""

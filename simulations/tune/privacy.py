@@ -1,0 +1,104 @@
+"""What choosing by held-out private rows costs: the composition of all trials over the rows that they trained on.
+
+Each trial trains on the same rows, and its result decides what comes next. So each one is a release about these rows,
+also if it failed or was interrupted. The accountants bound adaptive composition: later trials may follow from
+earlier results. The accuracies themselves are computed from the held-out rows without noise: no epsilon covers those.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedlsg.accounting import AccountingError, Event, compose, spread
+from fedlsg.accounting.events import canonical
+from fedlsg.privacy import Ledger
+from simulations.rundir.rundir import RunDir
+
+Partition = tuple[object, ...]
+PARTITION = ("seed", "clients", "partition", "alpha", "shards_per_client", "train_rows", "holdout")
+"""The settings that decide which client has a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What one run charged: the partition that it had, and the events of each client.
+
+    ``private`` is False where a step had no noise, or noise from a known seed: no epsilon bounds it.
+    """
+
+    partition: Partition
+    events: Mapping[int, Sequence[Event]]
+    private: bool = True
+
+
+def epsilon_of(trials: Sequence[Trial], *, delta: float) -> float:
+    """Epsilon at ``delta`` of all trials together, for each row that they trained on (add or remove one row).
+
+    Guarantee: an upper bound. Trials with one partition compose client by client, and the largest client counts. In
+    another partition (another seed) a row may be with another client: if all clients of each partition have equal
+    events, the events of all partitions compose; else the epsilons at delta / partitions are added (basic
+    composition). Infinite if a trial is not private, or if no accountant certifies a bound. No trials: 0.
+    """
+    if not all(trial.private for trial in trials):
+        return math.inf
+    groups: dict[Partition, dict[int, list[Event]]] = {}
+    for trial in trials:
+        group = groups.setdefault(trial.partition, {})
+        for client, events in trial.events.items():
+            group.setdefault(client, []).extend(events)
+    populations = [[canonical(events) for events in group.values()] for group in groups.values() if group]
+    if all(len(set(population)) == 1 for population in populations):
+        try:
+            return compose([event for population in populations for event in population[0]], delta=delta).upper
+        except AccountingError:
+            return math.inf
+    share = delta / len(populations)
+    return math.fsum(spread(population, delta=share).largest for population in populations)
+
+
+def read_trials(folder: Path) -> list[Trial]:
+    """What each run directory in ``folder`` has charged so far, finished or not; those that charged nothing are none.
+
+    Raises ValueError (LedgerError) for a damaged ledger or config.
+    """
+    runs = [RunDir(path) for path in sorted(folder.iterdir())] if folder.is_dir() else []
+    return [trial for run in runs if run.ledgers.is_dir() and (trial := _read(run)).events]
+
+
+def _read(run: RunDir) -> Trial:
+    run.settle_charges()
+    settings = run.read_values()
+    ledgers = [
+        Ledger(path, client=int(path.stem.removeprefix("client-"))) for path in run.ledgers.glob("client-*.jsonl")
+    ]
+    charged = [ledger for ledger in ledgers if ledger.entries]
+    return Trial(
+        partition=tuple(settings.get(name) for name in PARTITION),
+        events={ledger.client: ledger.events() for ledger in charged},
+        private=not any(
+            ledger.reproducible or any(entry.mechanism != "dp" for entry in ledger.entries) for ledger in charged
+        ),
+    )
+
+
+def statement(trials: Sequence[Trial], *, delta: float, final_epsilon: float | None) -> list[str]:
+    """What choosing by these trials costs, in sentences. ``final_epsilon``: the target of the run that follows."""
+    spent = epsilon_of(trials, delta=delta)
+    found = [
+        f"Choosing among {len(trials)} trials by held-out private rows: the epsilon of choosing is {spent:.3f} at "
+        f"delta {delta:g} for the rows that the trials train on, because each trial is a release about the same rows.",
+        "If the held-out rows count as private, the epsilon of choosing is inf for them: their accuracies are computed "
+        "without noise. Rows that are public, or synthetic, cost nothing: --on data:NAME|PATH, --on synthetic.",
+    ]
+    if final_epsilon is not None and math.isfinite(spent):
+        found.append(
+            f"The run with the chosen settings adds its own epsilon, {final_epsilon:g}. Together: at most "
+            f"{spent + final_epsilon:.3f} at delta {2 * delta:g} (basic composition) for the rows that train in both."
+        )
+    found.append(
+        "A tighter bound is known for random search (Papernot and Steinke 2022): a random number of trials, each with "
+        "settings drawn independently, and a private score. It does not cover this search, where each trial follows "
+        "from earlier results, so it is not used here."
+    )
+    return found

@@ -1,0 +1,122 @@
+"""What choosing costs: against dp-accounting's own composition, with the cases in which the sum would be too low."""
+
+import math
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+from fedlsg.accounting import Event, compose
+from fedlsg.privacy import Entry, Ledger
+from simulations.rundir.rundir import RunDir
+from simulations.tune.privacy import PARTITION, Trial, epsilon_of, read_trials, statement
+
+DELTA = 1e-5
+
+
+def event(q: float = 0.1, sigma: float = 2.0, steps: int = 20) -> Event:
+    return Event(sample_rate=q, noise_multiplier=sigma, steps=steps)
+
+
+def trial(*clients: Event, partition: object = 0, private: bool = True) -> Trial:
+    return Trial(partition=(partition,), events={k: (e,) for k, e in enumerate(clients)}, private=private)
+
+
+def independent(*events: Event, delta: float = DELTA) -> float:
+    """The same composition by dp-accounting alone."""
+    accountant = PLDAccountant()
+    for e in events:
+        gaussian = dp_accounting.GaussianDpEvent(e.noise_multiplier)
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(e.sample_rate, gaussian), e.steps)
+    return float(accountant.get_epsilon(delta))
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_trials_on_the_same_rows_compose(count):
+    own = event()
+    found = epsilon_of([trial(own, own)] * count, delta=DELTA)
+    exact = independent(event(steps=20 * count))
+    assert exact * 0.999 <= found <= exact * 1.02 + 0.02
+    assert found == compose([own] * count, delta=DELTA).upper
+
+
+def test_trials_of_different_lengths_and_noise_compose():
+    events = [event(), event(sigma=3.0, steps=3)]
+    found, exact = epsilon_of([trial(e) for e in events], delta=DELTA), independent(*events)
+    assert exact * 0.999 <= found <= exact * 1.02 + 0.02
+
+
+def test_the_cost_is_no_maximum_over_trials():
+    """Negative control: the report of one run is a maximum over clients, and trials are not clients."""
+    assert epsilon_of([trial(event())] * 4, delta=DELTA) > 1.5 * epsilon_of([trial(event())], delta=DELTA)
+
+
+def test_other_seeds_compose_too():
+    """A row is in every partition, so three seeds cost as much as three trials with one seed."""
+    seeds = [trial(event(), event(), partition=seed) for seed in range(3)]
+    assert epsilon_of(seeds, delta=DELTA) == epsilon_of([trial(event(), event())] * 3, delta=DELTA)
+
+
+def test_unequal_clients_of_different_partitions_cost_an_upper_bound():
+    many, few = event(steps=40), event(steps=5)
+    same = [trial(many, few), trial(many, few)]
+    assert epsilon_of(same, delta=DELTA) == epsilon_of([trial(many)] * 2, delta=DELTA)
+    # a row may be with client 0 in one partition, and be as badly off in the other
+    moved = [trial(many, few, partition=0), trial(few, many, partition=1)]
+    assert epsilon_of(moved, delta=DELTA) >= epsilon_of([trial(many)] * 2, delta=DELTA)
+    # negative control: client by client would be too low
+    by_client = max(compose([many, few], delta=DELTA).upper, compose([few, many], delta=DELTA).upper)
+    assert by_client < epsilon_of(moved, delta=DELTA)
+
+
+def test_what_is_not_private_has_no_epsilon():
+    assert epsilon_of([trial(event()), trial(private=False)], delta=DELTA) == math.inf
+    assert epsilon_of([], delta=DELTA) == 0
+
+
+def test_the_statement_names_both_kinds_of_rows_and_the_run_that_follows():
+    trials = [trial(event())] * 3
+    spent = epsilon_of(trials, delta=DELTA)
+    words = statement(trials, delta=DELTA, final_epsilon=8.0)
+    assert words[0].startswith(
+        f"Choosing among 3 trials by held-out private rows: the epsilon of choosing is {spent:.3f} at delta 1e-05"
+    )
+    assert "If the held-out rows count as private, the epsilon of choosing is inf for them" in words[1]
+    assert f"at most {spent + 8:.3f} at delta 2e-05" in words[2]
+    assert "Papernot and Steinke 2022" in words[3]
+    unbounded = statement([trial(private=False)], delta=DELTA, final_epsilon=None)
+    assert "is inf at delta" in unbounded[0]
+
+
+def test_every_trial_in_the_folder_counts_also_interrupted_ones(tmp_path):
+    def charge(name: str, *, rounds: int, **changes: object) -> None:
+        run = RunDir(tmp_path / name)
+        run.ledgers.mkdir(parents=True)
+        run.config.write_text('workload = "digits"\nmethod = "dpsgd"\nseed = 100\nclients = 1\n')
+        values = {"steps": 1, "sample_rate": 0.1, "noise_multiplier": 2.0, "clip_norm": 1.0, "num_examples": 100}
+        for round in range(rounds):
+            entry = {"client": 0, "round": round, "attempt": 0, "mechanism": "dp"} | values | changes
+            Ledger(run.ledger(0), client=0).charge(Entry(**entry))
+
+    charge("a-seed100", rounds=3)
+    charge("b-seed100", rounds=2)
+    (tmp_path / "c-seed100").mkdir()  # nothing was charged
+    trials = read_trials(tmp_path)
+    assert len(trials) == 2
+    assert epsilon_of(trials, delta=DELTA) == compose([event(steps=5)], delta=DELTA).upper
+    charge("d-seed100", rounds=1, reproducible=True)
+    assert epsilon_of(read_trials(tmp_path), delta=DELTA) == math.inf
+    assert read_trials(tmp_path / "nothing") == []
+
+
+def test_two_partitions_share_delta():
+    (a, b), halves = ((event(), event(sigma=1.0)), DELTA / 2)
+    worst = compose([b], delta=halves).upper
+    found = epsilon_of([trial(a, b, partition=seed) for seed in (0, 1)], delta=DELTA)
+    assert found == pytest.approx(2 * worst, rel=1e-3)
+    assert found > 2 * compose([b], delta=DELTA).upper
+
+
+@pytest.mark.parametrize("name", ["seed", "clients", "partition", "alpha", "train_rows", "holdout"])
+def test_whatever_moves_rows_between_clients_makes_another_partition(name):
+    assert name in PARTITION
