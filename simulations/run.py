@@ -14,9 +14,12 @@ from fedlsg.carriers import layer_table
 from fedlsg.user_code import shown
 from simulations.engines import engine
 from simulations.plan.continuity import check_unchanged
+from simulations.plan.noise import rho_line
+from simulations.plan.places import from_root
 from simulations.plan.plan import Plan, make_plan
 from simulations.plan.share import torch_func_line
 from simulations.report.terminal import layers_shown, showing, summary_table
+from simulations.report.words import features_line
 from simulations.rundir.lock import exclusive
 from simulations.rundir.rundir import RunDir, create
 from simulations.rundir.tables import Row
@@ -30,7 +33,7 @@ def run_command(given: dict[str, Any], out: str | None, console: Console) -> Non
     """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind."""
     if given.get("run_dir") is not None:
         raise ValueError(f"run_dir={given['run_dir']} is written by a run itself: give the folder as --out")
-    settings = from_mapping(resolve(given))
+    settings = from_mapping(from_root(resolve(given)))
     with console.status("loading data, calibrating noise") as status:
         plan = make_plan(settings, progress=status.update)
     directory = create(out, plan.settings)
@@ -125,17 +128,23 @@ def announce(plan: Plan, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if words := features_line({"features": plan.workload.features}):
+        console.print(f"features: {words}", markup=False, highlight=False, soft_wrap=True)
     if not mechanism.private or s.reproducible:
         why = "the noise is reproducible" if mechanism.private else f"mechanism {mechanism.kind!r} claims no epsilon"
         console.print(f"NOT PRIVATE: {why}", style="bold red")
-    if s.holdout is not None:
+    if s.public_rows is not None:
+        console.print(f"the clients hold public rows: {s.public_rows}", markup=False, highlight=False, soft_wrap=True)
+    elif s.holdout is not None:
         why = "accuracies are of held-out training rows: computed without noise, no epsilon covers them"
         console.print(f"NOT PRIVATE: {why}", style="bold red", soft_wrap=True)
-    layers = layer_table(plan.build_model(), plan.method.carrier, plan.workload.classifier)
+    public = plan.server_state().public  # of the initial model, pruned where that reads no data
+    layers = layer_table(public.model, plan.method.carrier, plan.workload.classifier)
     if any(row.travel != "dense" for row in layers):
         console.print(layers_shown(layers))
-    if (line := torch_func_line(plan)) is not None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for line in (rho_line(plan, public), torch_func_line(plan)):
+        if line is not None:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def calibrate_command(

@@ -12,6 +12,7 @@ from fedlsg import user_code
 from simulations import workloads
 from simulations.api.finished import Run
 from simulations.engines import ahead
+from simulations.plan.places import from_root
 from simulations.plan.plan import make_plan
 from simulations.run import announce, continued, execute
 from simulations.rundir.rundir import RunDir, create
@@ -109,7 +110,7 @@ def _run(
         _check_same(given, directory)
         plan = continued(directory, console)
     else:
-        plan = make_plan(from_mapping(resolve(given)))
+        plan = make_plan(from_mapping(from_root(resolve(given))))
         directory = create(None if out is None else str(out), plan.settings)
         plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
         directory.write_config(plan.settings)
@@ -122,7 +123,7 @@ def _run(
 def _check_same(given: Mapping[str, Any], directory: RunDir) -> None:
     """Raise ValueError if a resumed run is given other settings than those that it has: it would not follow them."""
     kept = values_of(directory.read_config())
-    said = {name: value for name, value in parse(given).items() if name not in ("preset", "data_dir")}
+    said = {name: value for name, value in from_root(parse(given)).items() if name not in ("preset", "data_dir")}
     if other := [f"{name}={kept.get(name)!r} (not {said[name]!r})" for name in said if said[name] != kept.get(name)]:
         raise ValueError(f"resume=True continues the run in {directory.path} as it began: give {', '.join(other)}")
 

@@ -64,6 +64,8 @@ def attack_command(
     )  # fmt: skip
     check_subjects(runs, compare, given)
     folder = output_folder(runs, out)
+    for path in runs:
+        refuse_features(RunDir.open(path).read_config().features)
     paths = list(runs) if compare is None else record_all(list(words(compare)), given, folder, console, device)
     with console.status("loading data") as status:
         records = [open_record(path, threat, progress=status.update) for path in paths]
@@ -88,6 +90,16 @@ def check_subjects(runs: Sequence[str], compare: str | None, given: Mapping[str,
         raise ValueError("give either run directories, or --compare METHOD,METHOD to record and attack new runs")
     if runs and given:
         raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the runs")
+    refuse_features(given.get("features"))
+
+
+def refuse_features(features: str | None) -> None:
+    """Raise ValueError for a run on public features: no attack here goes from a head's updates to pixels or words."""
+    if features is not None:
+        raise ValueError(
+            f"features={features}: the run trains a head on features, and these attacks rebuild the pixels or words "
+            "that a model reads: attack a run without features, or use --membership"
+        )
 
 
 def attack_one(record: Record, threat: ThreatModel, options: Options, tick: Tick) -> Findings:

@@ -1,6 +1,7 @@
 """The command line: ``fedlsg run``, ``resume``, ``compare``, ``report``, ``calibrate``, and the lists of what there is.
 
-``inspect``, ``audit`` and ``attack`` are in ``simulations.cli.examine``, ``export`` and ``payload`` in ``exports``.
+``inspect``, ``audit`` and ``attack`` are in ``simulations.cli.examine``, ``export`` and ``payload`` in ``exports``,
+``tune`` in ``tune``.
 """
 
 import atexit
@@ -17,6 +18,8 @@ from fedlsg import user_code
 from simulations.cli.examine import attack, audit, inspect
 from simulations.cli.exports import export, payload
 from simulations.cli.options import Choice, console, option, setting
+from simulations.cli.pretrain import pretrain
+from simulations.cli.tune import tune
 from simulations.engines.signals import sigterm_raises
 from simulations.settings.settings import RUN, merge
 
@@ -243,10 +246,12 @@ def version(
     """Nothing but the option."""
 
 
+app.command(short_help="Choose settings by trials; what choosing costs in privacy.")(tune)
 app.command(short_help="Statistics of gradients without noise: NOT PRIVATE.")(inspect)
 app.command(short_help="Try to prove a claimed epsilon wrong.")(audit)
 app.command(short_help="What recorded updates, or a released model, give away.")(attack)
 app.command(short_help="The trained model as a folder for torch or transformers.")(export)
+app.command(short_help="Weights from synthetic images alone, to start runs from.")(pretrain)
 app.command(short_help="One recorded payload as arrays of numpy.")(payload)
 
 

@@ -20,6 +20,13 @@ def inspect(
     sparsities: Annotated[str | None, option(help="Shares p to compare; default 0,0.1,0.3,0.5,0.7,0.9.")] = None,
     ranks: Annotated[str | None, option(help="Ranks of the residuals; default powers of two.")] = None,
     layer: Annotated[list[str] | None, option(help="Layer with an intensity map; repeatable.")] = None,
+    energy: Annotated[
+        str | None,
+        option(help="Also energy kept by all kinds of carriers, at rounds 1,last; others need --record-updates."),
+    ] = None,
+    noiseless: Annotated[
+        bool, option("--noiseless", help="Also what noise and clip cost: trains twice more, each as long as the run.")
+    ] = False,
     device: Annotated[str | None, setting("device")] = None,
     out: Annotated[str | None, option(help="Directory; default inspection/ in the run.")] = None,
     config: Choice = None,
@@ -32,7 +39,7 @@ def inspect(
 
     inspect_command(
         directory, given, console, out=out, examples=examples, sparsities=sparsities, ranks=ranks, layers=layer or [],
-        device=device_in(given),
+        energy=energy, noiseless=noiseless, device=device_in(given),
     )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from fedlsg.gradients import Checked
 from fedlsg.gradients.supported import check
 from fedlsg.state import PublicState, RoundPlan, load_weights, plan_round
 from fedlsg.tensors import freed_memory
-from simulations.client.replica import Replica
+from simulations.client.basis import Held
+from simulations.client.replica import History, Replica
 from simulations.grids.refusals import FrameDiffersError
 from simulations.plan.plan import Base, prepare
 from simulations.settings.settings import Settings
@@ -45,6 +46,7 @@ class Process:
 
     base: Base
     state: PublicState
+    held: Held
     loaded: Loaded | None = None
     replica: Replica | None = None
 
@@ -88,10 +90,19 @@ def assemble(base: Base) -> Process:
         log(INFO, "clients of this process compute on %s", torch.cuda.get_device_name())
     state = base.public_state()
     replica = Replica(base=base, public=state) if base.settings.downlink == "sparse" else None
-    return Process(base=base, state=state, replica=replica)
+    return Process(base=base, state=state, held=Held(state), replica=replica)
 
 
-def load(here: Process, announced: Announcement, content: RecordDict, followed: bytes | None) -> Loaded:
+def load(
+    here: Process,
+    announced: Announcement,
+    content: RecordDict,
+    followed: bytes | None,
+    run: History,
+    client: int,
+    *,
+    shared: bool,
+) -> Loaded:
     """The model's weights and the frame, made by the first client of a process in a round and used by the others.
 
     Guarantee: weights and frame are reused only for the same received bytes, or, if a replica ``followed``, the same
@@ -110,7 +121,10 @@ def load(here: Process, announced: Announcement, content: RecordDict, followed: 
         return known
     else:
         digest = known.digest
-    frame = _frame(here, announced, content)
+    if here.state.source is not None and (here.replica is None or here.replica.known is None):
+        frame = _probed_frame(here, announced, content, run, client, shared=shared)
+    else:
+        frame = _frame(here, announced, content)
     here.loaded = Loaded(
         weights=sent,
         digest=digest,
@@ -132,10 +146,28 @@ def derived_frame(here: Process, announced: Announcement, content: RecordDict) -
 
 
 def _frame(here: Process, announced: Announcement, content: RecordDict) -> Frame:
-    frame = derived_frame(here, announced, content)
-    if frame.digest != announced.frame_digest:
-        sent = read_frame(content, frame)
-        if sent is None or sent.digest != announced.frame_digest:
-            raise FrameDiffersError("the frame derived here has another digest than the announced one")
-        return sent
+    frame = _as_announced(derived_frame(here, announced, content), announced, content)
+    if frame is None:
+        raise FrameDiffersError("the frame derived here has another digest than the announced one")
     return frame
+
+
+def _probed_frame(
+    here: Process, announced: Announcement, content: RecordDict, run: History, client: int, *, shared: bool
+) -> Frame:
+    """The frame in the first basis that gives the announced one."""
+    for basis in here.held.candidates(announced, content, run, client, shared=shared):
+        derived = here.state.frame(announced.round, updates=announced.updates, basis=basis)
+        frame = _as_announced(derived, announced, content)
+        if frame is not None:
+            here.held.keep(basis, run, client, shared=shared)
+            return frame
+    raise FrameDiffersError(f"no basis here gives the announced frame of round {announced.round}")
+
+
+def _as_announced(derived: Frame, announced: Announcement, content: RecordDict) -> Frame | None:
+    """The derived frame, or what was sent of it, whichever is the announced one; None if neither is."""
+    if derived.digest == announced.frame_digest:
+        return derived
+    sent = read_frame(content, derived)
+    return sent if sent is not None and sent.digest == announced.frame_digest else None

@@ -137,14 +137,18 @@ def _bytes(value: object) -> bytes:
 
 
 class SentHistory:
-    """Steps of a sparse downlink that the driver has sent to this process, or a checkpoint in place of early ones."""
+    """What the driver has sent to this process: steps of a sparse downlink, or a checkpoint in place of early ones, and
+    the carriers of the last probe.
+    """
 
     def __init__(self) -> None:
         self.steps: dict[int, bytes] = {}
+        self.bases: dict[int, bytes] = {}
         self.checkpoint: bytes | None = None
 
-    def add(self, sent: Sequence[tuple[int, bytes]]) -> None:
-        """What the driver has sent: steps by version, and a checkpoint as version -1."""
+    def add(self, sent: Sequence[tuple[int, bytes]], bases: Sequence[tuple[int, bytes]] = ()) -> None:
+        """What the driver has sent: steps by version, and a checkpoint as version -1; the last probe by its round."""
+        self.bases = dict(bases) or self.bases
         for version, content in sent:
             if version < 0:
                 self.checkpoint = content
@@ -155,7 +159,7 @@ class SentHistory:
 
     def forget(self) -> None:
         """Another run begins."""
-        self.steps, self.checkpoint = {}, None
+        self.steps, self.bases, self.checkpoint = {}, {}, None
 
     def step(self, version: int) -> bytes:
         """The step to a version. Raises FileNotFoundError where it was not sent."""
@@ -168,6 +172,16 @@ class SentHistory:
         if self.checkpoint is None:
             raise ValueError("no checkpoint was sent")
         return parse_checkpoint(self.checkpoint, Path("checkpoint of the driver"))
+
+    def basis(self, round: int) -> bytes:
+        """The carriers that the server probed in a round. Raises FileNotFoundError where they were not sent."""
+        if round not in self.bases:
+            raise FileNotFoundError(f"the carriers of round {round} were not sent")
+        return self.bases[round]
+
+    def own_basis(self, client: int) -> Path:
+        """Nowhere, as ``replica``."""
+        raise LookupError(f"client {client} has no basis of its own")
 
     def replica(self, client: int) -> Path:
         """Nowhere: all clients of this process share one replica, which no file has."""

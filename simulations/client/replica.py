@@ -8,6 +8,7 @@ Clients train the model of the replica itself, and put its weights back afterwar
 """
 
 import io
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,16 +17,19 @@ import torch
 from flwr.app import RecordDict
 from torch.nn.utils import parameters_to_vector
 
+from fedlsg.carriers.probe import CannotDrawError, refresh_of
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.state import PublicState, ServerState, Step, load_weights, replay, restart
-from fedlsg.state.round_plan import finished_before
+from fedlsg.state.round_plan import PRUNING_ROUND, finished_before
 from fedlsg.state.server_update import read_steps
-from simulations.grids.refusals import ReplicaDiffersError, ReplicaMissingError
+from simulations.client.basis import load
+from simulations.grids.refusals import FrameDiffersError, ReplicaDiffersError, ReplicaMissingError
 from simulations.plan.plan import Base
 from simulations.rundir import steps as step_files
 from simulations.rundir.files import sealed
 from simulations.settings.resolve import downlink_codec
+from strategies.federation.basis_wire import read_basis
 from strategies.federation.replica_wire import NOWHERE, Reference, digest_of, read_missed, read_reference, read_state
 from strategies.federation.wire import Announcement, read_weights
 
@@ -38,6 +42,10 @@ class History(Protocol):
     def load_checkpoint(self) -> dict[str, Any]: ...
 
     def replica(self, client: int, /) -> Path: ...
+
+    def basis(self, round: int, /) -> bytes: ...
+
+    def own_basis(self, client: int, /) -> Path: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +92,47 @@ class Replica:
             if not continues:
                 return wanted.digest
         self.state.round = finished_before(announced.round)
-        if known != wanted and wanted.owner is not None:
+        probed = self._probed(content, announced.round, run, shared=shared)
+        if (known != wanted or probed) and wanted.owner is not None:
             self._save(run.replica(wanted.owner), wanted)
         self.known = wanted
         return wanted.digest
 
     def frame(self, round: int) -> Frame:
-        """The frame of a round that starts from this state; the step of that round is taken in it, too."""
+        """The frame of a round that starts from this state; the step of that round is taken in it, too.
+
+        Raises FrameDiffersError where it needs carriers that cannot be made here.
+        """
         if self._frame is None or self._frame[0] != round:
-            self._frame = round, self.state.frame(round)
+            try:
+                self._frame = round, self.state.frame(round)
+            except CannotDrawError as error:
+                raise FrameDiffersError(str(error)) from None
         return self._frame[1]
+
+    def _probed(self, content: RecordDict, round: int, run: History, *, shared: bool) -> bool:
+        """Take the carriers of a probe that were sent, else find or make those of the round; whether they are new.
+
+        Where they cannot be made, ``frame`` asks for them: the replica itself is right, and kept.
+        """
+        before, sent = self.state.basis, read_basis(content)
+        if sent is not None:
+            self.state.take_basis(sent, round=round)
+            self._frame = None
+        elif shared:
+            self._take_kept(run, round)
+        with suppress(CannotDrawError):
+            return self.state.basis_of(round) is not before
+        return False
+
+    def _take_kept(self, run: History, round: int) -> None:
+        """In a simulation: the server's carriers of a round, in place of the same probe once more."""
+        public, held = self.state.public, self.state.basis
+        if public.source is None:
+            return
+        refresh = refresh_of(round, public.method.carrier)
+        if held is None or held.round != refresh:
+            self.state.basis = load(public, lambda: run.basis(refresh), refresh)
 
     def _begin(self) -> None:
         self.state = self.base.server_state(self.public)
@@ -145,6 +184,8 @@ class Replica:
         for step in [*steps, *missed[max(version - base, 0) :]]:
             derived = None if self._frame is None or self._frame[0] != step.round else self._frame[1]
             self._frame = None
+            if wanted.owner is None and step.round != PRUNING_ROUND:
+                self._take_kept(run, step.round)
             try:
                 replay(self.state, step, downlink_codec(self.base.settings), derived)
             except ValueError as error:

@@ -72,7 +72,7 @@ def answer_in(here: Process, account: Account, content: RecordDict, *, shared: b
     digest = None
     if here.replica is not None:
         digest = here.replica.follow(content, announced, run, partition, shared=shared)
-    loaded = load(here, announced, content, digest)
+    loaded = load(here, announced, content, digest, run, partition, shared=shared)
     box = account.box(memory=keeps_memory(here.base.method, here.base.codec))
     question = question_of(announced, here.base.settings.codec, loaded.digest)
     stored = stored_payload(account, box, question, announced.round)

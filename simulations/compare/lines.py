@@ -43,7 +43,7 @@ class Line:
     @property
     def task(self) -> tuple[Any, ...]:
         """What lines need in common to be compared: the evaluated rows of one workload."""
-        return tuple(self.setting(name) for name in ("workload", "dataset", "subset", "holdout"))
+        return tuple(self.setting(name) for name in ("workload", "dataset", "subset", "holdout", "public_rows"))
 
     @property
     def accuracies(self) -> list[float]:
@@ -99,6 +99,12 @@ class Line:
     def epsilon(self) -> float | None:
         """The largest epsilon of its runs; inf if nothing is claimed."""
         return max((run.epsilon_max for run in self.done if run.epsilon_max is not None), default=None)
+
+    @property
+    def rho(self) -> float | None:
+        """Norm of a step's noise over the clip norm, mean over seeds; None if a run has none on record."""
+        found = [run.summary["rho"] for run in self.done if run.summary.get("rho") is not None]
+        return statistics.fmean(found) if found and len(found) == len(self.done) else None
 
     @property
     def uplink(self) -> float | None:

@@ -12,7 +12,7 @@ from simulations.compare.bytes_axis import NOTE, PLAIN, View, bytes_markdown, pa
 from simulations.compare.lines import PROBE, Line, lines
 from simulations.compare.plots import figures
 from simulations.compare.table import comparison_table, notes, table_csv, table_markdown, unfinished, variants
-from simulations.report.facts import HELD_OUT, epsilon_section, made_section
+from simulations.report.facts import epsilon_section, made_section, row_warnings
 from simulations.report.figure import picture, png
 from simulations.report.page import Code, Page, Part, Section, Text, facts_of, render
 from simulations.report.words import NOT_PRIVATE
@@ -159,9 +159,7 @@ def warnings(table: Sequence[Line]) -> list[str]:
     private = [line for line in table if line.private]
     if private and not any(line.method == PROBE for line in private):
         found.append(
-            "The private linear probe is missing. A private method is useful only if it is better than the probe: "
-            f"add {PROBE} to the methods."
+            f"The private linear probe is missing. A private method is useful only if it is better: add {PROBE} to the "
+            "methods."
         )
-    if any(run.held_out for line in table for run in line.runs):
-        found.append(HELD_OUT)
-    return found
+    return [*found, *row_warnings([run for line in table for run in line.runs])]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simulations.compare.lines import PROBE, Line, measured, shown
+from simulations.plan.noise import RHO_MEANING
 from simulations.report.figure import looks
 from simulations.report.page import Row, RowKind, Table
 from simulations.report.words import NOT_PRIVATE, human_bytes
@@ -25,6 +26,7 @@ def as_record(line: Line) -> dict[str, Any]:
         "epsilon_target": line.epsilon_target,
         "epsilon_max": line.epsilon,
         "private": line.private,
+        "rho": line.rho,
         "n": len(line.done),
         "planned": len(line.runs),
         "accuracy_mean": None if line.by_loss else line.mean,
@@ -49,8 +51,8 @@ def table_csv(table: Sequence[Line]) -> str:
 
 
 COLUMNS = {
-    "method": "method", "rank": "r", "sparsity": "p", "epsilon": "epsilon", "accuracy": "accuracy, %", "error": "s.e.",
-    "n": "n", "probe": "over probe", "uplink": "uplink", "saved": "saved", "transfer": "transfer, s",
+    "method": "method", "rank": "r", "sparsity": "p", "epsilon": "epsilon", "rho": "rho", "accuracy": "accuracy, %",
+    "error": "s.e.", "n": "n", "probe": "over probe", "uplink": "uplink", "saved": "saved", "transfer": "transfer, s",
     "seconds": "seconds",
 }  # fmt: skip
 
@@ -63,7 +65,9 @@ def comparison_table(table: Sequence[Line]) -> Table:
     """One row a line, in groups of one epsilon target; columns in which no line says anything are left out."""
     cells = [_cells(line) for line in table]
     by_loss = any(line.by_loss for line in table)
-    empty = {key for key in ("rank", "sparsity", "probe", "transfer") if all(row[key] in ("", "--") for row in cells)}
+    empty = {
+        key for key in ("rank", "sparsity", "rho", "probe", "transfer") if all(row[key] in ("", "--") for row in cells)
+    }
     keys = [key for key in COLUMNS if key not in empty]
     colours = looks([(line.method, line.name) for line in table])
     return Table(
@@ -96,6 +100,7 @@ def _cells(line: Line) -> dict[str, str]:
         "rank": _number(line.setting("rank") or None, "d"),
         "sparsity": _number(line.setting("sparsity"), "g"),
         "epsilon": _epsilon(line),
+        "rho": _number(line.rho or None, ".2f"),
         "accuracy": "--" if line.mean is None else f"{shown(line, line.mean)}{sd}{mark}",
         "error": _number(line.standard_error, ".1f", 100),
         "n": str(done) if done == planned else f"{done}/{planned}",
@@ -128,6 +133,8 @@ def notes(table: Sequence[Line]) -> list[str]:
         "points, from the spread over seeds and the size of the test split.",
         "Uplink: payload of one client in one round; saved: how many times smaller it is than a dense update.",
     ]
+    if any(line.rho for line in table):
+        found.append(f"rho: norm of a step's noise over the clip norm. {RHO_MEANING}")
     links = dict.fromkeys(run.link for line in table if line.transfer is not None for run in line.runs if run.link)
     found += [f"Transfer: seconds that the messages of a run would take on {link}." for link in links]
     if any(line.over_probe is not None for line in table):

@@ -7,7 +7,7 @@ What an installed package holds is sent by name: each machine has the package.
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,7 +46,9 @@ def shipment(plan: Plan) -> Shipment | None:
     data = s.data_from == "driver" or workloads.own(s.workload) is not None
     if not method and not data:
         return None
-    return Shipment(recipes=method, layers=registered_layers(), workload=plan.workload if data else None)
+    # Only deployed clients read rows of their own, and the encoder of features need not travel.
+    workload = replace(plan.workload, read=None, parquet=None) if data else None
+    return Shipment(recipes=method, layers=registered_layers(), workload=workload)
 
 
 def put(shipped: Shipment) -> Any:
@@ -73,6 +75,7 @@ def _culprit(shipped: Shipment, cloudpickle: Any) -> str:
         named |= {f"model {name!r}": build for name, build in own.models.items()}
         named |= {"the loss": own.loss, "the transform": own.test.prepare}
         named |= {f"metric {name!r}": metric for name, metric in own.metrics.items()}
+        named |= {f"the probe {name!r}": draw for name, draw in own.synthetic.items()}
     for words, thing in named.items():
         try:
             cloudpickle.dumps(thing)

@@ -44,7 +44,7 @@ class Worker:
         self._sent_data = ExitStack()
 
     def answer(self, job: Job, until: float | None, pickled: bytes, *left: bytes) -> Reply:
-        """An answer to each task of a pile, in its order; before the tasks come the steps that this process lacks.
+        """An answer to each task of a pile, in its order; before the tasks come the steps and carriers that it lacks.
 
         A client that still runs at ``until`` is stopped; the ones behind it lose the round, as in a queue. Raises
         RuntimeError if this machine has other code than the driver, or cannot load the data; ImportError if it lacks
@@ -71,7 +71,7 @@ class Worker:
         with run_log.kept() as records, task_identity():
             history, *tasks = unpack(pickled, left)
             forgot = False
-            HISTORY.add(history)
+            HISTORY.add(*history)
             replies: list[Any] = []
             try:
                 with ending(until):

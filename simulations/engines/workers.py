@@ -61,7 +61,7 @@ class Workers:
         self._free: list[Any] = []
         self._coming: dict[Any, Any] = {}
         self._running: dict[Any, tuple[Any, Pile, float]] = {}
-        self._knows: dict[Any, int] = {}
+        self._knows: dict[Any, tuple[int, int]] = {}
         self._failed_starts = 0
 
     @cached_property
@@ -152,10 +152,10 @@ class Workers:
         """
         import ray
 
-        known = self._knows.get(worker, 0)
-        news = self._directory.steps_after(known)
-        self._knows[worker] = max([known, *(version for version, _ in news)])
-        pickled, arrays = pack([news, *pile])
+        version, probed = self._knows.get(worker, (0, 0))
+        steps, bases = self._directory.steps_after(version), self._directory.basis_after(probed)
+        self._knows[worker] = max([version, *(own for own, _ in steps)]), bases[0][0] if bases else probed
+        pickled, arrays = pack([(steps, bases), *pile])
         for data in arrays:
             if id(data) not in sent:
                 sent[id(data)] = data, ray.put(data)

@@ -15,19 +15,33 @@ import torch
 from torch import Tensor, nn
 
 import strategies
+from fedlsg import user_code
 from fedlsg.carriers import prepare_model
+from fedlsg.carriers.probe import ProbeSource
 from fedlsg.code_digest import digest_of, digest_of_all
 from fedlsg.gradients import Precision, registered_layers, trainable
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import Codec, Dither, IndexMode
 from fedlsg.state import PublicState, RoundPlan, ServerState, select_clients
 from simulations import workloads
+from simulations.plan.source import found_source, late_source
+from simulations.plan.start import with_digest
 from simulations.settings.device import device_of
 from simulations.settings.published import from_run_config
 from simulations.settings.resolve import build_method, check, check_codecs, fill, resolved, uplink_codec
 from simulations.settings.run import Resolved
 from simulations.settings.settings import Settings, as_config
-from simulations.workloads import Fetch, LoadedWorkload, Options, Progress, Split, build_model, fetcher, silent
+from simulations.workloads import (
+    Fetch,
+    LoadedWorkload,
+    Options,
+    Progress,
+    Split,
+    build_model,
+    fetcher,
+    public_rows,
+    silent,
+)
 from simulations.workloads.base.workload import Augment
 from simulations.workloads.partition import SCHEMES, natural_parts, partition
 
@@ -95,7 +109,11 @@ class Base:
         if workload is not None and (layers := registered_layers()):
             found["layers"] = digest_of_all(layers.values())
         method = strategies.given().get(self.settings.method)
-        return found if method is None else {**found, "method": digest_of(method)}
+        if method is not None:
+            found["method"] = digest_of(method)
+        if self.method.carrier.kind == "probe" and user_code.is_code(self.method.carrier.source):
+            found["source"] = digest_of(user_code.load(self.method.carrier.source, "source"))
+        return found
 
     @property
     def sizes(self) -> list[int]:
@@ -118,7 +136,18 @@ class Base:
     def public_state(self) -> PublicState:
         """The public state before the first round, on a model of its own."""
         seed, classifier = self.settings.seed, self.workload.classifier
-        return PublicState.start(self.build_model(), self.method, self.schedule, seed=seed, classifier=classifier)
+        source, deployed = None, isinstance(self.parts, OwnPart)
+        if self.method.carrier.kind == "probe":
+            spec = self.method.carrier.source
+            source = late_source(spec, self.workload, lambda: self.probe_source, deployed=deployed)
+        return PublicState.start(
+            self.build_model(), self.method, self.schedule, seed=seed, classifier=classifier, source=source
+        )
+
+    @cached_property
+    def probe_source(self) -> ProbeSource:
+        """What carriers of kind ``probe`` are made from. Raises ValueError as ``found_source``."""
+        return found_source(self.method.carrier.source, self.workload, self.settings)
 
     def server_state(self, public: PublicState | None = None) -> ServerState:
         """The server's state before the first round; ``public``: that of the initial model, if it is known."""
@@ -183,12 +212,12 @@ def prepare(
     if settings.preset is not None:
         settings = from_run_config(as_config(settings))
     strategies.check_name(settings.method)
+    settings = with_digest(settings)
     data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
     options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
     deployed = declared is not None or own is not None
-    workload = loaded or workloads.load(
-        settings.workload, data_dir=data_dir, options=options, progress=progress, public_only=deployed
-    )
+    settings = replace(settings, public_rows=public_rows.locate(settings.public_rows))
+    workload = loaded or _load(settings, data_dir, options, progress, deployed=deployed)
     if own is not None:
         workload = replace(workload, train=own.read(workload))
     filled = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
@@ -211,6 +240,17 @@ def prepare(
         local=local,
         declared=None if declared is None else tuple(declared),
     )
+
+
+def _load(
+    s: Settings, data_dir: Path | None, options: Options, progress: Progress, *, deployed: bool
+) -> LoadedWorkload:
+    """The run's data: the workload's own, its public part in a deployment, or public rows to train on."""
+    if s.public_rows is None:
+        return workloads.load(s.workload, data_dir=data_dir, options=options, progress=progress, public_only=deployed)
+    if deployed:
+        raise ValueError("public_rows replaces training rows, and clients hold data of their own: leave it out")
+    return public_rows.load(s.workload, s.public_rows, data_dir=data_dir, options=options, progress=progress)
 
 
 def _make_parts(s: Resolved, workload: LoadedWorkload, own: Own | None) -> Sequence[Tensor]:

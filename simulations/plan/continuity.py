@@ -61,14 +61,14 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
     before, after = dict(saved["settings"]), now["settings"]
     before.pop("grouped", None)  # a setting of engine flower, up to version 0.1
     names = {k: k.replace("-", "_") for k in before.keys() | after.keys()}
-    changed = sorted(k for k, name in names.items() if name not in MOVED and before.get(k) != after.get(k))
+    changed = [k for k in _changed(before, after) if names[k] not in MOVED]
     refused = [k for k in changed if names[k] not in HARMLESS]
     if refused:
         words = ", ".join(f"{k} = {before.get(k, 'unset')} (now {after.get(k, 'unset')})" for k in refused)
         raise ValueError(f"a run cannot change its settings midway: restore {words} in config.toml, or start a new run")
-    if saved.get("own_code", {}) != now.get("own_code", {}):
+    if other := _changed(saved.get("own_code", {}), now.get("own_code", {})):
         raise ValueError(
-            "the code of the run's own workload or method differs from that which this run began with: restore the "
+            f"the code of the run's own {' and '.join(other)} differs from that which this run began with: restore the "
             "file, or start a new run"
         )
     if saved["partition"] != now["partition"] or run.read_data_digest() != data_digest(plan.workload.train):
@@ -82,6 +82,11 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
             "restore the data, or start a new run"
         )
     return [f"{k} = {after.get(k, 'unset')} (was {before.get(k, 'unset')})" for k in changed]
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Names of what differs, or is in one of them only."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 def check_own_code(base: Base, run: RunDir) -> None:

@@ -21,6 +21,7 @@ from fedlsg.gradients.independence import check_independent
 from fedlsg.state import ClientTerms
 from simulations import workloads
 from simulations.plan.base import Base, prepare
+from simulations.plan.source import check_source
 from simulations.settings.settings import Settings
 from simulations.workloads import Progress, Split, silent, to_device
 
@@ -46,6 +47,9 @@ def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequ
     by client sampling is claimed. Raises ValueError for a delta or an epsilon that cannot be met.
     """
     base = prepare(settings, progress=progress, declared=declared)
+    if base.method.carrier.kind == "probe":
+        progress(f"reading the source of probes, {base.probe_source.name}")
+        check_source(base.probe_source, base.build_model(), base.workload)
     terms = client_terms(base)
     if declared is None and workloads.own(base.settings.workload) is not None:
         check_train_shape(base.build_model(), base.workload.train, base.workload.test, device=base.device)

@@ -1,6 +1,7 @@
 """Sections that every page of runs has: what epsilon means, and what the runs ran on."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from simulations.report.page import Code, Section, Text, facts_of
@@ -18,6 +19,10 @@ HELD_OUT = (
     "Accuracy is measured on held-out training rows (setting holdout). It is computed from private examples without "
     "noise, and no epsilon covers it. Use it to choose settings, and do not publish it as a private result."
 )
+PUBLIC_ROWS = (
+    "The clients held public rows (setting public_rows: {}), and the training split of the workload was not "
+    "opened. Accuracy and epsilon are about these rows."
+)
 UNKNOWN = "not on record"
 
 
@@ -25,6 +30,14 @@ def epsilon_section(results: Sequence[Result]) -> Section:
     """What epsilon means; the last line only if no run measured its accuracy on private rows."""
     texts = [*PRIVACY, *([] if any(run.held_out for run in results) else [PUBLIC_TEST])]
     return Section(title="What epsilon means here", parts=tuple(Text(words=text) for text in texts))
+
+
+def row_warnings(results: Sequence[Result]) -> list[str]:
+    """What a reader must know about the rows: held-out private ones were evaluated, public ones were trained on."""
+    public = [str(rows) for run in results if (rows := run.settings.get("public_rows")) is not None]
+    names = dict.fromkeys(rows if "/" not in rows else f"data:{Path(rows).name}" for rows in public)
+    held_out = [HELD_OUT] if any(run.held_out for run in results) else []
+    return [*held_out, *([PUBLIC_ROWS.format(", ".join(names))] if names else [])]
 
 
 def made_section(done: Sequence[Result], *code: Code) -> Section:

@@ -36,6 +36,8 @@ LOOKS: Mapping[str, Look] = {
     "dp-ssgd": ("#44AA99", "D"), "dp-powersgd": ("#332288", "^"), "dpsgd": ("#000000", "o"),
     "linear-probe": ("#555555", "*"), "sgd": ("#AAAAAA", "X"), "bitfit": ("#999933", "P"),
     "ffa-lora": ("#AA4499", "v"), "topk": ("#888888", "<"), "powersgd": ("#6699CC", "^"),
+    "probe": ("#009988", "*"), "lsg-probe": ("#EE7733", "D"), "rgp-probe": ("#0077BB", "D"),
+    "dp-kfc": ("#661100", "X"),
 }  # fmt: skip
 SPARE: Sequence[Look] = tuple((colour, marker) for marker in "v<>P" for colour, _ in LOOKS.values())
 MARKERS = "osD^X*phd8"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import strategies
 from fedlsg.user_code import is_reference, shown
 from simulations import workloads
-from simulations.report.facts import HELD_OUT, epsilon_section, made_section
+from simulations.plan.noise import RHO_MEANING
+from simulations.report.facts import epsilon_section, made_section, row_warnings
 from simulations.report.figure import (
     ALARM,
     BLACK,
@@ -25,13 +26,13 @@ from simulations.report.figure import (
     use_style,
     whole_numbers,
 )
-from simulations.report.page import Code, Facts, Page, Part, Section, facts_of, render
+from simulations.report.page import Code, Facts, Page, Part, Section, Text, facts_of, render
 from simulations.report.words import outcome, percent, privacy_line
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, read_run
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
-from simulations.settings.settings import NAMES_OF_CODE, RUN
+from simulations.settings.settings import MAY_NAME_FILES, NAMES_OF_CODE, RUN
 from simulations.workloads.chance import beats_chance
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PLACES = frozenset({"run_dir", "data_dir"})
-"""Settings that name folders of this machine."""
+PLACES = frozenset({"run_dir", "data_dir", "public_rows"})
+"""Settings that name, or may name, folders of this machine."""
 CLIENTS = (("asked", "selected", GREY, "-"), ("answered", "replied", GREEN, "--"), ("rejected", "rejected", RED, ":"))
 """Columns of rounds.csv, and how the legend names them."""
 CAPTION = (
@@ -66,7 +67,7 @@ def write_run_page(run: RunDir) -> None:
 def run_page(result: Result) -> str:
     """The page of one run, finished or not."""
     settings = {name: value for name, value in result.settings.items() if value is not None and name not in PLACES}
-    settings |= {name: shown(str(settings[name])) for name in NAMES_OF_CODE if name in settings}
+    settings |= {name: shown(str(settings[name])) for name in MAY_NAME_FILES if name in settings}
     again = Code(text=command(result) if _is_named(result) else "", note="This command runs the same settings again:")
     return render(
         Page(
@@ -87,6 +88,7 @@ def run_page(result: Result) -> str:
 def _result(result: Result) -> list[Part]:
     """What the run reached, and its rounds."""
     parts: list[Part] = [facts_of(_outcome(result))]
+    parts += [Text(words=RHO_MEANING, style="note")] if result.summary.get("rho") else []
     if result.rows:
         chance = None if result.chance is None else result.chance.level
         parts.append(picture(course(result.rows, chance), LOSS_CAPTION if result.accuracy is None else CAPTION))
@@ -137,8 +139,7 @@ def _warnings(result: Result) -> list[str]:
     measured = [] if result.accuracy is None else [result.accuracy]
     if result.done and measured and result.chance is not None and not beats_chance(measured, result.chance):
         found.append("The accuracy is not better than guessing by three standard errors.")
-    if result.held_out:
-        found.append(HELD_OUT)
+    found += row_warnings([result])
     if result.done and result.reason:
         found.append(f"stopped early: {result.reason}")
     return found

@@ -14,8 +14,11 @@ def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
     """What a finished run reached and what it cost, from its summary.json."""
     dense = float(summary["uplink_bytes_dense"])
     facts = {
+        "features": features_line(summary),
+        "carriers": carriers_line(summary),
         **tested(summary),
         "privacy": privacy_line(summary),
+        "noise": noise_line(summary),
         "uplink": f"{human_bytes(summary['uplink_bytes'])} of payload, "
         f"{against_dense(dense, summary['uplink_bytes'])} ({human_bytes(dense)}){_wire(summary, 'uplink')}",
         "downlink": f"{human_bytes(summary['downlink_bytes'])} of payload{_wire(summary, 'downlink')}",
@@ -33,6 +36,18 @@ def tested(summary: Mapping[str, Any]) -> dict[str, str]:
     if summary["accuracy"] is None:
         return {"test": loss + own}
     return {"test accuracy": f"{percent(summary['accuracy'])}, {loss}{own}"}
+
+
+def features_line(summary: Mapping[str, Any]) -> str:
+    """The public features that the model reads; empty for a model of the inputs themselves."""
+    said = summary.get("features")
+    return "" if not said else f"{said['name']} (public, frozen), {said['values']:,} values an example"
+
+
+def carriers_line(summary: Mapping[str, Any]) -> str:
+    """The public inputs that carriers were probed with; empty for carriers of another kind."""
+    source = summary.get("probe_source")
+    return "" if not source else f"probed with public inputs: {source}"
 
 
 def _wire(summary: Mapping[str, Any], direction: str) -> str:
@@ -64,6 +79,12 @@ def privacy_line(summary: Mapping[str, Any]) -> str:
     if summary["trust"] == "aggregate":
         line += "; only the sum is private: an ideal secure aggregation is assumed and not provided"
     return line
+
+
+def noise_line(summary: Mapping[str, Any]) -> str:
+    """rho in words; empty without noise, and for runs that did not record it."""
+    rho = summary.get("rho")
+    return f"rho {rho:.3g} (norm of a step's noise over the clip norm)" if rho else ""
 
 
 def transfer_line(summary: Mapping[str, Any]) -> str:

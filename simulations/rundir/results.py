@@ -53,8 +53,8 @@ class Result:
 
     @property
     def held_out(self) -> bool:
-        """Whether its accuracies are of held-out training rows instead of the public test split."""
-        return self.settings.get("holdout") is not None
+        """Whether its accuracies are of held-out training rows instead of public rows."""
+        return self.settings.get("holdout") is not None and self.settings.get("public_rows") is None
 
     @property
     def noisy(self) -> bool:

@@ -106,6 +106,14 @@ class RunDir:
         """The step of a sparse downlink that leads to a version. Raises OSError, DamagedError."""
         return StepFiles(self.steps).load(version)
 
+    def own_basis(self, client: int) -> Path:
+        """The carriers of a probe that a client on a machine of its own holds."""
+        return self.path / "replicas" / f"basis-{client:06d}.bin"
+
+    def basis(self, round: int) -> bytes:
+        """The carriers that the server probed in a round. Raises OSError, DamagedError."""
+        return StepFiles(self.steps).load_basis(round)
+
     def steps_after(self, version: int) -> list[tuple[int, bytes]]:
         """What a replica at a version lacks: steps, each with its version; if many, the checkpoint (-1) and the last.
 
@@ -121,6 +129,13 @@ class RunDir:
             with suppress(OSError, ValueError):  # it is damaged
                 found.append((own, files.load(own)))
         return found
+
+    def basis_after(self, round: int) -> list[tuple[int, bytes]]:
+        """The carriers that the server probed last, with their round, if that is another one."""
+        newest = StepFiles(self.steps).newest_basis
+        with suppress(OSError, ValueError):  # there is none, or it is damaged
+            return [(newest, self.basis(newest))] if newest != round else []
+        return []
 
     @property
     def journal(self) -> ChargeJournal:

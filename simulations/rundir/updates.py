@@ -8,7 +8,7 @@
 
 docs/outputs.md describes the fields and reads them with numpy alone. A parameter's ``form`` says how its blocks, each
 with its ``part``, give its gradient: ``dense`` the block itself; ``tangent`` Eq. 3 of L and R; ``core`` L S R;
-``factors`` L times R.
+``preconditioned`` S itself; ``factors`` L times R.
 """
 
 import itertools
@@ -119,7 +119,7 @@ def _frame(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Frame:
             shape=tuple(p["shape"]),
             L=_carrier(arrays, "L", name),
             R=_carrier(arrays, "R", name),
-            form="core" if p["form"] == "core" else "tangent",
+            form=p["form"] if p["form"] in PARTS else "tangent",
         )
         for name, p in parameters.items()
     )

@@ -12,8 +12,10 @@ from typing import Any
 from flwr.app import ArrayRecord
 from torch import Tensor
 
+from fedlsg.carriers.probe import Basis
 from fedlsg.frame import Frame
 from fedlsg.state import ServerState
+from simulations.client.basis import to_bytes
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.steps import StepFiles
 from simulations.settings.resolve import downlink_codec
@@ -99,10 +101,15 @@ class CountingDownlink:
 
 def make_downlink(s: Resolved, state: ServerState, run: RunDir) -> CountingDownlink:
     """The server's side of the downlink."""
+    store = StepFiles(run.steps)
+
+    def keep(basis: Basis) -> None:
+        store.save_basis(basis.round, to_bytes(basis))
+
     if s.downlink == "full":
-        return CountingDownlink(FullDownlink(state), run)
+        return CountingDownlink(FullDownlink(state, keep), run)
     sparse = SparseDownlink(
-        state, downlink_codec(s), clients=s.clients, clients_per_round=s.clients_per_round, store=StepFiles(run.steps)
+        state, downlink_codec(s), clients=s.clients, clients_per_round=s.clients_per_round, store=store, keep=keep
     )
     return CountingDownlink(sparse, run)
 

@@ -30,7 +30,9 @@ READ = (
     "rounds.csv",  # the checkpoint has the digest of both tables
     "bytes.csv",
     "downlink/step-*.bin",
+    "downlink/basis-*.bin",  # a client without it is sent it
     "replicas/client-*.bin",
+    "replicas/basis-*.bin",
     "clients/training-data.json",
     "clients/client-*/feedback-*.bin",
     "summary.json",

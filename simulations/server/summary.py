@@ -28,8 +28,8 @@ class Outcome:
     """What the recorder reports of a run that ended, as plain values.
 
     updates: rounds that changed the model. bounds: both accountants' intervals for the client with the largest
-    epsilon. seeded: some noise came from a known seed. downlink: state of the downlink. totals: sums of bytes and
-    messages. stopped: why it ended early.
+    epsilon. rho: noise over clip norm. seeded: some noise came from a known seed. downlink: state of the downlink.
+    totals: sums of bytes and messages. stopped: why it ended early.
     """
 
     rounds: int
@@ -37,6 +37,7 @@ class Outcome:
     score: Score
     spent: Spread
     bounds: Mapping[str, Any]
+    rho: float | None
     seeded: bool
     zero_weights: int
     pruning: Mapping[str, Any]
@@ -56,6 +57,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "workload": shown(s.workload),
         "model": s.model,
         "method": shown(s.method),
+        **({"pretrained_sha256": s.pretrained_sha256} if s.pretrained_sha256 else {}),
         "seed": s.seed,
         "rounds": o.rounds,
         "empty_rounds": o.rounds - o.updates,
@@ -63,6 +65,8 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "accuracy": o.score.accuracy,
         "accuracy_by_split": dict(o.score.by_split),
         "loss": o.score.loss,
+        **({"features": dict(plan.workload.features)} if plan.workload.features else {}),
+        **({"probe_source": plan.probe_source.name} if plan.method.carrier.kind == "probe" else {}),
         **({"metrics": dict(o.score.metrics)} if o.score.metrics else {}),
         **_privacy(plan, o),
         "codec": codec_summary(s, plan.method),
@@ -101,6 +105,7 @@ def _privacy(plan: Plan, o: Outcome) -> dict[str, Any]:
         "delta": s.delta,
         "accountant": dict(o.bounds),
         "noise_multiplier": max(t.noise_multiplier for t in plan.terms),
+        "rho": o.rho,
         "pruning": pruning if prune.active else None,
         "trust": s.trust,
         "reproducible": s.reproducible,

@@ -62,7 +62,7 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
         preset.pop("sample_rate")
         if settings.sample_rate is not None:
             raise ValueError("give either sample_rate (common to all clients) or batch_size (a rate for each client)")
-    if given.get("optimizer") == "adam":
+    if given.get("optimizer", "sgd") != "sgd":
         preset.pop("momentum", None)  # a preset's momentum is that of SGD
     wanted = {
         *FALLBACK,
@@ -127,6 +127,11 @@ def recipe_values(settings: Resolved, method: Method) -> dict[str, Any]:
 
 def check(s: Resolved, workload: LoadedWorkload) -> None:
     """Raise ValueError, naming setting and fix, for what is out of range, does not fit together, or cannot run here."""
+    if s.augment != "none" and s.features is not None:
+        raise ValueError(
+            f"augment={s.augment} changes images, and features={s.features} are computed once of images as they are: "
+            "leave augment out"
+        )
     if s.augment != "none" and workload.augment is None:
         raise ValueError(f"workload {workload.name} has no augmentation {s.augment!r}; leave augment out")
     if device_of(s.device) == "cuda" and s.precision == "bfloat16" and not torch.cuda.is_bf16_supported():

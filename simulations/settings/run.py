@@ -29,9 +29,24 @@ class Settings:
     preset: Annotated[str | None, Setting("A paper's row, see fedlsg presets; options override it.")] = None
     from_preset: Annotated[str | None, Setting("The preset that a run was made from; fedlsg writes it.")] = None
     model: Annotated[str | None, Setting("Model that is trained; the workload's own by default.")] = None
-    pretrained: Annotated[str | None, Setting("Checkpoint that training starts from.")] = None
+    pretrained: Annotated[
+        str | None,
+        Setting("Public weights to start from: a file, a folder, or a name on the hub."),
+    ] = None
+    pretrained_sha256: Annotated[
+        str | None, Setting("Digest of the pretrained file, which fedlsg writes; no other file fits.")
+    ] = None
     train_layers: Annotated[
         int | None, Setting("Last layers of an encoder that are trained.", "layers", at_least=0)
+    ] = None
+    features: Annotated[
+        str | None, Setting("Public features of a small head: scattering, random-process or a model.")
+    ] = None
+    feature_norm: Annotated[
+        str | None, Setting("How features are normalised: parts such as group, pool, leaves, with +.")
+    ] = None
+    head_width: Annotated[
+        int | None, Setting("Hidden units or channels of a head on features.", "units", at_least=1)
     ] = None
     seed: Annotated[int, Setting("Public seed: initial weights, partition, carriers, masks.", at_least=0)] = 0
     data_dir: Annotated[str | None, Setting("Local mirror of the data; default FEDLSG_DATA, then the hub.")] = None
@@ -45,6 +60,9 @@ class Settings:
     holdout: Annotated[
         float | None,
         Setting("Share of the training rows to test on, in place of the test split.", "share", above=0, below=1),
+    ] = None
+    public_rows: Annotated[
+        str | None, Setting("Public rows to train on instead: data:NAME, data:PATH or synthetic.")
     ] = None
     augment: Annotated[
         Literal["none", "flip-crop"] | None, Setting("How images are changed at random.", fallback="none")

@@ -37,6 +37,8 @@ PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType({
 """After which setting of a run files have had these since version 0.1; any other one comes last, and needs no entry."""
 
 NAMES_OF_CODE = ("workload", "method")
+MAY_NAME_FILES = (*NAMES_OF_CODE, "source")
+"""Settings that may name a file."""
 """Settings that may name a file: FILE.py:NAME."""
 
 KNOWN = frozenset(name for names in PLACES.values() for name in names)
@@ -171,7 +173,7 @@ def parse(given: Mapping[str, object]) -> dict[str, Any]:
         for raw_name, one in declarations(given).items()
         if given[raw_name] is not None and given[raw_name] != PRESET
     }
-    return {name: absolute(value) if name in NAMES_OF_CODE else value for name, value in found.items()}
+    return {name: absolute(value) if name in MAY_NAME_FILES else value for name, value in found.items()}
 
 
 def _load_method(name: object) -> None:

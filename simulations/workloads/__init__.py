@@ -6,7 +6,7 @@ workload of a user's own (``fedlsg.Workload``) is named as ``FILE.py:NAME`` or `
 imports torch, but no data library: ``load`` imports what it needs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlsg import user_code
 from fedlsg.choices import did_you_mean
 from fedlsg.randomness import public_generator
+from simulations.models.pretrained import with_pretrained
 from simulations.workloads.base.on_device import Fetch, fetcher, to_device
 from simulations.workloads.base.workload import (
     LoadedWorkload,
@@ -29,16 +30,18 @@ from simulations.workloads.base.workload import (
     build_model,
     silent,
 )
+from simulations.workloads.features.workload import check_options, with_features
 from simulations.workloads.images import digits, hf_image
 from simulations.workloads.images.image_sets import IMAGE_SETS
 from simulations.workloads.own.workload import Workload, make
+from simulations.workloads.own_rows import read as read_rows
 from simulations.workloads.partition import check_disjoint
 from simulations.workloads.texts import hf_text
 from simulations.workloads.texts.glue import TASKS
 
 __all__ = [
     "Fetch", "LoadedWorkload", "Options", "Progress", "Split", "Workload", "build_model", "fetcher", "give", "load",
-    "names", "own", "presets", "silent", "summary", "to_device",
+    "names", "own", "presets", "restrict", "silent", "summary", "to_device",
 ]  # fmt: skip
 
 DEFAULT = Options()
@@ -139,17 +142,29 @@ def load(
     request = Request(
         data_dir=data_dir, cache_dir=cache_dir, options=options, progress=progress, public_only=public_only
     )
+    check_options(options)
     loaded: LoadedWorkload = _source(name).load(request)
+    if options.pretrained is not None and loaded.test.lengths is None:  # texts name a checkpoint by their model
+        loaded = replace(loaded, models=_with_weights(loaded, options, progress))
     if not public_only:
-        return _restrict(loaded, options)
+        return restrict(loaded, request)
     for setting in ("train_rows", "holdout"):
         if getattr(options, setting) is not None:
             raise ValueError(f"{setting} chooses among training rows, and clients hold data of their own: leave it out")
-    return loaded
+    return loaded if options.features is None else with_features(loaded, request, read_rows)
 
 
-def _restrict(workload: LoadedWorkload, options: Options) -> LoadedWorkload:
+def _with_weights(workload: LoadedWorkload, options: Options, say: Progress) -> Mapping[str, Callable[[], nn.Module]]:
+    """Every model of the workload, filled with the weights that the options name."""
+    how = {"sha256": options.pretrained_sha256, "classifier": workload.classifier, "say": say}
+    source = str(options.pretrained)
+    return MappingProxyType({name: with_pretrained(build, source, **how) for name, build in workload.models.items()})
+
+
+def restrict(workload: LoadedWorkload, request: Request) -> LoadedWorkload:
     """The workload with ``options.train_rows`` rows to train on, of which ``options.holdout`` are evaluated instead.
+
+    Its inputs are features, where options name some.
 
     Fixed public permutations choose the rows. They depend on the number of rows only: two runs with the same setting
     see the same rows, whatever their seed.
@@ -158,8 +173,11 @@ def _restrict(workload: LoadedWorkload, options: Options) -> LoadedWorkload:
     on data that you may look at, because no epsilon covers it.
     Raises ValueError for more rows than there are, or a share that leaves one side empty.
     """
+    options = request.options
     if options.train_rows is not None:
         workload = _only(workload, _fewer_rows(workload, options.train_rows))
+    if options.features is not None:
+        workload = with_features(workload, request, read_rows)
     if options.holdout is not None:
         kept, held_out = _hold_out(workload, options.holdout)
         test = workload.train.pick(held_out)

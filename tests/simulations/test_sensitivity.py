@@ -153,12 +153,12 @@ def test_50_000_aligned_gradients_move_the_sum_by_c(even):
         (lambda: summed_in(torch.bfloat16), 512, torch.bfloat16, False),
         (lambda: summed_in(torch.float16), 4096, torch.float16, False),
         (adversaries.float32_over_microbatches, 50_000, torch.float32, False),
-        (adversaries.float32_over_microbatches, 256, torch.float32, True),  # in one microbatch
         (adversaries.factors_rounded_up, 32, torch.float32, True),
     ],
-    ids=["bfloat16 sums", "float16 sums", "float32 over microbatches", "float32 in a microbatch", "factors rounded up"],
+    ids=["bfloat16 sums", "float16 sums", "float32 sums", "factors rounded up"],
 )
 def test_negative_control_sums_in_fewer_digits_and_factors_rounded_up(plant, examples, dtype, even):
+    """float32 needs many examples: one microbatch of it loses too little on some processors."""
     with plant():
         found = move(align(examples, dtype, even=even), range(examples), 0)
     with pytest.raises(AssertionError):

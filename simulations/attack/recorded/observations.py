@@ -25,7 +25,7 @@ from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
 from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.updates import payload_files, round_folder
+from simulations.rundir.updates import payload_files, read_frame, round_folder
 from simulations.settings.run import Device, Settings
 from simulations.workloads import Progress, silent
 
@@ -110,7 +110,10 @@ class Record:
         return self.base.public_state()
 
     def _frame(self, state: PublicState, round: int) -> Frame:
-        path = round_folder(self.run.path, round) / "kept.npy"
+        folder = round_folder(self.run.path, round)
+        if state.source is not None:  # probed in another round, whose weights this one does not have
+            return read_frame(folder)[0]
+        path = folder / "kept.npy"
         kept = _positions(path) if path.exists() else None
         return state.frame(round, updates=self._updates_before(round), kept=kept)
 

@@ -4,13 +4,22 @@ Each refusal names the setting, the run's value, and what the node config allows
 """
 
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 
 import strategies
 from simulations.client.node.data import own_path, with_own_columns
 from simulations.client.node.terms import Terms
 from simulations.grids.refusals import SettingsError, TermsError
+from simulations.models.encoder_source import NAMES
+from simulations.models.pretrained import digest_of, find_on_hub, is_on_hub
 from simulations.plan.plan import Base
+from simulations.plan.start import RANDOM
 from simulations.settings.settings import Settings
+from simulations.workloads.features.encoders import RANDOM_PROCESS, SCATTERING
+
+ENCODERS = (SCATTERING, RANDOM_PROCESS, *NAMES)
+"""Features that a deployed client makes; of any other name, a folder of this client might be meant."""
 
 
 def usable(settings: Settings, terms: Terms) -> Settings:
@@ -33,6 +42,8 @@ def usable(settings: Settings, terms: Terms) -> Settings:
             "(set trust='aggregate' in its node config if a secure sum is really there)"
         )
     _check_privacy(settings, terms)
+    if settings.public_rows is not None:
+        raise TermsError("public_rows replaces the training rows of a simulation: this client trains on its own")
     own = own_path(terms, settings.workload) is not None
     if own:
         for name in ("train_rows", "holdout"):
@@ -40,16 +51,50 @@ def usable(settings: Settings, terms: Terms) -> Settings:
                 raise TermsError(f"{name} chooses among training rows, and this client has data of its own")
         settings = with_own_columns(settings, terms)
     _refuse_paths(settings)
+    settings = _own_weights(settings, terms)
     settings = replace(settings, data_dir=None)  # the server's folders are not this client's
     return _with_clients(settings, terms, own=own)
 
 
 def _refuse_paths(s: Settings) -> None:
     """Raise TermsError for a path that the server chose: the reply would reveal which files exist here."""
-    for name in ("model", "pretrained"):
-        value = getattr(s, name)
-        if value is not None and value.startswith(("/", "~", ".", "\\")):
-            raise TermsError(f"{name}={value!r} is a path: a deployed client takes models by name alone")
+    if s.model is not None and s.model.startswith(("/", "~", ".", "\\")):
+        raise TermsError(f"model={s.model!r} is a path: a deployed client takes models by name alone")
+    if s.features not in (None, *ENCODERS):
+        raise TermsError(f"features={s.features!r}: a deployed client makes features by {', '.join(ENCODERS)} alone")
+
+
+def _own_weights(s: Settings, terms: Terms) -> Settings:
+    """The settings with this client's own copy of the weights that training starts from.
+
+    No file that the server names is opened, nor a folder here that has the name of a hub repository. A copy must have
+    the digest that the run announces: with other weights in layers that are never sent, a client would train another
+    model. Raises TermsError, whose text names no file of this client.
+    """
+    if s.pretrained in (None, RANDOM):
+        return s
+    if is_on_hub(str(s.pretrained)):
+        try:
+            return replace(s, pretrained=str(find_on_hub(str(s.pretrained))))
+        except (OSError, ImportError) as error:
+            raise TermsError(str(error)) from None
+    if terms.pretrained is None or s.pretrained_sha256 is None:
+        raise TermsError(
+            f"pretrained={s.pretrained!r} is a file: this client needs a copy of its own (pretrained in its node "
+            "config), and the run config its digest (pretrained-sha256)"
+        )
+    try:
+        same = _digest(terms.pretrained) == s.pretrained_sha256
+    except OSError:
+        same = False
+    if not same:
+        raise TermsError("this client's copy of the pretrained weights is missing, or is not the run's file")
+    return replace(s, pretrained=str(terms.pretrained))
+
+
+@lru_cache(maxsize=4)
+def _digest(file: Path) -> str:
+    return digest_of(str(file))
 
 
 def check_mechanism(kind: str, method: str) -> None:

@@ -58,6 +58,8 @@ def with_own_columns(settings: Settings, terms: Terms) -> Settings:
 def form_of(settings: Settings, workload: LoadedWorkload) -> str:
     """Digest of the settings that say how rows are read; for texts also of the model that they are prepared for."""
     names = [*FORM, *(("model", "pretrained", "max_length") if workload.train.lengths is not None else ())]
+    if workload.features is not None:
+        names += ["features", "feature_norm", "max_length"]
     known = [workload.num_classes, *(getattr(settings, name) for name in names)]
     return hashlib.sha256(repr(known).encode()).hexdigest()
 
@@ -91,13 +93,11 @@ def reader(terms: Terms, settings: Settings) -> Read:
 
 def _rows(path: Path, terms: Terms, settings: Settings, workload: LoadedWorkload) -> Split:
     cache = terms.ledger_dir / "cache"
-    if workload.read is not None:
-        return workload.read(path)
     # a mirror with the split in a sub-folder
     if path.is_dir() and workload.parquet is not None and "train" not in split_names(path):
         options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
         return workloads.load(settings.workload, data_dir=path, cache_dir=cache, options=options).train
-    return own_rows.read(path, workload, cache)
+    return own_rows.read(path, workload, cache) if workload.read is None else workload.read(path, cache)
 
 
 def _partition(terms: Terms, settings: Settings) -> Split:

@@ -16,7 +16,7 @@ from simulations.grids.refusals import TermsError
 
 KEYS = (
     "partition-id", "num-partitions", "ledger-dir", "epsilon-max", "delta-max", "data", "input-columns", "label-column",
-    "classes", "trust", "accept-changed-data",
+    "classes", "pretrained", "trust", "accept-changed-data",
 )  # fmt: skip
 TRUST = ("client", "aggregate")
 
@@ -31,6 +31,7 @@ class Terms:
     ledger_dir: the folder of its one ledger. epsilon_max, delta_max: the budget of its data, over all runs.
     data: its own rows, as ``WORKLOAD:PATH``; None takes its partition of the run's workload.
     input_columns, label_column, classes: of its own rows, if they are settings of the run's workload.
+    pretrained: its own copy of the file that a run starts from, with the digest that the run announces.
     trust: the weakest that it accepts. accept_changed_data: continue at the spent epsilon with changed data.
     """
 
@@ -43,6 +44,7 @@ class Terms:
     input_columns: str | None = None
     label_column: str | None = None
     classes: int | None = None
+    pretrained: Path | None = None
     trust: str = "client"
     accept_changed_data: bool = False
 
@@ -70,6 +72,7 @@ def read_terms(config: Config) -> Terms:
         input_columns=_text(config, "input-columns") if "input-columns" in config else None,
         label_column=_text(config, "label-column") if "label-column" in config else None,
         classes=_integer(config, "classes", least=2) if "classes" in config else None,
+        pretrained=absolute(_text(config, "pretrained"), "pretrained") if "pretrained" in config else None,
         trust=str(trust),
         accept_changed_data=accept,
     )

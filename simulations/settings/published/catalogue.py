@@ -6,10 +6,10 @@ from difflib import get_close_matches
 from functools import cache
 from types import MappingProxyType
 
-from simulations.settings.published import dp_ssgd, lsg, lsg_lora, rgp, rs
+from simulations.settings.published import de_et_al, dp_ssgd, lsg, lsg_lora, rgp, rs
 from simulations.settings.published.preset import Published
 
-PAPERS = (lsg, rgp, lsg_lora, rs, dp_ssgd)
+PAPERS = (lsg, rgp, lsg_lora, rs, dp_ssgd, de_et_al)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from simulations.settings.published import de_et_al
 from simulations.settings.published.preset import SIGMA, Published, Value, central, name_of
 
 PAPER = "DP-SSGD (Adamczewski et al. 2023)"
@@ -39,8 +40,7 @@ TABLE_1: Mapping[str, tuple[tuple[float, float], ...]] = {
 }
 """CIFAR-10, WRN-16-4 from scratch at epsilon 1, 2, 4: mean and standard deviation of 5 runs (Table 2)."""
 
-UPDATES = {1: 875, 2: 1125, 4: 1687}
-"""De et al. 2022, Appendix C: with their noise multipliers 10, 6 and 4, RDP gives 0.99, 2.00 and 4.00."""
+UPDATES = {epsilon: de_et_al.UPDATES[epsilon] for epsilon in (1, 2, 4)}
 
 TABLE_5: Mapping[str, Mapping[float, tuple[tuple[float, float], tuple[float, float]]]] = {
     "baseline": {0.0: ((94.65, 0.18), (67.40, 0.31))},

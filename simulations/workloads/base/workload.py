@@ -11,8 +11,10 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedlsg.carriers.probe.source import Draw
 from fedlsg.choices import choose
 from fedlsg.gradients import LossFunction
+from simulations.workloads.base.synthetic import Pixels
 
 Progress = Callable[[str], None]
 Inputs = Tensor | dict[str, Tensor]
@@ -35,12 +37,16 @@ def silent(line: str) -> None:
 class Options:
     """Settings of data and model next to the workload's name; None is the workload's default.
 
-    A loader refuses, naming the setting, what it does not use; every workload uses ``holdout`` and ``train_rows``.
+    A loader refuses, naming the setting, what it does not use; every workload uses what is in EVERYWHERE.
     """
 
     model: str | None = None
     pretrained: str | None = None
+    pretrained_sha256: str | None = None
     train_layers: int | None = None
+    features: str | None = None
+    feature_norm: str | None = None
+    head_width: int | None = None
     dataset: str | None = None
     subset: str | None = None
     input_columns: str | None = None
@@ -49,6 +55,12 @@ class Options:
     max_length: int | None = None
     train_rows: int | None = None
     holdout: float | None = None
+
+
+EVERYWHERE = (
+    "model", "pretrained", "pretrained_sha256", "train_rows", "holdout", "features", "feature_norm", "head_width",
+)  # fmt: skip
+"""Options that every workload reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +77,11 @@ class Request:
 def refuse_unused(options: Options, *, workload: str, used: tuple[str, ...] = ()) -> None:
     """Raise ValueError, naming the setting, for a given option that the workload does not use, or a private test split.
 
-    ``used`` names those it reads; every workload reads ``model``, ``train_rows`` and ``holdout``.
+    ``used`` names those it reads, next to EVERYWHERE.
     """
     for f in fields(Options):
         value = getattr(options, f.name)
-        if value is not None and f.name not in (*used, "model", "train_rows", "holdout"):
+        if value is not None and f.name not in (*used, *EVERYWHERE):
             raise ValueError(f"workload {workload} has no use for {f.name}={value!r}: leave it out")
     if options.test_split == "train":
         raise ValueError("expected a test_split other than 'train', which is what the clients hold")
@@ -228,7 +240,12 @@ class LoadedWorkload:
     defaults: the preset, by setting; public constants chosen before the run, never derived from its data.
     method_defaults: what differs from it for a method, by method and setting.
     parquet: reads parquet files of a client's own rows; None if the workload has no such form.
-    read: reads a client's own rows from any path; None if the workload reads parquet or .npz files.
+    read: reads a client's own rows from any path, given a cache folder of the client; None if the workload reads
+        parquet or .npz files.
+    synthetic: public inputs from no data at all, by name, the default first; empty if nothing is known that fits.
+    pixels: how images are stored, so that other images can take their form; None for other inputs.
+    places: files and folders that the splits were read from, as far as they are known.
+    features: what reports say of the public features that the inputs are; None for inputs as they are.
     Raises ValueError for a label outside [0, num_classes).
     """
 
@@ -248,7 +265,11 @@ class LoadedWorkload:
     defaults: Mapping[str, object]
     method_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     parquet: Parquet | None = None
-    read: Callable[[Path], Split] | None = None
+    read: Callable[[Path, Path], Split] | None = None
+    synthetic: Mapping[str, Draw] = field(default_factory=dict)
+    pixels: Pixels | None = None
+    places: tuple[Path, ...] = ()
+    features: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.test_name in self.other_tests:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from simulations import models
+from simulations.workloads.base.synthetic import Pixels, image_draws
 from simulations.workloads.base.workload import LoadedWorkload, NoRows, Request, Split, refuse_unused, rescale
 
 _TEST_ROWS = (  # one bit a row, in base 85
@@ -50,6 +51,7 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
 METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "rs": {"sparsity": 0.5},
+        "probe": {"rank": 16, "out_rank": 16, "sparsity": 0.0},
         "dpsgd": {"learning_rate": 0.4},
         "topk": {"learning_rate": 0.2},
         "powersgd": {"learning_rate": 0.2},
@@ -73,6 +75,7 @@ def load(request: Request) -> LoadedWorkload:
     def split(rows: np.ndarray) -> Split:
         return Split(inputs=stored[rows], labels=torch.from_numpy(labels[rows].astype(np.int64)), prepare=prepare)
 
+    pixels = Pixels(form=stored.shape[1:], white=16.0, prepare=prepare)
     return LoadedWorkload(
         name="digits",
         train=NoRows() if request.public_only else split(~test),
@@ -81,6 +84,8 @@ def load(request: Request) -> LoadedWorkload:
         models=MappingProxyType({"mlp": models.digits_mlp, "conv": models.digits_conv}),
         defaults=DEFAULTS,
         method_defaults=METHOD_DEFAULTS,
+        synthetic=image_draws(pixels),
+        pixels=pixels,
     )
 
 

@@ -23,7 +23,7 @@ from simulations.workloads.images.augment import PAD, flip_crop
 from simulations.workloads.images.decode import ROWS_AT_ONCE, Rows, Shape, Source, decode, is_image, parquet_source
 from simulations.workloads.images.image_sets import CIFAR10, ImageSet, image_workload
 
-USED = ("dataset", "subset", "input_columns", "label_column", "test_split", "pretrained")
+USED = ("dataset", "subset", "input_columns", "label_column", "test_split")
 DEFAULTS, METHOD_DEFAULTS = CIFAR10.defaults, CIFAR10.method_defaults
 
 # Pixels of any data set go from 0..1 to -1..1. These are constants: statistics of the images would be private.
@@ -80,7 +80,7 @@ def load(request: Request) -> LoadedWorkload:
         defaults=DEFAULTS,
         method_defaults=METHOD_DEFAULTS,
     )
-    return image_workload(images, arrays, request)
+    return image_workload(images, arrays)
 
 
 def choose_columns(features: Features, options: Options, place: str) -> Columns:

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from simulations import models
-from simulations.models.pretrained import with_pretrained
 from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
 from simulations.workloads.base.mirror import find_shards
+from simulations.workloads.base.synthetic import Pixels, image_draws
 from simulations.workloads.base.workload import (
     Augment,
     LoadedWorkload,
@@ -71,14 +70,14 @@ class ImageSet:
                 option that images do not use.
             OSError: the cache folder cannot be written.
         """
-        refuse_unused(request.options, workload=self.name, used=("pretrained",))
+        refuse_unused(request.options, workload=self.name)
         splits = ("test",) if request.public_only else ("train", "test")
         shards = find_shards(self.folder, self.subset, splits, hub_name=self.hub_name, data_dir=request.data_dir)
         files = [file for files in shards.values() for file in files]
         key = f"{self.name}-{digest_files(files, salt=f'{self.name} uint8 nchw, version 1')}"
         build = partial(self.decode, shards, request.progress)
         arrays = load_or_build(cache_folder(request.cache_dir), key, build, progress=request.progress)
-        return image_workload(self, arrays, request)
+        return replace(image_workload(self, arrays), places=tuple({file.parent for file in files}))
 
     def decode(self, shards: Mapping[str, Sequence[Path]], progress: Progress) -> dict[str, np.ndarray]:
         """The images and labels of parquet files, by split; see ``decode``."""
@@ -89,7 +88,7 @@ class ImageSet:
         return decode(self.name, sources, num_classes=self.num_classes, shape=self.shape, progress=progress)
 
 
-def image_workload(images: ImageSet, arrays: Mapping[str, np.ndarray], request: Request) -> LoadedWorkload:
+def image_workload(images: ImageSet, arrays: Mapping[str, np.ndarray]) -> LoadedWorkload:
     """The workload of decoded arrays (see ``decode``) with every model that fits images of their shape.
 
     Without arrays of the training split it has none.
@@ -104,16 +103,19 @@ def image_workload(images: ImageSet, arrays: Mapping[str, np.ndarray], request: 
         build = partial(images.decode, {"train": paths}, silent)
         return _split("train", load_or_build(cache, f"own-{key}", build, progress=silent), prepare)
 
+    pixels = Pixels(form=arrays["test_images"].shape[1:], prepare=prepare)
     return LoadedWorkload(
         name=images.name,
         train=_split("train", arrays, prepare) if "train_images" in arrays else NoRows(),
         test=_split("test", arrays, prepare),
         num_classes=images.num_classes,
-        models=_models(images, request.options.pretrained, request.progress),
+        models=models.vision(images.shape.channels, images.shape.side, images.num_classes),
         augment=images.augment,
         defaults=images.defaults,
         method_defaults=images.method_defaults,
         parquet=own_rows,
+        synthetic=image_draws(pixels),
+        pixels=pixels,
     )
 
 
@@ -121,16 +123,6 @@ def _split(name: str, arrays: Mapping[str, np.ndarray], prepare: Callable[[Any],
     # A copy: PyTorch has no read-only tensors.
     labels = torch.from_numpy(arrays[f"{name}_labels"].copy())
     return Split(inputs=arrays[f"{name}_images"], labels=labels, prepare=prepare)
-
-
-def _models(images: ImageSet, pretrained: str | None, progress: Progress) -> Mapping[str, Callable[[], nn.Module]]:
-    """Every model for the shape, filled with the weights at ``pretrained`` where that is given."""
-    fitting = models.vision(images.shape.channels, images.shape.side, images.num_classes)
-    if pretrained is None:
-        return fitting
-    return MappingProxyType(
-        {name: with_pretrained(builder, pretrained, say=progress) for name, builder in fitting.items()}
-    )
 
 
 DEFAULTS: Mapping[str, object] = MappingProxyType(
@@ -151,7 +143,12 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
 )
 
 METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
-    {"rs": {"sparsity": 0.5}, "topk": {"learning_rate": 0.05}, "powersgd": {"learning_rate": 0.05}}
+    {
+        "rs": {"sparsity": 0.5},
+        "probe": {"rank": 128, "sparsity": 0.0},
+        "topk": {"learning_rate": 0.05},
+        "powersgd": {"learning_rate": 0.05},
+    }
 )
 """Learning rates of the methods without privacy: the better of 0.05 and 0.2 on a tenth of 6,000 rows, held out.
 

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg import user_code
+from fedlsg.carriers.probe.source import Draw
 from fedlsg.code_digest import digest_of_all
 from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.losses import CLASSES, OTHER_SHAPES, PerExampleLoss
+from simulations.workloads.base.synthetic import find_pixels, image_draws
 from simulations.workloads.base.workload import (
     GIVEN,
     LoadedWorkload,
@@ -30,8 +32,10 @@ from simulations.workloads.base.workload import (
     silent,
 )
 from simulations.workloads.own.checks import check_alike, check_targets, check_transform
+from simulations.workloads.own.probe import CheckedDraw
 from simulations.workloads.own.read import read_rows
 from simulations.workloads.own.rows import Columns, Rows
+from simulations.workloads.own.transform import AT_ONCE
 
 MODEL = "own"
 """The name of the only model of a workload, and of a workload without a name."""
@@ -63,6 +67,8 @@ class Workload:
         targets, and those of torch's losses that are for no classes (mse_loss), have no accuracy.
     classifier: path of the output layer in the model, which stays dense; default: the last Linear.
     image_size: pixels on a side to which images of a folder are scaled; default: they have one size.
+    probe: ``probe(count, generator)``: public inputs as the model takes them, (count, ...), or (inputs, targets): what
+        a probe pushes through the model. It must read no training data. Default for images: synthetic ones.
     settings: the workload's own defaults of settings, as ``{"learning_rate": 0.5, "clients": 10}``.
     name: what reports call it; default: the name of the function that made it.
 
@@ -81,6 +87,7 @@ class Workload:
     num_classes: int | None = None
     classifier: str | None = None
     image_size: int | None = None
+    probe: Draw | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     name: str = ""
 
@@ -94,6 +101,8 @@ class Workload:
         per_example_loss(self.loss)  # refuses what is no loss
         if not isinstance(self.metrics or {}, Mapping):
             raise ValueError(f"metrics={type(self.metrics).__name__}: expected a dict, such as {{'mae': function}}")
+        if self.probe is not None and not callable(self.probe):
+            raise ValueError(f"probe={type(self.probe).__name__}: expected a function probe(count, generator)")
         for name, metric in (self.metrics or {}).items():
             if not callable(metric) or name in RESERVED:
                 why = "is a column of rounds.csv already" if name in RESERVED else "is no function"
@@ -122,8 +131,8 @@ class Workload:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the code of model, loss and transform; a metric may be repaired before a run is resumed."""
-        parts = [*self.models.values(), self.loss, self.transform]
+        """SHA-256 of the code of model, loss, transform and probe; a metric may be repaired before a run is resumed."""
+        parts = [*self.models.values(), self.loss, self.transform, self.probe]
         return digest_of_all(part for part in parts if part is not None)
 
     def load(self, request: Request) -> LoadedWorkload:
@@ -148,13 +157,18 @@ class Workload:
             check_targets(train, loss, "train")
             check_alike(train, test)
 
-        def read(path: Path) -> Split:
+        def read(path: Path, cache: Path) -> Split:
             """A deployed client's own rows: classes in another order would be other classes."""
             rows = read_rows(path, later, "data")
             check_targets(rows, loss, "data")
             check_alike(rows, test)
             return _split(rows, classes)
 
+        pixels = find_pixels(test.inputs[np.arange(min(len(test.targets), AT_ONCE))], test.prepare)
+        own: dict[str, Draw] = {}
+        if self.probe is not None:
+            called = user_code.shown(user_code.name_of(self.probe))
+            own[called] = CheckedDraw(self.probe, called)
         return LoadedWorkload(
             name=name,
             train=NoRows() if train is None else _split(train, classes),
@@ -168,6 +182,9 @@ class Workload:
             parts=None if isinstance(self.partition, str) else [_rows_of(part) for part in self.partition],
             defaults=self.defaults,
             read=read,
+            synthetic={**own, **({} if pixels is None else image_draws(pixels))},
+            pixels=pixels,
+            places=tuple(Path(data).expanduser() for data in (self.train, self.test) if isinstance(data, str | Path)),
         )
 
     def _classes(self, test: Rows) -> int | None:

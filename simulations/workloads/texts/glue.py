@@ -36,7 +36,13 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
 FINE_TUNING: Mapping[str, object] = MappingProxyType({"learning_rate": 1e-4, "classifier_learning_rate": 1e-3})
 
 METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
-    {"rs": {"sparsity": 0.5}, "topk": FINE_TUNING, "powersgd": FINE_TUNING, "bitfit": {"learning_rate": 5e-3}}
+    {
+        "rs": {"sparsity": 0.5},
+        "probe": {"rank": 128, "sparsity": 0.0},
+        "topk": FINE_TUNING,
+        "powersgd": FINE_TUNING,
+        "bitfit": {"learning_rate": 5e-3},
+    }
 )
 """Without noise, the usual rates of fine-tuning; biases alone take a larger one. They were not tuned here."""
 

@@ -15,14 +15,16 @@ from simulations.models.encoder_source import EncoderSource, find_encoder, load_
 from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
 from simulations.workloads.base.mirror import data_root
 from simulations.workloads.base.workload import LoadedWorkload, NoRows, Progress, Request, Split, silent
+from simulations.workloads.features.encoders import text_source
 from simulations.workloads.texts import tokens
+from simulations.workloads.texts.bags import WordDraw
 from simulations.workloads.texts.source import Columns, Source, Texts, check_labels, count_classes, read_parquet
 
 DEFAULT_MODEL = "minilm"
 MAX_LENGTH = 128
 """Tokens of a text by default, as in the papers."""
 
-USED = ("pretrained", "train_layers", "max_length", "test_split")
+USED = ("train_layers", "max_length", "test_split")
 """Options that every text workload reads."""
 
 
@@ -40,11 +42,15 @@ def text_workload(
     """The workload whose splits are ``train`` and ``tests`` of ``source``, tokenised for ``options.model``.
 
     num_classes: None takes what the data set publishes, see ``count_classes``.
-    It offers one model, the one that its tokens are for; the weights are loaded when it is built.
+    It offers one model, the one that its tokens are for: that of ``options.features``, if they are given. The weights
+    are loaded when it is built.
     Raises ValueError for a ``max_length`` out of range and for damaged data; what finding an encoder raises.
     """
     options, progress = request.options, request.progress
-    encoder = find_encoder(options.model or DEFAULT_MODEL, options.pretrained)
+    if options.features is None:
+        encoder = find_encoder(options.model or DEFAULT_MODEL, options.pretrained)
+    else:
+        encoder = text_source(options.features)
     form = _form(encoder, columns, options.max_length, data_root(request.data_dir))
     names = tests if request.public_only else ("train", *tests)
     parts = (tokens.FORMAT, source.digest, form.digest, form.max_length, columns.names, tests, num_classes)
@@ -70,6 +76,7 @@ def text_workload(
         defaults=defaults,
         method_defaults=method_defaults,
         parquet=partial(_own_rows, name, columns, classes, form),
+        synthetic={"tokens": WordDraw(form.tokenizer, len(columns.inputs), form.max_length)},
     )
 
 

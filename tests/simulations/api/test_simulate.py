@@ -351,9 +351,9 @@ def test_only_the_same_call_continues_a_run(tmp_path):
         quick(tmp_path / "run", **{**again, "rounds": 5})
     with refused("engine='local' (not 'ray')"):
         quick(tmp_path / "run", **{**again, "engine": "ray"})
-    with refused("the code of the run's own workload or method differs"):
+    with refused("the code of the run's own workload differs"):
         quick(tmp_path / "run", **again, loss=LOSSES["by hand"])
-    with refused("the code of the run's own workload or method differs"):
+    with refused("the code of the run's own workload differs"):
         quick(tmp_path / "run", **again, model=lambda: build())
     with refused("the data or its partition differ"):
         quick(tmp_path / "run", **again, train=(TRAIN[0] + 1, TRAIN[1]))

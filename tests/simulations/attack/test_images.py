@@ -31,6 +31,7 @@ CASES = {
     "noisy lsg": {"method": "lsg", "noise_multiplier": 2.0},
     "ranked rs": {"method": "rs", "ranking": "gradients", "noise_multiplier": 2.0},
     "two steps": {"method": "dp-powersgd", "local_steps": 2, "noise_multiplier": 2.0},
+    "probe": {"method": "probe", "probes": 20, "refresh_rounds": 2, "noise_multiplier": 2.0},
     "sum": {"method": "lora", "trust": "aggregate", "noise_multiplier": 2.0},
 }
 

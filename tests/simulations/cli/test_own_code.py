@@ -60,7 +60,7 @@ def test_a_run_of_a_file_resumes_unless_the_file_has_changed(fedlsg, mine, tmp_p
     write(mine, MINE + "\n# changed\n")
     status, _, err = fedlsg("resume", "here")
     assert (status, err.count("\n")) == (1, 1)
-    assert "the code of the run's own workload or method differs from that which this run began with" in err
+    assert "the code of the run's own method and workload differs from that which this run began with" in err
     write(mine)
     status, _, err = fedlsg("resume", "here")
     assert (status, err) == (0, "")

@@ -41,6 +41,27 @@ def test_noise_floor_costs_three_bits_a_value(plain, coarse):
     assert coarse.ledgers == plain.ledgers
 
 
+DENSE = 4_810
+"""Values of dpsgd on the model of digits, in four blocks."""
+
+
+@pytest.mark.parametrize("down", ["full", "sparse"])
+@pytest.mark.parametrize(("codec", "bits"), [("sign", (1.0, 1.0)), ("noise-floor", (3.0, 3.4))])
+def test_dense_dpsgd_in_few_bits(codec, bits, down, tmp_path):
+    """At the epsilon of float32, and without a memory of what was rounded off."""
+    runs = {name: run_local(tmp_path / name, method="dpsgd", codec=name, downlink=down) for name in (codec, "float32")}
+    few, plain = runs[codec], runs["float32"]
+    own = 16 if codec == "sign" else 4 + 4  # scales of four blocks; or a grid step and four codes
+    body = few.summary["uplink_bytes"] / 4 - COMPACT.size - 16 - own  # 16: a checksum
+    assert bits[0] <= 8 * body / DENSE <= bits[1] + 8 / DENSE
+    assert few.summary["uplink_bytes"] < plain.summary["uplink_bytes"] / (28 if codec == "sign" else 9)
+    assert few.ledgers == plain.ledgers
+    assert "error_feedback" not in few.summary["codec"]
+    assert [row.rejected for row in few.rows] == ["", ""]
+    distance = float((few.weights - plain.weights).norm() / plain.weights.norm())
+    assert 0 < distance < 0.2
+
+
 def test_the_summary_says_what_was_added(plain, coarse):
     assert plain.summary["codec"] == {"name": "float32", "indices": "derived"}
     wanted = {"name": "noise-floor", "indices": "derived", "step": 0.5, "added_variance": 0.25 / 12}

@@ -24,9 +24,12 @@ from strategies.federation.wire import REPLICA_DIFFERS, REPLICA_MISSING, payload
 from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local, stopped_after
 
+PROBED = {"rank": 6, "out_rank": 5, "probes": 20, "refresh_rounds": 2}
 CASES: dict[str, dict[str, Any]] = {
     "lsg": {"momentum": 0.9},
     "adam": {"optimizer": "adam", "learning_rate": 0.01, "schedule": "cosine", "ema": 0.9},
+    "dp-adambc": {"optimizer": "dp-adambc", "learning_rate": 0.01},
+    "doppler": {"optimizer": "doppler", "schedule": "cosine"},
     "evaluated by an average": {"ema": 0.9, "momentum": 0.0, "rank": 5},
     "rgp": {"method": "rgp"},
     "rs, masks of an epoch": {"method": "rs", "redraw": "epoch", "sparsity": 0.5},
@@ -35,6 +38,15 @@ CASES: dict[str, dict[str, Any]] = {
     "lora": {"method": "lora"},
     "local steps": {"local_steps": 3, "local_momentum": 0.5},
     "dp-snip": {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.3},
+    "probe": {"method": "probe", **PROBED, "rounds": 4},
+    "probe, some clients": {
+        "method": "lsg-probe",
+        "probes": 20,
+        "refresh_rounds": 3,
+        "clients": 5,
+        "clients_per_round": 2,
+        "rounds": 8,
+    },
     "top-k": {"method": "topk", "topk_rate": 0.05, "noise_multiplier": None},
     "functions of a user": {"method": OWN_RECIPE, "local_steps": 2},
     "some clients": {"clients": 4, "clients_per_round": 2, "rounds": 5},

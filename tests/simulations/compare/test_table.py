@@ -4,14 +4,16 @@ import csv
 import io
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from simulations.compare.lines import lines
 from simulations.compare.table import as_record, comparison_table, notes, table_csv, table_markdown, unfinished
+from simulations.plan.noise import RHO_MEANING
 from simulations.report.terminal import terminal_table
-from simulations.rundir.results import results_csv
+from simulations.rundir.results import Result, results_csv
 from tests.simulations.support.compare_cases import result
 
 TABLE = [
@@ -30,7 +32,7 @@ def test_a_line_by_hand():
     line = next(line for line in lines(TABLE) if line.method == "lsg")
     assert as_record(line) == {
         "label": "lsg", "method": "lsg", "workload": "digits", "model": "mlp", "rank": 4, "sparsity": 0.3,
-        "delta": 1e-5, "epsilon_target": 3.0, "epsilon_max": pytest.approx(2.999), "private": True, "n": 3,
+        "delta": 1e-5, "epsilon_target": 3.0, "epsilon_max": pytest.approx(2.999), "private": True, "rho": None, "n": 3,
         "planned": 3, "accuracy_mean": pytest.approx(0.83), "accuracy_sd": pytest.approx(math.sqrt(7e-4)),
         "loss_mean": 0.5, "standard_error": pytest.approx(math.sqrt(7e-4 / 3 + 0.83 * 0.17 / 400)), "chance": 0.1,
         "beats_chance": True, "over_linear_probe": pytest.approx(0.11), "uplink_bytes_per_client_round": 100.0,
@@ -81,6 +83,26 @@ def test_markdown_by_hand():
     assert "| rs | -- | 0.5 | 2.999 | 11.0 ± 1.4 † |" in text
     assert "NOT PRIVATE" in text
     assert "- `rgp-seed0`: failed: rank too big" in text
+
+
+def with_rho(rho: float | None, **more: Any) -> Result:
+    found = result(0.8, **more)
+    return replace(found, summary=found.summary | {"rho": rho})
+
+
+def test_rho_has_a_column_where_it_is_on_record():
+    """Mean over seeds; none for older runs and for runs without noise; no column if there is none at all."""
+    runs = [with_rho(0.2), with_rho(0.4, seed=1), result(0.7, method="rgp"), with_rho(0.0, method="sgd", epsilon=None)]
+    table = lines(runs)
+    assert {line.method: line.rho for line in table} == {"lsg": pytest.approx(0.3), "rgp": None, "sgd": 0.0}
+    text = table_markdown(table)
+    assert "| method | epsilon | rho | accuracy, % |" in text
+    assert "| lsg | 2.999 | 0.30 | 80.0" in text
+    assert "| rgp | 2.999 | -- | 70.0" in text
+    assert "| sgd | NOT PRIVATE | -- | 80.0" in text
+    assert text.count(RHO_MEANING) == 1
+    assert next(row["rho"] for row in csv.DictReader(io.StringIO(table_csv(table)))).startswith("0.3")
+    assert "rho" not in table_markdown(lines([result(0.8)]))
 
 
 def test_a_pipe_does_not_break_a_markdown_table():

@@ -29,11 +29,18 @@ STEPS = 2
 """Local steps of a round in the ledger's runs."""
 
 LEDGERS = [name for name, case in CASES.items() if case.multiplicity == 1 and not case.pruning]
-STATEFUL = ["rs: ranked", "dp-ssgd: dp-snip, random", "dpsgd: averaged weights", "rgp: no residual"]
+STATEFUL = [
+    "probe",
+    "lsg-probe: averaged core, refreshed",
+    "rs: ranked",
+    "dp-ssgd: dp-snip, random",
+    "dpsgd: averaged weights",
+    "rgp: no residual",
+]
 """Variants whose server remembers more between rounds than weights and optimizer."""
 
-BLOCKS = {"lsg": 5, "rgp": 5, "rs": 4, "dpsgd": 4}
-"""Blocks of the small model where the clip is per block: weight and bias, twice; a carried weight makes two."""
+BLOCKS = {"lsg": 5, "rgp": 5, "probe": 4, "dp-kfc": 4, "rs": 4, "dpsgd": 4}
+"""Blocks of the small model where the clip is per block: weight and bias, twice; a carried weight makes two, or S."""
 
 
 def settings_of(case: str) -> dict[str, Any]:
@@ -183,15 +190,17 @@ def test_a_resumed_run_equals_an_uninterrupted_one(case, tmp_path, whole):
     assert resumed.summary["accuracy"] == whole(case).summary["accuracy"]
 
 
-@pytest.mark.parametrize("case", ["rgp", "rs: ranked"])
+@pytest.mark.parametrize("case", ["rgp", "rs: ranked", "probe"])
 def test_a_resumed_run_that_forgot_is_caught(case, tmp_path, whole, monkeypatch):
-    """Negative control: the server comes back without its optimizer, history and memory."""
+    """Negative control: the server comes back without its optimizer, history, memory and carriers."""
     stopped = stopped_after(1, tmp_path / "run", record_updates=True, **settings_of(case))
     shipped = ServerState.load_state_dict
 
     def forgetful(self: ServerState, state: dict[str, Any]) -> None:
         fresh = self.state_dict()
-        shipped(self, state | {name: fresh[name] for name in ("optimizer", "updates", "memory") if name in state})
+        shipped(
+            self, state | {name: fresh[name] for name in ("optimizer", "updates", "memory", "basis") if name in state}
+        )
 
     monkeypatch.setattr(ServerState, "load_state_dict", forgetful)
     assert not same(resume_local(stopped.path), whole(case))

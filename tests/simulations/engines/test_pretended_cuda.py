@@ -16,6 +16,8 @@ CASES = {
     "prune": {"method": "dp-ssgd"},
     "memory": {"method": "powersgd", "noise_multiplier": None},
     "conv": {"method": "lsg", "model": "conv", "local_steps": 2},
+    "probe": {"method": "probe", "probes": 20, "refresh_rounds": 1, "model": "conv", "rank": 6, "out_rank": 4},
+    "probe, replica": {"method": "lsg-probe", "probes": 20, "downlink": "sparse", "codec": "noise-floor"},
     "replica": {"method": "lsg", "downlink": "sparse", "codec": "noise-floor"},
 }
 

@@ -3,7 +3,8 @@
 import ast
 from pathlib import Path
 
-from simulations.report.figure import legend_outside, new_figure, picture, png, use_style
+import strategies
+from simulations.report.figure import LOOKS, legend_outside, new_figure, picture, png, use_style
 from tests.places import REPOSITORY
 
 OWNER = "simulations/report/figure.py"
@@ -26,6 +27,14 @@ def test_a_figure_made_elsewhere_is_found():
     """Negative control."""
     assert drawing_calls("from matplotlib.figure import Figure\nx = Figure(figsize=(1, 2))") == {"Figure"}
     assert drawing_calls("def f(figure):\n    figure.savefig('x.png')") == {"savefig"}
+
+
+def test_every_recipe_has_a_colour_of_its_own():
+    """So that learning curves, which have no markers, can be distinguished."""
+    assert strategies.names()
+    assert set(strategies.names()) <= LOOKS.keys()
+    colours = [colour for colour, _ in LOOKS.values()]
+    assert len(set(colours)) == len(colours)
 
 
 @use_style

@@ -14,6 +14,7 @@ from simulations.compare.lines import lines
 from simulations.compare.output import page
 from simulations.compare.plots import _move_apart, curve, looks_of
 from simulations.compare.table import notes
+from simulations.plan.noise import RHO_MEANING
 from simulations.report.figure import png
 from simulations.report.run_page import command, course, run_page, write_run_page
 from simulations.rundir.rundir import RunDir
@@ -108,6 +109,13 @@ def test_every_run_leaves_its_own_page(small):
     for part in ("digits with lsg, seed 0", "NOT PRIVATE: the noise is reproducible", "2 cores", "noise_multiplier"):
         assert part.replace("2 cores", "cores") in words
     assert str(small.path) not in words  # no folder of this machine in what one may publish
+
+
+def test_a_page_with_noise_says_what_rho_means(small):
+    words = Page((small.path / "report.html").read_text()).words
+    assert f"rho {small.summary['rho']:.3g} (norm of a step's noise" in words
+    assert RHO_MEANING in words
+    assert RHO_MEANING not in Page(run_page(result(0.97, method="sgd", epsilon=None))).words
 
 
 def test_rejections_and_an_early_end_are_shown():

@@ -13,7 +13,7 @@ from fedlsg.carriers.layout import LayerRow
 from simulations.report.page import Row as Cells
 from simulations.report.page import Table
 from simulations.report.terminal import RoundDisplay, fits, layers_shown, print_table, showing, summary_table
-from simulations.report.words import human_bytes, percent, privacy_line
+from simulations.report.words import human_bytes, outcome, percent, privacy_line
 from simulations.rundir.tables import Row
 
 SUMMARY: dict[str, Any] = {
@@ -70,6 +70,16 @@ def test_what_the_privacy_line_rests_on(changes, expected):
     assert expected in privacy_line(SUMMARY | changes)
     words = " ".join(shown(summary_table(SUMMARY | changes), 80).split())
     assert expected in words
+
+
+@pytest.mark.parametrize(
+    ("rho", "words"), [(0.12345, "rho 0.123 (norm of a step's noise over the clip norm)"), (0.0, ""), (None, "")]
+)
+def test_rho_in_words(rho, words):
+    """Runs without noise, and those of older versions, have no such line."""
+    found = outcome(SUMMARY | {"rho": rho})
+    assert found.get("noise", "") == words
+    assert "noise" not in outcome(SUMMARY)
 
 
 def test_nothing_sent_is_no_division_by_zero():

@@ -205,7 +205,7 @@ def test_the_rows_are_the_same_in_every_process():
         ({"holdout": 1e-9}, r"one row at least on either side"),
         ({"train_rows": 1, "holdout": 0.5}, r"one row at least on either side of the 1 training rows"),
         ({"dataset": "a/b"}, r"workload digits has no use for dataset='a/b'"),
-        ({"pretrained": "x"}, r"workload digits has no use for pretrained='x'"),
+        ({"max_length": 8}, r"workload digits has no use for max_length=8"),
         ({"max_length": 3}, r"workload digits has no use for max_length=3"),
     ],
 )

@@ -11,8 +11,8 @@ from simulations.server.restore import READ
 from tests.simulations.support.broken_runs import KINDS, break_run, copy_run, resumed
 from tests.simulations.support.runs import pages
 
-WITHOUT_A_DEPLOYMENT = {"replicas/client-*.bin"}
-"""Only clients on machines of their own keep replicas."""
+WITHOUT_A_DEPLOYMENT = {"replicas/client-*.bin", "replicas/basis-*.bin"}
+"""Only clients on machines of their own keep replicas, or carriers of probes."""
 
 
 def watch(folder: Path, there: set[str]) -> set[str]:

@@ -26,6 +26,7 @@ from simulations.settings.settings import PRESET, Settings, as_config, from_mapp
 from simulations.workloads.images.image_sets import CIFAR10
 from simulations.workloads.texts import glue
 from tests.places import REPOSITORY
+from tests.simulations.support.made_images import write_cifar10
 
 ALL = presets()
 NAMES = [preset.name for preset in ALL]
@@ -71,7 +72,9 @@ def test_rounds_and_rate_are_the_papers_epochs_and_batch():
     for preset in ALL:
         s = preset.settings
         epochs = next((n for n in (20, 40, 48, 50, 60, 100, 200) if abs(rounds_off(preset, n)) <= 0.5), None)
-        assert epochs is not None or s["rounds"] in (875, 1125, 1687, 250), preset.name  # De et al. count updates
+        assert epochs is not None or s["rounds"] in (875, 1125, 1593, 1687, 1843, 2468, 250), (
+            preset.name
+        )  # De et al. count updates
         assert preset.batch in (350, 500, 1000, 2000, 2048, 4096, 8192, 16384), preset.name
         assert s["sample_rate"] == preset.batch / preset.examples, preset.name
         assert (s["clients"], s["local_steps"]) == (1, 1), preset.name
@@ -216,6 +219,7 @@ def test_the_papers_numbers_by_hand():
         "lsg-sst2-eps2-r4-p0.7": 88.7, "lora-sst2-eps2-r32": 91.2, "lsg-lora-sst2-eps2-r8-p0.7": 50.9,
         "rs-cifar10-eps3": 65.8, "rs-cifar10-eps1": 57.7, "dpsgd-cifar10-h-cnn-eps1": 63.2,
         "dp-ssgd-cifar10-eps1": 57.45, "dpsgd-cifar10-wrn-16-4-eps4": 68.58, "dp-ssgd-cifar10-wrn-28-10-eps1": 94.84,
+        "de2022-wrn-40-4-eps8": 81.4,
     }  # fmt: skip
     assert {name: find(name).accuracy for name in cells} == cells
 
@@ -223,7 +227,7 @@ def test_the_papers_numbers_by_hand():
 def test_names_follow_from_the_settings():
     for preset in ALL:
         s = dict(preset.settings)
-        suffix = re.search(r"-(prune|drop)[\d.]+$", preset.name)
+        suffix = re.search(r"-(prune|drop)[\d.]+$|-de2022$", preset.name)
         assert preset.name == name_of(s, suffix=suffix[0] if suffix else "")
     s = dict(find("lsg-sst2-eps3.3").settings)
     assert name_of(s) == "lsg-sst2-eps3.3-r4-p0.5"
@@ -337,6 +341,21 @@ def test_presets_of_digits_like_settings_run(tmp_path, fedlsg):
     assert {key: config[key] for key in wanted} == wanted
     assert config["from-preset"] == "dpsgd-cifar10-dp-cnn-eps3"
     assert "preset" not in config
+
+
+def test_the_recipe_of_de_et_al_runs_on_the_cnn(tmp_path, fedlsg):
+    """Two rounds on made images: standardised convolutions, copies of each example, an average of the weights."""
+    write_cifar10(tmp_path / "data", train=8, test=2)
+    status, out, err = fedlsg(
+        "run", "--preset", "de2022-cnn-wide-eps8", "--rounds", "2", "--engine", "local", "--data-dir", "data",
+        "-c", "sample_rate=0.5", "-c", "multiplicity=2", "-c", "noise_multiplier=2", "--out", "run",
+    )  # fmt: skip
+    assert (status, err) == (0, ""), out
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    wanted = {"model": "cnn-wide-ws", "augment": "flip-crop", "multiplicity": 2, "ema": 0.9999, "learning-rate": 2.0}
+    wanted |= {"clip-norm": 1.0, "momentum": 0.0, "clients": 1, "from-preset": "dpsgd-cifar10-cnn-wide-eps8-de2022"}
+    assert {key: config[key] for key in wanted} == wanted
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["epsilon_max"] > 0
 
 
 # --- the command

@@ -19,7 +19,7 @@ from strategies.federation.wire import read_update
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
 KINDS: dict[str, dict[str, Any]] = {
-    "steps": {"method": "lsg", "downlink": "sparse", "record_updates": True},
+    "steps": {"method": "lsg-probe", "probes": 20, "downlink": "sparse", "record_updates": True},
     "memory": {"method": "topk", "noise_multiplier": None, "codec": "int8"},
     "pruned": {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.3, "indices": "explicit", "optimizer": "adam"},
 }

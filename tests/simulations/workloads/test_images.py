@@ -135,7 +135,7 @@ def test_other_columns_are_listed(tmp_path):
 @pytest.mark.parametrize(
     ("name", "option"),
     [
-        ("digits", {"pretrained": "weights.pt"}), ("digits", {"dataset": "a/b"}), ("cifar10", {"max_length": 128}),
+        ("digits", {"dataset": "a/b"}), ("cifar10", {"max_length": 128}),
         ("cifar10", {"label_column": "label"}), ("svhn", {"train_layers": 2}), ("hf-image", {"max_length": 128}),
     ],
 )  # fmt: skip
@@ -146,16 +146,15 @@ def test_an_option_without_a_use_is_refused(name, option):
 
 
 def test_pretrained_weights_go_to_every_model(tmp_path, monkeypatch):
-    from simulations.workloads.images import image_sets
-
     make_set(tmp_path, "cifar10")
     asked = []
 
-    def spy(builder, source, *, say):
+    def spy(builder, source, **how):
+        assert how.keys() == {"sha256", "classifier", "say"}
         asked.append(source)
         return lambda: f"{source} in a model"
 
-    monkeypatch.setattr(image_sets, "with_pretrained", spy)
+    monkeypatch.setattr(workloads, "with_pretrained", spy)
     workload = workloads.load("cifar10", data_dir=tmp_path, options=Options(pretrained="w.pt"))
     assert asked == ["w.pt"] * len(workload.models)
     assert workload.models["cnn"]() == "w.pt in a model"

@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
+import simulations.plan.base
 from fedlsg.accounting.bounds import epsilon
+from fedlsg.carriers.probe import ProbeSource
 from fedlsg.privacy.ledger import Ledger
 from simulations.engines.local import task_identity
 from simulations.plan.base import Own
+from simulations.plan.source import found_source
 from simulations.rundir.rundir import RunDir
 from simulations.server.app import run_rounds
+from simulations.settings.run import Resolved
 from simulations.settings.settings import as_config, from_mapping
+from simulations.workloads import LoadedWorkload
 from tests.simulations.support.deployed import RUN, DeployedGrid, digits_file, entries, terms
 
 ROWS = (slice(0, 300), slice(300, 800))
@@ -69,6 +74,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "local steps": {"local_steps": 3, "local_momentum": 0.5},
     "masks of an epoch": {"method": "rs", "redraw": "epoch", "sparsity": 0.5},
     "pruning that reads the data": {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.3},
+    "carriers of probes": {"method": "probe", "probes": 20, "refresh_rounds": 2},
+    "carriers of probes, one client a round": {
+        "method": "lsg-probe",
+        "probes": 20,
+        "refresh_rounds": 3,
+        "clients_per_round": 1,
+        "rounds": 5,
+    },
     "a coarse codec": {"codec": "noise-floor"},
     "an epsilon": {"noise_multiplier": None, "epsilon": 2.0},
 }
@@ -84,6 +97,29 @@ def test_every_round_is_answered_by_all_who_are_asked(name, tmp_path):
     rows = RunDir(tmp_path / "run").read_rounds()
     assert [row["rejected"] for row in rows] == [""] * len(rows), [row["reasons"] for row in rows]
     assert summary["private"]
+
+
+@pytest.mark.parametrize("downlink", ["full", "sparse"])
+def test_what_a_client_must_not_draw_it_is_sent(downlink, tmp_path, own_code, monkeypatch):
+    """A function that a setting names never runs there: at each refresh every client is sent the carriers."""
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef draw(count, generator): return torch.randn(count, 1, 8, 8, generator=generator)\n"
+    )
+    found: list[bool] = []
+
+    def watched(spec: str, workload: LoadedWorkload, settings: Resolved) -> ProbeSource:
+        found.append(len(workload.train) == 0)
+        return found_source(spec, workload, settings)
+
+    monkeypatch.setattr(simulations.plan.base, "found_source", watched)
+    settings = {"method": "probe", "probes": 20, "refresh_rounds": 2, "source": f"{tmp_path}/mine.py:draw"}
+    summary = run(tmp_path, "run", {"num-partitions": 2}, downlink=downlink, **settings)
+    rows = RunDir(tmp_path / "run").read_rounds()
+    assert [row["answered"] for row in rows] == ["0 1"] * 3
+    assert [row["downlink_messages"] for row in rows] == ["4", "2", "4"]
+    assert summary["downlink"].get("repairs", 0) == 0
+    assert found
+    assert all(found), "a client, which has rows of its own, looked for the source"
 
 
 def test_clients_with_replicas_hold_the_servers_weights(tmp_path):

@@ -115,6 +115,7 @@ def test_a_client_with_data_of_its_own_needs_no_number_of_clients(tmp_path):
         ("digits:{}", {"model": "/etc/passwd"}, "[1006] model='/etc/passwd' is a path"),
         ("{}", {"train-rows": 100}, "[1006] train_rows chooses among training rows"),
         ("{}", {"holdout": 0.1}, "[1006] holdout chooses among training rows"),
+        ("{}", {"public-rows": "data:/etc/passwd"}, "public_rows replaces the training rows of a simulation"),
     ],
 )
 def test_what_does_not_fit_the_clients_data_is_refused_by_name(data, settings, text, tmp_path):

@@ -416,9 +416,9 @@ def test_classes_of_train_and_test_must_be_the_same(tmp_path):
 def test_a_clients_own_folder_has_the_classes_of_the_run(tmp_path):
     """Without one of the folders, the classes behind it would silently become others."""
     found = loaded(folder(tmp_path / "test"))
-    assert len(found.read(folder(tmp_path / "own"))) == 6
+    assert len(found.read(folder(tmp_path / "own"), tmp_path)) == 6
     with refused("train has the classes"):
-        found.read(folder(tmp_path / "less", classes=("dog",)))
+        found.read(folder(tmp_path / "less", classes=("dog",)), tmp_path)
 
 
 def test_a_folder_without_images_says_what_is_expected(tmp_path):

@@ -1,0 +1,36 @@
+"""rho of a plan: how large the noise of a step is next to the clip norm, before the run starts and at its end."""
+
+from fedlsg.privacy import rho
+from fedlsg.state import PublicState, mean_frame
+from simulations.plan.plan import Plan
+
+RHO_MEANING = (
+    "If rho is far below 1, noise costs little: at a tuned learning rate, sending fewer values gains no accuracy. "
+    "Above 1 it may."
+)
+
+
+def rho_of(plan: Plan, public: PublicState) -> float | None:
+    """``fedlsg.privacy.rho`` of the mean round, at the pruning of ``public``; None for noise without a clip."""
+    frame = mean_frame(public)
+    return rho(
+        plan.method.mechanism,
+        [terms.noise_multiplier for terms in plan.terms],
+        clients_per_round=plan.settings.clients_per_round,
+        values=frame.kept,
+        blocks=len(frame.blocks),
+        expected_batch=plan.divisor,
+    )
+
+
+def rho_line(plan: Plan, public: PublicState) -> str | None:
+    """rho, what it is of, and what it means; None where there is none."""
+    found = rho_of(plan, public) if plan.method.mechanism.adds_noise else None
+    if found is None:
+        return None
+    before = " before pruning" if plan.method.prune.reads_data else ""
+    k = plan.settings.clients_per_round
+    return (
+        f"rho = {found:.3g}: norm of a step's noise over the clip norm ({mean_frame(public).kept:,} values{before}, "
+        f"{k} {'client' if k == 1 else 'clients'}, expected batch {plan.divisor:,.0f})\n{RHO_MEANING}"
+    )

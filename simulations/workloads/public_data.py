@@ -1,0 +1,219 @@
+"""Public data that a user names as a probe's source: read in the form of a workload, whose own data are refused.
+
+The epsilon of a run covers the training split alone. Rows of it that come in through another door, as "public" ones,
+would not be covered by any epsilon, so they are refused by name, by path and by content.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional
+
+from simulations import workloads
+from simulations.workloads import LoadedWorkload, Options, Progress, Split, own_rows, silent
+from simulations.workloads.base.cache import cache_folder
+from simulations.workloads.base.synthetic import Pixels, find_pixels
+from simulations.workloads.base.workload import NoRows
+from simulations.workloads.own.read import read_rows
+from simulations.workloads.own.rows import Columns
+
+AT_ONCE = 1024
+ANYWHERE = ("hf-image", "hf-text")
+"""Workloads that are no data set by their name alone."""
+MASK = "attention_mask"
+LEVELS, OFFSET = 100, 0.123
+"""Of brightness, in which images of different ranges are compared."""
+
+
+@dataclass(frozen=True, eq=False)
+class PublicRows:
+    """Rows of a public data set as inputs of a workload; ``draw(count, generator)`` takes some at random.
+
+    split: the rows as they are stored. pixels: how, where they are images, and in which form the workload wants them.
+    targets: whether a draw gives the rows' targets too. labelled: False where the labels of ``split`` are zeros that
+    stand for none.
+    """
+
+    split: Split
+    pixels: tuple[Pixels, Pixels] | None
+    targets: bool
+    labelled: bool = True
+
+    def __call__(self, count: int, generator: torch.Generator) -> Any:
+        """``count`` rows, different ones as long as there are enough."""
+        rounds = range(0, max(count, 1), len(self.split))
+        order = torch.cat([torch.randperm(len(self.split), generator=generator) for _ in rounds])
+        inputs, targets = self.batch(order[:count])
+        return (inputs, targets) if self.targets else inputs
+
+    def batch(self, rows: Int64[Tensor, " b"]) -> tuple[Any, Tensor]:
+        """Inputs and targets of some rows."""
+        if self.pixels is None:
+            return self.split.batch(rows)
+        stored, wanted = self.pixels
+        return wanted.inputs(fitted(stored.images(self.split.inputs[rows.numpy()]), wanted.shape)), self.split.labels[
+            rows
+        ]
+
+
+def public_data(
+    name: str, workload: LoadedWorkload, *, data_dir: Path | None, cache_dir: Path | None, options: Options,
+    progress: Progress = silent, setting: str = "source",
+) -> PublicRows:  # fmt: skip
+    """The rows of a built-in data set (its training split), or of a path, as inputs of ``workload``.
+
+    A path: a folder of images, .csv, .parquet or .pt (inputs, or a pair of inputs and targets) for images; otherwise
+    what a client's own rows of the workload may be. Images are scaled to the workload's size and channels.
+    ``options``: those of the workload; a text data set takes its model from them. ``setting``: which one names the
+    rows, for errors.
+    Raises ValueError for the workload's own training or test data, and for rows that do not fit the model; OSError.
+    """
+    given = f"{setting}=data:{name}"
+    if not name:
+        raise ValueError(f"expected {setting} as data:NAME or data:PATH, got {given.partition('=')[2]!r}")
+    if name in workloads.names() and name not in ANYWHERE:
+        rows = _by_name(name, workload, data_dir, cache_dir, options, progress, given)
+    else:
+        rows = _by_path(Path(name).expanduser().resolve(), workload, cache_folder(cache_dir), progress, given)
+    rows = replace(rows, targets=workload.num_classes is None and rows.labelled)
+    check_fits(rows.batch(torch.zeros(1, dtype=torch.int64))[0], workload, given)
+    refuse_overlap(rows, workload, given)
+    return rows
+
+
+def _by_name(
+    name: str, workload: LoadedWorkload, data_dir: Path | None, cache_dir: Path | None, options: Options, say: Progress,
+    given: str,
+) -> PublicRows:  # fmt: skip
+    if name == workload.name:
+        raise _own_data(given, workload, "it is the run's own workload")
+    texts = Options(model=options.model, pretrained=options.pretrained, max_length=options.max_length)
+    known = texts if "tokens" in workload.synthetic else Options()
+    named = workloads.load(name, data_dir=data_dir, cache_dir=cache_dir, options=known, progress=say)
+    both = None if named.pixels is None or workload.pixels is None else (named.pixels, workload.pixels)
+    return PublicRows(named.train, both, False)
+
+
+def _by_path(path: Path, workload: LoadedWorkload, cache: Path, say: Progress, given: str) -> PublicRows:
+    if not path.exists():
+        known = ", ".join(one for one in workloads.names() if one not in (*ANYWHERE, workload.name))
+        raise ValueError(f"{given}: there is no such file or folder, and no data set of this name; known are {known}")
+    for place in (place.resolve() for place in workload.places):
+        if path == place or place in path.parents or path in place.parents:
+            raise _own_data(given, workload, "it holds the files of the run's own workload")
+    if workload.pixels is not None:
+        return _images(path, workload.pixels, say, given)
+    if workload.read is not None:
+        return PublicRows(workload.read(path, cache), None, False)
+    return PublicRows(own_rows.read(path, workload, cache), None, False)
+
+
+def _images(path: Path, wanted: Pixels, say: Progress, given: str) -> PublicRows:
+    side = max(wanted.shape[1:])
+    columns = Columns(inputs=None, targets=None, more=(), transform=None, image_size=side, progress=say)
+    data, labelled = _tensors(path) if path.suffix == ".pt" else (path, True)
+    rows = read_rows(data, columns, given.partition("=")[0])
+    stored = find_pixels(rows.inputs[np.arange(min(len(rows.targets), AT_ONCE))], rows.prepare)
+    if stored is None:
+        raise ValueError(f"{given} holds no images, which the run's workload has")
+    split = Split(inputs=rows.inputs, labels=rows.targets, prepare=rows.prepare)
+    return PublicRows(split, (stored, wanted), False, labelled)
+
+
+def _tensors(path: Path) -> tuple[tuple[Any, Any], bool]:
+    """Inputs and targets of a file of tensors, zeros where it has no targets; and whether it has some."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # zip and pickle raise their own
+        raise ValueError(
+            f"cannot read {path}: expected a tensor, or a pair of inputs and targets, by torch.save"
+        ) from error
+    if isinstance(found, Tensor):
+        return (found, torch.zeros(len(found), dtype=torch.int64)), False
+    if isinstance(found, tuple | list) and len(found) == 2:
+        return (found[0], found[1]), True
+    raise ValueError(f"{path} holds {type(found).__name__}: expected a tensor, or a pair of inputs and targets")
+
+
+def fitted(images: Float[Tensor, "b c h w"], shape: tuple[int, int, int]) -> Tensor:
+    """Images of another size or other channels in this shape: grey is repeated, colours are averaged."""
+    if images.shape[2:] != shape[1:]:
+        images = functional.interpolate(images, shape[1:], mode="bilinear", antialias=True, align_corners=False)
+    if images.shape[1] == shape[0]:
+        return images
+    return images.mean(1, keepdim=True).expand(-1, shape[0], -1, -1)
+
+
+def check_fits(inputs: Any, workload: LoadedWorkload, given: str) -> None:
+    """Raise ValueError unless a row has the types and shapes of the workload's inputs; texts may have any length."""
+    found, wanted = forms(inputs), forms(workload.test.batch(torch.zeros(1, dtype=torch.int64))[0])
+    if found != wanted:
+        raise ValueError(f"{given} gives inputs {found}, and the model of {workload.name} takes {wanted}")
+
+
+def forms(inputs: Any) -> dict[str, str]:
+    """Type and shape of a row by name; of texts the type alone."""
+    fields = inputs if isinstance(inputs, Mapping) else {"inputs": inputs}
+    return {
+        key: f"{value.dtype}" if MASK in fields else f"{value.dtype} {tuple(value.shape[1:])}"
+        for key, value in fields.items()
+    }
+
+
+def refuse_overlap(rows: PublicRows, workload: LoadedWorkload, given: str) -> None:
+    """Raise ValueError if a row equals one of the workload's training or test rows, as the model sees them.
+
+    Images are also compared whatever the range of their values: a copy's may be read as another one.
+    This reads private rows, and its only effect is to stop. That is acceptable in a simulation, where one person holds
+    all data and a run that stops tells nobody else anything. A deployment's server has no training
+    split here (``NoRows``), and a client must not refuse by its rows: there the public test rows alone are compared.
+    Equal rows are found, near copies (cropped, compressed again) are not.
+    """
+    splits = [split for split in (workload.train, *workload.tests.values()) if not isinstance(split, NoRows)]
+    own = {one for split in splits for part in _parts(len(split)) for one in digests(split.batch(part)[0])}
+    shared = sum(digest in own for part in _parts(len(rows.split)) for digest in digests(rows.batch(part)[0]))
+    if not shared and rows.pixels is not None and workload.features is None:
+        stored, wanted = rows.pixels
+        own = {one for split in splits for one in _rangeless(split, wanted, wanted.shape)}
+        shared = sum(digest in own for digest in _rangeless(rows.split, stored, wanted.shape))
+    if shared:
+        raise _own_data(given, workload, f"{shared} of its {len(rows.split)} rows are rows of that workload")
+
+
+def _rangeless(split: Split, pixels: Pixels, shape: tuple[int, int, int]) -> Iterator[bytes]:
+    """Digests of the images of a split in a shape, from black 0 to white 1 each; none of an image in one colour."""
+    for part in _parts(len(split)):
+        images = fitted(pixels.images(split.inputs[part.numpy()]), shape).flatten(1)
+        least, most = images.amin(1, keepdim=True), images.amax(1, keepdim=True)
+        levels = (images - least) / (most - least) * LEVELS + OFFSET  # no stored value of 8 bits is near a whole one
+        yield from digests(levels.floor()[(most > least).squeeze(1)].to(torch.int16))
+
+
+def digests(inputs: Any) -> Iterator[bytes]:
+    """16 bytes for each row of a batch, whatever a text is padded to."""
+    if isinstance(inputs, Mapping) and MASK in inputs:
+        rows = [ids[mask].numpy() for ids, mask in zip(inputs["input_ids"], inputs[MASK].bool(), strict=True)]
+    else:
+        fields = [value for _, value in sorted(inputs.items())] if isinstance(inputs, Mapping) else [inputs]
+        rows = list(np.concatenate([value.flatten(1).contiguous().numpy().view(np.uint8) for value in fields], axis=1))
+    for row in rows:
+        yield hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+
+
+def _parts(count: int) -> tuple[Int64[Tensor, " b"], ...]:
+    parts: tuple[Tensor, ...] = torch.arange(count).split(AT_ONCE)
+    return parts
+
+
+def _own_data(given: str, workload: LoadedWorkload, why: str) -> ValueError:
+    return ValueError(
+        f"{given} is refused: {why} ({workload.name}), whose training rows are private and whose test rows "
+        "measure accuracy; name other data that are public"
+    )

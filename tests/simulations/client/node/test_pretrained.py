@@ -1,0 +1,95 @@
+"""A deployed client starts from a copy of its own, of the announced digest; no file that the server names is opened."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from simulations.models import pretrained
+from simulations.models.pretrained import digest_of
+from tests.simulations.support.deployed import Server, entries, examples, payload, refusal, terms
+
+
+def weights(path: Path, value: float = 0.01) -> Path:
+    save_file({"hidden.weight": torch.full((64, 64), value), "hidden.bias": torch.zeros(64)}, path)
+    return path
+
+
+def test_a_copy_with_the_digest_is_used(tmp_path):
+    theirs, mine = weights(tmp_path / "server.safetensors"), weights(tmp_path / "client.safetensors")
+    start = {"pretrained": str(theirs), "pretrained_sha256": digest_of(str(theirs))}
+    server = Server.start(terms(tmp_path / "node", pretrained=str(mine)), tmp_path / "copy", **start)
+    theirs.unlink()
+    assert examples(server.query()) == 719
+    payload(server.train(1))
+    assert len(entries(tmp_path / "node")) == 1
+
+
+@pytest.mark.parametrize(("own", "announced", "text"), [
+    (None, True, "this client needs a copy of its own"),
+    ("same", False, "and the run config its digest"),
+    ("other", True, "is missing, or is not the run's file"),
+    ("missing", True, "is missing, or is not the run's file"),
+])  # fmt: skip
+def test_anything_else_is_refused_without_a_word_about_files_here(own, announced, text, tmp_path):
+    theirs = weights(tmp_path / "server.safetensors")
+    mine = tmp_path / "secret-place.safetensors"
+    if own in ("same", "other"):
+        weights(mine, 0.01 if own == "same" else 0.02)
+    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
+    server.node = terms(tmp_path / "node", pretrained=None if own is None else str(mine))
+    server.config["pretrained"] = str(theirs)
+    if announced:
+        server.config["pretrained-sha256"] = digest_of(str(theirs))
+    for reply in (server.query(), server.train(1)):
+        assert text in refusal(reply)
+        assert "secret-place" not in refusal(reply)
+        assert reply.error.code == 1006
+    assert not (tmp_path / "node" / "ledger.jsonl").exists() or entries(tmp_path / "node") == ()
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "folder/weights.pt", "~/w.pt", "../w.pt", "/w.pt", "./a/b"])
+def test_every_form_of_a_path_is_refused_alike_whether_it_is_there_or_not(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
+    server.config["pretrained"] = name
+    before = refusal(server.query())
+    (tmp_path / "folder").mkdir()
+    weights(tmp_path / "weights.pt")
+    weights(tmp_path / "folder" / "weights.pt")
+    assert refusal(server.query()) == before
+    assert "this client needs a copy of its own" in before
+
+
+def test_a_name_of_the_hub_is_no_folder_here(tmp_path, monkeypatch):
+    """It might hold weights that this client's other rows trained, and its answer would say that it is there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pretrained, "_find_on_hub", unreachable)
+    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
+    server.config["pretrained"] = "owner/mine"
+    before = refusal(server.query())
+    (tmp_path / "owner" / "mine").mkdir(parents=True)
+    weights(tmp_path / "owner" / "mine" / "model.safetensors")
+    for reply in (server.query(), server.train(1)):
+        assert refusal(reply) == before
+    assert "cannot download owner/mine" in before
+
+
+def unreachable(repository: str, names: Sequence[str]) -> Path:
+    raise ConnectionError(f"cannot download {repository}")
+
+
+@pytest.mark.parametrize("name", ["/a/folder", "~/folder", "owner/mine", "mine"])
+def test_features_are_made_by_public_names_alone(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
+    server.config["features"] = name
+    before = refusal(server.query())
+    for folder in ("mine", "owner/mine"):
+        (tmp_path / folder).mkdir(parents=True)
+        weights(tmp_path / folder / "model.safetensors")
+        (tmp_path / folder / "config.json").write_text('{"fedlsg": "0.1.0", "model": "mlp"}')
+    assert refusal(server.query()) == before
+    assert "makes features by scattering, random-process" in before

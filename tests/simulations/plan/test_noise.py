@@ -1,0 +1,122 @@
+"""rho of a plan: the values it counts, the line before a run, and the noise that a run really sends."""
+
+import math
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import torch
+
+import strategies
+from fedlsg.state import mean_frame
+from simulations.plan.base import prepare
+from simulations.plan.noise import RHO_MEANING, rho_line, rho_of
+from simulations.settings.settings import from_mapping
+from tests.fedlsg.support.own_methods import OWN_RECIPE
+from tests.simulations.support.runs import SMALL, plan_at, run_local
+
+FAINT = {"method": "dpsgd", "rounds": 1, "learning_rate": 1.0, "momentum": 0.0, "local_learning_rate": 1e-12}
+"""One update of the server by the sum over the divisor; weights do not move within a round."""
+
+
+# What is counted
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"method": name} for name in strategies.names()),
+        {"method": "rs", "sparsity": 0.9, "rounds": 12},  # gradual cooling
+        {"method": "rs", "sparsity": 0.9, "ranking": "gradients"},
+        {"method": "lsg", "importance": "carriers", "sparsity": 0.5},
+        {"method": "probe", "sparsity": 0.5},
+        {"method": "lsg", "sparsity_from": 0.5, "sparsity": 0.75, "rounds": 4},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_the_mean_frame_has_the_values_of_the_mean_round(settings):
+    """Oracle: the frames of all rounds. Where the mask changes, the first round has more, and the last has fewer."""
+    base = prepare(from_mapping({"engine": "local", "rounds": 2, **settings}))
+    state = base.server_state()
+    rounds = range(1, base.schedule.rounds + 1)
+    basis = state.basis_of(1)
+    frames = [state.public.frame(round, updates=round - 1, basis=basis) for round in rounds]
+    found = mean_frame(state.public)
+    assert found.kept == pytest.approx(fmean(frame.kept for frame in frames), abs=max(2, 0.01 * found.size))
+    assert len(found.blocks) == len(frames[0].blocks)
+    if frames[-1].kept < frames[0].kept:
+        assert frames[-1].kept < found.kept < frames[0].kept
+
+
+def test_own_carriers_and_masks(own_code):
+    public = prepare(from_mapping({"method": OWN_RECIPE, "engine": "local", "rank": 4})).public_state()
+    assert mean_frame(public).kept == public.frame(1, updates=0).kept
+
+
+# What is noisy
+
+
+def sent(out: Path, **settings: object) -> tuple[torch.Tensor, object]:
+    """The step of the weights in round 1, and its plan."""
+    run = run_local(out, **FAINT, **settings)
+    assert run.plan is not None
+    before = torch.cat([p.detach().flatten() for p in run.plan.build_model().parameters()])
+    return run.weights - before, run
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"clients": 1},
+        {"clients": 4, "clients_per_round": 3},
+        {"clients": 2, "trust": "aggregate"},
+        {"clients": 2, "trust": "aggregate", "min_survivors": 1},
+        {"clients": 2, "local_steps": 4},
+        {"clients": 2, "clip": "per-block", "clip_norm": 0.3},
+    ],
+    ids=str,
+)
+def test_a_runs_noise_over_its_clip_norm_is_rho(tmp_path, settings):
+    """The same seeds with clip only have the same batches: the difference is the noise. Its relative deviation is
+    1 / sqrt(2 d) = 1 %."""
+    noisy, run = sent(tmp_path / "noisy", **settings)
+    clean, _ = sent(tmp_path / "clean", mechanism="clip-only", noise_multiplier=None, **settings)
+    plan = run.plan
+    frame = plan.public_state().frame(1, updates=0)
+    largest = plan.method.mechanism.sensitivity(len(frame.blocks))
+    steps = math.sqrt(settings.get("local_steps", 1))  # the noise of a round's steps, which are independent
+    measured = float((noisy - clean).norm()) / largest / steps
+    assert run.summary["rho"] == rho_of(plan, plan.public_state())
+    assert measured == pytest.approx(run.summary["rho"], rel=0.05)
+
+
+# What is said
+
+
+def test_the_line_before_a_run(tmp_path):
+    plan, _ = plan_at(tmp_path / "run", **SMALL | {"sample_rate": 0.2, "rank": 4, "sparsity": 0.0})
+    public = plan.public_state()
+    values, batch = public.frame(1, updates=0).kept, plan.divisor
+    rho = 2.0 * math.sqrt(2 * values) / batch
+    line = f"rho = {rho:.3g}: norm of a step's noise over the clip norm ({values:,} values, 2 clients, expected batch "
+    assert rho_line(plan, public) == f"{line}{batch:,.0f})\n{RHO_MEANING}"
+
+
+@pytest.mark.parametrize("settings", [{"mechanism": "none"}, {"mechanism": "clip-only"}, {"method": "sgd"}])
+def test_without_noise_there_is_no_line(tmp_path, settings):
+    plan, _ = plan_at(tmp_path / "run", **SMALL | {"noise_multiplier": None} | settings)
+    assert rho_line(plan, plan.public_state()) is None
+    assert rho_of(plan, plan.public_state()) == 0
+
+
+def test_noise_without_a_clip_has_no_line(tmp_path):
+    plan, _ = plan_at(tmp_path / "run", **SMALL | {"mechanism": "noise-only"})
+    assert rho_line(plan, plan.public_state()) is None
+    assert rho_of(plan, plan.public_state()) is None
+
+
+def test_values_before_a_private_pruning(tmp_path):
+    plan, _ = plan_at(tmp_path / "run", **SMALL | {"method": "dp-ssgd", "prune": "dp-snip", "noise_multiplier": 2.0})
+    line = rho_line(plan, plan.server_state().public)
+    assert line is not None
+    assert "2,442 values before pruning" in line

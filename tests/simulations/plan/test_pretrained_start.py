@@ -1,0 +1,147 @@
+"""Runs that start from public weights: the same ones in every process and after a pause, or none at all."""
+
+import json
+import shutil
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from simulations import workloads
+from simulations.models.pretrained import digest_of
+from simulations.plan.plan import prepare
+from simulations.rundir.model_files import write_model
+from simulations.settings.settings import from_mapping
+from tests.simulations.support.own import load, workload
+from tests.simulations.support.runs import resume_local, run_local, stopped_after
+
+RUN = {"workload": "digits", "model": "mlp", "method": "dpsgd"}
+
+
+@pytest.fixture
+def weights(tmp_path) -> Path:
+    """A folder as ``fedlsg pretrain`` leaves it."""
+    folder = tmp_path / "pre"
+    folder.mkdir()
+    tensors = {"hidden.weight": torch.full((64, 64), 0.01), "hidden.bias": torch.arange(64.0) / 64}
+    write_model(folder, tensors, {"fedlsg": "0.1.0", "workload": "digits", "pretrained_on": {"source": "leaves"}})
+    return folder
+
+
+def base(**settings):
+    return prepare(from_mapping({**RUN, "noise_multiplier": 2.0, **settings}))
+
+
+def test_the_initial_model_has_the_weights_and_a_fresh_classifier(weights):
+    started, plain = base(pretrained=str(weights)), base()
+    model, fresh = started.build_model().state_dict(), plain.build_model().state_dict()
+    stored = load_file(weights / "model.safetensors")
+    assert all(torch.equal(model[name], stored[name]) for name in stored)
+    assert all(torch.equal(model[name], fresh[name]) for name in fresh if name.startswith("classifier"))
+    assert started.settings.pretrained_sha256 == digest_of(str(weights))
+    assert plain.settings.pretrained_sha256 is None
+
+
+def test_a_file_and_its_folder_are_the_same_start(weights):
+    file = base(pretrained=str(weights / "model.safetensors"))
+    assert file.settings.pretrained_sha256 == base(pretrained=str(weights)).settings.pretrained_sha256
+
+
+def test_config_and_summary_have_the_digest_and_no_other_run_has_it(weights, tmp_path):
+    run = run_local(tmp_path / "run", **RUN, pretrained=str(weights))
+    assert run.config["pretrained-sha256"] == run.summary["pretrained_sha256"] == digest_of(str(weights))
+    plain = run_local(tmp_path / "plain", **RUN)
+    assert "pretrained-sha256" not in plain.config
+    assert "pretrained_sha256" not in plain.summary
+    assert not torch.equal(run.weights, plain.weights)
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "lsg"])
+def test_a_resumed_run_ends_as_one_without_a_pause(method, weights, tmp_path):
+    given = {**RUN, "method": method, "rounds": 3, "pretrained": str(weights)}
+    whole = run_local(tmp_path / "whole", **given)
+    stopped_after(1, tmp_path / "paused", **given)
+    assert torch.equal(resume_local(tmp_path / "paused").weights, whole.weights)
+
+
+@pytest.mark.parametrize("downlink", ["full", "sparse"])
+def test_either_downlink_starts_from_the_weights(downlink, weights, tmp_path):
+    run = run_local(tmp_path / "run", **RUN, pretrained=str(weights), downlink=downlink)
+    assert [row.columns["rejected"] or 0 for row in run.rows] == [0, 0]
+
+
+@pytest.mark.parametrize("change", ["another", "gone"])
+def test_a_run_does_not_continue_from_another_file(change, weights, tmp_path):
+    stopped_after(1, tmp_path / "paused", **RUN, rounds=3, pretrained=str(weights))
+    file = weights / "model.safetensors"
+    stored = load_file(file)
+    file.unlink()
+    if change == "another":
+        save_file({name: value + 1 for name, value in stored.items()}, file)
+    with pytest.raises(
+        (ValueError, OSError), match="has changed, or is another file" if change == "another" else "is a folder"
+    ):
+        resume_local(tmp_path / "paused")
+
+
+def test_weights_of_another_model_are_refused_with_what_does_not_fit(weights):
+    with pytest.raises(ValueError, match=r"does not fit the model \(missing: conv1.*unexpected: hidden"):
+        base(model="conv", pretrained=str(weights)).build_model()
+
+
+def test_weights_that_the_rows_of_the_workload_trained_are_refused(weights, tmp_path):
+    """By a run, whose epsilon would be missing; or as public data, which they now are not."""
+    run = run_local(tmp_path / "run", **RUN)
+    for source in (run.path, run.path / "model.safetensors"):
+        with pytest.raises(ValueError, match="was trained on the rows of digits, which the epsilon of this run"):
+            base(pretrained=str(source))
+    facts = {"fedlsg": "0.1.0", "workload": "cifar10", "pretrained_on": {"source": "data:digits"}}
+    shutil.rmtree(weights)
+    weights.mkdir()
+    write_model(weights, {"hidden.weight": torch.zeros(64, 64), "hidden.bias": torch.zeros(64)}, facts)
+    with pytest.raises(ValueError, match="was trained on the rows of digits"):
+        base(pretrained=str(weights))
+
+
+@pytest.mark.parametrize("setting", ["pretrained", "features"])
+def test_so_are_features_of_such_weights_and_weights_that_come_from_them(setting, weights, tmp_path):
+    facts = {"fedlsg": "0.1.0", "workload": "digits", "method": "dpsgd", "model": "mlp", "options": {}}
+    later = tmp_path / "later"
+    later.mkdir()
+    tensors = load_file(weights / "model.safetensors")
+    write_model(weights, tensors, facts)
+    write_model(later, tensors, {**facts, "workload": "mnist", "options": {setting: str(weights)}})
+    for source in (weights, later):
+        with pytest.raises(ValueError, match=rf"^{setting}=\S+ was trained on the rows of digits"):
+            base(**{setting: str(source)})
+    write_model(later, tensors, {**facts, "workload": "mnist"})
+    prepare(from_mapping({"workload": "digits", "method": "dpsgd", "noise_multiplier": 2.0, setting: str(later)}))
+
+
+def test_a_workload_of_a_users_own_starts_from_weights(tmp_path):
+    def build() -> nn.Module:
+        return nn.Sequential(OrderedDict(body=nn.Linear(8, 4), tanh=nn.Tanh(), top=nn.Linear(4, 3)))
+
+    save_file({"body.weight": torch.ones(4, 8), "body.bias": torch.zeros(4)}, tmp_path / "w.safetensors")
+    workloads.give("start", workload(model=build))
+    try:
+        loaded = workloads.load("start", options=workloads.Options(pretrained=str(tmp_path / "w.safetensors")))
+        fresh = workloads.build_model(load(workload(model=build)))
+        made = workloads.build_model(loaded)
+    finally:
+        workloads._GIVEN.pop("start")
+    assert torch.equal(made.body.weight, torch.ones(4, 8))
+    assert torch.equal(made.top.weight, fresh.top.weight)
+
+
+def test_records_that_name_one_another_are_read_once(weights, tmp_path):
+    """Both folders say that they start from the other: neither has seen the rows, and looking at them ends."""
+    other = tmp_path / "other"
+    shutil.copytree(weights, other)
+    for folder, earlier in ((weights, other), (other, weights)):
+        facts = {"fedlsg": "0.1.0", "workload": "digits", "options": {"pretrained": str(earlier)}}
+        (folder / "config.json").write_text(json.dumps(facts))
+    assert base(pretrained=str(weights)).settings.pretrained == str(weights)
