@@ -1,6 +1,7 @@
 """Matching attacks on digits: PSNR from one example's payload, with and without noise, next to the blind baseline.
 
     python benchmarks/attack_digits.py --out docs/results/attack_digits.md [--model mlp] [--images 50]
+    python benchmarks/attack_digits.py --methods lsg lsg-probe probe --out docs/results/attack_probe.md
 
 The attacked images come from the test split; the model was trained by 20 plain SGD steps on the training split. The
 prior is computed from the training split too (a mean image of each class and the covariance around it). Every
@@ -13,6 +14,7 @@ import statistics
 import sys
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +27,24 @@ from fedlsg.attacks.inversion.matching import ATTACKS, Matching, match
 from fedlsg.attacks.inversion.metrics import mean_interval, psnr
 from fedlsg.attacks.inversion.prior import Prior, blind_guess, prior_from
 from fedlsg.attacks.observation import Knowledge, Observation
+from fedlsg.carriers.probe import ProbeSource
 from fedlsg.gradients import trainable
 from fedlsg.method import LocalTraining, Schedule, client_step
 from fedlsg.randomness import public_generator, reproducible_stream
 from fedlsg.state import PublicState
 from simulations.models.small import digits_conv, digits_mlp
 from simulations.workloads import load
+from simulations.workloads.probes import probe_source
 
 METHODS: dict[str, dict[str, Any]] = {
     "dpsgd": {},
     "rgp": {"rank": 8},
     "lsg": {"rank": 8, "sparsity": 0.5},
     "rs": {"sparsity": 0.5, "cooling": False},
+    "lsg-probe": {"rank": 8, "sparsity": 0.5},
+    "probe": {"rank": 16, "out_rank": 16},
 }
+USUAL = ("dpsgd", "rgp", "lsg", "rs")
 MODELS = {"mlp": digits_mlp, "conv": digits_conv}
 LOW, HIGH = -0.6, 1.4
 SMOOTH = Matching(distance="cosine", evaluations=60, restarts=1, total_variation=1e-2)
@@ -64,8 +71,11 @@ def observe(
     """The payload of a client with a single example: clipped to C = 0.5, with noise if sigma > 0."""
     noise: dict[str, Any] = {"mechanism": "dp", "noise_multiplier": sigma} if sigma else {"mechanism": "clip-only"}
     method = strategies.recipe(name, clip_norm=0.5, **noise, **METHODS[name])
-    public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier")
-    frame = replace(public, initial=initial).frame(2, updates=1)
+    probed = method.carrier.kind == "probe"
+    source = leaves() if probed else None
+    public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier", source=source)
+    public = replace(public, initial=initial)
+    frame = public.frame(2, updates=1, basis=public.probe(1, updates=1) if probed else None)
     values = client_step(
         model, lambda rows: (x[rows], y[rows]), loss_fn, frame=frame, mechanism=method.mechanism, local=LocalTraining(),
         num_examples=1, sampler=reproducible_stream(seed, "sampler", image), charge=lambda: None,
@@ -75,6 +85,15 @@ def observe(
         model=model, loss_fn=loss_fn, frame=frame, values=values, mechanism=method.mechanism, local=LocalTraining(),
         noise_std=method.mechanism.noise_std,
     )  # fmt: skip
+
+
+@cache
+def leaves() -> ProbeSource:
+    """Dead leaves, in the numbers of the model."""
+    source = probe_source(load("digits"), "leaves")
+    draw = source.draw
+    assert draw is not None
+    return replace(source, draw=lambda count, generator: draw(count, generator).double())
 
 
 def measure(name: str, sigma: float, attacks: dict[str, Matching], scene: dict[str, Any]) -> dict[str, Tensor]:
@@ -102,7 +121,7 @@ def noise_free(scene: dict[str, Any]) -> list[str]:
     dlg = replace(ATTACKS["dlg"], restarts=2)
     attacks = {"adaptive": dlg, "naive": replace(dlg, compare="naive")}
     attacks["naive cosine"] = replace(dlg, compare="naive", distance="cosine")
-    for name in METHODS:
+    for name in scene["methods"]:
         found = measure(name, 0.0, attacks, scene)
         adaptive = found["adaptive"].tolist()
         median = {attack: statistics.median(values.tolist()) for attack, values in found.items()}
@@ -123,7 +142,7 @@ def noisy(scene: dict[str, Any], sigmas: list[float]) -> list[str]:
     ]
     attacks = {"map": ATTACKS["map"], "adaptive": SMOOTH, "naive": replace(SMOOTH, compare="naive")}
     for sigma in sigmas:
-        for name in METHODS:
+        for name in scene["methods"]:
             found = measure(name, sigma, attacks, scene)
             gains = [mean_interval(found[attack] - found["blind"]) for attack in attacks]
             margin = mean_interval(found["adaptive"] - found["naive"])
@@ -155,6 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--model", choices=MODELS, default="mlp")
+    parser.add_argument("--methods", choices=METHODS, nargs="+", default=USUAL)
     parser.add_argument("--images", type=int, default=50)
     parser.add_argument("--noise-free-images", type=int, default=5)
     parser.add_argument("--sigmas", type=float, nargs="+", default=[1.0, 0.1, 0.01])
@@ -162,7 +182,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     start = time.monotonic()
-    scene = make_scene(options.model, options.images, options.seed)
+    scene = make_scene(options.model, options.images, options.seed) | {"methods": options.methods}
     few = {key: scene[key][: options.noise_free_images] for key in ("inputs", "labels")}
     first = noise_free({**scene, **few})
     second = noisy(scene, options.sigmas)

@@ -1,6 +1,7 @@
 """Which canary examples the audit in training distinguishes best, and whether its sensitivity check is calibrated.
 
     python benchmarks/audit_training_table.py --seeds 20 --out docs/results/audit_training.md
+    python benchmarks/audit_training_table.py --method probe --out docs/results/audit_probe.md
 
 Many short runs of correct code on digits. If the check's standard error is right, (slope - 1) divided by it has
 deviation 1. The rows with little noise test the checks of payloads: there batches add far more than the noise. These
@@ -42,9 +43,12 @@ def measure(audited: Audited, kind: str, seed: int, canaries: int, bounds: bool)
     return accused, float(numbers[1]), float(numbers[2]), mu
 
 
-def row(kind: str, sigma: float, seeds: int, canaries: int) -> str:
+def row(method: str, kind: str, sigma: float, seeds: int, canaries: int) -> str:
     """One line for each kind and sigma."""
-    audited, bounds = audited_settings(SETTINGS | {"noise_multiplier": sigma}), sigma not in LITTLE_NOISE
+    audited, bounds = (
+        audited_settings(SETTINGS | {"method": method, "noise_multiplier": sigma}),
+        sigma not in LITTLE_NOISE,
+    )
     found = [measure(audited, kind, seed, canaries, bounds) for seed in range(seeds)]
     slope, error, mu = (torch.tensor(column) for column in list(zip(*found, strict=True))[1:])
     z = (slope - 1) / error
@@ -58,6 +62,7 @@ def row(kind: str, sigma: float, seeds: int, canaries: int) -> str:
 def main() -> None:
     """Audit, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", default="lsg")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--canaries", type=int, default=300)
     parser.add_argument("--out", type=Path)
@@ -73,13 +78,13 @@ def main() -> None:
     ]
     usual = [(kind, 1.0) for kind in KINDS]
     for kind, sigma in [*usual, *(("two-tone", sigma) for sigma in LITTLE_NOISE)]:
-        text.append(row(kind, sigma, args.seeds, args.canaries))
+        text.append(row(args.method, kind, sigma, args.seeds, args.canaries))
         print(text[-1], flush=True)
     settings = ", ".join(f"{key} {value}" for key, value in SETTINGS.items())
     text += [
         "",
-        f"Correct code; lsg, {settings}; {args.canaries} canaries; below sigma 1 only the checks accuse, no bounds "
-        f"computed; seeds 0 to {args.seeds - 1}; {platform.machine()}, "
+        f"Correct code; {args.method}, {settings}; {args.canaries} canaries; below sigma 1 only the checks accuse, "
+        f"no bounds computed; seeds 0 to {args.seeds - 1}; {platform.machine()}, "
         f"one thread of a shared 2-core virtual machine, no GPU, {(time.monotonic() - began) / 60:.0f} minutes; torch "
         f"{torch.__version__}, Python {platform.python_version()}.",
         f"Command: `python benchmarks/audit_training_table.py {' '.join(sys.argv[1:])}`",

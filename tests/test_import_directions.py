@@ -14,15 +14,15 @@ from tests.places import REPOSITORY
 
 LAYERS = (
     "fedlsg.version", "fedlsg.choices", "fedlsg.code_digest", "fedlsg.user_code", "fedlsg.setting", "fedlsg.randomness",
-    "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.frame", "fedlsg.public",
-    "fedlsg.gradients", "fedlsg.accounting", "fedlsg.privacy", "fedlsg.masks", "fedlsg.carriers", "fedlsg.training",
-    "fedlsg.method",
-    "fedlsg.payload", "fedlsg.state", "fedlsg.own_loop", "fedlsg.attacks",
+    "fedlsg.synthetic", "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.frame", "fedlsg.public",
+    "fedlsg.gradients", "fedlsg.accounting", "fedlsg.discrete", "fedlsg.privacy", "fedlsg.masks", "fedlsg.carriers",
+    "fedlsg.training", "fedlsg.method",
+    "fedlsg.payload", "fedlsg.secure_sum", "fedlsg.state", "fedlsg.own_loop", "fedlsg.attacks",
     "strategies.recipes", "strategies", "strategies.private_step", "strategies.federation", "strategies.strategy",
     "simulations.models", "simulations.workloads", "simulations.settings", "simulations.rundir", "simulations.plan",
     "simulations.grids", "simulations.client", "simulations.report", "simulations.server", "simulations.engines",
-    "simulations.run", "simulations.compare", "simulations.inspection", "simulations.attack", "simulations.audit",
-    "simulations.exports", "simulations.api", "simulations.flower",
+    "simulations.run", "simulations.compare", "simulations.tune", "simulations.inspection", "simulations.attack",
+    "simulations.audit", "simulations.exports", "simulations.pretrain", "simulations.api", "simulations.flower",
     "simulations.cli", "simulations.__main__",
 )  # fmt: skip
 FACE = ("fedlsg", "fedlsg.flower")

@@ -34,9 +34,19 @@ def accuracy(printed: str) -> float:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("engine", ["local", "ray"])
-@pytest.mark.parametrize("name", ["tensors", "image_folder", "text_csv"])
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("tensors", "local"),
+        ("image_folder", "local"),
+        ("text_csv", "local"),
+        ("image_folder", "ray"),
+        pytest.param("tensors", "ray", marks=pytest.mark.slow),
+        pytest.param("text_csv", "ray", marks=pytest.mark.slow),
+    ],
+)
 def test_an_example_of_simulate(name, engine, installed, tmp_path):
+    """All on both engines with ``-m slow``."""
     if name == "text_csv":
         pytest.importorskip("transformers")
     shutil.copy(EXAMPLES / f"{name}.py", tmp_path)
