@@ -40,7 +40,7 @@ def accuracy(printed: str) -> float:
         ("tensors", "local"),
         ("image_folder", "local"),
         ("text_csv", "local"),
-        ("image_folder", "ray"),
+        pytest.param("image_folder", "ray", marks=pytest.mark.slow),
         pytest.param("tensors", "ray", marks=pytest.mark.slow),
         pytest.param("text_csv", "ray", marks=pytest.mark.slow),
     ],

@@ -62,6 +62,7 @@ def weights_of_run(
     return Run(out).weights
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("make", [hostile, pytest.param(clone_without_noise, marks=pytest.mark.slow)])
 def test_workers_import_what_the_driver_imported(make, tmp_path):

@@ -48,6 +48,7 @@ def test_a_worker_takes_a_share_only_where_there_is_a_gpu(tmp_path, device, gpus
     assert workers._need == {"cpus": 1, "gpus": share}
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_workers_share_all_gpus_and_compute_the_same_run(tmp_path):
     """Ray counts two GPUs; there is none, so that torch finds none in the workers and ``auto`` is the CPU."""

@@ -83,7 +83,7 @@ def test_a_round_in_which_every_worker_died_is_sent_again(tmp_path, on_ray):
     assert summary["downlink"]["interrupted"]["attempts"] >= 1
 
 
-@pytest.mark.parametrize("how", ["by its worker", "by the driver"])
+@pytest.mark.parametrize("how", ["by its worker", pytest.param("by the driver", marks=pytest.mark.slow)])
 def test_a_client_that_hangs_loses_itself_the_round_alone(how, tmp_path, on_ray, monkeypatch):
     """It is the last of its pile. It is stopped by its worker; where that fails, the driver replaces the worker."""
     if how == "by the driver":

@@ -73,6 +73,7 @@ def test_two_nodes_give_the_bits_of_one_process_and_hold_no_file_of_the_run(clus
     assert not (run.directory.ledgers / "journal.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_data_are_found_on_the_node_or_sent_by_the_driver(cluster, tmp_path):
     """Only the driver knows a mirror of these images; the error of the nodes says what to set."""
     write_cifar10(tmp_path / "mirror", train=200, test=20)
