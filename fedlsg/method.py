@@ -85,8 +85,8 @@ class Method:
             raise ValueError("estimator='averaged' averages the two copies that low-rank carriers make: it needs them")
         if self.carrier.kind == "factors" and self.mechanism.noise_share < 1:
             raise ValueError(
-                "trust='aggregate' is private in the sum of the clients' values alone, and factors do not add up: the "
-                f"server needs each client's own; method {self.name!r} needs trust='client'"
+                "trust='aggregate' and 'secure' are private in the sum of the values alone, and factors do not add up: "
+                f"the server needs each client's own; method {self.name!r} needs trust='client'"
             )
         if self.carrier.kind == "factors" and self.server.optimizer == "dp-adambc":
             raise ValueError(

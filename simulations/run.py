@@ -14,7 +14,7 @@ from fedlsg.carriers import layer_table
 from fedlsg.user_code import shown
 from simulations.engines import engine
 from simulations.plan.continuity import check_unchanged
-from simulations.plan.noise import rho_line
+from simulations.plan.noise import rho_line, sum_line
 from simulations.plan.places import from_root
 from simulations.plan.plan import Plan, make_plan
 from simulations.plan.share import torch_func_line
@@ -142,7 +142,7 @@ def announce(plan: Plan, console: Console) -> None:
     layers = layer_table(public.model, plan.method.carrier, plan.workload.classifier)
     if any(row.travel != "dense" for row in layers):
         console.print(layers_shown(layers))
-    for line in (rho_line(plan, public), torch_func_line(plan)):
+    for line in (sum_line(plan, public), rho_line(plan, public), torch_func_line(plan)):
         if line is not None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -22,6 +22,7 @@ from strategies.federation.expectations import Expectations, FederationSettings
 from strategies.federation.ledgers import LedgerCopies
 from strategies.federation.nodes import Roster
 from strategies.federation.report import RoundReport
+from strategies.federation.secure_exchange import SecureExchange
 from strategies.federation.wire import flat_record
 
 __all__ = ["BudgetSpentError", "DivergedError", "FedLSG", "FederationSettings"]
@@ -74,7 +75,8 @@ class FedLSG(Strategy):
     ) -> None:
         self.state, self.on_round, self.on_pruned = state, on_round, on_pruned
         self.downlink: Downlink = FullDownlink(state) if downlink is None else downlink
-        self.exchange = Exchange(Expectations(state=state, settings=settings), self.downlink)
+        exchange = Exchange if settings.sums is None else SecureExchange
+        self.exchange = exchange(Expectations(state=state, settings=settings), self.downlink)
         self._patience = Patience()
 
     @property
@@ -93,23 +95,23 @@ class FedLSG(Strategy):
         self.exchange.connect(grid)
         if self.state.awaits_pruning:
             self._prune()
-        plan = self.state.plan(self.settings.local)
+        plan = self.state.plan(self.settings.local, self.settings.sums)
         clients, per_round = len(self.settings.terms), self.settings.clients_per_round
         selected = select_clients(clients, per_round, round=plan.round, seed=self.state.seed)
         return self.exchange.begin(plan, selected)
 
     def _prune(self) -> None:
         """Noisy saliencies of every client. Clients without a valid reply are left out, down to min_survivors."""
-        terms, least, plan = self.settings.terms, self.settings.min_survivors, self.state.plan(self.settings.local)
-        values = self.exchange.run(plan, range(len(terms)))
-        if len(values) >= least:
-            ordered = [values[partition] for partition in sorted(values)]
-            self.downlink.prune(plan.frame, ordered, num_examples=sum(t.num_examples for t in terms))
-        report = self.exchange.end(values)
+        terms, least = self.settings.terms, self.settings.min_survivors
+        plan = self.state.plan(self.settings.local, self.settings.sums)
+        received = self.exchange.run(plan, range(len(terms)))
+        if len(received.clients) >= least:
+            self.downlink.prune(plan.frame, received.updates, num_examples=sum(t.num_examples for t in terms))
+        report = self.exchange.end(received.clients)
         self.on_pruned(report)
         if self.state.awaits_pruning:
             why = (
-                f"expected at least {least} clients in the pruning round, {len(values)} replied: "
+                f"expected at least {least} clients in the pruning round, {len(received.clients)} replied: "
                 f"client {report.reasons}"
             )
             raise BudgetSpentError(why) if report.budget_spent else RuntimeError(why)
@@ -119,19 +121,17 @@ class FedLSG(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every reply, update the model, report."""
         exchange = self.exchange
-        values = exchange.collect(replies)
-        while not values and exchange.report.lost:
+        received = exchange.collect(replies)
+        while not received.clients and exchange.worth_repeating:
             self._patience.count(exchange.report, updated=False)
-            values = exchange.run_again()
-        survivors = len(values) >= self.settings.min_survivors
-        ordered = [values[partition] for partition in sorted(values)] if survivors else []
+            received = exchange.run_again()
+        updates = received.updates if len(received.clients) >= self.settings.min_survivors else []
         plan = exchange.plan
-        noise = exchange.expectations.noise_of_sum(values, plan)
         with refuse_divergence(self.state, plan.round):
-            self.downlink.finish_round(plan.frame, ordered, noise)
-        report = exchange.end(values)
+            self.downlink.finish_round(plan.frame, updates, received.noise_std)
+        report = exchange.end(received.clients)
         self.on_round(report)
-        self._patience.count(report, updated=bool(ordered))
+        self._patience.count(report, updated=bool(updates))
         return flat_record(self.state.weights), None
 
     def configure_evaluate(

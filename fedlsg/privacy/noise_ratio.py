@@ -29,7 +29,7 @@ def rho(
     - K clients, ``trust="client"``: their noise adds up to sigma sqrt(K) C in every coordinate. At equal batches of a
       step (B) rho is sqrt(K) times that of one client; at equal batches of a client (q N), 1 / sqrt(K) times.
     - ``trust="aggregate"``: each of the K clients adds 1 / sqrt(K_min) of the noise. If the sum needs all K, rho is
-      that of one client with the batch B.
+      that of one client with the batch B. ``trust="secure"`` likewise, 1 / sqrt(m - t) of it.
     - Several local steps: rho of each of them. Over a round the noise adds up as the root of the steps, gradients as
       the steps at most.
     - Clip of each block: S = C sqrt(G), so that rho has the noise multiplier that the ledger is charged with.

@@ -12,6 +12,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.discrete.release import Release, SumTerms, plan_release
 from fedlsg.frame import Frame
 from fedlsg.masks import pruning_mechanism, saliency_scale
 from fedlsg.method import LocalTraining, Method
@@ -64,12 +65,16 @@ class ClientTerms:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundPlan:
-    """A round as server and clients derive it: ``round`` is its number in messages, ledgers and files."""
+    """A round as server and clients derive it: ``round`` is its number in messages, ledgers and files.
+
+    ``sums``: public constants of secure sums, None where every payload is read on its own.
+    """
 
     round: int
     frame: Frame
     mechanism: Mechanism
     local: LocalTraining
+    sums: SumTerms | None = None
 
     @property
     def phase(self) -> Phase:
@@ -85,6 +90,13 @@ class RoundPlan:
         """Standard deviation of the noise on each value after all local steps."""
         return accumulated_noise(self.mechanism.noise_std, self.local.steps, self.local.momentum)
 
+    @property
+    def release(self) -> Release | None:
+        """The round's secure sum: its grid, and what the ledger is charged on top; None without one."""
+        if self.sums is None:
+            return None
+        return plan_release(self.sums, self.mechanism, values=self.frame.kept, blocks=len(self.frame.blocks))
+
     def scale(self, weights: Mapping[str, Tensor]) -> list[Float[Tensor, " kept"]] | None:
         """Factors of the gradients before the clip: the weights, which give saliencies; None in training."""
         return saliency_scale(weights, self.frame) if self.phase is Phase.PRUNING else None
@@ -98,15 +110,18 @@ class RoundPlan:
             "clip_norm": self.mechanism.clip_norm,
             "num_examples": num_examples,
             "mechanism": self.mechanism.kind,
+            **({} if self.release is None else {"log_ratio": self.release.log_ratio}),
         }
 
 
-def plan_round(method: Method, round: int, frame: Frame, local: LocalTraining) -> RoundPlan:
-    """The plan of a round in its frame; ``local``: the federation's local training.
+def plan_round(
+    method: Method, round: int, frame: Frame, local: LocalTraining, sums: SumTerms | None = None
+) -> RoundPlan:
+    """The plan of a round in its frame; ``local``, ``sums``: the federation's local training, and its secure sums.
 
     The pruning round takes one step, with a clip norm of its own.
     """
     if phase_of(round) is Phase.TRAINING:
-        return RoundPlan(round=round, frame=frame, mechanism=method.mechanism, local=local)
+        return RoundPlan(round=round, frame=frame, mechanism=method.mechanism, local=local, sums=sums)
     mechanism = pruning_mechanism(method.mechanism, method.prune)
-    return RoundPlan(round=round, frame=frame, mechanism=mechanism, local=local.single())
+    return RoundPlan(round=round, frame=frame, mechanism=mechanism, local=local.single(), sums=sums)

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from fedlsg.carriers import frozen_bases
 from fedlsg.carriers.carrier import without_residual
 from fedlsg.carriers.probe import Basis, flatten, refresh_of, unflatten
+from fedlsg.discrete.release import SumTerms
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.masks import Memory, keep_public, keep_snip, noisy_everywhere, prune_in_place
@@ -90,9 +91,9 @@ class ServerState:
             self.basis = self.public.probe(refresh, updates=self.updates)
         return self.basis
 
-    def plan(self, local: LocalTraining) -> RoundPlan:
-        """The plan of the round that comes next; ``local``: the federation's local training."""
-        return plan_round(self.method, self.next_round, self.frame(), local)
+    def plan(self, local: LocalTraining, sums: SumTerms | None = None) -> RoundPlan:
+        """The plan of the round that comes next; ``local``, ``sums``: see ``plan_round``."""
+        return plan_round(self.method, self.next_round, self.frame(), local, sums)
 
     def prune(self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, num_examples: int) -> None:
         """Set the weights of smallest noisy saliency to 0, by the clients' values, given in client order."""

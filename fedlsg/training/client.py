@@ -30,6 +30,9 @@ from fedlsg.training.microbatches import check_alike, fill, runs_of, shape_of, t
 from fedlsg.training.plain import plain_steps
 from fedlsg.training.update import move
 
+AddNoise = Callable[[Tensor, Mechanism, SecretStream], Tensor]
+"""A clipped sum -> what leaves of it."""
+
 __all__ = ["Batch", "LocalTraining", "Positions", "allows_ghost_clipping", "client_step", "per_unit"]
 
 
@@ -48,6 +51,7 @@ def client_step(
     groups: Groups = together,
     scale: Sequence[Float[Tensor, " kept"]] | None = None,
     checked: Checked | None = None,
+    add: AddNoise | None = None,
 ) -> Float[Tensor, " kept"]:
     """K local steps in one frame: the accumulated noisy sum of clipped per-example gradients, kept coordinates only.
 
@@ -57,15 +61,20 @@ def client_step(
     ``groups`` says which positions may share a microbatch. The group of an example, and what ``batch`` makes of it,
     must depend on that example alone. ``scale`` multiplies the gradients before the clip: weights give saliencies.
     ``checked``: the result of ``check`` for this model and frame, which many clients share.
+    ``add`` takes the place of ``add_noise``, for one step: noise on a grid, whose integers are returned as they are.
     Differs from the paper: one joint clip over all blocks and dense parameters (``Mechanism``).
     """
     parameters = check(model, frame) if checked is None else checked
+    if add is not None and not (mechanism.clips and local.steps == 1):
+        raise ValueError(f"noise on a grid is for one clipped step, got {local.steps} under {mechanism.kind!r}")
     charge()
     inputs = StepInputs(
         model=model, batch=batch, loss_fn=loss_fn, frame=frame, mechanism=mechanism, local=local, groups=groups,
         num_examples=num_examples, draws=BernoulliDraws(sampler, batches=local.steps), scale=scale,
         parameters=parameters,
     )  # fmt: skip
+    if add is not None:
+        return add(_clipped_batch_sum(inputs), mechanism, noise)
     plain = scale is None and unprotected(mechanism, frame, parameters)
     return plain_steps(inputs) if plain else _noisy_steps(inputs, noise)
 

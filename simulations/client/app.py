@@ -20,6 +20,7 @@ from fedlsg import user_code
 from fedlsg.privacy import LedgerError
 from simulations.client.deployed import Deployed
 from simulations.client.model import process
+from simulations.client.secure_sum import answer_stage
 from simulations.client.train import answer
 from simulations.grids.refusals import (
     RefusalError,
@@ -31,6 +32,7 @@ from simulations.rundir.files.atomic import cause_of
 from simulations.settings.published import from_run_config
 from simulations.settings.settings import Settings
 from strategies.federation.code_identity import OtherCodeError, check_same_code
+from strategies.federation.secure_wire import MASKED, stage_of
 from strategies.federation.wire import DISK_FULL, FAILED, NO_REASON, failure, identity, update
 
 Read = Callable[[Message, Context], Settings]
@@ -108,8 +110,10 @@ def _identity(message: Message, context: Context, read: Read) -> RecordDict:
 
 def _update(message: Message, context: Context, read: Read) -> RecordDict:
     if not is_simulated(context):
-        return Deployed.of(context.node_config, read(message, context)).update(message.content)
+        return Deployed.of(context.node_config, read(message, context)).update(message.content, context.state)
     settings, partition = read_simulated(message, context, read)
+    if stage_of(message.content) not in (None, MASKED):
+        return update(answer_stage(process(settings).base, partition, message.content, context.state), partition)
     return update(answer(settings, partition, message.content, context.state, shared=True), partition)
 
 

@@ -16,6 +16,7 @@ from simulations.client.node.conditions import check_base, usable
 from simulations.client.node.data import form_of, reader
 from simulations.client.node.folder import NodeFolder
 from simulations.client.node.terms import Terms, read_terms
+from simulations.client.secure_sum import answer_stage
 from simulations.client.train import answer_in
 from simulations.grids.refusals import OverBudgetError, RefusalError, SettingsError, TermsError
 from simulations.plan.base import Own
@@ -23,6 +24,7 @@ from simulations.plan.continuity import data_digest
 from simulations.plan.plan import count_blocks, prepare
 from simulations.settings.settings import Settings
 from strategies.federation.ledgers import RECORD, news_record, read_held
+from strategies.federation.secure_wire import MASKED, stage_of
 from strategies.federation.wire import identity, read_round, update
 
 
@@ -47,8 +49,14 @@ class Deployed:
         content[RECORD] = news_record(folder.news())
         return content
 
-    def update(self, content: RecordDict) -> RecordDict:
-        """The payload of a round, and the lines of the ledger that the server does not have."""
+    def update(self, content: RecordDict, state: RecordDict) -> RecordDict:
+        """The payload of a round, and the lines of the ledger that the server does not have.
+
+        ``state``: of this client's own Flower Context. A stage of a secure sum without values has no lines.
+        """
+        if stage_of(content) not in (None, MASKED):
+            _, here = self._admit(None)
+            return update(answer_stage(here.process.base, self.terms.partition, content, state), self.terms.partition)
         held = read_held(content)
         if held is None:
             raise TermsError(
@@ -58,7 +66,7 @@ class Deployed:
         folder, here = self._admit(read_round(content).expected_batch)
         folder.news(held.head)  # refuse a server with entries that this ledger lacks, before anything is spent
         account = NodeAccount(folder, here.process.base.settings, held.run)
-        payload = answer_in(here.process, account, content)
+        payload = answer_in(here.process, account, content, state)
         reply = update(payload, self.terms.partition)
         reply[RECORD] = news_record(folder.news(held.head))
         return reply

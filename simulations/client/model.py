@@ -129,7 +129,7 @@ def load(
         weights=sent,
         digest=digest,
         version=version,
-        plan=plan_round(here.base.method, announced.round, frame, here.base.local),
+        plan=plan_round(here.base.method, announced.round, frame, here.base.local, here.base.sums),
         parameters=check(here.state.model, frame),
     )
     return here.loaded

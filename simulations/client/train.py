@@ -8,6 +8,7 @@ payload without noise is not stored: it has no privacy claim, and can be compute
 import hashlib
 import secrets
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from flwr.app import RecordDict
@@ -29,9 +30,11 @@ from fedlsg.randomness import (
 )
 from fedlsg.state import ClientTerms, RoundPlan
 from fedlsg.training import Groups, Positions, largest
+from fedlsg.training.client import AddNoise
 from simulations.client.account import Account, SimulatedAccount, entry_of, own_directory
 from simulations.client.model import Process, load, process
 from simulations.client.remote_account import HISTORY, RECORD, RemoteAccount
+from simulations.client.secure_sum import masked_values
 from simulations.plan.base import OwnPart
 from simulations.plan.plan import Base
 from simulations.rundir.feedback_box import FeedbackBox
@@ -59,14 +62,16 @@ def answer(
         account = RemoteAccount(state.config_records[RECORD], HISTORY, here.base.settings.record_updates)
     else:
         account = SimulatedAccount(own_directory(settings, read_round(content).run_dir), partition, here.base.settings)
-    return answer_in(here, account, content, shared=shared)
+    return answer_in(here, account, content, state, shared=shared)
 
 
-def answer_in(here: Process, account: Account, content: RecordDict, *, shared: bool = False) -> bytes:
-    """The payload for an announcement, charged to an account.
+def answer_in(
+    here: Process, account: Account, content: RecordDict, state: RecordDict, *, shared: bool = False
+) -> bytes:
+    """The payload for an announcement, charged to an account. ``state``: of the client's own Flower Context.
 
-    Raises FrameDiffersError, ReplicaMissingError, ReplicaDiffersError, OverBudgetError, LedgerError, or whatever
-    training raised.
+    Raises FrameDiffersError, ReplicaMissingError, ReplicaDiffersError, OverBudgetError, LedgerError,
+    SecureSumRefusedError, or whatever training raised.
     """
     announced, run, partition = read_round(content), account.run, account.client
     digest = None
@@ -80,7 +85,10 @@ def answer_in(here: Process, account: Account, content: RecordDict, *, shared: b
         return stored
     terms = own_terms(announced, len(here.base.parts[partition]))
     plan = loaded.plan.for_client(terms)
-    values = _train(here, account, plan, terms.num_examples, loaded.parameters)
+    train = partial(_train, here, account, plan, terms.num_examples, loaded.parameters)
+    if plan.sums is not None:
+        return masked_values(here.base, plan, partition, content, state, train)
+    values = train()
     return send(values, plan.frame, here.base, announced, here.base.dither(partition, plan), box, question)
 
 
@@ -107,7 +115,14 @@ def own_terms(announced: Announcement, num_examples: int) -> ClientTerms:
     )
 
 
-def _train(here: Process, account: Account, plan: RoundPlan, num_examples: int, checked: Checked) -> Tensor:
+def _train(
+    here: Process,
+    account: Account,
+    plan: RoundPlan,
+    num_examples: int,
+    checked: Checked,
+    add: AddNoise | None = None,
+) -> Tensor:
     base, s, partition, round = here.base, here.base.settings, account.client, plan.round
     entry = entry_of(account, plan, num_examples, reproducible=s.reproducible)
     account.check(entry)
@@ -135,6 +150,7 @@ def _train(here: Process, account: Account, plan: RoundPlan, num_examples: int, 
             groups=groups(base, partition),
             scale=plan.scale(here.state.parameters),
             checked=checked,
+            add=add,
         )
     account.keep_truth(round, used_rows)
     return values
@@ -210,8 +226,11 @@ def send(
 
 
 def keeps_payload(base: Base) -> bool:
-    """Whether a payload is stored before it leaves: without noise, resending costs nothing, and training does not."""
-    return base.method.mechanism.adds_noise or base.index_mode == "explicit"
+    """Whether a payload is stored before it leaves: without noise, resending costs nothing, and training does not.
+
+    Masked values belong to one attempt at a sum, and are kept with its secrets.
+    """
+    return base.sums is None and (base.method.mechanism.adds_noise or base.index_mode == "explicit")
 
 
 def pack_values(

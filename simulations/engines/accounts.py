@@ -8,7 +8,7 @@ did not are void in the journal, and payloads are stored. What is lost with a wo
 import hashlib
 from collections.abc import Sequence
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedlsg.payload import keeps_memory
 from fedlsg.privacy import Entry
@@ -16,6 +16,7 @@ from fedlsg.state import RoundPlan
 from simulations.client.account import SimulatedAccount, entry_of
 from simulations.client.app import refusal
 from simulations.client.remote_account import Returned, give, read_returned
+from simulations.client.secure_sum import RECORD as SECRETS
 from simulations.client.train import keeps_payload, own_terms, question_of, stored_payload
 from simulations.grids.piles import Answer, Pile, Task
 from simulations.grids.virtual import give_id
@@ -24,6 +25,7 @@ from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
 from strategies.federation.replica_wire import read_reference
+from strategies.federation.secure_wire import MASKED, stage_of
 from strategies.federation.wire import flat_bytes, read_round, read_update, update
 
 JOURNAL_BYTES = 2**24
@@ -38,6 +40,8 @@ class Accounts:
         self._round: RoundPlan | None = None
         self._accounts: dict[int, SimulatedAccount] = {}
         self._asked: dict[str, tuple[SimulatedAccount, Entry, str]] = {}
+        self._secrets: dict[int, ConfigRecord] = {}
+        """What clients keep between the stages of a secure sum. It is theirs: the driver is none of the server."""
         self._weights: tuple[bytes, bytes] = b"", b""
 
     def expect(self, plan: RoundPlan) -> None:
@@ -68,6 +72,8 @@ class Accounts:
         void, replies = list[Entry](), list[Message | None]()
         for task, (reply, state) in zip(pile, answers, strict=True):
             known = self._asked.pop(task.message.metadata.message_id, None)
+            if SECRETS in state.config_records:
+                self._secrets[task.message.metadata.dst_node_id] = state.config_records[SECRETS]
             if known is not None:
                 account, entry, question = known
                 returned = read_returned(state)
@@ -97,6 +103,10 @@ class Accounts:
 
     def _task(self, message: Message, client: int, work: float) -> Task | Message:
         assert self._round is not None
+        kept = self._secrets.get(message.metadata.dst_node_id)
+        secrets = RecordDict({} if kept is None else {SECRETS: kept})
+        if stage_of(message.content) not in (None, MASKED):
+            return Task(message, secrets)
         base, announced = self._plan, read_round(message.content)
         account = self._account(client)
         memory = keeps_memory(base.method, base.codec)
@@ -115,6 +125,8 @@ class Accounts:
             memory=box.memory(announced.round, plan.frame.kept) if isinstance(box, FeedbackBox) else None,
         )
         self._asked[message.metadata.message_id] = account, entry, question
+        for name, record in secrets.config_records.items():
+            state[name] = record
         return Task(message, state, work)
 
     def _store(

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 
 from simulations import workloads
 from simulations.client.app import app
@@ -25,16 +25,18 @@ from strategies.federation.serial import over_the_wire
 
 
 class LocalGrid(VirtualGrid):
-    """A Flower Grid whose nodes are called one after the other in this process."""
+    """A Flower Grid whose nodes are called one after the other in this process, each with a Context of its own."""
 
     def __init__(self, client: ClientFunction, num_partitions: int, run_config: dict[str, Any]) -> None:
         super().__init__(num_partitions)
         self.client, self.run_config = client, run_config
+        self._states: dict[int, RecordDict] = {}
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
         """The replies, in order; ``timeout`` has no effect on a client that hangs."""
         for message in messages:
-            reply = call_client(self.client, over_the_wire(message), self.num_partitions, self.run_config)
+            state = self._states.setdefault(message.metadata.dst_node_id, RecordDict())
+            reply = call_client(self.client, over_the_wire(message), self.num_partitions, self.run_config, state)
             if reply is not None:
                 yield over_the_wire(reply)
 

@@ -59,7 +59,8 @@ def payload_command(directory: str, round: int, client: int, out: str, console: 
 
 def find(run: RunDir, round: int, client: int) -> Path:
     """The file of a payload. Raises ValueError, listing rounds or clients, if there is none."""
-    run.read_config()
+    if run.read_config().trust == "secure":
+        raise ValueError(f"{run.path} has trust=secure: payloads are masked; sum.npy of a round is what they add up to")
     files = payload_files(run.path)
     if not files:
         raise ValueError(f"{run.path} holds no recorded updates: run it again with --record-updates")

@@ -53,6 +53,10 @@ class OverBudgetError(RefusalError):
     code = OVER_BUDGET
 
 
+class SecureSumRefusedError(RefusalError):
+    """A stage of a secure sum that its protocol forbids. Nothing was trained or charged for it."""
+
+
 class SettingsError(RefusalError):
     """The run's settings cannot be used on this client. Nothing was trained or charged."""
 

@@ -19,6 +19,7 @@ from fedlsg import user_code
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.code_digest import digest_of, digest_of_all
+from fedlsg.discrete import SumTerms
 from fedlsg.gradients import Precision, registered_layers, trainable
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import Codec, Dither, IndexMode
@@ -168,6 +169,17 @@ class Base:
     def divisor(self) -> float:
         """Clients a round times the expected batch: public, fixed before the run."""
         return self.settings.clients_per_round * self.local.expected_batch
+
+    @property
+    def sums(self) -> SumTerms | None:
+        """The secure sums of the run; None where the server reads every payload on its own."""
+        s = self.settings
+        if s.trust != "secure":
+            return None
+        return SumTerms(
+            clients=s.clients_per_round, min_survivors=s.min_survivors, colluders=s.colluders or 0,
+            expected_examples=self.divisor, releases=self.schedule.rounds, delta=s.delta,
+        )  # fmt: skip
 
     @property
     def augment(self) -> Augment | None:

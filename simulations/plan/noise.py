@@ -1,5 +1,6 @@
 """rho of a plan: how large the noise of a step is next to the clip norm, before the run starts and at its end."""
 
+from fedlsg.discrete import plan_release
 from fedlsg.privacy import rho
 from fedlsg.state import PublicState, mean_frame
 from simulations.plan.plan import Plan
@@ -20,6 +21,19 @@ def rho_of(plan: Plan, public: PublicState) -> float | None:
         values=frame.kept,
         blocks=len(frame.blocks),
         expected_batch=plan.divisor,
+    )
+
+
+def sum_line(plan: Plan, public: PublicState) -> str | None:
+    """The grid of the secure sums, and whose noise is counted; None without them."""
+    if plan.sums is None:
+        return None
+    frame, sums = mean_frame(public), plan.sums
+    mechanism = plan.terms[0].mechanism(plan.method.mechanism)
+    grid = plan_release(sums, mechanism, values=frame.kept, blocks=len(frame.blocks)).grid
+    return (
+        f"secure sum of at least {sums.min_survivors} of {sums.clients} clients, {sums.colluders} of which may collude "
+        f"with the server: {grid.bits} bits a value, noise planned for {sums.contributors} honest clients"
     )
 
 

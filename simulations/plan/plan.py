@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier, check_delta, compose, shared_rates
 from fedlsg.accounting.population import front
 from fedlsg.carriers import carried_parameters
+from fedlsg.discrete import most_log_ratio
 from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_independent
 from fedlsg.state import ClientTerms
@@ -76,7 +77,7 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
             sigma = calibrated(base, blocks, within)
         first = ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigma)
         terms.append(replace(first, prune_noise_multiplier=pruning_noise(base, first, blocks)))
-    if s.trust == "aggregate":
+    if s.trust != "client":
         # The sum has all shares of the noise: unequal shares would add up to less than the largest client needs.
         largest = max(t.noise_multiplier for t in terms)
         pruning = max(t.prune_noise_multiplier for t in terms)
@@ -159,8 +160,9 @@ def calibrated(base: Base, blocks: int, rate: float) -> float:
     if s.epsilon is None:
         raise ValueError("expected either epsilon and delta, or noise_multiplier")
     effective = calibrate_noise_multiplier(
-        epsilon=s.epsilon, delta=s.delta, sample_rate=rate, steps=max(base.steps), besides=pruning_round(base)
-    )
+        epsilon=s.epsilon, delta=s.delta, sample_rate=rate, steps=max(base.steps), besides=pruning_round(base),
+        log_ratio=0.0 if base.sums is None else most_log_ratio(base.sums),
+    )  # fmt: skip
     return effective * (mechanism.sensitivity(blocks) / mechanism.clip_norm if mechanism.clips else 1.0)
 
 

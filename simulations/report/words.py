@@ -78,7 +78,19 @@ def privacy_line(summary: Mapping[str, Any]) -> str:
     )
     if summary["trust"] == "aggregate":
         line += "; only the sum is private: an ideal secure aggregation is assumed and not provided"
+    if summary["trust"] == "secure":
+        line += f"; {secure_words(summary['secure_sum'])}"
     return line
+
+
+def secure_words(sums: Mapping[str, int]) -> str:
+    """What a secure sum protects, against whom."""
+    t = sums["colluders"]
+    others = f", also with {t} colluding client{'' if t == 1 else 's'}" if t else ", if no client colludes with it"
+    return (
+        f"of the sum of at least {sums['min_survivors']} of {sums['clients']} clients: an honest-but-curious server sees "
+        f"no single payload{others} (secure aggregation, computational)"
+    )
 
 
 def noise_line(summary: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ from simulations.rundir.files import sealed
 from simulations.rundir.files.atomic import make_folder, write_atomically
 from simulations.rundir.files.sealed import DamagedError, seal, unseal
 from simulations.rundir.steps import FAR, StepFiles
-from simulations.rundir.updates import round_folder
+from simulations.rundir.updates import round_folder, sum_file
 from simulations.settings.settings import Settings, as_config, from_mapping
 
 
@@ -178,6 +178,10 @@ class RunDir:
     def save_update(self, round: int, client: int, payload: bytes) -> None:
         """Record a payload as it was sent."""
         write_atomically(round_folder(self.path, round) / f"client-{client:06d}.bin", payload)
+
+    def save_sum(self, round: int, total: Tensor) -> None:
+        """Record what a secure sum revealed, flat float64."""
+        sealed.save_array(sum_file(self.path, round), total.cpu().numpy())
 
     def save_weights(self, round: int, weights: Tensor) -> None:
         """Record the public weights at the start of a round, flat float32."""

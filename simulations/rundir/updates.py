@@ -1,6 +1,7 @@
 """updates/: what a run records with ``record_updates``, so that a payload can be read without the model.
 
     round-000001/client-000000.bin    a payload as it was sent
+    round-000001/sum.npy              the sum of the clients' values, if a secure sum revealed it; payloads are masked then
     round-000001/frame.json           its coordinates: parameters and blocks, in the order of the flat vector
     round-000001/frame.npz            kept: a bit a coordinate; L/NAME, R/NAME: carriers of a parameter
     round-000001/weights.npy          public weights at the start of the round, flat
@@ -36,6 +37,11 @@ OTHERWISE = "record the run again with --record-updates"
 def round_folder(run: Path, round: int) -> Path:
     """What is recorded of a round."""
     return run / "updates" / f"round-{round:06d}"
+
+
+def sum_file(run: Path, round: int) -> Path:
+    """What a secure sum revealed in a round."""
+    return round_folder(run, round) / "sum.npy"
 
 
 def payload_files(run: Path) -> dict[int, dict[int, Path]]:

@@ -173,6 +173,8 @@ class Recorder:
             self.spent.check_charged(client, report.round, self.name)
             if self.plan.settings.record_updates:
                 self.run.save_update(report.round, client, payload)
+        if self.plan.settings.record_updates and report.total is not None:
+            self.run.save_sum(report.round, report.total)
         if self.plan.settings.record_updates and report.plan is not None:
             folder = round_folder(self.run.path, report.round)
             write_frame(folder, report.plan.frame, frame_facts(self.plan, report.plan, report.payloads))

@@ -113,4 +113,6 @@ def _federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
         min_survivors=s.min_survivors,
         timeout=s.round_timeout,
         run_dir=str(run.path),
+        sums=plan.sums,
+        reproducible=s.reproducible,
     )

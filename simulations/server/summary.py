@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fedlsg.accounting import Spread
+from fedlsg.discrete import SumTerms
 from fedlsg.user_code import shown
 from simulations.plan.plan import Plan
 from simulations.rundir.tables import BYTES
@@ -108,7 +109,18 @@ def _privacy(plan: Plan, o: Outcome) -> dict[str, Any]:
         "rho": o.rho,
         "pruning": pruning if prune.active else None,
         "trust": s.trust,
+        "secure_sum": None if plan.sums is None else sum_facts(plan.sums),
         "reproducible": s.reproducible,
+    }
+
+
+def sum_facts(sums: SumTerms) -> dict[str, int]:
+    """Whom the epsilon of secure sums relies on: K, m, t and h = m - t."""
+    return {
+        "clients": sums.clients,
+        "min_survivors": sums.min_survivors,
+        "colluders": sums.colluders,
+        "contributors": sums.contributors,
     }
 
 

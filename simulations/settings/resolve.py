@@ -12,6 +12,7 @@ import strategies
 from fedlsg.masks.mask import DropRate
 from fedlsg.method import LocalTraining, Method
 from fedlsg.payload import DEFAULT_CODEC, Codec, all_codecs, check_fits, find_codec, keeps_memory
+from fedlsg.secure_sum import plan_graph
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
 from simulations.settings.device import device_of
@@ -32,6 +33,9 @@ from simulations.workloads.partition import SCHEMES, natural_parts
 
 _WORKLOADS = ("clip", "clip_norm", "learning_rate")
 """Settings of mechanism and server that a workload's preset gives, and files say even where it does not."""
+
+SPARE = 10
+"""Under trust=secure one client of so many may be missing, and one may collude with the server, by default."""
 
 FALLBACK: Mapping[str, Any] = MappingProxyType(
     {
@@ -74,11 +78,15 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     gaps = {name: value for name, value in preset.items() if name in wanted and name not in values_of(settings)}
     filled = fill_codecs(from_values({**values_of(settings), **gaps}))
     per_round = filled.clients if filled.clients_per_round is None else filled.clients_per_round
-    survivors = per_round if filled.trust == "aggregate" else 1
+    assert per_round is not None
+    spare = per_round // SPARE
+    survivors = {"client": 1, "aggregate": per_round, "secure": per_round - spare}[filled.trust]
+    colluders = spare if filled.trust == "secure" else None
     own = {
         "model": workload.default_model if filled.model is None else filled.model,
         "clients_per_round": per_round,
         "min_survivors": survivors if filled.min_survivors is None else filled.min_survivors,
+        "colluders": colluders if filled.colluders is None else filled.colluders,
     }
     return Resolved(**{**vars(filled), **own})
 
@@ -90,6 +98,8 @@ def build_method(settings: Resolved) -> Method:
         given["noise_multiplier"] = settings.noise_multiplier
     if settings.trust == "aggregate":
         given["noise_share"] = 1 / math.sqrt(settings.min_survivors)
+    if settings.trust == "secure":
+        given["noise_share"] = 1 / math.sqrt(settings.min_survivors - (settings.colluders or 0))
     return strategies.recipe(settings.method, **given)
 
 
@@ -146,9 +156,24 @@ def check(s: Resolved, workload: LoadedWorkload) -> None:
         raise ValueError(f"expected 1 <= clients_per_round={s.clients_per_round} <= clients={s.clients}")
     if not 1 <= s.min_survivors <= s.clients_per_round:
         raise ValueError(f"expected 1 <= min_survivors={s.min_survivors} <= clients_per_round={s.clients_per_round}")
-    if s.trust == "aggregate" and s.local_steps > 1:
-        raise ValueError("trust='aggregate' shares one step's noise: it needs local_steps=1")
+    if s.trust != "client" and s.local_steps > 1:
+        raise ValueError(f"trust={s.trust!r} shares one step's noise: it needs local_steps=1")
+    if s.trust != "secure" and s.colluders is not None:
+        raise ValueError(f"colluders={s.colluders} is a setting of trust=secure, not of trust={s.trust}")
+    if s.trust == "secure":
+        check_graph(s)
     check_exact(s)
+
+
+def check_graph(s: Resolved) -> None:
+    """Raise ValueError, naming the settings, if no secure sum of these clients tolerates what is asked for."""
+    try:
+        plan_graph(s.clients_per_round, min_survivors=s.min_survivors, colluders=s.colluders or 0)
+    except ValueError as error:
+        raise ValueError(
+            f"trust=secure with clients_per_round={s.clients_per_round}, min_survivors={s.min_survivors}, "
+            f"colluders={s.colluders}: {error}"
+        ) from None
 
 
 def uplink_codec(s: Settings) -> Codec:
@@ -180,7 +205,14 @@ def check_codecs(s: Settings, method: Method) -> None:
         for name in codec.settings if codec.name not in (s.codec, s.downlink_codec) else ():
             if (value := s.parameters.get(name)) is not None:
                 raise ValueError(f"{name}={value} is a setting of codec {codec.name!r}, not {s.codec!r}")
-    if method.compression.chooses and (s.indices != "derived" or s.trust == "aggregate"):
+    if s.trust == "secure" and method.prune.reads_data:
+        raise ValueError(f"{method.name!r} prunes by sums that trust=secure does not plan for: take trust=client")
+    if s.trust == "secure" and not (method.mechanism.private and s.indices == "derived"):
+        raise ValueError(
+            f"trust=secure sums noisy integers at derived positions: it needs mechanism=dp and indices=derived, got "
+            f"{method.mechanism.kind!r} and {s.indices!r}"
+        )
+    if method.compression.chooses and (s.indices != "derived" or s.trust != "client"):
         raise ValueError(
             f"{method.name!r} sends the positions that each client chose: leave out indices={s.indices!r}, and take "
             "trust=client, for a secure sum adds position by position"
@@ -190,6 +222,10 @@ def check_codecs(s: Settings, method: Method) -> None:
 
 def check_exact(s: Settings) -> None:
     """Raise ValueError for a codec that rounds where only the sum of all payloads has enough noise."""
+    if s.trust == "secure" and s.codec != DEFAULT_CODEC:
+        raise ValueError(
+            f"trust=secure sends integers on a grid of its own, and codec={s.codec!r} would not be used: leave it out"
+        )
     if s.trust == "aggregate" and not find_codec(s.codec).exact:
         exact = " or ".join(f"codec={codec.name!r}" for codec in all_codecs().values() if codec.exact)
         raise ValueError(

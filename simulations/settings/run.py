@@ -83,12 +83,16 @@ class Settings:
     ] = None
     delta: Annotated[float | None, Setting("delta of (epsilon, delta).", above=0, below=1, fallback=1e-5)] = None
     trust: Annotated[
-        Literal["client", "aggregate"],
-        Setting("Each client adds all of its noise, or a share of it under a secure sum."),
+        Literal["client", "secure", "aggregate"],
+        Setting("Each client adds all noise, or a share: under a secure sum, or one that is assumed (aggregate)."),
     ] = "client"
     min_survivors: Annotated[
         int | None,
-        Setting("Clients that a round needs; with trust=aggregate they make all noise.", "clients", at_least=1),
+        Setting("Clients that a round needs; in a sum they make all of its noise.", "clients", at_least=1),
+    ] = None
+    colluders: Annotated[
+        int | None,
+        Setting("Clients that may tell the server all they know, under trust=secure.", "clients", at_least=0),
     ] = None
     reproducible: Annotated[bool, Setting("Seed the noise too: NOT PRIVATE.")] = False
     # the federation

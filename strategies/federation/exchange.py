@@ -4,8 +4,9 @@ import errno
 import os
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from logging import WARNING
+from typing import Any
 
 from flwr.app import Message, MessageType
 from flwr.common.logger import log
@@ -22,6 +23,18 @@ from strategies.federation.report import AWAY, NO_REPLY, RoundReport, reason_of
 from strategies.federation.serial import wire_size
 from strategies.federation.watched_grid import NODE_GONE
 from strategies.federation.wire import DISK_FULL, FRAME_DIFFERS, REPLICA_LOST, Announcement, announced_to
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Received:
+    """What came of a round: the ``clients`` that took part, ascending, and their ``updates`` in this order.
+
+    Of a secure sum there is one update, the sum. ``noise_std``: deviation of the noise in the sum of the updates.
+    """
+
+    clients: Sequence[int] = ()
+    updates: Sequence[Tensor] = ()
+    noise_std: float = 0.0
 
 
 class Exchange:
@@ -53,15 +66,24 @@ class Exchange:
 
     def begin(self, plan: RoundPlan, selected: Sequence[int]) -> list[Message]:
         """The announcements of a round, for the caller to send."""
+        self._open(plan, selected)
+        return self._announce_to(selected)
+
+    def _open(self, plan: RoundPlan, selected: Sequence[int]) -> None:
         self._started = time.monotonic()
         self.plan = plan
         self.report = RoundReport(round=plan.round, asked=selected, plan=plan)
         if isinstance(self._grid, SimulatedGrid):
             self._grid.expect(plan)
-        return self._announce_to(selected)
 
-    def collect(self, replies: Iterable[Message]) -> dict[int, Tensor]:
-        """Valid values by partition.
+    def collect(self, replies: Iterable[Message]) -> Received:
+        """The clients' valid values."""
+        values: dict[int, Tensor] = self._collect(replies)
+        clients, noise = sorted(values), self.expectations.noise_of_sum(values, self.plan)
+        return Received(clients=clients, updates=[values[client] for client in clients], noise_std=noise)
+
+    def _collect(self, replies: Iterable[Message]) -> dict[int, Any]:
+        """What ``_accept`` returned of each valid reply, by partition.
 
         Clients that derive another frame, hold another model or have restarted get one more message for each reason.
         """
@@ -79,20 +101,25 @@ class Exchange:
             framed, lost, back = framed | frames, lost | models, back | returned
             values |= self._read(self._send(self._announce_to(sorted(frames | models | returned), framed, models)))
 
-    def run(self, plan: RoundPlan, selected: Sequence[int]) -> dict[int, Tensor]:
+    def run(self, plan: RoundPlan, selected: Sequence[int]) -> Received:
         """A whole exchange: announce, wait, collect."""
         return self.collect(self._send(self.begin(plan, selected)))
 
-    def run_again(self) -> dict[int, Tensor]:
+    @property
+    def worth_repeating(self) -> bool:
+        """Whether replies were lost, and none came: the round may be sent again."""
+        return bool(self.report.lost)
+
+    def run_again(self) -> Received:
         """The same round once more because no reply arrived; clients resend stored payloads for free."""
         log(WARNING, "round %d: no client replied, sending the round again", self.report.round)
         self.downlink.abandon_round()
         self.roster.wait(self._grid, self.report.asked)
         return self.run(self.plan, self.report.asked)
 
-    def end(self, values: Collection[int]) -> RoundReport:
-        """The report, once the round is over; ``values`` came from these partitions."""
-        self.report.answered = sorted(values)
+    def end(self, clients: Collection[int]) -> RoundReport:
+        """The report, once the round is over; these clients took part."""
+        self.report.answered = sorted(clients)
         self.report.seconds = time.monotonic() - self._started
         return self.report
 
@@ -135,15 +162,17 @@ class Exchange:
             content[RECORD] = held_record(copies.held(partition))
         return Message(content, node, MessageType.TRAIN, group_id=str(plan.round))
 
-    def _read(self, replies: Iterable[Message]) -> dict[int, Tensor]:
-        """Valid values by partition; everything else is entered in the report.
+    def _read(self, replies: Iterable[Message], *, stage: bool = False) -> dict[int, Any]:
+        """What ``_accept`` returns of each valid reply, by partition; everything else is entered in the report.
+
+        ``stage``: no values were asked for, only what comes before or after them.
 
         A reply belongs to the message that it answers: Flower's own error for a lost node comes from no node.
         """
         waiting = {message.metadata.message_id: (partition, message) for partition, message in self._sent}
-        values: dict[int, Tensor] = {}
+        values: dict[int, Any] = {}
         for partition, message in self._sent:
-            self.report.count_down(partition, message)
+            self.report.count_down(partition, message, stage=stage)
             self.report.rejected[partition] = NO_REPLY
         for reply in replies:
             name, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
@@ -153,22 +182,26 @@ class Exchange:
                 log(WARNING, "unexpected reply from node %s ignored: no message to that node waits for it", sender)
                 continue
             del waiting[name]
-            received = self._read_one(partition, reply)
+            received = self._read_one(partition, reply, stage=stage)
             if received is not None:
                 values[partition] = received
         for partition in sorted(self.report.rejected.keys() & {partition for partition, _ in self._sent}):
             log(WARNING, "round %d: client %d: %s", self.report.round, partition, self.report.rejected[partition])
         return values
 
-    def _read_one(self, partition: int, reply: Message) -> Tensor | None:
-        """The values of a reply, None where it is rejected; the report counts its bytes in either case.
+    def _accept(self, reply: Message, partition: int, *, stage: bool) -> Any:
+        """The values of a reply. Raises as ``Expectations.read`` does."""
+        return self.expectations.read(reply, partition, self.plan, self.report)
+
+    def _read_one(self, partition: int, reply: Message, *, stage: bool) -> Any:
+        """What ``_accept`` returns of a reply, None where it is rejected; the report counts its bytes in either case.
 
         Raises OSError if a simulated client found the run's disk full: all the others would, too.
         """
         before, values = self.report.so_far("up"), None
         try:
             self.report.uplink_bytes_wire += wire_size(reply)
-            values = self.expectations.read(reply, partition, self.plan, self.report)
+            values = self._accept(reply, partition, stage=stage)
             del self.report.rejected[partition]
         except Exception as error:  # whatever a client sends must not end the round
             self.report.rejected[partition] = reason_of(error)

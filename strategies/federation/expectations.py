@@ -8,6 +8,7 @@ from flwr.app import Message
 from torch import Tensor
 
 from fedlsg.carriers.powersgd import decode
+from fedlsg.discrete import SumTerms
 from fedlsg.method import LocalTraining, norm_bound
 from fedlsg.payload import Codec, Dither, Expected, IndexMode, unpack
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
@@ -18,7 +19,11 @@ from strategies.federation.wire import read_update
 
 @dataclass(frozen=True, kw_only=True)
 class FederationSettings:
-    """Public constants of a federation. ``terms`` are per partition; ``local`` is the common local training."""
+    """Public constants of a federation. ``terms`` are per partition; ``local`` is the common local training.
+
+    ``sums``: of secure sums; None where the server reads every payload. ``reproducible``: masks and noise of it come
+    from the seed. NOT PRIVATE.
+    """
 
     terms: Sequence[ClientTerms]
     clients_per_round: int
@@ -28,6 +33,8 @@ class FederationSettings:
     min_survivors: int = 1
     timeout: float = 3600.0
     run_dir: str = ""
+    sums: SumTerms | None = None
+    reproducible: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,22 +48,36 @@ class Expectations:
     def read(self, reply: Message, partition: int, common: RoundPlan, report: RoundReport) -> Tensor:
         """The values of a reply; bytes and payload are entered in the report.
 
-        Raises for an error, for a payload that does not pass ``unpack`` and, from a deployed client, for a ledger
-        without the announced entry.
+        Raises as ``paid``, and for a payload that does not pass ``unpack``.
         """
-        if reply.has_error():
-            raise RuntimeError(f"[{reply.error.code}] {reply.error.reason}")
-        payload = read_update(reply.content)
+        payload = self.paid(reply, partition, common, report)
+        terms = self.terms(partition, common.phase)
+        plan = common.for_client(terms)
+        values = unpack(payload, self._expected(partition, plan, terms.num_examples))
+        report.payloads[partition] = payload
+        return decode(values, plan.frame)
+
+    def paid(self, reply: Message, partition: int, common: RoundPlan, report: RoundReport) -> bytes:
+        """The payload of a reply whose client was charged for it; its bytes are entered in the report.
+
+        Raises for an error and, from a deployed client, for a ledger without the announced entry.
+        """
+        payload = self.payload(reply, report)
         report.uplink_messages += 1
-        report.uplink_bytes += len(payload)
         terms = self.terms(partition, common.phase)
         plan = common.for_client(terms)
         if self.copies is not None:
             self.copies.take(partition, read_news(reply.content))
             self.copies.insist(partition, plan.round, plan.charge(terms.num_examples))
-        values = unpack(payload, self._expected(partition, plan, terms.num_examples))
-        report.payloads[partition] = payload
-        return decode(values, plan.frame)
+        return payload
+
+    def payload(self, reply: Message, report: RoundReport) -> bytes:
+        """The payload of a reply; its bytes are entered in the report. Raises for an error, or for no payload."""
+        if reply.has_error():
+            raise RuntimeError(f"[{reply.error.code}] {reply.error.reason}")
+        payload = read_update(reply.content)
+        report.uplink_bytes += len(payload)
+        return payload
 
     def terms(self, partition: int, phase: Phase) -> ClientTerms:
         """The client's terms in a phase."""

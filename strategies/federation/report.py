@@ -10,11 +10,12 @@ A reply that was rejected, or reports an error, has no values.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from flwr.app import Message, RecordDict
+from torch import Tensor
 
 from fedlsg.payload import value_bytes
 from fedlsg.state import RoundPlan
@@ -64,6 +65,10 @@ class RoundReport:
     downlink_bytes_wire: int = 0
     sent: list[Sent] = field(default_factory=list)
     seconds: float = 0.0
+    count_values: Callable[[bytes], int] = value_bytes
+    """Bytes of the values in a payload."""
+    total: Tensor | None = None
+    """What a secure sum revealed, as one flat vector."""
 
     def so_far(self, direction: Direction) -> tuple[int, int]:
         """Payload and wire bytes counted until now."""
@@ -79,12 +84,12 @@ class RoundReport:
     def list_reply(self, client: int, before: tuple[int, int]) -> None:
         """The same for a reply that was accepted or rejected."""
         accepted = client in self.payloads and client not in self.rejected
-        self.list_message(client, "up", before, value_bytes(self.payloads[client]) if accepted else 0)
+        self.list_message(client, "up", before, self.count_values(self.payloads[client]) if accepted else 0)
 
-    def count_down(self, client: int, message: Message) -> None:
-        """Count and list what was sent to a client."""
+    def count_down(self, client: int, message: Message, *, stage: bool = False) -> None:
+        """Count and list what was sent to a client. ``stage``: it has no part of the model."""
         before = self.so_far("down")
-        self.downlink_messages += 1
+        self.downlink_messages += not stage
         self.downlink_bytes += payload_size(message.content)
         self.downlink_bytes_wire += wire_size(message)
         self.list_message(client, "down", before, announced_values(message.content))

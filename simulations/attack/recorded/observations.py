@@ -25,7 +25,7 @@ from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
 from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
-from simulations.rundir.updates import payload_files, read_frame, round_folder
+from simulations.rundir.updates import payload_files, read_frame, round_folder, sum_file
 from simulations.settings.run import Device, Settings
 from simulations.workloads import Progress, silent
 
@@ -42,6 +42,8 @@ class Record:
 
     def pick(self, round: int, threat: ThreatModel) -> list[Observation]:
         """Observations of one round under the threat model: one a client, or one of the sum of all."""
+        if self.base.sums is not None:
+            return [self.observed_sum(round)]
         each = [self.observation(round, client) for client in sorted(self.payloads[round])]
         return each if threat.view == "client" else [summed(each)]
 
@@ -71,13 +73,35 @@ class Record:
             clients=(client,),
         ).to("cpu")
 
+    def observed_sum(self, round: int) -> Observation:
+        """What a secure sum revealed of the clients of a round: all that the server reads. ValueError if it has none."""
+        clients = self._answered(round)
+        if not clients:
+            raise ValueError(f"round {round} of {self.run.path} revealed no sum: it was given up")
+        model, path = self.model_of(round), sum_file(self.run.path, round)
+        plan = self.plan(round, clients[0], model)
+        assert plan.release is not None
+        try:
+            values = torch.from_numpy(sealed.load_array(path))
+        except (OSError, ValueError, EOFError, TypeError) as error:
+            raise ValueError(f"{path}: cannot read the sum of round {round}: {error}") from None
+        return Observation(
+            model=model, loss_fn=cross_entropy, frame=plan.frame, values=values.float(), mechanism=plan.mechanism,
+            local=plan.local, noise_std=plan.release.noise_std(len(clients)), round=round, clients=clients,
+        ).to("cpu")  # fmt: skip
+
+    def _answered(self, round: int) -> tuple[int, ...]:
+        """The clients whose values were used in a round."""
+        rows = [row for row in self.run.read_rounds() if int(row["round"]) == round]
+        return tuple(int(client) for client in rows[0]["answered"].split()) if rows else ()
+
     def plan(self, round: int, client: int, model: nn.Module) -> RoundPlan:
         """The round as the client derived it, by the public model of the round and the terms in its ledger.
 
         Raises ValueError for a damaged file, or a ledger without an entry of the round.
         """
         state = replace(self._start, model=model)
-        plan = plan_round(state.method, round, self._frame(state, round), self.base.local)
+        plan = plan_round(state.method, round, self._frame(state, round), self.base.local, self.base.sums)
         return plan.for_client(self._terms(round, client, len(plan.frame.blocks)))
 
     def expected(self, plan: RoundPlan, client: int) -> Expected:
@@ -173,10 +197,13 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
     settings = run.read_config()
     if not payload_files(run.path):
         raise ValueError(f"{path} holds no recorded updates; {RECORD}")
-    if settings.trust == "aggregate" and threat.view == "client":
+    if settings.trust != "client" and threat.view == "client":
+        unseen = (
+            "is assumed to see a single payload" if settings.trust == "aggregate" else "can unmask a single payload"
+        )
         raise ValueError(
-            "this run has trust=aggregate: one payload has too small a share of the noise, and nobody is assumed to "
-            "see a single payload; attack the sum with --view aggregate"
+            f"this run has trust={settings.trust}: one payload has too small a share of the noise, and nobody {unseen}; "
+            "attack the sum with --view aggregate"
         )
     record = load_record(run, progress=progress)
     base = record.base

@@ -1,0 +1,136 @@
+"""A release of a secure sum: what its clients and its server must agree on, derived from public constants.
+
+clients    encode(clipped sum)      rotate, divide by the step, discrete Gaussian around the real value, mod 2^b
+server     decode(sum mod 2^b)      multiply by the step, rotate back
+ledger     log_ratio                how far the sum is from the Gaussian mechanism that is charged
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from fedlsg.discrete.bound import rounding_deviation
+from fedlsg.discrete.event import charge
+from fedlsg.discrete.grid import DiscreteGrid, decode, encode, largest_plain, most_examples, plan_grid
+from fedlsg.discrete.rotation import largest_rotated, random_signs, rotate, unrotate
+from fedlsg.privacy.mechanism import Mechanism
+from fedlsg.randomness import SecretStream, public_generator
+
+LEAST_STEPS = 4
+"""Grid steps in the deviation of one client's noise, at least."""
+LARGEST_EPSILON = 20.0
+"""The deviation of the rounding is planned as if this were the epsilon: it then depends on no target."""
+MOST_EXAMPLES = 10**6
+"""Training examples of a client: the rounding of its sum in float64 is bounded for so many."""
+MARGIN = 1e-7
+"""Relative noise on top, which covers that rounding."""
+WRAPS = 1e-9
+"""Probability that a coordinate of a round's sum wraps around. It would cost accuracy, never privacy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumTerms:
+    """Public constants of the secure sums of a run.
+
+    ``clients``: K, selected in a round. ``min_survivors``: m, the fewest in a sum. ``colluders``: t, clients that may
+    show the server all that they know. ``expected_examples``: of a round, over all clients. ``releases``: T, rounds.
+    Raises ValueError without an honest survivor: t < m <= K.
+    """
+
+    clients: int
+    min_survivors: int
+    colluders: int
+    expected_examples: float
+    releases: int
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.colluders < self.min_survivors <= self.clients:
+            raise ValueError(
+                f"expected 0 <= colluders={self.colluders} < min_survivors={self.min_survivors} <= {self.clients} "
+                "clients: noise of honest survivors is what counts"
+            )
+
+    @property
+    def contributors(self) -> int:
+        """h = m - t, the honest clients that are certain to be in a sum: they make all of its noise."""
+        return self.min_survivors - self.colluders
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """One sum of ``values`` coordinates.
+
+    ``grid``: of the integers. ``log_ratio``: Lambda of this release (docs/discrete-noise.md): its privacy loss is that
+    of the Gaussian mechanism up to this.
+    """
+
+    values: int
+    grid: DiscreteGrid
+    log_ratio: float
+
+    def encode(
+        self, total: Float[Tensor, " values"], stream: SecretStream, *, seed: int, round: int
+    ) -> Int64[Tensor, " values"]:
+        """A client's integers in [0, 2^bits): its clipped sum, rotated, with its share of the noise.
+
+        Guarantee: the noise is drawn around the real sum; nothing of the sum is rounded before it.
+        """
+        return encode(rotate(total, self._signs(seed, round)), self.grid, stream)
+
+    def decode(self, total: Int64[Tensor, " values"], *, seed: int, round: int) -> Float64[Tensor, " values"]:
+        """The clients' sum with noise, from the sum of their integers modulo 2^bits."""
+        return unrotate(decode(total, self.grid), self._signs(seed, round))
+
+    def noise_std(self, clients: int) -> float:
+        """Deviation of the noise in each coordinate of a sum of so many clients."""
+        return float(self.grid.share) * self.grid.step * math.sqrt(clients)
+
+    def _signs(self, seed: int, round: int) -> Tensor:
+        return random_signs(self.values, public_generator(seed, "rotation", round))
+
+
+@lru_cache(maxsize=16)
+def plan_release(terms: SumTerms, mechanism: Mechanism, *, values: int, blocks: int) -> Release:
+    """The release of a round in which clients send ``values`` coordinates of ``blocks`` blocks under ``mechanism``.
+
+    ``mechanism.noise_share`` is 1 / sqrt(h), so that ``noise_std`` is one client's share of the sum's noise.
+    Guarantee: the noise multiplier of the sum, with the rounding taken off and the error of float64 added to the
+    sensitivity, is at least ``mechanism.effective_noise_multiplier(blocks)``.
+    Raises ValueError for a mechanism that is not private, or a sum that needs more than 52 bits.
+    """
+    if not mechanism.private:
+        raise ValueError(f"expected a private mechanism, got {mechanism.kind!r}: a secure sum has noise of its own")
+    if not math.isclose(mechanism.noise_share**2 * terms.contributors, 1.0, rel_tol=1e-9):
+        raise ValueError(f"expected noise_share = 1 / sqrt({terms.contributors}), got {mechanism.noise_share}")
+    sensitivity, honest = mechanism.sensitivity(blocks), terms.contributors
+    rounding = rounding_deviation(
+        [float(LEAST_STEPS)] * honest, values=values, steps=terms.releases, epsilon=LARGEST_EPSILON, delta=terms.delta
+    )
+    examples = most_examples(terms.expected_examples, MOST_EXAMPLES * terms.clients, WRAPS)
+    grid = plan_grid(
+        noise_std=mechanism.noise_multiplier * mechanism.clip_norm * (1 + MARGIN),
+        contributors=honest,
+        clients=terms.clients,
+        largest_sum=min(largest_plain(sensitivity, examples), largest_rotated(sensitivity, examples, values, WRAPS)),
+        values=values,
+        rounding=rounding,
+    )
+    charged = charge(
+        grid=grid, rounding=rounding, sensitivity=sensitivity, largest_batch=MOST_EXAMPLES, sample_rate=1.0, steps=1,
+        values=values,
+    )  # fmt: skip
+    if charged.event.noise_multiplier < mechanism.effective_noise_multiplier(blocks):
+        raise ValueError(f"{values} values: float64 rounds more than the margin of {MARGIN} covers")
+    return Release(values=values, grid=grid, log_ratio=charged.log_ratio)
+
+
+def most_log_ratio(terms: SumTerms) -> float:
+    """An upper bound of the sum of ``Release.log_ratio`` over all releases of a run, known before any frame is.
+
+    ``rounding_deviation`` keeps (1 + e^epsilon) T d tau below 1e-6 delta, and Lambda is at most 5 T d tau.
+    """
+    return 5e-6 * terms.delta / (1 + math.exp(LARGEST_EPSILON)) * (1 + 1e-9)

@@ -1,0 +1,114 @@
+"""A client's part in a secure sum. Its secrets are in the state of its own Flower Context, and in no message.
+
+Order, which the privacy claim rests on: what can be refused is refused, the ledger is charged, the batch is clipped,
+noise on the grid is drawn, the sum is masked, the state is written, and only then do masked values leave. A stage that
+is asked for again gets the answer that it got; another attempt gets fresh noise and is charged again.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+from torch import Tensor
+
+from fedlsg.secure_sum import Client, Terms, reproducible_root, secret_root
+from fedlsg.secure_sum import SecureSumError as ProtocolError
+from fedlsg.state import RoundPlan, select_clients
+from fedlsg.training.client import AddNoise
+from simulations.grids.refusals import SecureSumRefusedError
+from simulations.plan.base import Base
+from strategies.federation.secure_wire import KEYS, MASKED, SHARES, UNMASK, Stage, read_stage
+
+RECORD = "secure sum"
+
+
+def answer_stage(base: Base, partition: int, content: RecordDict, state: RecordDict) -> bytes:
+    """The answer to a stage without values: keys, shares, or shares for the survivors.
+
+    Raises SecureSumRefusedError for terms that are not those of the run, and for what the protocol forbids.
+    """
+    stage = read_stage(content)
+    try:
+        terms = _terms(base, stage, partition)
+        if stage.name == KEYS:
+            client = _begin(base, terms, partition, state)
+            answer = client.keys()
+        else:
+            client = _restore(terms, partition, state)
+            answer = client.shares(stage.message) if stage.name == SHARES else client.unmask(stage.message)
+    except (ProtocolError, KeyError) as error:
+        raise SecureSumRefusedError(f"secure sum, stage {stage.name}: {error}") from None
+    _store(client, state)
+    return answer
+
+
+def masked_values(
+    base: Base,
+    plan: RoundPlan,
+    partition: int,
+    content: RecordDict,
+    state: RecordDict,
+    train: Callable[[AddNoise], Tensor],
+) -> bytes:
+    """The masked values of a round. ``train`` charges the ledger, and gives the integers that the noise leaves.
+
+    Called for an attempt that was answered, it returns that answer, and nothing is charged.
+    Raises as ``answer_stage`` does, before anything is charged.
+    """
+    stage, release = read_stage(content), plan.release
+    assert release is not None
+    try:
+        if stage.name != MASKED or stage.round != plan.round:
+            raise ProtocolError(f"expected stage {MASKED!r} of round {plan.round}, got {stage.name!r} of {stage.round}")
+        if (stage.length, stage.bits) != (release.values, release.grid.bits):
+            raise ProtocolError(
+                f"expected {release.values} values of {release.grid.bits} bits, the server says {stage.length} of "
+                f"{stage.bits}"
+            )
+        client = _restore(_terms(base, stage, partition), partition, state)
+        if client.stage not in (KEYS, SHARES, MASKED):
+            return client.masked(np.zeros(stage.length, dtype=np.int64))  # the stored answer, whatever the values
+        client.accept(stage.message)
+    except (ProtocolError, KeyError) as error:
+        raise SecureSumRefusedError(f"secure sum, stage {stage.name}: {error}") from None
+    seed = base.settings.seed
+    values = train(lambda total, mechanism, stream: release.encode(total, stream, seed=seed, round=plan.round))
+    message = client.masked(values.numpy())
+    _store(client, state)
+    return message
+
+
+def _terms(base: Base, stage: Stage, partition: int) -> Terms:
+    """The terms of an attempt. Refused: other clients than the public schedule selects, terms that no graph fits."""
+    sums, s = base.sums, base.settings
+    if sums is None:
+        raise ProtocolError(f"this run has trust={s.trust}, and no secure sum")
+    selected = select_clients(s.clients, s.clients_per_round, round=stage.round, seed=s.seed)
+    if stage.clients != tuple(sorted(selected)):
+        raise ProtocolError(f"expected the clients that round {stage.round} selects, got {list(stage.clients)}")
+    try:
+        return stage.terms(sums)
+    except ValueError as error:
+        raise ProtocolError(str(error)) from None
+
+
+def _begin(base: Base, terms: Terms, partition: int, state: RecordDict) -> Client:
+    """The client of an attempt, with new secrets unless it has begun; those of an earlier attempt are forgotten."""
+    if RECORD in state.config_records and state.config_records[RECORD]["terms"] == terms.digest:
+        return _restore(terms, partition, state)
+    s = base.settings
+    labels = (*base.stream, "secure sum", partition, terms.round, terms.attempt)
+    return Client(terms, partition, reproducible_root(s.seed, *labels) if s.reproducible else secret_root())
+
+
+def _restore(terms: Terms, partition: int, state: RecordDict) -> Client:
+    record = state.config_records.get(RECORD)
+    if record is None or record["terms"] != terms.digest:
+        raise ProtocolError("this client has not announced keys for this attempt, or has restarted since")
+    stored = record["state"]
+    assert isinstance(stored, bytes)
+    return Client.restore(terms, partition, stored)
+
+
+def _store(client: Client, state: RecordDict) -> None:
+    state[RECORD] = ConfigRecord({"terms": client.terms.digest, "state": client.export()})

@@ -1,0 +1,135 @@
+"""The messages of a round under a secure sum: four stages, after which the server knows the clients' sum alone.
+
+    begin      "keys" and "shares" are asked for; the announcements that it returns are stage "masked"
+    collect    the masked values are added, and "unmask" is asked for
+A client that is silent, or whose message is refused, has dropped out. With too few of them the round is given up:
+nothing is revealed, and who sent masked values stays charged.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from logging import WARNING
+from typing import Any
+
+import torch
+from flwr.app import Message, MessageType, RecordDict
+from flwr.common.logger import log
+
+from fedlsg.discrete import SumTerms
+from fedlsg.secure_sum import GivenUp, Server, Total
+from fedlsg.secure_sum.packing import packed_bytes
+from fedlsg.state import RoundPlan
+from strategies.federation.exchange import Exchange, Received
+from strategies.federation.replica_wire import Records
+from strategies.federation.secure_wire import KEYS, MASKED, SHARES, UNMASK, Stage, write_stage
+
+
+class SecureExchange(Exchange):
+    """What is sent and received in the current round; an attempt at a secure sum each time that it is sent."""
+
+    _server: Server
+    _stage: Stage
+    _deliveries: Mapping[int, bytes]
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        settings = self.expectations.settings
+        seed = f"reproducible run {self.expectations.state.seed}".encode()
+        self._run = hashlib.sha256(seed).digest() if settings.reproducible else secrets.token_bytes(32)
+        self._attempts = 0
+
+    def begin(self, plan: RoundPlan, selected: Sequence[int]) -> list[Message]:
+        """Keys and shares of the selected clients; then the announcements for those that are still there."""
+        self._open(plan, selected)
+        self._start_attempt(plan, selected)
+        sent = self._server.rosters(self._ask(KEYS, dict.fromkeys(selected, b"")).items())
+        if not isinstance(sent, GivenUp):
+            sent = self._server.deliveries(self._ask(SHARES, sent).items())
+        self._explain(sent, selected)
+        self._deliveries = {} if isinstance(sent, GivenUp) else sent
+        return self._announce_to(sorted(self._deliveries))
+
+    def collect(self, replies: Iterable[Message]) -> Received:
+        """The clients' sum, or nothing where the round is given up."""
+        if not self._deliveries:
+            return Received()
+        masked: dict[int, bytes] = self._collect(replies)
+        requests = self._server.requests(masked.items())
+        if isinstance(requests, GivenUp):
+            outcome: Total | GivenUp = requests
+        else:
+            outcome = self._server.total(self._ask(UNMASK, requests).items())
+        self._explain(outcome, masked)
+        return self._received(outcome) if isinstance(outcome, Total) else Received()
+
+    @property
+    def worth_repeating(self) -> bool:
+        """Whether replies were lost, and nobody was charged: another attempt would charge those once more."""
+        return super().worth_repeating and not self.report.payloads
+
+    def _received(self, total: Total) -> Received:
+        """The sum in the units of the values. Who answered all but the last stage is in it."""
+        clients = sorted(total.survivors)
+        for client in clients:
+            self.report.rejected.pop(client, None)
+        release = self.plan.release
+        assert release is not None
+        words = torch.from_numpy(total.values.astype("int64"))
+        values = release.decode(words, seed=self.expectations.state.seed, round=self.plan.round)
+        self.report.total = values
+        return Received(clients=clients, updates=[values], noise_std=release.noise_std(len(clients)))
+
+    def _start_attempt(self, plan: RoundPlan, selected: Sequence[int]) -> None:
+        release = plan.release
+        assert release is not None
+        self._stage = Stage(
+            name=KEYS, run=self._run, round=plan.round, attempt=self._attempts, clients=tuple(sorted(selected)),
+            length=release.values, bits=release.grid.bits,
+        )  # fmt: skip
+        self._attempts += 1
+        self._server = Server(self._stage.terms(self._sums))
+        size = packed_bytes(release.values, release.grid.bits)
+        self.report.count_values = lambda payload: min(size, len(payload))
+
+    @property
+    def _sums(self) -> SumTerms:
+        sums = self.expectations.settings.sums
+        assert sums is not None
+        return sums
+
+    def _ask(self, name: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+        """The answers to a stage that asks for no values, by client."""
+        nodes = {client: self.roster.node(client) for client in messages}
+        group = str(self.plan.round)
+        stages = {client: replace(self._stage, name=name, message=message) for client, message in messages.items()}
+        self._sent = [
+            (client, Message(write_stage(RecordDict(), stages[client]), node, MessageType.TRAIN, group_id=group))
+            for client, node in nodes.items()
+            if node is not None
+        ]
+        answers = self._read(self._send([message for _, message in self._sent]), stage=True)
+        return {client: answers[client] for client in sorted(answers)}
+
+    def _announce(self, partition: int, node: int, records: Records) -> Message:
+        message = super()._announce(partition, node, records)
+        write_stage(message.content, replace(self._stage, name=MASKED, message=self._deliveries[partition]))
+        return message
+
+    def _accept(self, reply: Message, partition: int, *, stage: bool) -> Any:
+        """The payload: keys, shares, masked values or an answer. The protocol's server reads and checks it."""
+        if stage:
+            return self.expectations.payload(reply, self.report)
+        payload = self.expectations.paid(reply, partition, self.plan, self.report)
+        self.report.payloads[partition] = payload
+        return payload
+
+    def _explain(self, outcome: object, clients: Iterable[int]) -> None:
+        """Enter into the report whom the protocol refused, and why these clients worked for nothing."""
+        for client, why in self._server.refused.items():
+            self.report.rejected.setdefault(client, why)
+        if isinstance(outcome, GivenUp):
+            log(WARNING, "round %d: %s", self.plan.round, outcome)
+            for client in clients:
+                self.report.rejected.setdefault(client, str(outcome))

@@ -1,0 +1,75 @@
+"""The stages of a secure sum as Flower records; ``fedlsg.secure_sum`` has the protocol.
+
+server -> client   the terms of the attempt, the stage, and the protocol's message for it
+                   [stage "masked": next to the announcement of the round, whose values are asked for]
+client -> server   the protocol's answer, as the payload of an update
+"""
+
+from dataclasses import dataclass
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedlsg.discrete import SumTerms
+from fedlsg.secure_sum import Terms
+
+TERMS, MESSAGE = "secure sum", "secure sum message"
+KEYS, SHARES, MASKED, UNMASK = STAGES = ("keys", "shares", "masked", "unmask")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One message of the server. ``run``, ``round``, ``attempt``, ``clients``, ``length``, ``bits``: see ``Terms``."""
+
+    name: str
+    run: bytes
+    round: int
+    attempt: int
+    clients: tuple[int, ...]
+    length: int
+    bits: int
+    message: bytes = b""
+
+    def terms(self, sums: SumTerms) -> Terms:
+        """The terms of the attempt; thresholds are those of the reader's own settings. Raises ValueError as they do."""
+        return Terms(
+            run=self.run, round=self.round, attempt=self.attempt, clients=self.clients,
+            min_survivors=sums.min_survivors, colluders=sums.colluders, length=self.length, bits=self.bits,
+        )  # fmt: skip
+
+
+def write_stage(content: RecordDict, stage: Stage) -> RecordDict:
+    """Add a stage to a message; returns the message."""
+    content[TERMS] = ConfigRecord(
+        {
+            "stage": stage.name, "run": stage.run, "round": stage.round, "attempt": stage.attempt,
+            "clients": list(stage.clients), "length": stage.length, "bits": stage.bits,
+        }
+    )  # fmt: skip
+    data = Array(dtype="uint8", shape=(len(stage.message),), stype="raw", data=stage.message)
+    content[MESSAGE] = ArrayRecord({"message": data})
+    return content
+
+
+def stage_of(content: RecordDict) -> str | None:
+    """The name of the stage of a message, None without one."""
+    record = content.config_records.get(TERMS)
+    return None if record is None else str(record["stage"])
+
+
+def read_stage(content: RecordDict) -> Stage:
+    """The stage of a message. Raises KeyError or ValueError for anything else."""
+    record = content.config_records[TERMS]
+    run, clients, name = record["run"], record["clients"], record["stage"]
+    if name not in STAGES or not isinstance(run, bytes) or not isinstance(clients, list):
+        raise ValueError(f"expected a stage among {STAGES} with its terms, got {name!r}")
+    numbers = {key: _whole(record[key], key) for key in ("round", "attempt", "length", "bits")}
+    return Stage(
+        name=str(name), run=run, clients=tuple(_whole(client, "client") for client in clients),
+        message=content.array_records[MESSAGE]["message"].data, **numbers,
+    )  # fmt: skip
+
+
+def _whole(value: object, name: str) -> int:
+    if type(value) is not int:
+        raise ValueError(f"expected a whole number {name}, got {value!r}")
+    return value
