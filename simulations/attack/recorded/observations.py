@@ -74,7 +74,7 @@ class Record:
         ).to("cpu")
 
     def observed_sum(self, round: int) -> Observation:
-        """What a secure sum revealed of the clients of a round: all that the server reads. ValueError if it has none."""
+        """What a secure sum revealed of a round: all that the server can read. Raises ValueError if it was given up."""
         clients = self._answered(round)
         if not clients:
             raise ValueError(f"round {round} of {self.run.path} revealed no sum: it was given up")
