@@ -1,7 +1,7 @@
 """updates/: what a run records with ``record_updates``, so that a payload can be read without the model.
 
     round-000001/client-000000.bin    a payload as it was sent
-    round-000001/sum.npy              the sum of the clients' values, if a secure sum revealed it; payloads are masked then
+    round-000001/sum.npy              under trust=secure: the sum of the clients' values; payloads are masked
     round-000001/frame.json           its coordinates: parameters and blocks, in the order of the flat vector
     round-000001/frame.npz            kept: a bit a coordinate; L/NAME, R/NAME: carriers of a parameter
     round-000001/weights.npy          public weights at the start of the round, flat

@@ -198,12 +198,10 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
     if not payload_files(run.path):
         raise ValueError(f"{path} holds no recorded updates; {RECORD}")
     if settings.trust != "client" and threat.view == "client":
-        unseen = (
-            "is assumed to see a single payload" if settings.trust == "aggregate" else "can unmask a single payload"
-        )
+        unseen = "is assumed to see a single payload" if settings.trust == "aggregate" else "can unmask one"
         raise ValueError(
-            f"this run has trust={settings.trust}: one payload has too small a share of the noise, and nobody {unseen}; "
-            "attack the sum with --view aggregate"
+            f"this run has trust={settings.trust}: one payload has too small a share of the noise, and nobody "
+            f"{unseen}; attack the sum with --view aggregate"
         )
     record = load_record(run, progress=progress)
     base = record.base
