@@ -93,7 +93,9 @@ def events_of(base: Base, terms: ClientTerms, blocks: int) -> list[Event]:
     """The ledger of a client that always takes part: its training steps, and the pruning round."""
     mechanism = terms.mechanism(base.method.mechanism)
     effective = mechanism.effective_noise_multiplier(blocks) if mechanism.private else mechanism.noise_multiplier
-    events = [Event(sample_rate=terms.sample_rate, noise_multiplier=effective, steps=max(base.steps))]
+    log_ratio = 0.0 if base.sums is None else most_log_ratio(base.sums)
+    steps = max(base.steps)
+    events = [Event(sample_rate=terms.sample_rate, noise_multiplier=effective, steps=steps, log_ratio=log_ratio)]
     if terms.prune_noise_multiplier:
         events.append(Event(sample_rate=1.0, noise_multiplier=terms.prune_noise_multiplier, steps=1))
     return events

@@ -143,7 +143,7 @@ def test_two_hospitals_and_a_server_that_sees_their_sum_alone(tmp_path):
     summary = run(tmp_path, "run", record_updates=True, **SECURE)
     check_copies(tmp_path, "run")
     assert summary["secure_sum"] == {"clients": 2, "min_survivors": 2, "colluders": 0, "contributors": 2}
-    assert (summary["private"], summary["updates"], summary["empty_rounds"]) == (True, 3, 0)
+    assert (summary["private"], summary["rounds"], summary["empty_rounds"]) == (True, 3, 0)
     entries = Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries
     assert [entry.attempt for entry in entries] == [0, 0, 0]
     assert all(entry.log_ratio > 0 for entry in entries)
