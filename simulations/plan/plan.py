@@ -17,6 +17,7 @@ from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier
 from fedlsg.accounting.population import front
 from fedlsg.carriers import carried_parameters
 from fedlsg.discrete import most_log_ratio
+from fedlsg.discrete.release import MOST_EXAMPLES
 from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_independent
 from fedlsg.state import ClientTerms
@@ -68,6 +69,10 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
     s, mechanism = base.settings, base.method.mechanism
     if mechanism.private:
         check_delta(s.delta, max(base.sizes))
+    if base.sums is not None and max(base.sizes) > MOST_EXAMPLES:
+        raise ValueError(
+            f"trust=secure is planned for clients of {MOST_EXAMPLES:,} examples, one has {max(base.sizes):,}"
+        )
     blocks = count_blocks(base)
     terms = []
     # Noise for a larger rate is enough for a smaller one: beyond SHARED different rates, clients share it.

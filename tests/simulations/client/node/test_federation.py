@@ -165,6 +165,6 @@ def test_a_client_without_its_keys_drops_out_and_is_not_charged(tmp_path, monkey
         return kept(self, messages, timeout)
 
     monkeypatch.setattr(DeployedGrid, "deliver", forgetful)
-    with pytest.raises(RuntimeError, match="no valid update in 3 rounds in a row.*has not announced keys"):
+    with pytest.raises(RuntimeError, match=r"no valid update in 3 rounds in a row.*has not announced keys"):
         run(tmp_path, "run", **SECURE)
     assert not Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries
