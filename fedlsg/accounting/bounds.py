@@ -20,9 +20,14 @@ from fedlsg.accounting.events import (
     canonical,
     checked_delta,
     checked_epsilon,
+    checked_log_ratio,
     checked_noise_multiplier,
     checked_sample_rate,
     checked_steps,
+    raised,
+    smaller_delta,
+    split,
+    sum_up,
 )
 
 ACCOUNTANTS = ("prv", "pld")
@@ -53,12 +58,18 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
     that the true epsilon is not above its own. Below `SMALLEST_DELTA` it is the Renyi bound ("renyi").
     No events, no release: 0. ``accountants=("pld",)`` suffices for a progress display; the reported number takes both.
 
-    Raises: ValueError for a setting out of range; AccountingError if no accountant certifies a finite epsilon.
+    Events with a Lambda: the accountants are asked at delta e^-Lambda, Lambda the sum of all, and 2 Lambda is added to
+    every ``estimate`` and ``upper``. ``lower`` is then what they say of the Gaussian mechanisms at delta e^-Lambda. It
+    is no lower bound of the release.
+
+    Raises: ValueError for a setting out of range; AccountingError if no accountant certifies a finite epsilon, or if
+    Lambda is so large that delta e^-Lambda is no normal float.
     """
     delta = checked_delta(delta)
     if not accountants or not set(accountants) <= set(ACCOUNTANTS):
         raise ValueError(f"expected {accountants=} among {ACCOUNTANTS}")
-    merged = canonical(events)
+    plain, log_ratio = split(events)
+    merged, delta = canonical(plain), smaller_delta(delta, log_ratio)
     if not merged:
         return EpsilonBound(lower=0.0, estimate=0.0, upper=0.0, accountant="none", intervals={}, failures={})
     intervals: dict[str, Interval] = {}
@@ -77,6 +88,7 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
     if disagreement := _disagreement(intervals):
         failures["agreement"] = disagreement
     name = max(intervals, key=lambda name: intervals[name].upper)
+    intervals = {name: _raised(interval, log_ratio) for name, interval in intervals.items()}
     best = intervals[name]
     return EpsilonBound(
         lower=best.lower,
@@ -90,26 +102,36 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
 
 @lru_cache(maxsize=256)
 def calibrate_noise_multiplier(
-    *, epsilon: float, delta: float, sample_rate: float, steps: int, besides: tuple[Event, ...] = ()
+    *,
+    epsilon: float,
+    delta: float,
+    sample_rate: float,
+    steps: int,
+    besides: tuple[Event, ...] = (),
+    log_ratio: float = 0.0,
 ) -> float:
     """Smallest sigma whose reported epsilon (both accountants, upper bound) is within ``epsilon``.
 
     ``sample_rate``: q in (0, 1]; ``steps``: T; sigma is the noise's standard deviation over the L2 sensitivity.
     ``besides`` are events on the same examples at noise of their own (a pruning round): the epsilon is that of the
-    composition of the steps with them, which is less than the sum of the two epsilons.
+    composition of the steps with them, which is less than the sum of the two epsilons. ``log_ratio``: Lambda of all
+    ``steps`` together.
 
     Guarantee: ``epsilon(noise_multiplier=sigma, ...).upper <= epsilon`` (``compose`` of all events) for the returned
-    sigma, and a sigma smaller by 1e-4 of it exceeds the target. The root is found on the cheap accountant, then moved
-    along its slope until both agree.
+    sigma, with every Lambda included, and a sigma smaller by 1e-4 of it exceeds the target. The root is found on the
+    cheap accountant, then moved along its slope until both agree.
 
     Raises: ValueError for a setting out of range; AccountingError for a target that no sigma in [0.05, 1e6]
-    meets, or that is met without noise.
+    meets, or that is met without noise, or that 2 Lambda alone exceeds.
     """
     target, delta = checked_epsilon(epsilon), checked_delta(delta)
-    q, steps = checked_sample_rate(sample_rate), checked_steps(steps)
+    q, steps, log_ratio = checked_sample_rate(sample_rate), checked_steps(steps), checked_log_ratio(log_ratio)
 
     def events(sigma: float) -> list[Event]:
-        return [Event(sample_rate=q, noise_multiplier=sigma, steps=steps), *besides]
+        return [Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=log_ratio), *besides]
+
+    if (added := raised(0.0, split(events(1.0))[1])) >= target:
+        raise AccountingError(f"{epsilon=} is not above {added:.3g}, what discrete noise adds: take a finer grid")
 
     try:
         return smallest_sigma(
@@ -121,10 +143,17 @@ def calibrate_noise_multiplier(
 
 @lru_cache(maxsize=256)
 def max_steps(
-    *, epsilon: float, delta: float, sample_rate: float, noise_multiplier: float, besides: tuple[Event, ...] = ()
+    *,
+    epsilon: float,
+    delta: float,
+    sample_rate: float,
+    noise_multiplier: float,
+    besides: tuple[Event, ...] = (),
+    log_ratio: float = 0.0,
 ) -> int:
     """Largest number of steps whose reported epsilon, with ``besides``, is within ``epsilon``; 0 where one exceeds it.
 
+    ``log_ratio``: Lambda of one step; n steps have n times as much.
     Guarantee: n steps are within the budget and n + 1 are not (or n is the search's end, 10^8). What no
     accountant certifies counts as beyond the budget.
 
@@ -132,9 +161,11 @@ def max_steps(
     """
     target, delta = checked_epsilon(epsilon), checked_delta(delta)
     q, sigma = checked_sample_rate(sample_rate), checked_noise_multiplier(noise_multiplier)
+    each = checked_log_ratio(log_ratio)
 
     def events(steps: int) -> list[Event]:
-        return [Event(sample_rate=q, noise_multiplier=sigma, steps=steps), *besides]
+        whole = Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=sum_up([steps * each]))
+        return [whole, *besides]
 
     return largest_steps(
         lambda steps: _cheap_or_inf(events(steps), delta), lambda steps: upper_or_inf(events(steps), delta), target
@@ -177,12 +208,19 @@ def _disagreement(intervals: dict[str, Interval]) -> str:
     )
 
 
+def _raised(interval: Interval, log_ratio: float) -> Interval:
+    """``estimate`` and ``upper`` with 2 Lambda."""
+    estimate, upper = raised(interval.estimate, log_ratio), raised(interval.upper, log_ratio)
+    return Interval(lower=interval.lower, estimate=estimate, upper=upper)
+
+
 def _cheap_or_inf(events: Sequence[Event], delta: float) -> float:
-    if delta < SMALLEST_DELTA:
-        return accountant_renyi.interval(canonical(events), delta).upper
+    plain, log_ratio = split(events)
     try:
-        bound: float = _library("pld").upper_bound(canonical(events), delta)
-        return bound
+        delta = smaller_delta(delta, log_ratio)
+        if delta < SMALLEST_DELTA:
+            return raised(accountant_renyi.interval(canonical(plain), delta).upper, log_ratio)
+        return raised(_library("pld").upper_bound(canonical(plain), delta), log_ratio)
     except AccountingError:
         return math.inf
 

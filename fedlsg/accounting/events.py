@@ -1,16 +1,22 @@
 """Privacy events and bounds: the input of an accountant, and its result.
 
 Symbols: q is ``sample_rate`` (Poisson inclusion probability of one example in one step), sigma is
-``noise_multiplier`` (standard deviation of the noise over the joint L2 sensitivity), T is ``steps``.
-Adjacency is add/remove of one example throughout; replacing one example counts as a removal and an addition
-and is not what these numbers bound.
+``noise_multiplier`` (standard deviation of the noise over the joint L2 sensitivity), T is ``steps``, Lambda is
+``log_ratio``. Adjacency is add/remove of one example throughout; replacing one example counts as a removal and an
+addition and is not what these numbers bound.
+
+Lambda is for releases that are only nearly these mechanisms (discrete noise, docs/discrete-noise.md). At every outcome
+the logarithm of the ratio of both laws is within +-Lambda. If the mechanisms are (epsilon, delta)-private, the releases
+are (epsilon + 2 Lambda, e^Lambda delta)-private. No accountant knows Lambda: ``split`` takes it out, ``smaller_delta``
+is what the accountants are asked at, and ``raised`` adds it to their answer.
 """
 
 import math
 import operator
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class AccountingError(ValueError):
@@ -23,19 +29,22 @@ class Event:
 
     ``noise_multiplier`` is the effective one: noise s.d. over the sensitivity of everything that is released
     in a step. A per-block clip that is entered with its per-block sigma understates epsilon; see the
-    mechanism that made the noise.
+    mechanism that made the noise. ``log_ratio`` is Lambda of all ``steps`` together, 0 for Gaussian noise.
 
-    Raises: ValueError unless 0 < q <= 1, sigma is finite and positive, and steps is an integer >= 1.
+    Raises: ValueError unless 0 < q <= 1, sigma is finite and positive, steps is an integer >= 1, and Lambda is finite
+    and not negative.
     """
 
     sample_rate: float
     noise_multiplier: float
     steps: int
+    log_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sample_rate", checked_sample_rate(self.sample_rate))
         object.__setattr__(self, "noise_multiplier", checked_noise_multiplier(self.noise_multiplier))
         object.__setattr__(self, "steps", checked_steps(self.steps))
+        object.__setattr__(self, "log_ratio", checked_log_ratio(self.log_ratio))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +66,8 @@ class EpsilonBound:
 
     ``accountant`` names whose interval this is: the one with the larger upper bound among those that
     answered. ``intervals`` holds every answer, ``failures`` the text of every accountant that failed, was
-    refused or was not called; its key "agreement" is set where two intervals exclude each other.
+    refused or was not called; its key "agreement" is set where two intervals exclude each other. Where events have a
+    Lambda, no ``lower`` is certified of the release: see ``compose``.
     """
 
     lower: float
@@ -73,7 +83,10 @@ def canonical(events: Iterable[Event]) -> tuple[Event, ...]:
 
     Equal (q, sigma) are merged. All q = 1 events become one: T Gaussian mechanisms compose to a single one
     with sigma = (sum T_i / sigma_i^2)^(-1/2), exactly (Dong, Roth & Su 2022, Cor. 3.3).
+
+    Raises: ValueError for an event with a Lambda, which would be lost: ``split`` comes first.
     """
+    events = check_plain(events)
     counts: dict[tuple[float, float], int] = defaultdict(int)
     for event in events:
         counts[event.sample_rate, event.noise_multiplier] += event.steps
@@ -86,6 +99,51 @@ def canonical(events: Iterable[Event]) -> tuple[Event, ...]:
     if precision > 0:
         merged.append(Event(sample_rate=1.0, noise_multiplier=precision**-0.5, steps=1))
     return tuple(merged)
+
+
+def split(events: Iterable[Event]) -> tuple[tuple[Event, ...], float]:
+    """The same events without Lambda, and the sum of their Lambdas, rounded up."""
+    events = tuple(events)
+    plain = tuple(replace(event, log_ratio=0.0) if event.log_ratio else event for event in events)
+    return plain, sum_up(event.log_ratio for event in events)
+
+
+def sum_up(log_ratios: Iterable[float]) -> float:
+    """The sum of Lambdas, rounded up; 0 if all are 0. At most the largest float: ``smaller_delta`` refuses that."""
+    try:
+        total = math.fsum(log_ratios)
+    except OverflowError:
+        total = math.inf
+    return min(math.nextafter(total, math.inf), sys.float_info.max) if total else 0.0
+
+
+def smaller_delta(delta: float, log_ratio: float) -> float:
+    """delta e^-Lambda, rounded down: where the accountants are asked, so that the whole is private at ``delta``.
+
+    Raises: AccountingError if that is not a normal float: Lambda is hundreds, and no epsilon means anything.
+    """
+    if not log_ratio:
+        return delta
+    smaller = delta * math.exp(-log_ratio) * (1 - 1e-15)
+    if not smaller >= sys.float_info.min:
+        raise AccountingError(
+            f"no epsilon is certified at {delta=} with {log_ratio=}: the noise is too far from Gaussian noise; take a"
+            " finer grid"
+        )
+    return smaller
+
+
+def raised(epsilon: float, log_ratio: float) -> float:
+    """epsilon + 2 Lambda, rounded up."""
+    return math.nextafter(epsilon + 2 * log_ratio, math.inf) if log_ratio else epsilon
+
+
+def check_plain(events: Iterable[Event]) -> tuple[Event, ...]:
+    """The events. Raises ValueError if one has a Lambda."""
+    events = tuple(events)
+    if any(event.log_ratio for event in events):
+        raise ValueError(f"expected events with log_ratio=0, got {events}: split them first, and add 2 log_ratio")
+    return events
 
 
 def checked_sample_rate(sample_rate: float) -> float:
@@ -113,6 +171,15 @@ def checked_steps(steps: int) -> int:
     if isinstance(steps, bool) or count < 1:
         raise ValueError(f"expected an integer {steps=} >= 1: an event without a step is left out, not entered")
     return count
+
+
+def checked_log_ratio(log_ratio: float) -> float:
+    if not 0 <= log_ratio < math.inf:
+        raise ValueError(
+            f"expected a finite {log_ratio=} >= 0: how far the logarithm of the ratio of the release's law and the"
+            " Gaussian one can be from 0; if it is infinite, take a finer grid"
+        )
+    return float(log_ratio)
 
 
 def checked_delta(delta: float) -> float:

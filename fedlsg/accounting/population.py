@@ -5,6 +5,8 @@ for every client with no larger q, no smaller sigma and no more steps. Of a set 
 those that no other client covers. The largest epsilon is that of the front of all. The median is bounded by the front
 of any half of them; a better choice of the half gives a closer bound.
 
+Where clients have a Lambda (``Event.log_ratio``), the largest one counts for all of them.
+
 A front is large where larger q come with larger sigma. Then its members are put into cells of a grid, 2^(k/n) for
 integers k, n points an octave: q and T move up to the next and sigma down, which can only raise epsilon. The cell with
 the largest bound is divided, along the finer grids of `LEVELS`, until it is a single client's own.
@@ -14,12 +16,12 @@ import heapq
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedlsg.accounting.bounds import ACCOUNTANTS, upper_or_inf
-from fedlsg.accounting.events import Event, canonical
+from fedlsg.accounting.events import AccountingError, Event, canonical, raised, smaller_delta, split
 
 Events = tuple[Event, ...]
 
@@ -45,13 +47,14 @@ class Spread:
 def displayed(population: Sequence[Sequence[Event]], *, delta: float) -> Spread:
     """`spread` for a running display: by the cheap accountant; beyond `EXACT` different clients on a grid of q and T.
 
-    Later rounds then find cached results of earlier ones. Differs from `spread` upwards only: q and T rise by less than
-    a tenth.
+    Later rounds then find cached results of earlier ones. Differs from `spread` upwards only: q, T and Lambda rise by
+    less than a tenth.
     """
-    merged = [canonical(events) for events in population]
+    merged, log_ratio = _merged(population)
     if len(set(merged)) > EXACT:
         merged = [move_to_grid(events, DISPLAYED, sigma=False) for events in merged]
-    return spread(merged, delta=delta, accountants=CHEAP)
+        log_ratio = ratio_up(log_ratio, DISPLAYED)
+    return _raised_spread(merged, log_ratio, delta, CHEAP)
 
 
 def spread(population: Sequence[Sequence[Event]], *, delta: float, accountants: Sequence[str] = ACCOUNTANTS) -> Spread:
@@ -59,9 +62,33 @@ def spread(population: Sequence[Sequence[Event]], *, delta: float, accountants: 
 
     Guarantee: neither is below what one of the ``accountants`` certifies of the client in question. Up to `EXACT`
     different clients both are exactly those of `compose`. Beyond that the largest is exact unless `QUESTIONS` did not
-    suffice; the median is an upper bound, which can be half too large (docs/performance.md).
+    suffice; the median is an upper bound, which can be half too large (docs/performance.md). If the clients' Lambdas
+    differ, each counts as the largest one: both are upper bounds, and ``worst`` is the worst at one Lambda. Both are
+    infinite if that Lambda is too large for delta.
     """
-    merged = [canonical(events) for events in population]
+    merged, log_ratio = _merged(population)
+    return _raised_spread(merged, log_ratio, delta, accountants)
+
+
+def _merged(population: Sequence[Sequence[Event]]) -> tuple[list[Events], float]:
+    """The clients' events without Lambda, and the largest Lambda of a client."""
+    parts = [split(events) for events in population]
+    return [canonical(plain) for plain, _ in parts], max((log_ratio for _, log_ratio in parts), default=0.0)
+
+
+def _raised_spread(merged: Sequence[Events], log_ratio: float, delta: float, accountants: Sequence[str]) -> Spread:
+    """Spread of clients that all have one Lambda, charged as in ``compose``."""
+    try:
+        delta = smaller_delta(delta, log_ratio)
+    except AccountingError:
+        return Spread(largest=math.inf, median=math.inf, worst=0)
+    found = _spread(merged, delta, accountants)
+    largest, median = raised(found.largest, log_ratio), raised(found.median, log_ratio)
+    return Spread(largest=largest, median=median, worst=found.worst)
+
+
+def _spread(merged: Sequence[Events], delta: float, accountants: Sequence[str]) -> Spread:
+    """Spread of clients without Lambda."""
     different = sorted(set(merged), key=_spent)
     if len(different) <= EXACT:
         exact = {events: upper_or_inf(events, delta, accountants) for events in different}
@@ -102,7 +129,9 @@ def front(clients: Sequence[Events]) -> list[Events]:
     kept: list[Events] = []
     for count in sorted({len(events) for events in clients} - {0}):
         group = sorted((e for e in set(clients) if len(e) == count), key=_spent, reverse=True)
-        numbers = np.array([[(e.sample_rate, -e.noise_multiplier, e.steps) for e in events] for events in group])
+        numbers = np.array(
+            [[(e.sample_rate, -e.noise_multiplier, e.steps, e.log_ratio) for e in events] for events in group]
+        )
         numbers = numbers.reshape(len(group), -1)
         chosen: list[int] = []
         for i, own in enumerate(numbers):
@@ -131,6 +160,11 @@ def grid_up(value: float, level: int) -> float:
     return point
 
 
+def ratio_up(log_ratio: float, level: int) -> float:
+    """A Lambda on the grid that is not lower; 0 stays 0. Above 1e300 it is about 1e300: nothing is certified there."""
+    return grid_up(min(max(log_ratio, 1e-300), 1e300), level) if log_ratio else 0.0
+
+
 def grid_down(value: float, level: int) -> float:
     """The highest point of the grid that is not above a positive value."""
     k = math.ceil(math.log2(value) * level) + 1
@@ -140,9 +174,10 @@ def grid_down(value: float, level: int) -> float:
 
 
 def move_to_grid(events: Sequence[Event], level: int, *, sigma: bool = True) -> Events:
-    """Events on the grid, ``sigma`` too, that lose at least as much privacy."""
+    """Events on the grid, ``sigma`` too, that lose at least as much privacy. Raises ValueError for a Lambda."""
     return canonical(
-        Event(
+        replace(
+            event,
             sample_rate=min(grid_up(event.sample_rate, level), 1.0),
             noise_multiplier=grid_down(event.noise_multiplier, level) if sigma else event.noise_multiplier,
             steps=math.floor(grid_up(event.steps, level)),

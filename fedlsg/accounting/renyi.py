@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float64
 
-from fedlsg.accounting.events import Event, Interval
+from fedlsg.accounting.events import AccountingError, Event, Interval, check_plain, raised, smaller_delta, split
 
 ORDERS = (*range(2, 65), 80, 96, 128, 192, 256)
 ROUNDING = 4e-12  # of log A in float64: terms of up to 1,200 with errors of 2^-52 each
@@ -28,9 +28,15 @@ def surely_within(events: Sequence[Event], *, epsilon: float, delta: float) -> b
 
     Guarantee: where it is True, the true epsilon is at most this bound, which leaves room for both accountants' errors:
     an upper bound of prv-accountant is at most 1 % and .002 above the truth (twice the additive error that
-    `accountant_prv.interval` asks for), one of dp-accounting about 1e-4 of it.
+    `accountant_prv.interval` asks for), one of dp-accounting about 1e-4 of it. Lambda of the events is charged as in
+    ``compose``.
     """
-    return upper_bound(events, delta) * 1.01 + 0.002 <= epsilon
+    plain, log_ratio = split(events)
+    try:
+        delta = smaller_delta(delta, log_ratio)
+    except AccountingError:
+        return False
+    return raised(upper_bound(plain, delta) * 1.01 + 0.002, log_ratio) <= epsilon
 
 
 def interval(events: Sequence[Event], delta: float) -> Interval:
@@ -44,7 +50,8 @@ def interval(events: Sequence[Event], delta: float) -> Interval:
 
 
 def upper_bound(events: Sequence[Event], delta: float) -> float:
-    """Certified upper bound on the epsilon of all events on the same examples."""
+    """Certified upper bound on the epsilon of all events on the same examples. Raises ValueError for a Lambda."""
+    check_plain(events)
     orders = np.array(ORDERS, dtype=np.float64)
     spent = sum((e.steps * _log_moments(e.sample_rate, e.noise_multiplier) for e in events), np.zeros(len(orders)))
     bounds = spent / (orders - 1) + np.log1p(-1 / orders) - (np.log(orders) + math.log(delta)) / (orders - 1)

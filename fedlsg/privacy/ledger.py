@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedlsg.accounting import AccountingError, EpsilonBound, Event, compose, max_steps, population, surely_within
-from fedlsg.accounting.events import checked_delta
+from fedlsg.accounting.events import checked_delta, sum_up
 from fedlsg.privacy.ledger_entry import (
     BudgetError,
     Entry,
@@ -87,8 +87,11 @@ class Ledger:
         return self._totals().attempts.get((run, round), 0)
 
     def events(self) -> tuple[Event, ...]:
-        """The entries of mechanism "dp", merged by (q, sigma). ``epsilon`` says what the others mean."""
-        return _events(self._totals().steps)
+        """The entries of mechanism "dp", merged by (q, sigma), with the sum of their Lambdas.
+
+        ``epsilon`` says what the others mean.
+        """
+        return _events(self._totals().spent)
 
     def epsilon(self, delta: float, accountants: Sequence[str] = ("prv", "pld")) -> EpsilonBound | float:
         """Epsilon spent so far; ``math.inf`` if any entry's mechanism is not "dp".
@@ -111,13 +114,13 @@ class Ledger:
 
         Far from the budget a bound in closed form decides. Near it, one cached ``max_steps`` gives the number of steps
         that are allowed at the (q, sigma) of ``entry`` in addition to all else (nothing, or a pruning round), and each
-        charge is one integer comparison.
+        charge is one integer comparison. Lambda of the entries (``Entry.log_ratio``) is part of all three.
         """
         before = self._totals() if run is None else Totals().extended([e for e in self.entries if e.run == run])
         if entry.mechanism != "dp" or not before.private:
             return True
         setting = (entry.sample_rate, entry.noise_multiplier)
-        events = _events({**before.steps, setting: before.steps.get(setting, 0) + entry.steps})
+        events = _events({**before.spent, setting: _together(before.spent.get(setting), entry)})
         if surely_within(events, epsilon=epsilon_budget, delta=checked_delta(delta)):
             return False
         now = next(e for e in events if (e.sample_rate, e.noise_multiplier) == setting)
@@ -186,28 +189,39 @@ class Ledger:
 def _allowed(now: Event, besides: tuple[Event, ...], budget: float, delta: float) -> Iterator[int]:
     """The steps that a budget allows: the last number is exact. With many settings, a lower bound comes first.
 
-    The lower bound is for a larger q and a smaller sigma, from a grid. Those steps cost more.
+    The lower bound is for a larger q and a smaller sigma, from a grid. Those steps cost more. If the steps have a
+    Lambda, that of one step is raised to the grid, too, in every number: sums of Lambdas differ in their last bits, and
+    each new value is a search. The last number is then a lower bound as well.
     """
     own = (now.sample_rate, now.noise_multiplier)
     level = population.DISPLAYED
     near = (min(population.grid_up(own[0], level), 1.0), population.grid_down(own[1], level))
     many = max_steps.cache_info().currsize >= population.EXACT
+    each = population.ratio_up(math.nextafter(now.log_ratio / now.steps, math.inf), level) if now.log_ratio else 0.0
     for q, sigma in (near, own) if many else (own,):
-        yield max_steps(epsilon=budget, delta=delta, sample_rate=q, noise_multiplier=sigma, besides=besides)
+        yield max_steps(
+            epsilon=budget, delta=delta, sample_rate=q, noise_multiplier=sigma, besides=besides, log_ratio=each
+        )
+
+
+Setting = tuple[float, float]
+"""(q, sigma)"""
+Sum = tuple[int, float]
+"""Steps, and their Lambda."""
 
 
 @dataclass(frozen=True)
 class Totals:
     """What the first ``count`` entries amount to. In a long run it is extended, and not made again in every step.
 
-    ``keys``: all that are charged; ``attempts``: the next one of each (run, round); ``steps``: of mechanism "dp", by
-    (q, sigma); ``private``: whether every entry is of mechanism "dp".
+    ``keys``: all that are charged; ``attempts``: the next one of each (run, round); ``spent``: steps and Lambda of
+    mechanism "dp", by (q, sigma); ``private``: whether every entry is of mechanism "dp".
     """
 
     count: int = 0
     keys: frozenset[Key] = frozenset()
     attempts: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    steps: Mapping[tuple[float, float], int] = field(default_factory=dict)
+    spent: Mapping[Setting, Sum] = field(default_factory=dict)
     private: bool = True
 
     def extended(self, entries: Sequence[Entry]) -> "Totals":
@@ -215,15 +229,24 @@ class Totals:
         new = entries[self.count :]
         if not new:
             return self
-        attempts, steps = dict(self.attempts), dict(self.steps)
+        attempts, spent = dict(self.attempts), dict(self.spent)
         for entry in new:
             of_round, setting = (entry.run, entry.round), (entry.sample_rate, entry.noise_multiplier)
             attempts[of_round] = max(attempts.get(of_round, 0), entry.attempt + 1)
             if entry.mechanism == "dp":
-                steps[setting] = steps.get(setting, 0) + entry.steps
+                spent[setting] = _together(spent.get(setting), entry)
         private = self.private and all(entry.mechanism == "dp" for entry in new)
-        return Totals(len(entries), self.keys.union(entry.key for entry in new), attempts, steps, private)
+        return Totals(len(entries), self.keys.union(entry.key for entry in new), attempts, spent, private)
 
 
-def _events(steps: Mapping[tuple[float, float], int]) -> tuple[Event, ...]:
-    return tuple(Event(sample_rate=q, noise_multiplier=sigma, steps=n) for (q, sigma), n in sorted(steps.items()))
+def _together(before: Sum | None, entry: Entry) -> Sum:
+    """The entries of a setting so far, and one more. Lambdas are added upwards."""
+    steps, log_ratio = before or (0, 0.0)
+    return steps + entry.steps, sum_up((log_ratio, entry.log_ratio))
+
+
+def _events(spent: Mapping[Setting, Sum]) -> tuple[Event, ...]:
+    return tuple(
+        Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=log_ratio)
+        for (q, sigma), (steps, log_ratio) in sorted(spent.items())
+    )

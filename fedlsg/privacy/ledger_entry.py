@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedlsg.accounting.events import checked_noise_multiplier, checked_sample_rate, checked_steps
+from fedlsg.accounting.events import checked_log_ratio, checked_noise_multiplier, checked_sample_rate, checked_steps
 
 ADJACENCY = "add/remove"
 MECHANISMS = ("dp", "clip-only", "noise-only", "none")
@@ -43,7 +43,8 @@ class Entry:
     ``noise_multiplier`` is the effective one (noise s.d. over joint sensitivity), 0.0 unless the mechanism is
     "dp". ``reproducible`` marks noise from a known seed: it is accounted as if it were secret, and its
     reports say NOT PRIVATE. ``run`` names the run in a ledger of several runs (that of a deployed client); it is "" in
-    a simulation, whose ledger belongs to one run.
+    a simulation, whose ledger belongs to one run. ``log_ratio`` is Lambda of all ``steps`` (``Event``): 0.0 for
+    Gaussian noise, and unless the mechanism is "dp".
     """
 
     client: int
@@ -57,6 +58,7 @@ class Entry:
     mechanism: str
     reproducible: bool = False
     run: str = ""
+    log_ratio: float = 0.0
     adjacency: ClassVar[str] = ADJACENCY
 
     def __post_init__(self) -> None:
@@ -78,6 +80,8 @@ class Entry:
             raise ValueError(
                 f"expected {self.noise_multiplier=} to be 0.0 under mechanism={self.mechanism!r}: not accounted"
             )
+        if checked_log_ratio(self.log_ratio) and self.mechanism != "dp":
+            raise ValueError(f"expected {self.log_ratio=} to be 0.0 under mechanism={self.mechanism!r}: not accounted")
         bounded = self.mechanism in ("dp", "clip-only")
         if not self.clip_norm > 0 or (bounded and not math.isfinite(self.clip_norm)):
             raise ValueError(f"expected a finite {self.clip_norm=} > 0 (inf where nothing is clipped)")
@@ -88,11 +92,13 @@ class Entry:
 
 
 FIELDS = tuple(field.name for field in fields(Entry))
+OPTIONAL = ("run", "log_ratio")
+"""Fields that a line leaves out if they are empty or 0: lines from before these fields are still written the same."""
 
 
 def encode_entry(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON values: an infinite clip norm is null; ``run`` is left out if it is empty."""
-    record = {name: getattr(entry, name) for name in FIELDS if name != "run" or entry.run}
+    """An entry as JSON values: an infinite clip norm is null; ``OPTIONAL`` fields are left out if empty or 0."""
+    record = {name: getattr(entry, name) for name in FIELDS if name not in OPTIONAL or getattr(entry, name)}
     return record | ({"clip_norm": None} if math.isinf(entry.clip_norm) else {})
 
 

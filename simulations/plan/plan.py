@@ -131,7 +131,8 @@ def check_budget(events: Sequence[Event], base: Base) -> None:
     if s.epsilon is None or s.noise_multiplier is None:
         return
     first, *others = events
-    once = [replace(first, steps=base.local.steps), *others]
+    steps = base.local.steps
+    once = [replace(first, steps=steps, log_ratio=first.log_ratio * steps / first.steps), *others]
     try:
         spent = compose(once, delta=s.delta, accountants=("pld",)).upper
     except AccountingError:  # the cheap accountant failed; every client uses both before it trains

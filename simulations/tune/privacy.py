@@ -7,11 +7,11 @@ earlier results. The accuracies themselves are computed from the held-out rows w
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedlsg.accounting import AccountingError, Event, compose, spread
-from fedlsg.accounting.events import canonical
+from fedlsg.accounting.events import canonical, split
 from fedlsg.privacy import Ledger
 from simulations.rundir.rundir import RunDir
 
@@ -47,7 +47,7 @@ def epsilon_of(trials: Sequence[Trial], *, delta: float) -> float:
         group = groups.setdefault(trial.partition, {})
         for client, events in trial.events.items():
             group.setdefault(client, []).extend(events)
-    populations = [[canonical(events) for events in group.values()] for group in groups.values() if group]
+    populations = [[_merged(events) for events in group.values()] for group in groups.values() if group]
     if all(len(set(population)) == 1 for population in populations):
         try:
             return compose([event for population in populations for event in population[0]], delta=delta).upper
@@ -55,6 +55,13 @@ def epsilon_of(trials: Sequence[Trial], *, delta: float) -> float:
             return math.inf
     share = delta / len(populations)
     return math.fsum(spread(population, delta=share).largest for population in populations)
+
+
+def _merged(events: Sequence[Event]) -> tuple[Event, ...]:
+    """The fewest events with the same loss; the first one has the Lambda of all."""
+    plain, log_ratio = split(events)
+    merged = canonical(plain)
+    return tuple(replace(event, log_ratio=log_ratio) for event in merged[:1]) + merged[1:]
 
 
 def read_trials(folder: Path) -> list[Trial]:

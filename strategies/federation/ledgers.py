@@ -91,7 +91,11 @@ class LedgerCopies:
         extend(self.path(client), client, news.lines, news.head)
 
     def insist(self, client: int, round: int, terms: Mapping[str, object]) -> None:
-        """Raise LedgerError unless the last entry of a round has these ``terms``, values by the names of its fields."""
+        """Raise LedgerError unless the last entry of a round has these ``terms``, values by the names of its fields.
+
+        ``log_ratio`` is 0 unless the terms have another one.
+        """
+        terms = {"log_ratio": 0.0, **terms}
         path = self.path(client)
         entries = [e for e in (read_entries(path) if path.exists() else ()) if (e.run, e.round) == (self.run, round)]
         if not entries:

@@ -159,12 +159,12 @@ def claimed(plan: Plan) -> tuple[Claim, tuple[Limit, ...]] | None:
 
 
 def limits(claim: Claim, events: tuple[Event, ...]) -> tuple[Limit, ...]:
-    """By (epsilon, delta); and by the whole trade-off curve, unless a pruning round is part of the claim."""
+    """By (epsilon, delta); and by the whole trade-off curve, unless the claim has a pruning round or discrete noise."""
     pair = Limit(
         name=f"bound: epsilon {claim.epsilon:.3g}, delta {claim.delta:g}",
         bound=lambda rate: by_epsilon(rate, claim.epsilon, claim.delta),
     )
-    if len(events) > 1:
+    if len(events) > 1 or any(event.log_ratio for event in events):
         return (pair,)
     least, _ = subsampled(
         sample_rate=claim.sample_rate, noise_multiplier=claim.noise_multiplier, steps=claim.steps, delta=claim.delta

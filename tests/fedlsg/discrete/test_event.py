@@ -1,11 +1,13 @@
 """The charge: what the accountants certify for it, against the exact divergence of the release itself."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
-from fedlsg.accounting import compose
+from fedlsg.accounting import bounds, compose
+from fedlsg.accounting.events import split
 from fedlsg.discrete import DiscreteGrid, charge, delta_term, plan_grid, rounding_deviation
 from fedlsg.discrete.bound import log_ratio, total_variation
 from tests.fedlsg.support.discrete_laws import hockey_stick, sum_law
@@ -23,21 +25,22 @@ def planned(contributors: int = 4, epsilon: float = 2.0, sigma: float = 2.5):
     return grid, own
 
 
-def exact_delta(grid, shares: int, epsilon: float) -> float:
+def exact_delta(grid, shares: int, epsilon: float, centre: Fraction = Fraction(1, 5)) -> float:
     """Two releases whose real centres are C / D apart; other clients have centres of their own."""
     others = [Fraction(1, 3)] * (shares - 1)
     deviations = [grid.share] * shares
-    pair = [
-        sum_law([centre, *others], deviations) for centre in (Fraction(1, 5), Fraction(1, 5) + 1 / Fraction(grid.step))
-    ]
+    pair = [sum_law([own, *others], deviations) for own in (centre, centre + 1 / Fraction(grid.step))]
     return hockey_stick(*pair, epsilon)
 
 
 def test_the_epsilon_of_the_charge_holds_and_is_close():
     grid, own = planned()
     reported = compose([own.event], delta=DELTA).upper
-    assert exact_delta(grid, 4, reported) <= DELTA + delta_term([own], reported)
+    assert exact_delta(grid, 4, reported) <= DELTA
     assert exact_delta(grid, 4, reported * 0.97) > DELTA
+    without = compose([replace(own.event, log_ratio=0.0)], delta=DELTA).upper
+    assert without < reported
+    assert exact_delta(grid, 4, without) <= DELTA + delta_term([own], without)
     assert delta_term([own], 2.0) <= 1e-6 * DELTA
 
 
@@ -57,13 +60,14 @@ def test_terms_add_up_over_values_steps_and_charges():
         (1 + math.exp(1.5)) * (2 * many.total_variation + one.total_variation)
     )
     assert many.total_variation < many.log_ratio < 5 * many.total_variation
+    assert many.event.log_ratio == many.log_ratio == pytest.approx(6000 * log_ratio([float(grid.share)] * 4, 1.0))
 
 
 def test_the_term_is_that_of_the_clients_whose_noise_counts():
     grid = DiscreteGrid(step=0.1, bits=9, share=Fraction(1), contributors=2, clients=7)
     own = charge(grid=grid, rounding=0.9, sensitivity=1.0, largest_batch=1, sample_rate=0.5, steps=1, values=1)
     assert own.total_variation == total_variation([1.0, 1.0], 0.9) > 5 * total_variation([1.0] * 3, 0.9)
-    assert own.log_ratio == log_ratio([1.0, 1.0], 0.9)
+    assert own.log_ratio == own.event.log_ratio == log_ratio([1.0, 1.0], 0.9)
     assert own.event.noise_multiplier == pytest.approx(math.sqrt(2 - 0.81) * 0.1)
 
 
@@ -74,6 +78,12 @@ def test_a_longer_sensitivity_and_larger_batches_are_charged():
     assert charge(**settings, sensitivity=2.0, largest_batch=1).event.noise_multiplier == pytest.approx(base / 2)
     assert charge(**settings, sensitivity=1.0, largest_batch=10**9).event.noise_multiplier < base * (1 - 1e-6)
     assert one.event.noise_multiplier < grid.noise_std()
+
+
+def test_shares_without_a_finite_ratio_are_refused():
+    grid = DiscreteGrid(step=1.0, bits=9, share=Fraction(1, 2), contributors=1, clients=1)
+    with pytest.raises(ValueError, match="finite log_ratio"):
+        charge(grid=grid, rounding=0.2, sensitivity=1.0, largest_batch=1, sample_rate=1.0, steps=1, values=1)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +97,20 @@ def test_settings_out_of_range_are_refused(wrong):
 
 
 # --- planted mistakes: the exact divergence exceeds what is claimed
+
+
+def a_coarse_release_is_covered() -> bool:
+    """Shares of 0.8 steps and r = 0.26: the release loses more than the Gaussian mechanism of its event."""
+    grid = DiscreteGrid(step=5.0, bits=9, share=Fraction(4, 5), contributors=1, clients=1)
+    own = charge(grid=grid, rounding=0.26, sensitivity=1.0, largest_batch=1, sample_rate=1.0, steps=1, values=1)
+    reported = compose([own.event], delta=0.01, accountants=("pld",)).upper
+    return exact_delta(grid, 1, reported, centre=Fraction(8, 25)) <= 0.01
+
+
+def test_a_composition_that_forgets_the_ratio_is_caught(monkeypatch):
+    assert a_coarse_release_is_covered()
+    monkeypatch.setattr(bounds, "split", lambda events: (split(events)[0], 0.0))
+    assert not a_coarse_release_is_covered()
 
 
 def test_a_forgotten_share_breaks_the_claim():

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
+from fedlsg.accounting import Event
+from fedlsg.attacks.audit.verdict import claim_of
 from fedlsg.attacks.membership.matched_filter import closed_form_tpr
 from fedlsg.attacks.membership.roc import Rate, roc
 from simulations.attack.membership.command import as_shadow, membership_command
@@ -26,6 +28,7 @@ from simulations.attack.membership.measure import (
     by_epsilon,
     claimed,
     curve,
+    limits,
     over_the_claim,
     pooled,
     scored,
@@ -168,6 +171,15 @@ def test_bounds_by_hand():
     assert by_epsilon(0.0, 8.0, 1e-5) == pytest.approx(1e-5)
     assert Limit(name="", bound=lambda rate: rate).auc == pytest.approx(0.5, abs=1e-3)
     assert Limit(name="", bound=lambda rate: rate).auc >= 0.5
+
+
+def test_discrete_noise_is_bounded_by_its_epsilon_alone():
+    """The trade-off curve is that of Gaussian noise."""
+    gaussian = Event(sample_rate=0.1, noise_multiplier=2.0, steps=5)
+    claim = claim_of(gaussian, 1.5, 1e-5)
+    assert len(limits(claim, (gaussian,))) == 2
+    (only,) = limits(claim, (replace(gaussian, log_ratio=1e-9),))
+    assert only.bound(0.01) == by_epsilon(0.01, 1.5, 1e-5)
 
 
 def test_the_claim_bounds_the_rates():

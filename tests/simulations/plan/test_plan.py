@@ -9,10 +9,11 @@ from torch import nn
 
 import simulations.workloads.partition
 from fedlsg.accounting.bounds import epsilon
+from fedlsg.accounting.events import Event
 from fedlsg.method import Schedule
 from fedlsg.state.server_state import select_clients
 from simulations import workloads
-from simulations.plan.plan import Plan, make_plan, prepare
+from simulations.plan.plan import Plan, check_budget, make_plan, prepare
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import from_mapping, values_of
 from tests.simulations.support.runs import SMALL, run_local
@@ -284,4 +285,9 @@ def test_a_model_that_mixes_examples_is_refused(monkeypatch):
 def test_a_noise_that_spends_the_budget_in_one_round_is_refused():
     with pytest.raises(ValueError, match=r"one round costs epsilon .*more than the budget epsilon=0\.01"):
         plan_of(noise_multiplier=2.0, epsilon=0.01)
-    assert plan_of(noise_multiplier=2.0, epsilon=8.0).terms[0].noise_multiplier == 2.0
+    plan = plan_of(noise_multiplier=2.0, epsilon=8.0)
+    assert plan.terms[0].noise_multiplier == 2.0
+    hundred = Event(sample_rate=0.1, noise_multiplier=2.0, steps=100 * plan.local.steps, log_ratio=100.0)
+    check_budget([hundred], plan)  # one round has a hundredth of Lambda: 2 of the budget of 8
+    with pytest.raises(ValueError, match="one round costs epsilon"):
+        check_budget([replace(hundred, log_ratio=401.0)], plan)

@@ -1,6 +1,7 @@
 """What choosing costs: against dp-accounting's own composition, with the cases in which the sum would be too low."""
 
 import math
+from dataclasses import replace
 
 import dp_accounting
 import pytest
@@ -44,6 +45,17 @@ def test_trials_of_different_lengths_and_noise_compose():
     events = [event(), event(sigma=3.0, steps=3)]
     found, exact = epsilon_of([trial(e) for e in events], delta=DELTA), independent(*events)
     assert exact * 0.999 <= found <= exact * 1.02 + 0.02
+
+
+def test_lambdas_of_trials_add_up():
+    """Equal clients compose; unequal ones of two partitions cost the largest Lambda of each."""
+    noisy = replace(event(), log_ratio=0.1)
+    found = epsilon_of([trial(noisy, noisy)] * 3, delta=DELTA)
+    exact = independent(event(steps=60), delta=DELTA * math.exp(-0.3)) + 0.6
+    assert exact * 0.999 <= found <= exact * 1.02 + 0.02
+    spread = epsilon_of([trial(noisy, event(steps=5), partition=seed) for seed in range(2)], delta=DELTA)
+    each = independent(event(), delta=DELTA / 2 * math.exp(-0.1)) + 0.2
+    assert 2 * each * 0.999 <= spread <= 2 * (each * 1.02 + 0.02)
 
 
 def test_the_cost_is_no_maximum_over_trials():

@@ -36,6 +36,15 @@ def test_a_charge_of_other_terms_is_refused_by_their_name(other, tmp_path):
         copies(tmp_path, replace(ENTRY, **other)).insist(0, 2, TERMS)
 
 
+def test_a_charge_of_another_lambda_is_refused(tmp_path):
+    """0 unless it is announced."""
+    copies(tmp_path / "same", replace(ENTRY, log_ratio=0.1)).insist(0, 2, TERMS | {"log_ratio": 0.1})
+    for number, (charged, announced) in enumerate([(0.0, {"log_ratio": 0.1}), (0.1, {}), (0.1, {"log_ratio": 0.2})]):
+        own = copies(tmp_path / f"{number}", replace(ENTRY, log_ratio=charged))
+        with pytest.raises(LedgerError, match=rf"log_ratio={charged} \(announced"):
+            own.insist(0, 2, TERMS | announced)
+
+
 @pytest.mark.parametrize("other", [{"round": 1}, {"run": "b"}], ids=str)
 def test_a_charge_of_another_round_or_run_is_none(other, tmp_path):
     with pytest.raises(LedgerError, match="its ledger has no entry for that round"):
