@@ -125,12 +125,14 @@ def plan_release(terms: SumTerms, mechanism: Mechanism, *, values: int, blocks: 
     )  # fmt: skip
     if charged.event.noise_multiplier < mechanism.effective_noise_multiplier(blocks):
         raise ValueError(f"{values} values: float64 rounds more than the margin of {MARGIN} covers")
-    return Release(values=values, grid=grid, log_ratio=charged.log_ratio)
+    # Up to a power of two: servers and clients compare ledger entries, and exp and log differ in their last bits.
+    return Release(values=values, grid=grid, log_ratio=2.0 ** math.ceil(math.log2(charged.log_ratio)))
 
 
 def most_log_ratio(terms: SumTerms) -> float:
     """An upper bound of the sum of ``Release.log_ratio`` over all releases of a run, known before any frame is.
 
-    ``rounding_deviation`` keeps (1 + e^epsilon) T d tau below 1e-6 delta, and Lambda is at most 5 T d tau.
+    ``rounding_deviation`` keeps (1 + e^epsilon) T d tau below 1e-6 delta, Lambda is at most 5 T d tau, and a release
+    rounds its own up to a power of two.
     """
-    return 5e-6 * terms.delta / (1 + math.exp(LARGEST_EPSILON)) * (1 + 1e-9)
+    return 1e-5 * terms.delta / (1 + math.exp(LARGEST_EPSILON)) * (1 + 1e-9)

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from fedlsg.attacks.audit.checks import unit_checks
-from fedlsg.attacks.audit.plants import PLANTS, planted
+from fedlsg.attacks.audit.plants import GAUSSIAN, PLANTS, planted
 from fedlsg.attacks.audit.unit_mode import record, ticks
 from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict, as_dict, judge
 from simulations.audit.examples import KINDS
@@ -58,6 +58,8 @@ def audit_command(
             audited = audited_settings({**given, "device": device}, progress=status.update)
         else:
             audited = audited_run(run, device=device)
+    if audited.subject.base.sums is not None and plant in GAUSSIAN:
+        raise ValueError(f"--plant {plant} is a mistake in Gaussian noise, and trust=secure has discrete noise")
     announce(audited, mode, plant, console)
     audit_mode = audit_training if mode == "training" else audit_unit
     verdict, count, kind = audit_mode(audited, console, canaries=canaries, kind=canary_kind, plant=plant, seed=seed)

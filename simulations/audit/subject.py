@@ -51,6 +51,7 @@ class Audited:
             local=base.local.at_rate(self.terms.sample_rate),
             rounds=self.claim.steps // base.local.steps,
             claimed=self.claim.noise_multiplier,
+            sums=base.sums,
         )
 
 

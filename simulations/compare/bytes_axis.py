@@ -93,7 +93,7 @@ def _title(group: Sequence[Line]) -> str:
     epsilons = sorted({f"{line.epsilon:.3g}" for line in group}, key=float)
     trust, delta = _claim(group[0])
     span = epsilons[0] if len(epsilons) == 1 else f"{epsilons[0]} to {epsilons[-1]}"
-    sums = ", of the sum only (trust=aggregate)" if trust == "aggregate" else ""
+    sums = "" if trust == "client" else f", of the sum only (trust={trust})"
     return f"epsilon {span} at delta {delta:g}{sums}"
 
 

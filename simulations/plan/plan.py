@@ -17,6 +17,7 @@ from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier
 from fedlsg.accounting.population import front
 from fedlsg.carriers import carried_parameters
 from fedlsg.discrete import most_log_ratio
+from fedlsg.discrete.release import MOST_EXAMPLES
 from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_independent
 from fedlsg.state import ClientTerms
@@ -68,6 +69,10 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
     s, mechanism = base.settings, base.method.mechanism
     if mechanism.private:
         check_delta(s.delta, max(base.sizes))
+    if base.sums is not None and max(base.sizes) > MOST_EXAMPLES:
+        raise ValueError(
+            f"trust=secure is planned for clients of {MOST_EXAMPLES:,} examples, one has {max(base.sizes):,}"
+        )
     blocks = count_blocks(base)
     terms = []
     # Noise for a larger rate is enough for a smaller one: beyond SHARED different rates, clients share it.
@@ -93,7 +98,9 @@ def events_of(base: Base, terms: ClientTerms, blocks: int) -> list[Event]:
     """The ledger of a client that always takes part: its training steps, and the pruning round."""
     mechanism = terms.mechanism(base.method.mechanism)
     effective = mechanism.effective_noise_multiplier(blocks) if mechanism.private else mechanism.noise_multiplier
-    events = [Event(sample_rate=terms.sample_rate, noise_multiplier=effective, steps=max(base.steps))]
+    log_ratio = 0.0 if base.sums is None else most_log_ratio(base.sums)
+    steps = max(base.steps)
+    events = [Event(sample_rate=terms.sample_rate, noise_multiplier=effective, steps=steps, log_ratio=log_ratio)]
     if terms.prune_noise_multiplier:
         events.append(Event(sample_rate=1.0, noise_multiplier=terms.prune_noise_multiplier, steps=1))
     return events

@@ -23,6 +23,7 @@ from fedlsg.frame import Frame
 from fedlsg.privacy import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream
 from fedlsg.training import LocalTraining, client_step
+from fedlsg.training.client import AddNoise
 
 LENGTH = 10.0
 """Norm of a canary's shortest block over C, so that every clip acts."""
@@ -111,6 +112,7 @@ def release(
     local: LocalTraining,
     sampler: SecretStream,
     noise: SecretStream,
+    add: AddNoise | None = None,
 ) -> Float[Tensor, " kept"]:
     """What a client sends whose data are examples with these gradients: the shipped ``client_step``."""
 
@@ -129,6 +131,7 @@ def release(
             sampler=sampler,
             noise=noise,
             charge=lambda: None,
+            add=add,
         )
     return sent
 

@@ -7,12 +7,14 @@ claimed. An audit does not know of it. For simulations and tests; nothing in a r
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from fedlsg.discrete import discrete_gaussian
 from fedlsg.privacy import Mechanism, add_noise, clipped_sum, poisson_batch
 from fedlsg.randomness import SecretStream
 
@@ -25,7 +27,10 @@ def halved_noise() -> Patches:
     def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
         return total + (add_noise(torch.zeros_like(total), mechanism, noise) / 2)
 
-    return {"add_noise": plant}
+    def discrete(centres: Tensor, deviation: Fraction, noise: SecretStream) -> Tensor:
+        return discrete_gaussian(centres, deviation / 2, noise)
+
+    return {"add_noise": plant, "fedlsg.discrete.grid.discrete_gaussian": discrete}
 
 
 def per_block_clip() -> Patches:
@@ -112,6 +117,10 @@ PLANTS: dict[str, Callable[[], Patches]] = {
 }
 
 
+GAUSSIAN = ("mask-unlike-noise", "noise-reused", "empty-batch-skipped", "divisor-from-data")
+"""Mistakes in Gaussian noise: discrete noise is added elsewhere, and would not have them."""
+
+
 @contextmanager
 def planted(name: str | None) -> Iterator[None]:
     """The named mistake in the mechanism inside, and none after; ``None`` plants nothing. Raises ValueError."""
@@ -122,7 +131,8 @@ def planted(name: str | None) -> Iterator[None]:
         raise ValueError(f"expected a plant in {', '.join(PLANTS)}, got {name!r}")
     with ExitStack() as stack:
         for function, mistake in PLANTS[name]().items():
-            stack.enter_context(patch(f"fedlsg.training.client.{function}", mistake))
+            where = function if "." in function else f"fedlsg.training.client.{function}"
+            stack.enter_context(patch(where, mistake))
         stack.enter_context(
             patch("fedlsg.training.client.allows_ghost_clipping", lambda frame: False)
         )  # plants work on formed gradients

@@ -7,6 +7,7 @@ sum before anything is made of it, and knows mask, clip, sigma and q. Which cana
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import torch
@@ -14,10 +15,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from fedlsg.attacks.audit.canaries import along, log_ratios, make_canaries, release, spread, step_weights
+from fedlsg.discrete import SumTerms, add_modulo, plan_release
 from fedlsg.frame import Frame
 from fedlsg.privacy import Mechanism
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 from fedlsg.training import LocalTraining, accumulated_noise
+from fedlsg.training.client import AddNoise
 
 SILENT = {"one example": 1, "many examples": 64}
 """Clients whose examples have zero gradients: what they send is noise alone, however many they are."""
@@ -30,7 +33,8 @@ class Setting:
     """What is audited: the mechanism as configured, in one frame, for ``rounds`` rounds.
 
     ``claimed``: the effective noise multiplier that the claim names, where it is not the mechanism's own.
-    Under ``noise_share`` below 1 an output is the sum over as many clients as are assumed to survive.
+    Under ``noise_share`` below 1 an output is the sum over as many clients as are assumed to survive; with ``sums``
+    that of their integers with discrete noise, as the server decodes it.
     """
 
     model: nn.Module
@@ -39,6 +43,7 @@ class Setting:
     local: LocalTraining
     rounds: int
     claimed: float | None = None
+    sums: SumTerms | None = None
 
     @property
     def summed(self) -> int:
@@ -122,23 +127,35 @@ def rounds_of(
     """Outputs of one client with these gradients, one a round, on the CPU; the steps are on the model's device."""
     outputs, rows = [], rows.to(next(setting.model.parameters()).device)
     for round in range(rounds):
-        total = torch.zeros(setting.frame.kept)
-        for other in range(setting.summed):
-            total = (
-                total
-                + release(
-                    rows if other == 0 else rows[:0],
-                    model=setting.model,
-                    frame=setting.frame,
-                    mechanism=setting.mechanism,
-                    local=setting.local,
-                    sampler=_stream(seed, "sampler", name, round, other),
-                    noise=_stream(seed, "noise", name, round, other),
-                ).cpu()
-            )
-        outputs.append(total)
+        add, joined = joining(setting, round)
+        sent = [
+            release(
+                rows if other == 0 else rows[:0],
+                model=setting.model,
+                frame=setting.frame,
+                mechanism=setting.mechanism,
+                local=setting.local,
+                sampler=_stream(seed, "sampler", name, round, other),
+                noise=_stream(seed, "noise", name, round, other),
+                add=add,
+            ).cpu()
+            for other in range(setting.summed)
+        ]
+        outputs.append(joined(sent))
         tick()
     return torch.stack(outputs)
+
+
+def joining(setting: Setting, round: int) -> tuple[AddNoise | None, Callable[[list[Tensor]], Tensor]]:
+    """How the clients of one output add noise, and how the server makes the output from what they send."""
+    if setting.sums is None:
+        return None, lambda sent: reduce(torch.add, sent)
+    frame = setting.frame
+    planned = plan_release(setting.sums, setting.mechanism, values=frame.kept, blocks=len(frame.blocks))
+    return (
+        lambda total, mechanism, noise: planned.encode(total, noise, seed=0, round=round),
+        lambda sent: planned.decode(add_modulo(sent, planned.grid), seed=0, round=round).float(),
+    )
 
 
 def _stream(seed: int | None, *labels: str | int) -> SecretStream:

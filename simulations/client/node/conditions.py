@@ -9,7 +9,7 @@ from pathlib import Path
 
 import strategies
 from simulations.client.node.data import own_path, with_own_columns
-from simulations.client.node.terms import Terms
+from simulations.client.node.terms import TRUST, Terms
 from simulations.grids.refusals import SettingsError, TermsError
 from simulations.models.encoder_source import NAMES
 from simulations.models.pretrained import digest_of, find_on_hub, is_on_hub
@@ -36,10 +36,11 @@ def usable(settings: Settings, terms: Terms) -> Settings:
     check_mechanism(
         settings.parameters.get("mechanism", strategies.default_mechanism(settings.method)), settings.method
     )
-    if settings.trust == "aggregate" and terms.trust != "aggregate":
+    if TRUST.index(settings.trust) > TRUST.index(terms.trust):
+        assumed = " if a secure sum is really there" if settings.trust == "aggregate" else ""
         raise TermsError(
-            "trust=aggregate: alone, this client's payload would carry too little noise; it accepts trust=client "
-            "(set trust='aggregate' in its node config if a secure sum is really there)"
+            f"trust={settings.trust}: alone, this client's payload would carry too little noise; it accepts trust="
+            f"{terms.trust} (set trust={settings.trust!r} in its node config{assumed})"
         )
     _check_privacy(settings, terms)
     if settings.public_rows is not None:
@@ -135,9 +136,9 @@ def _with_clients(s: Settings, terms: Terms, *, own: bool) -> Settings:
     """
     if s.clients is None and terms.num_partitions is not None:
         s = replace(s, clients=terms.num_partitions)
-    if s.trust == "aggregate" and (terms.num_partitions is None or (s.clients or 0) > terms.num_partitions):
+    if s.trust != "client" and (terms.num_partitions is None or (s.clients or 0) > terms.num_partitions):
         raise TermsError(
-            f"trust=aggregate with clients={s.clients}: more clients are a smaller share of the noise for each, and "
+            f"trust={s.trust} with clients={s.clients}: more clients are a smaller share of the noise for each, and "
             f"this client's node config says num-partitions={terms.num_partitions}; set the federation's number of "
             "clients there"
         )
@@ -145,7 +146,7 @@ def _with_clients(s: Settings, terms: Terms, *, own: bool) -> Settings:
         if terms.partition >= s.clients:
             raise TermsError(f"the run has clients={s.clients}, and this client is partition-id={terms.partition}")
         return s
-    shared = s.trust == "aggregate" and s.min_survivors is None
+    shared = s.trust != "client" and s.min_survivors is None
     if not own or (s.clients_per_round is None and (shared or s.downlink == "sparse")):
         raise TermsError(
             "the number of clients is unknown here: set clients in the run config, or num-partitions in the node config"

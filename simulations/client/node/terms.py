@@ -18,7 +18,8 @@ KEYS = (
     "partition-id", "num-partitions", "ledger-dir", "epsilon-max", "delta-max", "data", "input-columns", "label-column",
     "classes", "pretrained", "trust", "accept-changed-data",
 )  # fmt: skip
-TRUST = ("client", "aggregate")
+TRUST = ("client", "secure", "aggregate")
+"""What a client may accept, from the strongest to the weakest."""
 
 Config = Mapping[str, object]
 

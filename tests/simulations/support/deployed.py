@@ -61,17 +61,22 @@ def new_process() -> None:
     node_process.cache_clear()
 
 
-def call(message: Message, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Message:
-    """The reply of the ClientApp to one message, as bytes carry it there and back."""
+def call(
+    message: Message, node_config: Mapping[str, Any], run_config: Mapping[str, Any], state: RecordDict | None = None
+) -> Message:
+    """The reply of the ClientApp to one message, as bytes carry it there and back; ``state``: of its Context."""
     context = Context(
-        run_id=1, node_id=message.metadata.dst_node_id, node_config=dict(node_config), state=RecordDict(),
-        run_config=dict(run_config),
+        run_id=1, node_id=message.metadata.dst_node_id, node_config=dict(node_config),
+        state=RecordDict() if state is None else state, run_config=dict(run_config),
     )  # fmt: skip
     return over_the_wire(give_id(app(over_the_wire(message), context)))
 
 
 class DeployedGrid(LocalGrid):
-    """A grid whose nodes are deployed: each is called with a node config of its own, in a process of its own."""
+    """A grid whose nodes are deployed: each is called with a node config of its own, in a process of its own.
+
+    Flower keeps the state of a node's Context from message to message.
+    """
 
     def __init__(self, nodes: Sequence[Mapping[str, Any]], run_config: Mapping[str, Any]) -> None:
         super().__init__(app, len(nodes), dict(run_config))
@@ -81,7 +86,9 @@ class DeployedGrid(LocalGrid):
         """The replies, in order."""
         for message in messages:
             new_process()
-            yield call(message, self.nodes[message.metadata.dst_node_id - FIRST_NODE], self.run_config)
+            node = message.metadata.dst_node_id
+            state = self._states.setdefault(node, RecordDict())
+            yield call(message, self.nodes[node - FIRST_NODE], self.run_config, state)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -19,6 +19,7 @@ from simulations.server.app import run_rounds
 from simulations.settings.run import Resolved
 from simulations.settings.settings import as_config, from_mapping
 from simulations.workloads import LoadedWorkload
+from strategies.federation.secure_wire import MASKED, stage_of
 from tests.simulations.support.deployed import RUN, DeployedGrid, digits_file, entries, terms
 
 ROWS = (slice(0, 300), slice(300, 800))
@@ -133,3 +134,37 @@ def test_a_divisor_of_the_clients_own_size_is_repaired_again_and_again(tmp_path,
     monkeypatch.setattr("simulations.client.deployed.Own", lambda expected_batch, **known: Own(**known))
     summary = run(tmp_path, "run", {"num-partitions": 2}, downlink="sparse", codec="noise-floor", rounds=4)
     assert summary["downlink"]["repairs"] > 0
+
+
+SECURE = {"nodes": {"trust": "secure", "num-partitions": 2}, "trust": "secure", "clients": 2}
+
+
+def test_two_hospitals_and_a_server_that_sees_their_sum_alone(tmp_path):
+    summary = run(tmp_path, "run", record_updates=True, **SECURE)
+    check_copies(tmp_path, "run")
+    assert summary["secure_sum"] == {"clients": 2, "min_survivors": 2, "colluders": 0, "contributors": 2}
+    assert (summary["private"], summary["rounds"], summary["empty_rounds"]) == (True, 3, 0)
+    entries = Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries
+    assert [entry.attempt for entry in entries] == [0, 0, 0]
+    assert all(entry.log_ratio > 0 for entry in entries)
+    assert {path.name for path in (tmp_path / "run" / "updates" / "round-000001").glob("*.npy")} >= {"sum.npy"}
+
+
+def test_a_client_that_does_not_accept_a_share_of_the_noise_refuses_the_run(tmp_path):
+    with pytest.raises(RuntimeError, match="trust=secure: alone, this client's payload would carry too little noise"):
+        run(tmp_path, "run", trust="secure", clients=2)
+
+
+def test_a_client_without_its_keys_drops_out_and_is_not_charged(tmp_path, monkeypatch):
+    """A SuperNode that restarted between two stages: nobody else can be charged for a sum of one."""
+    kept = DeployedGrid.deliver
+
+    def forgetful(self: DeployedGrid, messages: Any, timeout: float | None) -> Any:
+        if any(stage_of(message.content) == MASKED for message in messages):
+            self._states.clear()
+        return kept(self, messages, timeout)
+
+    monkeypatch.setattr(DeployedGrid, "deliver", forgetful)
+    with pytest.raises(RuntimeError, match=r"no valid update in 3 rounds in a row.*has not announced keys"):
+        run(tmp_path, "run", **SECURE)
+    assert not Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries
