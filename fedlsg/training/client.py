@@ -61,7 +61,8 @@ def client_step(
     ``groups`` says which positions may share a microbatch. The group of an example, and what ``batch`` makes of it,
     must depend on that example alone. ``scale`` multiplies the gradients before the clip: weights give saliencies.
     ``checked``: the result of ``check`` for this model and frame, which many clients share.
-    ``add`` takes the place of ``add_noise``, for one step: noise on a grid, whose integers are returned as they are.
+    ``add`` takes the place of ``add_noise``, for one step: noise on a grid, whose integers are returned as they are. It
+    gets the sum in float64.
     Differs from the paper: one joint clip over all blocks and dense parameters (``Mechanism``).
     """
     parameters = check(model, frame) if checked is None else checked
@@ -74,7 +75,7 @@ def client_step(
         parameters=parameters,
     )  # fmt: skip
     if add is not None:
-        return add(_clipped_batch_sum(inputs), mechanism, noise)
+        return add(_clipped_batch_sum(inputs, wide=True), mechanism, noise)
     plain = scale is None and unprotected(mechanism, frame, parameters)
     return plain_steps(inputs) if plain else _noisy_steps(inputs, noise)
 
@@ -112,12 +113,14 @@ def _noisy_steps(x: StepInputs, noise: SecretStream) -> Float[Tensor, " kept"]:
     return accumulated
 
 
-def _clipped_batch_sum(x: StepInputs) -> Float[Tensor, " kept"]:
-    """The sum over a Poisson batch; in float64 where it has several microbatches, or more than NARROW_SUM examples."""
+def _clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Float[Tensor, " kept"]:
+    """The sum over a Poisson batch; in float64 if ``wide``, or for several microbatches, or more than NARROW_SUM
+    examples.
+    """
     total: Tensor | None = None
     shape = shape_of(x.local, x.parameters.values())
     runs = runs_of(poisson_batch(x.num_examples, x.local.sample_rate, x.draws), x.groups, shape)
-    wide = len(runs) > 1 or len(runs[0][1]) > NARROW_SUM
+    wide = wide or len(runs) > 1 or len(runs[0][1]) > NARROW_SUM
     seen: dict[int, list[torch.Size]] = {}
     for group, micro in runs:
         inputs, targets = x.batch(micro)

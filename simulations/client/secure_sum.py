@@ -17,7 +17,7 @@ from fedlsg.state import RoundPlan, select_clients
 from fedlsg.training.client import AddNoise
 from simulations.grids.refusals import SecureSumRefusedError
 from simulations.plan.base import Base
-from strategies.federation.secure_wire import KEYS, MASKED, SHARES, Stage, read_stage
+from strategies.federation.secure_wire import KEYS, MASKED, SHARES, Stage, read_stage, stage_of
 
 RECORD = "secure sum"
 
@@ -27,19 +27,27 @@ def answer_stage(base: Base, partition: int, content: RecordDict, state: RecordD
 
     Raises SecureSumRefusedError for terms that are not those of the run, and for what the protocol forbids.
     """
-    stage = read_stage(content)
+    stage = _stage(base, content)
     try:
-        terms = _terms(base, stage, partition)
+        terms = _terms(base, stage)
         if stage.name == KEYS:
             client = _begin(base, terms, partition, state)
             answer = client.keys()
         else:
             client = _restore(terms, partition, state)
             answer = client.shares(stage.message) if stage.name == SHARES else client.unmask(stage.message)
-    except (ProtocolError, KeyError) as error:
+    except ProtocolError as error:
         raise SecureSumRefusedError(f"secure sum, stage {stage.name}: {error}") from None
     _store(client, state)
     return answer
+
+
+def refuse_stage(base: Base, content: RecordDict) -> None:
+    """Raise SecureSumRefusedError for a stage of a secure sum in a run without one, and for an announcement without a
+    stage in a run with one.
+    """
+    if (stage_of(content) is None) != (base.sums is None):
+        _stage(base, content)
 
 
 def masked_values(
@@ -55,7 +63,7 @@ def masked_values(
     Called for an attempt that was answered, it returns that answer, and nothing is charged.
     Raises as ``answer_stage`` does, before anything is charged.
     """
-    stage, release = read_stage(content), plan.release
+    stage, release = _stage(base, content), plan.release
     assert release is not None
     try:
         if stage.name != MASKED or stage.round != plan.round:
@@ -65,11 +73,11 @@ def masked_values(
                 f"expected {release.values} values of {release.grid.bits} bits, the server says {stage.length} of "
                 f"{stage.bits}"
             )
-        client = _restore(_terms(base, stage, partition), partition, state)
+        client = _restore(_terms(base, stage), partition, state)
+        client.accept(stage.message)
         if client.stage not in (KEYS, SHARES, MASKED):
             return client.masked(np.zeros(stage.length, dtype=np.int64))  # the stored answer, whatever the values
-        client.accept(stage.message)
-    except (ProtocolError, KeyError) as error:
+    except ProtocolError as error:
         raise SecureSumRefusedError(f"secure sum, stage {stage.name}: {error}") from None
     seed = base.settings.seed
     values = train(lambda total, mechanism, stream: release.encode(total, stream, seed=seed, round=plan.round))
@@ -78,11 +86,20 @@ def masked_values(
     return message
 
 
-def _terms(base: Base, stage: Stage, partition: int) -> Terms:
+def _stage(base: Base, content: RecordDict) -> Stage:
+    """The stage of a message. Refused: a run without secure sums, and records that are no stage."""
+    if base.sums is None:
+        raise SecureSumRefusedError(f"secure sum: this run has trust={base.settings.trust}, and no secure sum")
+    try:
+        return read_stage(content)
+    except ValueError as error:
+        raise SecureSumRefusedError(f"secure sum: {error}") from None
+
+
+def _terms(base: Base, stage: Stage) -> Terms:
     """The terms of an attempt. Refused: other clients than the public schedule selects, terms that no graph fits."""
     sums, s = base.sums, base.settings
-    if sums is None:
-        raise ProtocolError(f"this run has trust={s.trust}, and no secure sum")
+    assert sums is not None
     selected = select_clients(s.clients, s.clients_per_round, round=stage.round, seed=s.seed)
     if stage.clients != tuple(sorted(selected)):
         raise ProtocolError(f"expected the clients that round {stage.round} selects, got {list(stage.clients)}")

@@ -34,7 +34,7 @@ from fedlsg.training.client import AddNoise
 from simulations.client.account import Account, SimulatedAccount, entry_of, own_directory
 from simulations.client.model import Process, load, process
 from simulations.client.remote_account import HISTORY, RECORD, RemoteAccount
-from simulations.client.secure_sum import masked_values
+from simulations.client.secure_sum import masked_values, refuse_stage
 from simulations.plan.base import OwnPart
 from simulations.plan.plan import Base
 from simulations.rundir.feedback_box import FeedbackBox
@@ -73,6 +73,7 @@ def answer_in(
     Raises FrameDiffersError, ReplicaMissingError, ReplicaDiffersError, OverBudgetError, LedgerError,
     SecureSumRefusedError, or whatever training raised.
     """
+    refuse_stage(here.base, content)
     announced, run, partition = read_round(content), account.run, account.client
     digest = None
     if here.replica is not None:

@@ -84,7 +84,7 @@ class Settings:
     delta: Annotated[float | None, Setting("delta of (epsilon, delta).", above=0, below=1, fallback=1e-5)] = None
     trust: Annotated[
         Literal["client", "secure", "aggregate"],
-        Setting("Each client adds all noise, or a share: under a secure sum, or one that is assumed (aggregate)."),
+        Setting("Clients add all noise, or a share: in a secure sum, or an assumed one."),
     ] = "client"
     min_survivors: Annotated[
         int | None,

@@ -136,14 +136,19 @@ class Exchange:
         self, partitions: Sequence[int], framed: Collection[int] = (), lost: Collection[int] = ()
     ) -> list[Message]:
         """Announcements to those of the clients that have a node; the others are rejected in the report."""
+        there = self._there(partitions)
+        records = self.downlink.records(list(there), self.plan.frame, framed=framed, lost=lost)
+        self._sent = [(who, self._announce(who, node, records[who])) for who, node in there.items()]
+        return [message for _, message in self._sent]
+
+    def _there(self, partitions: Iterable[int]) -> dict[int, int]:
+        """The nodes of those of the clients that have one; the others are rejected in the report."""
         nodes = {partition: self.roster.node(partition) for partition in partitions}
         there = {partition: node for partition, node in nodes.items() if node is not None}
-        records = self.downlink.records(list(there), self.plan.frame, framed=framed, lost=lost)
         if away := sorted(nodes.keys() - there.keys()):
             log(WARNING, "round %d: clients %s: %s", self.report.round, away, AWAY)
         self.report.rejected |= dict.fromkeys(away, AWAY)
-        self._sent = [(who, self._announce(who, node, records[who])) for who, node in there.items()]
-        return [message for _, message in self._sent]
+        return there
 
     def _announce(self, partition: int, node: int, records: Records) -> Message:
         expected, plan = self.expectations, self.plan
@@ -209,5 +214,5 @@ class Exchange:
             self.roster.forget(partition)
         if reply.has_error() and reply.error.code == DISK_FULL and self.expectations.copies is None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), reply.error.reason)
-        self.report.list_reply(partition, before)
+        self.report.list_reply(partition, before, stage=stage)
         return values

@@ -81,9 +81,9 @@ class RoundReport:
         payload, wire = self.so_far(direction)
         self.sent.append(Sent(client, direction, values, payload - before[0], wire - before[1]))
 
-    def list_reply(self, client: int, before: tuple[int, int]) -> None:
-        """The same for a reply that was accepted or rejected."""
-        accepted = client in self.payloads and client not in self.rejected
+    def list_reply(self, client: int, before: tuple[int, int], *, stage: bool = False) -> None:
+        """The same for a reply that was accepted or rejected. ``stage``: it has no values."""
+        accepted = not stage and client in self.payloads and client not in self.rejected
         self.list_message(client, "up", before, self.count_values(self.payloads[client]) if accepted else 0)
 
     def count_down(self, client: int, message: Message, *, stage: bool = False) -> None:

@@ -8,7 +8,7 @@ nothing is revealed, and who sent masked values stays charged.
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import WARNING
 from typing import Any
@@ -57,6 +57,8 @@ class SecureExchange(Exchange):
             return Received()
         masked: dict[int, bytes] = self._collect(replies)
         requests = self._server.requests(masked.items())
+        for client in self._server.refused:  # what is no masked vector is no payload
+            self.report.payloads.pop(client, None)
         if isinstance(requests, GivenUp):
             outcome: Total | GivenUp = requests
         else:
@@ -66,8 +68,10 @@ class SecureExchange(Exchange):
 
     @property
     def worth_repeating(self) -> bool:
-        """Whether replies were lost, and nobody was charged: another attempt would charge those once more."""
-        return super().worth_repeating and not self.report.payloads
+        """Whether replies were lost before anybody was asked for values: later, a client whose reply is lost may have
+        been charged, and another attempt would charge it once more.
+        """
+        return super().worth_repeating and not self._deliveries
 
     def _received(self, total: Total) -> Received:
         """The sum in the units of the values. Who answered all but the last stage is in it."""
@@ -101,16 +105,20 @@ class SecureExchange(Exchange):
 
     def _ask(self, name: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
         """The answers to a stage that asks for no values, by client."""
-        nodes = {client: self.roster.node(client) for client in messages}
         group = str(self.plan.round)
         stages = {client: replace(self._stage, name=name, message=message) for client, message in messages.items()}
         self._sent = [
             (client, Message(write_stage(RecordDict(), stages[client]), node, MessageType.TRAIN, group_id=group))
-            for client, node in nodes.items()
-            if node is not None
+            for client, node in self._there(messages).items()
         ]
         answers = self._read(self._send([message for _, message in self._sent]), stage=True)
         return {client: answers[client] for client in sorted(answers)}
+
+    def _announce_to(
+        self, partitions: Sequence[int], framed: Collection[int] = (), lost: Collection[int] = ()
+    ) -> list[Message]:
+        """As in ``Exchange``. A client that has dropped out in an earlier stage gets nothing more in this attempt."""
+        return super()._announce_to([client for client in partitions if client in self._deliveries], framed, lost)
 
     def _announce(self, partition: int, node: int, records: Records) -> Message:
         message = super()._announce(partition, node, records)

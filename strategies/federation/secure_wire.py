@@ -51,21 +51,27 @@ def write_stage(content: RecordDict, stage: Stage) -> RecordDict:
 
 
 def stage_of(content: RecordDict) -> str | None:
-    """The name of the stage of a message, None without one."""
+    """The name of the stage of a message, None without one; "" if the terms name none."""
     record = content.config_records.get(TERMS)
-    return None if record is None else str(record["stage"])
+    return None if record is None else str(record.get("stage", ""))
 
 
 def read_stage(content: RecordDict) -> Stage:
-    """The stage of a message. Raises KeyError or ValueError for anything else."""
-    record = content.config_records[TERMS]
+    """The stage of a message. Raises ValueError for anything else."""
+    try:
+        return _read_stage(content.config_records[TERMS], content.array_records[MESSAGE]["message"].data)
+    except KeyError as error:
+        raise ValueError(f"expected a stage with its terms and its message, got none of the name {error}") from None
+
+
+def _read_stage(record: ConfigRecord, message: bytes) -> Stage:
     run, clients, name = record["run"], record["clients"], record["stage"]
     if name not in STAGES or not isinstance(run, bytes) or not isinstance(clients, list):
         raise ValueError(f"expected a stage among {STAGES} with its terms, got {name!r}")
     numbers = {key: _whole(record[key], key) for key in ("round", "attempt", "length", "bits")}
     return Stage(
         name=str(name), run=run, clients=tuple(_whole(client, "client") for client in clients),
-        message=content.array_records[MESSAGE]["message"].data, **numbers,
+        message=message, **numbers,
     )  # fmt: skip
 
 

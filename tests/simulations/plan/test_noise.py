@@ -10,7 +10,7 @@ import torch
 import strategies
 from fedlsg.state import mean_frame
 from simulations.plan.base import prepare
-from simulations.plan.noise import RHO_MEANING, rho_line, rho_of
+from simulations.plan.noise import RHO_MEANING, rho_line, rho_of, sum_line
 from simulations.settings.settings import from_mapping
 from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.runs import SMALL, plan_at, run_local
@@ -120,3 +120,26 @@ def test_values_before_a_private_pruning(tmp_path):
     line = rho_line(plan, plan.server_state().public)
     assert line is not None
     assert "2,442 values before pruning" in line
+
+
+# Secure sums
+
+
+def test_the_line_of_secure_sums_says_whose_noise_counts(tmp_path):
+    plan, _ = plan_at(tmp_path / "run", clients=10, trust="secure")
+    found = sum_line(plan, plan.public_state())
+    assert found is not None
+    assert "secure sum of at least 9 of 10 clients, 1 of which may collude with the server: " in found
+    assert found.endswith(" bits a value, noise planned for 8 honest clients")
+
+
+def test_without_secure_sums_there_is_no_such_line(tmp_path):
+    plan, _ = plan_at(tmp_path / "run")
+    assert sum_line(plan, plan.public_state()) is None
+
+
+def test_rho_of_secure_sums_is_that_of_the_share_that_each_client_adds(tmp_path):
+    """Ten clients add 1 / sqrt(8) of the noise each; under trust=client all of it."""
+    alone, secure = (plan_at(tmp_path / trust, clients=10, trust=trust)[0] for trust in ("client", "secure"))
+    ratio = rho_of(secure, secure.public_state()) / rho_of(alone, alone.public_state())
+    assert ratio == pytest.approx(1 / math.sqrt(8))

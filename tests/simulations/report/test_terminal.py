@@ -64,6 +64,19 @@ def test_the_summary_fits_and_says_everything(width):
         ),
         ({"private": False, "epsilon_max": "inf"}, "NOT PRIVATE: no finite epsilon is claimed"),
         ({"trust": "aggregate"}, "only the sum is private: an ideal secure aggregation is assumed and not provided"),
+        (
+            {"trust": "secure", "secure_sum": {"clients": 10, "min_survivors": 9, "colluders": 1, "contributors": 8}},
+            "of the sum of at least 9 of 10 clients: an honest-but-curious server sees no single payload, also with 1 "
+            "colluding client (secure aggregation, computational)",
+        ),
+        (
+            {"trust": "secure", "secure_sum": {"clients": 5, "min_survivors": 5, "colluders": 0, "contributors": 5}},
+            "sees no single payload, if no client colludes with it (secure aggregation, computational)",
+        ),
+        (
+            {"trust": "secure", "private": False, "reproducible": True},
+            "NOT PRIVATE: the noise is reproducible; the ledger alone would say epsilon 7.998",
+        ),
     ],
 )
 def test_what_the_privacy_line_rests_on(changes, expected):

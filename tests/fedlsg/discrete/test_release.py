@@ -1,0 +1,234 @@
+"""A release: integers of clients add up to the sum, with the noise that is charged."""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedlsg.discrete import (
+    Release,
+    SumTerms,
+    add_modulo,
+    log_ratio,
+    most_log_ratio,
+    plan_release,
+    random_signs,
+    rotate,
+    rounding_deviation,
+    unrotate,
+)
+from fedlsg.discrete.release import LARGEST_EPSILON, LEAST_STEPS
+from fedlsg.privacy import Mechanism
+from fedlsg.randomness import public_generator, reproducible_stream
+
+SIX_SIGMA = 6.0
+VALUES = 3000
+
+
+def sums(clients: int = 10, survivors: int = 9, colluders: int = 1, **more) -> SumTerms:
+    known = {"expected_examples": 80.0, "releases": 50, "delta": 1e-5} | more
+    return SumTerms(clients=clients, min_survivors=survivors, colluders=colluders, **known)
+
+
+def mechanism_for(terms: SumTerms, **more) -> Mechanism:
+    return Mechanism(**({"clip_norm": 0.5, "noise_multiplier": 1.5, "noise_share": terms.contributors**-0.5} | more))
+
+
+def planned(terms: SumTerms, *, values: int = VALUES, blocks: int = 1, **more) -> Release:
+    return plan_release(terms, mechanism_for(terms, **more), values=values, blocks=blocks)
+
+
+def clipped_sums(count: int, values: int, norm: float = 4.0) -> list[torch.Tensor]:
+    """One vector a client: a few examples that are alike."""
+    draws = torch.randn(count, values, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return list(draws / draws.norm(dim=1, keepdim=True) * norm)
+
+
+def noise_of(release: Release, parts: list[torch.Tensor], *, seed: int = 0) -> torch.Tensor:
+    """What the decoded sum has beyond the sum of the parts."""
+    streams = [reproducible_stream(seed, "client", i) for i in range(len(parts))]
+    integers = [release.encode(part, stream, seed=1, round=2) for part, stream in zip(parts, streams, strict=True)]
+    assert all(int(i.min()) >= 0 and int(i.max()) < release.grid.modulus for i in integers)
+    return release.decode(add_modulo(integers, release.grid), seed=1, round=2) - sum(parts)
+
+
+def too_quiet(noise: torch.Tensor, deviation: float) -> bool:
+    """Whether the mean square is below deviation^2 by more than six of its own deviations."""
+    return bool(noise.square().mean() < deviation**2 * (1 - SIX_SIGMA * math.sqrt(2 / len(noise))))
+
+
+def too_loud(noise: torch.Tensor, deviation: float) -> bool:
+    return bool(noise.square().mean() > deviation**2 * (1 + SIX_SIGMA * math.sqrt(2 / len(noise))))
+
+
+@pytest.mark.parametrize("shown", [8, 9, 10])
+def test_the_decoded_sum_is_the_sum_with_the_noise_of_its_clients(shown):
+    release = planned(sums())
+    noise = noise_of(release, clipped_sums(shown, VALUES))
+    deviation = release.noise_std(shown)
+    assert not too_quiet(noise, deviation)
+    assert not too_loud(noise, deviation)
+    assert abs(float(noise.mean())) < SIX_SIGMA * deviation / math.sqrt(VALUES)
+
+
+def test_honest_survivors_alone_have_the_noise_that_is_charged():
+    """Exactly h = m - t shares: the variance is (sigma C)^2 at least, and hardly more."""
+    terms = sums()
+    release = planned(terms)
+    noise = noise_of(release, clipped_sums(terms.contributors, VALUES))
+    assert release.noise_std(terms.contributors) >= 1.5 * 0.5
+    assert release.noise_std(terms.contributors) < 1.5 * 0.5 * 1.01
+    assert not too_quiet(noise, 1.5 * 0.5)
+
+
+def for_all_clients(release: Release, terms: SumTerms) -> Release:
+    """Planted: the noise is planned for all K clients."""
+    share = release.grid.share * Fraction(math.sqrt(terms.contributors / terms.clients)).limit_denominator(64)
+    return replace(release, grid=replace(release.grid, share=share))
+
+
+def half_the_noise(release: Release, terms: SumTerms) -> Release:
+    return replace(release, grid=replace(release.grid, share=release.grid.share / 2))
+
+
+@pytest.mark.parametrize("plant", [for_all_clients, half_the_noise])
+def test_too_little_noise_is_caught(plant):
+    """Negative controls: what the tests above compare would notice it."""
+    terms = sums(clients=10, survivors=7, colluders=2)
+    release = planned(terms)
+    parts = clipped_sums(terms.contributors, VALUES)
+    assert not too_quiet(noise_of(release, parts), 1.5 * 0.5)
+    assert too_quiet(noise_of(plant(release, terms), parts), 1.5 * 0.5)
+    assert plant(release, terms).noise_std(terms.contributors) < 1.5 * 0.5
+
+
+def test_decode_is_the_inverse_of_encode_up_to_the_noise():
+    """At noise that is tiny next to the values, the round trip gives the values; other signs do not."""
+    terms = sums(clients=3, survivors=3, colluders=0, expected_examples=20.0)
+    release = planned(terms, noise_multiplier=1e-4, values=257)
+    (part,) = clipped_sums(1, 257)
+    integers = release.encode(part, reproducible_stream(0), seed=1, round=2)
+    deviation = release.noise_std(1)
+    assert (release.decode(integers, seed=1, round=2) - part).abs().max() < 7 * deviation
+    assert (release.decode(integers, seed=1, round=3) - part).norm() > 0.5
+    assert (release.decode(integers, seed=2, round=2) - part).norm() > 0.5
+
+
+def test_a_sum_that_wraps_around_costs_accuracy_alone():
+    """The integers of a client hide the same whether they wrap or not: they are the same modulo 2^b."""
+    release = planned(sums())
+    small = replace(release, grid=replace(release.grid, bits=release.grid.bits - 4))
+    (part,) = clipped_sums(1, VALUES)
+    wide, narrow = (one.encode(part, reproducible_stream(5), seed=1, round=2) for one in (release, small))
+    assert narrow.equal(wide % small.grid.modulus)
+
+
+def test_the_noise_is_around_the_real_sum():
+    """Nothing is rounded to the grid before the noise: a tenth of a step in every coordinate shows in the mean."""
+    values = 2**15
+    terms = sums(clients=2, survivors=2, colluders=0)
+    release = planned(terms, values=values)
+    signs = random_signs(values, public_generator(1, "rotation", 2))
+    tenth = torch.full((values,), 0.1 * release.grid.step, dtype=torch.float64)
+    integers = release.encode(unrotate(tenth, signs), reproducible_stream(7), seed=1, round=2)
+    mean = float(rotate(release.decode(integers, seed=1, round=2), signs).mean())
+    assert abs(mean - 0.1 * release.grid.step) < 4 * release.noise_std(1) / math.sqrt(values)
+
+
+known = {
+    "clients": st.integers(2, 60),
+    "spare": st.integers(0, 6),
+    "colluders": st.integers(0, 6),
+    "values": st.integers(1, 10**6),
+    "blocks": st.integers(1, 40),
+    "noise": st.floats(0.05, 50.0),
+    "clip": st.sampled_from(["joint", "per-block"]),
+    "releases": st.integers(1, 10**5),
+    "delta": st.sampled_from([1e-3, 1e-5, 1e-8]),
+}
+
+
+@given(**known)
+@settings(max_examples=40)
+def test_the_noise_multiplier_of_a_release_is_at_least_the_one_charged(
+    clients, spare, colluders, values, blocks, noise, clip, releases, delta
+):
+    terms, mechanism = drawn(clients, spare, colluders, noise, clip, releases, delta)
+    release = plan_release(terms, mechanism, values=values, blocks=blocks)
+    r = rounding_deviation(
+        [float(LEAST_STEPS)] * terms.contributors, values=values, steps=releases, epsilon=LARGEST_EPSILON, delta=delta
+    )
+    multiplier = release.grid.noise_std(r) / mechanism.sensitivity(blocks)
+    assert multiplier >= mechanism.effective_noise_multiplier(blocks) * (1 + 9e-8)
+    assert release.grid.contributors == terms.min_survivors - terms.colluders
+    assert release.grid.share >= LEAST_STEPS
+
+
+@given(**known)
+@settings(max_examples=40)
+def test_the_bound_holds_for_all_releases_of_a_run_together(
+    clients, spare, colluders, values, blocks, noise, clip, releases, delta
+):
+    terms, mechanism = drawn(clients, spare, colluders, noise, clip, releases, delta)
+    release = plan_release(terms, mechanism, values=values, blocks=blocks)
+    assert 0 < releases * release.log_ratio <= most_log_ratio(terms)
+
+
+def drawn(clients, spare, colluders, noise, clip, releases, delta) -> tuple[SumTerms, Mechanism]:
+    survivors = max(clients - spare, 1)
+    terms = sums(clients, survivors, min(colluders, survivors - 1), releases=releases, delta=delta)
+    return terms, mechanism_for(terms, noise_multiplier=noise, clip=clip)
+
+
+def test_a_bound_that_forgets_the_logarithm_is_caught():
+    """Negative control: lambda is 4 tau or more, so a bound of T d tau would be too small."""
+    terms = sums(releases=1000)
+    spent = 1000 * planned(terms, values=1074).log_ratio
+    assert spent > most_log_ratio(terms) / 10
+
+
+def test_log_ratios_are_equal_where_their_last_bits_differ():
+    """Server and client compute it on processors of their own: it is raised to a power of two."""
+    for values in (1, 1074, 10**6):
+        release = planned(sums(), values=values)
+        shares = [float(release.grid.share)] * release.grid.contributors
+        r = rounding_deviation([float(LEAST_STEPS)] * 8, values=values, steps=50, epsilon=LARGEST_EPSILON, delta=1e-5)
+        exact = log_ratio(shares, r) * values
+        assert math.frexp(release.log_ratio)[0] == 0.5
+        assert exact <= release.log_ratio < 2 * exact
+
+
+@pytest.mark.parametrize(("survivors", "colluders"), [(9, 9), (11, 1), (9, -1), (0, 0), (3, 4)])
+def test_terms_without_an_honest_survivor_are_refused(survivors, colluders):
+    with pytest.raises(ValueError, match="noise of honest survivors is what counts"):
+        sums(10, survivors, colluders)
+
+
+@pytest.mark.parametrize("kind", ["clip-only", "noise-only", "none"])
+def test_a_mechanism_that_is_not_private_is_refused(kind):
+    terms = sums()
+    with pytest.raises(ValueError, match="expected a private mechanism"):
+        plan_release(terms, mechanism_for(terms, kind=kind), values=10, blocks=1)
+
+
+@pytest.mark.parametrize("honest", [1, 7, 9, 10])
+def test_a_share_for_another_number_of_clients_is_refused(honest):
+    terms = sums()
+    with pytest.raises(ValueError, match=r"expected noise_share = 1 / sqrt\(8\)"):
+        plan_release(terms, mechanism_for(terms, noise_share=honest**-0.5), values=10, blocks=1)
+
+
+def test_a_sum_that_needs_too_many_bits_is_refused():
+    terms = sums(expected_examples=1e6)
+    with pytest.raises(ValueError, match="bits, above 52"):
+        planned(terms, noise_multiplier=1e-12)
+
+
+def test_a_sum_of_other_integers_is_refused():
+    release = planned(sums())
+    with pytest.raises(ValueError, match="expected integers"):
+        release.decode(torch.full((VALUES,), release.grid.modulus), seed=1, round=2)

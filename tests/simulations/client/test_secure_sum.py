@@ -1,0 +1,284 @@
+"""Whole runs under secure sums: what is summed, who is charged, and what a dropout at each stage leaves."""
+
+import pytest
+import torch
+
+import fedlsg.training.client
+import simulations.client.secure_sum
+from fedlsg.attacks.observation import ThreatModel
+from fedlsg.discrete import Release, most_log_ratio
+from simulations.attack.recorded.observations import open_record
+from simulations.engines import ray
+from simulations.exports.payload import find
+from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, run_local
+from tests.simulations.support.secure_clients import (
+    FIVE,
+    Seen,
+    charged_clients,
+    decoded,
+    recorded_sum,
+    run_five,
+    watch_encode,
+)
+
+STAGES = ("keys", "shares", "masked", "unmask")
+SECRET = {"reproducible": False}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Run:
+    """Five clients and two rounds, reproducible, without dropouts. Do not write to it."""
+    return run_five(tmp_path_factory.mktemp("secure") / "run", rounds=2)
+
+
+def test_every_client_is_charged_once_a_round_for_the_planned_event(whole):
+    release = whole.plan.server_state().plan(whole.plan.local, whole.plan.sums).release
+    for client in range(5):
+        entries = whole.entries(client)
+        assert [(e.round, e.attempt, e.steps) for e in entries] == [(1, 0, 1), (2, 0, 1)]
+        assert {e.noise_multiplier for e in entries} == {2.0}
+        assert all(0 < e.log_ratio <= most_log_ratio(whole.plan.sums) / 2 for e in entries)
+    assert whole.entries(0)[0].log_ratio == release.log_ratio
+
+
+def test_the_summary_says_whose_noise_counts(whole):
+    assert whole.summary["secure_sum"] == {"clients": 5, "min_survivors": 4, "colluders": 1, "contributors": 3}
+    assert (whole.summary["trust"], whole.summary["private"]) == ("secure", False), "reproducible runs claim nothing"
+
+
+def test_secret_noise_is_private_within_the_target(tmp_path):
+    run = run_five(tmp_path / "run", **SECRET, noise_multiplier=None, epsilon=6.0, rounds=2)
+    assert run.summary["private"]
+    assert 5.9 < run.summary["epsilon_max"] <= 6.0
+    sigma = run.plan.method.mechanism.noise_multiplier
+    assert {e.noise_multiplier for client in range(5) for e in run.entries(client)} == {sigma}
+    assert [row.answered for row in run.rows] == ["0 1 2 3 4"] * 2
+
+
+def test_bytes_of_a_message_are_at_least_those_of_its_values(whole):
+    lines = (whole.path / "bytes.csv").read_text().splitlines()[1:]
+    rows = [line.split(",") for line in lines]
+    assert all(int(values) <= int(payload) <= int(wire) for *_, values, payload, wire in rows)
+    up = [int(row[3]) for row in rows if row[:3] == ["1", "0", "up"]]
+    assert [values > 0 for values in up] == [False, False, True, False], "of four replies, one has values"
+
+
+def test_the_sum_is_that_under_an_assumed_secure_sum_but_for_the_noise(tmp_path, monkeypatch):
+    """The same batches and clips under both; the noise of five shares is there, and no more."""
+    assumed, add_noise = [], fedlsg.training.client.add_noise
+    monkeypatch.setattr(
+        fedlsg.training.client, "add_noise", lambda total, *rest: assumed.append(total) or add_noise(total, *rest)
+    )
+    run_five(tmp_path / "assumed", trust="aggregate", colluders=None)
+    parts = watch_encode(monkeypatch)
+    run = run_five(tmp_path / "secure")
+    assert len(assumed) == len(parts) == 5
+    assert all(
+        torch.allclose(part.total, total.double(), atol=1e-5) for part, total in zip(parts, assumed, strict=True)
+    )
+    noise = recorded_sum(run) - sum(part.total for part in parts)
+    share = noise.square().mean() / parts[0].release.noise_std(5) ** 2
+    assert abs(float(share) - 1) < 5 * (2 / len(noise)) ** 0.5
+
+
+def test_the_sum_is_that_of_the_clients_own_integers(tmp_path, monkeypatch):
+    parts = watch_encode(monkeypatch)
+    run = run_five(tmp_path / "run", **SECRET)
+    assert len(parts) == 5
+    assert recorded_sum(run).equal(decoded(parts))
+
+
+def test_the_clipped_sum_is_not_rounded_to_float32_before_the_noise(tmp_path, monkeypatch):
+    """Rounding in float32 would move the difference that one example makes by more than the plan allows for."""
+    parts = watch_encode(monkeypatch)
+    run_five(tmp_path / "run", sample_rate=0.01)
+    assert {part.total.dtype for part in parts} == {torch.float64}
+    assert any(not part.total.float().double().equal(part.total) for part in parts)
+
+
+def test_a_grid_that_is_planned_for_all_clients_would_be_seen(whole):
+    """The noise of three honest survivors alone is what the ledger says: 2.0 C."""
+    release = whole.plan.server_state().plan(whole.plan.local, whole.plan.sums).release
+    clip_norm = whole.plan.method.mechanism.clip_norm
+    assert 2.0 * clip_norm <= release.noise_std(3) < 2.0 * clip_norm * 1.01
+    assert release.noise_std(4) > 2.2 * clip_norm
+
+
+# --- dropouts
+
+
+def dropping(stage: str, *clients: int, how: str = "silent", times: int = 10) -> Seen:
+    left = [times * len(clients)]
+
+    def drop(at: str, client: int) -> str | None:
+        if at != stage or client not in clients or not left[0]:
+            return None
+        left[0] -= 1
+        return how
+
+    return Seen(drop=drop)
+
+
+@pytest.mark.parametrize("how", ["silent", "raises"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_one_dropout_is_recovered(stage, how, tmp_path, monkeypatch):
+    """Without it the sum is that of the others; who has sent masked values is in it."""
+    parts = watch_encode(monkeypatch)
+    run = run_five(tmp_path / "run", dropping(stage, 2, how=how), **SECRET)
+    (row,) = run.rows
+    others = "0 1 2 3 4" if stage == "unmask" else "0 1 3 4"
+    assert (row.answered, row.rejected) == (others, "" if stage == "unmask" else "2")
+    assert recorded_sum(run).equal(decoded(parts)), "who dropped out before had encoded nothing"
+    assert charged_clients(run) == [int(client) for client in others.split()]
+
+
+def test_a_client_whose_masked_values_are_lost_is_charged_and_not_in_the_sum(tmp_path, monkeypatch):
+    parts = watch_encode(monkeypatch)
+    run = run_five(tmp_path / "run", dropping("masked", 2, how="late"), **SECRET)
+    assert run.rows[0].answered == "0 1 3 4"
+    assert recorded_sum(run).equal(decoded([*parts[:2], *parts[3:]]))
+    assert charged_clients(run) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_round_with_too_few_clients_is_given_up(stage, tmp_path, with_weights):
+    """Nothing is revealed and the weights stay; who sent masked values is charged."""
+    clients = dropping(stage, 2, 3, how="raises")
+    run = run_five(tmp_path / "run", clients, **SECRET)
+    (row,) = run.rows
+    assert (row.answered, row.rejected) == ("", "0 1 2 3 4")
+    assert "given up" in row.reasons
+    assert recorded_sum(run) is None
+    assert run.weights.equal(with_weights)
+    assert charged_clients(run) == {"masked": [0, 1, 4], "unmask": [0, 1, 2, 3, 4]}.get(stage, [])
+    asked = [at for _, at in clients.stages]
+    assert asked.count("unmask") == (5 if stage == "unmask" else 0), "nobody is asked for a share in vain"
+
+
+@pytest.fixture(scope="module")
+def with_weights(whole) -> torch.Tensor:
+    """The initial weights."""
+    state = whole.plan.build_model().state_dict()
+    return torch.cat([state[name].flatten() for name in whole.model])
+
+
+def test_an_attempt_that_lost_replies_before_values_is_repeated_for_free(tmp_path):
+    clients = dropping("shares", 2, 3, times=1)
+    run = run_five(tmp_path / "run", clients, **SECRET)
+    assert run.rows[0].answered == "0 1 2 3 4"
+    assert [len(run.entries(client)) for client in range(5)] == [1] * 5
+    assert [at for _, at in clients.stages].count("keys") == 10
+
+
+@pytest.mark.parametrize("stage", ["masked", "unmask"])
+def test_an_attempt_with_values_is_not_repeated(stage, tmp_path):
+    """Another one would charge those once more whose reply was lost."""
+    clients = dropping(stage, 0, 1, 2, 3, 4, how="late")
+    run = run_five(tmp_path / "run", clients, **SECRET)
+    assert run.rows[0].answered == ""
+    assert [len(run.entries(client)) for client in range(5)] == [1] * 5
+    assert [at for _, at in clients.stages].count("keys") == 5
+
+
+def test_an_interrupted_round_is_a_new_attempt_with_new_noise_and_a_new_charge(tmp_path, monkeypatch):
+    parts = watch_encode(monkeypatch)
+    watched = Release.encode
+
+    def interrupted(self, total, stream, *, seed, round):
+        if round == 2 and len(parts) == 6:
+            raise KeyboardInterrupt
+        return watched(self, total, stream, seed=seed, round=round)
+
+    monkeypatch.setattr(Release, "encode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_five(tmp_path / "run", rounds=2, **SECRET)
+    monkeypatch.setattr(Release, "encode", watched)
+    run = resume_local(tmp_path / "run")
+    once, twice = [(1, 0), (2, 0)], [(1, 0), (2, 0), (2, 1)]
+    assert [[(e.round, e.attempt) for e in run.entries(c)] for c in range(5)] == [twice] * 2 + [once] * 3
+    second, third = parts[5].integers, parts[6].integers
+    assert (second != third).float().mean() > 0.5, "the noise of the first attempt is not used again"
+    assert run.rows[-1].answered == "0 1 2 3 4"
+    assert run.summary["epsilon_max"] > run.summary["epsilon_median"]
+
+
+# --- other settings
+
+
+def test_with_a_sparse_downlink_the_same_sum_goes_down(tmp_path):
+    sparse = run_five(tmp_path / "sparse", rounds=3, downlink="sparse")
+    full = run_five(tmp_path / "full", rounds=3)
+    assert [row.answered for row in sparse.rows] == ["0 1 2 3 4"] * 3
+    assert (sparse.weights - full.weights).abs().max() < 1e-5
+    assert sparse.rows[2].downlink_bytes < full.rows[2].downlink_bytes
+
+
+def test_with_a_sparse_downlink_a_round_may_be_given_up(tmp_path):
+    run = run_five(tmp_path / "run", dropping("keys", 2, 3, how="raises", times=1), rounds=3, downlink="sparse")
+    assert [row.answered for row in run.rows] == ["", "0 1 2 3 4", "0 1 2 3 4"]
+
+
+@pytest.mark.parametrize("settings", [{"method": "probe"}, {"clip": "per-block"}, {"classifier_clip_weight": 0.5}])
+def test_other_clips_and_carriers_keep_the_noise_and_its_charge(settings, tmp_path, monkeypatch):
+    parts = watch_encode(monkeypatch)
+    run = run_five(tmp_path / "run", **settings)
+    mechanism = run.plan.method.mechanism
+    state = run.plan.server_state()
+    blocks = len(state.plan(run.plan.local, run.plan.sums).frame.blocks)
+    charged = {e.noise_multiplier for client in range(5) for e in run.entries(client)}
+    assert charged == {mechanism.effective_noise_multiplier(blocks)}
+    (release,) = {part.release for part in parts}
+    assert release.noise_std(3) >= max(charged) * mechanism.sensitivity(blocks)
+    assert recorded_sum(run).equal(decoded(parts))
+
+
+def test_clients_that_are_not_selected_are_not_charged(tmp_path):
+    run = run_local(
+        tmp_path / "run", clients=6, clients_per_round=4, rounds=3, trust="secure", min_survivors=3, colluders=0,
+    )  # fmt: skip
+    for client in range(6):
+        asked = [row.round for row in run.rows if str(client) in row.asked.split()]
+        assert [e.round for e in (run.entries(client) if asked else ())] == asked
+    assert all(len(row.answered.split()) == 4 for row in run.rows)
+    assert run.summary["secure_sum"]["clients"] == 4
+
+
+# --- what is recorded
+
+
+def test_the_attack_on_a_record_sees_the_sum_alone(whole):
+    view = ThreatModel(view="aggregate")
+    record = open_record(str(whole.path), view)
+    (seen,) = record.pick(1, view)
+    assert seen.values.equal(recorded_sum(whole).float())
+    assert seen.clients == (0, 1, 2, 3, 4)
+    with pytest.raises(ValueError, match=r"trust=secure: .* --view aggregate"):
+        open_record(str(whole.path), ThreatModel(view="client"))
+
+
+def test_a_masked_payload_is_not_exported(whole):
+    with pytest.raises(ValueError, match=r"trust=secure: payloads are masked; sum.npy"):
+        find(whole.directory, 1, 0)
+
+
+def test_masked_payloads_look_uniform_and_secrets_are_in_no_file(tmp_path, monkeypatch):
+    roots, real = [], simulations.client.secure_sum.secret_root
+    monkeypatch.setattr(simulations.client.secure_sum, "secret_root", lambda: roots.append(real()) or roots[-1])
+    run = run_five(tmp_path / "run", **SECRET)
+    assert len(roots) == 5
+    files = [path.read_bytes() for path in run.path.rglob("*") if path.is_file()]
+    assert not any(root in content or root.hex().encode() in content for root in roots for content in files)
+    for payload in run.payloads.values():
+        bits = torch.tensor(list(payload[42:-16]), dtype=torch.uint8)
+        share = sum(int(((bits >> at) & 1).sum()) for at in range(8)) / (8 * len(bits))
+        assert abs(share - 0.5) < 5 * 0.5 / (8 * len(bits)) ** 0.5
+
+
+@pytest.mark.ray
+def test_ray_sums_the_same_bit_for_bit(tmp_path, on_ray, whole):
+    plan, directory = plan_at(tmp_path / "ray", **(FIVE | {"engine": "ray", "rounds": 2}))
+    run = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore))
+    assert run.weights.equal(whole.weights)
+    assert run.ledgers == whole.ledgers
+    assert run.payloads == whole.payloads
+    assert all(recorded_sum(run, round).equal(recorded_sum(whole, round)) for round in (1, 2))

@@ -1,0 +1,255 @@
+"""Messages that a server must not send, and replies that a client must not: refused by name, and nobody is charged."""
+
+from dataclasses import replace
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedlsg.secure_sum import messages as wire
+from fedlsg.secure_sum.terms import Terms
+from simulations.client.app import app as honest
+from simulations.grids.refusals import FrameDiffersError
+from strategies.federation.secure_wire import MESSAGE, TERMS, Stage, read_stage, write_stage
+from strategies.federation.wire import FRAME_DIFFERS, failure, read_update, update
+from tests.simulations.support.secure_clients import (
+    Abused,
+    charged_clients,
+    planted,
+    run_five,
+    stage_in,
+    watch_encode,
+)
+
+
+def terms_of(stage: Stage) -> Terms:
+    return Terms(
+        run=stage.run, round=stage.round, attempt=stage.attempt, clients=stage.clients, min_survivors=4, colluders=1,
+        length=stage.length, bits=stage.bits,
+    )  # fmt: skip
+
+
+def survivors(*clients: int):
+    """A request for shares of these survivors, as the protocol's server would write it."""
+
+    def attack(stage: Stage) -> Stage:
+        terms = terms_of(stage)
+        digest = wire.survivors_digest(range(5), clients, terms)
+        body = wire.write_set(clients, terms) + digest
+        return replace(stage, message=wire.write(wire.REQUEST, 1, terms, body))
+
+    return attack
+
+
+def flipped(stage: Stage) -> Stage:
+    middle = len(stage.message) // 2
+    bad = bytes([stage.message[middle] ^ 1])
+    return replace(stage, message=stage.message[:middle] + bad + stage.message[middle + 1 :])
+
+
+def with_terms(**changes: object):
+    return lambda stage: replace(stage, **changes)
+
+
+def longer(stage: Stage) -> Stage:
+    return replace(stage, length=stage.length + 1)
+
+
+def without_terms(stage: Stage) -> RecordDict:
+    content = write_stage(RecordDict(), stage)
+    del content[TERMS]["run"]
+    return content
+
+
+STALE = "has not announced keys for this attempt"
+BEFORE = {
+    "shares before keys": ("keys", with_terms(name="shares"), STALE),
+    "unmask before shares": ("shares", with_terms(name="unmask"), "out of order, the next stage is shares"),
+    "unmask before values": ("masked", with_terms(name="unmask"), "out of order, the next stage is masked"),
+    "another round's terms": ("shares", with_terms(round=2), STALE),
+    "another attempt's roster": ("shares", with_terms(attempt=1), STALE),
+    "another run's roster": ("shares", with_terms(run=bytes(32)), STALE),
+    "other clients": ("keys", with_terms(clients=(0, 1, 2, 3)), "expected the clients that round 1 selects"),
+    "invented clients": ("keys", with_terms(clients=(0, 1, 2, 3, 4, 5)), "expected the clients that round 1 selects"),
+    "a client twice": ("keys", with_terms(clients=(0, 1, 1, 2, 3)), "expected the clients that round 1 selects"),
+    "no such attempt": ("keys", with_terms(attempt=-1), "attempt=-1"),
+    "too many bits": ("keys", with_terms(bits=65), "bits=65"),
+    "an altered roster": ("shares", flipped, "checksum differs"),
+    "no roster": ("shares", with_terms(message=b""), "bytes, got 0"),
+    "values of another round": ("masked", with_terms(round=2), "expected stage 'masked' of round 1, got .* of 2"),
+    "more values": ("masked", longer, "values of .* bits, the server says"),
+    "fewer bits": ("masked", with_terms(bits=8), "values of .* bits, the server says 1074 of 8"),
+    "another attempt's delivery": ("masked", with_terms(attempt=1), STALE),
+    "an altered delivery": ("masked", flipped, "checksum differs"),
+    "no delivery": ("masked", with_terms(message=b""), "bytes, got 0"),
+    "too few survivors": ("unmask", survivors(0, 1, 2), "expected 4 clients at least, got 3"),
+    "survivors without the client": ("unmask", survivors(0, 2, 3, 4), "client 1 itself is missing"),
+    "an unknown stage": ("keys", with_terms(name="all"), "expected a stage among"),
+    "no terms": ("shares", without_terms, "got none of the name 'run'"),
+}  # fmt: skip
+AFTER = {
+    "another roster": ("shares", flipped, "this attempt has answered another message of this stage"),
+    "another delivery": ("masked", flipped, "this attempt has accepted another one"),
+    "other survivors": ("unmask", survivors(0, 1, 2, 3), "this attempt has answered another message of this stage"),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE)
+def test_a_message_out_of_place_is_refused_by_name_and_costs_nothing(case, tmp_path):
+    at, attack, text = BEFORE[case]
+    refused(Abused(at=at, attack=attack), text, tmp_path)
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_an_answered_stage_is_not_answered_otherwise(case, tmp_path):
+    at, attack, text = AFTER[case]
+    refused(Abused(at=at, attack=attack, after=True), text, tmp_path)
+
+
+def refused(client: Abused, text: str, out) -> None:
+    """Control: the round goes on with this client, so the honest message was not refused."""
+    run = run_five(out / "run", client, reproducible=False)
+    with pytest.raises(AssertionError, match=text):
+        raise AssertionError(*client.errors)
+    before, after = client.charges
+    assert before == after == (1 if (client.after and client.at == "masked") or client.at == "unmask" else 0)
+    assert (run.rows[0].answered, len(run.entries(1))) == ("0 1 2 3 4", 1)
+
+
+@pytest.mark.parametrize("stage", ["keys", "shares", "masked", "unmask"])
+def test_a_repeated_message_gets_the_stored_answer(stage, tmp_path, monkeypatch):
+    """Nothing is drawn, masked or charged again."""
+    parts = watch_encode(monkeypatch)
+    client = Abused(at=stage, attack=lambda asked: asked, after=True)
+    run = run_five(tmp_path / "run", client, reproducible=False)
+    ((again, first),) = client.answers
+    assert again == first
+    assert len(parts) == 5
+    assert len(run.entries(1)) == 1
+
+
+def test_keys_of_another_attempt_are_new_and_the_first_attempt_is_over(tmp_path):
+    """A client keeps one attempt: what it said in an earlier one cannot be completed."""
+    client = Abused(at="shares", attack=lambda stage: replace(stage, name="keys", attempt=7, message=b""))
+    run = run_five(tmp_path / "run", client, reproducible=False)
+    assert (run.rows[0].answered, run.rows[0].rejected) == ("0 2 3 4", "1")
+    assert STALE in run.rows[0].reasons
+    assert charged_clients(run) == [0, 2, 3, 4]
+
+
+# --- runs of another kind
+
+
+def test_a_stage_in_a_run_without_secure_sums_is_refused(tmp_path):
+    errors = []
+    stage = Stage(name="masked", run=bytes(32), round=1, attempt=0, clients=(0, 1), length=1074, bits=16)
+
+    def client(message: Message, context: Context) -> Message:
+        for name in ("keys", "masked") if message.metadata.message_type == "train" else ():
+            errors.append(honest(planted(message, replace(stage, name=name)), context).error.reason)
+        return honest(message, context)
+
+    run = run_five(tmp_path / "run", client, trust="client", colluders=None, clients=2, min_survivors=1)
+    assert errors == ["secure sum: this run has trust=client, and no secure sum"] * 4
+    assert [len(run.entries(c)) for c in (0, 1)] == [1, 1]
+
+
+def test_an_announcement_without_a_stage_is_refused_in_a_run_with_secure_sums(tmp_path):
+    """A client would send its values with a share of the noise alone."""
+
+    errors = []
+
+    def bare(message: Message, context: Context) -> Message:
+        if stage_in(message) == "masked" and int(context.node_config["partition-id"]) == 1:
+            content = {name: one for name, one in message.content.items() if name not in (TERMS, MESSAGE)}
+            errors.append(honest(planted(message, RecordDict(content)), context).error.reason)
+        return honest(message, context)
+
+    run = run_five(tmp_path / "run", bare, reproducible=False)
+    (text,) = errors
+    assert "expected a stage with its terms and its message, got none of the name 'secure sum'" in text
+    assert len(run.entries(1)) == 1
+
+
+# --- garbage
+
+values = st.one_of(
+    st.integers(-(2**63), 2**63 - 1), st.binary(max_size=40), st.text(max_size=8), st.floats(allow_nan=False),
+    st.booleans(), st.lists(st.integers(0, 9), min_size=1, max_size=4),
+)  # fmt: skip
+names = st.sampled_from(["stage", "run", "round", "attempt", "clients", "length", "bits", "more"])
+
+
+@given(changes=st.dictionaries(names, values, min_size=1), missing=st.sets(names), message=st.binary(max_size=20))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+def test_garbage_is_no_stage_or_a_stage_of_the_right_types(changes, missing, message):
+    good = Stage(name="keys", run=bytes(32), round=1, attempt=0, clients=(0, 1), length=3, bits=16, message=message)
+    content = write_stage(RecordDict(), good)
+    record = {k: v for k, v in (dict(content[TERMS].items()) | changes).items() if k not in missing}
+    content[TERMS] = ConfigRecord(record)
+    try:
+        stage = read_stage(content)
+    except ValueError:
+        return
+    assert isinstance(stage.run, bytes)
+    assert all(type(number) is int for number in (*stage.clients, stage.round, stage.attempt, stage.length, stage.bits))
+
+
+@pytest.mark.parametrize("content", [RecordDict(), RecordDict({TERMS: ConfigRecord({})})])
+def test_a_message_without_a_stage_is_named(content):
+    with pytest.raises(ValueError, match="expected a stage"):
+        read_stage(content)
+
+
+# --- replies
+
+
+@pytest.mark.parametrize("stage", ["keys", "shares", "masked", "unmask"])
+@pytest.mark.parametrize("how", ["damaged", "empty", "long", "of another client"])
+def test_a_bad_reply_ends_the_part_of_its_client_alone(stage, how, tmp_path):
+    earlier: dict[str, bytes] = {}
+
+    def bad(message: Message, context: Context) -> Message:
+        reply, client = honest(message, context), int(context.node_config["partition-id"])
+        if stage_in(message) != stage or client not in (1, 2):
+            return reply
+        payload = read_update(reply.content)
+        if client == 1:
+            earlier["1"] = payload
+            return reply
+        middle = len(payload) // 2
+        damaged = payload[:middle] + bytes([payload[middle] ^ 1]) + payload[middle + 1 :]
+        other = {"damaged": damaged, "empty": b"", "long": payload + b"0", "of another client": earlier["1"]}[how]
+        return Message(update(other, client), reply_to=message)
+
+    run = run_five(tmp_path / "run", bad)
+    (row,) = run.rows
+    assert row.answered == ("0 1 2 3 4" if stage == "unmask" else "0 1 3 4")
+    if stage != "unmask":
+        assert row.rejected == "2"
+        assert any(word in row.reasons for word in ("checksum", "expected", "no payload")), row.reasons
+
+
+def test_values_of_a_client_that_was_not_charged_are_refused_without_ending_the_run(tmp_path):
+    def bad(message: Message, context: Context) -> Message:
+        if stage_in(message) == "masked" and int(context.node_config["partition-id"]) == 2:
+            return Message(update(b"garbage", 2), reply_to=message)
+        return honest(message, context)
+
+    run = run_five(tmp_path / "run", bad)
+    assert (run.rows[0].answered, run.rows[0].rejected) == ("0 1 3 4", "2")
+    assert charged_clients(run) == [0, 1, 3, 4]
+    assert len(run.payloads) == 4
+
+
+def test_a_client_that_says_its_frame_differs_before_there_is_one_does_not_end_the_run(tmp_path):
+    """Negative control of the resending: it has no delivery, so there is nothing to send again."""
+
+    def bad(message: Message, context: Context) -> Message:
+        if stage_in(message) == "keys" and int(context.node_config["partition-id"]) == 2:
+            return failure(str(FrameDiffersError("planted")), FRAME_DIFFERS, message)
+        return honest(message, context)
+
+    run = run_five(tmp_path / "run", bad)
+    assert (run.rows[0].answered, run.rows[0].rejected) == ("0 1 3 4", "2")
