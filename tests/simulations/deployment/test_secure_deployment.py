@@ -13,7 +13,9 @@ from tests.simulations.support.runs import plan_at
 @pytest.mark.ray
 def test_the_server_gets_the_sum_of_three_supernodes(tmp_path):
     """Flower keeps the state of a node's Context between the stages, each of which is a process of its own."""
-    plan, directory = plan_at(tmp_path / "run", engine="flower", trust="secure", clients=3, rounds=1, reproducible=False)
+    plan, directory = plan_at(
+        tmp_path / "run", engine="flower", trust="secure", clients=3, rounds=1, reproducible=False
+    )
     flower = deploy(plan, tmp_path / "flower", nodes=3)
     assert flower.status == "finished:completed", flower.log[-3000:]
     summary = json.loads(directory.summary.read_text())
