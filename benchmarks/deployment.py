@@ -49,16 +49,17 @@ def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP
         for index, proxy in enumerate(proxies):
             flower.start(
                 "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{proxy.port}", "--port", str(free_port()),
-                "--node-config", node_config(index, nodes, folder),
+                "--node-config", node_config(index, nodes, folder, trust=plan.settings.trust),
             )  # fmt: skip
         status = flower.run(app)
     return Deployed(status=status, proxies=proxies, log=flower.log_file.read_text(), home=flower.home)
 
 
-def node_config(index: int, nodes: int, folder: Path) -> str:
+def node_config(index: int, nodes: int, folder: Path, *, trust: str) -> str:
     """A node config with a budget that no measurement reaches."""
     ledger = folder.resolve() / f"node-{index}"
-    return f"partition-id={index} num-partitions={nodes} ledger-dir='{ledger}' epsilon-max=1000.0 delta-max=1e-5"
+    budget = "epsilon-max=1000.0 delta-max=1e-5"
+    return f"partition-id={index} num-partitions={nodes} ledger-dir='{ledger}' {budget} trust='{trust}'"
 
 
 def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
