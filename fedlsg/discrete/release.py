@@ -26,7 +26,7 @@ LARGEST_EPSILON = 20.0
 MOST_EXAMPLES = 10**6
 """Training examples of a client: the rounding of its sum in float64 is bounded for so many."""
 MARGIN = 1e-7
-"""Relative noise on top, which covers that rounding."""
+"""Relative noise on top, which covers that rounding, and that of the sum over a client's batch of 20,000 examples."""
 WRAPS = 1e-9
 """Probability that a coordinate of a round's sum wraps around. It would cost accuracy, never privacy."""
 

@@ -29,7 +29,7 @@ def answer_stage(base: Base, partition: int, content: RecordDict, state: RecordD
     """
     stage = _stage(base, content)
     try:
-        terms = _terms(base, stage)
+        terms = _terms(base, stage, partition)
         if stage.name == KEYS:
             client = _begin(base, terms, partition, state)
             answer = client.keys()
@@ -73,7 +73,7 @@ def masked_values(
                 f"expected {release.values} values of {release.grid.bits} bits, the server says {stage.length} of "
                 f"{stage.bits}"
             )
-        client = _restore(_terms(base, stage), partition, state)
+        client = _restore(_terms(base, stage, partition), partition, state)
         client.accept(stage.message)
         if client.stage not in (KEYS, SHARES, MASKED):
             return client.masked(np.zeros(stage.length, dtype=np.int64))  # the stored answer, whatever the values
@@ -96,13 +96,17 @@ def _stage(base: Base, content: RecordDict) -> Stage:
         raise SecureSumRefusedError(f"secure sum: {error}") from None
 
 
-def _terms(base: Base, stage: Stage) -> Terms:
-    """The terms of an attempt. Refused: other clients than the public schedule selects, terms that no graph fits."""
+def _terms(base: Base, stage: Stage, partition: int) -> Terms:
+    """The terms of an attempt. Refused: other clients than the public schedule selects, a client that it does not
+    select, terms that no graph fits.
+    """
     sums, s = base.sums, base.settings
     assert sums is not None
     selected = select_clients(s.clients, s.clients_per_round, round=stage.round, seed=s.seed)
     if stage.clients != tuple(sorted(selected)):
         raise ProtocolError(f"expected the clients that round {stage.round} selects, got {list(stage.clients)}")
+    if partition not in stage.clients:
+        raise ProtocolError(f"round {stage.round} does not select this client, number {partition}")
     try:
         return stage.terms(sums)
     except ValueError as error:

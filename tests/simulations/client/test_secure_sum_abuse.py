@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.terms import Terms
 from simulations.client.app import app as honest
-from simulations.grids.refusals import FrameDiffersError
 from strategies.federation.secure_wire import MESSAGE, TERMS, Stage, read_stage, write_stage
-from strategies.federation.wire import FRAME_DIFFERS, failure, read_update, update
 from tests.simulations.support.secure_clients import (
     Abused,
     charged_clients,
@@ -172,6 +170,25 @@ def test_an_announcement_without_a_stage_is_refused_in_a_run_with_secure_sums(tm
     assert len(run.entries(1)) == 1
 
 
+def test_a_client_that_is_not_selected_refuses(tmp_path):
+    errors = []
+
+    def client(message: Message, context: Context) -> Message:
+        if stage_in(message) == "keys" and not errors:
+            selected = read_stage(message.content).clients
+            (left, *_) = {0, 1, 2, 3, 4, 5} - {*selected}
+            other = Context(
+                run_id=1, node_id=1, node_config={**context.node_config, "partition-id": left}, state=RecordDict(),
+                run_config=context.run_config,
+            )  # fmt: skip
+            errors.append(honest(planted(message, read_stage(message.content)), other).error.reason)
+        return honest(message, context)
+
+    run = run_five(tmp_path / "run", client, clients=6, clients_per_round=5)
+    assert ["round 1 does not select this client" in text for text in errors] == [True]
+    assert len(run.rows[0].answered.split()) == 5
+
+
 # --- garbage
 
 values = st.one_of(
@@ -200,56 +217,3 @@ def test_garbage_is_no_stage_or_a_stage_of_the_right_types(changes, missing, mes
 def test_a_message_without_a_stage_is_named(content):
     with pytest.raises(ValueError, match="expected a stage"):
         read_stage(content)
-
-
-# --- replies
-
-
-@pytest.mark.parametrize("stage", ["keys", "shares", "masked", "unmask"])
-@pytest.mark.parametrize("how", ["damaged", "empty", "long", "of another client"])
-def test_a_bad_reply_ends_the_part_of_its_client_alone(stage, how, tmp_path):
-    earlier: dict[str, bytes] = {}
-
-    def bad(message: Message, context: Context) -> Message:
-        reply, client = honest(message, context), int(context.node_config["partition-id"])
-        if stage_in(message) != stage or client not in (1, 2):
-            return reply
-        payload = read_update(reply.content)
-        if client == 1:
-            earlier["1"] = payload
-            return reply
-        middle = len(payload) // 2
-        damaged = payload[:middle] + bytes([payload[middle] ^ 1]) + payload[middle + 1 :]
-        other = {"damaged": damaged, "empty": b"", "long": payload + b"0", "of another client": earlier["1"]}[how]
-        return Message(update(other, client), reply_to=message)
-
-    run = run_five(tmp_path / "run", bad)
-    (row,) = run.rows
-    assert row.answered == ("0 1 2 3 4" if stage == "unmask" else "0 1 3 4")
-    if stage != "unmask":
-        assert row.rejected == "2"
-        assert any(word in row.reasons for word in ("checksum", "expected", "no payload")), row.reasons
-
-
-def test_values_of_a_client_that_was_not_charged_are_refused_without_ending_the_run(tmp_path):
-    def bad(message: Message, context: Context) -> Message:
-        if stage_in(message) == "masked" and int(context.node_config["partition-id"]) == 2:
-            return Message(update(b"garbage", 2), reply_to=message)
-        return honest(message, context)
-
-    run = run_five(tmp_path / "run", bad)
-    assert (run.rows[0].answered, run.rows[0].rejected) == ("0 1 3 4", "2")
-    assert charged_clients(run) == [0, 1, 3, 4]
-    assert len(run.payloads) == 4
-
-
-def test_a_client_that_says_its_frame_differs_before_there_is_one_does_not_end_the_run(tmp_path):
-    """Negative control of the resending: it has no delivery, so there is nothing to send again."""
-
-    def bad(message: Message, context: Context) -> Message:
-        if stage_in(message) == "keys" and int(context.node_config["partition-id"]) == 2:
-            return failure(str(FrameDiffersError("planted")), FRAME_DIFFERS, message)
-        return honest(message, context)
-
-    run = run_five(tmp_path / "run", bad)
-    assert (run.rows[0].answered, run.rows[0].rejected) == ("0 1 3 4", "2")

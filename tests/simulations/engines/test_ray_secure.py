@@ -1,0 +1,46 @@
+"""Secure sums on Ray: whatever becomes of a worker, charges are kept and no secret is used for two vectors."""
+
+import pytest
+
+from simulations.engines import ray
+from tests.simulations.support.deadly_secure_clients import ALWAYS, AT_THE_END, ONCE
+from tests.simulations.support.runs import Run, ignore, plan_at
+from tests.simulations.support.secure_clients import FIVE, recorded_sum
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_with_masked_values_costs_their_charge_and_not_the_round(tmp_path, on_ray):
+    """The values of the first try never left: the client masks others, with new noise, and is charged twice."""
+    plan, directory = plan_at(tmp_path / "run", **(FIVE | {"engine": "ray", "reproducible": False}))
+    client = "tests.simulations.support.deadly_secure_clients:app"
+    run = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore, client=client))
+    assert {path.name for path in run.path.glob("killed-by-*")} == {
+        f"killed-by-{ONCE}-masked", f"killed-by-{ALWAYS}-masked", f"killed-by-{AT_THE_END}-unmask",
+    }  # fmt: skip
+    assert (run.rows[0].answered, run.rows[0].rejected) == ("0 1 3 4", "2")
+    assert recorded_sum(run) is not None
+    charged = [[entry.attempt for entry in run.entries(client)] for client in range(5)]
+    assert charged[ONCE] == charged[ALWAYS] == [0, 1]
+    assert all(attempts in ([0], [0, 1]) for attempts in charged)
+    assert run.summary["private"]
+
+
+def test_secrets_of_clients_are_in_no_file_of_the_driver(tmp_path, on_ray, monkeypatch):
+    from simulations.engines.accounts import SECRETS, Accounts
+
+    kept, settle = [], Accounts.settle
+
+    def watched(self, pile, answers):
+        kept.extend(state.config_records[SECRETS]["state"] for _, state in answers if SECRETS in state.config_records)
+        return settle(self, pile, answers)
+
+    monkeypatch.setattr(Accounts, "settle", watched)
+    plan, directory = plan_at(tmp_path / "run", **(FIVE | {"engine": "ray", "reproducible": False}))
+    ray.run(plan, directory, on_round=ignore)
+    roots = {state[49:81] for state in kept if state[41] == 32}
+    assert len(kept) == 20
+    assert len(roots) == 5, "the first part of a state is the root, of 32 bytes"
+    files = [path.read_bytes() for path in directory.path.rglob("*") if path.is_file()]
+    assert not any(root in content or root.hex().encode() in content for root in roots for content in files)

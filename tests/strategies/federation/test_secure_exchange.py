@@ -1,0 +1,77 @@
+"""A round under a secure sum as the server sees it: replies that are wrong, and clients that are away."""
+
+import pytest
+from flwr.app import Context, Message
+
+from simulations.client.app import app as honest
+from simulations.grids.refusals import FrameDiffersError
+from strategies.federation.nodes import Roster
+from strategies.federation.report import AWAY
+from strategies.federation.wire import FRAME_DIFFERS, failure, read_update, update
+from tests.simulations.support.secure_clients import charged_clients, run_five, stage_in
+
+
+@pytest.mark.parametrize("stage", ["keys", "shares", "masked", "unmask"])
+@pytest.mark.parametrize("how", ["damaged", "empty", "long", "of another client"])
+def test_a_bad_reply_ends_the_part_of_its_client_alone(stage, how, tmp_path):
+    earlier: dict[str, bytes] = {}
+
+    def bad(message: Message, context: Context) -> Message:
+        reply, client = honest(message, context), int(context.node_config["partition-id"])
+        if stage_in(message) != stage or client not in (1, 2):
+            return reply
+        payload = read_update(reply.content)
+        if client == 1:
+            earlier["1"] = payload
+            return reply
+        middle = len(payload) // 2
+        damaged = payload[:middle] + bytes([payload[middle] ^ 1]) + payload[middle + 1 :]
+        other = {"damaged": damaged, "empty": b"", "long": payload + b"0", "of another client": earlier["1"]}[how]
+        return Message(update(other, client), reply_to=message)
+
+    run = run_five(tmp_path / "run", bad)
+    (row,) = run.rows
+    assert row.answered == ("0 1 2 3 4" if stage == "unmask" else "0 1 3 4")
+    if stage != "unmask":
+        assert row.rejected == "2"
+        assert any(word in row.reasons for word in ("checksum", "expected", "no payload")), row.reasons
+
+
+def test_values_of_a_client_that_was_not_charged_are_refused_without_ending_the_run(tmp_path):
+    def bad(message: Message, context: Context) -> Message:
+        if stage_in(message) == "masked" and int(context.node_config["partition-id"]) == 2:
+            return Message(update(b"garbage", 2), reply_to=message)
+        return honest(message, context)
+
+    run = run_five(tmp_path / "run", bad)
+    assert (run.rows[0].answered, run.rows[0].rejected) == ("0 1 3 4", "2")
+    assert charged_clients(run) == [0, 1, 3, 4]
+    assert len(run.payloads) == 4
+
+
+def test_a_client_that_says_its_frame_differs_before_there_is_one_does_not_end_the_run(tmp_path):
+    """Negative control of the resending: it has no delivery, so there is nothing to send again."""
+
+    def bad(message: Message, context: Context) -> Message:
+        if stage_in(message) == "keys" and int(context.node_config["partition-id"]) == 2:
+            return failure(str(FrameDiffersError("planted")), FRAME_DIFFERS, message)
+        return honest(message, context)
+
+    run = run_five(tmp_path / "run", bad)
+    assert (run.rows[0].answered, run.rows[0].rejected) == ("0 1 3 4", "2")
+
+
+@pytest.mark.parametrize("there", [0, 5])
+def test_a_client_that_is_away_is_named_and_takes_no_part(there, tmp_path, monkeypatch):
+    """At the first stage, or from the second on: it is asked for nothing then, and not charged."""
+    real, left = Roster.node, [there]
+
+    def node(self: Roster, partition: int) -> int | None:
+        left[0] -= 1
+        return None if partition == 2 and left[0] < 0 else real(self, partition)
+
+    monkeypatch.setattr(Roster, "node", node)
+    run = run_five(tmp_path / "run")
+    assert (run.rows[0].answered, run.rows[0].rejected) == ("0 1 3 4", "2")
+    assert AWAY in run.rows[0].reasons
+    assert charged_clients(run) == [0, 1, 3, 4]
