@@ -14,6 +14,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from simulations.plan.plan import Base, Plan
+from simulations.plan.source import source_digest
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import as_config
 from simulations.workloads import Split
@@ -43,7 +44,9 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
         sha.update(len(part).to_bytes(8, "little") + part.numpy().tobytes())
     tests = {name: data_digest(split) for name, split in plan.workload.tests.items()}
     settings = {**as_config(plan.settings), "device": plan.device}  # the one in use: auto may find another later
-    own = {"own_code": plan.own_code} if plan.own_code else {}
+    own: dict[str, Any] = {"own_code": plan.own_code} if plan.own_code else {}
+    if plan.method.carrier.kind == "probe" and plan.method.carrier.source.startswith("data:"):
+        own["source"] = source_digest(plan.probe_source)
     return {"settings": settings, "partition": sha.hexdigest(), "tests": tests, **own}
 
 
@@ -75,6 +78,11 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
         raise ValueError(
             "the data or its partition differ from those that this run began with, and the clients' ledgers would "
             "then say too little: restore the data, or start a new run"
+        )
+    if "source" in saved and saved["source"] != now.get("source"):
+        raise ValueError(
+            f"the public data of source={plan.probe_source.name} differ from those that this run began with, and its "
+            "carriers would be others: restore the data, or start a new run"
         )
     if saved["tests"] != now["tests"]:
         raise ValueError(

@@ -1,5 +1,6 @@
 """What the carriers of a run are probed from, found when a process first draws: only some of them ever do."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -19,6 +20,8 @@ from simulations.workloads.public_data import forms
 
 TRIED = 2
 """Inputs that are drawn before a run, to see whether the model takes them."""
+DIGESTED = 256
+"""Rows of public data in a digest."""
 
 
 def found_source(spec: str, workload: LoadedWorkload, settings: Resolved) -> ProbeSource:
@@ -61,6 +64,15 @@ def check_source(source: ProbeSource, model: nn.Module, workload: LoadedWorkload
             f"source={source.name} gives inputs {forms(first)}, and the model fails on them "
             f"({type(error).__name__}: {error}); inputs of {workload.name} are {wanted}"
         ) from error
+
+
+def source_digest(source: ProbeSource) -> str:
+    """SHA-256 of some rows of a source, hexadecimal: of user-named data, another file or another number of rows."""
+    drawn = _fields(source.inputs(DIGESTED, public_generator(0, "probe", "digest")))
+    sha = hashlib.sha256()
+    for value in drawn:
+        sha.update(f"{value.dtype} {tuple(value.shape)}\n".encode() + value.contiguous().cpu().numpy().tobytes())
+    return sha.hexdigest()
 
 
 def _fields(inputs: Any) -> list[Tensor]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Context, Message
 
 import simulations.plan.base
@@ -13,7 +14,8 @@ import simulations.plan.plan
 from fedlsg.accounting.bounds import epsilon
 from simulations.client.app import app
 from simulations.engines import local
-from simulations.plan.continuity import data_digest
+from simulations.plan.continuity import check_unchanged, data_digest
+from simulations.plan.plan import make_plan
 from simulations.rundir.lock import exclusive
 from simulations.settings.settings import from_mapping
 from simulations.workloads.base.workload import LoadedWorkload, Split
@@ -48,6 +50,20 @@ def test_resume_refuses_other_data(stopped, monkeypatch):
     monkeypatch.setattr(simulations.plan.base, "partition", lambda *a, **k: parts(*a, **k)[::-1])
     with pytest.raises(ValueError, match="the data or its partition differ"):
         resume_local(stopped.path)
+
+
+def test_resume_refuses_other_public_data_of_a_probe(tmp_path):
+    """The carriers of the next refresh would be made of other images."""
+    images = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    torch.save(images, tmp_path / "public.pt")
+    settings = {"method": "probe", "source": f"data:{tmp_path / 'public.pt'}", "probes": 20, "refresh_rounds": 1}
+    stopped = run_local(tmp_path / "run", **settings, rounds=2)
+    saved = stopped.directory.load_checkpoint()["plan"]
+    again = make_plan(stopped.directory.read_config())
+    check_unchanged(saved, again, stopped.directory)
+    torch.save(images + 0.01, tmp_path / "public.pt")
+    with pytest.raises(ValueError, match=r"the public data of source=data:public.pt differ"):
+        check_unchanged(saved, make_plan(stopped.directory.read_config()), stopped.directory)
 
 
 def other_pixel(split: Split) -> Split:
