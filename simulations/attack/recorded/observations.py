@@ -220,7 +220,10 @@ def load_record(run: RunDir, *, progress: Progress = silent) -> Record:
     settings = run.read_config()
     base = prepare(replace(settings, device=made_on(run, settings)), progress=progress)
     check_own_code(base, run)
-    return Record(run=run, base=base, payloads=payload_files(run.path))
+    files = payload_files(run.path)
+    if base.sums is not None:  # payloads of a round that was given up stay masked
+        files = {round: of for round, of in files.items() if sum_file(run.path, round).exists()}
+    return Record(run=run, base=base, payloads=files)
 
 
 def made_on(run: RunDir, settings: Settings) -> Device:
