@@ -25,8 +25,10 @@ LARGEST_EPSILON = 20.0
 """The deviation of the rounding is planned as if this were the epsilon: it then depends on no target."""
 MOST_EXAMPLES = 10**6
 """Training examples of a client: the rounding of its sum in float64 is bounded for so many."""
-MARGIN = 1e-7
-"""Relative noise on top, which covers that rounding, and that of the sum over a client's batch of 20,000 examples."""
+SUM_ROUNDING = 2 * MOST_EXAMPLES**2 * 2.0**-53
+"""Over C: how far rounding moves sums of neighbours apart. Each of n additions rounds a sum of at most n C."""
+MARGIN = 3e-4
+"""Relative noise on top, which covers the rounding of the sum, of its rotation and of its division by the step."""
 WRAPS = 1e-9
 """Probability that a coordinate of a round's sum wraps around. It would cost accuracy, never privacy."""
 
@@ -123,7 +125,7 @@ def plan_release(terms: SumTerms, mechanism: Mechanism, *, values: int, blocks: 
         grid=grid, rounding=rounding, sensitivity=sensitivity, largest_batch=MOST_EXAMPLES, sample_rate=1.0, steps=1,
         values=values,
     )  # fmt: skip
-    if charged.event.noise_multiplier < mechanism.effective_noise_multiplier(blocks):
+    if charged.event.noise_multiplier < mechanism.effective_noise_multiplier(blocks) * (1 + SUM_ROUNDING):
         raise ValueError(f"{values} values: float64 rounds more than the margin of {MARGIN} covers")
     # Up to a power of two: servers and clients compare ledger entries, and exp and log differ in their last bits.
     return Release(values=values, grid=grid, log_ratio=2.0 ** math.ceil(math.log2(charged.log_ratio)))
