@@ -18,6 +18,7 @@ from simulations.server.evaluate import Evaluation
 from simulations.server.restore import restore
 from simulations.server.spent import Spent
 from simulations.server.summary import Outcome
+from simulations.settings.resolve import GRID
 from strategies.federation.downlink import Downlink
 from strategies.federation.report import RoundReport
 
@@ -196,7 +197,7 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
         "round": common.round,
         "phase": common.phase.value,
         "method": plan.method.name,
-        "codec": plan.codec.name,
+        "codec": plan.codec.name if plan.sums is None else GRID,
         "indices": plan.index_mode,
         "most": plan.method.compression.most(common.frame.wire.size),
         "local_steps": common.local.steps,

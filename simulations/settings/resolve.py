@@ -34,6 +34,8 @@ from simulations.workloads.partition import SCHEMES, natural_parts
 _WORKLOADS = ("clip", "clip_norm", "learning_rate")
 """Settings of mechanism and server that a workload's preset gives, and files say even where it does not."""
 
+GRID = "secure-sum"
+"""What files say in place of a codec under trust=secure: masked integers on a grid."""
 SPARE = 10
 """Under trust=secure one client of so many may be missing, and one may collude with the server, by default."""
 
@@ -236,6 +238,8 @@ def check_exact(s: Settings) -> None:
 
 def codec_summary(s: Settings, method: Method) -> dict[str, Any]:
     """How values are sent, with the settings of the codec, and what it adds to the noise."""
+    if s.trust == "secure":
+        return {"name": GRID, "indices": s.indices}
     codec = uplink_codec(s)
     feedback = {"error_feedback": True} if keeps_memory(method, codec) else {}
     indices = "chosen" if method.compression.chooses else s.indices
