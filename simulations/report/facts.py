@@ -16,8 +16,8 @@ PRIVACY = (
 )
 TRUST = {
     "client": "trust=client: each payload is private on its own, for everybody who reads it.",
-    "secure": "trust=secure: the sum of the payloads is private, for an honest-but-curious server together with the "
-    "run's colluders. A secure sum hides single payloads; this is computational.",
+    "secure": "trust=secure: the sum of the payloads is private, against an honest-but-curious server together with "
+    "the run's colluders. A secure sum hides single payloads; this is computational.",
     "aggregate": "trust=aggregate: the sum of the payloads is private, and a single payload is not. An ideal secure "
     "aggregation is assumed and not provided, so epsilon protects nobody in a simulation.",
 }
