@@ -26,6 +26,10 @@ THREATS = {
     "unit": "The auditor chooses the gradients of the canaries. It knows frame, mask, clip, sigma and q, and sees the "
     "noisy sum of every round of one client. Which canaries are in, the batches and the noise are secret. Not "
     "covered: the backward pass, the wire, the server, and the frames of other rounds.",
+    "secure": "The auditor chooses the gradients of the canaries. It knows frame, mask, clip, sigma and q, and sees "
+    "the sum of every round that the server decodes, with the noise shares of the fewest honest clients that the run "
+    "plans for. Which canaries are in, the batches and the noise are secret. Not covered: masks and keys, the "
+    "backward pass, the wire, the server, and the frames of other rounds.",
     "training": "Canaries are training examples with a wrong label, or images of another kind. The auditor knows every "
     "example and the public state of every round, and sees every payload of each client as it was sent. Which "
     "canaries are in, the batches and the noise are secret.",
@@ -66,7 +70,7 @@ def audit_command(
     report = as_dict(verdict) | circumstances(audited, mode, count, kind, seed=seed, plant=plant)
     report["seconds"] = round(time.monotonic() - began, 1)
     write_atomically(path, json_text(report, indent=2, not_finite=str))
-    show(verdict, count, mode, console, not_private=audited.not_private)
+    show(verdict, count, threats(audited, mode), console, not_private=audited.not_private)
     console.print(f"[bold]written[/bold]  {path}", highlight=False, soft_wrap=True)
     return FALSIFIED if verdict.falsified else 0
 
@@ -97,12 +101,17 @@ def circumstances(
         "mode": mode,
         "canaries": canaries,
         "canary_kind": kind,
-        "threat_model": THREATS[mode],
+        "threat_model": threats(audited, mode),
         "method": settings.method,
         "workload": settings.workload,
         "seed": seed,
         "plant": plant,
     }
+
+
+def threats(audited: Audited, mode: str) -> str:
+    """What the auditor knows and sees; in unit mode of trust=secure the sum, and not one client's payload."""
+    return THREATS["secure" if mode == "unit" and audited.subject.base.sums is not None else mode]
 
 
 def place(run: str | None, out: str | None) -> Path:
@@ -145,13 +154,13 @@ def announce(audited: Audited, mode: str, plant: str | None, console: Console) -
         console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
-def show(verdict: Verdict, canaries: int, mode: str, console: Console, *, not_private: str | None = None) -> None:
+def show(verdict: Verdict, canaries: int, threat: str, console: Console, *, not_private: str | None = None) -> None:
     """The figures, the checks, the threat model, and the verdict last; ``not_private`` says why a claim is void."""
     print_table(figures(verdict, canaries, not_private), console)
     for check in verdict.checks:
         mark, style = ("passed", "dim") if check.passed else ("FAILED", "bold red")
         console.print(f"{mark}  {check.name}: {check.says}", style=style, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"threat model: {THREATS[mode]}", markup=False, highlight=False)
+    console.print(f"threat model: {threat}", markup=False, highlight=False)
     if verdict.falsified:
         text = f"falsified by: {', '.join(verdict.reasons)}"
         console.print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)

@@ -1,6 +1,6 @@
 """Sections that every page of runs has: what epsilon means, and what the runs ran on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,13 @@ PRIVACY = (
     "The epsilon of a run covers that run only. It costs more privacy to choose the best of several runs, to choose "
     "hyperparameters by their results, or to publish several runs on the same data. No epsilon here covers that.",
 )
+TRUST = {
+    "client": "trust=client: each payload is private on its own, for everybody who reads it.",
+    "secure": "trust=secure: the sum of the payloads is private, against an honest-but-curious server together with "
+    "the run's colluders. A secure sum hides single payloads; this is computational.",
+    "aggregate": "trust=aggregate: the sum of the payloads is private, and a single payload is not. An ideal secure "
+    "aggregation is assumed and not provided, so epsilon protects nobody in a simulation.",
+}
 PUBLIC_TEST = "Accuracy, loss and metrics are measured on a public test split, which no client trains on."
 HELD_OUT = (
     "Accuracy is measured on held-out training rows (setting holdout). It is computed from private examples without "
@@ -27,9 +34,19 @@ UNKNOWN = "not on record"
 
 
 def epsilon_section(results: Sequence[Result]) -> Section:
-    """What epsilon means; the last line only if no run measured its accuracy on private rows."""
-    texts = [*PRIVACY, *([] if any(run.held_out for run in results) else [PUBLIC_TEST])]
+    """What epsilon means, and whom it protects against unless every run has trust=client.
+
+    The last line only if no run measured its accuracy on private rows.
+    """
+    whom = trust_words(str(run.settings.get("trust", "client")) for run in results)
+    texts = [*PRIVACY, *whom, *([] if any(run.held_out for run in results) else [PUBLIC_TEST])]
     return Section(title="What epsilon means here", parts=tuple(Text(words=text) for text in texts))
+
+
+def trust_words(used: Iterable[str]) -> list[str]:
+    """Whom epsilon protects against, for each value of ``trust``; [] if all are client."""
+    values = set(used)
+    return [words for trust, words in TRUST.items() if trust in values and values != {"client"}]
 
 
 def row_warnings(results: Sequence[Result]) -> list[str]:

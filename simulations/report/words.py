@@ -89,7 +89,8 @@ def secure_words(sums: Mapping[str, int]) -> str:
     others = f", also with {t} colluding client{'' if t == 1 else 's'}" if t else ", if no client colludes with it"
     return (
         f"of the sum of at least {sums['min_survivors']} of {sums['clients']} clients: an honest-but-curious server "
-        f"sees no single payload{others} (secure aggregation, computational)"
+        f"sees no single payload{others} (secure aggregation, computational; noise planned for "
+        f"{sums['contributors']} honest clients)"
     )
 
 

@@ -169,6 +169,10 @@ def check(s: Resolved, workload: LoadedWorkload) -> None:
 
 def check_graph(s: Resolved) -> None:
     """Raise ValueError, naming the settings, if no secure sum of these clients tolerates what is asked for."""
+    if s.clients_per_round < 2:
+        raise ValueError(
+            "trust=secure adds at least two clients, got clients_per_round=1: raise clients, or take trust=client"
+        )
     try:
         plan_graph(s.clients_per_round, min_survivors=s.min_survivors, colluders=s.colluders or 0)
     except ValueError as error:
@@ -212,7 +216,7 @@ def check_codecs(s: Settings, method: Method) -> None:
     if s.trust == "secure" and not (method.mechanism.private and s.indices == "derived"):
         raise ValueError(
             f"trust=secure sums noisy integers at derived positions: it needs mechanism=dp and indices=derived, got "
-            f"{method.mechanism.kind!r} and {s.indices!r}"
+            f"{method.mechanism.kind!r} and {s.indices!r} (method {method.name!r})"
         )
     if method.compression.chooses and (s.indices != "derived" or s.trust != "client"):
         raise ValueError(

@@ -88,7 +88,7 @@ class Settings:
     ] = "client"
     min_survivors: Annotated[
         int | None,
-        Setting("Clients that a round needs; in a sum they make all of its noise.", "clients", at_least=1),
+        Setting("Clients that a round needs; in a sum they (without colluders) make all noise.", "clients", at_least=1),
     ] = None
     colluders: Annotated[
         int | None,

@@ -28,6 +28,11 @@ PER_ROUND = {
     "batch; guessing has a TPR equal to its FPR"
 }
 
+PER_ROUND_OF_SUM = {
+    "matched filter": "sees the noisy sum of one round's payloads, and knows every other example of all batches; "
+    "guessing has a TPR equal to its FPR"
+}
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Report:
@@ -203,4 +208,5 @@ def facts(report: Report) -> str:
 
 def granted(report: Report) -> dict[str, str]:
     """The assumptions in words."""
-    return GRANTED | (PER_ROUND if report.rounds else {})
+    per_round = PER_ROUND if report.settings.trust == "client" else PER_ROUND_OF_SUM
+    return GRANTED | (per_round if report.rounds else {})

@@ -110,8 +110,9 @@ def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
     if not found:
         wanted, there = " or ".join(map(str, options.batches)), ", ".join(map(str, sorted(set(sizes.values()))))
         raise ValueError(
-            f"no recorded update holds {wanted} examples, there are updates of {there}: choose --batch among them, or "
-            f"record a run with -c batch_size={options.batches[0]}"
+            f"no recorded {'sum' if whole else 'update'} holds {wanted} examples, there are "
+            f"{'sums' if whole else 'updates'} of {there}: choose --batch among them"
+            + ("" if whole else f", or record a run with -c batch_size={options.batches[0]}")
         )
     return found
 

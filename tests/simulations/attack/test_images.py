@@ -298,6 +298,8 @@ def test_what_cannot_be_attacked_is_said(recorded, tmp_path, copied):
         open_record(recorded("sum"), CLIENT)
     with pytest.raises(ValueError, match=r"no recorded update holds 500 examples, there are updates of"):
         attacked(recorded("noisy lsg"), batches=(500,))
+    with pytest.raises(ValueError, match=r"no recorded sum holds 500 examples, there are sums of .* among them$"):
+        attacked(recorded("sum"), threat=ThreatModel(view="aggregate"), batches=(500,))
     with pytest.raises(ValueError, match=r"choose examples='known'"):
         ThreatModel(labels="known", examples="unknown")
     with pytest.raises(ValueError, match=r"unknown attack 'dgl'.*did you mean 'dlg'"):

@@ -47,6 +47,13 @@ def test_correct_code(tmp_path):
     assert "secret" in found["threat_model"]
 
 
+def test_the_threat_model_of_a_secure_sum_is_its_sum(tmp_path):
+    status, found, text = audit(tmp_path, given={**SETTINGS, "trust": "secure", "clients": 4})
+    assert status == 0
+    assert "the sum of every round that the server decodes" in found["threat_model"]
+    assert "of one client" not in " ".join(text.split())
+
+
 @pytest.mark.parametrize("plant", ["halved-noise", "per-block-clip"])
 def test_a_plant_is_falsified(tmp_path, plant):
     status, found, text = audit(tmp_path, plant=plant)

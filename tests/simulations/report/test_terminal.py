@@ -67,11 +67,12 @@ def test_the_summary_fits_and_says_everything(width):
         (
             {"trust": "secure", "secure_sum": {"clients": 10, "min_survivors": 9, "colluders": 1, "contributors": 8}},
             "of the sum of at least 9 of 10 clients: an honest-but-curious server sees no single payload, also with 1 "
-            "colluding client (secure aggregation, computational)",
+            "colluding client (secure aggregation, computational; noise planned for 8 honest clients)",
         ),
         (
             {"trust": "secure", "secure_sum": {"clients": 5, "min_survivors": 5, "colluders": 0, "contributors": 5}},
-            "sees no single payload, if no client colludes with it (secure aggregation, computational)",
+            "sees no single payload, if no client colludes with it (secure aggregation, computational; noise planned "
+            "for 5 honest clients)",
         ),
         (
             {"trust": "secure", "private": False, "reproducible": True},

@@ -52,6 +52,7 @@ def test_the_plan_counts_the_log_ratio_of_the_whole_run():
 
 NO_NOISE = {"noise_multiplier": None}
 REFUSED = {
+    "one client": ({"clients_per_round": 1}, "adds at least two clients, got clients_per_round=1: raise clients"),
     "two local steps": ({"local_steps": 2}, "trust='secure' shares one step's noise: it needs local_steps=1"),
     "half precision": ({"codec": "float16"}, "integers on a grid of its own, and codec='float16' would not be used"),
     "sign": ({"codec": "sign"}, "codec='sign' would not be used"),
@@ -62,7 +63,6 @@ REFUSED = {
     "noise without a clip": ({"mechanism": "noise-only"}, "needs mechanism=dp and indices=derived, got 'noise-only'"),
     "pruning by data": ({"method": "dp-ssgd", "prune": "dp-snip"}, "prunes by sums that trust=secure does not plan"),
     "explicit positions": ({"indices": "explicit"}, "needs mechanism=dp and indices=derived, got 'dp' and 'explicit'"),
-    "one client": ({"clients_per_round": 1}, r"clients_per_round=1, min_survivors=1, colluders=0: .*"),
     "half the clients": ({"clients": 6, "min_survivors": 3}, "colluders\\) / 2 = 3, got 3"),
     "more than all": ({"clients": 6, "min_survivors": 7}, "expected 1 <= min_survivors=7 <= clients_per_round=6"),
     "too many colluders": ({"clients": 6, "colluders": 5}, r"clients_per_round=6, min_survivors=6, colluders=5: .*"),
