@@ -80,7 +80,7 @@ def _bounded(line: Line) -> bool:
 
 def _claim(line: Line) -> tuple[str, float]:
     """What an epsilon refers to: trust and delta."""
-    return str(line.setting("trust") or "client"), float(line.setting("delta") or 0.0)
+    return line.trust, float(line.setting("delta") or 0.0)
 
 
 def _close(one: Line, other: Line) -> bool:

@@ -41,6 +41,11 @@ class Line:
         return (self.done or self.runs)[0].settings.get(name)
 
     @property
+    def trust(self) -> str:
+        """Whom the epsilon protects against."""
+        return str(self.setting("trust") or "client")
+
+    @property
     def task(self) -> tuple[Any, ...]:
         """What lines need in common to be compared: the evaluated rows of one workload."""
         return tuple(self.setting(name) for name in ("workload", "dataset", "subset", "holdout", "public_rows"))

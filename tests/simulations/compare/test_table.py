@@ -32,13 +32,24 @@ def test_a_line_by_hand():
     line = next(line for line in lines(TABLE) if line.method == "lsg")
     assert as_record(line) == {
         "label": "lsg", "method": "lsg", "workload": "digits", "model": "mlp", "rank": 4, "sparsity": 0.3,
-        "delta": 1e-5, "epsilon_target": 3.0, "epsilon_max": pytest.approx(2.999), "private": True, "rho": None, "n": 3,
-        "planned": 3, "accuracy_mean": pytest.approx(0.83), "accuracy_sd": pytest.approx(math.sqrt(7e-4)),
+        "delta": 1e-5, "epsilon_target": 3.0, "epsilon_max": pytest.approx(2.999), "private": True, "trust": "client",
+        "rho": None, "n": 3, "planned": 3, "accuracy_mean": pytest.approx(0.83),
+        "accuracy_sd": pytest.approx(math.sqrt(7e-4)),
         "loss_mean": 0.5, "standard_error": pytest.approx(math.sqrt(7e-4 / 3 + 0.83 * 0.17 / 400)), "chance": 0.1,
         "beats_chance": True, "over_linear_probe": pytest.approx(0.11), "uplink_bytes_per_client_round": 100.0,
         "saved_ratio": 4.0, "uplink_bytes_total": 1000.0, "downlink_bytes_total": 4000.0, "transfer_seconds": None,
         "wall_seconds": 11.0,
     }  # fmt: skip
+
+
+def test_a_table_says_whom_each_epsilon_protects_against_unless_all_protect_each_payload():
+    sums = [result(0.9, method="rgp", settings={"trust": "aggregate"}), result(0.8, settings={"trust": "secure"})]
+    table = comparison_table(lines([*sums, result(0.7, method="rs")]))
+    place = table.columns.index("trust")
+    assert sorted(row.cells[place] for row in table.rows) == ["aggregate", "client", "secure"]
+    assert [note for note in notes(lines(sums)) if note.startswith("trust=")] != []
+    assert "trust" not in comparison_table(lines(TABLE)).columns
+    assert not any(note.startswith("trust=") for note in notes(lines(TABLE)))
 
 
 def test_order_marks_and_failures():
