@@ -88,7 +88,7 @@ class Settings:
     ] = "client"
     min_survivors: Annotated[
         int | None,
-        Setting("Clients that a round needs; in a sum they (without colluders) make all noise.", "clients", at_least=1),
+        Setting("Clients that a round needs; less the colluders, they make a sum's noise.", "clients", at_least=1),
     ] = None
     colluders: Annotated[
         int | None,

@@ -8,6 +8,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 import simulations.plan.base
+import strategies.federation.nodes
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.privacy.ledger import Ledger
@@ -150,7 +151,8 @@ def test_two_hospitals_and_a_server_that_sees_their_sum_alone(tmp_path):
     assert {path.name for path in (tmp_path / "run" / "updates" / "round-000001").glob("*.npy")} >= {"sum.npy"}
 
 
-def test_a_client_that_does_not_accept_a_share_of_the_noise_refuses_the_run(tmp_path):
+def test_a_client_that_does_not_accept_a_share_of_the_noise_refuses_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)  # a node may change its mind for so long
     with pytest.raises(RuntimeError, match="trust=secure: alone, this client's payload would carry too little noise"):
         run(tmp_path, "run", trust="secure", clients=2)
 
