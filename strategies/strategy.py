@@ -22,7 +22,7 @@ from strategies.federation.expectations import Expectations, FederationSettings
 from strategies.federation.ledgers import LedgerCopies
 from strategies.federation.nodes import Roster
 from strategies.federation.report import RoundReport
-from strategies.federation.secure_exchange import SecureExchange
+from strategies.federation.secure_sum.exchange import SecureExchange
 from strategies.federation.wire import flat_record
 
 __all__ = ["BudgetSpentError", "DivergedError", "FedLSG", "FederationSettings"]

@@ -32,7 +32,7 @@ from simulations.rundir.files.atomic import cause_of
 from simulations.settings.published import from_run_config
 from simulations.settings.settings import Settings
 from strategies.federation.code_identity import OtherCodeError, check_same_code
-from strategies.federation.secure_wire import MASKED, stage_of
+from strategies.federation.secure_sum.wire import MASKED, stage_of
 from strategies.federation.wire import DISK_FULL, FAILED, NO_REASON, failure, identity, update
 
 Read = Callable[[Message, Context], Settings]

@@ -24,7 +24,7 @@ from simulations.plan.continuity import data_digest
 from simulations.plan.plan import count_blocks, prepare
 from simulations.settings.settings import Settings
 from strategies.federation.ledgers import RECORD, news_record, read_held
-from strategies.federation.secure_wire import MASKED, stage_of
+from strategies.federation.secure_sum.wire import MASKED, stage_of
 from strategies.federation.wire import identity, read_round, update
 
 

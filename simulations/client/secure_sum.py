@@ -17,7 +17,7 @@ from fedlsg.state import RoundPlan, select_clients
 from fedlsg.training.client import AddNoise
 from simulations.grids.refusals import SecureSumRefusedError
 from simulations.plan.base import Base
-from strategies.federation.secure_wire import KEYS, MASKED, SHARES, Stage, read_stage, stage_of
+from strategies.federation.secure_sum.wire import KEYS, MASKED, SHARES, Stage, read_stage, stage_of
 
 RECORD = "secure sum"
 

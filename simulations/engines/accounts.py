@@ -25,7 +25,7 @@ from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.outbox import Outbox
 from simulations.rundir.rundir import RunDir
 from strategies.federation.replica_wire import read_reference
-from strategies.federation.secure_wire import MASKED, stage_of
+from strategies.federation.secure_sum.wire import MASKED, stage_of
 from strategies.federation.wire import flat_bytes, read_round, read_update, update
 
 JOURNAL_BYTES = 2**24

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import strategies
+from fedlsg.discrete.release import MOST_EXAMPLES
 from simulations.client.node.data import own_path, with_own_columns
 from simulations.client.node.terms import TRUST, Terms
 from simulations.grids.refusals import SettingsError, TermsError
@@ -111,6 +112,8 @@ def check_base(base: Base, terms: Terms) -> None:
     check_mechanism(base.method.mechanism.kind, base.method.name)
     _check_privacy(base.settings, terms)
     size = len(base.parts[terms.partition])
+    if base.sums is not None and size > MOST_EXAMPLES:
+        raise TermsError(f"trust=secure is planned for clients of {MOST_EXAMPLES:,} training rows at most")
     for name, delta in (("delta-max", terms.delta_max), ("the run's delta", base.settings.delta)):
         if delta >= 1 / size:
             raise TermsError(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.terms import Terms
 from simulations.client.app import app as honest
-from strategies.federation.secure_wire import MESSAGE, TERMS, Stage, read_stage, write_stage
+from strategies.federation.secure_sum.wire import MESSAGE, TERMS, Stage, read_stage, write_stage
 from tests.simulations.support.secure_clients import (
     Abused,
     charged_clients,

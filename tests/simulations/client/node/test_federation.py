@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
+import simulations.client.node.conditions
 import simulations.plan.base
 import strategies.federation.nodes
 from fedlsg.accounting.bounds import epsilon
@@ -20,7 +21,7 @@ from simulations.server.app import run_rounds
 from simulations.settings.run import Resolved
 from simulations.settings.settings import as_config, from_mapping
 from simulations.workloads import LoadedWorkload
-from strategies.federation.secure_wire import MASKED, stage_of
+from strategies.federation.secure_sum.wire import MASKED, stage_of
 from tests.simulations.support.deployed import RUN, DeployedGrid, digits_file, entries, terms
 
 ROWS = (slice(0, 300), slice(300, 800))
@@ -155,6 +156,14 @@ def test_a_client_that_does_not_accept_a_share_of_the_noise_refuses_the_run(tmp_
     monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)  # a node may change its mind for so long
     with pytest.raises(RuntimeError, match="trust=secure: alone, this client's payload would carry too little noise"):
         run(tmp_path, "run", trust="secure", clients=2)
+
+
+def test_a_client_of_more_rows_than_the_noise_is_planned_for_refuses_the_run(tmp_path, monkeypatch):
+    """It checks this itself: a server that does not would let rounding move sums further than the noise's margin."""
+    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    monkeypatch.setattr(simulations.client.node.conditions, "MOST_EXAMPLES", 400)
+    with pytest.raises(RuntimeError, match="trust=secure is planned for clients of 400 training rows at most"):
+        run(tmp_path, "run", **SECURE)
 
 
 def test_a_client_without_its_keys_drops_out_and_is_not_charged(tmp_path, monkeypatch):

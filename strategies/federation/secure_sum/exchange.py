@@ -23,7 +23,7 @@ from fedlsg.secure_sum.packing import packed_bytes
 from fedlsg.state import RoundPlan
 from strategies.federation.exchange import Exchange, Received
 from strategies.federation.replica_wire import Records
-from strategies.federation.secure_wire import KEYS, MASKED, SHARES, UNMASK, Stage, write_stage
+from strategies.federation.secure_sum.wire import KEYS, MASKED, SHARES, UNMASK, Stage, write_stage
 
 
 class SecureExchange(Exchange):
