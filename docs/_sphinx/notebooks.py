@@ -40,7 +40,9 @@ def shown(output: dict[str, Any]) -> str:
     """An output: a picture, a table in HTML, or text."""
     data = output.get("data", {})
     if "image/png" in data:
-        return html(f'<img alt="Figure made by the cell above" src="data:image/png;base64,{"".join(data["image/png"])}">')
+        return html(
+            f'<img alt="Figure made by the cell above" src="data:image/png;base64,{"".join(data["image/png"])}">'
+        )
     if "image/svg+xml" in data:
         return html("".join(data["image/svg+xml"]))
     if "text/html" in data:
