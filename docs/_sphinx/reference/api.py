@@ -102,7 +102,7 @@ def value(default: Any) -> str:
 def annotation(found: Any) -> str:
     """A type as a reader writes it."""
     text = found if isinstance(found, str) else getattr(found, "__name__", "") if inspect.isclass(found) else str(found)
-    text = re.sub(r"typing\.Annotated\[(\w+), Setting\(.*?\)\]", r"\1", text)
+    text = re.sub(r"typing\.Annotated\[(.*?), Setting\(.*?fallback=[^)]*\)\]", r"\1", text)
     text = re.sub(r"(?:[a-z_]\w*\.)+(?=\w)", "", text)
     return re.sub(r"Optional\[(\w+)\]", r"\1 | None", text)
 

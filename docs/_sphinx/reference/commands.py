@@ -13,7 +13,8 @@ STATUS = {
     "1": "an expected failure: a setting, a file or data is wrong. One line on stderr says what and what to do. "
     "For `audit`: falsified",
     "2": "the command line itself is wrong: an unknown option, a missing argument",
-    "129, 130, 143": "stopped by SIGHUP, Ctrl-C or SIGTERM: 128 and the signal's number. `fedlsg resume` continues a run",
+    "129, 130, 143": "stopped by SIGHUP, Ctrl-C or SIGTERM: 128 and the signal's number. `fedlsg resume` continues "
+    "a run",
 }
 """Exit statuses, as ``simulations.cli.app.main`` returns them; tests/test_reference.py produces 0, 1 and 2."""
 

@@ -29,7 +29,7 @@ def _lines(lines: list[str]) -> Iterable[str]:
     inside = False  # of the list of fields: lines that go on are indented
     for line in lines:
         line = re.sub(r"^    (\w+(?:, \w+)*)  +(?=\S)", r"\1: ", line)  # an aligned list of arguments
-        field = re.match(r"([a-z_*][\w, *]{0,60}): (?=\S)|(Raises|Returns|Yields):$", line)
+        field = re.match(r"([a-z_]\w*(?:, [a-z_]\w*)*): (?=\S)|(Raises|Returns|Yields):$", line)
         if field and (field[1] or "").lower() not in ("source", "guarantee", "note"):
             yield from ([] if inside else [""])
             inside = True

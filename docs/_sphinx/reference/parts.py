@@ -28,8 +28,8 @@ def workloads() -> str:
         "Workloads",
         "A workload is a data set with its models and its preset. `fedlsg run NAME` trains on it.",
         table(("workload", "what it is"), rows),
-        "`digits` needs no data. Others are read from the folder that `--data-dir` or `FEDLSG_DATA` names (a mirror of the "
-        "Hugging Face repositories), or from the hub with `pip install 'fedlsg[hub]'`. "
+        "`digits` needs no data. Others are read from the folder that `--data-dir` or `FEDLSG_DATA` names (a mirror of "
+        "the Hugging Face repositories), or from the hub with `pip install 'fedlsg[hub]'`. "
         "[Your own data](../own.md) is a workload, too.",
         "## Presets",
         "A preset is what a workload sets unless a run sets it. Some methods have other values of their own: "
@@ -47,8 +47,8 @@ def models() -> str:
         f"## Images\n\nNumber of parameters that are trained, for {CLASSES} classes.",
         table(("model", *(name for name, _, _ in SHAPES)), _image_rows()),
         "## Texts",
-        "The workloads of texts take an encoder: `minilm` (6 layers, width 384), a folder in the layout of transformers, "
-        "or OWNER/NAME on the hub. `-c train_layers=2` trains its top two layers and the classifier. "
+        "The workloads of texts take an encoder: `minilm` (6 layers, width 384), a folder in the layout of transformers, or "
+        " OWNER/NAME on the hub. `-c train_layers=2` trains its top two layers and the classifier. "
         "`pip install 'fedlsg[text]'` brings what they need.",
         "## Heads on public features",
         "With [`features=`](../features.md) the model is a head: `linear`, `mlp` or `cnn`.",
@@ -79,8 +79,8 @@ def codecs() -> str:
     return page(
         "Codecs",
         "A codec is how the values of a payload become bytes. `--codec NAME` chooses it for what clients send, "
-        "`-c downlink_codec=NAME` for sparse updates of the server. [Communication](../communication.md) has sizes, errors "
-        "and what each codec is allowed with. [A codec of your own](../own-method.md) is one file.",
+        "`-c downlink_codec=NAME` for sparse updates of the server. [Communication](../communication.md) has sizes, "
+        "errors and what each codec is allowed with. [A codec of your own](../own-method.md) is one file.",
         table(("codec", "what it does", "for the downlink, too", "its settings"), rows),
     )
 
