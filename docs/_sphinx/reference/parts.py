@@ -47,8 +47,8 @@ def models() -> str:
         f"## Images\n\nNumber of parameters that are trained, for {CLASSES} classes.",
         table(("model", *(name for name, _, _ in SHAPES)), _image_rows()),
         "## Texts",
-        "The workloads of texts take an encoder: `minilm` (6 layers, width 384), a folder in the layout of transformers, or "
-        " OWNER/NAME on the hub. `-c train_layers=2` trains its top two layers and the classifier. "
+        "The workloads of texts take an encoder: `minilm` (6 layers, width 384), a folder in the layout of "
+        "transformers, or OWNER/NAME on the hub. `-c train_layers=2` trains its top two layers and the classifier. "
         "`pip install 'fedlsg[text]'` brings what they need.",
         "## Heads on public features",
         "With [`features=`](../features.md) the model is a head: `linear`, `mlp` or `cnn`.",
