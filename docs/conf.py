@@ -10,6 +10,7 @@ from fedlsg.version import version as version_of_code  # noqa: E402
 
 project = "fedlsg"
 author = "The fedlsg authors"
+project_copyright = "The fedlsg authors, Apache-2.0"
 version = release = version_of_code()
 html_title = f"fedlsg {version}"
 
