@@ -13,7 +13,7 @@ CHAPTERS = {
     ],
     "How to": [
         "own", "own-method", "own-loop", "flower-app", "choosing", "tuning", "comparing", "features", "attacks",
-        "secure-aggregation", "deployment", "scaling", "outputs",
+        "secure-aggregation", "deployment", "scaling", "gpu", "outputs",
     ],
     "Reference": [
         "methods", "settings", "reference/workloads", "reference/models", "reference/codecs", "reference/commands",
