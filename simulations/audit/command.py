@@ -15,7 +15,8 @@ from simulations.audit.examples import KINDS
 from simulations.audit.subject import Audited, audited_run, audited_settings
 from simulations.audit.training import audit_training
 from simulations.report.page import Row, Table, json_text
-from simulations.report.terminal import count_bar, print_table
+from simulations.report.progress import count_bar
+from simulations.report.terminal import print_table
 from simulations.rundir.files.atomic import write_atomically
 from simulations.settings.run import Device
 

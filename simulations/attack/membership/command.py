@@ -19,7 +19,8 @@ from simulations.attack.membership.shadows import check_shadows, confidences, tr
 from simulations.attack.recorded.report import output_folder
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Plan, make_plan
-from simulations.report.terminal import bar, print_note, print_table
+from simulations.report.progress import bar
+from simulations.report.terminal import print_note, print_table
 from simulations.report.words import duration
 from simulations.rundir.rundir import RunDir
 from simulations.settings.published import resolve
