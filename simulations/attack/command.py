@@ -202,5 +202,5 @@ def show(findings: Sequence[Findings], console: Console) -> None:
         print_table(replace(one.table, title=one.label), console)
         for line in refusals(one):
             print_note(line, console)
-        console.print(one.facts, markup=False, highlight=False, soft_wrap=True)
-        console.print(one.verdict, style="bold", markup=False, highlight=False, soft_wrap=True)
+        print_line(one.facts, console)
+        print_line(one.verdict, console, "bold")

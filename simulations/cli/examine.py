@@ -103,7 +103,7 @@ def attack(
     batch: Annotated[str, option(help="Batch sizes that are attacked, default 1.")] = "1",
     images: Annotated[int, option(help="Images or texts of each batch size, default 8.")] = 8,
     attacks: Annotated[
-        str | None, option(help="With commas, see docs/attacks.md; default the strongest that fit.")
+        str | None, option(help="With commas, see fedlsg docs attacks; default the strongest that fit.")
     ] = None,
     naive: Annotated[bool, option("--naive", help="Also attacks that ignore projection, mask and clip.")] = False,
     seconds: Annotated[float, option(help="Budget of one attack on one update, default 20.")] = 20.0,
