@@ -15,13 +15,13 @@ import typer.core
 from rich.console import Console
 
 from fedlsg import user_code
+from simulations.cli import INTERRUPTED
 from simulations.cli.docs import docs
 from simulations.cli.examine import attack, audit, inspect
 from simulations.cli.exports import export, payload
 from simulations.cli.first_steps import print_first_steps
 from simulations.cli.options import Choice, console, option, setting, starting
 from simulations.cli.pretrain import pretrain
-from simulations.cli.start import INTERRUPTED
 from simulations.cli.tune import tune
 from simulations.engines.signals import sigterm_raises
 from simulations.settings.settings import RUN, merge

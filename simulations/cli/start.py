@@ -2,7 +2,7 @@
 
 import sys
 
-INTERRUPTED = 130
+from simulations.cli import INTERRUPTED
 
 
 def main() -> None:
