@@ -109,6 +109,8 @@ def test_the_wheel_carries_its_dependencies(wheel):
         re.split(r"[\[<>=]", line)[0] for line in listed
     }
     assert {f"{package}/py.typed" for package in PACKAGES} < set(names)
+    shared = {name.partition(".data/data/share/doc/fedlsg/")[2] for name in names}
+    assert {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")} <= shared
     assert {name.split("/")[0].split("-")[0] for name in names} == {"fedlsg", "strategies", "simulations"}
 
 

@@ -15,6 +15,7 @@ import typer.core
 from rich.console import Console
 
 from fedlsg import user_code
+from simulations.cli.docs import docs
 from simulations.cli.examine import attack, audit, inspect
 from simulations.cli.exports import export, payload
 from simulations.cli.options import Choice, console, option, setting
@@ -253,6 +254,7 @@ app.command(short_help="What recorded updates, or a released model, give away.")
 app.command(short_help="The trained model as a folder for torch or transformers.")(export)
 app.command(short_help="Weights from synthetic images alone, to start runs from.")(pretrain)
 app.command(short_help="One recorded payload as arrays of numpy.")(payload)
+app.command(short_help="These documents: the list of pages, or one of them.")(docs)
 
 
 def main() -> None:
