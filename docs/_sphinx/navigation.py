@@ -7,7 +7,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 CHAPTERS = {
-    "Start": ["start", "papers"],
+    "Start": ["start", "commands", "papers"],
     "Concepts": [
         "concepts/carriers", "concepts/masks", "concepts/clip-and-noise", "concepts/ledger", "concepts/bytes",
         "concepts/trust", "glossary",
@@ -18,7 +18,7 @@ CHAPTERS = {
     ],
     "Reference": [
         "methods", "settings", "reference/workloads", "reference/models", "reference/codecs", "reference/commands",
-        "reference/api", "files", "layers", "communication", "presets", "discrete-noise",
+        "reference/api", "files", "layers", "communication", "presets", "discrete-noise", "code",
     ],
     "Evidence": ["results/index", "performance"],
     "Promises": ["privacy", "stability", "changelog"],
