@@ -1,4 +1,4 @@
-"""The README's table: every method on digits over seeds, as separate ``fedlsg run`` commands.
+"""The table of docs/results/digits.md: every method on digits over seeds, as separate ``fedlsg run`` commands.
 
     python benchmarks/digits_table.py --out docs/results/digits.md [--seeds 3] [--engine local] [-- extra options]
 

@@ -46,7 +46,12 @@ def find(name: str) -> Published:
 
 
 def matching(words: str) -> tuple[Published, ...]:
-    """Presets that contain every word, in any case, in name, aliases, workload, model, method, paper or place."""
+    """Presets that contain every word, in any case, in name, aliases, workload, model, method, paper or place.
+
+    Words that are a place of a paper as a whole, such as "LSG (Ito et al. 2023), Table 2", give that place's alone.
+    """
+    if there := tuple(preset for preset in presets() if preset.source.lower() == words.lower()):
+        return there
     wanted = words.lower().split()
     return tuple(preset for preset in presets() if all(word in searched(preset) for word in wanted))
 

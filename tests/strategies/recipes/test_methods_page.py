@@ -21,7 +21,12 @@ PAGE = (REPOSITORY / "docs" / "methods.md").read_text()
 ROWS = {cells[1].strip("` "): cells for line in PAGE.splitlines() if len(cells := line.split("|")) == 9}
 VARIANTS = [line.split("|")[3] for line in PAGE.splitlines() if len(line.split("|")) == 5]
 
-CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+CODE = {
+    re.search(r'"""(.*?)\n?"""', block, re.DOTALL)[1]: block
+    for block in re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "own-method.md").read_text(), re.DOTALL)
+}
+"""Programs of the page on own methods, by the first line of their docstrings."""
+SKETCH = next(block for first, block in CODE.items() if "in random public carriers" in first)
 
 
 def parameters(name: str) -> list[str]:
@@ -35,7 +40,7 @@ def listed(cell: str) -> list[str]:
 
 
 def test_the_method_of_ones_own_runs(tmp_path, monkeypatch):
-    (tmp_path / "wide.py").write_text(CODE[0])
+    (tmp_path / "wide.py").write_text(CODE["A uniformly random mask of tenths."])
     monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)])
     try:
         assert recipe("wide", width=3).mask.sparsity == 0.3
@@ -46,7 +51,7 @@ def test_the_method_of_ones_own_runs(tmp_path, monkeypatch):
 
 
 def test_the_codec_of_ones_own_runs(tmp_path):
-    with planted(tmp_path, coarse=CODE[1]):
+    with planted(tmp_path, coarse=CODE["Two bytes a value: the nearest multiple of one step."]):
         codec = find_codec("coarse").with_settings({"coarse_step": 0.5})
         body = codec.encode(torch.tensor([0.7, -1.2]), [2], None, 1)
         assert codec.decode(body, [2], None, 1, max_norm=2.0).tolist() == [0.5, -1.0]
@@ -56,8 +61,8 @@ def test_the_codec_of_ones_own_runs(tmp_path):
 
 def test_the_carrier_and_the_mask_of_ones_own_run(tmp_path, own_code):
     """The example of the page, on digits, with its ledger and epsilon: 32 x 32 values of the core, half of the rest."""
-    (tmp_path / "sketch.py").write_text(CODE[2])
-    assert len(CODE[2].splitlines()) < 40
+    (tmp_path / "sketch.py").write_text(SKETCH)
+    assert len(SKETCH.splitlines()) < 40
     run = fedlsg.simulate(
         workload="digits", method=f"{tmp_path / 'sketch.py'}:recipe", rank=32, clients=2, rounds=2, epsilon=4.0,
         engine="local", out=tmp_path / "run", quiet=True,

@@ -1,0 +1,57 @@
+"""Reference of the command line, from its own declarations."""
+
+from collections.abc import Iterator
+
+import click
+import typer
+
+from docs._sphinx.reference.markdown import page, table
+from simulations.cli.app import app
+
+STATUS = {
+    "0": "done; for `audit`: not falsified",
+    "1": "an expected failure: a setting, a file or data is wrong. One line on stderr says what and what to do. "
+    "For `audit`: falsified",
+    "2": "the command line itself is wrong: an unknown option, a missing argument",
+    "129, 130, 143": "stopped by SIGHUP, Ctrl-C or SIGTERM: 128 and the signal's number. `fedlsg resume` continues "
+    "a run",
+}
+"""Exit statuses, as ``simulations.cli.app.main`` returns them; tests/test_reference.py produces 0, 1 and 2."""
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    group = command_line()
+    rows = ((f"[`fedlsg {name}`](#fedlsg-{name})", one.get_short_help_str(200)) for name, one in group.commands.items())
+    return page(
+        "Command line",
+        "`fedlsg COMMAND --help` prints what this page says.",
+        table(("command", "what it does"), rows),
+        "## Exit status",
+        table(("status", "meaning"), STATUS.items()),
+        *(part for name, one in group.commands.items() for part in described(name, one)),
+    )
+
+
+def command_line() -> click.Group:
+    """The commands as click has them."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group) or hasattr(group, "commands")
+    return group  # type: ignore[return-value]
+
+
+def described(name: str, command: click.Command) -> Iterator[str]:
+    """The section of a command."""
+    yield f"## fedlsg {name}"
+    with click.Context(command, info_name=f"fedlsg {name}") as context:
+        yield f"`{' '.join([f'fedlsg {name}', *command.collect_usage_pieces(context)])}`"
+        yield (command.help or "").strip()
+        rows = [row for parameter in command.params for row in _row(parameter, context)]
+    if rows:
+        yield table(("argument or option", "meaning"), rows)
+
+
+def _row(parameter: click.Parameter, context: click.Context) -> Iterator[tuple[str, str]]:
+    found = parameter.get_help_record(context)
+    if found is not None:
+        yield f"`{found[0].strip()}`", " ".join(found[1].split())

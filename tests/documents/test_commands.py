@@ -1,0 +1,79 @@
+"""Every command line of the documents is one that the programs take, with settings that exist and are in range."""
+
+import re
+
+import click
+import pytest
+
+from tests.documents.blocks import DOCUMENTS, commands, inline, name_of
+from tests.documents.check_commands import check, check_flwr, options_without_place
+
+
+def problems(text: str) -> list[str]:
+    """Command lines of a document that are wrong, each with the reason."""
+    found = []
+    sentences = inline(text)
+    for line in [*commands(text, "fedlsg"), *sentences]:
+        try:
+            check(line, named=line in sentences)
+        except (ValueError, KeyError, OSError, click.ClickException) as error:
+            found.append(f"{line}: {error.format_message() if isinstance(error, click.ClickException) else error}")
+    for line in commands(text, "flwr run"):
+        try:
+            check_flwr(line)
+        except (ValueError, click.ClickException) as error:
+            found.append(f"{line}: {error}")
+    for line in [*commands(text, "python -m benchmarks"), *re.findall(r"`(python -m benchmarks\.[^`\n]+)`", text)]:
+        found += [f"{line}: no option {option}" for option in options_without_place(line)]
+    return found
+
+
+def test_every_command_line_is_taken(reader):
+    wrong = {name_of(path): found for path in DOCUMENTS if (found := problems(path.read_text()))}
+    assert not wrong, "\n".join(f"{name}: {line}" for name, lines in wrong.items() for line in lines)
+
+
+def test_there_are_many():
+    lines = [line for path in DOCUMENTS for line in [*commands(path.read_text(), "fedlsg"), *inline(path.read_text())]]
+    assert len(lines) > 150
+
+
+@pytest.mark.parametrize("planted_line", [
+    "fedlsg rnu",
+    "fedlsg run --epsilom 3",
+    "fedlsg run --epsilon three",
+    "fedlsg run -c learning_rte=0.1",
+    "fedlsg run -c sparsity=1.5",
+    "fedlsg run --method dpsgd --rank 4",
+    "fedlsg run --method gone",
+    "fedlsg run --codec gone",
+    "fedlsg run --preset gone",
+    "fedlsg compare digits --methods lsg,gone",
+    "fedlsg compare --grid docs/results/gone.toml",
+    "fedlsg compare ... --axes bytes",
+    "fedlsg tune digits --on gone",
+    "fedlsg attack --membership -c rnk=4",
+    "fedlsg settings gone",
+    "fedlsg presets gone",
+    "fedlsg resume",
+    "fedlsg attack [RUN] --membershi",
+    "flwr run . --run-config \"rnk=8\"",
+    "flwr run . --run-config \"rank=-8\"",
+    "python -m benchmarks.step --pears 1",
+    "fedlsg run && fedlsg rnu",
+    "fedlsg run \\\n  --epsilom 3",
+])  # fmt: skip
+def test_a_wrong_command_line_is_found(reader, planted_line):
+    assert len(problems(f"Text.\n\n```bash\n{planted_line}\n```\n")) == 1
+
+
+@pytest.mark.parametrize("text", ["Run `fedlsg run --epsilom 3` now.", "Text:\n\n    fedlsg run --epsilom 3\n\nText."])
+def test_lines_in_sentences_and_indented_ones_are_read(reader, text):
+    assert len(problems(text)) == 1
+
+
+def test_variables_and_loops_are_filled_in():
+    text = '```bash\ncommon="--method lsg --rank 4"\nfedlsg run $common --out a\n```\n'
+    assert commands(text, "fedlsg") == ["fedlsg run --method lsg --rank 4 --out a"]
+    loop = "```bash\nfor name in lsg rgp; do\n    timeout 9 fedlsg run --preset $name-x\ndone\n```\n"
+    assert commands(loop, "fedlsg") == ["fedlsg run --preset lsg-x"]

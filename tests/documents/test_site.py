@@ -1,0 +1,101 @@
+"""The site: every page is in its navigation, and what leaves docs/ or is no Markdown becomes a page, too.
+
+The site itself is built by .ci/run, with every warning an error; here only its own parts are tested.
+"""
+
+import json
+
+import pytest
+
+pytest.importorskip("sphinx", reason="the extra docs is not installed")
+
+from docs._sphinx.links import problems
+from docs._sphinx.navigation import CHAPTERS, toctree
+from docs._sphinx.notebooks import as_markdown
+from docs._sphinx.pictures import labelled
+from docs._sphinx.sources import children, marked
+from tests.places import REPOSITORY
+
+DOCS = REPOSITORY / "docs"
+
+
+def test_every_page_is_in_the_navigation_once():
+    listed = [page for pages in CHAPTERS.values() for page in pages]
+    there = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.glob("**/*.md")}
+    there -= {name for name in there if name.startswith(("results/", "notebooks/"))} - {"results/index"}
+    assert sorted(listed) == sorted(there - {"index"})
+
+
+def test_the_index_of_the_results_names_each_page():
+    text = (DOCS / "results" / "index.md").read_text()
+    missing = [
+        path.name for path in DOCS.glob("results/*.md") if path.stem != "index" and f"]({path.name})" not in text
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize(("link", "expected"), [
+    ("../fedlsg/lowrank.py", "repository:fedlsg/lowrank.py"),
+    ("../examples", "repository:examples"),
+    ("../CHANGELOG.md", "repository:CHANGELOG.md"),
+    ("../docs/own.md#from-python", "../docs/own.md#from-python"),
+    ("../fedlsg/gone.py", "../fedlsg/gone.py"),
+])  # fmt: skip
+def test_links_that_leave_the_documents_are_marked(link, expected):
+    """What is missing is left as it is, so that Sphinx finds it."""
+    assert marked(link, DOCS) == expected
+
+
+def test_a_folder_lists_its_code():
+    names = [path.name for path in children(REPOSITORY / "fedlsg" / "carriers")]
+    assert "__init__.py" in names
+    assert "__pycache__" not in names
+
+
+def test_a_notebook_is_its_text_code_and_outputs():
+    figure = {"output_type": "display_data", "data": {"image/png": "aGk=", "text/plain": "<Figure>"}}
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "Text."]},
+        {"cell_type": "code", "source": "print(1)", "outputs": [{"output_type": "stream", "text": ["1\n"]}, figure]},
+        {"cell_type": "code", "source": "", "outputs": []},
+    ]
+    text = as_markdown(json.loads(json.dumps({"cells": cells})))
+    assert text.startswith("# Title\nText.\n\n``````python\nprint(1)\n``````\n\n``````text\n1\n``````")
+    assert "data:image/png;base64,aGk=" in text
+    assert "<Figure>" not in text
+
+
+def test_a_picture_has_a_label_and_its_colours():
+    for path in sorted((DOCS / "pictures").glob("*.svg")):
+        svg = labelled(path.read_text(), 'a "b" <c>')
+        assert svg.startswith('<svg role="img" aria-label="a &quot;b&quot; &lt;c>"'), path
+        assert "prefers-color-scheme: dark" in svg
+
+
+def test_every_picture_is_described():
+    used = "".join(path.read_text() for path in DOCS.glob("**/*.md"))
+    for path in (DOCS / "pictures").glob("*.svg"):
+        (before,) = used.split(f"pictures/{path.name})")[:-1]
+        description = before.rpartition("![")[2].partition("]")[0]
+        assert len(description) > 40, path
+
+
+def test_toctree():
+    assert toctree(["a", "b"], caption="Start") == "\n```{toctree}\n:caption: Start\n\na\nb\n```\n"
+
+
+@pytest.mark.parametrize(("body", "count"), [
+    ('<a href="b/c.html#here">c</a><a href="#top">t</a><a href="https://example.org/gone">x</a>', 0),
+    ('<h1 id="top"></h1><img src="data:image/png;base64,aGk="><link rel="canonical" href="https://example.org">', 0),
+    ('<a href="b/gone.html">x</a>', 1),
+    ('<a href="b/c.html#gone">x</a>', 1),
+    ('<a href="b/">x</a>', 1),
+    ('<img src="gone.png">', 1),
+    ('<script src="https://example.org/x.js"></script>', 1),
+    ('<link rel="stylesheet" href="//example.org/x.css">', 1),
+])  # fmt: skip
+def test_links_of_the_built_pages(tmp_path, body, count):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "c.html").write_text('<p id="here"></p>')
+    (tmp_path / "a.html").write_text(f'<p id="top"></p>{body}')
+    assert len(list(problems(tmp_path))) == count

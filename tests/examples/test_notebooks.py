@@ -1,0 +1,56 @@
+"""The notebooks of the docs run from beginning to end, each in a kernel and a folder of its own."""
+
+import copy
+
+import pytest
+
+pytest.importorskip("nbclient")  # of requirements-dev.txt, with ipykernel
+
+import nbformat
+from nbclient.exceptions import CellExecutionError
+
+from tests.examples.notebooks import FOLDER, NOTEBOOKS, code_cells, digest, execute, kinds, read, strip
+from tests.places import REPOSITORY
+from tests.test_documents import problems
+
+MOST_BYTES = 300_000
+BY_NAME = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+@BY_NAME
+def test_a_notebook_runs_and_its_stored_outputs_are_of_the_same_kinds(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    stored = read(path)
+    again = execute(copy.deepcopy(stored), tmp_path)
+    strip(again, tmp_path)
+    assert kinds(again) == kinds(stored)
+    assert sum(cell.count("image/png") for cell in kinds(again)) >= 1
+    assert not any("stderr" in cell for cell in kinds(again))
+
+
+def test_a_cell_that_fails_is_found(tmp_path):
+    broken = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")])
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        execute(broken, tmp_path)
+
+
+@BY_NAME
+def test_the_stored_outputs_are_those_of_this_code(path):
+    """Else: python -m tests.examples.notebooks"""
+    notebook = read(path)
+    assert notebook.metadata["fedlsg"]["sha256_of_code"] == digest(notebook)
+    code_cells(notebook)[0].source += "\n"
+    assert notebook.metadata["fedlsg"]["sha256_of_code"] != digest(notebook)
+    assert path.stat().st_size < MOST_BYTES
+    assert "/tmp/" not in path.read_text()
+
+
+@BY_NAME
+def test_links_of_a_notebook_lead_somewhere(path):
+    text = "\n\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    assert problems(text, FOLDER) == []
+
+
+def test_there_are_three_notebooks():
+    assert [path.stem for path in NOTEBOOKS] == ["first-federation", "own-model-and-method", "sparsity"]
