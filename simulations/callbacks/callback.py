@@ -15,7 +15,10 @@ Columns = Mapping[str, Any]
 
 
 class StopRun(Exception):  # noqa: N818 - a signal, as StopIteration is
-    """Raised by a callback: the run ends here, with this text as its reason, and everything of it is written."""
+    """Raised by a callback: the run ends here, with ``reason`` in its summary, and everything of it is written."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
 
 
 @dataclass(frozen=True, kw_only=True)
