@@ -21,7 +21,6 @@ GROUND: Mapping[str, tuple[str, str]] = MappingProxyType(
         "paper": ("#ffffff", "#15181c"),
         "panel": ("#f4f5f7", "#1f242a"),
         "alert": ("#fdf1f2", "#331a1e"),
-        "note": ("#eef4fb", "#182838"),
     }
 )
 """Colours that words are on."""
