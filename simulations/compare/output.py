@@ -26,8 +26,8 @@ SHARE = 0.05
 BARS = "A mark is the mean over seeds; bars show one standard deviation."
 CAPTIONS = {
     "accuracy-epsilon": "How accurate each method is at each privacy budget. Further up is more accurate; a smaller "
-    f"epsilon is more private. {BARS} The dotted line, if there is one, is the accuracy of guessing. Dashed horizontal "
-    "lines are methods without privacy.",
+    f"epsilon is more private. {BARS} The dotted line, if there is one, is the accuracy of guessing; dashed "
+    "horizontal lines, if there are any, are methods without privacy.",
     "accuracy-bytes": "How accurate each method is for the bytes that it sends. Further up is more accurate, further "
     f"left is cheaper. Bytes are the payloads that all clients sent in the whole run. {BARS} Filled marks have the "
     "largest epsilon, or none.",

@@ -43,9 +43,9 @@ GUESSING: Any = {"color": GREY, "linestyle": ":", "linewidth": 1.2}
 """How a line at the accuracy or rate of guessing looks."""
 PIXELS = 96
 """CSS pixels of an inch."""
-SINGLE, LOWEST = 6.0, 1.2
-"""Inches of a figure of one panel on a page: its words are as large as those next to it, and can be read on a phone."""
-DENSE, QUALITY = 110, 70
+SINGLE, LOWEST, WIDE = 6.0, 1.2, 9.0
+"""Inches of a figure whose panels are as wide as the text of a page, so that a phone can show it; wider ones stay."""
+DENSE, QUALITY = 90, 60
 """Dots an inch, and quality in percent, of a figure of many pixels on a page."""
 
 LOOKS: Mapping[str, Look] = {
@@ -116,7 +116,7 @@ def drawing(figure: "Figure", caption: str, *, columns: int = 2) -> Drawing:
     legends = [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]
     width, height = figure.get_size_inches()
     _show(legends, False)
-    if len(figure.axes) == 1 and width > SINGLE:
+    if (len(figure.axes) == 1 or columns == 1) and SINGLE < width < WIDE:
         figure.set_size_inches(SINGLE, max(height * SINGLE / width, LOWEST) if height < width else height)
     complete_axes(figure)
     mark_axes(figure)

@@ -69,7 +69,7 @@ def _limits(result: Result) -> list[str]:
     """What weakens the sentence before it."""
     said = []
     if result.accuracy is not None and result.chance is not None and not beats_chance([result.accuracy], result.chance):
-        said.append(f"This is not better than guessing ({100 * result.chance.level:.1f} %).")
+        said.append(f"This is not better than guessing ({100 * result.chance.level:.1f} %) by three standard errors.")
     if result.settings.get("public_rows") is not None:
         said.append("The clients held public rows.")
     return said

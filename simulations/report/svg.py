@@ -136,7 +136,7 @@ def keys(panels: Iterable["Axes"]) -> list[Key]:
 
 def _joined(label: str) -> str:
     """A label on one line."""
-    return " ".join(label.split())
+    return " ".join(label.replace("-\n", "-").split())
 
 
 def _key(name: str, handle: Any) -> Key:

@@ -4,7 +4,10 @@ import ast
 import re
 from pathlib import Path
 
+import torch
+
 import strategies
+from simulations.inspection.figures import PANELS, intensity
 from simulations.report.figure import LOOKS, drawing, legend_outside, new_figure, photo, use_style
 from simulations.report.page.colours import LINES
 from tests.places import REPOSITORY
@@ -64,6 +67,12 @@ def test_a_photo_has_the_size_of_its_figure():
     found = photo(two_panels(), "A caption.")
     assert found.width == 4 * 96
     assert found.uri.startswith("data:image/webp;base64,")
+
+
+def test_a_page_of_six_photos_of_noise_is_below_a_megabyte():
+    """The worst case of ``fedlsg inspect``: nothing in them can be compressed."""
+    noise = torch.randn(400, 400, generator=torch.Generator().manual_seed(0))
+    assert PANELS * len(photo(intensity("layer", noise, noise**3), "A caption.").uri) < 800_000
 
 
 def test_a_drawing_has_a_panel_for_each_pair_of_axes_and_one_legend():
