@@ -70,6 +70,8 @@ def _limits(result: Result) -> list[str]:
     said = []
     if result.accuracy is not None and result.chance is not None and not beats_chance([result.accuracy], result.chance):
         said.append(f"This is not better than guessing ({100 * result.chance.level:.1f} %) by three standard errors.")
+    if result.held_out:
+        said.append("No epsilon covers this accuracy: it was computed from private rows without noise.")
     if result.settings.get("public_rows") is not None:
         said.append("The clients held public rows.")
     return said

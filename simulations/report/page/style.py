@@ -66,27 +66,48 @@ figcaption { margin-top: .5rem; }
 .keys svg { width: 1.9rem; height: .9rem; vertical-align: -.1rem; margin-right: .4rem; overflow: visible; }
 img { max-width: 100%; height: auto; display: block; background: #ffffff; }
 code, pre { font: .86rem/1.5 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
-pre { background: var(--panel); padding: .8rem 1rem; margin: .6rem 0; white-space: pre-wrap; overflow-wrap: anywhere;
-  }
+pre { background: var(--panel); padding: .8rem 1rem; margin: .6rem 0; white-space: pre-wrap;
+  overflow-wrap: anywhere; }
 summary { cursor: pointer; }
 summary h2 { display: inline-block; margin: 1.6rem 0 .6rem .3rem; }
 h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
-@media (min-width: 62rem) { .wide { margin-inline: calc((100% - min(100vw - 4rem, 74rem)) / 2); }
-  .wide table { margin: 0 auto; } }
-@media (max-width: 40rem) { header { padding-top: 1.4rem; } header, main, footer { padding-left: 1rem;
-  padding-right: 1rem; }
-  .one { --words: 1.2; } .two { grid-template-columns: 1fr; } img { max-width: none; } h1 { font-size: 1.45rem; }
+@media (min-width: 62rem) {
+  .wide { margin-inline: calc((100% - min(100vw - 4rem, 74rem)) / 2); }
+  .wide table { margin: 0 auto; }
+}
+@media (min-width: 40.01rem) {
+  details dl { grid-template-columns: 11.5rem 1fr 11.5rem 1fr; font-size: .95rem; }
+  details dd { padding-right: 1rem; }
+}
+@media (max-width: 40rem) {
+  header { padding-top: 1.4rem; }
+  header, main, footer { padding-left: 1rem; padding-right: 1rem; }
+  h1 { font-size: 1.45rem; }
   .headline { font-size: 1.1rem; }
-  dl { grid-template-columns: 1fr; } dt { border-bottom: 0; padding-bottom: 0; } dd { padding-top: .1rem; }
-  table.tokens th { width: 6rem; } }
+  .one { --words: 1.2; }
+  .two { grid-template-columns: 1fr; }
+  img { max-width: none; }
+  dl { grid-template-columns: 1fr; }
+  dt { border-bottom: 0; padding-bottom: 0; }
+  dd { padding-top: .1rem; }
+  table.tokens th { width: 6rem; }
+}
 @page { margin: 1.6cm; }
-@media print { body { font-size: 10pt; } header, main, footer { max-width: none; padding: 0; } nav { display: none; }
-  details::details-content { content-visibility: visible; height: auto; } summary { list-style: none; }
-  h2, h3 { break-after: avoid; } tr, .warning, dd { break-inside: avoid; } .scroll { overflow: visible; }
-  table { font-size: 7.5pt; } th, td { padding-right: .5rem; white-space: normal; } dl {
-  grid-template-columns: 9rem 1fr; }
-  details dt, details dd { padding: .15rem 0; }
-  .wide { margin-inline: 0; } }
+@media print {
+  html { font-size: 10pt; }
+  header, main, footer { max-width: none; padding: 0; }
+  nav { display: none; }
+  details::details-content { content-visibility: visible; height: auto; }
+  summary { list-style: none; }
+  h2, h3, caption, thead, .keys { break-after: avoid; }
+  tr, .warning, dt, dd { break-inside: avoid; }
+  .scroll { overflow: visible; background: none; }
+  table { font-size: 7.5pt; }
+  th, td { padding-right: .5rem; white-space: normal; }
+  details dt, details dd { padding: .15rem .5rem .15rem 0; }
+  .wide { margin-inline: 0; }
+  .dot { print-color-adjust: exact; }
+}
 """
 CSS = (
     f":root {{ color-scheme: light dark; {declarations(False)} }}\n"

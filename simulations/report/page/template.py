@@ -25,7 +25,7 @@ TEMPLATE = """<!DOCTYPE html>
 </dl>
 {% endmacro %}
 {% macro table(part, title) %}
-<div class="scroll{% if part.columns | length >= many %} wide{% endif %}" role="region" tabindex="0"
+<div class="scroll{% if part.columns | length >= many %} wide{% endif %}" role="group" tabindex="0"
  aria-label="{{ part.title or title or "table" }}"><table>
 {% if part.title %}<caption>{{ part.title }}</caption>{% endif %}
 <thead><tr>{% for name in part.columns %}<th scope="col"{% if loop.index0 in part.left %} class="left"{% endif %}>
@@ -101,7 +101,7 @@ TEMPLATE = """<!DOCTYPE html>
 {% elif part.kind == "drawing" %}
 {{ drawing(part) }}
 {% elif part.kind == "picture" %}
-<figure><div class="scroll" role="region" tabindex="0" aria-label="picture">
+<figure><div class="scroll" role="group" tabindex="0" aria-label="picture">
 <img src="{{ part.uri }}" width="{{ part.width }}" alt="{{ part.caption }}"></div>
 <figcaption>{{ part.caption }}</figcaption></figure>
 {% elif part.kind == "tokens" %}

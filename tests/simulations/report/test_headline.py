@@ -53,6 +53,7 @@ def test_held_out_and_public_rows_are_named():
     held_out = said(result(0.931, settings={"holdout": 0.1}))
     assert held_out.startswith("93.1 % accuracy on held-out training rows at epsilon")
     assert "test accuracy" not in held_out
+    assert held_out.endswith("No epsilon covers this accuracy: it was computed from private rows without noise.")
     assert said(result(0.931, settings={"public_rows": "synthetic"})).endswith("The clients held public rows.")
 
 
