@@ -18,17 +18,20 @@ class WeightsAndBiases(Callback):
     """Log a run to Weights & Biases. ``project``: its project; a resumed run continues the same run."""
 
     def __init__(self, *, project: Annotated[str, Setting("Project of Weights & Biases.")] = "fedlsg") -> None:
-        self._wandb, self.project = extra("wandb"), project
+        self._wandb, self.project, self._run = extra("wandb"), project, None
 
     def on_begin(self, run: Watched) -> None:
         file = run.path / RUN_ID
         if not file.exists():
             file.write_text(secrets.token_hex(4) + "\n")
-        self._run = self._wandb.init(
-            project=self.project, name=run.path.name, id=file.read_text().strip(), resume="allow", dir=str(run.path),
-            config=names_of(run.settings),
-            settings=self._wandb.Settings(console="off", save_code=False, disable_git=True),
-        )  # fmt: skip
+        try:
+            self._run = self._wandb.init(
+                project=self.project, name=run.path.name, id=file.read_text().strip(), resume="allow",
+                dir=str(run.path), config=names_of(run.settings),
+                settings=self._wandb.Settings(console="off", save_code=False, disable_git=True),
+            )  # fmt: skip
+        except self._wandb.Error as error:
+            raise ValueError(f"callbacks=wandb: {error} (WANDB_MODE=offline needs no account)") from None
 
     def on_round(self, row: dict[str, Any]) -> None:
         self._run.log(metrics_of(row), step=row["round"])
@@ -38,4 +41,5 @@ class WeightsAndBiases(Callback):
         self._run.finish()
 
     def on_failure(self, error: BaseException) -> None:
-        self._run.finish(exit_code=1)
+        if self._run is not None:
+            self._run.finish(exit_code=1)

@@ -56,7 +56,8 @@ def data(reader):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS_WITH_LINES, ids=name_of)
-def test_the_commands_of_a_document_run(document, data):
+def test_the_commands_of_a_document_run(document, data, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
     done = set()
     for words in lines(document.read_text()):
         if tuple(words) in done:

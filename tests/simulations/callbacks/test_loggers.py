@@ -71,6 +71,18 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     assert wandb.run is None
 
 
+def test_without_an_account_the_way_out_is_named(tmp_path, monkeypatch):
+    """The error is that of a process that never logged in: init remembers earlier runs of this process."""
+    wandb = pytest.importorskip("wandb", reason="pip install 'fedlsg[wandb]'")
+
+    def init(**settings):
+        raise wandb.errors.UsageError("No API key configured.")
+
+    monkeypatch.setattr(wandb, "init", init)
+    with pytest.raises(ValueError, match=r"callbacks=wandb: No API key.* \(WANDB_MODE=offline needs no account\)"):
+        quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.WeightsAndBiases()])
+
+
 def test_a_missing_package_is_named_with_its_command(monkeypatch):
     def missing(name):
         raise ImportError(f"No module named {name!r}")
