@@ -64,6 +64,7 @@ def _documentation() -> Iterator[None]:
                 copy = DOCUMENTATION / page.relative_to("docs")
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(page, copy)
+        shutil.copyfile("CHANGELOG.md", DOCUMENTATION / "changelog.md")
         yield
     finally:
         shutil.rmtree(DOCUMENTATION, ignore_errors=True)

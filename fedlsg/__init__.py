@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedlsg.training import ServerOptimizer
     from simulations.api.finished import Run, load_run
     from simulations.api.simulate import simulate
+    from simulations.callbacks import BestModel, Callback, EarlyStopping, MLflow, StopRun, WeightsAndBiases
     from simulations.workloads import Workload
     from strategies import recipe
     from strategies.private_step import PrivateStep
@@ -32,21 +33,26 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Carrier", "Mask", "Mechanism", "Method", "PrivateStep", "Public", "Run", "ServerOptimizer", "Setting",
-    "Workload", "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "load_run", "make_supported",
-    "pack", "project", "recipe", "reconstruct", "register_layer", "simulate", "unpack",
+    "BestModel", "Callback", "Carrier", "EarlyStopping", "MLflow", "Mask", "Mechanism", "Method", "PrivateStep",
+    "Public", "Run", "ServerOptimizer", "Setting", "StopRun", "WeightsAndBiases", "Workload", "__version__",
+    "calibrate_noise_multiplier", "decompose", "epsilon", "load_run", "make_supported", "pack", "project", "recipe",
+    "reconstruct", "register_layer", "simulate", "unpack",
 ]  # fmt: skip
 
 _PLACES = {
+    "BestModel": "simulations.callbacks",
     "calibrate_noise_multiplier": "fedlsg.accounting",
+    "Callback": "simulations.callbacks",
     "Carrier": "fedlsg.carriers",
     "decompose": "fedlsg.lowrank",
+    "EarlyStopping": "simulations.callbacks",
     "epsilon": "fedlsg.accounting",
     "load_run": "simulations.api.finished",
     "make_supported": "fedlsg.gradients.replacements",
     "Mask": "fedlsg.masks",
     "Mechanism": "fedlsg.privacy",
     "Method": "fedlsg.method",
+    "MLflow": "simulations.callbacks",
     "pack": "fedlsg.payload",
     "PrivateStep": "strategies.private_step",
     "project": "fedlsg.lowrank",
@@ -58,7 +64,9 @@ _PLACES = {
     "ServerOptimizer": "fedlsg.training",
     "Setting": "fedlsg.setting",
     "simulate": "simulations.api.simulate",
+    "StopRun": "simulations.callbacks",
     "unpack": "fedlsg.payload",
+    "WeightsAndBiases": "simulations.callbacks",
     "Workload": "simulations.workloads",
 }
 

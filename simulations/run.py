@@ -1,6 +1,6 @@
 """The commands ``fedlsg run``, ``resume`` and ``calibrate``, without the parsing of their options."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,8 @@ from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.carriers import layer_table
 from fedlsg.user_code import shown
+from simulations.callbacks.callback import Callback
+from simulations.callbacks.named import named
 from simulations.engines import engine
 from simulations.plan.continuity import check_unchanged
 from simulations.plan.noise import rho_line, sum_line
@@ -35,6 +37,7 @@ def run_command(given: dict[str, Any], out: str | None, console: Console) -> Non
     if given.get("run_dir") is not None:
         raise ValueError(f"run_dir={given['run_dir']} is written by a run itself: give the folder as --out")
     settings = from_mapping(from_root(resolve(given)))
+    named(settings.callbacks)  # a wrong one leaves nothing behind
     with console.status("loading data, calibrating noise") as status:
         plan = make_plan(settings, progress=status.update)
     directory = create(out, plan.settings)
@@ -81,14 +84,15 @@ def execute(
     directory: RunDir,
     console: Console,
     *,
-    on_round: Callable[[Row], None] | None = None,
+    callbacks: Sequence[Callback] = (),
     again: str | None = None,
 ) -> None:
     """Run or continue a plan with the live display, then print the summary.
 
-    ``on_round``: called after each round as well. ``again``: how to continue an interrupted run, in words.
+    ``callbacks``: in addition to those that the settings name. ``again``: how to continue an interrupted run, in words.
     Raises RuntimeError for one that diverged: its report goes to the last round before that.
     """
+    callbacks = (*named(plan.settings.callbacks), *callbacks)
     with exclusive(directory):
         pass  # the serving process takes the lock again; here it is only tested before Ray starts
     try:
@@ -97,12 +101,7 @@ def execute(
             for row in directory.read_rounds()[:done]:
                 display.count(Row.parse(row))
 
-            def show(row: Row) -> None:
-                display.on_round(row)
-                if on_round is not None:
-                    on_round(row)
-
-            summary = engine(plan.settings.engine)(plan, directory, on_round=show)
+            summary = engine(plan.settings.engine)(plan, directory, on_round=display.on_round, callbacks=callbacks)
     except (KeyboardInterrupt, SystemExit):
         if directory.config.exists():
             text = again or f"continue with: fedlsg resume {directory.path}"

@@ -13,8 +13,8 @@ CHAPTERS = {
         "concepts/trust", "glossary",
     ],
     "How to": [
-        "own", "own-method", "own-loop", "flower-app", "choosing", "tuning", "comparing", "features", "attacks",
-        "secure-aggregation", "deployment", "scaling", "gpu", "outputs",
+        "own", "own-method", "own-loop", "flower-app", "callbacks", "choosing", "tuning", "comparing", "features",
+        "attacks", "secure-aggregation", "deployment", "scaling", "gpu", "outputs",
     ],
     "Reference": [
         "methods", "settings", "reference/workloads", "reference/models", "reference/codecs", "reference/commands",

@@ -8,7 +8,7 @@ k = 0). One more column holds every |k| above ``reach``. All columns together ha
 
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ WORD = 63
 CELL = 30
 """Bits of the position in a cell between two nodes. With 24 bits of slope the product stays below 2^63."""
 PRECISION = 80
+GUIDE = 12
+"""Bits of the number of cells in the table of columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,26 @@ class Envelope:
     drops: Int64[np.ndarray, " nodes"]  # from a node to the next
     margin: int  # the chord between nodes is closer than this to kappa g / 2^coarse
     tail_block: int  # L: in the tail the envelope halves every L integers
+
+    def columns(self, units: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """The column, from 0, in which each unit lies: a table of equal cells says it, but for cells with an edge.
+
+        The same as ``searchsorted(starts, units, side="right") - 1``, in a quarter of the time.
+        """
+        first, last = self._guide
+        cells = units >> (WORD - GUIDE)
+        found: np.ndarray = first[cells]
+        several = np.flatnonzero(last[cells] != found)
+        found[several] = np.searchsorted(self.starts, units[several], side="right") - 1
+        return found
+
+    @cached_property
+    def _guide(self) -> tuple[Int64[np.ndarray, " cells"], Int64[np.ndarray, " cells"]]:
+        """The columns of the first and of the last unit of each cell."""
+        edges = np.arange(1 << GUIDE, dtype=np.int64) << (WORD - GUIDE)
+        ends = edges + ((1 << (WORD - GUIDE)) - 1)
+        first, last = (np.searchsorted(self.starts, units, side="right") - 1 for units in (edges, ends))
+        return first, last
 
 
 @lru_cache(maxsize=64)

@@ -74,7 +74,7 @@ def _offsets(fractions: np.ndarray, envelope: Envelope, stream: SecretStream) ->
 def point(words: np.ndarray, envelope: Envelope) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
     """Column and height of a uniform point. Column reach + 1 is the tail, reach + 2 is outside of the staircase."""
     unit = (words >> np.uint64(1)).view(np.int64)
-    column = np.searchsorted(envelope.starts, unit, side="right") - 1
+    column = envelope.columns(unit)
     return column - envelope.reach, unit - envelope.starts[column]
 
 

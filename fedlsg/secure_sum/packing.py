@@ -7,7 +7,9 @@ from fedlsg.secure_sum.masks import word
 from fedlsg.secure_sum.outcome import SecureSumError
 
 AT_ONCE = 2**13
-"""Values that are spread into single bits at once; a multiple of 8, so that each part ends with a whole byte."""
+"""Values at once, which stay in the processor's cache; a multiple of ``GROUP``."""
+GROUP = 8
+"""Values that fill whole bytes at any number of bits: b bytes."""
 
 
 def packed_bytes(length: int, bits: int) -> int:
@@ -31,14 +33,29 @@ def unpack_bits(packed: bytes | memoryview, length: int, bits: int) -> UInt[np.n
     kind = word(bits)
     if bits == 8 * kind.itemsize:
         return np.frombuffer(packed, kind)
-    words, step = np.empty(length, kind), AT_ONCE * bits // 8
-    for at, start in enumerate(range(0, len(packed), step)):
-        part = words[at * AT_ONCE : (at + 1) * AT_ONCE]
-        flat = np.unpackbits(np.frombuffer(packed, np.uint8)[start : start + step], bitorder="little")
-        spread = np.zeros((len(part), 8 * kind.itemsize), np.uint8)
-        spread[:, :bits] = flat[: len(part) * bits].reshape(len(part), bits)
-        part[:] = np.packbits(spread, axis=1, bitorder="little").view(kind)[:, 0]
-    return words
+    groups = np.empty((-(-length // GROUP), GROUP), kind)
+    raw = np.frombuffer(packed, np.uint8)
+    for start in range(0, len(groups), AT_ONCE // GROUP):
+        part = groups[start : start + AT_ONCE // GROUP]
+        own = raw[start * bits : (start + len(part)) * bits]
+        part[:] = _unpack(np.pad(own, (0, len(part) * bits - len(own))).reshape(len(part), bits), bits)
+    return groups.reshape(-1)[:length]
+
+
+def _unpack(groups: np.ndarray, bits: int) -> np.ndarray:
+    """The 8 values in each row of ``bits`` bytes, (n, 8)."""
+    columns, found = np.ascontiguousarray(groups.T), []
+    for place in range(GROUP):
+        first, shift = divmod(place * bits, 8)
+        wide = np.uint32 if shift + bits <= 32 else np.uint64
+        value = columns[first].astype(wide)
+        for i in range(1, min(8, -(-(shift + bits) // 8))):
+            value |= columns[first + i].astype(wide) << wide(8 * i)
+        value >>= wide(shift)
+        if shift + bits > 64:
+            value |= columns[first + 8].astype(wide) << wide(64 - shift)
+        found.append(value & wide(2**bits - 1))
+    return np.stack(found, axis=1)
 
 
 def _pack(words: np.ndarray, bits: int) -> bytes:

@@ -11,19 +11,19 @@ import strategies
 from fedlsg import user_code
 from simulations import workloads
 from simulations.api.finished import Run
+from simulations.callbacks.callback import Callback, as_callbacks
+from simulations.callbacks.named import named
 from simulations.engines import ahead
 from simulations.plan.places import from_root
 from simulations.plan.plan import make_plan
 from simulations.run import announce, continued, execute
 from simulations.rundir.rundir import RunDir, create
-from simulations.rundir.tables import Row
 from simulations.settings.published import first_look, resolve
 from simulations.settings.settings import check_names_of, from_mapping, parse, values_of
 from simulations.workloads import Workload
 from simulations.workloads.own.workload import MODEL, make
 
-Callback = Callable[[Mapping[str, Any]], object]
-"""Called after each round with the columns of its row of rounds.csv, by name."""
+Callbacks = Sequence[Callback | Callable[[dict[str, Any]], object]]
 
 DATA = ("model", "train", "test", "loss")
 MORE = frozenset(f.name for f in fields(Workload)) - {*DATA, "metrics", "partition", "settings"}
@@ -45,7 +45,7 @@ def simulate(
     rounds: int | None = None,
     engine: str = "ray",
     out: str | Path | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: str | Callbacks = (),
     workload: str | Workload | Callable[[], Workload] | None = None,
     resume: bool = False,
     quiet: bool = False,
@@ -63,8 +63,9 @@ def simulate(
     clients, rounds: number of clients (default 5, or what the partition has), and of server rounds (default 10).
     engine: ``"ray"``, or ``"local"`` for this process alone. With ``reproducible=True`` both give the same weights.
     out: the run directory, new or empty; default ``runs/<time>-<workload>-<method>``.
-    callbacks: functions that are called after each round with a dict of the round's row. One that raises ends the run,
-        which ``resume`` continues.
+    callbacks: ``fedlsg.Callback`` instances, or functions that are called after each round with a dict of its row; or
+        the setting of this name. One that raises ``fedlsg.StopRun`` ends the run; after any other exception ``resume``
+        continues it.
     resume: continue the interrupted run in ``out``, with the same arguments.
     quiet: print nothing.
     settings: any other setting, as ``learning_rate=0.5``: ``fedlsg settings`` lists them.
@@ -85,6 +86,8 @@ def simulate(
         raise ValueError(f"give either a workload or {', '.join(said)}")
     elif partition is not None:
         given["partition"] = _named(partition)
+    if isinstance(callbacks, str):
+        given["callbacks"], callbacks = callbacks, ()
     given["workload"], given["method"] = _workload_name(workload), _method_name(method)
     if twice := given.keys() & settings.keys():
         raise ValueError(f"{', '.join(sorted(twice))}: given twice")
@@ -95,14 +98,10 @@ def simulate(
 
 
 def _run(
-    given: Mapping[str, Any], out: str | Path | None, callbacks: Sequence[Callback], console: Console, *, resume: bool
+    given: Mapping[str, Any], out: str | Path | None, callbacks: Callbacks, console: Console, *, resume: bool
 ) -> Run:
-    def on_round(row: Row) -> None:
-        for callback in callbacks:
-            callback(row.columns)
-
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        raise ValueError(f"callbacks={type(callbacks).__name__}: expected a list of functions of a dict")
+    own = as_callbacks(callbacks)
+    named(given.get("callbacks"))
     if resume:
         if out is None:
             raise ValueError("resume=True continues the run in out: give out, too")
@@ -116,7 +115,7 @@ def _run(
         directory.write_config(plan.settings)
         announce(plan, console)
     again = f"continue with the same call, out={str(directory.path)!r} and resume=True"
-    execute(plan, directory, console, on_round=on_round, again=again)
+    execute(plan, directory, console, callbacks=own, again=again)
     return Run(directory.path, plan=plan)
 
 

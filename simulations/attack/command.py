@@ -72,7 +72,7 @@ def attack_command(
     with console.status("loading data") as status:
         records = [open_record(path, threat, progress=status.update) for path in paths]
     findings: list[Findings] = []
-    with bar(console) as tick:
+    with bar(console, "attacking") as tick:
         for number, record in enumerate(records):
 
             def part(share: float, text: str, number: int = number) -> None:

@@ -12,6 +12,7 @@ from fedlsg.attacks.audit.plants import GAUSSIAN, PLANTS, planted
 from fedlsg.attacks.audit.unit_mode import record, ticks
 from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict, as_dict, judge
 from simulations.audit.examples import KINDS
+from simulations.audit.page import page
 from simulations.audit.subject import Audited, audited_run, audited_settings
 from simulations.audit.training import audit_training
 from simulations.report.page import Row, Table, json_text
@@ -23,6 +24,7 @@ from simulations.settings.run import Device
 MODES = ("unit", "training")
 UNIT_CANARIES = 5000
 FALSIFIED = 1
+PLANTED = "planted: {}. The mechanism that runs is not the claimed one; the audit does not know it."
 THREATS = {
     "unit": "The auditor chooses the gradients of the canaries. It knows frame, mask, clip, sigma and q, and sees the "
     "noisy sum of every round of one client. Which canaries are in, the batches and the noise are secret. Not "
@@ -70,9 +72,14 @@ def audit_command(
     verdict, count, kind = audit_mode(audited, console, canaries=canaries, kind=canary_kind, plant=plant, seed=seed)
     report = as_dict(verdict) | circumstances(audited, mode, count, kind, seed=seed, plant=plant)
     report["seconds"] = round(time.monotonic() - began, 1)
-    write_atomically(path, json_text(report, indent=2, not_finite=str))
+    data = json_text(report, indent=2, not_finite=str)
+    write_atomically(path, data)
+    warnings = (audited.not_private or "", "" if plant is None else PLANTED.format(plant))
+    table, html = figures(verdict, count, audited.not_private), path.with_suffix(".html")
+    made = page(verdict, table, report, data, name=path.name, warnings=tuple(filter(None, warnings)))
+    write_atomically(html, made.encode())
     show(verdict, count, threats(audited, mode), console, not_private=audited.not_private)
-    console.print(f"[bold]written[/bold]  {path}", highlight=False, soft_wrap=True)
+    console.print(f"[bold]written[/bold]  {path}, {html.name}", highlight=False, soft_wrap=True)
     return FALSIFIED if verdict.falsified else 0
 
 
@@ -151,8 +158,7 @@ def announce(audited: Audited, mode: str, plant: str | None, console: Console) -
     if audited.not_private is not None:
         print_line(audited.not_private, console, "bold red")
     if plant is not None:
-        text = f"planted: {plant}. The mechanism that runs is not the claimed one; the audit does not know it."
-        print_line(text, console, "yellow")
+        print_line(PLANTED.format(plant), console, "yellow")
 
 
 def show(verdict: Verdict, canaries: int, threat: str, console: Console, *, not_private: str | None = None) -> None:

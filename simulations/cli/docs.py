@@ -14,6 +14,7 @@ from simulations.cli.options import console, option
 HERE = Path(__file__).resolve().parents[1]
 INSTALLED, CLONE = HERE / "documentation", HERE.parent / "docs"
 """The pages of an installed wheel, where build_backend.py copies them, and those of a clone."""
+CHANGELOG, START = "changelog", "start"
 RESULTS = "results/"
 """Pages of measured results, which are many."""
 WIDTH = 100
@@ -54,7 +55,9 @@ def find_folder() -> Path:
 def pages_of(folder: Path) -> dict[str, Path]:
     """Every page by its name, which is its path without ".md"; folders with "_" belong to the site's layout."""
     names = {file.relative_to(folder).with_suffix(""): file for file in sorted(folder.rglob("*.md"))}
-    return {name.as_posix(): file for name, file in names.items() if not any(part[0] == "_" for part in name.parts)}
+    found = {name.as_posix(): file for name, file in names.items() if not any(part[0] == "_" for part in name.parts)}
+    changes = folder.parent / "CHANGELOG.md"  # of a clone; the site's own page only includes it
+    return found | ({CHANGELOG: changes} if changes.exists() else {})
 
 
 def find_page(pages: dict[str, Path], page: str) -> Path:
@@ -66,8 +69,9 @@ def find_page(pages: dict[str, Path], page: str) -> Path:
 
 
 def print_list(pages: dict[str, Path], console: Console) -> None:
-    """Each page with its title; those of results are only counted."""
-    shown = {name: file for name, file in pages.items() if not name.startswith(RESULTS)}
+    """Each page with its title, the one to start with first; those of results are only counted."""
+    first = sorted(pages, key=lambda name: (name != START, "/" in name, name))
+    shown = {name: pages[name] for name in first if not name.startswith(RESULTS)}
     wide = max(map(len, shown))
     for name, file in shown.items():
         console.print(f"{name:<{wide}}  {title_of(file)}", markup=False, highlight=False, soft_wrap=True)

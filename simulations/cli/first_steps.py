@@ -11,7 +11,7 @@ STEPS = (
         "fedlsg run",
     ),
     (
-        "Compare methods at the same epsilon: one table, plots and report.html.",
+        "Compare methods at the same epsilon, and one without: a table, plots, report.html.",
         "fedlsg compare digits --methods lsg,dpsgd,sgd",
     ),
     (

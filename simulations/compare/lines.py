@@ -174,10 +174,11 @@ def lines(results: Iterable[Result]) -> list[Line]:
             target = (line.task, line.epsilon_target)
             probes[target] = max(line.mean, probes.get(target, 0.0))
     found = [Line(runs=line.runs, probe=probes.get((line.task, line.epsilon_target))) for line in found]
-    return sorted(found, key=_order)
+    return sorted(found, key=order)
 
 
-def _order(line: Line) -> tuple[Any, ...]:
+def order(line: Line) -> tuple[Any, ...]:
+    """The place of a line in a table."""
     target = math.inf if line.epsilon_target is None else line.epsilon_target
     score = line.mean or 0.0
     return (target, line.mean is None, score if line.by_loss else -score, line.name)

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from simulations.compare.bytes_axis import NOTE, PLAIN, View, bytes_markdown, panel_table, panels
+from simulations.compare.headline import sentences
 from simulations.compare.lines import PROBE, Line, lines
 from simulations.compare.plots import figures
 from simulations.compare.table import comparison_table, notes, table_csv, table_markdown, unfinished, variants
 from simulations.report.facts import epsilon_section, made_section, row_warnings
-from simulations.report.figure import picture, png
-from simulations.report.page import Code, Page, Part, Section, Text, facts_of, render
+from simulations.report.figure import drawing, png
+from simulations.report.page import Code, Page, Part, Section, Text, data_section, download, facts_of, render
 from simulations.report.words import NOT_PRIVATE
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, results_csv
@@ -22,17 +23,19 @@ from simulations.rundir.results import Result, results_csv
 SHARE = 0.05
 """Share of the time that drawing may take while results come in."""
 
-BARS = "Bars show one standard deviation over seeds."
+BARS = "A mark is the mean over seeds; bars show one standard deviation."
 CAPTIONS = {
-    "accuracy-epsilon": f"Test accuracy at each epsilon. {BARS} The dotted line, if there is one, is the accuracy of "
-    "guessing. Dashed horizontal lines are methods without privacy.",
-    "accuracy-bytes": f"Test accuracy against the payload bytes that all clients sent in the whole run. {BARS} Filled "
-    "marks have the largest epsilon, or none.",
-    "accuracy-total-bytes": "Test accuracy against the payload bytes of all clients in the whole run: uplink on the "
-    f"left, uplink plus downlink on the right. Each row has one epsilon, delta and trust. {BARS} Filled marks are "
-    f"private, hollow marks are {NOT_PRIVATE}.",
-    "learning-curves": "Test accuracy after each round: mean over seeds. The band reaches from the worst to the best "
-    "seed.",
+    "accuracy-epsilon": "How accurate each method is at each privacy budget. Further up is more accurate; a smaller "
+    f"epsilon is more private. {BARS} The dotted line, if there is one, is the accuracy of guessing; dashed "
+    "horizontal lines, if there are any, are methods without privacy.",
+    "accuracy-bytes": "How accurate each method is for the bytes that it sends. Further up is more accurate, further "
+    f"left is cheaper. Bytes are the payloads that all clients sent in the whole run. {BARS} Filled marks have the "
+    "largest epsilon, or none.",
+    "accuracy-total-bytes": "How accurate each method is for the bytes that it sends, at equal epsilon. Further up is "
+    "more accurate, further left is cheaper. One panel counts what clients sent, the other also what they received. "
+    f"{BARS} Filled marks are private, hollow marks are {NOT_PRIVATE}.",
+    "learning-curves": "Test accuracy after each round. A line is the mean over seeds; the band around it reaches from "
+    "the worst to the best seed.",
 }
 GRID = "The grid; fedlsg compare --grid grid.toml runs it again:"
 
@@ -101,19 +104,28 @@ def page(
     done = [run for run in results if run.done]
     return render(
         Page(
+            kind="fedlsg compare",
             title=title,
             lead=lead(results, table),
+            headline=sentences(table)[0],
             warnings=tuple(warnings(table)),
             sections=(
-                Section(parts=tuple(_table(table))),
+                Section(title="All methods", parts=(*_more(table), *_table(table))),
+                *_figures(table, view),
                 *_panels(table, view),
-                Section(parts=tuple(picture(figure, CAPTIONS[name]) for name, figure in figures(table, view).items())),
                 epsilon_section(results),
                 *_unfinished(table),
                 made_section(done, Code(text=command), Code(text=grid, note=GRID)),
+                _data(results, table),
             ),
         )
     )
+
+
+def _more(table: Sequence[Line]) -> list[Part]:
+    """The sentences after the headline."""
+    words = " ".join(sentences(table)[1:])
+    return [Text(words=words)] if words else []
 
 
 def _table(table: Sequence[Line]) -> list[Part]:
@@ -121,6 +133,20 @@ def _table(table: Sequence[Line]) -> list[Part]:
     parts: list[Part] = [comparison_table(table), *(Text(words=note, style="note") for note in notes(table))]
     named = variants(table)
     return [*parts, facts_of(named)] if named else parts
+
+
+def _figures(table: Sequence[Line], view: View) -> list[Section]:
+    """The figures, if a run is finished."""
+    shown = [drawing(figure, CAPTIONS[name]) for name, figure in figures(table, view).items()]
+    return [Section(title="Figures", parts=tuple(shown))] if shown else []
+
+
+def _data(results: Sequence[Result], table: Sequence[Line]) -> Section:
+    """The numbers of the page as files."""
+    return data_section(
+        download("table.csv", table_csv(table).encode(), "a row for each line of the table"),
+        download("results.csv", results_csv(results).encode(), "a row for each run"),
+    )
 
 
 def _panels(table: Sequence[Line], view: View) -> list[Section]:

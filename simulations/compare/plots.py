@@ -1,13 +1,15 @@
 """The figures of a comparison: accuracy against epsilon and against bytes, learning curves."""
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulations.compare.bytes_axis import PLAIN, Panel, View, marked, panels
-from simulations.compare.lines import Line, measured
+from simulations.compare.lines import Line, measured, order
 from simulations.report.figure import (
     GUESSING,
+    canonical,
     legend_outside,
     looks,
     new_figure,
@@ -28,7 +30,7 @@ DASHES = ("-", "--", ":", "-.")
 
 def figures(table: Sequence[Line], view: View = PLAIN) -> dict[str, "Figure"]:
     """The figures of a comparison by file name; none if no run is done."""
-    finished = [line for line in table if line.done]
+    finished = in_legend_order(line for line in table if line.done)
     if not finished:
         return {}
     looks = looks_of(table)
@@ -40,6 +42,11 @@ def figures(table: Sequence[Line], view: View = PLAIN) -> dict[str, "Figure"]:
         "accuracy-bytes": accuracy_by_bytes(finished, looks),
         "learning-curves": learning_curves(finished, looks),
     }
+
+
+def in_legend_order(table: Iterable[Line]) -> list[Line]:
+    """Lines in the order of every legend: by method, then by name, the smallest epsilon first."""
+    return sorted(table, key=lambda line: (canonical(line.method), line.name, order(line)))
 
 
 def looks_of(table: Sequence[Line]) -> dict[str, tuple[str, str, str]]:
@@ -79,12 +86,12 @@ def _curves_over_epsilon(
     axes.set_xlabel("epsilon of each client's examples (target, logarithmic)")
     axes.set_ylabel(measured(table))
     _chance(axes, table)
-    legend_outside(figure, [axes])
+    legend_outside(figure, [axes], order=_names(table))
     return figure
 
 
 def _dots(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":
-    ordered = list(reversed(table))
+    ordered = sorted(table, key=order, reverse=True)
     figure, axes = _figure(7.2, 1.0 + 0.28 * len(ordered))
     for y, line in enumerate(ordered):
         (mean,), (sd,) = _heights([line])
@@ -127,7 +134,7 @@ def accuracy_by_bytes(table: Sequence[Line], looks: Mapping[str, tuple[str, str,
     axes.set_xlabel("uplink of the whole run, all clients (payload bytes, logarithmic)")
     axes.set_ylabel(measured(table) + ("; numbers are epsilon" if len(targets) > 1 else ""))
     _chance(axes, table)
-    legend_outside(figure, [axes])
+    legend_outside(figure, [axes], order=_names(table))
     return figure
 
 
@@ -154,12 +161,13 @@ def accuracy_by_total_bytes(panels: Sequence[Panel]) -> "Figure":
             for line in panel.lines:
                 _mark(axes, line, both, shapes[line.name])
             _scale_bytes(axes)
-        row[0].set_title(panel.title, fontsize=9, loc="left")
+        for axes, sent in zip(row, ("sent", "sent and received"), strict=True):
+            axes.set_title(panel.title, fontsize=9, loc="left")
+            axes.set_xlabel(f"bytes {sent}, all clients, whole run")
+            axes.tick_params(labelleft=True)
         row[0].set_ylabel(measured(panel.lines))
-    grid[-1][0].set_xlabel("uplink")
-    grid[-1][1].set_xlabel("uplink + downlink")
-    figure.supxlabel("payload bytes of the whole run, all clients (logarithmic)", fontsize=9)
-    legend_outside(figure, (row[0] for row in grid))
+    every = in_legend_order({line.name: line for panel in panels for line in panel.lines}.values())
+    legend_outside(figure, (row[0] for row in grid), order=_names(every))
     return figure
 
 
@@ -189,10 +197,10 @@ def _scale_bytes(axes: Any) -> None:
 @use_style
 def learning_curves(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":
     """Accuracy after each round: mean over seeds, band from the worst to the best seed; a panel for each epsilon."""
-    targets = list(dict.fromkeys(line.epsilon_target for line in table))
+    targets = sorted({line.epsilon_target for line in table}, key=lambda target: target or math.inf)
     columns = min(3, len(targets))
     rows = -(-len(targets) // columns)
-    figure = new_figure(2.2 + 2.5 * columns, 2.6 * rows + 0.5)
+    figure = new_figure(2.2 + (2.7 if columns > 1 else 5.0) * columns, 2.7 * rows + 0.5)
     panels = figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True).flatten()
     for panel, target in zip(panels, targets, strict=False):
         for line in table:
@@ -203,14 +211,14 @@ def learning_curves(table: Sequence[Line], looks: Mapping[str, tuple[str, str, s
                 panel.plot(rounds, mean, color=colour, marker=mark, linestyle=dashes, label=wrap(line.name))
                 if len(line.done) > 1:
                     panel.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-        panel.set_title("no epsilon target" if target is None else f"epsilon {target:g}", fontsize=9, loc="left")
-        panel.tick_params(labelbottom=True)
+        at = "no epsilon target" if target is None else f"epsilon {target:g}"
+        panel.set_title(f"{measured(table)}; {at}", fontsize=9, loc="left")
+        panel.tick_params(labelbottom=True, labelleft=True)
+        panel.set_xlabel("round")
         whole_numbers(panel.xaxis)
     for panel in panels[len(targets) :]:
         panel.set_visible(False)
-    figure.supxlabel("round", fontsize=9)
-    figure.supylabel(measured(table), fontsize=9)
-    legend_outside(figure, panels)
+    legend_outside(figure, panels, order=_names(table))
     return figure
 
 
@@ -235,6 +243,11 @@ def _heights(own: Sequence[Line]) -> tuple[list[float], list[float]]:
 
 def _legend(own: Sequence[Line]) -> str:
     return wrap(marked(own[0]))
+
+
+def _names(table: Sequence[Line]) -> list[str]:
+    """What a legend may call each line, in this order."""
+    return [name for line in table for name in (wrap(marked(line)), wrap(line.name))]
 
 
 def _chance(axes: "Axes", table: Sequence[Line], *, vertical: bool = False) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def engine(name: str) -> Callable[..., dict[str, Any]]:
-    """The ``run(plan, directory, *, on_round) -> summary`` of an engine, imported on demand.
+    """The ``run(plan, directory, *, on_round, callbacks) -> summary`` of an engine, imported on demand.
 
     A run of ``flwr run`` (flower) is continued on Ray.
     """

@@ -12,6 +12,7 @@ from typing import Any
 from flwr.app import Message, RecordDict
 
 from simulations import workloads
+from simulations.callbacks.callback import Callback
 from simulations.client.app import app
 from simulations.client.model import is_served, serving
 from simulations.engines.run_log import logging_to
@@ -42,7 +43,13 @@ class LocalGrid(VirtualGrid):
 
 
 def run(
-    plan: Plan, directory: RunDir, *, on_round: Callable[[Row], None], client: ClientFunction = app, page: bool = True
+    plan: Plan,
+    directory: RunDir,
+    *,
+    on_round: Callable[[Row], None],
+    callbacks: Sequence[Callback] = (),
+    client: ClientFunction = app,
+    page: bool = True,
 ) -> dict[str, Any]:
     """Run a plan in this process; returns the summary.
 
@@ -53,4 +60,4 @@ def run(
     own = workloads.own(plan.settings.workload) is not None and not is_served()
     clients = serving(prepare(plan.settings, loaded=plan.workload)) if own else nullcontext()
     with logging_to(directory.log), task_identity(), clients:
-        return serve(grid, plan, directory, on_round=on_round, page=page)
+        return serve(grid, plan, directory, on_round=on_round, callbacks=callbacks, page=page)

@@ -12,6 +12,7 @@ from typing import Any
 from flwr.app import Message, MessageType
 
 from fedlsg.state import RoundPlan
+from simulations.callbacks.callback import Callback
 from simulations.engines import run_log
 from simulations.engines.accounts import Accounts
 from simulations.engines.cluster import ready
@@ -104,7 +105,13 @@ class RayGrid(VirtualGrid, SimulatedGrid):
 
 
 def run(
-    plan: Plan, directory: RunDir, *, on_round: Callable[[Row], None], client: str = CLIENT, page: bool = True
+    plan: Plan,
+    directory: RunDir,
+    *,
+    on_round: Callable[[Row], None],
+    callbacks: Sequence[Callback] = (),
+    client: str = CLIENT,
+    page: bool = True,
 ) -> dict[str, Any]:
     """Run a plan on Ray; returns the summary.
 
@@ -119,4 +126,4 @@ def run(
         closing(Workers(cluster, plan, directory, client)) as workers,
     ):
         grid = RayGrid(workers, Accounts(plan, directory), plan.sizes)
-        return serve(grid, plan, directory, on_round=on_round, page=page)
+        return serve(grid, plan, directory, on_round=on_round, callbacks=callbacks, page=page)

@@ -1,6 +1,6 @@
 """``fedlsg.flower.Strategy``: the server of a Flower app whose clients train a workload of its own, privately."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Result
 
 import strategies
 from simulations.api.finished import Run
+from simulations.callbacks.callback import Callback, as_callbacks
 from simulations.flower.announced import AnnouncingGrid, announcement
 from simulations.flower.client import OWN_CODE, code_digest, give
 from simulations.rundir.rundir import create
@@ -34,7 +35,7 @@ class Strategy:
     workload: as in ``fedlsg.flower.client_app``, the same on both sides. Its ``test`` is public: the server measures
         accuracy and loss on it. method: the name of a recipe, or a recipe, which ``client_app(methods=...)`` gets, too.
     out: the run directory; default ``runs/<time>-<workload>-<method>`` in the process's working directory.
-    callbacks: functions that are called after each round with a dict of the round's row.
+    callbacks: as in ``fedlsg.simulate``.
     settings: any setting of ``fedlsg settings``. Clients get them with each message, so no key of the app's run config
         is read. Without ``clients`` each node is a client.
     Raises ValueError for a bad setting, with the fix.
@@ -46,10 +47,15 @@ class Strategy:
         *,
         method: str | Callable[..., Any] = "lsg",
         out: str | Path | None = None,
-        callbacks: Sequence[Callable[[Mapping[str, Any]], object]] = (),
+        callbacks: str | Sequence[Callback | Callable[[dict[str, Any]], object]] = (),
         **settings: Any,
     ) -> None:
-        self.callbacks, self.out = tuple(callbacks), None if out is None else str(Path(out).expanduser().resolve())
+        if isinstance(callbacks, str):
+            settings["callbacks"], callbacks = callbacks, ()
+        self.callbacks, self.out = (
+            as_callbacks(callbacks),
+            None if out is None else str(Path(out).expanduser().resolve()),
+        )
         name = method if isinstance(method, str) else method.__name__
         if not isinstance(method, str):
             strategies.give(name, method)
@@ -76,14 +82,10 @@ class Strategy:
         said = {**not_default(settings), OWN_CODE: code_digest(settings.workload, settings.method)}
         rows: list[Row] = []
 
-        def on_round(row: Row) -> None:
-            rows.append(row)
-            for callback in self.callbacks:
-                callback(row.columns)
-
         plan, directory = run_on(
-            grid, settings, on_round=on_round, announce=lambda inner: AnnouncingGrid(inner, announcement(said))
-        )
+            grid, settings, on_round=rows.append, callbacks=self.callbacks,
+            announce=lambda inner: AnnouncingGrid(inner, announcement(said)),
+        )  # fmt: skip
         self.run = Run(directory.path, plan=plan)
         return Result(
             arrays=ArrayRecord(self.run.model.state_dict()),

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulations.inspection.energy import KeptRow, kinds_of
-from simulations.report.figure import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, legend_outside, new_figure, use_style
+from simulations.report.figure import legend_outside, new_figure, use_style
+from simulations.report.page.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,6 +42,6 @@ def kept_energy(rows: Sequence[KeptRow]) -> "Figure":
     panels[0][0].set_yticks(range(len(layers)), names)
     panels[0][0].set_ylim(len(layers) - 0.5, -0.5)
     for axes in panels[-1]:
-        axes.set_xlabel("share of $||dW||_F^2$ kept")
+        axes.set_xlabel("share of the gradient's energy kept")
     legend_outside(figure, panels[0])
     return figure

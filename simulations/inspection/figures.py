@@ -13,18 +13,8 @@ from simulations.inspection.clips import ClipRow
 from simulations.inspection.energy_figure import kept_energy
 from simulations.inspection.measure import SOURCES, EnergyRow, Inspection, LayerRow, ResidualRow
 from simulations.inspection.subject import Subject
-from simulations.report.figure import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    LIGHT,
-    RED,
-    legend_outside,
-    new_figure,
-    use_style,
-    whole_numbers,
-)
+from simulations.report.figure import legend_outside, new_figure, use_style, whole_numbers
+from simulations.report.page.colours import BLACK, BLUE, GREEN, GREY, LIGHT, RED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,7 +112,9 @@ def residuals(rows: Sequence[ResidualRow]) -> "Figure":
 @use_style
 def clips(own: ClipRow, rows: Sequence[ClipRow], clip_norm: float) -> "Figure":
     """Left: the distribution of the norms of single examples. Right: share clipped against sparsity."""
-    figure = new_figure(9.0, 3.6)
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    figure = new_figure(7.6, 3.4)
     left, right = figure.subplots(1, 2)
     dense = next((row for row in rows if row.choice == "all"), None)
     for row, colour, label in ((dense, GREY, "nothing frozen"), (own, RED, f"the run's mask: {_mask(own)}")):
@@ -131,6 +123,9 @@ def clips(own: ClipRow, rows: Sequence[ClipRow], clip_norm: float) -> "Figure":
             left.ecdf(lengths, color=colour, label=label)
     left.axvline(clip_norm, color=BLACK, linestyle="--", label=f"clip norm C = {clip_norm:g}")
     left.set_xscale("log")
+    left.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    left.xaxis.set_minor_locator(NullLocator())
+    left.xaxis.set_major_formatter("{x:g}")
     left.set_xlabel("norm of an example's gradient")
     left.set_ylabel("share of examples with a smaller norm")
     left.legend()
@@ -161,7 +156,7 @@ def energies(rows: Sequence[EnergyRow]) -> "Figure":
         axes.set_title(name, fontsize="medium")
         axes.set_ylim(0, 1.03)
         axes.set_xlabel("sparsity p")
-    _label_left(panels, "kept share of $||dW||_F^2$")
+    _label_left(panels, "share of the gradient's energy kept")
     legend_outside(figure, panels[:1], "outside upper left", 3)
     return figure
 

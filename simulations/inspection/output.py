@@ -14,8 +14,22 @@ from simulations.inspection.figures import PANELS, figures, spread
 from simulations.inspection.measure import SOURCES, Inspection
 from simulations.inspection.retrain import diagnosis
 from simulations.inspection.subject import Subject
-from simulations.report.figure import picture, png
-from simulations.report.page import Code, Page, Picture, Row, Section, Table, Text, facts_of, json_text, render
+from simulations.report.figure import drawing, photo, png
+from simulations.report.page import (
+    Code,
+    Drawing,
+    Page,
+    Picture,
+    Row,
+    Section,
+    Table,
+    Text,
+    data_section,
+    download,
+    facts_of,
+    json_text,
+    render,
+)
 from simulations.rundir.files.atomic import write_atomically
 
 WARNING = (
@@ -26,19 +40,36 @@ PRINTED = 21
 """Examples whose clip factors are shown, as many as in Ito et al. 2024, Listing 1."""
 
 CAPTIONS = {
-    "carriers": "Energy of the mean gradient in carriers of each kind, ||P(dW)||_F^2 / ||dW||_F^2, at the start of a "
-    "round. Form tangent: dL and dR are sent (Eq. 3); core: L^T dW R^T alone.",
-    "stable-rank": "Stable rank of the batch gradient of each layer, ||dW||_F^2 / ||dW||_2^2 (Yu et al. 2021, Fig. 2).",
-    "residual": "Share of the batch gradient that carriers of rank r lose, ||dW - P(dW)||_F / ||dW||_F (Yu et al. "
-    "2021, Fig. 3). Sources of the carriers: " + "; ".join(f"{name}: {text}" for name, text in SOURCES.items()) + ".",
-    "clipping": "Norms of the gradients of single examples, and the share of examples that the clip shortens (Ito et "
+    "carriers": "How much of the mean gradient (its energy, the squared length) each kind of carrier keeps at the "
+    "start of a round: 1 is all of it. ||P(dW)||_F^2 / ||dW||_F^2. Form tangent: dL and dR are sent (Eq. 3); core: "
+    "L^T dW R^T alone.",
+    "stable-rank": "How many directions the gradient of a batch really has in each layer (its stable rank, "
+    "||dW||_F^2 / ||dW||_2^2), against the most that its shape allows. A short bar means that low-rank carriers lose "
+    "little (Yu et al. 2021, Fig. 2).",
+    "residual": "The share of a batch's gradient that carriers of rank r lose: 0 loses nothing, and lower is better. "
+    "||dW - P(dW)||_F / ||dW||_F (Yu et al. 2021, Fig. 3). Where the carriers come from: "
+    + "; ".join(f"{name}: {text}" for name, text in SOURCES.items())
+    + ".",
+    "clipping": "One panel: how long the gradients of single examples are; those right of the dashed line are "
+    "shortened by the clip. Other panel: the share of examples that are shortened, if more units are frozen (Ito et "
     "al. 2024, Listing 1).",
-    "energy": "Energy of the batch gradient in the rows (out units) and columns (in units) that LSG keeps: those of "
-    "largest importance (top), of smallest (bottom), or at random (mean over draws). A choice above the grey line "
-    "helps.",
-    "intensity": "Absolute values of a weight and of its batch gradient (Ito et al. 2023, Fig. 1). A large matrix "
-    "shows the largest entry of each tile.",
+    "energy": "How much of a batch's gradient (its energy, the squared length) is in the units that LSG keeps, if it "
+    "keeps those of largest importance (top), of smallest (bottom), or random ones (mean over draws). Rows are out "
+    "units, columns are in units. A line above that of random units says that the choice helps.",
+    "intensity": "Each pixel is one weight (left) and its gradient (right), by absolute value: bright is large. Bright "
+    "stripes are units that matter more than others (Ito et al. 2023, Fig. 1). Of a large matrix a pixel is the "
+    "largest entry of its tile.",
 }
+MAPS = "intensity-"
+"""Names of figures of many pixels."""
+DATA = {
+    "layers.csv": "a row for each layer: shape and stable rank",
+    "residuals.csv": "what carriers of each rank lose, by layer",
+    "energy.csv": "energy in the kept units, by layer and sparsity",
+    "carriers.csv": "energy kept by each kind of carrier",
+    "clipping.csv": "norms and clipped shares by mask",
+}
+"""Tables that a reader may save."""
 
 
 def folder(subject: Subject, out: str | None) -> Path:
@@ -67,13 +98,13 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     maps = [resolve_layer(subject, name) for name in layers] or spread(subject.layers, PANELS)
     made = figures(found, subject, maps)
     images = {name: png(figure) for name, figure in made.items()}
-    pictures = [picture(figure, _caption(name), images[name]) for name, figure in made.items()]
+    pictures = [(photo if name.startswith(MAPS) else drawing)(f, _caption(name)) for name, f in made.items()]
     for stale in (*path.glob("intensity-*.png"), *path.glob("carriers.*")):
         stale.unlink()
     files = {f"{name}.png": image for name, image in images.items()}
     files |= {f"{name}.csv": as_csv(rows).encode() for name, rows in tables(found).items()}
-    files["inspection.html"] = page(subject, found, pictures).encode()
     files["inspection.json"] = json_text(numbers(subject, found))
+    files["inspection.html"] = page(subject, found, pictures, files).encode()
     for name, content in files.items():
         write_atomically(path / name, content)
     return list(files)
@@ -157,8 +188,20 @@ def _caption(name: str) -> str:
     return CAPTIONS[kind] if kind else f"{layer}. {CAPTIONS['intensity']}"
 
 
-def page(subject: Subject, found: Inspection, pictures: Sequence[Picture]) -> str:
-    """inspection.html: one file that needs no other."""
+def headline(subject: Subject, found: Inspection) -> str:
+    """What the clip does to the examples that were read, in one sentence."""
+    clip, of = found.own.clipping, found.own
+    frozen = "nothing frozen" if of.sparsity == 0 else f"a share of {of.sparsity:g} frozen"
+    norm = subject.base.method.mechanism.clip_norm
+    return (
+        f"With {frozen}, the clip norm {norm:g} shortens the gradients of {100 * clip.clipped:.0f} % of "
+        f"{found.examples} training examples, to {clip.mean_factor:.2f} of their length on average."
+    )
+
+
+def page(subject: Subject, found: Inspection, pictures: Sequence[Picture | Drawing], files: Mapping[str, bytes]) -> str:
+    """inspection.html: one file that needs no other. ``files``: what is next to it, by name."""
+    data = [download(name, files[name], says) for name, says in DATA.items() if name in files]
     factors = (
         Code(text=", ".join(f"{factor:.4f}" for factor in factors), note=name)
         for name, factors in first_factors(found).items()
@@ -172,8 +215,10 @@ def page(subject: Subject, found: Inspection, pictures: Sequence[Picture]) -> st
     costs = (Section(title="What noise and clip cost", parts=words),) if words else ()
     return render(
         Page(
+            kind="fedlsg inspect",
             title="Gradients as the papers show them",
             lead=lead(subject, found),
+            headline=headline(subject, found),
             warnings=(WARNING,),
             sections=(
                 *costs,
@@ -181,6 +226,7 @@ def page(subject: Subject, found: Inspection, pictures: Sequence[Picture]) -> st
                 Section(title="Clip factors of the first examples (1: not clipped)", parts=tuple(factors)),
                 Section(title="Figures", parts=tuple(pictures)),
                 Section(title="Share of each parameter in the squared length of an example", parts=(shares,)),
+                data_section(*data),
             ),
         )
     )

@@ -24,16 +24,23 @@ def rho_of(plan: Plan, public: PublicState) -> float | None:
     )
 
 
+def sum_bits(plan: Plan, public: PublicState) -> int | None:
+    """Bits of each integer that a client sends into a secure sum, in the mean round; None without secure sums."""
+    if plan.sums is None:
+        return None
+    frame = mean_frame(public)
+    mechanism = plan.terms[0].mechanism(plan.method.mechanism)
+    return plan_release(plan.sums, mechanism, values=frame.kept, blocks=len(frame.blocks)).grid.bits
+
+
 def sum_line(plan: Plan, public: PublicState) -> str | None:
     """The grid of the secure sums, and whose noise is counted; None without them."""
     if plan.sums is None:
         return None
-    frame, sums = mean_frame(public), plan.sums
-    mechanism = plan.terms[0].mechanism(plan.method.mechanism)
-    grid = plan_release(sums, mechanism, values=frame.kept, blocks=len(frame.blocks)).grid
+    sums = plan.sums
     return (
         f"secure sum of at least {sums.min_survivors} of {sums.clients} clients, {sums.colluders} of which may collude "
-        f"with the server: {grid.bits} bits a value, noise planned for {sums.contributors} honest clients"
+        f"with the server: {sum_bits(plan, public)} bits a value, noise planned for {sums.contributors} honest clients"
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedlsg.user_code import DATA
 from simulations import workloads
+from simulations.callbacks.named import absolute_names
 from simulations.models.pretrained import FOLDER_FILE
 from simulations.plan.start import RANDOM
 from simulations.workloads.features.encoders import RANDOM_PROCESS, SCATTERING, written
@@ -28,6 +29,8 @@ def from_root(given: Mapping[str, Any]) -> dict[str, Any]:
         path = value.removeprefix(DATA)
         if path not in ("", value, *workloads.names()) and Path(path).expanduser().exists():
             found[name] = f"{DATA}{Path(path).expanduser().resolve()}"
+    if found.get("callbacks"):
+        found["callbacks"] = absolute_names(found["callbacks"])
     return found
 
 

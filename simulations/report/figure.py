@@ -11,43 +11,61 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
-from simulations.report.page import Picture
+from simulations.report.page import Drawing, Picture
+from simulations.report.page.colours import (
+    AXIS,
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    GRID,
+    ORANGE,
+    RED,
+    SKY,
+    WHITE,
+    WORDS,
+)
+from simulations.report.svg import LAST, complete_axes, mark_axes
+from simulations.report.svg import drawing as from_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 P = ParamSpec("P")
 Look = tuple[str, str]
 """Colour and marker."""
 Place = Literal["outside right upper", "outside upper left"]
 
-BLUE, ORANGE, RED, GREEN, SKY = "#0072B2", "#E69F00", "#D55E00", "#117733", "#56B4E9"
-BLACK, GREY, LIGHT, ALARM = "#000000", "#999999", "#eeeeee", "#B00020"
-GUESSING: Any = {"color": "#888888", "linestyle": ":", "linewidth": 1}
+GUESSING: Any = {"color": GREY, "linestyle": ":", "linewidth": 1.2}
 """How a line at the accuracy or rate of guessing looks."""
 PIXELS = 96
 """CSS pixels of an inch."""
+SINGLE, LOWEST, WIDE = 6.0, 1.2, 9.0
+"""Inches of a figure whose panels are as wide as the text of a page, so that a phone can show it; wider ones stay."""
+DENSE, QUALITY = 90, 60
+"""Dots an inch, and quality in percent, of a figure of many pixels on a page."""
 
 LOOKS: Mapping[str, Look] = {
-    "lsg": ("#D55E00", "o"), "lsg-lora": ("#882255", "D"), "lora": ("#CC79A7", "s"), "rgp": ("#0072B2", "o"),
-    "rgp-random": ("#56B4E9", "s"), "rs": ("#E69F00", "o"), "sparse-dpsgd": ("#117733", "s"),
-    "dp-ssgd": ("#44AA99", "D"), "dp-powersgd": ("#332288", "^"), "dpsgd": ("#000000", "o"),
-    "linear-probe": ("#555555", "*"), "sgd": ("#AAAAAA", "X"), "bitfit": ("#999933", "P"),
-    "ffa-lora": ("#AA4499", "v"), "topk": ("#888888", "<"), "powersgd": ("#6699CC", "^"),
-    "probe": ("#009988", "*"), "lsg-probe": ("#EE7733", "D"), "rgp-probe": ("#0077BB", "D"),
-    "dp-kfc": ("#661100", "X"),
+    "lsg": (RED, "o"), "lsg-lora": ("#882255", "D"), "lsg-probe": ("#e0651f", "D"), "rgp": (BLUE, "o"),
+    "rgp-random": (SKY, "s"), "rgp-probe": ("#4b5fd0", "D"), "probe": ("#008f80", "*"), "dp-kfc": ("#661100", "X"),
+    "lora": ("#b8609a", "s"), "ffa-lora": ("#aa4499", "v"), "bitfit": ("#8c8c2c", "P"), "rs": (ORANGE, "o"),
+    "sparse-dpsgd": (GREEN, "s"), "dp-ssgd": ("#349584", "D"), "dp-powersgd": ("#332288", "^"),
+    "dpsgd": (BLACK, "o"), "linear-probe": ("#5a5a5a", "*"), "topk": ("#8c6d4f", "<"), "powersgd": ("#5a8dc8", "^"),
+    "sgd": ("#949494", "X"),
 }  # fmt: skip
+"""Colour and marker of each method, in the order of every legend: fedlsg's own, the baselines, those without noise."""
 SPARE: Sequence[Look] = tuple((colour, marker) for marker in "v<>P" for colour, _ in LOOKS.values())
 MARKERS = "osD^X*phd8"
 """Markers of variants. SPARE gives none of them to a method."""
 STYLE: Any = {
     "font.family": "sans-serif", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.edgecolor": "#555555", "axes.labelcolor": "#222222", "text.color": "#222222", "xtick.color": "#555555",
-    "ytick.color": "#555555", "axes.grid": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.6,
+    "axes.edgecolor": AXIS, "axes.labelcolor": WORDS, "text.color": WORDS, "xtick.color": AXIS, "ytick.color": AXIS,
+    "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.6, "axes.titlecolor": WORDS,
     "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 8, "lines.linewidth": 1.5,
-    "lines.markersize": 5, "savefig.facecolor": "white", "svg.fonttype": "path", "svg.hashsalt": "fedlsg",
+    "lines.markersize": 5, "savefig.facecolor": WHITE, "svg.fonttype": "none", "svg.hashsalt": "fedlsg",
 }  # fmt: skip
 
 
@@ -72,11 +90,17 @@ def new_figure(width: float, height: float, *, arrange: bool = True) -> "Figure"
 
 
 def legend_outside(
-    figure: "Figure", panels: Iterable["Axes"], place: Place = "outside right upper", columns: int = 1
-) -> None:
-    """One legend for all panels, next to them; equal labels once."""
+    figure: "Figure", panels: Iterable["Axes"], place: Place = "outside right upper", columns: int = 1,
+    order: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """One legend for all panels, next to them; equal labels once, in an ``order`` if it names them, guessing last."""
     handles = {label: h for axes in panels for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    handles = dict(sorted(handles.items(), key=lambda item: (item[0] == LAST, _position(item[0], order))))
     figure.legend(handles.values(), handles.keys(), loc=place, ncols=columns)
+
+
+def _position(label: str, order: Sequence[str]) -> int:
+    return order.index(label) if label in order else len(order)
 
 
 def whole_numbers(*axes: "Axis", most: int | None = None) -> None:
@@ -87,16 +111,35 @@ def whole_numbers(*axes: "Axis", most: int | None = None) -> None:
         axis.set_major_locator(MaxNLocator(nbins="auto" if most is None else most, integer=True))
 
 
-def picture(figure: "Figure", caption: str, png: bytes | None = None) -> Picture:
-    """A figure on a page: as SVG, or as the PNG that is already there."""
-    uri = svg(figure) if png is None else "data:image/png;base64," + base64.b64encode(png).decode()
+def drawing(figure: "Figure", caption: str, *, columns: int = 2) -> Drawing:
+    """A figure on a page: its panels as SVG, its legend and its caption as words of the page."""
+    legends = [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]
+    width, height = figure.get_size_inches()
+    _show(legends, False)
+    if (len(figure.axes) == 1 or columns == 1) and SINGLE < width < WIDE:
+        figure.set_size_inches(SINGLE, max(height * SINGLE / width, LOWEST) if height < width else height)
+    complete_axes(figure)
+    mark_axes(figure)
+    file = _save(figure, format="svg", metadata={"Date": None}, facecolor="none")
+    found = from_svg(file, figure, caption, columns=columns)
+    _show(legends, True)
+    figure.set_size_inches(width, height)
+    return found
+
+
+def _show(legends: Iterable["Legend"], visible: bool) -> None:
+    for legend in legends:
+        legend.set_visible(visible)
+        legend.set_in_layout(visible)
+
+
+def photo(figure: "Figure", caption: str) -> Picture:
+    """A figure of many pixels on a page: compressed, on a light ground."""
+    uri = (
+        "data:image/webp;base64,"
+        + base64.b64encode(_save(figure, format="webp", dpi=DENSE, pil_kwargs={"quality": QUALITY})).decode()
+    )
     return Picture(uri=uri, width=round(figure.get_figwidth() * PIXELS), caption=caption)
-
-
-def svg(figure: "Figure") -> str:
-    """A data URI of the figure as SVG."""
-    file = _save(figure, format="svg", metadata={"Date": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(file).decode()
 
 
 def png(figure: "Figure") -> bytes:
@@ -111,6 +154,12 @@ def _save(figure: "Figure", **options: Any) -> bytes:
     with matplotlib.rc_context(STYLE):
         figure.savefig(file, **options)
     return file.getvalue()
+
+
+def canonical(method: str) -> tuple[int, str]:
+    """The place of a method in every legend."""
+    known = list(LOOKS)
+    return (known.index(method) if method in LOOKS else len(known), method)
 
 
 def looks(names: Sequence[tuple[str, str]]) -> dict[str, Look]:

@@ -13,14 +13,23 @@ from rich.markup import escape
 
 from simulations.plan.balance import Balance, measure
 from simulations.plan.plan import prepare
-from simulations.report.figure import BLACK, BLUE, new_figure, png, use_style, whole_numbers
-from simulations.report.page import Row, Table
+from simulations.report.figure import drawing, new_figure, png, use_style, whole_numbers
+from simulations.report.page import Page, Row, Section, Table, Text, TextKind, data_section, download, render
+from simulations.report.page.colours import BLACK, BLUE
 from simulations.report.terminal import fits, print_table
 from simulations.settings.settings import from_mapping
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CELL = ("#010101", "#fefefe")
+"""Words on bright and on dark cells; they stay as they are on a dark page, as the cells do."""
+WARNING = "For simulations only: in a federation nobody sees these counts, and they are as private as the examples are."
+CAPTION = (
+    "Top: how many examples each client holds; the dashed line is the mean. Below: what each client's examples are; a "
+    "bright cell says that much of what the client holds is of that class. Equal columns mean that all clients hold "
+    "the same mix."
+)
 ALL_SHOWN = 20
 """Clients up to which the table has a row for each; of more it has the ends and the quantiles."""
 ENDS = 5
@@ -28,7 +37,7 @@ QUANTILES = {"smallest": 0.0, "5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 
 
 
 def partition_command(given: dict[str, Any], out: str | None, console: Console) -> None:
-    """``fedlsg partition``: the table and its conclusions; with ``out`` also partition.csv and partition.png in it."""
+    """``fedlsg partition``: the table and its conclusions; with ``out`` also partition.html, .csv and .png in it."""
     settings = from_mapping(given)
     with console.status("loading data") as status:
         balance = measure(prepare(settings, progress=status.update))
@@ -37,16 +46,52 @@ def partition_command(given: dict[str, Any], out: str | None, console: Console) 
     for line, style in conclusions(balance):
         console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
     if out is None:
-        console.print("add --out DIR for partition.csv and partition.png", style="dim", highlight=False)
+        console.print("add --out DIR for partition.html, .csv and .png", style="dim", highlight=False)
         return
     directory = Path(out).expanduser()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_csv(balance, directory / "partition.csv")
+        (directory / "partition.html").write_bytes(page(balance, (directory / "partition.csv").read_bytes()).encode())
         (directory / "partition.png").write_bytes(png(figure(balance)))
     except OSError as error:
         raise ValueError(f"cannot write to {directory}: {error.strerror or error}; choose another --out") from None
-    console.print(f"[bold]written[/bold]  {escape(str(directory))}/partition.csv, partition.png", highlight=False)
+    console.print(f"[bold]written[/bold]  {escape(str(directory))}/partition.html, .csv, .png", highlight=False)
+
+
+STYLES: dict[str | None, TextKind] = {"bold red": "warning", "yellow": "warning"}
+"""How a page shows a line that the terminal shows so."""
+
+
+def page(balance: Balance, data: bytes) -> str:
+    """partition.html; ``data`` are the bytes of partition.csv."""
+    counted = balance.counts.shape[1] <= ALL_SHOWN
+    lines = tuple(Text(words=line, style=STYLES.get(style, "plain")) for line, style in conclusions(balance))
+    return render(
+        Page(
+            kind="fedlsg partition",
+            title="Who holds what",
+            lead=balance.title,
+            headline=headline(balance),
+            warnings=(WARNING,),
+            sections=(
+                Section(title="What follows", parts=lines),
+                Section(title="Clients and classes", parts=(drawing(figure(balance), CAPTION, columns=1),)),
+                Section(title="Every client", parts=(table(balance, counted=counted),)),
+                data_section(download("partition.csv", data, "a row for each client")),
+            ),
+        )
+    )
+
+
+def headline(balance: Balance) -> str:
+    """How many clients there are, and how unlike each other."""
+    sizes, apart = balance.sizes, balance.distances
+    held = f"{sizes.min():,} to {sizes.max():,}" if np.ptp(sizes) else f"{sizes.min():,}"
+    return (
+        f"{len(sizes)} clients hold {held} examples each; the class mix of a client differs from that of all by "
+        f"{apart.mean():.2f} on average (0: equal, 1: nothing in common)."
+    )
 
 
 def table(balance: Balance, *, counted: bool) -> Table:
@@ -178,7 +223,7 @@ def figure(balance: Balance) -> "Figure":
     lower.grid(visible=False)
     if clients <= 12 and classes <= 12:
         for (label, client), share in np.ndenumerate(shares):
-            colour = "white" if share < 0.6 * shares.max() else "black"
+            colour = CELL[int(share < 0.6 * shares.max())]
             lower.text(client, label, balance.counts[client, label], ha="center", va="center", color=colour, fontsize=8)
     lower.set_xlabel("client")
     lower.set_ylabel("class")

@@ -90,14 +90,14 @@ class Meter:
     """
 
     def __init__(
-        self, console: Console, total: float, *, first: float = 0.0, what: str = "", of: Callable[[float], str],
+        self, console: Console, total: float, *, first: float = 0.0, what: str, of: Callable[[float], str],
         pause: float = PAUSE_SECONDS, transient: bool = False,
     ) -> None:  # fmt: skip
         self.console, self.total, self.first, self.of, self.what, self.pause = console, total, first, of, what, pause
         self.began = self.printed = monotonic()
         self.estimated = False
         self.progress = live_bar(console, transient=transient)
-        self.task = self.progress.add_task(what or "working", total=total, of=of(first), left="left --:--")
+        self.task = self.progress.add_task(what, total=total, of=of(first), left="left --:--")
         self.progress.update(self.task, completed=first)
 
     def left(self, done: float, now: float) -> float | None:
@@ -127,7 +127,7 @@ class Meter:
         passed = math.floor(done / stride + 1e-9) > math.floor(before / stride + 1e-9) or done >= self.total > before
         if passed and now - self.printed >= self.pause:
             self.printed = now
-            words = [" ".join(part for part in (self.what, self.of(done)) if part), *facts, left]
+            words = [f"{self.what} {self.of(done)}", *facts, left]
             self.console.print("  ".join(words), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -137,9 +137,9 @@ def announce_estimate(console: Console, seconds: float) -> None:
 
 
 @contextmanager
-def bar(console: Console) -> Iterator[Tick]:
-    """A bar for the share that is done."""
-    meter = Meter(console, 1.0, of=lambda share: f"{100 * share:.0f} %")
+def bar(console: Console, what: str) -> Iterator[Tick]:
+    """A bar for the share of ``what`` that is done."""
+    meter = Meter(console, 1.0, what=what, transient=True, of=lambda share: f"{100 * share:.0f} %")
     with meter.progress:
         yield lambda share, words: meter.show(share, (words,) if words else ())
 

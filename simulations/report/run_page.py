@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -11,25 +11,26 @@ from fedlsg.user_code import is_reference, shown
 from simulations import workloads
 from simulations.plan.noise import RHO_MEANING
 from simulations.report.facts import epsilon_section, made_section, row_warnings
-from simulations.report.figure import (
-    ALARM,
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    GUESSING,
-    ORANGE,
-    RED,
-    new_figure,
-    picture,
-    short_bytes,
-    use_style,
-    whole_numbers,
+from simulations.report.figure import GUESSING, drawing, new_figure, short_bytes, use_style, whole_numbers
+from simulations.report.headline import run_headline
+from simulations.report.page import (
+    Code,
+    Facts,
+    Page,
+    Part,
+    Section,
+    Text,
+    data_section,
+    download,
+    facts_of,
+    json_text,
+    render,
 )
-from simulations.report.page import Code, Facts, Page, Part, Section, Text, facts_of, render
+from simulations.report.page.colours import ALARM, BLACK, BLUE, GREEN, GREY, ORANGE, RED
+from simulations.report.settings_section import settings_section, values_line
 from simulations.report.words import outcome, percent, privacy_line
 from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.results import Result, read_run
+from simulations.rundir.results import Result, as_csv, read_run
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.settings.settings import MAY_NAME_FILES, NAMES_OF_CODE, RUN
@@ -45,10 +46,19 @@ PLACES = frozenset({"run_dir", "data_dir", "public_rows"})
 """Settings that name, or may name, folders of this machine."""
 CLIENTS = (("asked", "selected", GREY, "-"), ("answered", "replied", GREEN, "--"), ("rejected", "rejected", RED, ":"))
 """Columns of rounds.csv, and how the legend names them."""
+SHORT = ("test", "test accuracy", "test accuracy so far", "privacy", "uplink", "rounds", "time")
+"""Facts at the top of the page; the others are below the figure."""
 CAPTION = (
-    "Test accuracy, epsilon, payload bytes and clients after each round. The dotted line is the accuracy of guessing."
+    "One point a round. Test accuracy: the share of test examples that the model classifies correctly; the dotted line "
+    "is the accuracy of guessing. Epsilon: the privacy that is spent; it grows with every round, and smaller is more "
+    "private. Payload bytes: what all clients sent (uplink) and received (downlink) up to then. Clients: how many were "
+    "selected, how many replied, and how many replies the server rejected."
 )
-LOSS_CAPTION = "Test loss, epsilon, payload bytes and clients after each round."
+LOSS_CAPTION = CAPTION.replace(
+    "Test accuracy: the share of test examples that the model classifies correctly; the dotted line is the accuracy of "
+    "guessing",
+    "Test loss: smaller is better",
+)
 
 
 def write_run_page(run: RunDir) -> None:
@@ -69,30 +79,52 @@ def run_page(result: Result) -> str:
     settings = {name: value for name, value in result.settings.items() if value is not None and name not in PLACES}
     settings |= {name: shown(str(settings[name])) for name in MAY_NAME_FILES if name in settings}
     again = Code(text=command(result) if _is_named(result) else "", note="This command runs the same settings again:")
+    facts = _outcome(result)
     return render(
         Page(
+            kind="fedlsg run",
             title=f"{settings['workload']} with {shown(result.method)}, seed {settings['seed']}",
-            lead=result.name,
+            lead=f"Run directory {result.name}.",
+            headline=run_headline(result),
             warnings=tuple(_warnings(result)),
             sections=(
-                Section(parts=tuple(_result(result))),
+                Section(title="Key facts", parts=(facts_of({k: v for k, v in facts.items() if k in SHORT}),)),
+                *_rounds(result),
+                *_more(result, {k: v for k, v in facts.items() if k not in SHORT}),
                 *_rejections(result),
                 epsilon_section([result]),
                 made_section([result] if result.done else [], again),
-                Section(title="Settings", parts=(facts_of(settings),)),
+                settings_section(result, settings),
+                _data(result),
             ),
         )
     )
 
 
-def _result(result: Result) -> list[Part]:
-    """What the run reached, and its rounds."""
-    parts: list[Part] = [facts_of(_outcome(result))]
+def _rounds(result: Result) -> list[Section]:
+    """The figure, if there is a round."""
+    if not result.rows:
+        return []
+    chance = None if result.chance is None else result.chance.level
+    caption = LOSS_CAPTION if result.accuracy is None else CAPTION
+    return [Section(title="Round by round", parts=(drawing(course(result.rows, chance), caption),))]
+
+
+def _more(result: Result, facts: Mapping[str, str]) -> list[Section]:
+    """The facts that are not at the top, and what rho means."""
+    parts: list[Part] = [facts_of(facts)] if facts else []
     parts += [Text(words=RHO_MEANING, style="note")] if result.summary.get("rho") else []
-    if result.rows:
-        chance = None if result.chance is None else result.chance.level
-        parts.append(picture(course(result.rows, chance), LOSS_CAPTION if result.accuracy is None else CAPTION))
-    return parts
+    return [Section(title="Noise, bytes and transfer", parts=tuple(parts))] if parts else []
+
+
+def _data(result: Result) -> Section:
+    """The numbers of the page as files."""
+    table = as_csv([row.columns for row in result.rows], otherwise="round").encode()
+    files = [download("rounds.csv", table, "a row for each round")]
+    if result.summary:
+        says = "the results, both accountants' intervals, hardware and versions"
+        files.append(download("summary.json", json_text(result.summary, not_finite=str), says))
+    return data_section(*files)
 
 
 def _outcome(result: Result) -> dict[str, str]:
@@ -100,6 +132,7 @@ def _outcome(result: Result) -> dict[str, str]:
     if not result.done:
         return {"test accuracy so far": percent(result.accuracy), "rounds": str(len(result.rows))}
     words = outcome(result.summary)
+    words |= {"values sent": said} if (said := values_line(result.summary)) else {}
     return words if result.transfer is None else words | {"transfer": f"{result.transfer:.3g} s on {result.link}"}
 
 

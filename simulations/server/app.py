@@ -1,6 +1,6 @@
 """The Flower ServerApp that ``flwr run`` starts, on Flower's simulation and in a deployment."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from logging import INFO
 from pathlib import Path
@@ -11,6 +11,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from fedlsg import user_code
+from simulations.callbacks.callback import Callback
+from simulations.callbacks.named import named
 from simulations.plan.plan import Plan, make_plan
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.deployment import Deployment
@@ -41,6 +43,7 @@ def run_on(
     settings: Settings,
     *,
     on_round: OnRound | None = None,
+    callbacks: Sequence[Callback] = (),
     announce: Callable[[Grid], Grid] = lambda grid: grid,
 ) -> tuple[Plan, RunDir]:
     """Plan, make a run directory unless the command line already did, and run all rounds on Flower's grid.
@@ -48,6 +51,7 @@ def run_on(
     If no number of clients is set, every node of the federation is a client. In a deployment the nodes declare how many
     examples they have before the plan is made. ``announce`` may wrap the grid that messages go through.
     """
+    callbacks = (*named(settings.callbacks), *callbacks)
     if isinstance(grid, InMemoryGrid):
         deployment = None
         if settings.clients is None:
@@ -61,7 +65,7 @@ def run_on(
     if not run.config.exists():
         run.write_config(plan.settings)
     log(INFO, "run directory: %s", run.path)
-    summary = serve(grid, plan, run, on_round=on_round, deployment=deployment)
+    summary = serve(grid, plan, run, on_round=on_round, callbacks=callbacks, deployment=deployment)
     accuracy, loss = summary["accuracy"], summary["loss"]
     reached = f"loss {loss:.4f}" if accuracy is None else f"accuracy {accuracy:.4f}"
     log(INFO, "%s, epsilon %.4g at delta %g", reached, summary["epsilon_max"], summary["delta"])

@@ -8,7 +8,7 @@ from typing import Any
 from fedlsg.gradients import trainable
 from fedlsg.state import RoundPlan, ServerState
 from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
-from simulations.plan.noise import rho_of
+from simulations.plan.noise import rho_of, sum_bits
 from simulations.plan.plan import Plan
 from simulations.rundir.links import run_seconds
 from simulations.rundir.rundir import RunDir
@@ -131,6 +131,7 @@ class Recorder:
             spent=spent,
             bounds=self.spent.bounds(spent.worst) if private else {},
             rho=rho_of(self.plan, self.state.public),
+            sum_bits=sum_bits(self.plan, self.state.public),
             seeded=self.plan.settings.reproducible or self.spent.reproducible,
             zero_weights=sum(int((p == 0).sum()) for p in matrices),
             pruning=self.totals.pruning,

@@ -1,7 +1,9 @@
 """The server's part of a run, the same on every engine: state, strategy, records."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from logging import ERROR
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,17 +11,20 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg.tensors import freed_memory
+from simulations.callbacks.callback import Callback, CallbackList, StopRun, Watched
 from simulations.plan.plan import Plan
 from simulations.rundir.files.atomic import resumable
 from simulations.rundir.lock import exclusive
 from simulations.rundir.model_files import write_model
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.tables import Row
 from simulations.server.deployment import Deployment
 from simulations.server.diverged import explain
 from simulations.server.downlink import make_downlink
 from simulations.server.final_model import FinalModel, final_model
 from simulations.server.recorder import OnRound, Recorder
 from simulations.server.summary import Outcome, summarize
+from simulations.settings.settings import values_of
 from strategies.federation.nodes import SimulatedGrid
 from strategies.federation.wire import flat_record
 from strategies.strategy import BudgetSpentError, DivergedError, FederationSettings, FedLSG
@@ -31,38 +36,66 @@ def serve(
     run: RunDir,
     *,
     on_round: OnRound | None = None,
+    callbacks: Sequence[Callback] = (),
     page: bool = True,
     deployment: Deployment | None = None,
 ) -> dict[str, Any]:
     """Run the remaining rounds over ``grid`` and return the summary; continue from a checkpoint if there is one.
 
-    ``on_round(row)`` is called with every finished row of rounds.csv; ``page``: write report.html. Ends early, with a
-    summary that says so, when every client's privacy budget is spent; and, back at the last finished round, when the
-    weights or the loss are not finite. Raises ValueError if another process holds the run directory, DiskFullError if
-    the disk is full.
+    ``on_round(row)`` shows every finished row of rounds.csv; ``callbacks`` are called then, and at begin and end;
+    ``page``: write report.html. Ends early, with a summary that says so, when every client's privacy budget is spent
+    or a callback stops the run; and, back at the last finished round, when the weights or the loss are not finite.
+    Raises ValueError if another process holds the run directory, DiskFullError if the disk is full.
     """
     torch.set_num_threads(plan.settings.threads)
     freed_memory.keep()
-    with resumable(run.path), exclusive(run), ExitStack() as stack:
+    calls = CallbackList(callbacks)
+    with resumable(run.path), exclusive(run), calls.told_of_failure(), ExitStack() as stack:
         run.settle_charges()
         if isinstance(grid, SimulatedGrid):
             stack.callback(grid.end)
         state = plan.server_state()
         downlink = make_downlink(plan.settings, state, run)
-        recorder = Recorder(run, plan, state, downlink, deployed=deployment is not None, show=on_round)
+        recorder = Recorder(run, plan, state, downlink, deployed=deployment is not None, show=_each(on_round, calls))
         if run.has_checkpoint:
             recorder.resume()
         else:
             recorder.begin()
         if state.round == plan.schedule.rounds and run.summary.exists():
             return run.read_summary()
-        stopped, diverged = _run_rounds(grid, plan, recorder, deployment)
+        stopped, diverged = _run_rounds(grid, plan, recorder, calls, deployment)
         stack.close()
         if diverged:
             log(ERROR, "%s", stopped)
             recorder.go_back()
         final = final_model(plan, state)
-        return _finish(run, plan, final, recorder.outcome(stopped=stopped, diverged=diverged), page=page)
+        summary = _finish(run, plan, final, recorder.outcome(stopped=stopped, diverged=diverged), page=page)
+        calls.on_end(summary)
+        return summary
+
+
+def _each(show: OnRound | None, calls: CallbackList) -> OnRound:
+    """Show a row first: what a callback prints, or raises, comes after it."""
+
+    def on_round(row: Row) -> None:
+        if show is not None:
+            show(row)
+        calls.on_round(row.columns)
+
+    return on_round
+
+
+def _watched(recorder: Recorder) -> Watched:
+    """The run as callbacks see it before the next round."""
+    plan, run, state = recorder.plan, recorder.run, recorder.state
+
+    def save_model(folder: Path) -> None:
+        final = final_model(plan, state)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_model(folder, final.tensors, final.facts)
+
+    rows = [Row.parse(row).columns for row in run.read_rounds()[: state.round]]
+    return Watched(path=run.path, settings=values_of(plan.settings), rows=rows, save_model=save_model)
 
 
 def _finish(run: RunDir, plan: Plan, final: FinalModel, outcome: Outcome, *, page: bool) -> dict[str, Any]:
@@ -78,7 +111,9 @@ def _finish(run: RunDir, plan: Plan, final: FinalModel, outcome: Outcome, *, pag
     return summary
 
 
-def _run_rounds(grid: Grid, plan: Plan, recorder: Recorder, deployment: Deployment | None) -> tuple[str | None, bool]:
+def _run_rounds(
+    grid: Grid, plan: Plan, recorder: Recorder, calls: CallbackList, deployment: Deployment | None
+) -> tuple[str | None, bool]:
     """Run the rounds that remain; returns why they ended early, None after the last one, and whether they diverged."""
     run, state = recorder.run, recorder.state
     remaining = plan.schedule.rounds - state.round
@@ -91,10 +126,13 @@ def _run_rounds(grid: Grid, plan: Plan, recorder: Recorder, deployment: Deployme
         strategy.join(deployment.roster, deployment.open(run.ledgers, recorder.name))
     stopped, diverged = None, False
     try:
+        calls.on_begin(_watched(recorder))
         timeout = plan.settings.round_timeout
         strategy.start(grid, flat_record(state.weights), num_rounds=remaining, timeout=timeout)
     except BudgetSpentError as error:
         stopped = str(error)
+    except StopRun as error:
+        stopped = str(error) if state.round < plan.schedule.rounds else None
     except DivergedError as error:
         stopped, diverged = explain(error, plan.settings), True
     if deployment is not None:

@@ -29,7 +29,8 @@ class Outcome:
     """What the recorder reports of a run that ended, as plain values.
 
     updates: rounds that changed the model. bounds: both accountants' intervals for the client with the largest
-    epsilon. rho: noise over clip norm. seeded: some noise came from a known seed. downlink: state of the downlink.
+    epsilon. rho: noise over clip norm. sum_bits: of a value in secure sums. seeded: some noise came from a known seed.
+    downlink: state of the downlink.
     totals: sums of bytes and messages. stopped: why it ended early.
     """
 
@@ -39,6 +40,7 @@ class Outcome:
     spent: Spread
     bounds: Mapping[str, Any]
     rho: float | None
+    sum_bits: int | None
     seeded: bool
     zero_weights: int
     pruning: Mapping[str, Any]
@@ -70,7 +72,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         **({"probe_source": plan.probe_source.name} if plan.method.carrier.kind == "probe" else {}),
         **({"metrics": dict(o.score.metrics)} if o.score.metrics else {}),
         **_privacy(plan, o),
-        "codec": codec_summary(s, plan.method),
+        "codec": codec_summary(s, plan.method) | ({} if o.sum_bits is None else {"bits": o.sum_bits}),
         "downlink": downlink_facts(s, o.downlink),
         **{name: o.totals[name] for name in BYTES},
         "uplink_bytes_dense": dense * o.totals["uplink_messages"],

@@ -179,6 +179,13 @@ class Settings:
     downlink_codec: Annotated[str | None, Setting("How values are sent with downlink=sparse.")] = None
     record_updates: Annotated[bool, Setting("Keep every payload in updates/.")] = False
     evaluate_every: Annotated[int, Setting("Rounds between two evaluations.", "rounds", at_least=1)] = 1
+    callbacks: Annotated[
+        str | None,
+        Setting(
+            "Called after each round: early-stopping, best-model, mlflow, wandb, own.",
+            aliases=("logger", "early_stopping", "wandb", "mlflow"),
+        ),
+    ] = None
     # where it runs
     engine: Annotated[
         Literal["ray", "local", "flower"],

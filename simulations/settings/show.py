@@ -117,8 +117,9 @@ def text_of(value: object) -> str:
 def by_group(found: Mapping[str, Declared]) -> dict[str, list[str]]:
     """Names of settings by group, in the order of config.toml."""
     groups: dict[str, list[str]] = {}
+    own = _own_groups()
     for name in in_order(found):
-        groups.setdefault(group_of(name), []).append(name)
+        groups.setdefault(own.get(name) or _group_of_run(name), []).append(name)
     return groups
 
 
@@ -191,14 +192,20 @@ def used_by(name: str) -> Used:
 
 def group_of(name: str) -> str:
     """The group that a setting is listed in."""
-    if name in codec_settings():
-        return "Messages and records"
-    if name in method_settings():
-        return "Methods"
-    if name in mechanism_settings():
-        return "Privacy"
-    if name in server_settings():
-        return "Server"
+    return _own_groups().get(name) or _group_of_run(name)
+
+
+def _own_groups() -> dict[str, str]:
+    """The groups of settings that are no run's own."""
+    return {
+        **dict.fromkeys(server_settings(), "Server"),
+        **dict.fromkeys(mechanism_settings(), "Privacy"),
+        **dict.fromkeys(method_settings(), "Methods"),
+        **dict.fromkeys(codec_settings(), "Messages and records"),
+    }
+
+
+def _group_of_run(name: str) -> str:
     before = list(RUN)[: list(RUN).index(name) + 1]
     return next(GROUPS[run] for run in reversed(before) if run in GROUPS)
 

@@ -8,8 +8,20 @@ from typing import Any
 from simulations.compare.lines import Line, measured, shown
 from simulations.compare.table import unfinished
 from simulations.report.facts import made_section
-from simulations.report.figure import picture, png
-from simulations.report.page import Code, Page, Row, Section, Table, Text, facts_of, json_text, render
+from simulations.report.figure import drawing, png
+from simulations.report.page import (
+    Code,
+    Page,
+    Row,
+    Section,
+    Table,
+    Text,
+    data_section,
+    download,
+    facts_of,
+    json_text,
+    render,
+)
 from simulations.report.words import human_bytes
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, as_csv
@@ -18,8 +30,9 @@ from simulations.tune.plots import scores_by_axis
 from simulations.tune.search import Point, Side
 
 CAPTION = (
-    "Accuracy (or loss) of the trials against each setting. Filled marks: the other settings have their best values. "
-    "Hollow marks: other trials. Bars show one standard deviation over seeds."
+    "How the accuracy (or the loss) depends on each setting; one mark is one trial. Filled marks: the other settings "
+    "have their best values. Hollow marks: all other trials. Red: the best trial. Bars show one standard deviation "
+    "over seeds."
 )
 
 
@@ -80,8 +93,24 @@ def write_tables(folder: Path, search: Search) -> None:
         "command": search.command,
     }
     write_atomically(folder / "results.csv", as_csv(trials, otherwise="trial").encode())
-    write_atomically(folder / "points.csv", as_csv(points, otherwise="n").encode())
+    write_atomically(folder / "points.csv", points_csv(search).encode())
     write_atomically(folder / "tune.json", json_text(whole))
+
+
+def points_csv(search: Search) -> str:
+    """A row for each point."""
+    return as_csv([_record(search, point) for point in search.lines], otherwise="n")
+
+
+def headline(search: Search) -> str:
+    """The best point so far, what it reached, and on which rows."""
+    line = None if search.best is None else search.lines.get(search.best)
+    if search.best is None or line is None or line.mean is None:
+        return "No trial is finished."
+    values = ", ".join(f"{name} {_value(value)}" for name, value in search.settings(search.best).items())
+    score = f"loss {shown(line, line.mean)}" if line.by_loss else f"{shown(line, line.mean)} % accuracy"
+    found = "Best of the trials" if search.finished else "Best so far, and the search is not finished"
+    return f"{found}: {values}, with {score} on {search.rows}."
 
 
 def _record(search: Search, point: Point) -> dict[str, Any]:
@@ -136,13 +165,15 @@ def page(search: Search) -> str:
     left = unfinished(list(search.lines.values()))
     return render(
         Page(
+            kind="fedlsg tune",
             title=search.title,
+            headline=headline(search),
             lead=f"{len(done)} trials, on {search.rows}. "
             + ("The best point is bracketed or at an edge." if search.finished else "The search is not finished."),
             warnings=tuple(search.privacy[:2]) if search.costs else (),
             sections=(
                 Section(parts=(table(search), *(Text(words=note) for note in search.notes))),
-                *([Section(parts=(picture(figure, CAPTION),))] if figure else []),
+                *([Section(parts=(drawing(figure, CAPTION),))] if figure else []),
                 Section(title="What choosing costs in privacy", parts=tuple(Text(words=w) for w in search.privacy)),
                 *([Section(title="Not in the means", parts=(facts_of(left),))] if left else []),
                 made_section(
@@ -150,6 +181,7 @@ def page(search: Search) -> str:
                     Code(text=search.made_by),
                     Code(text=search.command, note="The run with the best settings:"),
                 ),
+                data_section(download("points.csv", points_csv(search).encode(), "a row for each tried setting")),
             ),
         )
     )

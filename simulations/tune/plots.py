@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulations.compare.lines import Line, measured
-from simulations.report.figure import BLUE, GREY, RED, new_figure, use_style
+from simulations.report.figure import new_figure, use_style
+from simulations.report.page.colours import BLUE, GREY, RED
 from simulations.tune.axes import Axis
 from simulations.tune.search import Point
 

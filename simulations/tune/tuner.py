@@ -94,7 +94,7 @@ class Tuner:
         left, done = folder.unfinished(cells), len(self.points) * self.trials.seeds
         if not left:
             return self.jobs or 1
-        display = GridDisplay(self.console, folder, done, done - len(left))
+        display = GridDisplay(self.console, folder, done, done - len(left), what="trials asked for")
         with display.progress, share_out(left, self.jobs, self.ray) as (shared, at_a_time):
             run_cells(
                 shared, folder, jobs=at_a_time,

@@ -14,6 +14,7 @@ from docs._sphinx.reference.markdown import docstring, page
 WIDTH = 100
 GROUPS = {
     "Simulate": ("simulate", "Workload", "Run", "load_run"),
+    "Callbacks": ("Callback", "StopRun", "EarlyStopping", "BestModel", "MLflow", "WeightsAndBiases"),
     "Train in your own loop": ("PrivateStep", "make_supported", "register_layer"),
     "Methods": ("Method", "Carrier", "Mask", "Mechanism", "ServerOptimizer", "Public", "Setting", "recipe"),
     "Privacy accounting": ("epsilon", "calibrate_noise_multiplier"),
@@ -21,7 +22,7 @@ GROUPS = {
     "Payloads": ("pack", "unpack"),
 }
 """Every public name of ``fedlsg`` but ``__version__``, in the order of the page."""
-WITH_MEMBERS = ("Run", "PrivateStep", "Public", "Strategy")
+WITH_MEMBERS = ("Callback", "Run", "PrivateStep", "Public", "Strategy")
 """Classes whose methods users call."""
 
 

@@ -12,7 +12,7 @@ from fedlsg.attacks.inversion.prior import Prior
 from simulations.attack.images.attack import Attacked
 from simulations.attack.images.score import Summary, summarise, verdict
 from simulations.attack.recorded.report import Findings, privacy_facts, summaries, update_numbers
-from simulations.report.figure import new_figure, picture, png, use_style
+from simulations.report.figure import new_figure, photo, use_style
 from simulations.report.page import Row, Table
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def image_findings(one: Attacked) -> Findings:
         verdict=verdict(rows),
         facts=facts(one),
         table=Table(columns=COLUMNS, rows=tuple(Row(cells=cells(row)) for row in rows), optional=SECONDS),
-        shown=picture(figure, CAPTION, png(figure)),
+        shown=photo(figure, CAPTION),
         numbers=numbers(one, rows),
         refused=one.refused,
         granted=GRANTED,

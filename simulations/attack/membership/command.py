@@ -61,7 +61,9 @@ def membership_command(
         claim = claimed(plan)
         if run is not None:
             check_own_code(plan, RunDir.open(run))
-    with bar(console) as tick:
+    rounds = plan.schedule.rounds
+    print_line(f"training {shadows + 1} models of {rounds} rounds each: the target and {shadows} shadows", console)
+    with bar(console, "training") as tick:
         models = train_all(plan, shadows=shadows, seed=seed, tick=tick)
     with console.status("attacking"):
         report = Report(

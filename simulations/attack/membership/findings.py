@@ -55,7 +55,7 @@ def tables(report: Report) -> list[Table]:
     if report.own is not None:
         made.append(_own_model(report.own))
     if report.rounds:
-        made.append(_per_round(report.rounds))
+        made.append(_per_round(report.rounds, report.settings.trust))
     return made
 
 
@@ -110,11 +110,13 @@ def _guessing(*cells: str) -> Row:
     return Row(cells=("guessing", *cells), style="reference")
 
 
-def _per_round(rounds: Sequence[PerRound]) -> Table:
+def _per_round(rounds: Sequence[PerRound], trust: str) -> Table:
+    """What one round shows: a client's payload or, where only sums have the noise, the sum of all."""
     first = rounds[0]
+    seen = "One payload" if trust == "client" else "The sum of the payloads"
     unlike = "" if first.clipped else " The example of this game is shorter than the clip, so it is found less often."
     return Table(
-        title=f"One payload of one round, matched filter, sigma_eff {first.sigma:.4g}",
+        title=f"{seen} of one round, matched filter, sigma_eff {first.sigma:.4g}",
         columns=("guessing (FPR)", "TPR, closed form", "FPR, measured", "TPR, measured"),
         rows=tuple(
             Row(
@@ -128,8 +130,8 @@ def _per_round(rounds: Sequence[PerRound]) -> Table:
             for one in rounds
         ),
         note="Closed form: TPR = Phi(Phi^-1(FPR) + 1 / sigma_eff), for a clipped example that took part. Measured: "
-        "payloads with and without one example through the shipped clip and noise, in the frame of the first round."
-        + unlike,
+        f"{'payloads' if trust == 'client' else 'sums'} with and without one example through the shipped clip and "
+        "noise, in the frame of the first round." + unlike,
     )
 
 

@@ -9,19 +9,9 @@ import numpy as np
 from fedlsg.attacks.membership.roc import LOW_RATES, Roc
 from simulations.attack.membership.findings import Report, facts, granted, tables, verdict
 from simulations.attack.membership.measure import GRID
-from simulations.report.figure import (
-    BLACK,
-    BLUE,
-    GUESSING,
-    ORANGE,
-    SKY,
-    legend_outside,
-    new_figure,
-    picture,
-    use_style,
-    wrap,
-)
-from simulations.report.page import Page, Section, Text, facts_of, json_text, render
+from simulations.report.figure import GUESSING, drawing, legend_outside, new_figure, use_style, wrap
+from simulations.report.page import Page, Section, Text, data_section, download, facts_of, json_text, render
+from simulations.report.page.colours import BLACK, BLUE, ORANGE, SKY
 from simulations.rundir.files.atomic import write_atomically
 
 if TYPE_CHECKING:
@@ -34,8 +24,9 @@ BOUNDS = (
     "were not measured."
 )
 CAPTION = (
-    "True positive rate against false positive rate, both logarithmic, each model as the target in turn. Smaller rates "
-    "than the first point cannot be measured with so few non-members. The dotted line is guessing."
+    "How many members an attack finds (true positive rate) for each share of non-members that it wrongly calls members "
+    "(false positive rate). Both axes are logarithmic; each model is the target in turn. Further up is a stronger "
+    "attack, and the dotted line is guessing. Rates left of the first point cannot be measured with so few non-members."
 )
 DASHED = "Dashed lines are what the claim allows any attacker."
 
@@ -43,31 +34,29 @@ DASHED = "Dashed lines are what the claim allows any attacker."
 def write(folder: Path, report: Report, lead: str) -> None:
     """membership.json and membership.html, each replaced whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "membership.json", json_text(numbers(report)))
-    write_atomically(folder / "membership.html", page(report, lead).encode())
+    data = json_text(numbers(report))
+    write_atomically(folder / "membership.json", data)
+    write_atomically(folder / "membership.html", page(report, lead, data).encode())
 
 
-def page(report: Report, lead: str) -> str:
-    """membership.html: one file that requests nothing. It shows no example."""
+def page(report: Report, lead: str, data: bytes) -> str:
+    """membership.html: one file that requests nothing. It shows no example. ``data``: the bytes of membership.json."""
     caption = f"{CAPTION} {DASHED}" if report.limits else CAPTION
     limits = f"{LIMITS} {BOUNDS}" if report.limits else LIMITS
     return render(
         Page(
+            kind="fedlsg attack --membership",
             title="Who was in the training set",
             lead=lead,
+            headline=verdict(report),
             sections=(
-                Section(
-                    parts=(
-                        Text(words=verdict(report), style="verdict"),
-                        Text(words=facts(report), style="note"),
-                        picture(curves(report), caption),
-                    )
-                ),
+                Section(parts=(Text(words=facts(report), style="note"), drawing(curves(report), caption))),
                 *(Section(title=table.title, parts=(replace(table, title=""),)) for table in tables(report)),
                 Section(
                     title="What the attacker is granted",
                     parts=(facts_of(granted(report)), Text(words=limits, style="note")),
                 ),
+                data_section(download("membership.json", data, "all numbers of this page")),
             ),
         )
     )

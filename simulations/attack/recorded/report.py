@@ -9,7 +9,19 @@ from typing import Any
 from fedlsg.attacks.observation import Observation, ThreatModel
 from simulations.attack.recorded.observations import Record
 from simulations.attack.recorded.target import FPR, Target
-from simulations.report.page import Page, Picture, Section, Table, Text, TokenLines, facts_of, json_text, render
+from simulations.report.page import (
+    Page,
+    Picture,
+    Section,
+    Table,
+    Text,
+    TokenLines,
+    data_section,
+    download,
+    facts_of,
+    json_text,
+    render,
+)
 from simulations.report.words import REPRODUCIBLE
 from simulations.rundir.files.atomic import write_atomically
 
@@ -17,6 +29,7 @@ WARNING = (
     "This page shows training examples of the clients: the originals and what attacks recovered. It was made in a "
     "simulation, to judge a method. Do not publish it if the data are not public."
 )
+SECRET = "all numbers of the attacks, with the training examples that they recovered"
 LIMITS = "An attack that fails proves nothing: a stronger one may exist. Only the epsilon bounds every attack."
 
 
@@ -85,32 +98,46 @@ def write(folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: 
             for one in runs
         ],
     }
-    write_atomically(folder / "attack.json", json_text(numbers))
-    write_atomically(folder / "attack.html", page(runs, assumed, lead).encode())
+    data = json_text(numbers)
+    write_atomically(folder / "attack.json", data)
+    write_atomically(folder / "attack.html", page(runs, assumed, lead, data).encode())
 
 
-def page(runs: Sequence[Findings], assumed: Mapping[str, str], lead: str) -> str:
-    """attack.html: one file that requests nothing."""
+def page(runs: Sequence[Findings], assumed: Mapping[str, str], lead: str, data: bytes) -> str:
+    """attack.html: one file that requests nothing. ``data`` are the bytes of attack.json."""
     limits = " ".join(dict.fromkeys([LIMITS, *(one.limits for one in runs)]))
     assumptions = Section(
         title="What the adversary is granted", parts=(facts_of(assumed), Text(words=limits, style="note"))
     )
     return render(
         Page(
+            kind="fedlsg attack",
             title="What the updates give away",
             lead=lead,
+            headline=runs[0].verdict if len(runs) == 1 else "",
             warnings=(WARNING,),
-            sections=(*(_section(one) for one in runs), assumptions),
+            sections=(
+                *_verdicts(runs),
+                *(_section(one, alone=len(runs) == 1) for one in runs),
+                assumptions,
+                data_section(download("attack.json", data, SECRET)),
+            ),
         )
     )
 
 
-def _section(one: Findings) -> Section:
+def _verdicts(runs: Sequence[Findings]) -> list[Section]:
+    """What was found on each of several runs."""
+    if len(runs) == 1:
+        return []
+    return [Section(title="In short", parts=(facts_of({one.label: one.verdict for one in runs}),))]
+
+
+def _section(one: Findings, *, alone: bool) -> Section:
     notes = (Text(words=words, style="note") for words in refusals(one))
     facts = Text(words=one.facts, style="note")
-    return Section(
-        title=one.label, parts=(Text(words=one.verdict, style="verdict"), facts, one.table, one.shown, *notes)
-    )
+    verdict = () if alone else (Text(words=one.verdict, style="verdict"),)
+    return Section(title=one.label, parts=(*verdict, facts, one.table, one.shown, *notes))
 
 
 def refusals(one: Findings) -> list[str]:

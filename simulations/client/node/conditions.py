@@ -112,6 +112,11 @@ def check_base(base: Base, terms: Terms) -> None:
     check_mechanism(base.method.mechanism.kind, base.method.name)
     _check_privacy(base.settings, terms)
     size = len(base.parts[terms.partition])
+    if base.sums is not None and base.sums.colluders < terms.colluders:
+        raise TermsError(
+            f"colluders={base.sums.colluders}: the run's noise survives so many colluding clients, and this client's "
+            f"node config asks for {terms.colluders}; set colluders in the run config"
+        )
     if base.sums is not None and size > MOST_EXAMPLES:
         raise TermsError(f"trust=secure is planned for clients of {MOST_EXAMPLES:,} training rows at most")
     for name, delta in (("delta-max", terms.delta_max), ("the run's delta", base.settings.delta)):

@@ -16,7 +16,7 @@ from simulations.grids.refusals import TermsError
 
 KEYS = (
     "partition-id", "num-partitions", "ledger-dir", "epsilon-max", "delta-max", "data", "input-columns", "label-column",
-    "classes", "pretrained", "trust", "accept-changed-data",
+    "classes", "pretrained", "trust", "colluders", "accept-changed-data",
 )  # fmt: skip
 TRUST = ("client", "secure", "aggregate")
 """What a client may accept, from the strongest to the weakest."""
@@ -33,7 +33,8 @@ class Terms:
     data: its own rows, as ``WORKLOAD:PATH``; None takes its partition of the run's workload.
     input_columns, label_column, classes: of its own rows, if they are settings of the run's workload.
     pretrained: its own copy of the file that a run starts from, with the digest that the run announces.
-    trust: the weakest that it accepts. accept_changed_data: continue at the spent epsilon with changed data.
+    trust: the weakest that it accepts. colluders: the fewest colluding clients that a secure sum must tolerate.
+    accept_changed_data: continue at the spent epsilon with changed data.
     """
 
     partition: int
@@ -47,6 +48,7 @@ class Terms:
     classes: int | None = None
     pretrained: Path | None = None
     trust: str = "client"
+    colluders: int = 0
     accept_changed_data: bool = False
 
 
@@ -75,6 +77,7 @@ def read_terms(config: Config) -> Terms:
         classes=_integer(config, "classes", least=2) if "classes" in config else None,
         pretrained=absolute(_text(config, "pretrained"), "pretrained") if "pretrained" in config else None,
         trust=str(trust),
+        colluders=_integer(config, "colluders", least=0) if "colluders" in config else 0,
         accept_changed_data=accept,
     )
 

@@ -31,13 +31,13 @@ class Running:
 class GridDisplay:
     """Counts cells; ``started``, ``running`` and ``ended`` are the callbacks of ``run_cells``."""
 
-    def __init__(self, console: Console, folder: Folder, cells: int, done: int) -> None:
+    def __init__(self, console: Console, folder: Folder, cells: int, done: int, what: str = "all runs") -> None:
         self.console, self.folder, self.cells = console, folder, cells
         self.before, self.finished, self.began = done, done, time.monotonic()
         self.estimated = False
-        self.progress = live_bar(console)
+        self.progress = live_bar(console, transient=True)
         self.overall = self.progress.add_task(
-            "all runs", total=cells, completed=done, of=f"{done}/{cells}", left="left --:--"
+            what, total=cells, completed=done, of=f"{done}/{cells}", left="left --:--"
         )
         self.tasks: dict[str, Running] = {}
 

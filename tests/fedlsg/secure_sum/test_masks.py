@@ -87,7 +87,7 @@ def test_bits_are_packed_as_one_long_number(bits, numbers):
     assert unpack_bits(packed, len(numbers), bits).tolist() == numbers
 
 
-@pytest.mark.parametrize("bits", [13, 16, 20, 37])
+@pytest.mark.parametrize("bits", [8, 9, 13, 16, 20, 37, 57, 58, 63, 64])
 def test_long_vectors_round_trip(bits):
     words = np.random.default_rng(0).integers(0, 2**bits, 20_001, dtype=np.uint64).astype(word(bits))
     assert np.array_equal(unpack_bits(pack_bits(words, bits), len(words), bits), words)

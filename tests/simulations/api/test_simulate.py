@@ -153,7 +153,7 @@ REFUSED = {
     "a metric with a taken name": ({"metrics": {"epsilon_max": len}}, "metrics['epsilon_max'] is a column of rounds"),
     "a metric that is none": ({"metrics": {"f1": 3}}, "metrics['f1'] is no function"),
     "metrics without names": ({"metrics": [len]}, "metrics=list: expected a dict"),
-    "one callback": ({"callbacks": print}, "expected a list of functions"),
+    "one callback": ({"callbacks": print}, "expected a list of callbacks or of functions"),
     "a model that is none": ({"model": lambda: None}, "model 'own'", "built as NoneType: return an nn.Module"),
     "a model with its changes": (
         {"model": lambda: fedlsg.make_supported(build())},

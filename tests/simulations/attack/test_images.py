@@ -318,7 +318,7 @@ def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):
     assert max(row["psnr"] for row in numbers["runs"][0]["summary"]) > 100
     assert numbers["threat_model"] == {"view": "client", "labels": "known", "examples": "known"}
     page = (out / "attack.html").read_text()
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/webp;base64,") == 2
     assert "http://" not in page
     assert "https://" not in page
     for words in ("What the adversary is granted", "blind", "epsilon", "An attack that fails proves nothing"):

@@ -19,7 +19,7 @@ from fedlsg.attacks.audit.verdict import claim_of
 from fedlsg.attacks.membership.matched_filter import closed_form_tpr
 from fedlsg.attacks.membership.roc import Rate, roc
 from simulations.attack.membership.command import as_shadow, membership_command
-from simulations.attack.membership.findings import Report, verdict
+from simulations.attack.membership.findings import Report, tables, verdict
 from simulations.attack.membership.measure import (
     ATTACKS,
     GRID,
@@ -33,7 +33,7 @@ from simulations.attack.membership.measure import (
     pooled,
     scored,
 )
-from simulations.attack.membership.per_round import per_round
+from simulations.attack.membership.per_round import PerRound, per_round
 from simulations.attack.membership.shadows import Trained, halves, on_half, pair_of, train_all, trained
 from simulations.cli.app import app
 from simulations.plan.plan import make_plan
@@ -209,6 +209,17 @@ def test_the_verdict_says_what_was_found():
     assert "better than guessing, AUC 0.9" in said(tpr={0.01: guessed})
     assert "none of these attacks does at 1 % false alarms (guessing: 1 %)" in said(tpr={0.01: guessed})
     assert said(tpr={0.01: guessed}, auc=even).startswith("None of these attacks can be distinguished from guessing")
+
+
+def test_one_round_of_a_sum_is_not_called_one_payload():
+    rounds = [PerRound(fpr=0.01, sigma=2.0, closed_form=0.03, clipped=True, played=None)]
+    models = made(shift=2.0, examples=200)
+    parts = {"models": models, "found": attack(models, seed=0), "claim": None, "limits": (), "own": None}
+    for trust, words in (("client", "One payload of"), ("secure", "The sum of the payloads of one round, matched")):
+        settings = from_mapping(SETTINGS | {"trust": trust})
+        table = tables(Report(**parts, settings=settings, rounds=rounds, seed=0, seconds=0.0))[-1]
+        assert table.title.startswith(words)
+        assert ("sums with and without" in table.note) == (trust == "secure")
 
 
 def test_a_claim_that_a_leaky_model_breaks_is_named():

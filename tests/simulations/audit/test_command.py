@@ -45,6 +45,9 @@ def test_correct_code(tmp_path):
     assert found["gdp_estimate"]["kind"] == "estimate, no bound"
     assert found["f_dp_one_run_bound"]["epsilon"] <= found["claimed"]["epsilon"]
     assert "secret" in found["threat_model"]
+    page = (tmp_path / "audit.html").read_text()
+    assert "Not falsified: the claim is epsilon" in page
+    assert "That does not verify the claim." in page
 
 
 def test_the_threat_model_of_a_secure_sum_is_its_sum(tmp_path):

@@ -1,5 +1,7 @@
 """Whole runs under secure sums: what is summed, who is charged, and what a dropout at each stage leaves."""
 
+import csv
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ import fedlsg.training.client
 import simulations.client.secure_sum
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.discrete import Release, most_log_ratio
+from fedlsg.secure_sum.packing import packed_bytes
 from simulations.attack.recorded.observations import open_record
 from simulations.engines import ray
 from simulations.exports.payload import find
@@ -44,6 +47,15 @@ def test_every_client_is_charged_once_a_round_for_the_planned_event(whole):
 def test_the_summary_says_whose_noise_counts(whole):
     assert whole.summary["secure_sum"] == {"clients": 5, "min_survivors": 4, "colluders": 1, "contributors": 3}
     assert (whole.summary["trust"], whole.summary["private"]) == ("secure", False), "reproducible runs claim nothing"
+
+
+def test_the_summary_says_how_many_bits_were_sent(whole):
+    """The bytes of a masked message are those of its values at so many bits."""
+    assert whole.summary["codec"]["name"] == "secure-sum"
+    values = whole.plan.server_state().plan(whole.plan.local, whole.plan.sums).release.values
+    lines = csv.DictReader((whole.path / "bytes.csv").read_text().splitlines())
+    masked = {int(line["values_bytes"]) for line in lines if line["direction"] == "up"} - {0}
+    assert masked == {packed_bytes(values, whole.summary["codec"]["bits"])}
 
 
 def test_secret_noise_is_private_within_the_target(tmp_path):

@@ -109,7 +109,7 @@ def test_the_figure_has_a_row_an_epsilon_and_hollow_marks_for_what_is_not_privat
     ends = [bar.lines[2][0].get_segments()[0][:, 1] for bar in axes[0].containers]
     assert any(abs(end[1] - end[0] - 2 * 100 * 0.02 * 2**0.5) < 1e-6 for end in ends), "one deviation to each side"
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["dpsgd", "lsg", "sgd, NOT PRIVATE"]
+    assert legend == ["lsg", "dpsgd", "sgd, NOT PRIVATE"]
     assert png(figure).startswith(b"\x89PNG")
 
 
@@ -125,7 +125,7 @@ def test_the_page_and_the_terminal_show_the_panels():
     table = lines(TABLE)
     source = page("digits", TABLE, table, view=view)
     assert "epsilon 3 at delta 1e-05" in source
-    assert source.count("data:image/svg+xml;base64,") == 2
+    assert source.count("<figure>") == 2
     assert "Accuracy against bytes" not in page("digits", TABLE, table)
     assert set(figures(table, view)) == {"accuracy-total-bytes", "learning-curves"}
     assert set(figures(table)) == {"accuracy-epsilon", "accuracy-bytes", "learning-curves"}

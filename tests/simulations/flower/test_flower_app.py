@@ -125,6 +125,18 @@ def test_foreign_keys_of_the_run_config_are_left_alone(tmp_path):
     assert "learning-rate = 0.25" in (run.directory / "config.toml").read_text()
 
 
+def test_callbacks_of_both_kinds(tmp_path):
+    seen, app = [], fedlsg.flower.client_app(two_sides)
+    run = start(app, tmp_path / "app", callbacks=[lambda row: seen.append(row["round"])])
+    assert (seen, run.summary["stopped"]) == ([1, 2], None)
+    early = "early-stopping monitor=epsilon_max mode=min patience=1"  # epsilon never falls
+    strategy = fedlsg.flower.Strategy(two_sides, out=tmp_path / "early", callbacks=early, **SETTINGS)
+    with task_identity():
+        strategy.start(Nodes(app, 3), num_rounds=4)
+    assert len(strategy.run.rounds) == 2
+    assert "early stopping: epsilon_max was best in round 1" in strategy.run.summary["stopped"]
+
+
 # --- refusals
 
 

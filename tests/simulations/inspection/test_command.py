@@ -303,7 +303,10 @@ def test_the_files_and_what_is_left_alone(stopped, capsys, monkeypatch):
             assert np.asarray(picture.convert("L")).std() > 5  # something is drawn
     html = (out / "inspection.html").read_text()
     assert "NOT PRIVATE" in html
-    assert html.count("data:image/png;base64,") == len(list(out.glob("*.png")))
+    assert html.count("<figure>") == len(list(out.glob("*.png")))
+    assert html.count("data:image/webp;base64,") == len(list(out.glob("intensity-*.png")))
+    clipped = 100 * written["clipping"][0]["clipped"]
+    assert f"shortens the gradients of {clipped:.0f}\u00a0% of" in html
     assert "http" not in html.replace("http://www.w3.org", "")
     assert resume_local(stopped.path).rows[-1].round == 2
 

@@ -1,10 +1,15 @@
 """One figure style: every figure is made and drawn by ``report.figure``."""
 
 import ast
+import re
 from pathlib import Path
 
+import torch
+
 import strategies
-from simulations.report.figure import LOOKS, legend_outside, new_figure, picture, png, use_style
+from simulations.inspection.figures import PANELS, intensity
+from simulations.report.figure import LOOKS, drawing, legend_outside, new_figure, photo, use_style
+from simulations.report.page.colours import LINES
 from tests.places import REPOSITORY
 
 OWNER = "simulations/report/figure.py"
@@ -35,6 +40,8 @@ def test_every_recipe_has_a_colour_of_its_own():
     assert set(strategies.names()) <= LOOKS.keys()
     colours = [colour for colour, _ in LOOKS.values()]
     assert len(set(colours)) == len(colours)
+    assert set(colours) <= LINES.keys(), "each has a colour in the dark"
+    assert len({LINES[colour] for colour in colours}) == len(colours)
 
 
 @use_style
@@ -56,8 +63,62 @@ def test_the_style_and_one_legend_for_all_panels():
     assert new_figure(1, 1).subplots().spines["top"].get_visible(), "without the decorator there is no style"
 
 
-def test_a_picture_has_the_size_of_its_figure():
+def test_a_photo_has_the_size_of_its_figure():
+    found = photo(two_panels(), "A caption.")
+    assert found.width == 4 * 96
+    assert found.uri.startswith("data:image/webp;base64,")
+
+
+def test_a_page_of_six_photos_of_noise_is_below_a_megabyte():
+    """The worst case of ``fedlsg inspect``: nothing in them can be compressed."""
+    noise = torch.randn(400, 400, generator=torch.Generator().manual_seed(0))
+    assert PANELS * len(photo(intensity("layer", noise, noise**3), "A caption.").uri) < 800_000
+
+
+def test_a_drawing_has_a_panel_for_each_pair_of_axes_and_one_legend():
     figure = two_panels()
-    assert picture(figure, "A caption.").width == 4 * 96
-    assert picture(figure, "A caption.").uri.startswith("data:image/svg+xml;base64,")
-    assert picture(figure, "A caption.", png(figure)).uri.startswith("data:image/png;base64,")
+    found = drawing(figure, "A caption.")
+    assert [key.name for key in found.legend] == ["both", "right"]
+    assert len(found.panels) == 2
+    for panel in found.panels:
+        assert "legend" not in panel.svg
+        assert "both: from 0 at 0 to 1 at 1." in panel.words
+        named = set(re.findall(r' id="([^"]*)"', panel.svg))
+        assert set(re.findall(r'(?:url\(|href=")#([^")]+)', panel.svg)) <= named, "what a panel uses is in it"
+    assert figure.legends[0].get_visible(), "as it was, for a PNG"
+
+
+@use_style
+def planted(text):
+    """A figure with marks, a hollow one, and a text of a user."""
+    figure = new_figure(3.0, 2.0)
+    axes = figure.subplots()
+    axes.plot([0, 1], [1, 2], marker="o", color=LOOKS["lsg"][0], label=text)
+    axes.plot([0, 1], [2, 1], marker="s", color=LOOKS["rgp"][0], markerfacecolor="white", label="hollow")
+    axes.set_title(text, loc="left")
+    legend_outside(figure, [axes])
+    return figure
+
+
+def test_colours_are_variables_and_text_stays_text():
+    found = drawing(planted("<script>x</script> & y"), "A caption.")
+    svg = found.panels[0].svg
+    assert "var(--cd55e00)" in svg
+    assert not re.findall(r"#[0-9a-f]{6}", svg)
+    assert "<script" not in svg
+    assert "&lt;script&gt;" in svg
+    first, second = found.legend
+    assert (first.filled, second.filled) == (True, False)
+    assert first.marker
+    assert (first.name, first.dashes, first.colour) == ("<script>x</script> & y", "", "#d55e00")
+
+
+def test_guessing_is_the_last_entry_of_every_legend():
+    figure = two_panels()
+    figure.axes[0].plot([0, 1], label="guessing")
+    figure.axes[1].plot([0, 1], label="later")
+    figure.legends.clear()
+    legend_outside(figure, figure.axes, order=["later", "right"])
+    expected = ["later", "right", "both", "guessing"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == expected
+    assert [key.name for key in drawing(figure, "A caption.").legend] == expected

@@ -1,11 +1,15 @@
 """Progress: a live display that fits the terminal, and plain lines with an estimate where there is none."""
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from simulations.compare.cells.progress import GridDisplay
+from simulations.compare.cells.runner import Folder
+from simulations.compare.cells.worker import Outcome
 from simulations.report.progress import (
     LINES,
     WIDTH,
@@ -19,6 +23,7 @@ from simulations.report.progress import (
     showing,
 )
 from simulations.rundir.tables import Row
+from tests.simulations.support.compare_cases import grid
 
 ESCAPE = "\x1b"
 
@@ -143,18 +148,18 @@ def test_a_long_command_announces_an_estimate_in_a_log(step, announced, monkeypa
 
 def test_a_share_has_lines_with_what_is_next(second):
     console = log()
-    with bar(console) as tick:
+    with bar(console, "attacking") as tick:
         for part in range(101):
             tick(part / 100, f"update {part} of 100")
     lines = lines_of(console)
     assert lines[0] == "estimate: about 3.3 minutes left"
-    assert lines[-1].startswith("100 %  update 100 of 100")
+    assert lines[-1].startswith("attacking 100 %  update 100 of 100")
     assert len(lines) == LINES + 1
 
 
 def test_pauses_bound_the_lines_of_a_fast_command():
     console = log()
-    with bar(console) as tick:
+    with bar(console, "attacking") as tick:
         for part in range(101):
             tick(part / 100, "")
     assert lines_of(console) == []
@@ -181,3 +186,20 @@ def test_no_color_is_respected(monkeypatch):
         with showing(console, 10, 0) as display:
             display.on_round(row(1, rejected="3", reasons="no", seconds=0.0))
         assert ("\x1b[33m" in console.file.getvalue()) is coloured  # type: ignore[attr-defined]
+
+
+def test_a_grid_estimates_from_its_running_cells(monkeypatch, tmp_path):
+    """Two cells, the first at 30 of 100 rounds after ten seconds: a long minute is left, said once in a log."""
+    now = [0.0]
+    monkeypatch.setattr("simulations.compare.cells.progress.time.monotonic", lambda: now[0])
+    cells = grid().cells()
+    console, rows = log(), [row(n + 1) for n in range(30)]
+    display = GridDisplay(console, Folder(tmp_path), cells=2, done=0)
+    result = SimpleNamespace(rows=[], settings={"rounds": 100}, accuracy=0.5)
+    monkeypatch.setattr(display, "_look", lambda cell: result)
+    display.started(cells[0])
+    for result.rows, now[0] in ((rows[:0], 1.0), (rows[:1], 2.0), (rows, 10.0), (rows, 11.0)):
+        display.running(cells[:1])
+    assert lines_of(console) == ["estimate: about 58.6 s left"]
+    display.ended(cells[0], Outcome(status="failed", reason="no"), 11.0)
+    assert display.progress.tasks[0].fields["left"] == "left --:--"

@@ -1,6 +1,7 @@
 """report.html: complete, self-contained, escaped; of one run and of many; and what is no run is refused."""
 
 import base64
+import json
 import re
 import shutil
 from functools import cache
@@ -35,12 +36,15 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.loads: list[str] = []
+        self.links: list[str] = []
         self.words = ""
         self.feed(source)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.loads += [v or "" for k, v in attrs if k in ("src", "href", "srcset", "data", "action")]
+        names = ("src", "href", "xlink:href", "srcset", "data", "action")
+        self.loads += [v or "" for k, v in attrs if k in names and tag != "a" and not (v or "").startswith("#")]
+        self.links += [v or "" for k, v in attrs if k == "href" and tag == "a"]
         self.loads += re.findall(r"url\(([^)]*)\)", dict(attrs).get("style") or "")
 
     def handle_data(self, data: str) -> None:
@@ -81,7 +85,8 @@ def test_the_pages_ask_nobody_for_anything(small):
     for source in (usual_page(), (small.path / "report.html").read_text()):
         assert outside(source) == []
         assert not {"script", "link", "iframe", "object", "embed"} & set(Page(source).tags)
-        assert source.count("data:image/svg+xml;base64,") >= 1
+        assert source.count('<svg role="img"') >= 3
+        assert all(link.startswith(("#", "data:")) for link in Page(source).links)
 
 
 @pytest.mark.parametrize(
@@ -298,9 +303,19 @@ def test_a_report_that_cannot_be_written_is_one_line(fedlsg, small, tmp_path):
 
 
 def test_figures_embed_no_foreign_content():
-    for uri in re.findall(r'src="data:image/svg\+xml;base64,([^"]*)"', usual_page()):
-        svg = base64.b64decode(uri).decode()
-        assert re.findall(r'(?:href|src)="(?!#)([^"]*)"', svg) == []
+    source = usual_page()
+    figures = "".join(re.findall(r"<figure>.*?</figure>", source, re.DOTALL))
+    assert "<use" in figures
+    assert re.findall(r'(?:href|src)="(?!#)([^"]*)"', figures) == []
+    assert re.findall(r"url\((?!#)([^)]*)\)", figures) == []
+
+
+def test_the_data_of_a_page_are_in_it(small):
+    """rounds.csv and summary.json of the links are those of the run."""
+    links = Page((small.path / "report.html").read_text()).links
+    files = [base64.b64decode(link.partition(";base64,")[2]).decode() for link in links if link.startswith("data:")]
+    assert files[0].splitlines() == small.directory.rounds.read_text().splitlines()
+    assert json.loads(files[1])["uplink_bytes"] == small.summary["uplink_bytes"]
 
 
 def test_nothing_finished_is_a_page_too():

@@ -158,6 +158,14 @@ def test_a_client_that_does_not_accept_a_share_of_the_noise_refuses_the_run(tmp_
         run(tmp_path, "run", trust="secure", clients=2)
 
 
+def test_a_client_that_fears_more_colluders_than_the_run_refuses_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    nodes = {"nodes": SECURE["nodes"] | {"colluders": 1}}
+    with pytest.raises(RuntimeError, match=r"colluders=0: the run's noise .* asks for 1"):
+        run(tmp_path, "run", **SECURE | nodes)
+    assert Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries == ()
+
+
 def test_a_client_of_more_rows_than_the_noise_is_planned_for_refuses_the_run(tmp_path, monkeypatch):
     """It checks this itself: a server that does not would let rounding move sums further than the noise's margin."""
     monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)

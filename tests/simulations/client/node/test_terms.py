@@ -15,10 +15,11 @@ def test_the_least_that_a_client_states():
 
 
 def test_all_that_a_client_can_state():
-    more = {"num-partitions": 4, "data": "digits:/srv/rows.npz", "trust": "aggregate", "accept-changed-data": True}
+    more = {"num-partitions": 4, "data": "digits:/srv/rows.npz", "trust": "secure", "colluders": 1}
+    more["accept-changed-data"] = True
     assert read_terms(LEAST | more) == Terms(
         partition=1, num_partitions=4, ledger_dir=Path("/srv/ledger"), epsilon_max=3.0, delta_max=1e-6,
-        data="digits:/srv/rows.npz", trust="aggregate", accept_changed_data=True,
+        data="digits:/srv/rows.npz", trust="secure", colluders=1, accept_changed_data=True,
     )  # fmt: skip
 
 
@@ -57,7 +58,8 @@ def test_keys_that_are_not_ours_are_left_alone():
         ("num-partitions", 0), ("num-partitions", 1), ("ledger-dir", "ledger"), ("ledger-dir", ""), ("ledger-dir", 3),
         ("epsilon-max", 0), ("epsilon-max", -1), ("epsilon-max", float("inf")), ("epsilon-max", float("nan")),
         ("epsilon-max", "3"), ("epsilon-max", True), ("delta-max", 0.0), ("delta-max", 1.0), ("delta-max", "1e-5"),
-        ("trust", "server"), ("trust", True), ("accept-changed-data", "yes"), ("accept-changed-data", 1),
+        ("trust", "server"), ("colluders", -1), ("colluders", True), ("trust", True),
+        ("accept-changed-data", "yes"), ("accept-changed-data", 1),
         ("data", ""), ("data", 5),
     ],
 )  # fmt: skip

@@ -1,0 +1,80 @@
+"""audit.html, next to audit.json: the claim, what was tried against it, and the verdict, which is never "verified"."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict
+from simulations.report.page import (
+    Page,
+    Row,
+    Section,
+    Table,
+    Text,
+    data_section,
+    download,
+    facts_of,
+    render,
+)
+
+MEANING = (
+    "An audit tries to prove the claimed epsilon wrong. It plants canaries, guesses from the outputs which of them "
+    "took part, and computes how large epsilon must be at least for so many right guesses. A lower bound above the "
+    "claim refutes it. A lower bound below the claim proves nothing: a better audit may exist."
+)
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict, the claim and the best lower bound."""
+    claim, best = verdict.claim, max(verdict.one_run.epsilon, verdict.f_dp.epsilon)
+    found = f"the largest lower bound is {best:.3f}, at {100 * (1 - SIGNIFICANCE):g} % confidence"
+    claimed = f"the claim is epsilon {claim.epsilon:.3f} (delta {claim.delta:g}), and {found}"
+    if verdict.falsified:
+        return f"Falsified by {', '.join(verdict.reasons)}: {claimed}."
+    return f"Not falsified: {claimed}. That does not verify the claim."
+
+
+def page(
+    verdict: Verdict, figures: Table, report: Mapping[str, Any], data: bytes, *, name: str, warnings: tuple[str, ...]
+) -> str:
+    """One file that requests nothing. ``report`` is what audit.json says, ``data`` its bytes under ``name``."""
+    claim = verdict.claim
+    asked = {
+        "claim of": report["claimed_by"],
+        "workload": report["workload"],
+        "method": report["method"],
+        "epsilon": f"{claim.epsilon:.3f} at delta {claim.delta:g}",
+        "steps": f"{claim.steps} at sample rate q = {claim.sample_rate:.4g}, sigma_eff {claim.noise_multiplier:.4g}",
+        "audit": f"mode {report['mode']}, {report['canaries']} canaries ({report['canary_kind']})",
+        "time": f"{report['seconds']} s",
+    }
+    return render(
+        Page(
+            kind="fedlsg audit",
+            title="Is the claimed epsilon wrong?",
+            lead=f"{report['workload']} with {report['method']}; claim of {report['claimed_by']}.",
+            headline=headline(verdict),
+            warnings=warnings,
+            sections=(
+                Section(title="Key facts", parts=(facts_of(asked),)),
+                Section(title="Bounds and estimate", parts=(figures, Text(words=MEANING, style="note"))),
+                Section(title="Checks", parts=(_checks(verdict),)),
+                Section(title="What the auditor knows and sees", parts=(Text(words=report["threat_model"]),)),
+                data_section(download(name, data, "all numbers of this page")),
+            ),
+        )
+    )
+
+
+def _checks(verdict: Verdict) -> Table:
+    """A row for each check."""
+    return Table(
+        columns=("check", "outcome", "what it says"),
+        rows=tuple(
+            Row(
+                cells=(check.name, "passed" if check.passed else "FAILED", check.says),
+                style="" if check.passed else "alert",
+            )
+            for check in verdict.checks
+        ),
+        left=(0, 1, 2),
+    )

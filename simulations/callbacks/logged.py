@@ -1,0 +1,37 @@
+"""What loggers are given of a run: public values, by names that every logger takes."""
+
+import math
+from importlib import import_module
+from typing import Any
+
+from simulations.callbacks.callback import Columns
+from simulations.rundir.tables import Row
+
+PLACES = ("run_dir", "data_dir", "callbacks")
+RESULTS = ("accuracy", "loss", "epsilon_max", "epsilon_median", "delta", "rounds", "uplink_bytes", "downlink_bytes")
+
+
+def extra(package: str) -> Any:
+    """A package that is an extra of fedlsg. Raises ValueError, with the command, if it is not installed."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise ValueError(f"callbacks={package} needs the package: pip install 'fedlsg[{package}]' ({error})") from None
+
+
+def metrics_of(row: Columns) -> dict[str, float]:
+    """The numbers of a round, by TensorBoard's tags."""
+    own = {name: value for name, value in row.items() if name not in Row.__dataclass_fields__}
+    known = {name: value for name, value in row.items() if name in Row.__dataclass_fields__}
+    return Row(**known, metrics=own).scalars
+
+
+def names_of(settings: Columns) -> dict[str, Any]:
+    """The settings that are set, without the folders of this machine."""
+    return {name: value for name, value in settings.items() if value is not None and name not in PLACES}
+
+
+def results_of(summary: Columns) -> dict[str, float]:
+    """The finite numbers of the results."""
+    found = {f"final/{name}": summary.get(name) for name in RESULTS}
+    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}

@@ -1,0 +1,67 @@
+"""The setting ``callbacks``: names with their parameters, "early-stopping patience=3; wandb; mine.py:watch"."""
+
+import shlex
+from collections.abc import Callable, Mapping
+from inspect import isclass
+from types import MappingProxyType
+from typing import Any
+
+from fedlsg.choices import did_you_mean
+from fedlsg.setting import declared, unknown
+from fedlsg.user_code import absolute, is_reference, load
+from simulations.callbacks.best_model import BestModel
+from simulations.callbacks.callback import Callback, Function
+from simulations.callbacks.early_stopping import EarlyStopping
+from simulations.callbacks.mlflow import MLflow
+from simulations.callbacks.wandb import WeightsAndBiases
+
+BUILT_IN: Mapping[str, type[Callback]] = MappingProxyType(
+    {"early-stopping": EarlyStopping, "best-model": BestModel, "mlflow": MLflow, "wandb": WeightsAndBiases}
+)
+
+
+def named(text: str | None) -> tuple[Callback, ...]:
+    """The callbacks of a setting. Raises ValueError for an unknown name or parameter, with the nearest known one."""
+    return tuple(_callback(*shlex.split(part)) for part in (text or "").split(";") if part.strip())
+
+
+def absolute_names(text: str) -> str:
+    """The same setting, with absolute paths of files: a run may be resumed in another folder."""
+    parts = [shlex.split(part) for part in text.split(";") if part.strip()]
+    return "; ".join(shlex.join([absolute(name), *given]) for name, *given in parts)
+
+
+def _callback(name: str, *given: str) -> Callback:
+    if is_reference(name):
+        return _own(name, load(name, "callback"), given)
+    if name not in BUILT_IN:
+        known = ", ".join(BUILT_IN)
+        raise ValueError(
+            f"callbacks: unknown name {name!r}{did_you_mean(name, BUILT_IN)}; expected {known} or FILE.py:NAME"
+        )
+    return BUILT_IN[name](**_parameters(name, BUILT_IN[name], given))
+
+
+def _own(name: str, found: Any, given: tuple[str, ...]) -> Callback:
+    """A class of a user's own, made here, or a function of a row."""
+    if isclass(found) and issubclass(found, Callback):
+        return found(**_parameters(name, found, given))
+    if isinstance(found, Callback) or not callable(found) or given:
+        raise ValueError(
+            f"callbacks: expected {name} to be a class of fedlsg.Callback, or a function of a dict without parameters"
+        )
+    return Function(found)
+
+
+def _parameters(name: str, of: Callable[..., Callback], given: tuple[str, ...]) -> dict[str, Any]:
+    known = declared(of.__init__, without=("self",))  # the hints of a class are those of its fields
+    found = {}
+    for part in given:
+        key, equals, value = part.partition("=")
+        key = key.replace("-", "_")
+        if not equals:
+            raise ValueError(f"callbacks: expected {part!r} of {name} as parameter=value")
+        if key not in known:
+            raise unknown(f"parameter of {name}", key, known)
+        found[key] = known[key].parse(value)
+    return found

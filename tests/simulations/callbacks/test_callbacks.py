@@ -1,0 +1,178 @@
+"""Callbacks around a run: when they are called, how one stops a run, and what a stopped run says of itself."""
+
+import json
+
+import pytest
+import torch
+
+import fedlsg
+from simulations.callbacks.callback import CallbackList, Watched
+from simulations.rundir.model_files import read_model
+from tests.simulations.support.own import quick
+
+
+class Notes(fedlsg.Callback):
+    """Writes down what it is called with; ``fails`` in a round."""
+
+    def __init__(self, stop=None, fail=None):
+        self.seen, self.stop, self.fail = [], stop, fail
+
+    def on_begin(self, run):
+        self.run = run
+        self.seen.append(("begin", [row["round"] for row in run.rows]))
+
+    def on_round(self, row):
+        self.seen.append(("round", row["round"]))
+        if row["round"] == self.stop:
+            raise fedlsg.StopRun("enough")
+        if row["round"] == self.fail:
+            raise KeyError("mine")
+
+    def on_end(self, summary):
+        self.seen.append(("end", summary["rounds"]))
+
+    def on_failure(self, error):
+        self.seen.append(("failure", str(error)))
+
+
+def test_a_callback_is_called_at_the_begin_after_each_round_and_at_the_end(tmp_path):
+    notes = Notes()
+    found = quick(tmp_path / "run", rounds=2, callbacks=[notes])
+    assert notes.seen == [("begin", []), ("round", 1), ("round", 2), ("end", 2)]
+    assert (notes.run.path, notes.run.settings["rounds"]) == (found.directory, 2)
+
+
+def test_a_stopped_run_is_whole_says_why_and_spends_no_more(tmp_path):
+    whole, notes = quick(tmp_path / "whole", rounds=3), Notes(stop=1)
+    found = quick(tmp_path / "run", rounds=3, callbacks=[notes])
+    assert notes.seen[-1] == ("end", 1)
+    assert (found.summary["rounds"], found.summary["stopped"]) == (1, "enough")
+    assert found.epsilon < whole.epsilon
+    assert {"summary.json", "model.safetensors", "ledger.jsonl"} <= {path.name for path in found.directory.iterdir()}
+
+
+def test_a_stop_after_the_last_round_is_no_early_stop(tmp_path):
+    assert quick(tmp_path / "run", rounds=2, callbacks=[Notes(stop=2)]).summary["stopped"] is None
+
+
+def test_a_stopped_run_may_be_continued(tmp_path):
+    whole = quick(tmp_path / "whole", rounds=3)
+    quick(tmp_path / "run", rounds=3, callbacks=[Notes(stop=1)])
+    notes = Notes()
+    found = quick(tmp_path / "run", rounds=3, resume=True, callbacks=[notes])
+    assert notes.seen == [("begin", [1]), ("round", 2), ("round", 3), ("end", 3)]
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(found.model.state_dict()[name], value)
+    assert found.summary["stopped"] is None
+
+
+def test_every_callback_is_told_of_a_failure_once_and_its_error_is_the_one_raised(tmp_path):
+    first, second = Notes(), Notes(fail=2)
+    with pytest.raises(KeyError, match="mine"):
+        quick(tmp_path / "run", rounds=3, callbacks=[first, second])
+    assert [kind for kind, _ in first.seen] == ["begin", "round", "round", "failure"]
+    assert second.seen[-1] == ("failure", "'mine'")
+
+
+def test_who_has_not_begun_is_not_told_of_a_failure():
+    class Broken(fedlsg.Callback):
+        def on_begin(self, run):
+            raise OSError("no server")
+
+    late = Notes()
+    calls = CallbackList([Broken(), late])
+    with pytest.raises(OSError, match="no server"), calls.told_of_failure():
+        calls.on_begin(None)
+    assert late.seen == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (fedlsg.EarlyStopping, "callbacks=type: expected a list"),
+        ([fedlsg.EarlyStopping], r"expected an instance, EarlyStopping\(\)"),
+        ([3], "callbacks holds int: expected a Callback"),
+    ],
+)
+def test_anything_else_is_refused_before_a_folder_is_made(given, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        quick(tmp_path / "run", callbacks=given)
+    assert not (tmp_path / "run").exists()
+
+
+# --- early stopping, the best model ---
+
+
+def rows(*values, monitor="accuracy"):
+    return [{"round": number, monitor: value} for number, value in enumerate(values, 1)]
+
+
+def stopped_after(callback, *values, monitor="accuracy"):
+    """The round after which a run with these values stops, None if it does not."""
+    callback.on_begin(watched())
+    for row in rows(*values, monitor=monitor):
+        try:
+            callback.on_round(row)
+        except fedlsg.StopRun:
+            return row["round"]
+    return None
+
+
+def watched(*earlier):
+    return Watched(path=None, settings={}, rows=list(earlier), save_model=lambda folder: None)
+
+
+def test_early_stopping_waits_for_evaluations_without_improvement():
+    assert stopped_after(fedlsg.EarlyStopping(patience=2), 0.1, 0.3, 0.2, 0.25, 0.4) == 4
+    assert stopped_after(fedlsg.EarlyStopping(patience=3), 0.1, 0.3, 0.2, 0.25, 0.4) is None
+    assert stopped_after(fedlsg.EarlyStopping(patience=2), 0.3, None, None, None, 0.2) is None, "not evaluated"
+    assert stopped_after(fedlsg.EarlyStopping(patience=1, min_delta=0.1), 0.3, 0.35) == 2
+    assert stopped_after(fedlsg.EarlyStopping(monitor="loss", patience=1), 2.0, 1.0, 1.5, monitor="loss") == 3
+    assert stopped_after(fedlsg.EarlyStopping(patience=1, mode="min"), 0.3, 0.2, 0.25) == 3
+
+
+def test_early_stopping_counts_the_rounds_before_an_interruption():
+    callback = fedlsg.EarlyStopping(patience=2)
+    with pytest.raises(fedlsg.StopRun, match=r"best in round 1 \(0.3\)"):
+        callback.on_begin(watched(*rows(0.3, 0.2, 0.1)))
+    callback.on_begin(watched(*rows(0.3, 0.2)))
+    with pytest.raises(fedlsg.StopRun):
+        callback.on_round({"round": 3, "accuracy": 0.1})
+
+
+@pytest.mark.parametrize("wrong", [{"patience": 0}, {"min_delta": -1.0}])
+def test_a_patience_that_stops_everything_is_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        fedlsg.EarlyStopping(**wrong)
+
+
+def test_an_unknown_column_is_named_with_those_there_are(tmp_path):
+    with pytest.raises(ValueError, match=r"monitor='acuracy' is no column of rounds.csv: expected one of round, acc"):
+        quick(tmp_path / "run", callbacks=[fedlsg.EarlyStopping(monitor="acuracy")])
+    with pytest.raises(ValueError, match="monitor='asked' holds '0 1': expected a column of numbers"):
+        quick(tmp_path / "other", callbacks=[fedlsg.BestModel(monitor="asked")])
+
+
+def test_the_best_model_is_that_of_its_round(tmp_path):
+    values = {1: 0.2, 2: 0.9, 3: 0.5}
+    kept = {}
+
+    class Keep(fedlsg.Callback):
+        """Not the real accuracy: one that is best in round 2."""
+
+        def on_begin(self, run):
+            self.inner = fedlsg.BestModel()
+            self.inner.on_begin(run)
+            self.run = run
+
+        def on_round(self, row):
+            self.run.save_model(tmp_path / f"round-{row['round']}")
+            kept[row["round"]] = read_model(tmp_path / f"round-{row['round']}")[0]
+            self.inner.on_round({**row, "accuracy": values[row["round"]]})
+
+    found = quick(tmp_path / "run", rounds=3, callbacks=[Keep()])
+    best, facts = read_model(found.directory / "best")
+    assert facts["round"] == 2
+    assert all(torch.equal(best[name], value) for name, value in kept[2].items())
+    assert not all(torch.equal(best[name], value) for name, value in kept[3].items()), "rounds differ"
+    assert json.loads((found.directory / "config.json").read_text())["round"] == 3

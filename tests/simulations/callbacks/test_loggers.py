@@ -1,0 +1,89 @@
+"""MLflow and Weights & Biases, offline: what they hold of a run, of a resumed one, and of one that failed."""
+
+import json
+import time
+
+import pytest
+
+import fedlsg
+from simulations.callbacks import logged
+from simulations.callbacks.logged import metrics_of, results_of
+from tests.simulations.support.own import quick
+
+
+@pytest.fixture
+def tracking(tmp_path, monkeypatch):
+    """MLflow's client, on a store of this test."""
+    mlflow = pytest.importorskip("mlflow", reason="pip install 'fedlsg[mlflow]'")
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    yield mlflow.MlflowClient()
+    mlflow.set_tracking_uri(before)
+
+
+def interrupt(row):
+    if row["round"] == 1:
+        raise KeyboardInterrupt
+
+
+def only_run(client):
+    (experiment,) = (one for one in client.search_experiments() if one.name == "mine")
+    (run,) = client.search_runs([experiment.experiment_id])
+    return run
+
+
+def test_mlflow_has_settings_rounds_and_results(tracking, tmp_path):
+    found = quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.MLflow(experiment="mine")])
+    run = only_run(tracking)
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
+    assert run.data.params["rounds"] == "2"
+    assert str(tmp_path) not in json.dumps(run.data.params), "no folder of this machine"
+    assert run.data.metrics["final/accuracy"] == found.summary["accuracy"]
+    history = tracking.get_metric_history(run.info.run_id, "epsilon/max")
+    assert [(one.step, one.value) for one in history] == [(row["round"], row["epsilon_max"]) for row in found.rounds]
+
+
+def test_a_resumed_run_continues_the_same_run_of_mlflow(tracking, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.MLflow(experiment="mine"), interrupt])
+    assert only_run(tracking).info.status == "KILLED"
+    quick(tmp_path / "run", rounds=2, resume=True, callbacks=[fedlsg.MLflow(experiment="mine")])
+    run = only_run(tracking)
+    assert run.info.status == "FINISHED"
+    assert [one.step for one in tracking.get_metric_history(run.info.run_id, "test/loss")] == [1, 2]
+
+
+def test_weights_and_biases_offline(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="pip install 'fedlsg[wandb]'")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    found = quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.WeightsAndBiases(project="mine")])
+    identity = (found.directory / "wandb-run-id").read_text().strip()
+    (file,) = (found.directory / "wandb").glob(f"offline-run-*/run-{identity}.wandb")
+    deadline = time.monotonic() + 30  # a process of its own writes the file
+    while b"final/accuracy" not in file.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert b"epsilon/max" in file.read_bytes()
+    assert b"final/accuracy" in file.read_bytes()
+    assert wandb.run is None, "finished"
+    with pytest.raises(KeyboardInterrupt):
+        quick(tmp_path / "other", rounds=2, callbacks=[fedlsg.WeightsAndBiases(), interrupt])
+    assert wandb.run is None
+
+
+def test_a_missing_package_is_named_with_its_command(monkeypatch):
+    def missing(name):
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(logged, "import_module", missing)
+    with pytest.raises(ValueError, match=r"callbacks=wandb needs the package: pip install 'fedlsg\[wandb\]'"):
+        fedlsg.WeightsAndBiases()
+
+
+def test_what_was_not_measured_or_is_infinite_is_not_logged(tmp_path):
+    found = quick(tmp_path / "run", rounds=2, evaluate_every=2, method="sgd", noise_multiplier=None)
+    first, last = map(metrics_of, found.rounds)
+    assert "test/accuracy" not in first
+    assert {"test/accuracy", "bytes/uplink"} <= set(last)
+    assert "final/epsilon_max" not in results_of(found.summary)
+    assert "final/accuracy" in results_of(found.summary)

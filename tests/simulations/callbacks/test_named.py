@@ -1,0 +1,82 @@
+"""The setting ``callbacks``: names, parameters, files of a user's own; in Python and in config.toml."""
+
+import pytest
+
+import fedlsg
+from fedlsg import user_code
+from simulations.callbacks.named import absolute_names, named
+from simulations.rundir.results import read_run
+from simulations.rundir.rundir import RunDir
+from tests.simulations.support.own import quick
+
+MINE = """
+import fedlsg
+
+def watch(row):
+    print("round", row["round"])
+
+class Limit(fedlsg.Callback):
+    def __init__(self, *, rounds: int = 2, word: str = "limit"):
+        self.rounds, self.word = rounds, word
+
+    def on_round(self, row):
+        if row["round"] >= self.rounds:
+            raise fedlsg.StopRun(self.word)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    user_code.allow()
+    file = tmp_path / "my callbacks.py"
+    file.write_text(MINE)
+    return file
+
+
+def test_names_with_parameters():
+    first, second = named("early-stopping patience=3 monitor=loss; best-model")
+    assert (type(first), first.patience, first.monitor) == (fedlsg.EarlyStopping, 3, "loss")
+    assert type(second) is fedlsg.BestModel
+    assert named(None) == named("") == named(" ; ") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("early-stoping", "unknown name 'early-stoping'; did you mean 'early-stopping'"),
+        ("best-model patience=3", "unknown parameter of best-model 'patience'"),
+        ("early-stopping 3", "expected '3' of early-stopping as parameter=value"),
+        ("early-stopping patience=0", "expected patience=0 >= 1"),
+        ("early-stopping patience=many", "patience"),
+        ("missing.py:watch", "there is no file"),
+    ],
+)
+def test_what_is_wrong_is_named(text, message):
+    user_code.allow()
+    with pytest.raises(ValueError, match=message):
+        named(text)
+
+
+def test_a_wrong_name_leaves_no_run_directory(tmp_path):
+    with pytest.raises(ValueError, match="unknown name 'wnadb'"):
+        fedlsg.simulate(workload="digits", engine="local", out=tmp_path / "run", callbacks="wnadb")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_class_of_a_file_stops_a_run_and_the_setting_holds_its_absolute_path(mine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = quick(tmp_path / "run", rounds=3, callbacks="'my callbacks.py:Limit' rounds=1 word=enough")
+    assert (found.summary["rounds"], found.summary["stopped"]) == (1, "enough")
+    assert str(mine) in RunDir(tmp_path / "run").read_config().callbacks
+    assert read_run(tmp_path / "run").summary["stopped"] == "enough"
+
+
+def test_a_function_of_a_file_is_called_in_each_round(mine, tmp_path, capsys):
+    quick(tmp_path / "run", rounds=2, callbacks=f"'{mine}:watch'")
+    assert "round 1" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="a function of a dict without parameters"):
+        named(f"'{mine}:watch' every=2")
+
+
+def test_other_names_stay_as_they_are():
+    assert absolute_names("early-stopping patience=3;wandb") == "early-stopping patience=3; wandb"

@@ -1,0 +1,148 @@
+"""Pages in a real browser: nothing overflows on a phone or a desk, no error, no request, light, dark and printed.
+
+They need playwright and a Chromium: one in the path, of ``FEDLSG_BROWSER``, or playwright's own.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulations.rundir.results import read_run
+from tests.simulations.attack.test_membership import made
+from tests.simulations.support.every_page import every_page
+from tests.simulations.support.runs import pages, stopped_after
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+pytestmark = pytest.mark.browser
+
+WIDTHS = (400, 900, 1400)
+SCHEMES = ("light", "dark")
+MOST_BYTES = 1_000_000
+KINDS = (
+    "run", "unfinished", "compare", "compare-bytes", "tune", "membership", "attack", "partition", "audit", "inspect",
+)  # fmt: skip
+ARGUMENTS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+
+
+def browser_path(own: str) -> str | None:
+    """A Chromium of this machine; ``own`` is where playwright would have one."""
+    named = [os.environ.get("FEDLSG_BROWSER", "")]
+    named += [shutil.which(name) or "" for name in ("chromium", "chromium-browser", "google-chrome")]
+    return next((path for path in (*named, own) if path and Path(path).exists()), None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as running:
+        path = browser_path(running.chromium.executable_path)
+        if path is None:
+            pytest.skip("no Chromium in the path, and none of playwright's own")
+        started = running.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def made_pages(browser, small, tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    with pages(written=False):
+        stopped = stopped_after(1, folder / "stopped")
+    return every_page(folder, small, read_run(stopped.path), made(shift=2.0, examples=200))
+
+
+class Visit:
+    """One page in the browser: what it says on the console, what it asks the network for, and how wide it is."""
+
+    def __init__(self, browser: Any, path: Path) -> None:
+        self.tab = browser.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.tab.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        self.tab.on("pageerror", lambda error: self.said.append(str(error)))
+        self.tab.on("request", lambda request: self.asked.append(request.url))
+        self.tab.goto(path.as_uri())
+        self.tab.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+
+    def overflow(self) -> dict[str, int]:
+        """Pixels by which the page is wider than the window, by width and scheme; empty where it fits."""
+        found = {}
+        for width in WIDTHS:
+            self.tab.set_viewport_size({"width": width, "height": 800})
+            for scheme in SCHEMES:
+                self.tab.emulate_media(color_scheme=scheme)
+                more = self.tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+                if more > 0:
+                    found[f"{width} {scheme}"] = more
+        return found
+
+    @property
+    def requests(self) -> list[str]:
+        """What is neither the page itself nor in it."""
+        return [url for url in self.asked[1:] if not url.startswith("data:")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_fits_and_is_silent(kind, browser, made_pages):
+    visit = Visit(browser, made_pages[kind])
+    assert visit.overflow() == {}
+    assert visit.said == []
+    assert visit.requests == []
+    assert made_pages[kind].stat().st_size < MOST_BYTES
+    assert visit.tab.locator("main, header, footer, h1").count() == 4
+    assert visit.tab.locator("svg[role=img]:not([aria-label])").count() == 0
+    assert visit.tab.evaluate("new Set([...document.querySelectorAll('[id]')].map(e => e.id)).size") == (
+        visit.tab.locator("[id]").count()
+    ), "an id is used twice"
+    visit.tab.close()
+
+
+@pytest.mark.parametrize(
+    ("planted", "found"),
+    [
+        ("<div style='width: 1500px'>wide</div>", "overflow"),
+        ("<script>console.error('planted')</script>", "said"),
+        ("<script>nothing()</script>", "said"),
+        ("<img src='http://127.0.0.1:9/planted.png'>", "requests"),
+    ],
+)
+def test_a_planted_fault_is_found(planted, found, browser, made_pages, tmp_path):
+    """Negative control."""
+    path = tmp_path / "planted.html"
+    path.write_text(made_pages["run"].read_text().replace("</main>", planted + "</main>"))
+    visit = Visit(browser, path)
+    assert {"overflow": visit.overflow(), "said": visit.said, "requests": visit.requests}[found]
+    visit.tab.close()
+
+
+def test_the_dark_is_dark_and_paper_is_light_with_all_settings(browser, made_pages):
+    visit = Visit(browser, made_pages["run"])
+    ground = "getComputedStyle(document.body).backgroundColor"
+    visit.tab.evaluate("document.querySelectorAll('details').forEach(one => one.open = false)")
+    settings = visit.tab.locator("details dl").first
+    colours = {}
+    for scheme, medium in (("light", "screen"), ("dark", "screen"), ("dark", "print")):
+        visit.tab.emulate_media(color_scheme=scheme, media=medium)
+        colours[scheme, medium] = visit.tab.evaluate(ground)
+        assert settings.is_visible() == (medium == "print")
+    assert colours["light", "screen"] == colours["dark", "print"] == "rgb(255, 255, 255)"
+    assert colours["dark", "screen"] == "rgb(21, 24, 28)"
+    visit.tab.close()
+
+
+def test_the_keyboard_reaches_links_tables_and_settings(browser, made_pages):
+    visit = Visit(browser, made_pages["compare"])
+    visit.tab.set_viewport_size({"width": 400, "height": 800})
+    reached = set()
+    for _ in range(40):
+        visit.tab.keyboard.press("Tab")
+        reached.add(visit.tab.evaluate("document.activeElement.className || document.activeElement.tagName"))
+    assert {"A", "scroll wide"} <= reached
+    visit.tab.close()

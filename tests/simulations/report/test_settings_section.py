@@ -1,0 +1,68 @@
+"""The settings of a page: by theme, what differs from the defaults first, and what is really sent."""
+
+from dataclasses import replace
+
+from simulations.report.page import Facts, Section
+from simulations.report.run_page import PLACES
+from simulations.report.settings_section import CHANGED, changed_of, settings_section, values_line
+from simulations.rundir.results import read_run
+from simulations.settings.settings import all_settings
+from simulations.settings.show import by_group, group_of
+from tests.simulations.support.compare_cases import result
+
+
+def groups(section: Section) -> dict[str, dict[str, str]]:
+    """Rows by theme."""
+    return {part.title: dict(part.rows) for part in section.parts if isinstance(part, Facts)}
+
+
+def test_settings_of_a_real_run(small):
+    run = read_run(small.path)
+    shown = {name: value for name, value in run.settings.items() if name not in PLACES}
+    section = settings_section(run, shown)
+    found = groups(section)
+    assert section.folded
+    assert next(iter(found)) == CHANGED
+    changed = found.pop(CHANGED)
+    assert changed == {
+        "engine": "local", "clients": "2", "rounds": "2", "sample_rate": "0.05", "reproducible": "true",
+        "noise_multiplier": "2.0", "record_updates": "true",
+    }  # fmt: skip
+    assert {name for rows in found.values() for name in rows} == shown.keys()
+    assert found["Methods"]["rank"] == "4"
+    assert found["Messages and records"]["codec"] == "float32"
+
+
+def test_a_secure_sum_shows_the_integers_that_are_sent():
+    run = result(0.8, settings={"trust": "secure", "codec": "float32"})
+    for codec, words in (
+        ({"name": "secure-sum", "bits": 11}, "of 11 bits each"),
+        ({}, "of as many bits as the sum needs"),
+    ):
+        secure = replace(run, summary={**run.summary, "trust": "secure", "codec": codec})
+        shown = groups(settings_section(secure, {"trust": "secure", "codec": "float32"}))
+        assert shown["Messages and records"]["codec"].startswith("secure-sum: packed integers")
+        assert words in shown["Messages and records"]["codec"]
+        assert words in values_line(secure.summary)
+    plain = groups(settings_section(result(0.8), {"codec": "int8"}))
+    assert plain["Messages and records"]["codec"] == "int8"
+
+
+def test_settings_that_this_version_does_not_know_are_shown_last():
+    found = groups(settings_section(result(0.8), {"rank": 4, "forgotten": 1}))
+    assert list(found)[-1] == "Others"
+    assert found["Others"] == {"forgotten": "1"}
+
+
+def test_values_that_follow_from_others_are_not_called_changed():
+    settings = {"workload": "digits", "method": "lsg", "epsilon": 3.0, "noise_multiplier": 1.5, "rank": 4, "clients": 5}
+    assert changed_of(settings, settings) == ["epsilon"]
+    assert changed_of(settings | {"rank": 8}, settings | {"rank": 8}) == ["epsilon", "rank"]
+    assert changed_of({"workload": "of-a-notebook", "method": "mine"}, {"rounds": 3}) == ["rounds"]
+
+
+def test_the_group_of_one_is_its_group_among_all():
+    known = all_settings()
+    assert {name: group for group, names in by_group(known).items() for name in names} == {
+        name: group_of(name) for name in known
+    }

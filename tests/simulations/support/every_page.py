@@ -1,0 +1,103 @@
+"""A page of each kind, made by the code that makes a user's: from tiny runs, or from results made up."""
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from fedlsg.attacks.observation import ThreatModel
+from simulations.attack.images.attack import attack_images
+from simulations.attack.images.page import image_findings
+from simulations.attack.membership.findings import Report
+from simulations.attack.membership.measure import Limit, attack, by_epsilon
+from simulations.attack.membership.page import page as membership_page
+from simulations.attack.membership.shadows import Trained
+from simulations.attack.recorded.observations import open_record
+from simulations.attack.recorded.report import write as write_attack
+from simulations.attack.recorded.target import Options
+from simulations.audit.command import audit_command
+from simulations.compare.bytes_axis import View
+from simulations.compare.lines import Line, lines
+from simulations.compare.output import page as compare_page
+from simulations.inspection.command import inspect_command
+from simulations.report.partition import partition_command
+from simulations.report.run_page import run_page
+from simulations.rundir.results import Result
+from simulations.settings.settings import from_mapping
+from simulations.tune.axes import Axis
+from simulations.tune.output import Search
+from simulations.tune.output import page as tune_page
+from tests.simulations.support.compare_cases import result
+from tests.simulations.support.runs import SMALL, Run, run_local
+
+PRIVATE = {key: value for key, value in SMALL.items() if key != "reproducible"}
+LONG = "a-variant-of-lsg-with-a-name-that-is-longer-than-a-phone-is-wide"
+RESULTS: list[Result] = [
+    *(result(0.80 + 0.02 * seed, seed=seed) for seed in range(3)),
+    *(result(0.86 + 0.01 * seed, seed=seed, epsilon=8.0) for seed in range(3)),
+    result(0.7, method="linear-probe"), result(0.9, method="dpsgd", epsilon=8.0), result(0.1, method="rs"),
+    result(0.81, label=LONG), result(0.97, method="sgd", epsilon=None), result(None, method="rgp"),
+]  # fmt: skip
+
+
+def compared(axis: str) -> str:
+    """The page of ``fedlsg compare``."""
+    command = "fedlsg compare digits --methods lsg,linear-probe --out " + "a-long-folder/" * 20
+    return compare_page("digits", RESULTS, lines(RESULTS), command=command, grid="seeds = [0]", view=View(axis=axis))
+
+
+def tuned() -> str:
+    """The page of ``fedlsg tune``."""
+    axes = [Axis(name=name, values=(1, 2, 4), start=1, listed=True) for name in ("rank", "learning_rate", "clip_norm")]
+    points: Mapping[tuple[int, ...], Line] = {
+        (at, 1, other): Line(runs=(result(0.5 + 0.1 * at + 0.01 * other),)) for at in range(3) for other in range(2)
+    }
+    return tune_page(
+        Search(
+            title="digits, lsg: rank tuned", rows="synthetic inputs", axes=axes, lines=points, best=(2, 1, 1),
+            edges={}, finished=True, privacy=("Choosing costs privacy.",), costs=True, notes=("A note.",),
+            command="fedlsg run digits -c rank=4", made_by="fedlsg tune digits",
+        )
+    )  # fmt: skip
+
+
+def found_members(models: Trained) -> str:
+    """The page of ``fedlsg attack --membership``."""
+    wide = Limit(name="bound: epsilon 8", bound=lambda rate: by_epsilon(rate, 8.0, 1e-5))
+    report = Report(
+        settings=from_mapping(PRIVATE), models=models, found=attack(models, seed=0), claim=None, limits=(wide,),
+        rounds=[], own=None, seed=0, seconds=1.0,
+    )  # fmt: skip
+    return membership_page(report, "digits, lsg", b"{}")
+
+
+def attacked(folder: Path) -> None:
+    """attack.html of a recorded run."""
+    settings = {"method": "sgd", "noise_multiplier": None, "sample_rate": None, "batch_size": 1, "rounds": 3}
+    run = run_local(folder / "recorded", record_updates=True, **settings)
+    threat = ThreatModel(view="client", labels="known", examples="known")
+    options = Options(batches=(1,), examples=2, attacks="first-layer", naive=False, seconds=0.5, seed=0)
+    found = attack_images(open_record(str(run.path), threat), threat, options, lambda share, text: None)
+    write_attack(folder, [image_findings(found)], threat, lead="recorded")
+
+
+def every_page(folder: Path, small: Run, unfinished: Result, models: Trained) -> dict[str, Path]:
+    """The pages by their kinds."""
+    console = Console(file=io.StringIO(), width=100)
+    texts = {
+        "run": (small.path / "report.html").read_text(),
+        "unfinished": run_page(unfinished),
+        "compare": compared("epsilon"),
+        "compare-bytes": compared("bytes"),
+        "tune": tuned(),
+        "membership": found_members(models),
+    }
+    for name, text in texts.items():
+        (folder / f"{name}.html").write_text(text)
+    attacked(folder)
+    partition_command({"workload": "digits", "clients": 30, "partition": "dirichlet"}, str(folder), console)
+    audit_command(None, PRIVATE | {"rounds": 2}, console, out=str(folder / "audit.json"), canaries=50, seed=0)
+    inspect_command(str(small.path), {}, console, examples=32, ranks="1,2", out=str(folder / "inspection"))
+    made = {name: folder / f"{name}.html" for name in (*texts, "attack", "partition", "audit")}
+    return made | {"inspect": folder / "inspection" / "inspection.html"}
