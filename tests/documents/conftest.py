@@ -14,7 +14,6 @@ MINE = {
     "sketch.py": ("docs/own-method.md", "in random public carriers"),
     "wide.py": ("docs/own-method.md", "A uniformly random mask"),
     "watch.py": ("docs/callbacks.md", "# watch.py"),
-    "watch.py": ("docs/callbacks.md", "# watch.py"),
     "coarse.py": ("docs/own-method.md", "Two bytes a value"),
 }
 """Files of the reader that command lines name: the document that shows each, and words of it."""
