@@ -29,5 +29,6 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
+html_show_search_summary = False  # it fetches the pages found, which browsers refuse for files
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True, "sidebar_hide_name": False}

@@ -17,7 +17,8 @@ def problems(text: str) -> list[str]:
         try:
             check(line, named=line in sentences)
         except (ValueError, KeyError, OSError, click.ClickException) as error:
-            found.append(f"{line}: {error.format_message() if isinstance(error, click.ClickException) else error}")
+            said = error.format_message() if isinstance(error, click.ClickException) else str(error)
+            found += [] if "needs the package: pip install" in said else [f"{line}: {said}"]
     for line in commands(text, "flwr run"):
         try:
             check_flwr(line)

@@ -35,7 +35,7 @@ def lines(text: str) -> Iterator[list[str]]:
         name, *words = shlex.split(line, comments=True)[1:]
         if (
             name in SMALL
-            and not any(PLACEHOLDER.search(word) or word in LARGE for word in words)
+            and not any(PLACEHOLDER.search(word) or word in LARGE or "mlflow" in word for word in words)
             and "runs/2" not in line
         ):
             yield [name, *words, *(MEMBERSHIP if "--membership" in words else SMALL[name])]
