@@ -7,11 +7,15 @@ in the environment that already runs Flower; its metadata names no dependency, a
 setuptools (so a machine without a network runs too). Everywhere else each hook is setuptools' own.
 """
 
+import shutil
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 SETUPTOOLS = ["setuptools>=77"]  # the first with SPDX licence expressions
+DOCUMENTATION = Path("simulations/documentation")
 Config = dict[str, Any] | None
 
 
@@ -35,7 +39,8 @@ def prepare_metadata_for_build_editable(metadata_directory: str, config_settings
 
 
 def build_wheel(wheel_directory: str, config_settings: Config = None, metadata_directory: str | None = None) -> str:
-    return str(_setuptools().build_wheel(wheel_directory, config_settings, metadata_directory))
+    with _documentation():
+        return str(_setuptools().build_wheel(wheel_directory, config_settings, metadata_directory))
 
 
 def build_editable(wheel_directory: str, config_settings: Config = None, metadata_directory: str | None = None) -> str:
@@ -44,6 +49,24 @@ def build_editable(wheel_directory: str, config_settings: Config = None, metadat
 
 def build_sdist(sdist_directory: str, config_settings: Config = None) -> str:
     return str(_setuptools().build_sdist(sdist_directory, config_settings))
+
+
+@contextmanager
+def _documentation() -> Iterator[None]:
+    """Copy the pages of docs/ into a package while a wheel is made, so that ``fedlsg docs`` finds them there.
+
+    Text only: the Markdown pages. Folders of the site's layout (``_static``) are left out.
+    """
+    shutil.rmtree(DOCUMENTATION, ignore_errors=True)
+    try:
+        for page in sorted(Path("docs").rglob("*.md")):
+            if not any(part.startswith("_") for part in page.parts):
+                copy = DOCUMENTATION / page.relative_to("docs")
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(page, copy)
+        yield
+    finally:
+        shutil.rmtree(DOCUMENTATION, ignore_errors=True)
 
 
 def _in_bundle() -> bool:

@@ -1,6 +1,6 @@
 """``python -m simulations`` is ``fedlsg``."""
 
-from simulations.cli.app import main
+from simulations.cli.start import main
 
 if __name__ == "__main__":
     main()

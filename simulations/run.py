@@ -18,7 +18,8 @@ from simulations.plan.noise import rho_line, sum_line
 from simulations.plan.places import from_root
 from simulations.plan.plan import Plan, make_plan
 from simulations.plan.share import torch_func_line
-from simulations.report.terminal import layers_shown, showing, summary_table
+from simulations.report.progress import showing
+from simulations.report.terminal import layers_shown, print_line, summary_table
 from simulations.report.words import features_line
 from simulations.rundir.lock import exclusive
 from simulations.rundir.rundir import RunDir, create
@@ -121,30 +122,29 @@ def announce(plan: Plan, console: Console) -> None:
     """Print what is about to run, and a warning if it is not private."""
     s, mechanism = plan.settings, plan.method.mechanism
     sizes = plan.sizes
-    console.print(
+    print_line(
         f"{shown(s.workload)}: {len(sizes)} clients with {min(sizes)} to {max(sizes)} examples, "
         f"{plan.schedule.rounds} rounds at q = {plan.local.sample_rate:.4g}, method {shown(s.method)}, "
         f"engine {s.engine}",
-        highlight=False,
-        soft_wrap=True,
+        console,
     )
     if words := features_line({"features": plan.workload.features}):
-        console.print(f"features: {words}", markup=False, highlight=False, soft_wrap=True)
+        print_line(f"features: {words}", console)
     if not mechanism.private or s.reproducible:
         why = "the noise is reproducible" if mechanism.private else f"mechanism {mechanism.kind!r} claims no epsilon"
-        console.print(f"NOT PRIVATE: {why}", style="bold red")
+        print_line(f"NOT PRIVATE: {why}", console, "bold red")
     if s.public_rows is not None:
-        console.print(f"the clients hold public rows: {s.public_rows}", markup=False, highlight=False, soft_wrap=True)
+        print_line(f"the clients hold public rows: {s.public_rows}", console)
     elif s.holdout is not None:
         why = "accuracies are of held-out training rows: computed without noise, no epsilon covers them"
-        console.print(f"NOT PRIVATE: {why}", style="bold red", soft_wrap=True)
+        print_line(f"NOT PRIVATE: {why}", console, "bold red")
     public = plan.server_state().public  # of the initial model, pruned where that reads no data
     layers = layer_table(public.model, plan.method.carrier, plan.workload.classifier)
     if any(row.travel != "dense" for row in layers):
         console.print(layers_shown(layers))
     for line in (sum_line(plan, public), rho_line(plan, public), torch_func_line(plan)):
         if line is not None:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            print_line(line, console)
 
 
 def calibrate_command(

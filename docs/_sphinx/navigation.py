@@ -4,6 +4,7 @@ The lists become Sphinx' ``toctree`` here and not in the pages, so that the page
 """
 
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 
 CHAPTERS = {
     "Start": ["start", "commands", "papers"],
@@ -13,14 +14,14 @@ CHAPTERS = {
     ],
     "How to": [
         "own", "own-method", "own-loop", "flower-app", "choosing", "tuning", "comparing", "features", "attacks",
-        "secure-aggregation", "deployment", "scaling", "outputs",
+        "secure-aggregation", "deployment", "scaling", "gpu", "outputs",
     ],
     "Reference": [
         "methods", "settings", "reference/workloads", "reference/models", "reference/codecs", "reference/commands",
-        "reference/api", "files", "layers", "communication", "presets", "discrete-noise",
+        "reference/api", "files", "layers", "communication", "presets", "discrete-noise", "code",
     ],
     "Evidence": ["results/index", "performance"],
-    "Promises": ["privacy", "stability", "changelog", "code"],
+    "Promises": ["privacy", "stability", "changelog"],
 }  # fmt: skip
 """Chapters of the side bar, with their pages in order."""
 
@@ -48,7 +49,13 @@ def chapters(app: Sphinx) -> dict[str, list[str]]:
     return {name: [*pages, *books] if name == "Start" else pages for name, pages in CHAPTERS.items()}
 
 
+def read_again(app: Sphinx, env: BuildEnvironment, *changes: set[str]) -> list[str]:
+    """The two pages whose lists change with other files, or with this one."""
+    return [name for name in ("index", "results/index") if name in env.found_docs]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register with Sphinx."""
     app.connect("source-read", add_toctrees)
+    app.connect("env-get-outdated", read_again)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -24,6 +24,7 @@ from fedlsg.accounting.events import (
     checked_noise_multiplier,
     checked_sample_rate,
     checked_steps,
+    in_words,
     raised,
     smaller_delta,
     split,
@@ -84,7 +85,10 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
         intervals["renyi"] = accountant_renyi.interval(merged, delta)
     if not intervals:
         reasons = "; ".join(f"{name}: {text}" for name, text in failures.items())
-        raise AccountingError(f"no accountant certifies an epsilon for {merged} at {delta=} ({reasons})")
+        raise AccountingError(
+            f"no accountant certifies an epsilon for {in_words(merged)} at delta {delta:.6g}: give a larger noise "
+            f"multiplier, or an epsilon in its place ({reasons})"
+        )
     if disagreement := _disagreement(intervals):
         failures["agreement"] = disagreement
     name = max(intervals, key=lambda name: intervals[name].upper)

@@ -101,6 +101,15 @@ def canonical(events: Iterable[Event]) -> tuple[Event, ...]:
     return tuple(merged)
 
 
+def in_words(events: Iterable[Event]) -> str:
+    """The events for a message: "noise multiplier 0.5 (40 steps at sample rate 0.1)"."""
+    return " and ".join(
+        f"noise multiplier {event.noise_multiplier:.4g} ({event.steps} step{'' if event.steps == 1 else 's'} at sample "
+        f"rate {event.sample_rate:.4g})"
+        for event in events
+    )
+
+
 def split(events: Iterable[Event]) -> tuple[tuple[Event, ...], float]:
     """The same events without Lambda, and the sum of their Lambdas, rounded up."""
     events = tuple(events)

@@ -22,13 +22,15 @@ from simulations.attack.texts.page import text_findings
 from simulations.compare.cells.grid_file import numbers, words
 from simulations.engines import local
 from simulations.plan.plan import make_plan
-from simulations.report.terminal import Tick, bar, print_note, print_table
+from simulations.report.progress import Tick, bar
+from simulations.report.terminal import print_line, print_note, print_table
 from simulations.rundir.rundir import RunDir, create
 from simulations.server.diverged import refuse_diverged
 from simulations.settings.device import device_of
 from simulations.settings.published import resolve
+from simulations.settings.refusals import all_refused, left_out, refusal
 from simulations.settings.run import Device
-from simulations.settings.settings import from_mapping, values_of
+from simulations.settings.settings import from_mapping, parse, values_of
 from simulations.workloads.base.workload import LoadedWorkload
 
 RECORDED: Mapping[str, object] = {"clients": 8, "rounds": 4, "batch_size": 1, "noise_multiplier": 1.0}
@@ -129,6 +131,9 @@ def record_all(
 
     Raises ValueError for methods that cannot be compared, and for an existing run with other settings.
     """
+    for method in methods:
+        strategies.check_name(method)
+    methods = accepted(methods, given, console)
     check_comparable(methods, given)
     paths = []
     for method in methods:
@@ -145,10 +150,23 @@ def record_all(
     return paths
 
 
+def accepted(methods: Sequence[str], given: Mapping[str, Any], console: Console) -> list[str]:
+    """The methods that the settings do not refuse; a line names the others and says why.
+
+    Raises ValueError, with the reasons, if no method is left.
+    """
+    common = parse({**RECORDED, **given})
+    reasons = {method: refusal({**common, "method": method}) for method in methods}
+    refused = {method: reason for method, reason in reasons.items() if reason is not None}
+    if refused and len(refused) == len(reasons):
+        raise all_refused(refused)
+    for line in left_out(refused):
+        print_line(line, console, "yellow")
+    return [method for method in methods if method not in refused]
+
+
 def check_comparable(methods: Sequence[str], given: Mapping[str, Any]) -> None:
-    """Raise ValueError for a method that is unknown, given twice, or has no noise while others have."""
-    for method in methods:
-        strategies.check_name(method)
+    """Raise ValueError for a method that is given twice, or has no noise while others have."""
     if len(set(methods)) < len(methods):
         raise ValueError(f"--compare {','.join(methods)} names a method twice")
     if "epsilon" in given:
@@ -182,7 +200,7 @@ def show(findings: Sequence[Findings], console: Console) -> None:
     """The table of each run, and the verdict below it."""
     for one in findings:
         print_table(replace(one.table, title=one.label), console)
-        for refusal in refusals(one):
-            print_note(refusal, console)
-        console.print(one.facts, markup=False, highlight=False, soft_wrap=True)
-        console.print(one.verdict, style="bold", markup=False, highlight=False, soft_wrap=True)
+        for line in refusals(one):
+            print_note(line, console)
+        print_line(one.facts, console)
+        print_line(one.verdict, console, "bold")

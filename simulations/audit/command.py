@@ -15,7 +15,8 @@ from simulations.audit.examples import KINDS
 from simulations.audit.subject import Audited, audited_run, audited_settings
 from simulations.audit.training import audit_training
 from simulations.report.page import Row, Table, json_text
-from simulations.report.terminal import count_bar, print_table
+from simulations.report.progress import count_bar
+from simulations.report.terminal import print_line, print_table
 from simulations.rundir.files.atomic import write_atomically
 from simulations.settings.run import Device
 
@@ -148,10 +149,10 @@ def announce(audited: Audited, mode: str, plant: str | None, console: Console) -
         soft_wrap=True,
     )
     if audited.not_private is not None:
-        console.print(audited.not_private, style="bold red", highlight=False, markup=False, soft_wrap=True)
+        print_line(audited.not_private, console, "bold red")
     if plant is not None:
         text = f"planted: {plant}. The mechanism that runs is not the claimed one; the audit does not know it."
-        console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        print_line(text, console, "yellow")
 
 
 def show(verdict: Verdict, canaries: int, threat: str, console: Console, *, not_private: str | None = None) -> None:
@@ -159,11 +160,11 @@ def show(verdict: Verdict, canaries: int, threat: str, console: Console, *, not_
     print_table(figures(verdict, canaries, not_private), console)
     for check in verdict.checks:
         mark, style = ("passed", "dim") if check.passed else ("FAILED", "bold red")
-        console.print(f"{mark}  {check.name}: {check.says}", style=style, markup=False, highlight=False, soft_wrap=True)
+        print_line(f"{mark}  {check.name}: {check.says}", console, style)
     console.print(f"threat model: {threat}", markup=False, highlight=False)
     if verdict.falsified:
         text = f"falsified by: {', '.join(verdict.reasons)}"
-        console.print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
+        print_line(text, console, "bold red")
     else:
         console.print("not falsified", style="bold", markup=False, highlight=False)
 

@@ -22,7 +22,7 @@ from simulations.audit.subject import Audited
 from simulations.client.model import serving
 from simulations.engines import local
 from simulations.plan.plan import Base, Plan, make_plan
-from simulations.report.terminal import count_bar
+from simulations.report.progress import count_bar
 from simulations.rundir.files.scratch import scratch
 from simulations.rundir.rundir import RunDir
 from simulations.server.diverged import refuse_diverged

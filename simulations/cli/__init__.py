@@ -1,1 +1,4 @@
 """The command line ``fedlsg``."""
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""

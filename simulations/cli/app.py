@@ -15,10 +15,12 @@ import typer.core
 from rich.console import Console
 
 from fedlsg import user_code
+from simulations.cli import INTERRUPTED
 from simulations.cli.docs import docs
 from simulations.cli.examine import attack, audit, inspect
 from simulations.cli.exports import export, payload
-from simulations.cli.options import Choice, console, option, setting
+from simulations.cli.first_steps import print_first_steps
+from simulations.cli.options import Choice, console, option, setting, starting
 from simulations.cli.pretrain import pretrain
 from simulations.cli.tune import tune
 from simulations.engines.signals import sigterm_raises
@@ -28,13 +30,11 @@ typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is
 
 app = typer.Typer(
     help="Federated learning whose updates are private, small and tested.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 errors = Console(stderr=True)
-INTERRUPTED = 130
 LINK = "Seconds of transfer on broadband, mobile, datacentre or UP/DOWN/LATENCY (Mbit/s, Mbit/s, ms)."
 JOBS = (
     "Runs at a time. Default with engine local: 1. With engine ray they share one Ray: as many as fit into it, but not "
@@ -86,7 +86,8 @@ def run(
     name = first_look(given)
     use_cluster(ray_address, name)
     with ahead(name):
-        from simulations.run import run_command
+        with starting():
+            from simulations.run import run_command
 
         run_command(given, out, console)
 
@@ -101,7 +102,8 @@ def resume(
     name = engine_of(directory)
     use_cluster(ray_address, name)
     with ahead(name):
-        from simulations.run import resume_command
+        with starting():
+            from simulations.run import resume_command
 
         resume_command(directory, console)
 
@@ -130,9 +132,10 @@ def compare(
 ) -> int:
     """Run or resume methods x epsilons x ranks x sparsities x seeds; leave one table, plots and report.html."""
     axes = {"methods": methods, "epsilons": epsilons, "ranks": ranks, "sparsities": sparsities, "seeds": seeds}
-    from simulations.compare.bytes_axis import make_view
-    from simulations.compare.command import compare_command, make_grid
-    from simulations.engines import use_cluster
+    with starting():
+        from simulations.compare.bytes_axis import make_view
+        from simulations.compare.command import compare_command, make_grid
+        from simulations.engines import use_cluster
 
     engine = engine or (None if ray_address is None else "ray")
     use_cluster(ray_address, engine or "local")
@@ -152,8 +155,9 @@ def report(
 
     RUN is a run directory, or the folder of a comparison, which means all of its runs.
     """
-    from simulations.compare.bytes_axis import make_view
-    from simulations.compare.command import report_command
+    with starting():
+        from simulations.compare.bytes_axis import make_view
+        from simulations.compare.command import report_command
 
     report_command(runs, out, console, make_view(axis, link))
 
@@ -185,7 +189,8 @@ def partition(
 ) -> None:
     """Sizes and class balance of the clients that a run would have; trains nothing. Simulation only."""
     given = merge({name: value for name, value in locals().items() if name not in ("out", "config")}, config)
-    from simulations.report.partition import partition_command
+    with starting():
+        from simulations.report.partition import partition_command
 
     partition_command(given, out, console)
 
@@ -238,13 +243,17 @@ def print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def version(
+@app.callback(invoke_without_command=True)
+def without_command(
+    context: typer.Context,
     asked: Annotated[
         bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=print_version)
     ] = False,
 ) -> None:
-    """Nothing but the option."""
+    """Without a command: the three things to do first."""
+    if context.invoked_subcommand is None:
+        print_first_steps(console)
+        raise typer.Exit(2)
 
 
 app.command(short_help="Choose settings by trials; what choosing costs in privacy.")(tune)
@@ -254,7 +263,7 @@ app.command(short_help="What recorded updates, or a released model, give away.")
 app.command(short_help="The trained model as a folder for torch or transformers.")(export)
 app.command(short_help="Weights from synthetic images alone, to start runs from.")(pretrain)
 app.command(short_help="One recorded payload as arrays of numpy.")(payload)
-app.command(short_help="These documents: the list of pages, or one of them.")(docs)
+app.command(short_help="The documentation: its pages, or one of them.")(docs)
 
 
 def main() -> None:
@@ -267,9 +276,6 @@ def main() -> None:
     try:
         with sigterm_raises():
             status = app(standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        errors.print(error.format_message(), markup=False, highlight=False)
-        sys.exit(2)
     except click.ClickException as error:
         fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
@@ -284,6 +290,7 @@ def main() -> None:
 
 
 def fail(text: str, status: int) -> None:
-    """Print one line and leave."""
-    errors.print(f"fedlsg: error: {' '.join(text.split())}", style="red", markup=False, highlight=False, soft_wrap=True)
+    """Print one line (broken between words on a terminal) and leave."""
+    line = f"fedlsg: error: {' '.join(text.split())}"
+    errors.print(line, style="red", markup=False, highlight=False, soft_wrap=not errors.is_terminal)
     sys.exit(status)

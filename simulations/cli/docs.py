@@ -1,84 +1,86 @@
-"""``fedlsg docs``: the documents, for those who have the package and no clone."""
+"""``fedlsg docs``: the documentation that is installed with fedlsg, for those who have no clone."""
 
-import sys
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
+from rich.markdown import Markdown
 
 from fedlsg.choices import did_you_mean
-from simulations.cli.options import console
+from simulations.cli.options import console, option
 
-SHARE = Path("share/doc/fedlsg")
-"""Where a wheel puts them, below the environment's folder (pyproject.toml)."""
-WIDEST = 100
-"""Columns of a page in a wide terminal."""
+HERE = Path(__file__).resolve().parents[1]
+INSTALLED, CLONE = HERE / "documentation", HERE.parent / "docs"
+"""The pages of an installed wheel, where build_backend.py copies them, and those of a clone."""
+RESULTS = "results/"
+"""Pages of measured results, which are many."""
+WIDTH = 100
 
 
 def docs(
-    page: Annotated[str | None, typer.Argument(metavar="[PAGE]", help="A page of the list, such as methods.")] = None,
+    page: Annotated[str | None, typer.Argument(metavar="[PAGE]", help="A page, such as own; default: a list.")] = None,
+    path: Annotated[bool, option("--path", help="Print where the pages are, or the file of one.")] = False,
 ) -> None:
-    """List the pages of the documents, or show one."""
-    folder = find()
+    """The documentation as it was installed: a list of its pages, or one of them.
+
+    On a terminal a page is laid out and shown in a pager. Elsewhere it is printed as it is, in Markdown.
+    """
+    folder = find_folder()
     if page is None:
-        return show_list(folder)
-    text = read(folder, page)
-    if not sys.stdout.isatty():
-        print(text, end="")
+        print(folder) if path else print_list(pages_of(folder), console)
+        return
+    file = find_page(pages_of(folder), page)
+    if path:
+        print(file)
+    elif console.is_terminal:
+        with console.capture() as laid_out:
+            console.print(Markdown(file.read_text()), width=min(console.width, WIDTH))
+        click.echo_via_pager(laid_out.get())
     else:
-        from rich.markdown import Markdown
-
-        console.print(Markdown(text), width=min(console.width, WIDEST))
+        print(file.read_text(), end="")
 
 
-def find() -> Path:
-    """The folder of the documents. Raises FileNotFoundError where they are not installed."""
-    for folder in places():
-        if (folder / "index.md").exists():
-            return folder
-    raise FileNotFoundError("the documents are not installed here: pip install fedlsg again, or look into a clone")
+def find_folder() -> Path:
+    """The folder of the pages. Raises ValueError where none were installed, as in a Flower bundle."""
+    if INSTALLED.is_dir():
+        return INSTALLED
+    if (CLONE.parent / "pyproject.toml").exists() and CLONE.is_dir():  # else docs/ would be another package's
+        return CLONE
+    raise ValueError(f"expected the documentation in {INSTALLED}: install fedlsg with pip, or read docs/ of a clone")
 
 
-def places() -> Iterator[Path]:
-    """The clone that this code is in; where pip put the files of the wheel; the environment's own folder."""
-    yield Path(__file__).resolve().parents[2] / "docs"
-    try:
-        files = distribution("fedlsg").files or []
-    except PackageNotFoundError:
-        files = []
-    yield from (Path(str(file.locate())).parent for file in files if file.match("share/doc/fedlsg/index.md"))
-    yield Path(__file__).resolve().parents[2] / SHARE  # pip install --target
-    yield Path(sys.prefix) / SHARE
+def pages_of(folder: Path) -> dict[str, Path]:
+    """Every page by its name, which is its path without ".md"; folders with "_" belong to the site's layout."""
+    names = {file.relative_to(folder).with_suffix(""): file for file in sorted(folder.rglob("*.md"))}
+    return {name.as_posix(): file for name, file in names.items() if not any(part[0] == "_" for part in name.parts)}
 
 
-def names(folder: Path) -> list[str]:
-    """Names of the pages, the front page first."""
-    found = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.md"))
-    return ["index", *sorted((name for name in found if name != "index"), key=lambda name: ("/" in name, name))]
+def find_page(pages: dict[str, Path], page: str) -> Path:
+    """The file of a page; "docs/own.md" is "own". Raises ValueError for an unknown one, with the nearest name."""
+    name = page.removeprefix("./").removeprefix("docs/").partition("#")[0].removesuffix(".md")
+    if name not in pages:
+        raise ValueError(f"unknown page {page!r}{did_you_mean(name, pages)} (fedlsg docs lists them all)")
+    return pages[name]
 
 
-def read(folder: Path, page: str) -> str:
-    """The text of a page. Raises ValueError for an unknown name, with the nearest known one."""
-    name = page.removeprefix("docs/").removesuffix(".md")
-    known = names(folder)
-    if name not in known:
-        raise ValueError(f"no page {page!r}{did_you_mean(name, known)}; fedlsg docs lists them")
-    if name == "changelog":  # the page only includes it
-        return next(p for p in (folder / "CHANGELOG.md", folder.parent / "CHANGELOG.md") if p.exists()).read_text()
-    return (folder / f"{name}.md").read_text()
+def print_list(pages: dict[str, Path], console: Console) -> None:
+    """Each page with its title; those of results are only counted."""
+    shown = {name: file for name, file in pages.items() if not name.startswith(RESULTS)}
+    wide = max(map(len, shown))
+    for name, file in shown.items():
+        console.print(f"{name:<{wide}}  {title_of(file)}", markup=False, highlight=False, soft_wrap=True)
+    results = sorted(name for name in pages if name.startswith(RESULTS))
+    if results:
+        words = (
+            f"{len(results)} pages of measured results, such as {results[0]}; fedlsg docs --path says where they are."
+        )
+        console.print(f"\n{words}", markup=False, highlight=False)
+    console.print("fedlsg docs PAGE shows one.", markup=False, highlight=False)
 
 
-def show_list(folder: Path) -> None:
-    """Names and titles, and where the files are."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name in names(folder):
-        if not name.startswith("results/") or name == "results/index":  # which names the others
-            table.add_row(Text(name), Text(read(folder, name).partition("\n")[0].removeprefix("# ")))
-    console.print(table, highlight=False)
-    console.print(
-        f"fedlsg docs PAGE shows one; the files are in {folder}", highlight=False, soft_wrap=True, markup=False
-    )
+def title_of(file: Path) -> str:
+    """The first heading of a page."""
+    with file.open() as lines:
+        return next((line.removeprefix("# ").strip() for line in lines if line.startswith("# ")), "")

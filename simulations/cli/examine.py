@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from click.core import ParameterSource
 
-from simulations.cli.options import Choice, console, device_in, option, setting
+from simulations.cli.options import Choice, console, device_in, option, setting, starting
 from simulations.settings.settings import merge
 
 
@@ -35,7 +35,8 @@ def inspect(
     given = merge({"workload": workload, "method": method, "rank": rank, "device": device}, config)
     if directory is None and workload is None:
         raise ValueError("expected a run directory, or --workload")
-    from simulations.inspection.command import inspect_command
+    with starting():
+        from simulations.inspection.command import inspect_command
 
     inspect_command(
         directory, given, console, out=out, examples=examples, sparsities=sparsities, ranks=ranks, layers=layer or [],
@@ -65,7 +66,8 @@ def audit(
     """Try to falsify a claimed epsilon: status 0 and "not falsified", or status 1 and "falsified"."""
     named = {"workload": workload, "method": method, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
     given = merge({**named, "device": device}, config)
-    from simulations.audit.command import audit_command
+    with starting():
+        from simulations.audit.command import audit_command
 
     return audit_command(
         directory,
@@ -101,7 +103,7 @@ def attack(
     batch: Annotated[str, option(help="Batch sizes that are attacked, default 1.")] = "1",
     images: Annotated[int, option(help="Images or texts of each batch size, default 8.")] = 8,
     attacks: Annotated[
-        str | None, option(help="With commas, see docs/attacks.md; default the strongest that fit.")
+        str | None, option(help="With commas, see fedlsg docs attacks; default the strongest that fit.")
     ] = None,
     naive: Annotated[bool, option("--naive", help="Also attacks that ignore projection, mask and clip.")] = False,
     seconds: Annotated[float, option(help="Budget of one attack on one update, default 20.")] = 20.0,
@@ -114,15 +116,17 @@ def attack(
 
     With --membership: from a trained model, by models trained with the same settings.
     """
-    from fedlsg.attacks.observation import ThreatModel
-    from simulations.attack.command import attack_command
+    with starting():
+        from fedlsg.attacks.observation import ThreatModel
+        from simulations.attack.command import attack_command
 
     named = {"workload": workload, "method": method, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
     given = merge({**named, "device": device}, config)
     where = device_in(given)
     asked = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if membership:
-        from simulations.attack.membership.command import membership_command, only
+        with starting():
+            from simulations.attack.membership.command import membership_command, only
 
         run = only(runs or [], asked)
         return membership_command(run, given, console, shadows=shadows, seed=seed, device=where, out=out)

@@ -1,5 +1,6 @@
 """How an option of the command line is written."""
 
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +10,11 @@ from simulations.settings.run import Device
 from simulations.settings.settings import RUN
 
 console = Console()
+
+
+def starting() -> AbstractContextManager[Any]:
+    """A live line on a terminal while a command imports what it needs, which takes seconds; else nothing."""
+    return console.status("starting")
 
 
 def option(*names: str, help: str, metavar: str | None = None) -> Any:

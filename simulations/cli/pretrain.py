@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from simulations.cli.options import console, option, setting
+from simulations.cli.options import console, option, setting, starting
 
 
 def pretrain(
@@ -27,9 +27,10 @@ def pretrain(
     out: Annotated[str | None, option(help="New folder; default pretrained/WORKLOAD-MODEL.")] = None,
 ) -> None:
     """Train a model on synthetic images alone, and write weights that any run starts from at no privacy cost."""
-    from simulations.pretrain.command import pretrain_command
-    from simulations.pretrain.train import Schedule
-    from simulations.settings.settings import RUN
+    with starting():
+        from simulations.pretrain.command import pretrain_command
+        from simulations.pretrain.train import Schedule
+        from simulations.settings.settings import RUN
 
     pretrain_command(
         workload, console, model=model, source=source, task=task, images=images, seed=seed, threads=threads,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from simulations.cli.options import Choice, console, option, setting
+from simulations.cli.options import Choice, console, option, setting, starting
 from simulations.settings.settings import merge
 
 ON = "Rows of the trials: data:NAME or data:PATH (public rows), synthetic, or held-out (costs privacy)."
@@ -37,9 +37,11 @@ def tune(
     engine = engine or (None if ray_address is None else "ray")
     named = {"workload": workload, "method": method, "epsilon": epsilon, "engine": engine, "data_dir": data_dir}
     given = merge(named, config)
-    from simulations.engines import use_cluster
-    from simulations.tune.command import make_job, tune_command
+    with starting():
+        from simulations.engines import use_cluster
+        from simulations.tune.command import make_job, tune_command
 
     use_cluster(ray_address, engine or "local")
-    job = make_job(given, on=on, vary=vary or [], seeds=seeds, trial_rounds=trial_rounds, out=out)
+    with console.status("loading data"):
+        job = make_job(given, on=on, vary=vary or [], seeds=seeds, trial_rounds=trial_rounds, out=out)
     return tune_command(job, console, jobs=jobs, budget_minutes=budget_minutes)

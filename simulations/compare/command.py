@@ -28,11 +28,12 @@ from simulations.compare.output import Output, write_page, write_tables
 from simulations.compare.table import comparison_table, notes, unfinished, variants
 from simulations.engines.signals import sigterm_raises
 from simulations.report.run_page import run_page
-from simulations.report.terminal import print_note, print_table
+from simulations.report.terminal import print_line, print_note, print_table
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.lock import exclusive
 from simulations.rundir.results import Result
 from simulations.rundir.rundir import RunDir
+from simulations.settings.refusals import all_refused, left_out, refusal
 
 
 def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str, Any], file: str | None) -> Grid:
@@ -85,6 +86,9 @@ def compare_command(
     if budget_minutes is not None and not budget_minutes > 0:
         raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
     path = Path(out or f"runs/compare-{user_code.short(grid.workload)}").expanduser().resolve()
+    grid, refused = accepted(grid)
+    for line in left_out(refused):
+        print_line(line, console, "yellow")
     cells, folder = grid.cells(), Folder(path)
     text = tomli_w.dumps(as_toml(_published(grid)))
     with one_ray(folder.unfinished(cells)) as ray:
@@ -96,6 +100,19 @@ def compare_command(
             raise ValueError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from None
         with exclusive(RunDir(path)), sigterm_raises():
             return _run(cells, folder, text, jobs, ray, budget_minutes, console, view)
+
+
+def accepted(grid: Grid) -> tuple[Grid, dict[str, str]]:
+    """The grid without the methods that its settings refuse, and the reason for each of those by its label.
+
+    Raises ValueError, with the reasons, if no method is left.
+    """
+    given = {cell.label: cell.given for cell in grid.cells()}
+    refused = {label: reason for label, settings in given.items() if (reason := refusal(settings)) is not None}
+    if len(refused) == len(grid.entries):
+        raise all_refused(refused)
+    kept = tuple(entry for entry in grid.entries if entry.label not in refused)
+    return replace(grid, entries=kept) if refused else grid, refused
 
 
 def _run(

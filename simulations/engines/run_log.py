@@ -5,9 +5,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import click
+
 from simulations.rundir.files.atomic import make_file
 
 LOGGER = "flwr"
+
+
+class _Plain(logging.Formatter):
+    """Time, level and message, without the codes that colour a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return click.unstyle(super().format(record))
 
 
 class _File(logging.FileHandler):
@@ -33,7 +42,7 @@ def logging_to(path: Path) -> Iterator[None]:
     """Send Flower's log into a file instead of the terminal."""
     make_file(path)  # clients' tracebacks go there
     file = _File(path)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    file.setFormatter(_Plain("%(asctime)s %(levelname)s %(message)s"))
     try:
         with _handled_by(file):
             yield

@@ -20,7 +20,7 @@ from simulations.inspection.recorded import rounds_of
 from simulations.inspection.retrain import diagnosis, finished, measure_costs
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
 from simulations.report.page import Row, RowKind, Table
-from simulations.report.terminal import print_table
+from simulations.report.terminal import print_line, print_table
 from simulations.settings.run import Device
 
 SPARSITIES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
@@ -56,7 +56,7 @@ def inspect_command(
         raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the run")
     wanted = SPARSITIES if sparsities is None else numbers("--sparsities", sparsities, float)
     several = None if ranks is None else sorted(set(numbers("--ranks", ranks, int)))
-    console.print(WARNING, style="bold red", highlight=False, soft_wrap=True)
+    print_line(WARNING, console, "bold red")
     with console.status("loading data") as status:
         if run is not None:
             subject = subject_of_run(run, device=device, progress=status.update)
@@ -78,7 +78,7 @@ def inspect_command(
         found = replace(found, costs=measure_costs(subject, console))
     with console.status("drawing"):
         write(subject, found, path, layers)
-    console.print(lead(subject, found), highlight=False, markup=False, soft_wrap=True)
+    print_line(lead(subject, found), console)
     kept = [summary_table(found.kept), *layer_tables(found.kept)] if found.kept else []
     for table in (*kept, layer_table(subject, found), energy_table(subject, found), clip_table(found)):
         print_table(table, console)
@@ -91,7 +91,7 @@ def inspect_command(
             soft_wrap=True,
         )
     if found.costs is not None:
-        console.print(diagnosis(found.costs), style="bold", highlight=False, markup=False, soft_wrap=True)
+        print_line(diagnosis(found.costs), console, "bold")
     console.print(f"[bold]written[/bold]  {escape(str(path))}/inspection.html", highlight=False, soft_wrap=True)
 
 

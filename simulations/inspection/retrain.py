@@ -10,7 +10,7 @@ from fedlsg.privacy.mechanism import MechanismKind
 from simulations.engines import local
 from simulations.inspection.subject import Subject
 from simulations.plan.plan import make_plan
-from simulations.report.terminal import count_bar
+from simulations.report.progress import count_bar
 from simulations.report.words import duration, percent
 from simulations.rundir.files.scratch import scratch
 from simulations.rundir.results import Result, read_run

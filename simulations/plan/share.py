@@ -25,5 +25,5 @@ def torch_func_line(plan: Plan) -> str | None:
         with measure() as spent:
             per_example_gradients(model, plan.workload.loss, *given, frame)
         share = sum(spent) / (time.perf_counter() - start)
-    rows = f"{len(targets)} public rows"
-    return f"torch.func computes the gradients of {', '.join(slow)}: {share:.0%} of a pass over {rows} (docs/layers.md)"
+    rows = f"{len(targets)} public rows (fedlsg docs layers)"
+    return f"torch.func computes the gradients of {', '.join(slow)}: {share:.0%} of a pass over {rows}"

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 
 from fedlsg.carriers import find_classifier
@@ -25,6 +24,7 @@ from fedlsg.version import version
 from simulations import workloads
 from simulations.pretrain.tasks import TASKS
 from simulations.pretrain.train import Schedule, pretrain
+from simulations.report.progress import count_bar
 from simulations.rundir.model_files import write_model
 from simulations.settings.device import device_of
 from simulations.settings.run import Device
@@ -74,11 +74,10 @@ def pretrain_command(
     inputs = images_of(found, images, seed)
     say(console, f"{task} on {images} images of {found.name}: {schedule.steps} steps of {schedule.batch}")
     start = time.perf_counter()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=schedule.steps)
+    with count_bar(console, "step", schedule.steps) as advance:
 
         def report(step: int, loss: float) -> None:
-            progress.update(bar, completed=step, description=f"loss {loss:.3f}")
+            advance(f"loss {loss:.3f}")
 
         losses = pretrain(made, loaded.classifier, inputs, chosen, schedule, seed=seed, report=report)
     seconds = time.perf_counter() - start

@@ -1,29 +1,21 @@
-"""What a user sees on a terminal: the tables and notes of a page, progress bars, and the display of a run."""
+"""What a user sees on a terminal: the tables and notes of a page, the layers of a model, and the result of a run."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rich.console import Console, Group
 from rich.measure import Measurement
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as View
 from rich.text import Text
 
 from fedlsg.carriers import LayerRow, group_layers, totals
 from simulations.report.page import Table
-from simulations.report.words import human_bytes, outcome, percent
-from simulations.rundir.tables import Row
+from simulations.report.words import outcome
 
 STYLES = {"": "", "reference": "", "own": "bold", "no-epsilon": "yellow", "dim": "dim", "alert": "bold red"}
 WIDE, NARROW = 2, 1
 """Spaces between columns."""
-Tick = Callable[[float, str], None]
-"""Called with the share that is done, and what is done next."""
-WIDTH_FOR_BAR = 110
-"""Terminals with fewer columns than this have no room for a bar."""
 
 
 def terminal_table(table: Table, width: int) -> Group:
@@ -49,6 +41,11 @@ def print_table(table: Table, console: Console) -> None:
 def print_note(words: str, console: Console, style: str = "dim") -> None:
     """Text as it is: no markup in it is obeyed."""
     console.print(words, style=style, markup=False, highlight=False)
+
+
+def print_line(words: str, console: Console, style: str = "") -> None:
+    """Text as it is, broken between words on a terminal; one line in a log or a pipe, for programs that read it."""
+    console.print(words, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def _narrowest(table: Table) -> View:
@@ -81,93 +78,6 @@ def fits(table: Table, width: int) -> bool:
 def _width(view: View) -> int:
     console = Console(width=1000)
     return Measurement.get(console, console.options, view).maximum
-
-
-@contextmanager
-def bar(console: Console) -> Iterator[Tick]:
-    """A bar for the share that is done."""
-    columns = (BarColumn(bar_width=24), TextColumn("{task.percentage:.0f} %"), TimeElapsedColumn())
-    text = TextColumn("{task.description}")
-    with Progress(*columns, TimeRemainingColumn(), text, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=1.0)
-        yield lambda share, words: progress.update(task, completed=share, description=words)
-
-
-@contextmanager
-def count_bar(console: Console, what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar for ``total`` steps; gives the function that advances it by one."""
-    text = TextColumn(what + " {task.completed:.0f}/{task.total:.0f}")
-    columns = (text, BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda: progress.advance(task)
-
-
-class TimeLeft(ProgressColumn):
-    """Seconds left, from the mean duration of the rounds of this process."""
-
-    def render(self, task: Task) -> Text:
-        """As minutes and seconds; dashes before the first round has ended."""
-        done = task.completed - task.fields["first"]
-        if done <= 0 or task.fields["began"] is None or task.total is None:
-            return Text("left --:--", style="dim")
-        left = (task.total - task.completed) * (task.fields["last"] - task.fields["began"]) / done
-        return Text(f"left {int(left // 60):02d}:{int(left % 60):02d}", style="dim")
-
-
-class RoundDisplay:
-    """Shows each row when its round ends: a bar on a terminal, about twenty plain lines elsewhere."""
-
-    def __init__(self, console: Console, rounds: int, first: int) -> None:
-        self.console, self.rounds, self.first = console, rounds, first
-        self.up = self.down = 0
-        self.accuracy: float | None = None
-        self.loss: float | None = None
-        bar = [BarColumn(bar_width=24)] if console.width >= WIDTH_FOR_BAR else []
-        self.progress = Progress(
-            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
-            *bar,
-            TextColumn("{task.fields[status]}"),
-            TimeLeft(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self.task = self.progress.add_task(
-            "", total=rounds, completed=first, status="starting", first=first, began=None, last=0.0
-        )
-
-    def count(self, row: Row) -> None:
-        """Add a row to the totals. Rows of an earlier process are only counted."""
-        self.up, self.down = self.up + row.uplink_bytes, self.down + row.downlink_bytes
-        self.accuracy = row.accuracy if row.accuracy is not None else self.accuracy
-        self.loss = row.loss if row.loss is not None else self.loss
-
-    def on_round(self, row: Row) -> None:
-        """Show one finished round."""
-        now = time.monotonic()
-        task = self.progress.tasks[0]
-        self.count(row)
-        known = self.accuracy is not None or self.loss is None
-        reached = f"accuracy {percent(self.accuracy)}" if known else f"loss {self.loss:.4g}"
-        status = f"{reached}  epsilon {row.epsilon_max:.2f}  up {human_bytes(self.up)}  down {human_bytes(self.down)}"
-        began = task.fields["began"] or now - row.seconds
-        short = " ".join(status.split())
-        self.progress.update(self.task, completed=row.round, status=short, began=began, last=now)
-        if row.rejected:
-            self.console.print(
-                f"round {row.round}: client {row.reasons}", style="yellow", highlight=False, markup=False
-            )
-        stride = max(1, self.rounds // 20)
-        if not self.console.is_terminal and (row.round % stride == 0 or row.round == self.rounds):
-            self.console.print(f"round {row.round:>4}/{self.rounds}  {status}", highlight=False)
-
-
-@contextmanager
-def showing(console: Console, rounds: int, first: int) -> Iterator[RoundDisplay]:
-    """A live display of rounds ``first + 1`` to ``rounds``."""
-    display = RoundDisplay(console, rounds, first)
-    with display.progress:
-        yield display
 
 
 def layers_shown(layers: Sequence[LayerRow]) -> Group:

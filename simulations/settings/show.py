@@ -144,7 +144,7 @@ def as_markdown() -> str:
 def methods_command(console: Console) -> None:
     """``fedlsg methods``."""
     console.print(name_table({name: strategies.summary(name) for name in strategies.names()}), highlight=False)
-    console.print("docs/methods.md says more; fedlsg run --method NAME runs one.", highlight=False)
+    console.print("fedlsg docs methods says more; fedlsg run --method NAME runs one.", highlight=False)
 
 
 def workloads_command(console: Console) -> None:

@@ -19,7 +19,7 @@ from simulations.compare.cells.worker import Worker
 from simulations.compare.table import unfinished
 from simulations.engines.signals import sigterm_raises
 from simulations.plan.base import prepare
-from simulations.report.terminal import print_note, print_table
+from simulations.report.terminal import print_line, print_note, print_table
 from simulations.rundir.lock import exclusive
 from simulations.rundir.rundir import RunDir
 from simulations.settings.published import resolve
@@ -166,9 +166,9 @@ def announce(job: Job, console: Console) -> None:
     """What is about to be tried, on which rows, and whether that costs privacy."""
     console.print(f"{job.title}, folder {job.trials.folder.path}", markup=False, highlight=False, soft_wrap=True)
     for axis in job.trials.axes:
-        console.print(f"  {axis.name}: {_values(axis)}", markup=False, highlight=False, soft_wrap=True)
+        print_line(f"  {axis.name}: {_values(axis)}", console)
     if job.rows.private:
-        console.print(COSTLY, style="bold red", markup=False, highlight=False, soft_wrap=True)
+        print_line(COSTLY, console, "bold red")
     else:
         print_note(FREE.format(rows=job.rows.words), console)
 

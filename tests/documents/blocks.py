@@ -50,10 +50,10 @@ def _lines(program: str) -> list[str]:
         text = text.replace(f"${name}", value)
     for name, first in re.findall(r"^\s*for (\w+) in (\w+).*; do$", text, re.MULTILINE):
         text = text.replace(f"${name}", first)
-    parts = [part.strip() for line in text.splitlines() for part in re.split(r" && | \| ", line.split("  #")[0])]
+    parts = [part.strip() for line in text.splitlines() for part in re.split(r" && | \| | > ", line.split("  #")[0])]
     return [re.sub(r"^(?:[A-Z_]+=\S+ |timeout \d+ |srun .*?(?=fedlsg ))+", "", part) for part in parts]
 
 
 def inline(text: str) -> list[str]:
     """Command lines within a sentence."""
-    return INLINE.findall(FENCED.sub("", text))
+    return [re.split(r" [>|] ", line)[0] for line in INLINE.findall(FENCED.sub("", text))]

@@ -1,51 +1,12 @@
 """Every command line of the documents is one that the programs take, with settings that exist and are in range."""
 
 import re
-import sys
-from pathlib import Path
 
 import click
 import pytest
 
-import strategies
-from tests.documents.blocks import DOCUMENTS, blocks, commands, inline, name_of
+from tests.documents.blocks import DOCUMENTS, commands, inline, name_of
 from tests.documents.check_commands import check, check_flwr, options_without_place
-from tests.fedlsg.support.coarse_codec import planted
-from tests.places import REPOSITORY
-
-MINE = {
-    "mine.py": ("docs/own.md", "# mine.py"),
-    "sketch.py": ("docs/own-method.md", "in random public carriers"),
-    "wide.py": ("docs/own-method.md", "A uniformly random mask"),
-    "coarse.py": ("docs/own-method.md", "Two bytes a value"),
-}
-"""Files of the reader that command lines name: the document that shows each, and words of it."""
-
-
-def shown(name: str) -> str:
-    """The text of a file that a document shows."""
-    document, words = MINE[name]
-    (found,) = (b.text for b in blocks((REPOSITORY / document).read_text(), "python") if words in b.text)
-    return found
-
-
-@pytest.fixture
-def reader(tmp_path, monkeypatch, own_code):
-    """A folder with the files that the documents tell the reader to write; the grids of docs/results are there, too."""
-    for name in MINE:
-        (tmp_path / name).write_text(shown(name))
-    (tmp_path / "docs").symlink_to(REPOSITORY / "docs")
-    (tmp_path / "grid.toml").write_text(blocks((REPOSITORY / "docs/comparing.md").read_text(), "toml")[0].text)
-    monkeypatch.chdir(tmp_path)
-    recipes = tmp_path / "recipes"
-    recipes.mkdir()
-    (recipes / "wide.py").write_text(shown("wide.py"))
-    monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(recipes)])
-    codecs = tmp_path / "codecs"
-    codecs.mkdir()
-    with planted(codecs, coarse=shown("coarse.py")):
-        yield tmp_path
-    sys.modules.pop("strategies.recipes.wide", None)
 
 
 def problems(text: str) -> list[str]:
@@ -116,7 +77,3 @@ def test_variables_and_loops_are_filled_in():
     assert commands(text, "fedlsg") == ["fedlsg run --method lsg --rank 4 --out a"]
     loop = "```bash\nfor name in lsg rgp; do\n    timeout 9 fedlsg run --preset $name-x\ndone\n```\n"
     assert commands(loop, "fedlsg") == ["fedlsg run --preset lsg-x"]
-
-
-def test_the_readers_files_are_shown(reader):
-    assert {path.name for path in Path().glob("*.py")} == set(MINE)

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("sphinx", reason="the extra docs is not installed")
 
+from docs._sphinx.links import problems
 from docs._sphinx.navigation import CHAPTERS, toctree
 from docs._sphinx.notebooks import as_markdown
 from docs._sphinx.pictures import labelled
@@ -81,3 +82,20 @@ def test_every_picture_is_described():
 
 def test_toctree():
     assert toctree(["a", "b"], caption="Start") == "\n```{toctree}\n:caption: Start\n\na\nb\n```\n"
+
+
+@pytest.mark.parametrize(("body", "count"), [
+    ('<a href="b/c.html#here">c</a><a href="#top">t</a><a href="https://example.org/gone">x</a>', 0),
+    ('<h1 id="top"></h1><img src="data:image/png;base64,aGk="><link rel="canonical" href="https://example.org">', 0),
+    ('<a href="b/gone.html">x</a>', 1),
+    ('<a href="b/c.html#gone">x</a>', 1),
+    ('<a href="b/">x</a>', 1),
+    ('<img src="gone.png">', 1),
+    ('<script src="https://example.org/x.js"></script>', 1),
+    ('<link rel="stylesheet" href="//example.org/x.css">', 1),
+])  # fmt: skip
+def test_links_of_the_built_pages(tmp_path, body, count):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "c.html").write_text('<p id="here"></p>')
+    (tmp_path / "a.html").write_text(f'<p id="top"></p>{body}')
+    assert len(list(problems(tmp_path))) == count

@@ -14,7 +14,7 @@ from simulations.attack.images.classifier import ClassifierLeak, classifier_leak
 from simulations.attack.images.score import Scored, in_order, scored
 from simulations.attack.recorded.observations import Record
 from simulations.attack.recorded.target import Options, Target, attempts, membership_of, pick
-from simulations.report.terminal import Tick
+from simulations.report.progress import Tick
 from simulations.workloads.base.workload import LoadedWorkload
 
 PUBLIC_IMAGES = 2000

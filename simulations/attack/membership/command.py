@@ -19,7 +19,8 @@ from simulations.attack.membership.shadows import check_shadows, confidences, tr
 from simulations.attack.recorded.report import output_folder
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Plan, make_plan
-from simulations.report.terminal import bar, print_note, print_table
+from simulations.report.progress import bar
+from simulations.report.terminal import print_line, print_note, print_table
 from simulations.report.words import duration
 from simulations.rundir.rundir import RunDir
 from simulations.settings.published import resolve
@@ -128,6 +129,6 @@ def show(report: Report, console: Console) -> None:
         print_table(table, console)
     print_note("what the attacker is granted", console)
     for name, text in granted(report).items():
-        console.print(f"{name}: {text}", style="dim", markup=False, highlight=False, soft_wrap=True)
-    console.print(facts(report), markup=False, highlight=False, soft_wrap=True)
-    console.print(verdict(report), style="bold", markup=False, highlight=False, soft_wrap=True)
+        print_line(f"{name}: {text}", console, "dim")
+    print_line(facts(report), console)
+    print_line(verdict(report), console, "bold")

@@ -19,7 +19,7 @@ from fedlsg.randomness import public_generator
 from simulations.client.model import serving
 from simulations.engines import local
 from simulations.plan.plan import Plan
-from simulations.report.terminal import Tick
+from simulations.report.progress import Tick
 from simulations.rundir.files.scratch import scratch
 from simulations.rundir.rundir import RunDir
 from simulations.server.diverged import refuse_diverged

@@ -16,7 +16,7 @@ from fedlsg.attacks.membership.matched_filter import closed_form_tpr
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
 from fedlsg.randomness import public_generator
 from simulations.attack.recorded.observations import Record
-from simulations.report.terminal import Tick
+from simulations.report.progress import Tick
 from simulations.rundir.files import sealed
 from simulations.workloads.base.workload import Inputs
 

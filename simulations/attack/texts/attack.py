@@ -17,7 +17,7 @@ from simulations.attack.recorded.target import Options, Target, attempts, member
 from simulations.attack.texts.catalogue import text_attacks
 from simulations.attack.texts.score import ScoredText, scored
 from simulations.models.encoder_source import find_encoder, load_tokenizer
-from simulations.report.terminal import Tick
+from simulations.report.progress import Tick
 from simulations.workloads.base.mirror import data_root
 
 PUBLIC_TEXTS = 5000

@@ -154,7 +154,7 @@ def _run(job: Job, log: IO[str]) -> None:
     from simulations.run import resume_command, run_command
     from simulations.rundir.rundir import RunDir
 
-    console = Console(file=log, width=120)
+    console = Console(file=log, width=120, force_terminal=False, color_system=None)
     directory = RunDir(Path(job.path))
     if not directory.config.exists():
         run_command(job.given, job.path, console)

@@ -19,9 +19,10 @@ def resolve(given: Mapping[str, object]) -> dict[str, object]:
     """Settings by field name: the preset that ``given`` names, if any, under everything else that it gives.
 
     Preset values that a given setting makes void are left out (see ``void``). Raises ValueError as ``find`` and
-    ``settings.parse`` do.
+    ``settings.parse`` do, also for a ``from_preset`` that is no preset.
     """
     known: dict[str, object] = dict(parse(given))
+    check_origin(known)
     name = known.pop("preset", None)
     if name is None:
         return known
@@ -31,6 +32,16 @@ def resolve(given: Mapping[str, object]) -> dict[str, object]:
     if "learning_rate" in known:  # the papers' one rate for every group moves as one
         under |= dict.fromkeys(GROUP_RATES, known["learning_rate"])
     return {**under, **known, "from_preset": preset.name}
+
+
+def check_origin(known: Mapping[str, object]) -> None:
+    """Raise ValueError, with the nearest name, if ``from_preset`` names no preset: then nothing was made from it."""
+    if "from_preset" in known:
+        name = str(known["from_preset"])
+        try:
+            find(name)
+        except ValueError as error:
+            raise ValueError(f"from_preset={name}: {error}; a run writes it: give --preset NAME") from None
 
 
 def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset[str]:
@@ -64,6 +75,7 @@ def first_look(given: Mapping[str, object]) -> str:
     What only methods know waits until the engine is getting ready: it imports torch in that time.
     """
     said = parse({name: value for name, value in given.items() if name.replace("-", "_") not in KNOWN})
+    check_origin(said)
     if "preset" in said:
         find(str(said["preset"]))
     engine = str(said.get("engine", RUN["engine"].default))
@@ -80,6 +92,7 @@ def from_run_config(config: Mapping[str, object]) -> Settings:
     method there; ``fedlsg run`` can.) Settings that are not listed come in ``settings="width=3 other=4"``.
     """
     known = parse(unfolded(config))
+    check_origin(known)
     if "preset" not in known:
         return from_values(known)
     defaults = {name: declared.default for name, declared in RUN.items()}

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from fedlsg.accounting.bounds import epsilon
 from simulations.cli import app as cli
+from simulations.cli import start
+from simulations.cli.first_steps import STEPS
 from simulations.engines.cluster import Cluster
 from simulations.report.words import empty_line
 from simulations.settings.settings import RUN, all_settings
@@ -86,7 +88,18 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "rank 0": (("run", "--rank", "0", *SMALL), "rank=0 >= 1"),
     "no number": (("run", "--rank", "four", *SMALL), "(?i)rank.*four.*not a valid int"),
     "sigma 0": (("run", *SMALL, "--noise-multiplier", "0"), "noise_multiplier=0.0 < inf"),
-    "sigma too small to certify": (("run", *SMALL, "--noise-multiplier", "0.001"), "no accountant certifies"),
+    "sigma too small to certify": (
+        ("run", *SMALL, "--noise-multiplier", "0.001"),
+        "no accountant certifies an epsilon for noise multiplier 0.001 .*: give a larger noise multiplier",
+    ),
+    "unknown origin": (
+        ("run", *SMALL, "-c", "from_preset=foo"),
+        "from_preset=foo: unknown preset 'foo'.*--preset NAME",
+    ),
+    "one survivor": (
+        ("run", *SMALL, "-c", "trust=secure", "-c", "min_survivors=1"),
+        r"expected min_survivors >= colluders \+ 2 = 2, .* got 1: give -c min_survivors=2 or more, at most 2",
+    ),
     "epsilon out of reach": (("run", *SMALL[:-4], "--epsilon", "1e-9", "-c", "sample_rate=1"), "epsilon=1e-09"),
     "unwritable output": (("run", *SMALL, "--out", "/dev/null/run"), "cannot write to /dev/null/run.*another --out"),
     "output is a file": (("run", *SMALL, "--out", "/dev/null"), "cannot write to /dev/null"),
@@ -121,11 +134,30 @@ def test_the_right_input_leaves_something(fedlsg, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
-def test_no_command_is_help(fedlsg):
+def test_no_command_shows_three_things_to_do_first(fedlsg):
+    """Each with a command that exists, with options that exist; then how to see all commands."""
     status, out, err = fedlsg()
-    assert status == 2
-    assert "Usage" in out + err
-    assert fedlsg("--help")[0] == 0
+    assert (status, err) == (2, "")
+    assert [line.strip() for line in out.splitlines() if line.startswith("     ")] == [step for _, step in STEPS]
+    assert "fedlsg --help" in out
+    for _, command in STEPS:
+        _, name, *options = command.split()
+        known = fedlsg(name, "--help")[1]
+        assert all(option in known for option in options if option.startswith("--")), command
+
+
+def test_an_interruption_during_the_import_of_the_command_line_is_one_line(monkeypatch, capsys):
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "simulations.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "simulations.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as left:
+        start.main()
+    assert left.value.code == 130
+    assert capsys.readouterr().err == "fedlsg: error: interrupted\n"
 
 
 def test_the_list_of_commands_cuts_no_sentence(fedlsg):

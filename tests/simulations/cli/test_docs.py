@@ -1,49 +1,88 @@
-"""``fedlsg docs`` finds the documents in a clone and where pip puts them, and shows each page."""
+"""``fedlsg docs``: the pages of a clone, and the same pages from a wheel; messages point there, and to no file."""
+
+import ast
+import re
+from pathlib import Path
 
 import pytest
-import typer.testing
 
+import build_backend
 from simulations.cli import docs
-from simulations.cli.app import app
 from tests.places import REPOSITORY
 
-
-def output(*arguments: str) -> str:
-    done = typer.testing.CliRunner().invoke(app, ["docs", *arguments])
-    assert done.exit_code == 0, done.exception
-    return done.output
+PAGES = {file.stem for file in (REPOSITORY / "docs").glob("*.md")}
 
 
-def test_the_list_names_the_pages():
-    text = output()
-    assert all(name in text for name in ("index", "methods", "concepts/carriers", "results/index", "changelog"))
-    assert "results/digits" not in text
+def test_a_list_of_all_pages_with_their_titles(fedlsg):
+    status, out, err = fedlsg("docs")
+    assert (status, err) == (0, "")
+    listed = dict(line.split(maxsplit=1) for line in out.split("\n\n")[0].splitlines())
+    assert {name for name in listed if "/" not in name} == PAGES
+    assert listed["own"] == docs.title_of(REPOSITORY / "docs" / "own.md")
 
 
-@pytest.mark.parametrize("name", ["methods", "docs/methods.md", "results/digits"])
-def test_a_page_is_shown_as_it_is_where_there_is_no_terminal(name):
-    path = REPOSITORY / "docs" / f"{name.removeprefix('docs/').removesuffix('.md')}.md"
-    assert output(name) == path.read_text()
+@pytest.mark.parametrize("name", ["own", "docs/own.md", "own.md#flower"])
+def test_one_page_as_it_is_in_a_pipe(name, fedlsg):
+    assert fedlsg("docs", name)[:2] == (0, (REPOSITORY / "docs" / "own.md").read_text())
 
 
-def test_every_page_can_be_shown():
-    for name in docs.names(REPOSITORY / "docs"):
-        assert docs.read(REPOSITORY / "docs", name).startswith("# "), name
+def test_where_the_pages_are(fedlsg):
+    assert fedlsg("docs", "--path")[1].strip() == str(REPOSITORY / "docs")
+    assert fedlsg("docs", "own", "--path")[1].strip() == str(REPOSITORY / "docs" / "own.md")
 
 
-def test_an_unknown_page_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="did you mean 'methods'"):
-        docs.read(REPOSITORY / "docs", "methdos")
+def test_an_unknown_page_names_the_nearest(fedlsg):
+    status, _, err = fedlsg("docs", "atacks")
+    assert status == 1
+    assert "unknown page 'atacks'; did you mean 'attacks'? (fedlsg docs lists them all)" in err
 
 
-def test_without_a_clone_the_installed_files_are_found(tmp_path, monkeypatch):
-    """As ``pip install --target`` leaves them; then as a plain environment does; then not at all."""
-    monkeypatch.setattr(docs, "__file__", str(tmp_path / "simulations" / "cli" / "docs.py"))
-    monkeypatch.setattr(docs, "distribution", lambda _: type("D", (), {"files": None})())
-    monkeypatch.setattr(docs.sys, "prefix", str(tmp_path / "environment"))
-    with pytest.raises(FileNotFoundError, match="not installed here"):
-        docs.find()
-    for folder in (tmp_path / "environment" / docs.SHARE, tmp_path / docs.SHARE):
-        folder.mkdir(parents=True)
-        (folder / "index.md").write_text("# A title\n")
-        assert docs.find() == folder
+def test_nothing_installed_is_one_line(fedlsg, monkeypatch, tmp_path):
+    """``docs`` next to an installed package, which other packages leave in site-packages, is not taken for ours."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "other.md").write_text("# Other\n")
+    monkeypatch.setattr(docs, "INSTALLED", tmp_path / "simulations" / "documentation")
+    monkeypatch.setattr(docs, "CLONE", tmp_path / "docs")
+    status, _, err = fedlsg("docs")
+    assert status == 1
+    assert "install fedlsg with pip" in err
+
+
+def test_a_wheel_gets_the_same_pages_and_the_tree_keeps_none(monkeypatch, tmp_path):
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    (tmp_path / "docs" / "_static").mkdir()
+    for name in ("own.md", "own.png", "results/one.md", "_static/layout.md"):
+        (tmp_path / "docs" / name).write_text("# Title\n")
+    (tmp_path / "simulations").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with build_backend._documentation():
+        folder = tmp_path / build_backend.DOCUMENTATION
+        assert {p.relative_to(folder).as_posix() for p in folder.rglob("*.*")} == {"own.md", "results/one.md"}
+        assert folder.relative_to(tmp_path) == docs.INSTALLED.relative_to(REPOSITORY)
+    assert list((tmp_path / "simulations").iterdir()) == []
+
+
+def test_no_message_points_to_a_file_of_the_clone():
+    """Strings of the program, without docstrings and comments: a user of pip has no docs/ folder."""
+    code = [file for name in ("fedlsg", "strategies", "simulations") for file in (REPOSITORY / name).rglob("*.py")]
+    pointing = {file.name: found for file in code if (found := messages(file.read_text()))}
+    assert pointing == {"app.py": ["docs/presets.md", "docs/settings.md"]}  # the pages that a developer makes
+
+
+def test_a_message_with_a_file_would_be_found():
+    """Negative control."""
+    assert messages('"""See docs/own.md."""\nraise ValueError("read docs/own.md")') == ["docs/own.md"]
+
+
+def messages(code: str) -> list[str]:
+    nodes = list(ast.walk(ast.parse(code)))
+    described = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = (node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in described)
+    return [name for text in texts if isinstance(text, str) for name in re.findall(r"docs/[\w-]+\.md", text)]
+
+
+def test_every_page_that_a_message_names_exists():
+    files = [file for file in (REPOSITORY / "simulations").rglob("*.py") if file != Path(docs.__file__)]
+    named = {name for file in files for name in re.findall(r"fedlsg docs ([a-z][\w-]*)", file.read_text())}
+    assert {"attacks", "layers", "methods"} <= named
+    assert named - {"lists"} <= PAGES

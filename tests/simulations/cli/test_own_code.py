@@ -8,7 +8,7 @@ import pytest
 import strategies
 from fedlsg import user_code
 from simulations.engines.cluster import Cluster
-from simulations.report.terminal import RoundDisplay
+from simulations.report.progress import RoundDisplay
 from tests.simulations.support.own import MINE, write
 from tests.simulations.support.runs import Run
 

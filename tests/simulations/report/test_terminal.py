@@ -12,9 +12,8 @@ from rich.console import Console
 from fedlsg.carriers.layout import LayerRow
 from simulations.report.page import Row as Cells
 from simulations.report.page import Table
-from simulations.report.terminal import RoundDisplay, fits, layers_shown, print_table, showing, summary_table
+from simulations.report.terminal import fits, layers_shown, print_line, print_table, summary_table
 from simulations.report.words import human_bytes, outcome, percent, privacy_line
-from simulations.rundir.tables import Row
 
 SUMMARY: dict[str, Any] = {
     "workload": "digits", "model": "mlp", "method": "lsg", "clients": 5, "rounds": 100, "engine": "flower",
@@ -23,15 +22,6 @@ SUMMARY: dict[str, Any] = {
     "uplink_bytes": 2_188_000, "uplink_bytes_wire": 2_300_000, "uplink_bytes_dense": 9_620_000,
     "downlink_bytes": 9_620_000, "downlink_bytes_wire": 9_700_000, "wall_seconds": 42.5, "device": "cpu",
 }  # fmt: skip
-
-
-def row(round: int, **changes: Any) -> Row:
-    values = dict.fromkeys(Row.__dataclass_fields__, 0) | {
-        "round": round, "accuracy": 0.5, "loss": 1.0, "epsilon_max": 1.234, "epsilon_median": 1.2,
-        "uplink_bytes": 1000, "downlink_bytes": 2000, "seconds": 2.0,
-        "asked": "0 1", "answered": "0 1", "rejected": "", "reasons": "",
-    }  # fmt: skip
-    return Row(**(values | changes))
 
 
 def shown(table: Any, width: int) -> str:
@@ -102,52 +92,6 @@ def test_nothing_sent_is_no_division_by_zero():
     assert "nan" not in text
 
 
-def test_plain_lines_where_there_is_no_terminal():
-    console = Console(record=True, width=100, file=io.StringIO())
-    with showing(console, 40, 0) as display:
-        for round in range(1, 41):
-            display.on_round(row(round, accuracy=None if round < 40 else 0.75, loss=None))
-    lines = console.export_text().splitlines()
-    assert len(lines) == 20
-    assert lines[0] == "round    2/40  accuracy --  epsilon 1.23  up 2.00 kB  down 4.00 kB"
-    assert lines[-1] == "round   40/40  accuracy 75.00 %  epsilon 1.23  up 40.00 kB  down 80.00 kB"
-
-
-def test_a_rejected_client_is_named_at_once():
-    console = Console(record=True, width=100, file=io.StringIO())
-    with showing(console, 100, 0) as display:
-        display.on_round(row(1, rejected="3", reasons="3: [1001] ValueError [bold]"))
-    assert console.export_text() == "round 1: client 3: [1001] ValueError [bold]\n"
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_a_bar_on_a_terminal(width):
-    file = io.StringIO()
-    console = Console(force_terminal=True, width=width, file=file, color_system=None, legacy_windows=False)
-    with showing(console, 100, 3) as display:
-        display.on_round(row(4, epsilon_max=12.34, uplink_bytes=12_500_000, downlink_bytes=45_000_000))
-        task = display.progress.tasks[0]
-        assert (task.completed, task.total) == (4, 100)
-        line = "".join(s.text for s in console.render(display.progress.get_renderable()))
-    assert line.startswith("round 4/100 ")
-    assert "accuracy 50.00 % epsilon 12.34 up 12.50 MB down 45.00 MB" in line
-    assert line.rstrip().endswith("left 03:12")
-    assert len(line.rstrip()) <= width
-    assert len(line.splitlines()) == 1
-
-
-def test_time_left_is_the_mean_of_this_process(monkeypatch):
-    """Rounds 4 and 5 of 10 took two seconds each; five are left."""
-    now = iter([100.0, 102.0])
-    monkeypatch.setattr("simulations.report.terminal.time.monotonic", lambda: next(now))
-    display = RoundDisplay(Console(file=io.StringIO()), 10, 3)
-    column = display.progress.columns[-1]
-    assert str(column.render(display.progress.tasks[0])) == "left --:--"
-    display.on_round(row(4))
-    display.on_round(row(5))
-    assert str(column.render(display.progress.tasks[0])) == "left 00:10"
-
-
 def test_bytes_by_hand():
     shown = [human_bytes(n) for n in (0, 999, 1000, 1_500_000, 2e9, 3e12)]
     assert shown == ["0 B", "999 B", "1.00 kB", "1.50 MB", "2.00 GB", "3000.00 GB"]
@@ -216,3 +160,12 @@ def test_groups_are_apart():
     first = next(i for i, line in enumerate(lines) if line.startswith("inverting"))
     assert lines[first + 1].strip() == ""
     assert lines[first + 2].startswith("map [1]")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_sentence_breaks_between_words_on_a_terminal_and_nowhere_else(terminal):
+    file = io.StringIO()
+    print_line("seven words " * 9, Console(file=file, width=40, force_terminal=terminal, color_system=None))
+    lines = file.getvalue().splitlines()
+    assert len(lines) == (3 if terminal else 1)
+    assert all(line.split()[0] in ("seven", "words") for line in lines)

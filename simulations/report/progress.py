@@ -1,0 +1,204 @@
+"""Progress of a command: a live bar on a terminal, plain lines with the time left in a log or a pipe."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.constrain import Constrain
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+from simulations.report.words import duration, human_bytes, percent
+from simulations.rundir.tables import Row
+
+Tick = Callable[[float, str], None]
+"""Called with the share that is done, and what is done next."""
+WIDTH = 80
+"""A live display is no wider than this."""
+LINES = 20
+"""About so many plain lines of progress."""
+PAUSE_SECONDS = 2.0
+"""Seconds between two plain lines, and before the first estimate."""
+WORTH_SECONDS = 10.0
+"""Less time left than this is not announced."""
+
+
+def is_live(console: Console) -> bool:
+    """Whether lines can be written again: on a terminal that can move its cursor."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def clock(seconds: float) -> str:
+    """Time left: 02:05, or 1:02:05 with hours."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Facts in lines that fit: none is broken where it fits into a line of its own."""
+
+    facts: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Two spaces between two facts."""
+        line = ""
+        for fact in self.facts:
+            longer = f"{line}  {fact}" if line else fact
+            if line and len(longer) > options.max_width:
+                yield Text(line)
+                longer = fact
+            line = longer
+        yield Text(line, overflow="ellipsis", no_wrap=True)
+
+
+class Bar(Progress):
+    """Rich's progress with facts below its bars, at most ``WIDTH`` columns wide."""
+
+    facts: Sequence[str] = ()
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """The bars, then the facts."""
+        yield Constrain(self.make_tasks_table(self.tasks), WIDTH)
+        if self.facts:
+            yield Constrain(Facts(facts=self.facts), WIDTH)
+
+
+def live_bar(console: Console, *, transient: bool = False) -> Bar:
+    """A bar whose tasks have a description and the fields ``of`` (how much is done) and ``left``."""
+    return Bar(
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[of]}", table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[left]}", style="dim", table_column=Column(no_wrap=True)),
+        console=console,
+        disable=not is_live(console),
+        transient=transient,
+    )
+
+
+class Meter:
+    """How much of ``total`` is done, from ``first`` on: a live bar, or plain lines.
+
+    ``of`` says in words how much is done. Plain lines come at most ``pause`` seconds apart, about ``LINES`` in all. The
+    first estimate of the time left is a line of its own there, as soon as it can be known.
+    """
+
+    def __init__(
+        self, console: Console, total: float, *, first: float = 0.0, what: str = "", of: Callable[[float], str],
+        pause: float = PAUSE_SECONDS, transient: bool = False,
+    ) -> None:  # fmt: skip
+        self.console, self.total, self.first, self.of, self.what, self.pause = console, total, first, of, what, pause
+        self.began = self.printed = monotonic()
+        self.estimated = False
+        self.progress = live_bar(console, transient=transient)
+        self.task = self.progress.add_task(what or "working", total=total, of=of(first), left="left --:--")
+        self.progress.update(self.task, completed=first)
+
+    def left(self, done: float, now: float) -> float | None:
+        """Seconds left, from the mean pace of this process; None before anything is done."""
+        if done <= self.first:
+            return None
+        return (self.total - done) * (now - self.began) / (done - self.first)
+
+    def show(self, done: float, facts: Sequence[str] = (), now: float | None = None) -> None:
+        """So much is done now."""
+        now = monotonic() if now is None else now
+        before, seconds = float(self.progress.tasks[0].completed), self.left(done, now)
+        left = "left --:--" if seconds is None else f"left {clock(seconds)}"
+        self.progress.update(self.task, completed=done, of=self.of(done), left=left)
+        self.progress.facts = facts
+        if not is_live(self.console):
+            self._plain(before, done, facts, now, left, seconds)
+
+    def _plain(
+        self, before: float, done: float, facts: Sequence[str], now: float, left: str, seconds: float | None
+    ) -> None:
+        if not self.estimated and seconds is not None and now - self.began >= PAUSE_SECONDS:
+            self.estimated = True
+            if seconds >= WORTH_SECONDS:
+                announce_estimate(self.console, seconds)
+        stride = max(self.total / LINES, 1.0) if self.total > 1 else 1 / LINES
+        passed = math.floor(done / stride + 1e-9) > math.floor(before / stride + 1e-9) or done >= self.total > before
+        if passed and now - self.printed >= self.pause:
+            self.printed = now
+            words = [" ".join(part for part in (self.what, self.of(done)) if part), *facts, left]
+            self.console.print("  ".join(words), highlight=False, markup=False, soft_wrap=True)
+
+
+def announce_estimate(console: Console, seconds: float) -> None:
+    """The first estimate, as a plain line."""
+    console.print(f"estimate: about {duration(seconds)} left", highlight=False, markup=False)
+
+
+@contextmanager
+def bar(console: Console) -> Iterator[Tick]:
+    """A bar for the share that is done."""
+    meter = Meter(console, 1.0, of=lambda share: f"{100 * share:.0f} %")
+    with meter.progress:
+        yield lambda share, words: meter.show(share, (words,) if words else ())
+
+
+@contextmanager
+def count_bar(console: Console, what: str, total: int) -> Iterator[Callable[..., None]]:
+    """A bar for ``total`` steps; gives the function that advances it by one, with facts for below the bar."""
+    meter = Meter(console, total, what=what, of=lambda done: f"{done:.0f}/{total}", transient=True)
+    done = 0
+
+    def advance(*facts: str) -> None:
+        nonlocal done
+        done += 1
+        meter.show(done, facts)
+
+    with meter.progress:
+        yield advance
+
+
+class RoundDisplay:
+    """Shows each row when its round ends: a bar with facts on a terminal, about twenty plain lines elsewhere."""
+
+    def __init__(self, console: Console, rounds: int, first: int) -> None:
+        self.console, self.rounds, self.first = console, rounds, first
+        self.up = self.down = 0
+        self.accuracy: float | None = None
+        self.loss: float | None = None
+        wide = len(str(rounds))
+        self.meter = Meter(
+            console, rounds, first=first, what="round", of=lambda done: f"{done:>{wide}.0f}/{rounds}", pause=0.0
+        )
+        self.progress = self.meter.progress
+        self.progress.facts = ("the first round has not ended yet",)
+        self.shown = False
+
+    def count(self, row: Row) -> None:
+        """Add a row to the totals. Rows of an earlier process are only counted."""
+        self.up, self.down = self.up + row.uplink_bytes, self.down + row.downlink_bytes
+        self.accuracy = row.accuracy if row.accuracy is not None else self.accuracy
+        self.loss = row.loss if row.loss is not None else self.loss
+
+    def on_round(self, row: Row) -> None:
+        """Show one finished round."""
+        now = monotonic()
+        if not self.shown:
+            self.meter.began, self.shown = now - row.seconds, True  # the start of an engine is no round
+        self.count(row)
+        known = self.accuracy is not None or self.loss is None
+        reached = f"accuracy {percent(self.accuracy)}" if known else f"loss {self.loss:.4g}"
+        sent = (f"up {human_bytes(self.up)}", f"down {human_bytes(self.down)}")
+        self.meter.show(row.round, (reached, f"epsilon {row.epsilon_max:.2f}", *sent), now)
+        if row.rejected:
+            text = f"round {row.round}: client {row.reasons}"
+            self.console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def showing(console: Console, rounds: int, first: int) -> Iterator[RoundDisplay]:
+    """A live display of rounds ``first + 1`` to ``rounds``."""
+    display = RoundDisplay(console, rounds, first)
+    with display.progress:
+        yield display
