@@ -88,7 +88,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "sigma 0": (("run", *SMALL, "--noise-multiplier", "0"), "noise_multiplier=0.0 < inf"),
     "sigma too small to certify": (
         ("run", *SMALL, "--noise-multiplier", "0.001"),
-        "no accountant certifies an epsilon for noise multiplier 0.001 .*: give a larger noise multiplier",
+        "no accountant certifies an epsilon for noise_multiplier=0.001 .*: give a larger noise multiplier",
     ),
     "unknown origin": (
         ("run", *SMALL, "-c", "from_preset=foo"),
