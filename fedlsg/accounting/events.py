@@ -102,9 +102,9 @@ def canonical(events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def in_words(events: Iterable[Event]) -> str:
-    """The events for a message: "noise multiplier 0.5 (40 steps at sample rate 0.1)"."""
+    """The events for a message: "noise_multiplier=0.5 (40 steps at sample rate 0.1)"."""
     return " and ".join(
-        f"noise multiplier {event.noise_multiplier:.4g} ({event.steps} step{'' if event.steps == 1 else 's'} at sample "
+        f"noise_multiplier={event.noise_multiplier:.4g} ({event.steps} step{'' if event.steps == 1 else 's'} at sample "
         f"rate {event.sample_rate:.4g})"
         for event in events
     )

@@ -74,7 +74,7 @@ def live_bar(console: Console, *, transient: bool = False) -> Bar:
     return Bar(
         TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
         BarColumn(bar_width=None),
-        TextColumn("{task.fields[of]}", table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[of]}", table_column=Column(no_wrap=True, justify="right")),
         TextColumn("{task.fields[left]}", style="dim", table_column=Column(no_wrap=True)),
         console=console,
         disable=not is_live(console),
@@ -97,7 +97,7 @@ class Meter:
         self.began = self.printed = monotonic()
         self.estimated = False
         self.progress = live_bar(console, transient=transient)
-        self.task = self.progress.add_task(what, total=total, of=of(first), left="left --:--")
+        self.task = self.progress.add_task(what, total=total, of=of(first).strip(), left="left --:--")
         self.progress.update(self.task, completed=first)
 
     def left(self, done: float, now: float) -> float | None:
@@ -111,7 +111,7 @@ class Meter:
         now = monotonic() if now is None else now
         before, seconds = float(self.progress.tasks[0].completed), self.left(done, now)
         left = "left --:--" if seconds is None else f"left {clock(seconds)}"
-        self.progress.update(self.task, completed=done, of=self.of(done), left=left)
+        self.progress.update(self.task, completed=done, of=self.of(done).strip(), left=left)
         self.progress.facts = facts
         if not is_live(self.console):
             self._plain(before, done, facts, now, left, seconds)
@@ -127,7 +127,7 @@ class Meter:
         passed = math.floor(done / stride + 1e-9) > math.floor(before / stride + 1e-9) or done >= self.total > before
         if passed and now - self.printed >= self.pause:
             self.printed = now
-            words = [f"{self.what} {self.of(done)}", *facts, left]
+            words = [f"{self.what} {self.of(done)}", *facts, *([left] if done < self.total else [])]
             self.console.print("  ".join(words), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -167,9 +167,8 @@ class RoundDisplay:
         self.up = self.down = 0
         self.accuracy: float | None = None
         self.loss: float | None = None
-        wide = len(str(rounds))
         self.meter = Meter(
-            console, rounds, first=first, what="round", of=lambda done: f"{done:>{wide}.0f}/{rounds}", pause=0.0
+            console, rounds, first=first, what="round", of=lambda done: f"{done:>4.0f}/{rounds}", pause=0.0
         )
         self.progress = self.meter.progress
         self.progress.facts = ("the first round has not ended yet",)

@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 
 from fedlsg.accounting.bounds import epsilon
 from simulations.cli import app as cli
-from simulations.cli import start
-from simulations.cli.first_steps import STEPS
 from simulations.engines.cluster import Cluster
 from simulations.report.words import empty_line
 from simulations.settings.settings import RUN, all_settings
@@ -90,7 +88,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "sigma 0": (("run", *SMALL, "--noise-multiplier", "0"), "noise_multiplier=0.0 < inf"),
     "sigma too small to certify": (
         ("run", *SMALL, "--noise-multiplier", "0.001"),
-        "no accountant certifies an epsilon for noise multiplier 0.001 .*: give a larger noise multiplier",
+        "no accountant certifies an epsilon for noise_multiplier=0.001 .*: give a larger noise multiplier",
     ),
     "unknown origin": (
         ("run", *SMALL, "-c", "from_preset=foo"),
@@ -132,32 +130,6 @@ def test_the_right_input_leaves_something(fedlsg, tmp_path):
     """Negative control for "leaves nothing"."""
     assert fedlsg("run", *SMALL)[0] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-
-
-def test_no_command_shows_three_things_to_do_first(fedlsg):
-    """Each with a command that exists, with options that exist; then how to see all commands."""
-    status, out, err = fedlsg()
-    assert (status, err) == (2, "")
-    assert [line.strip() for line in out.splitlines() if line.startswith("     ")] == [step for _, step in STEPS]
-    assert "fedlsg --help" in out
-    for _, command in STEPS:
-        _, name, *options = command.split()
-        known = fedlsg(name, "--help")[1]
-        assert all(option in known for option in options if option.startswith("--")), command
-
-
-def test_an_interruption_during_the_import_of_the_command_line_is_one_line(monkeypatch, capsys):
-    class Interrupting:
-        def find_spec(self, name: str, *_: object) -> None:
-            if name == "simulations.cli.app":
-                raise KeyboardInterrupt
-
-    monkeypatch.delitem(sys.modules, "simulations.cli.app")
-    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
-    with pytest.raises(SystemExit) as left:
-        start.main()
-    assert left.value.code == 130
-    assert capsys.readouterr().err == "fedlsg: error: interrupted\n"
 
 
 def test_the_list_of_commands_cuts_no_sentence(fedlsg):
