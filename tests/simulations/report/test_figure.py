@@ -113,6 +113,31 @@ def test_colours_are_variables_and_text_stays_text():
     assert (first.name, first.dashes, first.colour) == ("<script>x</script> & y", "", "#d55e00")
 
 
+def test_numbers_and_colours_in_words_stay_as_they_are():
+    """What shortens paths and exchanges colours looks at no text."""
+    label = "rate 0.0125, url(#d55e00), #d55e00 > 1"
+    svg = drawing(planted(label), "A caption.").panels[0].svg
+    assert "rate 0.0125, url(#d55e00), #d55e00 &gt; 1</text>" in svg
+    assert not re.findall(r'd="[^"]*\d\.\d{3}', svg)
+
+
+@use_style
+def levels():
+    """A curve without a name, and a level across the panel."""
+    figure = new_figure(3.0, 2.0)
+    axes = figure.subplots()
+    axes.plot([1, 2, 6], [8.9, 20, 64.4])
+    axes.axhline(10.3)
+    axes.set_title("test accuracy, %", loc="left")
+    return figure
+
+
+def test_a_curve_is_described_by_its_ends_and_a_level_by_its_height():
+    (panel,) = drawing(levels(), "A caption.").panels
+    assert panel.title == "test accuracy, %"
+    assert panel.words == "Up: test accuracy, %. from 8.9 at 1 to 64.4 at 6. a line across: 10.3."
+
+
 def test_guessing_is_the_last_entry_of_every_legend():
     figure = two_panels()
     figure.axes[0].plot([0, 1], label="guessing")
