@@ -27,7 +27,9 @@ LAST = "guessing"
 DESCRIBED = 12
 """Lines of a panel that its words describe."""
 DIGITS = re.compile(r"(\d+\.\d{2})\d+")
-FONT = re.compile(r"font: ((?:\w+ )*?)([\d.]+)px [^;\"]*")
+FONT = re.compile(r"font: (?:\w+ )*?([\d.]+)px [^;\"]*")
+FAMILY = re.compile(r"font-family: [^;\"]*;? ?")
+SIZE = re.compile(r"font-size: ([\d.]+)px")
 REFERENCE = re.compile(r'(?:url\(|href=")#([^")]+)')
 TAG = re.compile(r"<[^<>]*>")
 COLOUR = re.compile(r"#[0-9a-f]{6}")
@@ -131,10 +133,8 @@ def _tidied_tag(tag: str, prefix: str, named: Set[str]) -> str:
     tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
     tag = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in named else "", tag)
     tag = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}", tag)
-    tag = FONT.sub(
-        lambda m: f"{'font-style: italic; ' if 'italic' in m[1] else ''}font-size: calc({m[2]}px * var(--words, 1))",
-        tag,
-    )
+    tag = FAMILY.sub("", FONT.sub(r"font-size: \1px", tag))
+    tag = SIZE.sub(r"font-size: calc(\1px * var(--words, 1))", tag)
     return DIGITS.sub(r"\1", COLOUR.sub(lambda m: variable(m[0]), tag))
 
 

@@ -40,6 +40,7 @@ def test_every_recipe_has_a_colour_of_its_own():
     assert set(strategies.names()) <= LOOKS.keys()
     colours = [colour for colour, _ in LOOKS.values()]
     assert len(set(colours)) == len(colours)
+    assert "#000000" not in colours, "matplotlib leaves a black fill out, and no page could make it light"
     assert set(colours) <= LINES.keys(), "each has a colour in the dark"
     assert len({LINES[colour] for colour in colours}) == len(colours)
 
@@ -104,6 +105,10 @@ def test_colours_are_variables_and_text_stays_text():
     found = drawing(planted("<script>x</script> & y"), "A caption.")
     svg = found.panels[0].svg
     assert "var(--cd55e00)" in svg
+    assert "font-family" not in svg, "the page's"
+    assert set(re.findall(r"font-size: [^;]*", svg)) <= {
+        f"font-size: calc({n}px * var(--words, 1))" for n in (9, "10.8")
+    }
     assert not re.findall(r"#[0-9a-f]{6}", svg)
     assert "<script" not in svg
     assert "&lt;script&gt;" in svg
