@@ -30,7 +30,7 @@ CAPTIONS = {
     "horizontal lines, if there are any, are methods without privacy.",
     "accuracy-bytes": "How accurate each method is for the bytes that it sends. Further up is more accurate, further "
     f"left is cheaper. Bytes are the payloads that all clients sent in the whole run. {BARS} Filled marks have the "
-    "largest epsilon, or none.",
+    "largest epsilon, or none; a number next to a mark is its epsilon.",
     "accuracy-total-bytes": "How accurate each method is for the bytes that it sends, at equal epsilon. Further up is "
     "more accurate, further left is cheaper. One panel counts what clients sent, the other also what they received. "
     f"{BARS} Filled marks are private, hollow marks are {NOT_PRIVATE}.",

@@ -131,8 +131,8 @@ def accuracy_by_bytes(table: Sequence[Line], looks: Mapping[str, tuple[str, str,
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(short_bytes)
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("uplink of the whole run, all clients (payload bytes, logarithmic)")
-    axes.set_ylabel(measured(table) + ("; numbers are epsilon" if len(targets) > 1 else ""))
+    axes.set_xlabel("bytes sent, all clients, whole run (logarithmic)")
+    axes.set_ylabel(measured(table))
     _chance(axes, table)
     legend_outside(figure, [axes], order=_names(table))
     return figure

@@ -1,4 +1,4 @@
-"""The style of every figure: colours, fonts, legends; and figures as SVG, PNG and pictures of a page.
+"""The style of every figure: colours, fonts, legends; and figures as PNG and as parts of a page.
 
 Colour-blind readers can distinguish the colours, and a method keeps its colour from figure to figure; markers say the
 same again. Figures are drawn without pyplot: no window, no global state.
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
 
 P = ParamSpec("P")
 Look = tuple[str, str]
@@ -43,8 +42,10 @@ GUESSING: Any = {"color": GREY, "linestyle": ":", "linewidth": 1.2}
 """How a line at the accuracy or rate of guessing looks."""
 PIXELS = 96
 """CSS pixels of an inch."""
-SINGLE, LOWEST, WIDE = 6.0, 1.2, 9.0
+SINGLE, LOWEST, WIDE = 5.6, 1.2, 9.0
 """Inches of a figure whose panels are as wide as the text of a page, so that a phone can show it; wider ones stay."""
+PANEL = 3.8
+"""Inches of each of several panels, at most."""
 DENSE, QUALITY = 90, 60
 """Dots an inch, and quality in percent, of a figure of many pixels on a page."""
 
@@ -113,24 +114,32 @@ def whole_numbers(*axes: "Axis", most: int | None = None) -> None:
 
 def drawing(figure: "Figure", caption: str, *, columns: int = 2) -> Drawing:
     """A figure on a page: its panels as SVG, its legend and its caption as words of the page."""
-    legends = [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]
-    width, height = figure.get_size_inches()
-    _show(legends, False)
-    if (len(figure.axes) == 1 or columns == 1) and SINGLE < width < WIDE:
-        figure.set_size_inches(SINGLE, max(height * SINGLE / width, LOWEST) if height < width else height)
+    shared, size = list(figure.legends), figure.get_size_inches()
+    own = [legend for axes in figure.axes if (legend := axes.get_legend()) is not None]
+    order = [text.get_text() for legend in shared for text in legend.get_texts()]
+    figure.legends.clear()
+    for legend in own:
+        legend.set_visible(False)
+    figure.set_size_inches(*_page_size(figure, columns))
     complete_axes(figure)
     mark_axes(figure)
     file = _save(figure, format="svg", metadata={"Date": None}, facecolor="none")
-    found = from_svg(file, figure, caption, columns=columns)
-    _show(legends, True)
-    figure.set_size_inches(width, height)
+    found = from_svg(file, figure, caption, columns=columns, order=order)
+    for legend in own:
+        legend.set_visible(True)
+    figure.legends.extend(shared)
+    figure.set_size_inches(*size)
     return found
 
 
-def _show(legends: Iterable["Legend"], visible: bool) -> None:
-    for legend in legends:
-        legend.set_visible(visible)
-        legend.set_in_layout(visible)
+def _page_size(figure: "Figure", columns: int) -> tuple[float, float]:
+    """Width and height at which the words of a panel are as large as those next to it."""
+    width, height = figure.get_size_inches()
+    if (len(figure.axes) == 1 or columns == 1) and SINGLE < width < WIDE:
+        return SINGLE, max(height * SINGLE / width, LOWEST) if height < width else height
+    place = figure.axes[0].get_subplotspec() if figure.axes else None
+    across = 1 if place is None else place.get_gridspec().ncols
+    return (min(width, PANEL * across) if across > 1 else width), height
 
 
 def photo(figure: "Figure", caption: str) -> Picture:

@@ -6,7 +6,7 @@ text and its colours as they are; here each becomes a CSS variable of ``page.col
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -27,13 +27,19 @@ LAST = "guessing"
 DESCRIBED = 12
 """Lines of a panel that its words describe."""
 DIGITS = re.compile(r"(\d+\.\d{2})\d+")
-FONT = re.compile(r"font: ((?:\w+ )*?)([\d.]+)px [^;\"]*")
+FONT = re.compile(r"font: (?:\w+ )*?([\d.]+)px [^;\"]*")
+FAMILY = re.compile(r"font-family: [^;\"]*;? ?")
+SIZE = re.compile(r"font-size: ([\d.]+)px")
 REFERENCE = re.compile(r'(?:url\(|href=")#([^")]+)')
+TAG = re.compile(r"<[^<>]*>")
 COLOUR = re.compile(r"#[0-9a-f]{6}")
 
 
-def drawing(save: bytes, figure: "Figure", caption: str, *, columns: int = 2) -> Drawing:
-    """The panels of a figure from its SVG, ``save``, in which every pair of axes has the gid ``axes-I``."""
+def drawing(save: bytes, figure: "Figure", caption: str, *, columns: int = 2, order: Sequence[str] = ()) -> Drawing:
+    """The panels of a figure from its SVG, ``save``, in which every pair of axes has the gid ``axes-I``.
+
+    order: labels of the legend that the panels share; none if there is no such legend.
+    """
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
     root = ElementTree.fromstring(save)
@@ -49,8 +55,8 @@ def drawing(save: bytes, figure: "Figure", caption: str, *, columns: int = 2) ->
         )
         for own, (left, top, right, bottom) in zip(owned, places, strict=True)
     ]
-    order = [_joined(text.get_text()) for legend in figure.legends for text in legend.get_texts()]
-    shared = sorted(keys(figure.axes), key=lambda key: order.index(key.name)) if order else ()
+    place = {_joined(label): index for index, label in enumerate(order)}
+    shared = sorted(keys(figure.axes), key=lambda key: place.get(key.name, len(order))) if order else ()
     return Drawing(panels=tuple(panels), legend=tuple(shared), caption=caption, columns=columns)
 
 
@@ -101,7 +107,7 @@ def _panel(
     """One SVG with what these axes show, cut to a place in the figure; with marks that another panel ``defined``."""
     left, top, right, bottom = place
     text = "".join(ElementTree.tostring(group, encoding="unicode") for group in groups)
-    used = [name for name in dict.fromkeys(REFERENCE.findall(text)) if f' id="{name}"' not in text]
+    used = [name for name in _references(text) if f' id="{name}"' not in text]
     text += "".join(["<defs>", *(ElementTree.tostring(defined[name], encoding="unicode") for name in used), "</defs>"])
     moved = f'<g transform="scale({1 / POINTS:.4f}) translate({-left:.2f} {-top:.2f})">{_tidied(text)}</g>'
     title = own[0].get_title(loc="left") or own[0].get_title() or own[0].get_ylabel() or "figure"
@@ -110,19 +116,26 @@ def _panel(
     return Panel(svg=moved, size=size, title=_plain(title), words=describe(own[0]), legend=tuple(legend))
 
 
+def _references(text: str) -> list[str]:
+    """The ids that tags refer to, each once; what looks so in words is none."""
+    return list(dict.fromkeys(name for tag in TAG.findall(text) for name in REFERENCE.findall(tag)))
+
+
 def _tidied(text: str) -> str:
-    """Shorter, with the page's font and colours, and with ids that no other figure has."""
-    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
+    """Shorter, with the page's font and colours, and with ids that no other figure has. Words stay as they are."""
     text = re.sub(r">\s+<", "><", text)
     prefix = "p" + hashlib.sha256(text.encode()).hexdigest()[:6]
-    named = {*REFERENCE.findall(text)}
-    text = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in named else "", text)
-    text = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}", text)
-    text = FONT.sub(
-        lambda m: f"{'font-style: italic; ' if 'italic' in m[1] else ''}font-size: calc({m[2]}px * var(--words, 1))",
-        text,
-    )
-    return DIGITS.sub(r"\1", COLOUR.sub(lambda m: variable(m[0]), text))
+    named = set(_references(text))
+    return TAG.sub(lambda tag: _tidied_tag(tag[0], prefix, named), text)
+
+
+def _tidied_tag(tag: str, prefix: str, named: Set[str]) -> str:
+    tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
+    tag = re.sub(r' id="([^"]*)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in named else "", tag)
+    tag = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}", tag)
+    tag = FAMILY.sub("", FONT.sub(r"font-size: \1px", tag))
+    tag = SIZE.sub(r"font-size: calc(\1px * var(--words, 1))", tag)
+    return DIGITS.sub(r"\1", COLOUR.sub(lambda m: variable(m[0]), tag))
 
 
 def keys(panels: Iterable["Axes"]) -> list[Key]:
@@ -176,14 +189,13 @@ def describe(axes: "Axes") -> str:
     across, up = _plain(axes.get_xlabel()), _plain(axes.get_ylabel() or axes.get_title(loc="left"))
     said = [f"Across: {across}." if across else "", f"Up: {up}." if up else ""]
     handles, labels = axes.get_legend_handles_labels()
-    lines = list(zip(labels, handles, strict=True))
-    if not lines:
-        lines = [("", line) for line in axes.lines if not str(line.get_label()).startswith("_child0")] or []
+    lines = list(zip(labels, handles, strict=True)) or [("", line) for line in axes.lines]
     said += [_ends(name, handle) for name, handle in lines[:DESCRIBED]]
     return " ".join(part for part in said if part)
 
 
 def _ends(name: str, handle: Any) -> str:
+    """The first and the last point of a line; the level of one across the whole panel. Empty for anything else."""
     line = handle if hasattr(handle, "get_xdata") else handle[0]
     if not hasattr(line, "get_xdata"):
         return ""
@@ -191,6 +203,9 @@ def _ends(name: str, handle: Any) -> str:
     if not points:
         return ""
     called = f"{_joined(name)}: " if name else ""
+    has_x, has_y = line.get_transform().contains_branch_seperately(line.axes.transData)
+    if not (has_x and has_y):
+        return f"{called or 'a line across: '}{float(points[0][1 if has_y else 0]):.4g}."
     first, last = (f"{float(y):.4g} at {float(x):.4g}" for x, y in (points[0], points[-1]))
     return f"{called}{first}." if first == last else f"{called}from {first} to {last}."
 
@@ -204,8 +219,3 @@ def _is_number(*values: Any) -> bool:
 def _plain(words: str) -> str:
     """A label without the marks of its formulas."""
     return " ".join(re.sub(r"[$\\{}]", "", words).split())
-
-
-def words_of(drawings: Iterable[Drawing]) -> str:
-    """All that drawings say in words."""
-    return " ".join(panel.words for one in drawings for panel in one.panels)

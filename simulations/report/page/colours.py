@@ -30,8 +30,9 @@ EDGES: Mapping[str, tuple[str, str]] = MappingProxyType(
 """Lines between rows, and edges."""
 
 BLUE, ORANGE, RED, GREEN, SKY = "#0072b2", "#c07f00", "#d55e00", "#117733", "#2a9bdc"
-BLACK, GREY, LIGHT, ALARM = "#000000", "#8f8f8f", "#d5d8dc", "#b00020"
+BLACK, GREY, LIGHT, ALARM = "#111111", "#8f8f8f", "#d5d8dc", "#b00020"
 AXIS, GRID, WORDS, WHITE = "#5c6168", "#e3e5e8", "#222426", "#ffffff"
+"""BLACK is not #000000: matplotlib leaves a fill of that colour out of an SVG, and in the dark it would stay black."""
 
 LINES: Mapping[str, str] = MappingProxyType(
     {

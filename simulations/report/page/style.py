@@ -84,7 +84,7 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   header, main, footer { padding-left: 1rem; padding-right: 1rem; }
   h1 { font-size: 1.45rem; }
   .headline { font-size: 1.1rem; }
-  .one { --words: 1.2; }
+  .one { --words: 1.15; }
   .two { grid-template-columns: 1fr; }
   img { max-width: none; }
   dl { grid-template-columns: 1fr; }

@@ -40,6 +40,7 @@ def test_every_recipe_has_a_colour_of_its_own():
     assert set(strategies.names()) <= LOOKS.keys()
     colours = [colour for colour, _ in LOOKS.values()]
     assert len(set(colours)) == len(colours)
+    assert "#000000" not in colours, "matplotlib leaves a black fill out, and no page could make it light"
     assert set(colours) <= LINES.keys(), "each has a colour in the dark"
     assert len({LINES[colour] for colour in colours}) == len(colours)
 
@@ -104,6 +105,10 @@ def test_colours_are_variables_and_text_stays_text():
     found = drawing(planted("<script>x</script> & y"), "A caption.")
     svg = found.panels[0].svg
     assert "var(--cd55e00)" in svg
+    assert "font-family" not in svg, "the page's"
+    assert set(re.findall(r"font-size: [^;]*", svg)) <= {
+        f"font-size: calc({n}px * var(--words, 1))" for n in (9, "10.8")
+    }
     assert not re.findall(r"#[0-9a-f]{6}", svg)
     assert "<script" not in svg
     assert "&lt;script&gt;" in svg
@@ -111,6 +116,31 @@ def test_colours_are_variables_and_text_stays_text():
     assert (first.filled, second.filled) == (True, False)
     assert first.marker
     assert (first.name, first.dashes, first.colour) == ("<script>x</script> & y", "", "#d55e00")
+
+
+def test_numbers_and_colours_in_words_stay_as_they_are():
+    """What shortens paths and exchanges colours looks at no text."""
+    label = "rate 0.0125, url(#d55e00), #d55e00 > 1"
+    svg = drawing(planted(label), "A caption.").panels[0].svg
+    assert "rate 0.0125, url(#d55e00), #d55e00 &gt; 1</text>" in svg
+    assert not re.findall(r'd="[^"]*\d\.\d{3}', svg)
+
+
+@use_style
+def levels():
+    """A curve without a name, and a level across the panel."""
+    figure = new_figure(3.0, 2.0)
+    axes = figure.subplots()
+    axes.plot([1, 2, 6], [8.9, 20, 64.4])
+    axes.axhline(10.3)
+    axes.set_title("test accuracy, %", loc="left")
+    return figure
+
+
+def test_a_curve_is_described_by_its_ends_and_a_level_by_its_height():
+    (panel,) = drawing(levels(), "A caption.").panels
+    assert panel.title == "test accuracy, %"
+    assert panel.words == "Up: test accuracy, %. from 8.9 at 1 to 64.4 at 6. a line across: 10.3."
 
 
 def test_guessing_is_the_last_entry_of_every_legend():
