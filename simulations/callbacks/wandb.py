@@ -18,7 +18,8 @@ class WeightsAndBiases(Callback):
     """Log a run to Weights & Biases. ``project``: its project; a resumed run continues the same run."""
 
     def __init__(self, *, project: Annotated[str, Setting("Project of Weights & Biases.")] = "fedlsg") -> None:
-        self._wandb, self.project, self._run = extra("wandb"), project, None
+        self._wandb, self.project = extra("wandb"), project
+        self._run: Any = None
 
     def on_begin(self, run: Watched) -> None:
         file = run.path / RUN_ID
