@@ -114,6 +114,8 @@ def whole_numbers(*axes: "Axis", most: int | None = None) -> None:
 
 def drawing(figure: "Figure", caption: str, *, columns: int = 2) -> Drawing:
     """A figure on a page: its panels as SVG, its legend and its caption as words of the page."""
+    import matplotlib
+
     shared, size = list(figure.legends), figure.get_size_inches()
     own = [legend for axes in figure.axes if (legend := axes.get_legend()) is not None]
     order = [text.get_text() for legend in shared for text in legend.get_texts()]
@@ -124,7 +126,8 @@ def drawing(figure: "Figure", caption: str, *, columns: int = 2) -> Drawing:
     complete_axes(figure)
     mark_axes(figure)
     file = _save(figure, format="svg", metadata={"Date": None}, facecolor="none")
-    found = from_svg(file, figure, caption, columns=columns, order=order)
+    with matplotlib.rc_context(STYLE):  # ticks depend on it: panels are measured as they were drawn
+        found = from_svg(file, figure, caption, columns=columns, order=order)
     for legend in own:
         legend.set_visible(True)
     figure.legends.extend(shared)

@@ -101,6 +101,26 @@ def planted(text):
     return figure
 
 
+@use_style
+def bytes_of_a_run():
+    """Labels of the axis are long where ticks are close, and short where they are not."""
+    figure = new_figure(7.2, 4.8, arrange=False)
+    places = {"left": 0.09, "right": 0.985, "bottom": 0.095, "top": 0.95, "wspace": 0.22, "hspace": 0.3}
+    axes = figure.subplots(2, 2, gridspec_kw=places)[1, 0]
+    axes.plot([0, 30], [0, 2.89])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} MB")
+    return figure
+
+
+def test_the_words_of_a_panel_are_within_it():
+    """Ticks follow the style: measured in another one, panels were cut for other, shorter labels."""
+    panel = drawing(bytes_of_a_run(), "A caption.").panels[2]
+    assert "0.5 MB" in panel.svg
+    moved = float(re.search(r"translate\((\S+)", panel.svg)[1])
+    for x, words in re.findall(r'text-anchor: end[^>]* x="([\d.]+)"[^>]*>([^<]+)</text>', panel.svg):
+        assert float(x) + moved >= 9 * 0.6 * len(words), words
+
+
 def test_colours_are_variables_and_text_stays_text():
     found = drawing(planted("<script>x</script> & y"), "A caption.")
     svg = found.panels[0].svg
