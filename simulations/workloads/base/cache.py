@@ -2,7 +2,8 @@
 
 An entry is a folder of ``.npy`` files with a manifest of their SHA-256 digests. It is built in a temporary folder
 next to its place and renamed into it: an interrupted build leaves nothing under the entry's name. If several processes
-build one entry at once, the first wins and the others use its result. An entry that fails its check (cut
+need one entry at once, the first builds it and the others wait. Where a file system has no locks all build it, and the
+first to finish wins. An entry that fails its check (cut
 short, or a flipped bit, which would silently change the training data) is moved away and built again.
 """
 
@@ -51,8 +52,12 @@ def load_or_build(
         progress(f"the cache entry {key} is damaged: building it again")
     with ExitStack() as stack:
         with _explained(folder):
-            _discard(entry)
             folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_one_builder(folder / f".{key}.lock", progress))
+            cached = _open(entry)
+            if cached is not None:  # another process has built it meanwhile
+                return cached
+            _discard(entry)
             scratch = tempfile.TemporaryDirectory(prefix=f".{key}-", dir=folder, ignore_cleanup_errors=True)
             built = Path(stack.enter_context(scratch)) / "entry"
         arrays = build()
@@ -65,6 +70,28 @@ def load_or_build(
             if cached is None:
                 raise OSError(f"{entry} could not be put in place")
     return cached
+
+
+@contextmanager
+def _one_builder(file: Path, progress: Progress) -> Iterator[None]:
+    """One process at a time, if the file system has locks. The lock ends with its process, and leaves no file."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with file.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("another process builds this entry of the cache: waiting for it")
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        except OSError:  # no locks here
+            pass
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
 
 
 @contextmanager

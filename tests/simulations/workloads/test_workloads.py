@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import types
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from PIL import Image
 from simulations import workloads
 from simulations.settings.settings import all_settings
 from simulations.workloads import LoadedWorkload, Split
+from simulations.workloads.base import cache
 from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
 from simulations.workloads.base.workload import silent
 from simulations.workloads.images import digits as digits_module
@@ -475,7 +477,10 @@ def test_an_interruption_while_writing_leaves_nothing(tmp_path, monkeypatch):
     assert list((tmp_path / "c").iterdir()) == []
 
 
-def test_of_two_builders_the_first_wins(tmp_path):
+def test_of_two_builders_the_first_wins(tmp_path, monkeypatch):
+    """On a file system without locks."""
+    monkeypatch.setattr(cache, "_one_builder", lambda file, progress: nullcontext())
+
     def build():
         # Another process finishes the same entry while this one still works on it.
         load_or_build(tmp_path, "key", lambda: {"a": np.array([1])}, progress=silent)
@@ -483,6 +488,23 @@ def test_of_two_builders_the_first_wins(tmp_path):
 
     assert load_or_build(tmp_path, "key", build, progress=silent)["a"].tolist() == [1]
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+def test_one_process_builds_an_entry_and_the_others_wait(tmp_path):
+    program = (
+        "import sys, time; import numpy as np; from pathlib import Path\n"
+        "from simulations.workloads.base.cache import load_or_build\n"
+        "def build():\n"
+        "    with (Path(sys.argv[1]) / 'builds').open('a') as file: file.write('x')\n"
+        "    time.sleep(1); return {'a': np.arange(3)}\n"
+        "print(load_or_build(Path(sys.argv[1]) / 'cache', 'key', build, progress=print)['a'].sum())"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    printed = [process.communicate(timeout=120)[0] for process in running]
+    assert all(text.endswith("3\n") for text in printed), printed
+    assert (tmp_path / "builds").read_text() == "x"
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["key"]
 
 
 def test_processes_at_once_agree(tmp_path):
