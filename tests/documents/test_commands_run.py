@@ -58,6 +58,7 @@ def data(reader):
 @pytest.mark.parametrize("document", DOCUMENTS_WITH_LINES, ids=name_of)
 def test_the_commands_of_a_document_run(document, data, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
     done = set()
     for words in lines(document.read_text()):
         if tuple(words) in done:

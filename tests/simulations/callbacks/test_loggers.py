@@ -15,10 +15,8 @@ from tests.simulations.support.own import quick
 def tracking(tmp_path, monkeypatch):
     """MLflow's client, on a store of this test."""
     mlflow = pytest.importorskip("mlflow", reason="pip install 'fedlsg[mlflow]'")
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
-    yield mlflow.MlflowClient()
-    mlflow.set_tracking_uri(before)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    return mlflow.MlflowClient()
 
 
 def interrupt(row):
