@@ -15,7 +15,7 @@ STEPS = (
         "fedlsg compare digits --methods lsg,dpsgd,sgd",
     ),
     (
-        "Attack what the clients send: rebuild training images from recorded updates.",
+        "Attack what the clients send: try to rebuild training images from it.",
         "fedlsg attack --compare lsg,dpsgd --images 4 --seconds 5",
     ),
 )

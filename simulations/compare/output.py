@@ -28,6 +28,8 @@ CAPTIONS = {
     "accuracy-epsilon": "How accurate each method is at each privacy budget. Further up is more accurate; a smaller "
     f"epsilon is more private. {BARS} The dotted line, if there is one, is the accuracy of guessing; dashed "
     "horizontal lines, if there are any, are methods without privacy.",
+    "accuracy": f"How accurate each method is. Further right is more accurate. {BARS} The dotted line, if there is "
+    "one, is the accuracy of guessing.",
     "accuracy-bytes": "How accurate each method is for the bytes that it sends. Further up is more accurate, further "
     f"left is cheaper. Bytes are the payloads that all clients sent in the whole run. {BARS} Filled marks have the "
     "largest epsilon, or none; a number next to a mark is its epsilon.",
@@ -137,7 +139,9 @@ def _table(table: Sequence[Line]) -> list[Part]:
 
 def _figures(table: Sequence[Line], view: View) -> list[Section]:
     """The figures, if a run is finished."""
-    shown = [drawing(figure, CAPTIONS[name]) for name, figure in figures(table, view).items()]
+    one = len({line.epsilon_target for line in table if line.epsilon_target is not None}) < 2  # a row for each method
+    captions = {**CAPTIONS, **({"accuracy-epsilon": CAPTIONS["accuracy"]} if one else {})}
+    shown = [drawing(figure, captions[name]) for name, figure in figures(table, view).items()]
     return [Section(title="Figures", parts=tuple(shown))] if shown else []
 
 

@@ -10,7 +10,8 @@ from simulations.rundir.results import Result
 
 PRIVACY = (
     "Epsilon protects one example of one client (adjacency: add or remove one example). Each client composes its own "
-    "steps. The number is the largest over clients and seeds; it is never a sum over clients.",
+    "steps. The number is the largest over clients and seeds; it is never a sum over clients. Whatever an observer "
+    "concludes is at most e^epsilon times as likely as without the example, except with probability delta.",
     "The epsilon of a run covers that run only. It costs more privacy to choose the best of several runs, to choose "
     "hyperparameters by their results, or to publish several runs on the same data. No epsilon here covers that.",
 )
@@ -38,7 +39,7 @@ def epsilon_section(results: Sequence[Result]) -> Section:
 
     The last line only if no run measured its accuracy on private rows.
     """
-    whom = trust_words(str(run.settings.get("trust", "client")) for run in results)
+    whom = trust_words(str(run.settings.get("trust", "client")) for run in results) or [TRUST["client"]]
     texts = [*PRIVACY, *whom, *([] if any(run.held_out for run in results) else [PUBLIC_TEST])]
     return Section(title="What epsilon means here", parts=tuple(Text(words=text) for text in texts))
 

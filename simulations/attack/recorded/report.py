@@ -176,8 +176,9 @@ def privacy_facts(record: Record, seen: Observation, membership: float | None) -
         parts.append(REPRODUCIBLE)
     if membership is not None:
         parts.append(
-            f"at {100 * FPR:g} % false alarms an attacker recognises {100 * membership:.1f} % of the clipped examples "
-            "that took part in one round (closed form)"
+            "epsilon counts that nobody knows who is in which batch; of an example that is known to be either in this "
+            f"batch or nowhere, an attacker recognises {100 * membership:.1f} % at {100 * FPR:g} % false alarms "
+            "(closed form)"
         )
     return parts
 
