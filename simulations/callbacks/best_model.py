@@ -21,8 +21,9 @@ class BestModel(Callback):
 
     def on_begin(self, run: Watched) -> None:
         self._best, self._run = Best(self.monitor, self.mode), run
-        for row in run.rows:
-            self._best.offer(row)
+        better = [self._best.offer(row) for row in run.rows]
+        if better and better[-1]:  # the process before may have ended between the round and its copy
+            run.save_model(Path(run.path) / FOLDER)
 
     def on_round(self, row: dict[str, Any]) -> None:
         if self._best.offer(row):

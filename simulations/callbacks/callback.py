@@ -6,6 +6,7 @@ round that was chosen by its test accuracy was chosen on the test split: this ac
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,12 +84,21 @@ class CallbackList(Callback):
             callback.on_begin(run)
 
     def on_round(self, row: dict[str, Any]) -> None:
+        """Every callback gets the row, also the one after a callback that stops the run: a logger, the best model."""
+        stop = None
         for callback in self._callbacks:
-            callback.on_round(dict(row))
+            try:
+                callback.on_round(dict(row))
+            except StopRun as asked:
+                stop = stop or asked
+        if stop is not None:
+            raise stop
 
     def on_end(self, summary: Columns) -> None:
+        """A summary of its own for each: what is printed afterwards is the run's. Nothing is left to be stopped."""
         while self._begun:
-            self._begun.pop(0).on_end(summary)
+            with suppress(StopRun):
+                self._begun.pop(0).on_end(deepcopy(dict(summary)))
 
     def on_failure(self, error: BaseException) -> None:
         while self._begun:

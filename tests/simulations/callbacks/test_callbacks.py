@@ -176,3 +176,44 @@ def test_the_best_model_is_that_of_its_round(tmp_path):
     assert all(torch.equal(best[name], value) for name, value in kept[2].items())
     assert not all(torch.equal(best[name], value) for name, value in kept[3].items()), "rounds differ"
     assert json.loads((found.directory / "config.json").read_text())["round"] == 3
+
+
+def test_a_stop_in_a_round_reaches_the_callbacks_after_it(tmp_path):
+    """A logger behind the callback that stops the run has the last row as well."""
+    stop, after = Notes(stop=1), Notes()
+    quick(tmp_path / "run", rounds=3, callbacks=[stop, after])
+    assert after.seen == [("begin", []), ("round", 1), ("end", 1)]
+
+
+def test_no_callback_changes_what_a_run_says_of_itself(tmp_path, capsys):
+    """The summary that is printed after on_end is the run's; a stop at the end has nothing to stop."""
+
+    class Liar(fedlsg.Callback):
+        def on_round(self, row):
+            row["epsilon_max"] = 0.0
+
+        def on_end(self, summary):
+            summary["epsilon_max"], summary["accountant"]["reported"] = 0.0, "nobody"
+            raise fedlsg.StopRun("too late")
+
+    told: list[dict] = []
+    after = fedlsg.Callback()
+    after.on_end = told.append
+    found = quick(tmp_path / "run", rounds=1, quiet=False, callbacks=[Liar(), after])
+    assert "epsilon 0.000" not in capsys.readouterr().out
+    assert found.summary["stopped"] is None
+    assert told[0]["epsilon_max"] == found.rounds[0]["epsilon_max"] == pytest.approx(found.epsilon, rel=1e-3)
+    assert told[0]["accountant"]["reported"] != "nobody"
+
+
+def test_the_best_model_of_a_round_that_another_callback_ended(tmp_path):
+    """The round is on disk, and its copy in best/ is not: the resumed run makes it."""
+    path = tmp_path / "run"
+    with pytest.raises(KeyError):
+        quick(path, rounds=2, callbacks=[Notes(fail=1), fedlsg.BestModel(monitor="round", mode="min")])
+    assert not (path / "best").exists()
+    quick(path, rounds=2, resume=True, callbacks=[fedlsg.BestModel(monitor="round", mode="min")])
+    best = read_model(path / "best")[0]
+    last = read_model(path)[0]
+    assert best.keys() == last.keys()
+    assert any(not torch.equal(best[name], last[name]) for name in best)
