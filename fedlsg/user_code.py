@@ -66,6 +66,8 @@ def shown(name: str) -> str:
     if name.startswith(DATA):
         return f"{DATA}{Path(name.removeprefix(DATA)).name}"
     place, colon, attribute = name.rpartition(":")
+    if not place and Path(name).is_absolute():  # of weights, say
+        return Path(name).name
     return f"{Path(place).name}{colon}{attribute}"
 
 

@@ -4,6 +4,7 @@ import math
 from importlib import import_module
 from typing import Any
 
+from fedlsg.user_code import shown
 from simulations.callbacks.callback import Columns
 from simulations.rundir.tables import Row
 
@@ -28,7 +29,8 @@ def metrics_of(row: Columns) -> dict[str, float]:
 
 def names_of(settings: Columns) -> dict[str, Any]:
     """The settings that are set, without the folders of this machine."""
-    return {name: value for name, value in settings.items() if value is not None and name not in PLACES}
+    said = {name: value for name, value in settings.items() if value is not None and name not in PLACES}
+    return {name: shown(value) if isinstance(value, str) else value for name, value in said.items()}
 
 
 def results_of(summary: Columns) -> dict[str, float]:

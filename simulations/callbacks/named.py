@@ -8,7 +8,7 @@ from typing import Any
 
 from fedlsg.choices import did_you_mean
 from fedlsg.setting import declared, unknown
-from fedlsg.user_code import absolute, is_reference, load
+from fedlsg.user_code import absolute, is_reference, load, shown
 from simulations.callbacks.best_model import BestModel
 from simulations.callbacks.callback import Callback, Function
 from simulations.callbacks.early_stopping import EarlyStopping
@@ -27,8 +27,17 @@ def named(text: str | None) -> tuple[Callback, ...]:
 
 def absolute_names(text: str) -> str:
     """The same setting, with absolute paths of files: a run may be resumed in another folder."""
+    return _renamed(text, absolute)
+
+
+def shown_names(text: str) -> str:
+    """The same setting for people, without the folders of this machine."""
+    return _renamed(text, shown)
+
+
+def _renamed(text: str, rename: Callable[[str], str]) -> str:
     parts = [shlex.split(part) for part in text.split(";") if part.strip()]
-    return "; ".join(shlex.join([absolute(name), *given]) for name, *given in parts)
+    return "; ".join(shlex.join([rename(name), *given]) for name, *given in parts)
 
 
 def _callback(name: str, *given: str) -> Callback:

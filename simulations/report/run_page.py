@@ -4,11 +4,12 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import strategies
 from fedlsg.user_code import is_reference, shown
 from simulations import workloads
+from simulations.callbacks.named import shown_names
 from simulations.plan.noise import RHO_MEANING
 from simulations.report.facts import epsilon_section, made_section, row_warnings
 from simulations.report.figure import GUESSING, drawing, new_figure, short_bytes, use_style, whole_numbers
@@ -33,7 +34,7 @@ from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, as_csv, read_run
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
-from simulations.settings.settings import MAY_NAME_FILES, NAMES_OF_CODE, RUN
+from simulations.settings.settings import NAMES_OF_CODE, RUN
 from simulations.workloads.chance import beats_chance
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def write_run_page(run: RunDir) -> None:
 def run_page(result: Result) -> str:
     """The page of one run, finished or not."""
     settings = {name: value for name, value in result.settings.items() if value is not None and name not in PLACES}
-    settings |= {name: shown(str(settings[name])) for name in MAY_NAME_FILES if name in settings}
+    settings = {name: _without_folders(name, value) for name, value in settings.items()}
     again = Code(text=command(result) if _is_named(result) else "", note="This command runs the same settings again:")
     facts = _outcome(result)
     return render(
@@ -151,9 +152,16 @@ def command(result: Result) -> str:
     }
     words = ["fedlsg", "run", shown(str(result.settings["workload"]))]
     for name, value in given.items():
-        value = shown(str(value)) if name == "method" else value
+        value = _without_folders(name, value)
         words += ["-c", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     return shlex.join(words)
+
+
+def _without_folders(name: str, value: Any) -> Any:
+    """A setting without the folders of this machine."""
+    if not isinstance(value, str):
+        return value
+    return shown_names(value) if name == "callbacks" else shown(value)
 
 
 def _is_named(result: Result) -> bool:
