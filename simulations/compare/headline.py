@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 from simulations.compare.lines import PROBE, Line, shown
 from simulations.report.headline import fewer_bytes
+from simulations.report.words import epsilon_words
 
 GROUPS = 3
 """Epsilons that the sentences name, the largest ones."""
 ERRORS = 2.0
 """A lead that is smaller than so many standard errors is called unsure."""
+HELD_OUT = "No epsilon covers these accuracies: they were computed from private rows without noise."
 OF = {"secure": ", for secure sums", "aggregate": ", for sums that are assumed to be secure"}
 
 
@@ -25,22 +27,35 @@ def sentences(table: Sequence[Line]) -> list[str]:
         return ["No run is finished."]
     groups: dict[tuple[object, ...], list[Line]] = {}
     for line in (line for line in done if line.private):
-        groups.setdefault((line.task, line.epsilon_target, line.trust), []).append(line)
-    named = len({line.task for line in done}) > 1
+        groups.setdefault((line.task, line.epsilon_target, line.trust, _delta(line)), []).append(line)
+    named, deltas = (len({of(line) for line in done}) > 1 for of in (lambda line: line.task, _delta))
     largest = sorted(groups.values(), key=lambda own: own[0].epsilon_target or math.inf)[-GROUPS:][::-1]
-    said = [_group(own, named) for own in largest]
+    said = [_group(own, named, deltas) for own in largest]
     free = [line for line in done if not line.private]
     if free:
         best = _best(free)
         said.append(f"{'Without privacy' if groups else 'No run is private'}: {best.name}, {_score(best)}.")
+    if any(run.held_out for line in done for run in line.done):
+        said[0] += f" {HELD_OUT}"
     return said
 
 
-def _group(own: Sequence[Line], named: bool) -> str:
-    """Sentences on lines of one epsilon."""
+def _delta(line: Line) -> object:
+    return line.setting("delta")
+
+
+def _claim(own: Sequence[Line], deltas: bool) -> str:
+    """The epsilon of these lines; without a target it is the largest that one of them spent."""
+    target = own[0].epsilon_target
+    spent = max(line.epsilon for line in own if line.epsilon is not None)
+    epsilon = f"at most {epsilon_words(spent)}" if target is None else f"{target:g}"
+    return f"{epsilon} and delta {own[0].setting('delta'):g}" if deltas else epsilon
+
+
+def _group(own: Sequence[Line], named: bool, deltas: bool) -> str:
+    """Sentences on lines of one epsilon; with its delta where ``deltas`` differ."""
     best, first = _best(own), own[0]
-    epsilon = first.epsilon_target if first.epsilon_target is not None else first.epsilon
-    at = f"At epsilon {epsilon:.4g}{OF.get(first.trust, '')}{f' on {first.task[0]}' if named else ''}"
+    at = f"At epsilon {_claim(own, deltas)}{OF.get(first.trust, '')}{f' on {first.task[0]}' if named else ''}"
     if not any(line.beats_chance is not False for line in own):
         return f"{at} no method is better than guessing."
     what = "lowest mean loss" if best.by_loss else "highest mean accuracy"

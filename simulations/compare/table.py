@@ -8,7 +8,7 @@ from simulations.plan.noise import RHO_MEANING
 from simulations.report.facts import trust_words
 from simulations.report.figure import looks
 from simulations.report.page import Row, RowKind, Table
-from simulations.report.words import NOT_PRIVATE, human_bytes
+from simulations.report.words import NOT_PRIVATE, epsilon_words, human_bytes
 from simulations.rundir.results import as_csv
 from simulations.workloads.chance import STANDARD_ERRORS
 
@@ -120,7 +120,7 @@ def _cells(line: Line) -> dict[str, str]:
 def _epsilon(line: Line) -> str:
     if line.private is None:
         return "--" if line.epsilon_target is None else f"({line.epsilon_target:g})"
-    return f"{line.epsilon:.3f}" if line.private else NOT_PRIVATE
+    return NOT_PRIVATE if not line.private or line.epsilon is None else epsilon_words(line.epsilon)
 
 
 def _number(value: float | None, form: str, scale: float = 1) -> str:

@@ -6,6 +6,7 @@ Every number is from summary.json. A run without privacy, in test mode or at the
 from collections.abc import Mapping
 from typing import Any
 
+from simulations.report.words import epsilon_words
 from simulations.rundir.results import Result
 from simulations.workloads.chance import beats_chance
 
@@ -51,7 +52,7 @@ def privacy(summary: Mapping[str, Any]) -> str:
         "aggregate": " for the sum of all payloads, if an ideal secure aggregation is assumed",
     }
     trust = of.get(str(summary.get("trust", "client")), "")
-    return f"at epsilon {float(summary['epsilon_max']):.3f}{trust} (delta {summary['delta']:g})"
+    return f"at epsilon {epsilon_words(float(summary['epsilon_max']))}{trust} (delta {summary['delta']:g})"
 
 
 def fewer_bytes(saved: float | None) -> str:
@@ -68,6 +69,9 @@ def fewer_bytes(saved: float | None) -> str:
 def _limits(result: Result) -> list[str]:
     """What weakens the sentence before it."""
     said = []
+    planned, ran = result.settings.get("rounds"), result.summary.get("rounds")
+    if result.reason and planned != ran:
+        said.append(f"Stopped early, after {ran} of {planned} rounds.")
     if result.accuracy is not None and result.chance is not None and not beats_chance([result.accuracy], result.chance):
         said.append(f"This is not better than guessing ({100 * result.chance.level:.1f} %) by three standard errors.")
     if result.held_out:

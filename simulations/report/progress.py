@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from simulations.report.words import duration, human_bytes, percent
+from simulations.report.words import duration, epsilon_words, human_bytes, percent
 from simulations.rundir.tables import Row
 
 Tick = Callable[[float, str], None]
@@ -189,7 +189,7 @@ class RoundDisplay:
         known = self.accuracy is not None or self.loss is None
         reached = f"accuracy {percent(self.accuracy)}" if known else f"loss {self.loss:.4g}"
         sent = (f"up {human_bytes(self.up)}", f"down {human_bytes(self.down)}")
-        self.meter.show(row.round, (reached, f"epsilon {row.epsilon_max:.2f}", *sent), now)
+        self.meter.show(row.round, (reached, f"epsilon {epsilon_words(row.epsilon_max, 2)}", *sent), now)
         if row.rejected:
             text = f"round {row.round}: client {row.reasons}"
             self.console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)

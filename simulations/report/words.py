@@ -1,6 +1,8 @@
 """One wording for each fact of a run, in the terminal and on every page."""
 
+import math
 from collections.abc import Mapping
+from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from simulations.rundir.links import LINKS
@@ -66,15 +68,24 @@ def against_dense(dense: float, sent: float) -> str:
     return f"{ratio:.1f}x smaller than dense updates" if ratio > 1 else f"{1 / ratio:.1f}x larger than dense updates"
 
 
+def epsilon_words(value: float, digits: int = 3) -> str:
+    """An epsilon for people, rounded up: less than was spent is never claimed, and never 0 unless nothing was."""
+    if not math.isfinite(value):
+        return f"{value}"
+    return str(Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-digits), ROUND_CEILING))
+
+
 def privacy_line(summary: Mapping[str, Any]) -> str:
     """Epsilon and what it rests on; NOT PRIVATE where nothing is claimed."""
     epsilon = float(summary["epsilon_max"])
     if not summary["private"]:
         why = REPRODUCIBLE if summary["reproducible"] else NO_EPSILON
-        return why + (f"; the ledger alone would say epsilon {epsilon:.3f}" if epsilon < float("inf") else "")
+        return why + (
+            f"; the ledger alone would say epsilon {epsilon_words(epsilon)}" if epsilon < float("inf") else ""
+        )
     line = (
-        f"epsilon {epsilon:.3f} at delta {summary['delta']:g} (largest of {summary['clients']} clients, "
-        f"median {float(summary['epsilon_median']):.3f}; sigma {summary['noise_multiplier']:.4g})"
+        f"epsilon {epsilon_words(epsilon)} at delta {summary['delta']:g} (largest of {summary['clients']} clients, "
+        f"median {epsilon_words(float(summary['epsilon_median']))}; sigma {summary['noise_multiplier']:.4g})"
     )
     if summary["trust"] == "aggregate":
         line += "; only the sum is private: an ideal secure aggregation is assumed and not provided"

@@ -13,6 +13,7 @@ from pathlib import Path
 from fedlsg.accounting import AccountingError, Event, compose, spread
 from fedlsg.accounting.events import canonical, split
 from fedlsg.privacy import Ledger
+from simulations.report.words import epsilon_words
 from simulations.rundir.rundir import RunDir
 
 Partition = tuple[object, ...]
@@ -93,15 +94,17 @@ def statement(trials: Sequence[Trial], *, delta: float, final_epsilon: float | N
     """What choosing by these trials costs, in sentences. ``final_epsilon``: the target of the run that follows."""
     spent = epsilon_of(trials, delta=delta)
     found = [
-        f"Choosing among {len(trials)} trials by held-out private rows: the epsilon of choosing is {spent:.3f} at "
-        f"delta {delta:g} for the rows that the trials train on, because each trial is a release about the same rows.",
+        f"Choosing among {len(trials)} trials by held-out private rows: the epsilon of choosing is "
+        f"{epsilon_words(spent)} at delta {delta:g} for the rows that the trials train on, because each trial is a "
+        "release about the same rows.",
         "If the held-out rows count as private, the epsilon of choosing is inf for them: their accuracies are computed "
         "without noise. Rows that are public, or synthetic, cost nothing: --on data:NAME|PATH, --on synthetic.",
     ]
     if final_epsilon is not None and math.isfinite(spent):
         found.append(
             f"The run with the chosen settings adds its own epsilon, {final_epsilon:g}. Together: at most "
-            f"{spent + final_epsilon:.3f} at delta {2 * delta:g} (basic composition) for the rows that train in both."
+            f"{epsilon_words(spent + final_epsilon)} at delta {2 * delta:g} (basic composition) for the rows that "
+            "train in both."
         )
     found.append(
         "A tighter bound is known for random search (Papernot and Steinke 2022): a random number of trials, each with "

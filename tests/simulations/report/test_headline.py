@@ -1,11 +1,13 @@
 """The headline of a run says what its numbers support, and what weakens it."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from simulations.report.headline import WITHOUT, fewer_bytes, run_headline
+from simulations.report.words import epsilon_words
 from simulations.rundir.results import Result
 from tests.simulations.support.compare_cases import result
 
@@ -72,3 +74,17 @@ def test_runs_of_older_versions_have_a_headline():
 
 def test_nothing_is_said_of_bytes_that_nobody_counted():
     assert fewer_bytes(None) == fewer_bytes(0.0) == ""
+
+
+def test_epsilon_is_never_rounded_down():
+    assert "at epsilon 4.735 (delta" in said(epsilon_max=4.734214)
+    assert "at epsilon 0.001 (delta" in said(epsilon_max=0.0004)
+    assert [epsilon_words(value) for value in (8.0, 1.1, 7.9996, 0.0, 1e-30, math.inf)] == [
+        "8.000", "1.100", "8.000", "0.000", "0.001", "inf",
+    ]  # fmt: skip
+
+
+def test_a_run_that_was_stopped_says_after_how_many_rounds():
+    stopped = replace(result(0.931, epsilon=8.0), reason="early stopping: enough")
+    assert "Stopped early, after 1 of 2 rounds." in said(stopped, rounds=1)
+    assert "Stopped" not in said()

@@ -78,8 +78,8 @@ def test_plain_lines_where_there_is_no_terminal(second):
     first, *lines = lines_of(console)
     assert first.startswith("estimate: about ")
     assert len(lines) == LINES
-    assert lines[0] == "round    2/40  accuracy --  epsilon 1.23  up 2.00 kB  down 4.00 kB  left 00:57"
-    assert lines[-1] == "round   40/40  accuracy 75.00 %  epsilon 1.23  up 40.00 kB  down 80.00 kB"
+    assert lines[0] == "round    2/40  accuracy --  epsilon 1.24  up 2.00 kB  down 4.00 kB  left 00:57"
+    assert lines[-1] == "round   40/40  accuracy 75.00 %  epsilon 1.24  up 40.00 kB  down 80.00 kB"
 
 
 def test_a_rejected_client_is_named_at_once():

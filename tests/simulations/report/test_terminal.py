@@ -37,7 +37,7 @@ def test_the_summary_fits_and_says_everything(width):
     words = " ".join(text.split())
     for part in (
         "digits, model mlp", "5 clients, 100 rounds, engine flower", "93.06 %, loss 0.251",
-        "epsilon 7.998 at delta 1e-05 (largest of 5 clients, median 7.900; sigma 6.123)",
+        "epsilon 7.999 at delta 1e-05 (largest of 5 clients, median 7.900; sigma 6.123)",
         "2.19 MB of payload, 4.4x smaller than dense updates (9.62 MB); 2.30 MB on the wire",
         "9.62 MB of payload; 9.70 MB on the wire", "42.5 s on cpu",
     ):  # fmt: skip
@@ -50,7 +50,7 @@ def test_the_summary_fits_and_says_everything(width):
     [
         (
             {"private": False, "reproducible": True},
-            "NOT PRIVATE: the noise is reproducible; the ledger alone would say epsilon 7.998",
+            "NOT PRIVATE: the noise is reproducible; the ledger alone would say epsilon 7.999",
         ),
         ({"private": False, "epsilon_max": "inf"}, "NOT PRIVATE: no finite epsilon is claimed"),
         ({"trust": "aggregate"}, "only the sum is private: an ideal secure aggregation is assumed and not provided"),
@@ -66,7 +66,7 @@ def test_the_summary_fits_and_says_everything(width):
         ),
         (
             {"trust": "secure", "private": False, "reproducible": True},
-            "NOT PRIVATE: the noise is reproducible; the ledger alone would say epsilon 7.998",
+            "NOT PRIVATE: the noise is reproducible; the ledger alone would say epsilon 7.999",
         ),
     ],
 )
