@@ -34,7 +34,7 @@ from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, as_csv, read_run
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
-from simulations.settings.settings import NAMES_OF_CODE, RUN
+from simulations.settings.settings import MAY_NAME_FILES, NAMES_OF_CODE, RUN
 from simulations.workloads.chance import beats_chance
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 PLACES = frozenset({"run_dir", "data_dir", "public_rows"})
 """Settings that name, or may name, folders of this machine."""
+NAME_FILES = (*MAY_NAME_FILES, "pretrained", "features", "callbacks")
+"""Settings of which a page shows the name of a file, without its folder."""
 CLIENTS = (("asked", "selected", GREY, "-"), ("answered", "replied", GREEN, "--"), ("rejected", "rejected", RED, ":"))
 """Columns of rounds.csv, and how the legend names them."""
 SHORT = ("test", "test accuracy", "test accuracy so far", "privacy", "uplink", "rounds", "time")
@@ -159,7 +161,7 @@ def command(result: Result) -> str:
 
 def _without_folders(name: str, value: Any) -> Any:
     """A setting without the folders of this machine."""
-    if not isinstance(value, str):
+    if not isinstance(value, str) or name not in NAME_FILES:
         return value
     return shown_names(value) if name == "callbacks" else shown(value)
 

@@ -324,3 +324,10 @@ def test_nothing_finished_is_a_page_too():
 
 def test_pages_are_small(small: Run):
     assert Path(small.path / "report.html").stat().st_size < 200_000
+
+
+def test_files_of_callbacks_and_weights_are_named_without_their_folder():
+    places = {"callbacks": "/home/me/mine.py:Watch rounds=1; best-model", "pretrained": "/home/me/weights.safetensors"}
+    page = run_page(result(0.8, settings=places))
+    assert "/home/me" not in page
+    assert "mine.py:Watch rounds=1; best-model" in page
