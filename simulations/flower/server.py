@@ -94,9 +94,16 @@ class Strategy:
 
 
 def not_default(settings: Settings) -> dict[str, str | int | float | bool]:
-    """The settings that differ from their defaults: what clients need to be told; and the method in any case."""
+    """The settings that differ from their defaults: what clients need to be told; and the method in any case.
+
+    Callbacks are the server's alone: their files and parameters are told to nobody.
+    """
     defaults = {name.replace("_", "-"): one.default for name, one in RUN.items() if name != "method"}
-    return {name: value for name, value in as_config(settings).items() if value != defaults.get(name)}
+    return {
+        name: value
+        for name, value in as_config(settings).items()
+        if value != defaults.get(name) and name != "callbacks"
+    }
 
 
 def numbers(row: Row) -> dict[str, int | float | list[int] | list[float]]:

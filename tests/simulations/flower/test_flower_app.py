@@ -17,7 +17,9 @@ from simulations.client.model import process
 from simulations.engines.local import LocalGrid, task_identity
 from simulations.flower.announced import RECORD, announcement
 from simulations.flower.client import OWN_CODE, code_digest
+from simulations.flower.server import not_default
 from simulations.grids.virtual import FIRST_NODE, SHARED, call_client, give_id
+from simulations.settings.settings import from_mapping
 from strategies.federation.code_identity import RECORD as CODE
 from strategies.federation.code_identity import code_record
 from strategies.federation.ledgers import read_news
@@ -246,3 +248,10 @@ def test_a_deployed_client_runs_no_code_that_a_server_names(tmp_path):
         answered = reply(app, told(**{name: f"{evil}:recipe"}), **deployed(tmp_path))
         assert answered.has_error()
     assert not marker.exists()
+
+
+def test_callbacks_are_told_to_no_client():
+    """Their files and parameters, such as a token, stay on the server."""
+    said = not_default(from_mapping({"workload": "digits", "rounds": 7, "callbacks": "mine.py:Tell token=secret"}))
+    assert said["rounds"] == 7
+    assert "secret" not in str(said)
