@@ -24,10 +24,14 @@ AXES = ("epsilon", "bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """``axis`` bytes adds accuracy against total bytes at equal epsilon; ``link`` adds seconds of transfer on it."""
+    """``axis`` bytes adds accuracy against total bytes at equal epsilon; ``link`` adds seconds of transfer on it.
+
+    ``left_out``: lines about methods that the settings refuse.
+    """
 
     axis: str = "epsilon"
     link: Link | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> bool:

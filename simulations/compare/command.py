@@ -87,7 +87,8 @@ def compare_command(
         raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
     path = Path(out or f"runs/compare-{user_code.short(grid.workload)}").expanduser().resolve()
     grid, refused = accepted(grid)
-    for line in left_out(refused):
+    view = replace(view, left_out=tuple(left_out(refused)))
+    for line in view.left_out:
         print_line(line, console, "yellow")
     cells, folder = grid.cells(), Folder(path)
     text = tomli_w.dumps(as_toml(_published(grid)))

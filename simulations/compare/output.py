@@ -110,7 +110,7 @@ def page(
             title=title,
             lead=lead(results, table),
             headline=sentences(table)[0],
-            warnings=tuple(warnings(table)),
+            warnings=(*warnings(table), *(f"L{line[1:]}." for line in view.left_out)),
             sections=(
                 Section(title="All methods", parts=(*_more(table), *_table(table))),
                 *_figures(table, view),
@@ -186,6 +186,9 @@ def warnings(table: Sequence[Line]) -> list[str]:
     ]
     if lost:
         found.append(f"Not better than guessing by three standard errors: {', '.join(lost)}.")
+    stopped = [run.name for line in table for run in line.runs if run.done and run.reason]
+    if stopped:
+        found.append(f"Stopped before their last round, with the epsilon of the rounds that ran: {', '.join(stopped)}.")
     private = [line for line in table if line.private]
     if private and not any(line.method == PROBE for line in private):
         found.append(

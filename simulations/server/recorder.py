@@ -95,9 +95,9 @@ class Recorder:
         self.tables.append(report, row)
         self.totals.add(report)
         self.checkpoint()
-        if self._show is not None:
-            self._show(row)
         self.record_public()
+        if self._show is not None:  # last: a callback may end the run here
+            self._show(row)
 
     def on_pruned(self, report: RoundReport) -> None:
         """Count the bytes of the pruning round, and save the checkpoint, so that it is never run again.
