@@ -94,7 +94,8 @@ def _watched(recorder: Recorder) -> Watched:
         folder.mkdir(parents=True, exist_ok=True)
         write_model(folder, final.tensors, final.facts)
 
-    rows = [Row.parse(row).columns for row in run.read_rounds()[: state.round]]
+    earlier = run.read_rounds()[: state.round] if state.round else []
+    rows = [Row.parse(row).columns for row in earlier]
     return Watched(path=run.path, settings=values_of(plan.settings), rows=rows, save_model=save_model)
 
 

@@ -9,6 +9,7 @@ from dp_accounting.pld import PLDAccountant
 
 from fedlsg.accounting import Event, compose
 from fedlsg.privacy import Entry, Ledger
+from simulations.report.words import epsilon_words
 from simulations.rundir.rundir import RunDir
 from simulations.tune.privacy import PARTITION, Trial, epsilon_of, read_trials, statement
 
@@ -91,10 +92,11 @@ def test_the_statement_names_both_kinds_of_rows_and_the_run_that_follows():
     spent = epsilon_of(trials, delta=DELTA)
     words = statement(trials, delta=DELTA, final_epsilon=8.0)
     assert words[0].startswith(
-        f"Choosing among 3 trials by held-out private rows: the epsilon of choosing is {spent:.3f} at delta 1e-05"
+        f"Choosing among 3 trials by held-out private rows: the epsilon of choosing is "
+        f"{epsilon_words(spent)} at delta 1e-05"
     )
     assert "If the held-out rows count as private, the epsilon of choosing is inf for them" in words[1]
-    assert f"at most {spent + 8:.3f} at delta 2e-05" in words[2]
+    assert f"at most {epsilon_words(spent + 8)} at delta 2e-05" in words[2]
     assert "Papernot and Steinke 2022" in words[3]
     unbounded = statement([trial(private=False)], delta=DELTA, final_epsilon=None)
     assert "is inf at delta" in unbounded[0]
