@@ -24,7 +24,7 @@ from tests.simulations.support.compare_cases import grid
 from tests.simulations.support.runs import SMALL, Run, plan_at, resume_local, run_local
 from tests.simulations.support.two_nodes import NODE, environment, of_node, two_nodes
 
-ROUNDS = 300
+ROUNDS = 600
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
@@ -119,7 +119,7 @@ def count(mark: str, word: str) -> int:
 @pytest.mark.parametrize(
     ("number", "foreign"),
     [
-        (signal.SIGINT, False),
+        pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, False, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, True, marks=pytest.mark.slow),
