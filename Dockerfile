@@ -4,8 +4,8 @@
 #
 #   docker build --target cpu  -t fedlsg:cpu .
 #   docker build --target cuda -t fedlsg:cuda .
-#   docker run --rm --shm-size=2g -v "$PWD/runs:/work/runs" fedlsg:cpu run
-#   docker run --rm --gpus all --shm-size=8g -v "$PWD/runs:/work/runs" fedlsg:cuda run --device cuda
+#   docker run --rm --shm-size=2g -v "$PWD/runs:/srv/fedlsg/runs" fedlsg:cpu run
+#   docker run --rm --gpus all --shm-size=8g -v "$PWD/runs:/srv/fedlsg/runs" fedlsg:cuda run --device cuda
 #
 # --shm-size: Ray keeps its objects in shared memory. The folder that is mounted must be writable for user 1000.
 # The image for CUDA needs a driver and the NVIDIA container toolkit on the host; torch brings the CUDA libraries.
@@ -19,9 +19,9 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 FROM python:${PYTHON}-slim-bookworm AS base
 ENV PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 OMP_NUM_THREADS=1
 RUN useradd --create-home --uid 1000 fedlsg \
-    && install --directory --owner fedlsg /work/runs
+    && install --directory --owner fedlsg /srv/fedlsg/runs
 COPY requirements-lock.txt /opt/requirements-lock.txt
-WORKDIR /work
+WORKDIR /srv/fedlsg
 
 FROM base AS cuda
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \

@@ -37,20 +37,21 @@ def run_command(given: dict[str, Any], out: str | None, console: Console) -> Non
     if given.get("run_dir") is not None:
         raise ValueError(f"run_dir={given['run_dir']} is written by a run itself: give the folder as --out")
     settings = from_mapping(from_root(resolve(given)))
-    named(settings.callbacks)  # a wrong one leaves nothing behind
+    callbacks = named(settings.callbacks)  # first: a wrong one leaves nothing behind
     with console.status("loading data, calibrating noise") as status:
         plan = make_plan(settings, progress=status.update)
     directory = create(out, plan.settings)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
     directory.write_config(plan.settings)
     announce(plan, console)
-    execute(plan, directory, console)
+    execute(plan, directory, console, callbacks=callbacks)
 
 
 def resume_command(path: str, console: Console) -> None:
     """``fedlsg resume``: the settings and the ledger of the directory, nothing else."""
     directory = RunDir.open(path)
-    execute(continued(directory, console), directory, console)
+    plan = continued(directory, console)
+    execute(plan, directory, console, callbacks=named(plan.settings.callbacks))
 
 
 def continued(directory: RunDir, console: Console) -> Plan:
@@ -89,10 +90,9 @@ def execute(
 ) -> None:
     """Run or continue a plan with the live display, then print the summary.
 
-    ``callbacks``: in addition to those that the settings name. ``again``: how to continue an interrupted run, in words.
+    ``callbacks``: all of them, named by settings or given. ``again``: how to continue an interrupted run, in words.
     Raises RuntimeError for one that diverged: its report goes to the last round before that.
     """
-    callbacks = (*named(plan.settings.callbacks), *callbacks)
     with exclusive(directory):
         pass  # the serving process takes the lock again; here it is only tested before Ray starts
     try:

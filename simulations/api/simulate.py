@@ -101,21 +101,23 @@ def _run(
     given: Mapping[str, Any], out: str | Path | None, callbacks: Callbacks, console: Console, *, resume: bool
 ) -> Run:
     own = as_callbacks(callbacks)
-    named(given.get("callbacks"))
     if resume:
         if out is None:
             raise ValueError("resume=True continues the run in out: give out, too")
         directory = RunDir.open(str(out))
         _check_same(given, directory)
         plan = continued(directory, console)
+        by_name = named(plan.settings.callbacks)
     else:
-        plan = make_plan(from_mapping(from_root(resolve(given))))
+        settings = from_mapping(from_root(resolve(given)))
+        by_name = named(settings.callbacks)  # first: a wrong one leaves nothing behind
+        plan = make_plan(settings)
         directory = create(None if out is None else str(out), plan.settings)
         plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
         directory.write_config(plan.settings)
         announce(plan, console)
     again = f"continue with the same call, out={str(directory.path)!r} and resume=True"
-    execute(plan, directory, console, callbacks=own, again=again)
+    execute(plan, directory, console, callbacks=(*by_name, *own), again=again)
     return Run(directory.path, plan=plan)
 
 

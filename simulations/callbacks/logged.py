@@ -9,7 +9,10 @@ from simulations.callbacks.callback import Columns
 from simulations.rundir.tables import Row
 
 PLACES = ("run_dir", "data_dir", "callbacks")
-RESULTS = ("accuracy", "loss", "epsilon_max", "epsilon_median", "delta", "rounds", "uplink_bytes", "downlink_bytes")
+RESULTS = (
+    "accuracy", "loss", "private", "epsilon_max", "epsilon_median", "delta", "rounds", "uplink_bytes", "downlink_bytes",
+)  # fmt: skip
+"""Of summary.json. ``private`` (1 or 0) goes with epsilon: a run in test mode has an epsilon and no privacy."""
 
 
 def extra(package: str) -> Any:

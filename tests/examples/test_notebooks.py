@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-pytest.importorskip("nbclient")  # of requirements-dev.txt, with ipykernel
+pytest.importorskip("nbclient", reason="nbclient and ipykernel (requirements-dev.txt) are not installed")
 
 import nbformat
 from nbclient.exceptions import CellExecutionError

@@ -96,4 +96,5 @@ def test_what_was_not_measured_or_is_infinite_is_not_logged(tmp_path):
     assert "test/accuracy" not in first
     assert {"test/accuracy", "bytes/uplink"} <= set(last)
     assert "final/epsilon_max" not in results_of(found.summary)
+    assert results_of(found.summary)["final/private"] == 0
     assert "final/accuracy" in results_of(found.summary)

@@ -18,8 +18,11 @@ import fedlsg
 def watch(row):
     print("round", row["round"])
 
+MADE = []
+
 class Limit(fedlsg.Callback):
     def __init__(self, *, rounds: int = 2, word: str = "limit"):
+        MADE.append(word)
         self.rounds, self.word = rounds, word
 
     def on_round(self, row):
@@ -70,6 +73,7 @@ def test_a_class_of_a_file_stops_a_run_and_the_setting_holds_its_absolute_path(m
     monkeypatch.chdir(tmp_path)
     found = quick(tmp_path / "run", rounds=3, callbacks="'my callbacks.py:Limit' rounds=1 word=enough")
     assert (found.summary["rounds"], found.summary["stopped"]) == (1, "enough")
+    assert user_code.load(f"{mine}:MADE", "list") == ["enough"], "made once"
     assert str(mine) in RunDir(tmp_path / "run").read_config().callbacks
     assert read_run(tmp_path / "run").summary["stopped"] == "enough"
 
