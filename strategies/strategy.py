@@ -15,7 +15,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedlsg.gradients import trainable
-from fedlsg.state import ServerState, select_clients
+from fedlsg.privacy import BudgetError
+from fedlsg.state import ServerState
 from strategies.federation.downlink import Downlink, FullDownlink
 from strategies.federation.exchange import Exchange
 from strategies.federation.expectations import Expectations, FederationSettings
@@ -23,6 +24,7 @@ from strategies.federation.ledgers import LedgerCopies
 from strategies.federation.nodes import Roster
 from strategies.federation.report import RoundReport
 from strategies.federation.secure_sum.exchange import SecureExchange
+from strategies.federation.server_noise import ServerNoiseExchange
 from strategies.federation.wire import flat_record
 
 __all__ = ["BudgetSpentError", "DivergedError", "FedLSG", "FederationSettings"]
@@ -75,8 +77,7 @@ class FedLSG(Strategy):
     ) -> None:
         self.state, self.on_round, self.on_pruned = state, on_round, on_pruned
         self.downlink: Downlink = FullDownlink(state) if downlink is None else downlink
-        exchange = Exchange if settings.sums is None else SecureExchange
-        self.exchange = exchange(Expectations(state=state, settings=settings), self.downlink)
+        self.exchange = _exchange_of(settings)(Expectations(state=state, settings=settings), self.downlink)
         self._patience = Patience()
 
     @property
@@ -95,9 +96,11 @@ class FedLSG(Strategy):
         self.exchange.connect(grid)
         if self.state.awaits_pruning:
             self._prune()
-        plan = self.state.plan(self.settings.local, self.settings.sums)
-        clients, per_round = len(self.settings.terms), self.settings.clients_per_round
-        selected = select_clients(clients, per_round, round=plan.round, seed=self.state.seed)
+        plan = self.state.plan(self.settings.local, self.settings.sums, self.settings.client_unit)
+        try:
+            selected = self.exchange.select(plan)
+        except BudgetError as error:
+            raise BudgetSpentError(f"the privacy budget was spent before round {plan.round}") from error
         return self.exchange.begin(plan, selected)
 
     def _prune(self) -> None:
@@ -125,10 +128,12 @@ class FedLSG(Strategy):
         while not received.clients and exchange.worth_repeating:
             self._patience.count(exchange.report, updated=False)
             received = exchange.run_again()
-        updates = received.updates if len(received.clients) >= self.settings.min_survivors else []
+        updates = received.updates if len(received.clients) >= self.settings.least_clients else []
         plan = exchange.plan
         with refuse_divergence(self.state, plan.round):
             self.downlink.finish_round(plan.frame, updates, received.noise_std)
+        if isinstance(exchange, ServerNoiseExchange):
+            exchange.finish()
         report = exchange.end(received.clients)
         self.on_round(report)
         self._patience.count(report, updated=bool(updates))
@@ -156,6 +161,12 @@ class FedLSG(Strategy):
             len(self.state.public.carried),
             self.state.divisor,
         )
+
+
+def _exchange_of(settings: FederationSettings) -> type[Exchange]:
+    if settings.server_noise is not None:
+        return ServerNoiseExchange
+    return Exchange if settings.sums is None else SecureExchange
 
 
 @contextmanager

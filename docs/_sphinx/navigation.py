@@ -14,7 +14,7 @@ CHAPTERS = {
     ],
     "How to": [
         "own", "own-method", "own-loop", "flower-app", "callbacks", "choosing", "tuning", "comparing", "features",
-        "attacks", "secure-aggregation", "deployment", "scaling", "gpu", "outputs",
+        "attacks", "client-level", "secure-aggregation", "deployment", "scaling", "gpu", "outputs",
     ],
     "Reference": [
         "methods", "settings", "reference/workloads", "reference/models", "reference/codecs", "reference/commands",

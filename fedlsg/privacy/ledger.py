@@ -14,6 +14,7 @@ from pathlib import Path
 from fedlsg.accounting import AccountingError, EpsilonBound, Event, compose, max_steps, population, surely_within
 from fedlsg.accounting.events import checked_delta, sum_up
 from fedlsg.privacy.ledger_entry import (
+    SERVER,
     BudgetError,
     Entry,
     Key,
@@ -36,8 +37,8 @@ class Ledger:
     """
 
     def __init__(self, path: str | os.PathLike[str], client: int) -> None:
-        if type(client) is not int or client < 0:
-            raise ValueError(f"expected {client=} to be an integer >= 0: the partition id")
+        if type(client) is not int or client < SERVER:
+            raise ValueError(f"expected {client=} to be an integer >= 0: the partition id (or {SERVER}: the server)")
         self.path = Path(path)
         self.client = client
         self._state = State()
@@ -164,6 +165,11 @@ class Ledger:
 
     def _append(self, descriptor: int, entry: Entry, *, sync: bool) -> None:
         state = self._read()
+        if any(known.unit != entry.unit for known in state.entries):
+            raise LedgerError(
+                f"{self.path}: its entries protect one {state.entries[0].unit}, and unit={entry.unit} is another: "
+                "keep a ledger of its own for each unit"
+            )
         if entry.key in self._totals().keys:
             raise LedgerError(
                 f"{self.path}: client, run, round, attempt = {entry.key} is charged already; every attempt that adds"

@@ -21,6 +21,10 @@ from fedlsg.accounting.events import checked_log_ratio, checked_noise_multiplier
 
 ADJACENCY = "add/remove"
 MECHANISMS = ("dp", "clip-only", "noise-only", "none")
+UNITS = ("example", "client")
+"""What an entry protects: one example of its client, or all data of a client."""
+SERVER = -1
+"""The client of entries that the server makes for all of its clients, at client level with its own noise."""
 LONGEST_RUN = 64
 
 
@@ -39,6 +43,10 @@ Key = tuple[int, str, int, int]
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One attempt of one client in one round: ``steps`` noisy steps on its ``num_examples`` examples.
+
+    With ``unit="client"``: one noisy sum of whole updates. ``sample_rate`` is then the chance of a client to be in it,
+    1.0 where the server knows who is. An entry of ``SERVER`` is for every client of the run: its ``num_examples`` is
+    the number of clients.
 
     ``noise_multiplier`` is the effective one (noise s.d. over joint sensitivity), 0.0 unless the mechanism is
     "dp". ``reproducible`` marks noise from a known seed: it is accounted as if it were secret, and its
@@ -59,13 +67,16 @@ class Entry:
     reproducible: bool = False
     run: str = ""
     log_ratio: float = 0.0
+    unit: str = "example"
     adjacency: ClassVar[str] = ADJACENCY
 
     def __post_init__(self) -> None:
         for name in ("client", "round", "attempt", "num_examples"):
             value = getattr(self, name)
-            if type(value) is not int or value < (1 if name == "num_examples" else 0):
+            if type(value) is not int or value < self._least(name):
                 raise ValueError(f"expected a non-negative integer {name}, got {value!r} (num_examples at least 1)")
+        if self.unit not in UNITS:
+            raise ValueError(f"expected unit={self.unit!r} among {UNITS}")
         if self.mechanism not in MECHANISMS:
             raise ValueError(f"expected mechanism={self.mechanism!r} among {MECHANISMS}")
         if type(self.reproducible) is not bool:
@@ -86,19 +97,24 @@ class Entry:
         if not self.clip_norm > 0 or (bounded and not math.isfinite(self.clip_norm)):
             raise ValueError(f"expected a finite {self.clip_norm=} > 0 (inf where nothing is clipped)")
 
+    def _least(self, name: str) -> int:
+        by_server = name == "client" and self.unit == "client" and self.mechanism == "dp"
+        return 1 if name == "num_examples" else SERVER if by_server else 0
+
     @property
     def key(self) -> Key:
         return self.client, self.run, self.round, self.attempt
 
 
 FIELDS = tuple(field.name for field in fields(Entry))
-OPTIONAL = ("run", "log_ratio")
-"""Fields that a line leaves out if they are empty or 0: lines from before these fields are still written the same."""
+OPTIONAL = {"run": "", "log_ratio": 0.0, "unit": "example"}
+"""Fields that a line leaves out at these values: lines from before these fields are still written the same."""
 
 
 def encode_entry(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON values: an infinite clip norm is null; ``OPTIONAL`` fields are left out if empty or 0."""
-    record = {name: getattr(entry, name) for name in FIELDS if name not in OPTIONAL or getattr(entry, name)}
+    """An entry as JSON values: an infinite clip norm is null; ``OPTIONAL`` fields are left out at their values."""
+    values = {name: getattr(entry, name) for name in FIELDS}
+    record = {name: value for name, value in values.items() if OPTIONAL.get(name) != value}
     return record | ({"clip_norm": None} if math.isinf(entry.clip_norm) else {})
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlsg.privacy.ledger_entry import ADJACENCY, Entry, LedgerError, Parsed, State, encode_entry, parse_on
+from fedlsg.privacy.ledger_entry import ADJACENCY, SERVER, Entry, LedgerError, Parsed, State, encode_entry, parse_on
 
 try:
     import fcntl
@@ -126,8 +126,8 @@ def locked(descriptor: int) -> Iterator[None]:
 
 
 def ledger_path(directory: str | os.PathLike[str], client: int) -> Path:
-    """Path of a client's ledger in the ledger directory of a run."""
-    return Path(directory) / f"client-{client:06d}.jsonl"
+    """Path of a client's ledger, or the server's, in the ledger directory of a run."""
+    return Path(directory) / ("server.jsonl" if client == SERVER else f"client-{client:06d}.jsonl")
 
 
 def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:

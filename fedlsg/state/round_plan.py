@@ -12,6 +12,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.client_level import ClientUnit
 from fedlsg.discrete.release import Release, SumTerms, plan_release
 from fedlsg.frame import Frame
 from fedlsg.masks import pruning_mechanism, saliency_scale
@@ -67,7 +68,8 @@ class ClientTerms:
 class RoundPlan:
     """A round as server and clients derive it: ``round`` is its number in messages, ledgers and files.
 
-    ``sums``: public constants of secure sums, None where every payload is read on its own.
+    ``sums``: public constants of secure sums, None where every payload is read on its own. ``client_unit``: of
+    client-level privacy, None where the unit is an example.
     """
 
     round: int
@@ -75,6 +77,12 @@ class RoundPlan:
     mechanism: Mechanism
     local: LocalTraining
     sums: SumTerms | None = None
+    client_unit: ClientUnit | None = None
+
+    @property
+    def releases_examples(self) -> bool:
+        """Whether a client clips and adds noise example by example (or not at all), and not to its whole update."""
+        return self.client_unit is None or not self.mechanism.private
 
     @property
     def phase(self) -> Phase:
@@ -82,12 +90,24 @@ class RoundPlan:
         return phase_of(self.round)
 
     def for_client(self, terms: ClientTerms) -> "RoundPlan":
-        """The same round with the noise multiplier and the Poisson rate of one client in this phase."""
-        return replace(self, mechanism=terms.mechanism(self.mechanism), local=self.local.at_rate(terms.sample_rate))
+        """The same round with the noise multiplier and the Poisson rate of one client in this phase.
+
+        To a server that adds the noise a client sends its update as it is, and its own entry says so.
+        """
+        mechanism = terms.mechanism(self.mechanism)
+        if self.client_unit is not None and self.client_unit.at_server:
+            mechanism = replace(mechanism, kind="none")
+        return replace(self, mechanism=mechanism, local=self.local.at_rate(terms.sample_rate))
+
+    def at_clip_norm(self, clip_norm: float) -> "RoundPlan":
+        """The same round at another clip norm."""
+        return replace(self, mechanism=replace(self.mechanism, clip_norm=clip_norm))
 
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise on each value after all local steps."""
+        if not self.releases_examples:
+            return self.mechanism.noise_std  # once, after the last step
         return accumulated_noise(self.mechanism.noise_std, self.local.steps, self.local.momentum)
 
     @property
@@ -103,9 +123,12 @@ class RoundPlan:
 
     def charge(self, num_examples: int) -> dict[str, Any]:
         """What the ledger entry of a client that takes part says of the release, as fields of ``Entry``."""
+        if self.client_unit is None or self.releases_examples:
+            how: dict[str, Any] = {"steps": self.local.steps, "sample_rate": self.local.sample_rate}
+        else:
+            how = {"steps": 1, "sample_rate": self.client_unit.sample_rate, "unit": "client"}
         return {
-            "steps": self.local.steps,
-            "sample_rate": self.local.sample_rate,
+            **how,
             "noise_multiplier": self.mechanism.effective_noise_multiplier(len(self.frame.blocks)),
             "clip_norm": self.mechanism.clip_norm,
             "num_examples": num_examples,
@@ -115,13 +138,20 @@ class RoundPlan:
 
 
 def plan_round(
-    method: Method, round: int, frame: Frame, local: LocalTraining, sums: SumTerms | None = None
+    method: Method,
+    round: int,
+    frame: Frame,
+    local: LocalTraining,
+    sums: SumTerms | None = None,
+    client_unit: ClientUnit | None = None,
 ) -> RoundPlan:
-    """The plan of a round in its frame; ``local``, ``sums``: the federation's local training, and its secure sums.
+    """The plan of a round in its frame; ``local``, ``sums``, ``client_unit``: those of the federation.
 
     The pruning round takes one step, with a clip norm of its own.
     """
     if phase_of(round) is Phase.TRAINING:
-        return RoundPlan(round=round, frame=frame, mechanism=method.mechanism, local=local, sums=sums)
+        return RoundPlan(
+            round=round, frame=frame, mechanism=method.mechanism, local=local, sums=sums, client_unit=client_unit
+        )
     mechanism = pruning_mechanism(method.mechanism, method.prune)
     return RoundPlan(round=round, frame=frame, mechanism=mechanism, local=local.single(), sums=sums)

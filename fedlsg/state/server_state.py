@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from fedlsg.carriers import frozen_bases
 from fedlsg.carriers.carrier import without_residual
 from fedlsg.carriers.probe import Basis, flatten, refresh_of, unflatten
+from fedlsg.client_level import ClientUnit
 from fedlsg.discrete.release import SumTerms
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
@@ -59,6 +60,8 @@ class ServerState:
         self.pruned = not method.prune.reads_data
         self.basis: Basis | None = None
         self.memory = Memory() if method.mask.ranking == "gradients" else None
+        self.clip_norm: float | None = None
+        """That of the next round, once an adaptive clip has moved it; until then the method's."""
 
     @property
     def awaits_pruning(self) -> bool:
@@ -91,9 +94,12 @@ class ServerState:
             self.basis = self.public.probe(refresh, updates=self.updates)
         return self.basis
 
-    def plan(self, local: LocalTraining, sums: SumTerms | None = None) -> RoundPlan:
-        """The plan of the round that comes next; ``local``, ``sums``: see ``plan_round``."""
-        return plan_round(self.method, self.next_round, self.frame(), local, sums)
+    def plan(
+        self, local: LocalTraining, sums: SumTerms | None = None, client_unit: ClientUnit | None = None
+    ) -> RoundPlan:
+        """The plan of the round that comes next, at the clip norm of now; see ``plan_round``."""
+        plan = plan_round(self.method, self.next_round, self.frame(), local, sums, client_unit)
+        return plan if self.clip_norm is None else plan.at_clip_norm(self.clip_norm)
 
     def prune(self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, num_examples: int) -> None:
         """Set the weights of smallest noisy saliency to 0, by the clients' values, given in client order."""
@@ -189,6 +195,7 @@ class ServerState:
             "memory": None if self.memory is None else self.memory.state_dict(),
             "basis": None if self.basis is None else {"round": self.basis.round, "flat": flatten(self.basis)},
             "initial": {name: W for name, W in self.public.initial.items() if name not in frozen},
+            "clip_norm": self.clip_norm,
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "round": self.round,
@@ -212,6 +219,7 @@ class ServerState:
         self.public = replace(self.public, initial={**self.public.initial, **initial})
         self.pruned = state["pruned"]
         self.memory = None if state["memory"] is None else Memory(**state["memory"])
+        self.clip_norm = state.get("clip_norm")
         saved = state.get("basis") or {"round": 1, "flat": None}
         self.take_basis(saved["flat"], round=saved["round"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -15,6 +15,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from fedlsg.carriers.powersgd import decode, encode
+from fedlsg.client_level import client_update
 from fedlsg.frame import Frame
 from fedlsg.gradients import Checked
 from fedlsg.method import Batch, client_step
@@ -137,7 +138,8 @@ def _train(
         # In the test mode the draws are the same on every engine (and a run is NOT PRIVATE).
         repeatable = public_generator(s.seed, "dropout", partition, round).initial_seed()
         seed_draws(repeatable if s.reproducible else secrets.randbits(63), base.device)
-        values = client_step(
+        compute = client_step if plan.releases_examples else client_update
+        values = compute(
             here.state.model,
             batches(base, partition, round, used_rows),
             base.workload.loss,
@@ -229,8 +231,11 @@ def send(
 def keeps_payload(base: Base) -> bool:
     """Whether a payload is stored before it leaves: without noise, resending costs nothing, and training does not.
 
-    Masked values belong to one attempt at a sum, and are kept with its secrets.
+    Masked values belong to one attempt at a sum, and are kept with its secrets. An update for a server that adds the
+    noise has none, and is kept nowhere.
     """
+    if base.client_unit is not None and base.client_unit.at_server:
+        return False
     return base.sums is None and (base.method.mechanism.adds_noise or base.index_mode == "explicit")
 
 

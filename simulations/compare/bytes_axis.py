@@ -82,9 +82,9 @@ def _bounded(line: Line) -> bool:
     return line.epsilon is not None and math.isfinite(line.epsilon)
 
 
-def _claim(line: Line) -> tuple[str, float]:
-    """What an epsilon refers to: trust and delta."""
-    return line.trust, float(line.setting("delta") or 0.0)
+def _claim(line: Line) -> tuple[str, str, float]:
+    """What an epsilon refers to: unit, trust and delta."""
+    return line.unit, line.trust, float(line.setting("delta") or 0.0)
 
 
 def _close(one: Line, other: Line) -> bool:
@@ -95,10 +95,11 @@ def _close(one: Line, other: Line) -> bool:
 
 def _title(group: Sequence[Line]) -> str:
     epsilons = sorted({f"{line.epsilon:.3g}" for line in group}, key=float)
-    trust, delta = _claim(group[0])
+    unit, trust, delta = _claim(group[0])
     span = epsilons[0] if len(epsilons) == 1 else f"{epsilons[0]} to {epsilons[-1]}"
     sums = "" if trust == "client" else f", of the sum only (trust={trust})"
-    return f"epsilon {span} at delta {delta:g}{sums}"
+    level = ", client level" if unit == "client" else ""
+    return f"epsilon {span} at delta {delta:g}{level}{sums}"
 
 
 def _ordered(own: Sequence[Line]) -> tuple[Line, ...]:

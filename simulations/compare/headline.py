@@ -17,7 +17,12 @@ GROUPS = 3
 ERRORS = 2.0
 """A lead that is smaller than so many standard errors is called unsure."""
 HELD_OUT = "No epsilon covers these accuracies: they were computed from private rows without noise."
-OF = {"secure": ", for secure sums", "aggregate": ", for sums that are assumed to be secure"}
+CLIENT_LEVEL = ", at client level"
+OF = {
+    "server": ", for weights at a trusted server",
+    "secure": ", for secure sums",
+    "aggregate": ", for sums that are assumed to be secure",
+}
 
 
 def sentences(table: Sequence[Line]) -> list[str]:
@@ -27,7 +32,7 @@ def sentences(table: Sequence[Line]) -> list[str]:
         return ["No run is finished."]
     groups: dict[tuple[object, ...], list[Line]] = {}
     for line in (line for line in done if line.private):
-        groups.setdefault((line.task, line.epsilon_target, line.trust, _delta(line)), []).append(line)
+        groups.setdefault((line.task, line.epsilon_target, line.unit, line.trust, _delta(line)), []).append(line)
     named, deltas = (len({of(line) for line in done}) > 1 for of in (lambda line: line.task, _delta))
     largest = sorted(groups.values(), key=lambda own: own[0].epsilon_target or math.inf)[-GROUPS:][::-1]
     said = [_group(own, named, deltas) for own in largest]
@@ -55,7 +60,8 @@ def _claim(own: Sequence[Line], deltas: bool) -> str:
 def _group(own: Sequence[Line], named: bool, deltas: bool) -> str:
     """Sentences on lines of one epsilon; with its delta where ``deltas`` differ."""
     best, first = _best(own), own[0]
-    at = f"At epsilon {_claim(own, deltas)}{OF.get(first.trust, '')}{f' on {first.task[0]}' if named else ''}"
+    level = CLIENT_LEVEL if first.unit == "client" else ""
+    at = f"At epsilon {_claim(own, deltas)}{level}{OF.get(first.trust, '')}{f' on {first.task[0]}' if named else ''}"
     if not any(line.beats_chance is not False for line in own):
         return f"{at} no method is better than guessing."
     what = "lowest mean loss" if best.by_loss else "highest mean accuracy"

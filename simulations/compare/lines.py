@@ -46,6 +46,11 @@ class Line:
         return str(self.setting("trust") or "client")
 
     @property
+    def unit(self) -> str:
+        """What the epsilon protects: an example, or a client."""
+        return str(self.setting("unit") or "example")
+
+    @property
     def task(self) -> tuple[Any, ...]:
         """What lines need in common to be compared: the evaluated rows of one workload."""
         return tuple(self.setting(name) for name in ("workload", "dataset", "subset", "holdout", "public_rows"))
@@ -171,9 +176,9 @@ def lines(results: Iterable[Result]) -> list[Line]:
     probes: dict[tuple[Any, ...], float] = {}
     for line in found:
         if line.method == PROBE and line.mean is not None and line.private and not line.by_loss:
-            target = (line.task, line.epsilon_target)
+            target = (line.task, line.unit, line.epsilon_target)
             probes[target] = max(line.mean, probes.get(target, 0.0))
-    found = [Line(runs=line.runs, probe=probes.get((line.task, line.epsilon_target))) for line in found]
+    found = [Line(runs=line.runs, probe=probes.get((line.task, line.unit, line.epsilon_target))) for line in found]
     return sorted(found, key=order)
 
 

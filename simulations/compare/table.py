@@ -5,7 +5,7 @@ from typing import Any
 
 from simulations.compare.lines import PROBE, Line, measured, shown
 from simulations.plan.noise import RHO_MEANING
-from simulations.report.facts import trust_words
+from simulations.report.facts import CLIENT_LEVEL, trust_words
 from simulations.report.figure import looks
 from simulations.report.page import Row, RowKind, Table
 from simulations.report.words import NOT_PRIVATE, epsilon_words, human_bytes
@@ -27,6 +27,7 @@ def as_record(line: Line) -> dict[str, Any]:
         "epsilon_target": line.epsilon_target,
         "epsilon_max": line.epsilon,
         "private": line.private,
+        "unit": line.unit,
         "trust": line.trust,
         "rho": line.rho,
         "n": len(line.done),
@@ -53,9 +54,9 @@ def table_csv(table: Sequence[Line]) -> str:
 
 
 COLUMNS = {
-    "method": "method", "rank": "r", "sparsity": "p", "epsilon": "epsilon", "trust": "trust", "rho": "rho",
-    "accuracy": "accuracy, %", "error": "s.e.", "n": "n", "probe": "over probe", "uplink": "uplink", "saved": "saved",
-    "transfer": "transfer, s", "seconds": "seconds",
+    "method": "method", "rank": "r", "sparsity": "p", "epsilon": "epsilon", "unit": "unit", "trust": "trust",
+    "rho": "rho", "accuracy": "accuracy, %", "error": "s.e.", "n": "n", "probe": "over probe", "uplink": "uplink",
+    "saved": "saved", "transfer": "transfer, s", "seconds": "seconds",
 }  # fmt: skip
 
 
@@ -72,6 +73,8 @@ def comparison_table(table: Sequence[Line]) -> Table:
     }
     if {line.trust for line in table} == {"client"}:
         empty.add("trust")
+    if {line.unit for line in table} == {"example"}:
+        empty.add("unit")
     keys = [key for key in COLUMNS if key not in empty]
     colours = looks([(line.method, line.name) for line in table])
     return Table(
@@ -104,6 +107,7 @@ def _cells(line: Line) -> dict[str, str]:
         "rank": _number(line.setting("rank") or None, "d"),
         "sparsity": _number(line.setting("sparsity"), "g"),
         "epsilon": _epsilon(line),
+        "unit": line.unit,
         "trust": line.trust,
         "rho": _number(line.rho or None, ".2f"),
         "accuracy": "--" if line.mean is None else f"{shown(line, line.mean)}{sd}{mark}",
@@ -138,6 +142,7 @@ def notes(table: Sequence[Line]) -> list[str]:
         "points, from the spread over seeds and the size of the test split.",
         "Uplink: payload of one client in one round; saved: how many times smaller it is than a dense update.",
     ]
+    found += [CLIENT_LEVEL] if any(line.unit == "client" for line in table) else []
     found += trust_words(line.trust for line in table)
     if any(line.rho for line in table):
         found.append(f"rho: norm of a step's noise over the clip norm. {RHO_MEANING}")

@@ -59,6 +59,8 @@ def payload_command(directory: str, round: int, client: int, out: str, console: 
 
 def find(run: RunDir, round: int, client: int) -> Path:
     """The file of a payload. Raises ValueError, listing rounds or clients, if there is none."""
+    if run.read_config().trust == "server":
+        raise ValueError(f"{run.path} has trust=server: updates without noise are kept nowhere; sum.npy is the release")
     if run.read_config().trust == "secure":
         raise ValueError(f"{run.path} has trust=secure: payloads are masked; sum.npy of a round is what they add up to")
     files = payload_files(run.path)

@@ -21,6 +21,7 @@ from fedlsg.randomness import own_draws, public_generator, seed_draws
 from fedlsg.state import ServerState
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
+from simulations.plan.unit import refuse_client_level
 from simulations.rundir.rundir import RunDir
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
@@ -144,6 +145,7 @@ def subject_of_settings(given: Mapping[str, object], *, progress: Progress = sil
 
 
 def _subject(settings: Settings, run: Path | None, saved: dict[str, Any] | None, progress: Progress) -> Subject:
+    refuse_client_level(settings, "inspection and audit")
     base = prepare(settings, progress=progress)
     if run is not None:
         check_own_code(base, RunDir(run))

@@ -18,6 +18,7 @@ import strategies
 from fedlsg import user_code
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.probe import ProbeSource
+from fedlsg.client_level import ClientUnit
 from fedlsg.code_digest import digest_of, digest_of_all
 from fedlsg.discrete import SumTerms
 from fedlsg.gradients import Precision, registered_layers, trainable
@@ -27,6 +28,7 @@ from fedlsg.state import PublicState, RoundPlan, ServerState, select_clients
 from simulations import workloads
 from simulations.plan.source import found_source, late_source
 from simulations.plan.start import with_digest
+from simulations.plan.unit import check_unit, client_unit
 from simulations.settings.device import device_of
 from simulations.settings.published import from_run_config
 from simulations.settings.resolve import build_method, check, check_codecs, fill, resolved, uplink_codec
@@ -167,8 +169,13 @@ class Base:
 
     @property
     def divisor(self) -> float:
-        """Clients a round times the expected batch: public, fixed before the run."""
-        return self.settings.clients_per_round * self.local.expected_batch
+        """Clients a round times the expected batch: public, fixed before the run. At client level updates are means."""
+        return self.settings.clients_per_round * (1.0 if self.client_unit else self.local.expected_batch)
+
+    @cached_property
+    def client_unit(self) -> ClientUnit | None:
+        """Client-level privacy; None where the unit is an example."""
+        return client_unit(self.settings, self.method)
 
     @property
     def sums(self) -> SumTerms | None:
@@ -198,12 +205,26 @@ class Base:
 
     @cached_property
     def steps(self) -> list[int]:
-        """Local steps of every client in the public schedule: K times the rounds in which it is selected."""
+        """Noisy steps of every client in the public schedule: K times the rounds in which it is selected.
+
+        At client level a round is one step; every round counts where the server draws the clients in secret.
+        """
         clients, per_round, seed = len(self.sizes), self.settings.clients_per_round, self.settings.seed
+        if self.client_unit is not None and self.client_unit.at_server:
+            return [self.schedule.rounds] * clients
         selected: Counter[int] = Counter()
         for round in range(1, self.schedule.rounds + 1):
             selected.update(select_clients(clients, per_round, round=round, seed=seed))
-        return [selected[client] * self.local.steps for client in range(clients)]
+        return [selected[client] * self.steps_a_round for client in range(clients)]
+
+    @property
+    def steps_a_round(self) -> int:
+        """Noisy steps of a client in a round, which its ledger is charged with."""
+        return self.local.steps if self.client_unit is None else 1
+
+    def accounted_rate(self, sample_rate: float) -> float:
+        """The sampling rate that the ledger is charged with, for a client whose batches have ``sample_rate``."""
+        return sample_rate if self.client_unit is None else self.client_unit.sample_rate
 
 
 def prepare(
@@ -228,6 +249,10 @@ def prepare(
     data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
     options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
     deployed = declared is not None or own is not None
+    if deployed and settings.trust == "server":
+        raise ValueError(
+            "trust=server is for simulation: no deployed client sends an update without noise; take trust=secure"
+        )
     settings = replace(settings, public_rows=public_rows.locate(settings.public_rows))
     workload = loaded or _load(settings, data_dir, options, progress, deployed=deployed)
     if own is not None:
@@ -241,6 +266,10 @@ def prepare(
     expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
     schedule = Schedule(rounds=filled.rounds, local_steps=filled.local_steps, sample_rate=rate)
     method = build_method(filled)
+    check_unit(filled, method, uplink_codec(filled))
+    if client_unit(filled, method) is not None:
+        assert filled.batch_size is not None, "check_unit wants one"
+        expected_batch = float(filled.batch_size)
     local = _local_training(filled, method, rate, expected_batch, deployed=own is not None)
     check_codecs(filled, method)
     return Base(

@@ -61,7 +61,7 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
     Returns the settings that may change and have changed, as "threads = 2 (was 1)".
     """
     now = fingerprint(plan)
-    before, after = dict(saved["settings"]), now["settings"]
+    before, after = {"unit": "example", **saved["settings"]}, now["settings"]  # the only one up to version 0.1
     before.pop("grouped", None)  # a setting of engine flower, up to version 0.1
     names = {k: k.replace("-", "_") for k in before.keys() | after.keys()}
     changed = [k for k in _changed(before, after) if names[k] not in MOVED]

@@ -17,11 +17,16 @@ def rho_of(plan: Plan, public: PublicState) -> float | None:
     return rho(
         plan.method.mechanism,
         [terms.noise_multiplier for terms in plan.terms],
-        clients_per_round=plan.settings.clients_per_round,
+        clients_per_round=1 if at_server(plan) else plan.settings.clients_per_round,
         values=frame.kept,
         blocks=len(frame.blocks),
         expected_batch=plan.divisor,
     )
+
+
+def at_server(plan: Plan) -> bool:
+    """Whether the server adds the noise, once, and not each client."""
+    return plan.client_unit is not None and plan.client_unit.at_server
 
 
 def sum_bits(plan: Plan, public: PublicState) -> int | None:
@@ -51,7 +56,8 @@ def rho_line(plan: Plan, public: PublicState) -> str | None:
         return None
     before = " before pruning" if plan.method.prune.reads_data else ""
     k = plan.settings.clients_per_round
+    batch = f", expected batch {plan.divisor:,.0f}" if plan.client_unit is None else ""
     return (
         f"rho = {found:.3g}: norm of a step's noise over the clip norm ({mean_frame(public).kept:,} values{before}, "
-        f"{k} {'client' if k == 1 else 'clients'}, expected batch {plan.divisor:,.0f})\n{RHO_MEANING}"
+        f"{k} {'client' if k == 1 else 'clients'}{batch})\n{RHO_MEANING}"
     )

@@ -68,15 +68,16 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
     """Rate and nominal noise multiplier of every client."""
     s, mechanism = base.settings, base.method.mechanism
     if mechanism.private:
-        check_delta(s.delta, max(base.sizes))
-    if base.sums is not None and max(base.sizes) > MOST_EXAMPLES:
+        check_delta(s.delta, max(base.sizes) if base.client_unit is None else len(base.sizes))
+    if base.sums is not None and base.client_unit is None and max(base.sizes) > MOST_EXAMPLES:
         raise ValueError(
             f"trust=secure is planned for clients of {MOST_EXAMPLES:,} examples, one has {max(base.sizes):,}"
         )
     blocks = count_blocks(base)
     terms = []
     # Noise for a larger rate is enough for a smaller one: beyond SHARED different rates, clients share it.
-    for size, rate, within in zip(base.sizes, base.rates, shared_rates(base.rates, limit=SHARED), strict=True):
+    accounted = shared_rates([base.accounted_rate(rate) for rate in base.rates], limit=SHARED)
+    for size, rate, within in zip(base.sizes, base.rates, accounted, strict=True):
         sigma = s.noise_multiplier if mechanism.adds_noise else 0.0
         if sigma is None:
             sigma = calibrated(base, blocks, within)
@@ -100,7 +101,8 @@ def events_of(base: Base, terms: ClientTerms, blocks: int) -> list[Event]:
     effective = mechanism.effective_noise_multiplier(blocks) if mechanism.private else mechanism.noise_multiplier
     log_ratio = 0.0 if base.sums is None else most_log_ratio(base.sums)
     steps = max(base.steps)
-    events = [Event(sample_rate=terms.sample_rate, noise_multiplier=effective, steps=steps, log_ratio=log_ratio)]
+    rate = base.accounted_rate(terms.sample_rate)
+    events = [Event(sample_rate=rate, noise_multiplier=effective, steps=steps, log_ratio=log_ratio)]
     if terms.prune_noise_multiplier:
         events.append(Event(sample_rate=1.0, noise_multiplier=terms.prune_noise_multiplier, steps=1))
     return events
@@ -138,7 +140,7 @@ def check_budget(events: Sequence[Event], base: Base) -> None:
     if s.epsilon is None or s.noise_multiplier is None:
         return
     first, *others = events
-    steps = base.local.steps
+    steps = base.steps_a_round
     once = [replace(first, steps=steps, log_ratio=first.log_ratio * steps / first.steps), *others]
     try:
         spent = compose(once, delta=s.delta, accountants=("pld",)).upper

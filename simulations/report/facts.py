@@ -15,10 +15,17 @@ PRIVACY = (
     "The epsilon of a run covers that run only. It costs more privacy to choose the best of several runs, to choose "
     "hyperparameters by their results, or to publish several runs on the same data. No epsilon here covers that.",
 )
+CLIENT_LEVEL = (
+    "Where unit=client, epsilon protects one client with all of its data (adjacency: add or remove one client), and "
+    "epsilons of the two units are not comparable: client level is the stronger claim at the same number."
+)
 TRUST = {
     "client": "trust=client: each payload is private on its own, for everybody who reads it.",
     "secure": "trust=secure: the sum of the payloads is private, against an honest-but-curious server together with "
     "the run's colluders. A secure sum hides single payloads; this is computational.",
+    "server": "trust=server: the weights of all rounds are private, and no payload is. A trusted server receives "
+    "updates without noise, draws the clients in secret and adds the noise. It is for simulation: a deployed client "
+    "refuses it. Files that say who took part (rounds.csv, bytes.csv, run.log, ledger/) are the server's own.",
     "aggregate": "trust=aggregate: the sum of the payloads is private, and a single payload is not. An ideal secure "
     "aggregation is assumed and not provided, so epsilon protects nobody in a simulation.",
 }
@@ -40,7 +47,8 @@ def epsilon_section(results: Sequence[Result]) -> Section:
     The last line only if no run measured its accuracy on private rows.
     """
     whom = trust_words(str(run.settings.get("trust", "client")) for run in results) or [TRUST["client"]]
-    texts = [*PRIVACY, *whom, *([] if any(run.held_out for run in results) else [PUBLIC_TEST])]
+    units = [CLIENT_LEVEL] if any(run.settings.get("unit") == "client" for run in results) else []
+    texts = [*PRIVACY, *units, *whom, *([] if any(run.held_out for run in results) else [PUBLIC_TEST])]
     return Section(title="What epsilon means here", parts=tuple(Text(words=text) for text in texts))
 
 

@@ -50,8 +50,11 @@ def privacy(summary: Mapping[str, Any]) -> str:
     of = {
         "secure": " for secure sums of the clients' payloads",
         "aggregate": " for the sum of all payloads, if an ideal secure aggregation is assumed",
+        "server": " for the weights, at a trusted server",
     }
     trust = of.get(str(summary.get("trust", "client")), "")
+    if summary.get("unit", "example") == "client":
+        trust = f" at client level{trust}"
     return f"at epsilon {epsilon_words(float(summary['epsilon_max']))}{trust} (delta {summary['delta']:g})"
 
 

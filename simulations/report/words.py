@@ -9,6 +9,11 @@ from simulations.rundir.links import LINKS
 
 NOT_PRIVATE = "NOT PRIVATE"
 REPRODUCIBLE = f"{NOT_PRIVATE}: the noise is reproducible"
+CLIENT_LEVEL = "client level: of a client with all of its data"
+AT_SERVER = (
+    "of the weights of all rounds: the server is trusted, it sees updates without noise and adds the noise; files that "
+    "say who took part (rounds.csv, bytes.csv, run.log) are its own, do not publish them"
+)
 NO_EPSILON = f"{NOT_PRIVATE}: no finite epsilon is claimed"
 
 
@@ -83,10 +88,17 @@ def privacy_line(summary: Mapping[str, Any]) -> str:
         return why + (
             f"; the ledger alone would say epsilon {epsilon_words(epsilon)}" if epsilon < float("inf") else ""
         )
-    line = (
-        f"epsilon {epsilon_words(epsilon)} at delta {summary['delta']:g} (largest of {summary['clients']} clients, "
-        f"median {epsilon_words(float(summary['epsilon_median']))}; sigma {summary['noise_multiplier']:.4g})"
+    of = (
+        f"largest of {summary['clients']} clients, median {epsilon_words(float(summary['epsilon_median']))}"
+        if summary.get("unit", "example") == "example"
+        else CLIENT_LEVEL
     )
+    line = (
+        f"epsilon {epsilon_words(epsilon)} at delta {summary['delta']:g} ({of}; sigma "
+        f"{summary['noise_multiplier']:.4g})"
+    )
+    if summary["trust"] == "server":
+        line += f"; {AT_SERVER}"
     if summary["trust"] == "aggregate":
         line += "; only the sum is private: an ideal secure aggregation is assumed and not provided"
     if summary["trust"] == "secure":

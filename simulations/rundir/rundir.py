@@ -34,7 +34,7 @@ import tomli_w
 from torch import Tensor
 
 import strategies
-from fedlsg.privacy import ChargeJournal, Ledger, ledger_path, merge
+from fedlsg.privacy import SERVER, ChargeJournal, Ledger, ledger_path, merge
 from fedlsg.user_code import is_reference, short
 from simulations.rundir.files import sealed
 from simulations.rundir.files.atomic import make_folder, write_atomically
@@ -87,7 +87,7 @@ class RunDir:
         return self.checkpoint.exists() or self.previous.exists()
 
     def ledger(self, client: int) -> Path:
-        """The client's own ledger file."""
+        """The client's own ledger file; of ``SERVER``, the one for all clients."""
         return ledger_path(self.ledgers, client)
 
     def outbox(self, client: int) -> Path:
@@ -148,7 +148,13 @@ class RunDir:
 
     def merge_ledgers(self) -> None:
         """Write ledger.jsonl, the entries of all clients."""
-        merge(self.ledgers.glob("client-*.jsonl"), self.path / "ledger.jsonl")
+        merge(self.ledger_files, self.path / "ledger.jsonl")
+
+    @property
+    def ledger_files(self) -> list[Path]:
+        """The ledgers that there are: the clients', and the server's."""
+        server = self.ledger(SERVER)
+        return [*sorted(self.ledgers.glob("client-*.jsonl")), *([server] if server.exists() else [])]
 
     def write_data_digest(self, digest: str) -> None:
         """Write the digest of all training rows, for the owner only: it is as secret as the rows."""

@@ -8,7 +8,7 @@ from typing import Any
 from fedlsg.gradients import trainable
 from fedlsg.state import RoundPlan, ServerState
 from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
-from simulations.plan.noise import rho_of, sum_bits
+from simulations.plan.noise import at_server, rho_of, sum_bits
 from simulations.plan.plan import Plan
 from simulations.rundir.links import run_seconds
 from simulations.rundir.rundir import RunDir
@@ -47,7 +47,7 @@ class Recorder:
         self.run, self.plan, self.state, self.downlink = run, plan, state, downlink
         self._show = show
         self.name = secrets.token_hex(8) if deployed else ""
-        self.spent = Spent(run, len(plan.terms), delta=s.delta)
+        self.spent = Spent(run, len(plan.terms), delta=s.delta, at_server=at_server(plan))
         self.evaluation = Evaluation(state, plan.workload, device=plan.device)
         self.tables = Tables(run, plan.workload.metrics)
         self.totals = Totals()
@@ -191,7 +191,7 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
     """What frame.json says of a round besides its coordinates: how payloads are read, and the scale of their values.
 
     divisor: the server's, of the sum over the clients. By client: the deviation of the noise on each value, and the
-    expected batch size q_k N_k.
+    expected batch size q_k N_k (1 at client level, where an update is a mean).
     """
     terms = {client: plan.terms[client].of(common.phase) for client in clients}
     return {
@@ -206,7 +206,7 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
         "clients": {
             str(client): {
                 "noise_std": common.for_client(own).noise_std,
-                "expected_batch": own.sample_rate * own.num_examples,
+                "expected_batch": own.sample_rate * own.num_examples if plan.client_unit is None else 1.0,
             }
             for client, own in sorted(terms.items())
         },

@@ -26,6 +26,7 @@ READ = (
     "checkpoint/sent.json",
     "checkpoint/outbox/client-*.bin",
     "ledger/client-*.jsonl",
+    "ledger/server.jsonl",
     "ledger/journal.jsonl",
     "rounds.csv",  # the checkpoint has the digest of both tables
     "bytes.csv",
@@ -59,7 +60,7 @@ def restore(run: RunDir) -> Restored:
     notes = [] if note is None else [note]
     run.settle_charges()
     verify_extends(state["ledgers"], run.ledgers)
-    for path in sorted(run.ledgers.glob("client-*.jsonl")):
+    for path in run.ledger_files:
         read_entries(path)  # also ledgers that began after the checkpoint
     tables = ((run.rounds, state["rounds"]), (run.messages, state["messages"]))
     for path, mark in tables:

@@ -10,9 +10,13 @@ import torch
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedlsg.privacy import SERVER, Ledger
+from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.tensors import freed_memory
 from simulations.callbacks.callback import Callback, CallbackList, StopRun, Watched
+from simulations.plan.noise import at_server
 from simulations.plan.plan import Plan
+from simulations.plan.unit import adaptive_clip
 from simulations.rundir.files.atomic import resumable
 from simulations.rundir.lock import exclusive
 from simulations.rundir.model_files import write_model
@@ -26,6 +30,7 @@ from simulations.server.recorder import OnRound, Recorder
 from simulations.server.summary import Outcome, summarize
 from simulations.settings.settings import values_of
 from strategies.federation.nodes import SimulatedGrid
+from strategies.federation.server_noise import ServerNoise
 from strategies.federation.wire import flat_record
 from strategies.strategy import BudgetSpentError, DivergedError, FederationSettings, FedLSG
 
@@ -153,5 +158,26 @@ def _federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
         timeout=s.round_timeout,
         run_dir=str(run.path),
         sums=plan.sums,
+        reproducible=s.reproducible,
+        client_unit=plan.client_unit,
+        server_noise=_server_noise(plan, run),
+    )
+
+
+def _server_noise(plan: Plan, run: RunDir) -> ServerNoise | None:
+    """The noise of client-level privacy, where a trusted server adds it."""
+    s = plan.settings
+    if not at_server(plan):
+        return None
+
+    def stream(purpose: str, round: int) -> SecretStream:
+        labels = (*plan.stream, "server", purpose, round)
+        return reproducible_stream(s.seed, *labels) if s.reproducible else secret_stream()
+
+    return ServerNoise(
+        ledger=Ledger(run.ledger(SERVER), client=SERVER),
+        budget=None if s.epsilon is None else (s.epsilon, s.delta),
+        stream=stream,
+        adaptive=adaptive_clip(s),
         reproducible=s.reproducible,
     )

@@ -7,23 +7,24 @@ from dataclasses import asdict
 from typing import Any
 
 from fedlsg.accounting import AccountingError, Event, Spread, compose, displayed, spread
-from fedlsg.privacy import Ledger
+from fedlsg.privacy import SERVER, Ledger
 from simulations.rundir.rundir import RunDir
 
 
 class Spent:
-    """The ledgers of all clients in a run directory.
+    """The ledgers of all clients in a run directory; ``at_server``: epsilon is of the server's ledger, for all of them.
 
     ``update`` reads the ledgers of a round's clients; ``heads`` are the ledgers' ends as they were then, which a
     resumed run must find again.
     """
 
-    def __init__(self, run: RunDir, clients: int, *, delta: float) -> None:
+    def __init__(self, run: RunDir, clients: int, *, delta: float, at_server: bool = False) -> None:
         self._run, self._delta = run, delta
+        self._server = Ledger(run.ledger(SERVER), client=SERVER) if at_server else None
         self._ledgers = [Ledger(run.ledger(client), client=client) for client in range(clients)]
         self._events = [_events(ledger) for ledger in self._ledgers]
         self._late = set[int]()
-        self.heads = {str(ledger.client): ledger.snapshot() for ledger in self._ledgers if ledger.entries}
+        self.heads = {str(ledger.client): ledger.snapshot() for ledger in self._all if ledger.entries}
 
     def update(self, selected: Iterable[int], rejected: Iterable[int]) -> None:
         """Read the ledgers that a round may have changed.
@@ -35,6 +36,8 @@ class Spent:
             self._events[client] = _events(self._ledgers[client])
             if self._ledgers[client].entries:
                 self.heads[str(client)] = self._ledgers[client].snapshot()
+        if self._server is not None:
+            self.heads[str(SERVER)] = self._server.snapshot()
 
     def check_charged(self, client: int, round: int, name: str) -> None:
         """Raise RuntimeError if a client that replied has no entry for the round: its epsilon would be wrong."""
@@ -56,7 +59,7 @@ class Spent:
     def bounds(self, client: int) -> dict[str, Any]:
         """Both accountants' intervals for a client's epsilon, and the texts of their failures."""
         try:
-            bound = compose(self._ledgers[client].events(), delta=self._delta)
+            bound = compose((self._server or self._ledgers[client]).events(), delta=self._delta)
         except AccountingError as error:
             return {"reported": "none", "client": client, "intervals": {}, "failures": {"both": str(error)}}
         intervals = {name: asdict(interval) for name, interval in bound.intervals.items()}
@@ -65,14 +68,19 @@ class Spent:
     @property
     def reproducible(self) -> bool:
         """Whether any noise came from a known seed, also in earlier processes of the run."""
-        return any(ledger.reproducible for ledger in self._ledgers)
+        return any(ledger.reproducible for ledger in self._all)
+
+    @property
+    def _all(self) -> list[Ledger]:
+        return self._ledgers if self._server is None else [*self._ledgers, self._server]
 
     def _over_clients(self, *, certified: bool) -> Spread:
-        unbounded = [events is None for events in self._events]
+        claims = self._events if self._server is None else [_events(self._server)]
+        unbounded = [events is None for events in claims]
         if any(unbounded):
             each = [math.inf if endless else 0.0 for endless in unbounded]
             return Spread(largest=math.inf, median=statistics.median(each), worst=unbounded.index(True))
-        population = [events for events in self._events if events is not None]
+        population = [events for events in claims if events is not None]
         return (spread if certified else displayed)(population, delta=self._delta)
 
 

@@ -110,6 +110,7 @@ def _privacy(plan: Plan, o: Outcome) -> dict[str, Any]:
         "noise_multiplier": max(t.noise_multiplier for t in plan.terms),
         "rho": o.rho,
         "pruning": pruning if prune.active else None,
+        "unit": s.unit,
         "trust": s.trust,
         "secure_sum": None if plan.sums is None else sum_facts(plan.sums),
         "reproducible": s.reproducible,

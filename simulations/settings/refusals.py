@@ -22,7 +22,7 @@ def refusal(given: Mapping[str, object]) -> str | None:
     except ValueError:
         return None
     try:
-        if settings.trust != "client":
+        if settings.trust in ("secure", "aggregate"):
             method = strategies.recipe(settings.method, **own, noise_share=SHARE)
         check_codecs(settings, method)
     except ValueError as error:

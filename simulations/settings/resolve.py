@@ -82,7 +82,7 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     per_round = filled.clients if filled.clients_per_round is None else filled.clients_per_round
     assert per_round is not None
     spare = per_round // SPARE
-    survivors = {"client": 1, "aggregate": per_round, "secure": per_round - spare}[filled.trust]
+    survivors = {"client": 1, "server": 1, "aggregate": per_round, "secure": per_round - spare}[filled.trust]
     colluders = spare if filled.trust == "secure" else None
     own = {
         "model": workload.default_model if filled.model is None else filled.model,
@@ -158,8 +158,8 @@ def check(s: Resolved, workload: LoadedWorkload) -> None:
         raise ValueError(f"expected 1 <= clients_per_round={s.clients_per_round} <= clients={s.clients}")
     if not 1 <= s.min_survivors <= s.clients_per_round:
         raise ValueError(f"expected 1 <= min_survivors={s.min_survivors} <= clients_per_round={s.clients_per_round}")
-    if s.trust != "client" and s.local_steps > 1:
-        raise ValueError(f"trust={s.trust!r} shares one step's noise: it needs local_steps=1")
+    if s.trust in ("secure", "aggregate") and s.unit == "example" and s.local_steps > 1:
+        raise ValueError(f"trust={s.trust!r} shares one step's noise: it needs local_steps=1, or unit=client")
     if s.trust != "secure" and s.colluders is not None:
         raise ValueError(f"colluders={s.colluders} is a setting of trust=secure, not of trust={s.trust}")
     if s.trust == "secure":
@@ -230,7 +230,7 @@ def check_codecs(s: Settings, method: Method) -> None:
             f"trust=secure sums noisy integers at derived positions: it needs mechanism=dp and indices=derived, got "
             f"{method.mechanism.kind!r} and {s.indices!r} (method {method.name!r})"
         )
-    if method.compression.chooses and (s.indices != "derived" or s.trust != "client"):
+    if method.compression.chooses and (s.indices != "derived" or s.trust in ("secure", "aggregate")):
         raise ValueError(
             f"{method.name!r} sends the positions that each client chose: leave out indices={s.indices!r}, and take "
             "trust=client, for a secure sum adds position by position"

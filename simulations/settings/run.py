@@ -82,10 +82,25 @@ class Settings:
         Setting("Noise over clip norm, instead of a target.", above=0, below=inf, aliases=("sigma", "noise")),
     ] = None
     delta: Annotated[float | None, Setting("delta of (epsilon, delta).", above=0, below=1, fallback=1e-5)] = None
+    unit: Annotated[
+        Literal["example", "client"],
+        Setting("What epsilon protects: one example, or a client with all of its data.", aliases=("level",)),
+    ] = "example"
     trust: Annotated[
-        Literal["client", "secure", "aggregate"],
-        Setting("Clients add all noise, or a share: in a secure sum, or an assumed one."),
+        Literal["client", "secure", "aggregate", "server"],
+        Setting("Clients add all noise, or a share in a real or assumed sum; or the server."),
     ] = "client"
+    clip_quantile: Annotated[
+        float | None,
+        Setting("Quantile of clients' norms that the clip norm follows.", "share", above=0, below=1),
+    ] = None
+    clip_learning_rate: Annotated[
+        float | None, Setting("Learning rate of log C under clip_quantile.", above=0, below=inf)
+    ] = None
+    clip_count_noise: Annotated[
+        float | None,
+        Setting("Noise in the count of clip_quantile; default a 20th of a round's.", "clients", above=0, below=inf),
+    ] = None
     min_survivors: Annotated[
         int | None,
         Setting("Clients that a round needs; less the colluders, they make a sum's noise.", "clients", at_least=1),

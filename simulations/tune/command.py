@@ -19,6 +19,7 @@ from simulations.compare.cells.worker import Worker
 from simulations.compare.table import unfinished
 from simulations.engines.signals import sigterm_raises
 from simulations.plan.base import prepare
+from simulations.plan.unit import refuse_client_level
 from simulations.report.terminal import print_line, print_note, print_table
 from simulations.rundir.lock import exclusive
 from simulations.rundir.rundir import RunDir
@@ -85,6 +86,7 @@ def make_job(
     if not rows.private:
         shared = {**as_many_rows(from_mapping(shared)), **shared}
     shared |= {} if trial_rounds is None else {"rounds": RUN["rounds"].parse(trial_rounds)}
+    refuse_client_level(from_mapping(shared), "a search, which states what choosing costs,")
     base = prepare(from_mapping(shared))
     axes = make_axes(vary, str(shared["method"]), values_of(base.settings))
     if not axes:

@@ -13,7 +13,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedlsg.state import RoundPlan
+from fedlsg.state import RoundPlan, select_clients
 from strategies.federation.downlink import Downlink
 from strategies.federation.expectations import Expectations
 from strategies.federation.ledgers import RECORD, LedgerCopies, held_record
@@ -63,6 +63,11 @@ class Exchange:
             self.roster.refresh(grid)
         else:
             self.roster.gather(grid, len(self.expectations.settings.terms))
+
+    def select(self, plan: RoundPlan) -> list[int]:
+        """The clients of a round, ascending: a public draw."""
+        clients, per_round = len(self.expectations.settings.terms), self.expectations.settings.clients_per_round
+        return select_clients(clients, per_round, round=plan.round, seed=self.expectations.state.seed)
 
     def begin(self, plan: RoundPlan, selected: Sequence[int]) -> list[Message]:
         """The announcements of a round, for the caller to send."""

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from flwr.app import Message
 from torch import Tensor
 
 from fedlsg.carriers.powersgd import decode
+from fedlsg.client_level import ClientUnit
 from fedlsg.discrete import SumTerms
 from fedlsg.method import LocalTraining, norm_bound
 from fedlsg.payload import Codec, Dither, Expected, IndexMode, unpack
@@ -16,13 +18,16 @@ from strategies.federation.ledgers import LedgerCopies, read_news
 from strategies.federation.report import RoundReport
 from strategies.federation.wire import read_update
 
+if TYPE_CHECKING:
+    from strategies.federation.server_noise import ServerNoise
+
 
 @dataclass(frozen=True, kw_only=True)
 class FederationSettings:
     """Public constants of a federation. ``terms`` are per partition; ``local`` is the common local training.
 
     ``sums``: of secure sums; None where the server reads every payload. ``reproducible``: masks and noise of it come
-    from the seed. NOT PRIVATE.
+    from the seed. NOT PRIVATE. ``client_unit``: of client-level privacy; with ``server_noise`` the server adds it.
     """
 
     terms: Sequence[ClientTerms]
@@ -35,6 +40,13 @@ class FederationSettings:
     run_dir: str = ""
     sums: SumTerms | None = None
     reproducible: bool = False
+    client_unit: ClientUnit | None = None
+    server_noise: "ServerNoise | None" = None
+
+    @property
+    def least_clients(self) -> int:
+        """Clients without whom a round changes nothing; 0 where their number is a secret."""
+        return self.min_survivors if self.server_noise is None else 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,8 +114,13 @@ class Expectations:
             size=wire.size,
             indices=wire.indices,
             digest=plan.frame.digest,
-            max_norm=norm_bound(plan.mechanism, plan.frame, num_examples=num_examples, local=plan.local),
+            max_norm=self._norm_bound(plan, num_examples),
             blocks=wire.blocks,
             dither=self._dither(partition, plan),
             most=self.state.method.compression.most(wire.size),
         )
+
+    def _norm_bound(self, plan: RoundPlan, num_examples: int) -> float:
+        """At client level a payload is one clipped update, whatever the local steps and examples."""
+        units, local = (num_examples, plan.local) if plan.releases_examples else (1, plan.local.single())
+        return norm_bound(plan.mechanism, plan.frame, num_examples=units, local=local)

@@ -68,7 +68,7 @@ class RoundReport:
     count_values: Callable[[bytes], int] = value_bytes
     """Bytes of the values in a payload."""
     total: Tensor | None = None
-    """What a secure sum revealed, as one flat vector."""
+    """What a secure sum revealed, or a server with noise of its own released, as one flat vector."""
 
     def so_far(self, direction: Direction) -> tuple[int, int]:
         """Payload and wire bytes counted until now."""
@@ -116,7 +116,7 @@ class RoundReport:
     def budget_spent(self) -> bool:
         """Whether every selected client refused because it would pass its privacy budget."""
         refusals = [why for why in self.rejected.values() if why.startswith(f"[{OVER_BUDGET}]")]
-        return len(refusals) == len(self.asked)
+        return bool(self.asked) and len(refusals) == len(self.asked)
 
 
 def reason_of(error: Exception) -> str:

@@ -23,6 +23,14 @@ GRANTED = {
     "sees": "the answers (logits) of the trained model, once for each example; no payload and no earlier round",
     "secret": "which examples the target was trained on, its batches and its noise",
 }
+GRANTED_OF_CLIENTS = {
+    "candidates": "every client with all of its examples, but not whether it was in the federation; each was, with "
+    "probability 1/2. A client's score is the mean over its examples",
+    "data": "shadow models train on halves of the same clients; an attacker outside has no data that are as close",
+    "algorithm": "every setting, sigma and the public seed: initial weights, carriers, masks",
+    "sees": "the answers (logits) of the trained model on all examples; no payload and no earlier round",
+    "secret": "which clients there were, which were drawn in a round, their batches and the noise",
+}
 PER_ROUND = {
     "matched filter": "sees one client's payload of one round as it was sent, and knows every other example of the "
     "batch; guessing has a TPR equal to its FPR"
@@ -31,6 +39,10 @@ PER_ROUND = {
 PER_ROUND_OF_SUM = {
     "matched filter": "sees the noisy sum of one round's payloads, and knows every other example of all batches; "
     "guessing has a TPR equal to its FPR"
+}
+PER_ROUND_OF_CLIENTS = {
+    "matched filter": "sees the noisy sum of one round, and knows who else took part, with which updates; guessing has "
+    "a TPR equal to its FPR"
 }
 
 
@@ -55,7 +67,7 @@ def tables(report: Report) -> list[Table]:
     if report.own is not None:
         made.append(_own_model(report.own))
     if report.rounds:
-        made.append(_per_round(report.rounds, report.settings.trust))
+        made.append(_per_round(report.rounds, report.settings))
     return made
 
 
@@ -110,11 +122,12 @@ def _guessing(*cells: str) -> Row:
     return Row(cells=("guessing", *cells), style="reference")
 
 
-def _per_round(rounds: Sequence[PerRound], trust: str) -> Table:
+def _per_round(rounds: Sequence[PerRound], settings: Settings) -> Table:
     """What one round shows: a client's payload or, where only sums have the noise, the sum of all."""
     first = rounds[0]
+    trust, unit = settings.trust, settings.unit
     seen = "One payload" if trust == "client" else "The sum of the payloads"
-    unlike = "" if first.clipped else " The example of this game is shorter than the clip, so it is found less often."
+    unlike = "" if first.clipped else f" The {unit} of this game is shorter than the clip, so it is found less often."
     return Table(
         title=f"{seen} of one round, matched filter, sigma_eff {first.sigma:.4g}",
         columns=("guessing (FPR)", "TPR, closed form", "FPR, measured", "TPR, measured"),
@@ -129,8 +142,9 @@ def _per_round(rounds: Sequence[PerRound], trust: str) -> Table:
             )
             for one in rounds
         ),
-        note="Closed form: TPR = Phi(Phi^-1(FPR) + 1 / sigma_eff), for a clipped example that took part. Measured: "
-        f"{'payloads' if trust == 'client' else 'sums'} with and without one example through the shipped clip and "
+        note="Closed form: TPR = Phi(Phi^-1(FPR) + 1 / sigma_eff), for a clipped "
+        f"{unit} that took part. Measured: "
+        f"{'payloads' if trust == 'client' else 'sums'} with and without one {unit} through the shipped clip and "
         "noise, in the frame of the first round." + unlike,
     )
 
@@ -202,7 +216,8 @@ def facts(report: Report) -> str:
         f"{report.claim.delta:g} by the planned schedule"
     )  # fmt: skip
     return (
-        f"{len(accuracy) - 1} shadow models and a target, each trained on a random half of the training set of "
+        f"{len(accuracy) - 1} shadow models and a target, each trained on a random half of the "
+        f"{'clients' if s.unit == 'client' else 'training set'} of "
         f"{s.workload} ({s.model}, method {s.method}, {s.clients} clients, {s.rounds} rounds), with the run's "
         f"sigma and sample rate; {claim}. Test accuracy {100 * np.mean(accuracy):.1f} % on average."
     )
@@ -210,5 +225,7 @@ def facts(report: Report) -> str:
 
 def granted(report: Report) -> dict[str, str]:
     """The assumptions in words."""
+    if report.settings.unit == "client":
+        return GRANTED_OF_CLIENTS | (PER_ROUND_OF_CLIENTS if report.rounds else {})
     per_round = PER_ROUND if report.settings.trust == "client" else PER_ROUND_OF_SUM
     return GRANTED | (per_round if report.rounds else {})

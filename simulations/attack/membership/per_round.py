@@ -13,6 +13,7 @@ from fedlsg.attacks.membership.roc import LOW_RATES
 from fedlsg.gradients import per_example_gradients
 from fedlsg.randomness import reproducible_stream
 from fedlsg.training import per_unit
+from simulations.attack.membership.units import first_updates
 from simulations.attack.recorded.observations import cross_entropy
 from simulations.plan.plan import Plan
 from simulations.workloads import to_device
@@ -46,7 +47,7 @@ def per_round(plan: Plan, *, seed: int) -> list[PerRound]:
     if not mechanism.private:
         return []
     mechanism = replace(mechanism, noise_share=1.0)
-    gradients, blocks = _gradients(plan)
+    gradients, blocks = _gradients(plan, seed)
     sigma = mechanism.effective_noise_multiplier(blocks)
     kept = sum(block.shape[1] for block in gradients)
     trials = min(TRIALS, WORK // (2 * kept))
@@ -67,8 +68,10 @@ def per_round(plan: Plan, *, seed: int) -> list[PerRound]:
     return found
 
 
-def _gradients(plan: Plan) -> tuple[list[torch.Tensor], int]:
-    """Per-example gradients of each block, the longest example first, and the number of blocks."""
+def _gradients(plan: Plan, seed: int) -> tuple[list[torch.Tensor], int]:
+    """Per-example gradients of each block, the longest example first, and the number of blocks; updates of clients."""
+    if plan.client_unit is not None:
+        return first_updates(plan, COMPANY, seed)
     state = plan.server_state()
     frame, device = state.frame(), plan.device
     inputs, labels = plan.workload.train.batch(plan.parts[0][:COMPANY])

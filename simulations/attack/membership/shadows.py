@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.membership.lira import scaled_confidence
 from fedlsg.randomness import public_generator
+from simulations.attack.membership import units
 from simulations.client.model import serving
 from simulations.engines import local
 from simulations.plan.plan import Plan
@@ -53,10 +54,13 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
     ``plan``: they come from its public seed, which the attacker knows.
     Raises ValueError for too few shadows, a client that is left without an example, or a model that diverged.
     """
-    total = len(plan.workload.train)
+    units.check(plan)
+    total = units.count(plan)
     inside = halves(shadows, total, seed)
     draw = torch.randperm(total, generator=public_generator(seed, "membership", "candidates"))
-    rows = plan.workload.train.order(draw[:CANDIDATES].sort().values)
+    rows = draw[:CANDIDATES].sort().values
+    if plan.client_unit is None:
+        rows = plan.workload.train.order(rows)
     found, accuracy = [], []
     for number, members in enumerate(inside):
 
@@ -65,7 +69,7 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
             tick(share, f"model {number + 1} of {len(inside)}, round {done}")
 
         with trained(on_half(plan, members), seed, number, on_round) as model:
-            found.append(confidences(model, plan.workload.train, rows, plan.device))
+            found.append(confidences_of(model, plan, rows))
             accuracy.append(accuracy_of(model, plan.workload.test, plan.device))
         if not np.isfinite(found[-1]).all():
             raise ValueError(f"model {number + 1} of {len(inside)} diverged: its outputs are not finite; train slower")
@@ -101,7 +105,12 @@ def pair_of(model: int) -> int | None:
 
 
 def on_half(plan: Plan, members: Bool[Tensor, " examples"]) -> Plan:
-    """The plan on the examples of one half: same rate and noise, and the public divisor of half the data."""
+    """The plan on the examples of one half: same rate and noise, and the public divisor of half the data.
+
+    At client level on half of the clients.
+    """
+    if plan.client_unit is not None:
+        return units.without_clients(plan, members)
     parts = [part[members[part]] for part in plan.parts]
     if any(not len(part) for part in parts):
         raise ValueError("a client has no example in its half of the training set: take fewer clients")
@@ -125,6 +134,14 @@ def trained(plan: Plan, seed: int, number: int, on_round: Callable[[int], None])
         state.load_state_dict(directory.load_checkpoint()["server"])
     with state.evaluated() as model:
         yield model
+
+
+def confidences_of(model: nn.Module, plan: Plan, candidates: Tensor) -> Float[np.ndarray, " candidates"]:
+    """phi of each candidate: of an example, or the mean over the examples of a client."""
+    if plan.client_unit is None:
+        return confidences(model, plan.workload.train, candidates, plan.device)
+    parts = [plan.parts[int(client)] for client in candidates]
+    return np.array([confidences(model, plan.workload.train, part, plan.device).mean() for part in parts])
 
 
 def confidences(model: nn.Module, split: Split, rows: Tensor, device: str) -> Float[np.ndarray, " rows"]:

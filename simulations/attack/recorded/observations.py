@@ -101,7 +101,9 @@ class Record:
         Raises ValueError for a damaged file, or a ledger without an entry of the round.
         """
         state = replace(self._start, model=model)
-        plan = plan_round(state.method, round, self._frame(state, round), self.base.local, self.base.sums)
+        plan = plan_round(
+            state.method, round, self._frame(state, round), self.base.local, self.base.sums, self.base.client_unit
+        )
         return plan.for_client(self._terms(round, client, len(plan.frame.blocks)))
 
     def expected(self, plan: RoundPlan, client: int) -> Expected:
@@ -197,6 +199,11 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
     settings = run.read_config()
     if not payload_files(run.path):
         raise ValueError(f"{path} holds no recorded updates; {RECORD}")
+    if settings.unit == "client":
+        raise ValueError(
+            "this run has unit=client: its payloads are whole updates, and these attacks replay batches of examples; "
+            "fedlsg attack --membership attacks clients"
+        )
     if settings.trust != "client" and threat.view == "client":
         unseen = "is assumed to see a single payload" if settings.trust == "aggregate" else "can unmask one"
         raise ValueError(

@@ -37,6 +37,16 @@ def usable(settings: Settings, terms: Terms) -> Settings:
     check_mechanism(
         settings.parameters.get("mechanism", strategies.default_mechanism(settings.method)), settings.method
     )
+    if settings.trust == "server":
+        raise TermsError(
+            "trust=server: the server would get this client's update without noise; a deployed client never sends one. "
+            "Take trust=secure"
+        )
+    if settings.unit != terms.unit:
+        raise TermsError(
+            f"unit={settings.unit}: this client's ledger and its epsilon-max protect one {terms.unit} (set unit="
+            f"{settings.unit!r} in its node config, with a ledger-dir of its own)"
+        )
     if TRUST.index(settings.trust) > TRUST.index(terms.trust):
         assumed = " if a secure sum is really there" if settings.trust == "aggregate" else ""
         raise TermsError(
@@ -117,13 +127,26 @@ def check_base(base: Base, terms: Terms) -> None:
             f"colluders={base.sums.colluders}: the run's noise survives so many colluding clients, and this client's "
             f"node config asks for {terms.colluders}; set colluders in the run config"
         )
-    if base.sums is not None and size > MOST_EXAMPLES:
+    if base.sums is not None and base.client_unit is None and size > MOST_EXAMPLES:
         raise TermsError(f"trust=secure is planned for clients of {MOST_EXAMPLES:,} training rows at most")
+    if base.client_unit is not None:
+        _check_delta_of_clients(base, terms)
+        return
     for name, delta in (("delta-max", terms.delta_max), ("the run's delta", base.settings.delta)):
         if delta >= 1 / size:
             raise TermsError(
                 f"{name}={delta:g} is not below 1/N_k = {1 / size:.3g}, with N_k={size} training rows here: such a "
                 "delta allows a row to be published"
+            )
+
+
+def _check_delta_of_clients(base: Base, terms: Terms) -> None:
+    clients = base.settings.clients
+    for name, delta in (("delta-max", terms.delta_max), ("the run's delta", base.settings.delta)):
+        if delta >= 1 / clients:
+            raise TermsError(
+                f"{name}={delta:g} is not below 1/K = {1 / clients:.3g} of K={clients} clients: such a delta allows "
+                "all data of one client to be published"
             )
 
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from fedlsg.privacy.ledger_entry import UNITS
 from simulations.grids.refusals import TermsError
 
 KEYS = (
     "partition-id", "num-partitions", "ledger-dir", "epsilon-max", "delta-max", "data", "input-columns", "label-column",
-    "classes", "pretrained", "trust", "colluders", "accept-changed-data",
+    "classes", "pretrained", "unit", "trust", "colluders", "accept-changed-data",
 )  # fmt: skip
 TRUST = ("client", "secure", "aggregate")
 """What a client may accept, from the strongest to the weakest."""
@@ -33,6 +34,7 @@ class Terms:
     data: its own rows, as ``WORKLOAD:PATH``; None takes its partition of the run's workload.
     input_columns, label_column, classes: of its own rows, if they are settings of the run's workload.
     pretrained: its own copy of the file that a run starts from, with the digest that the run announces.
+    unit: what the budget protects, one example or this client with all of its data; a ledger is of one unit.
     trust: the weakest that it accepts. colluders: the fewest colluding clients that a secure sum must tolerate.
     accept_changed_data: continue at the spent epsilon with changed data.
     """
@@ -47,6 +49,7 @@ class Terms:
     label_column: str | None = None
     classes: int | None = None
     pretrained: Path | None = None
+    unit: str = "example"
     trust: str = "client"
     colluders: int = 0
     accept_changed_data: bool = False
@@ -62,6 +65,9 @@ def read_terms(config: Config) -> Terms:
     trust = config.get("trust", "client")
     if trust not in TRUST:
         raise TermsError(f"node config: expected trust={trust!r} among {', '.join(TRUST)}")
+    unit = config.get("unit", "example")
+    if unit not in UNITS:
+        raise TermsError(f"node config: expected unit={unit!r} among {', '.join(UNITS)}")
     accept = config.get("accept-changed-data", False)
     if not isinstance(accept, bool):
         raise TermsError(f"node config: expected accept-changed-data={accept!r} to be true or false")
@@ -76,6 +82,7 @@ def read_terms(config: Config) -> Terms:
         label_column=_text(config, "label-column") if "label-column" in config else None,
         classes=_integer(config, "classes", least=2) if "classes" in config else None,
         pretrained=absolute(_text(config, "pretrained"), "pretrained") if "pretrained" in config else None,
+        unit=str(unit),
         trust=str(trust),
         colluders=_integer(config, "colluders", least=0) if "colluders" in config else 0,
         accept_changed_data=accept,

@@ -11,6 +11,8 @@ from simulations.server.restore import READ
 from tests.simulations.support.broken_runs import KINDS, break_run, copy_run, resumed
 from tests.simulations.support.runs import pages
 
+AT_CLIENT_LEVEL = "ledger/server.jsonl"
+"""Read in ``tests/simulations/client_level``: a run is refused without it."""
 WITHOUT_A_DEPLOYMENT = {"replicas/client-*.bin", "replicas/basis-*.bin"}
 """Only clients on machines of their own keep replicas, or carriers of probes."""
 
@@ -60,7 +62,10 @@ def test_nothing_else_is_opened(opened):
 
 def test_the_list_names_nothing_that_is_not_opened(opened):
     seen = set().union(*(seen for _, seen in opened.values()))
-    assert {pattern for pattern in READ if not any(fnmatch(p, pattern) for p in seen)} == WITHOUT_A_DEPLOYMENT
+    assert {pattern for pattern in READ if not any(fnmatch(p, pattern) for p in seen)} == {
+        *WITHOUT_A_DEPLOYMENT,
+        AT_CLIENT_LEVEL,
+    }
 
 
 @pytest.mark.parametrize(

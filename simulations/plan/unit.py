@@ -1,0 +1,90 @@
+"""Client-level privacy of a run: whether its settings are true at that level, and what the ledger is charged with."""
+
+from fedlsg.client_level import AdaptiveClip, ClientUnit
+from fedlsg.method import Method
+from fedlsg.payload import Codec, keeps_memory
+from simulations.settings.run import Resolved, Settings
+
+RATE = 0.2
+"""eta of Andrew et al. 2021."""
+COUNT_SHARE = 20
+"""sigma_b is the expected number of clients over this (Andrew et al. 2021)."""
+
+
+def client_unit(s: Resolved, method: Method) -> ClientUnit | None:
+    """How a round releases whole clients; None at example level, and for methods without privacy."""
+    if s.unit == "example" or not method.mechanism.private:
+        return None
+    if s.trust == "server":
+        return ClientUnit(sample_rate=s.clients_per_round / s.clients, at_server=True)
+    return ClientUnit(sample_rate=1.0, at_server=False)
+
+
+def adaptive_clip(s: Resolved) -> AdaptiveClip | None:
+    """The adaptive clip that the settings ask for."""
+    if s.clip_quantile is None:
+        return None
+    return AdaptiveClip(
+        quantile=s.clip_quantile,
+        rate=RATE if s.clip_learning_rate is None else s.clip_learning_rate,
+        count_noise=s.clip_count_noise or s.clients_per_round / COUNT_SHARE,
+        expected_clients=s.clients_per_round,
+    )
+
+
+def check_unit(s: Resolved, method: Method, codec: Codec) -> None:
+    """Raise ValueError, naming the setting and the fix, where epsilon would not be true for the unit."""
+    _check_adaptive(s, method)
+    private = method.mechanism.private
+    if s.trust == "server" and private and s.unit == "example":
+        raise ValueError(
+            "trust=server adds noise to a sum of whole updates: it needs unit=client; for noise on examples take "
+            "trust=client, secure or aggregate"
+        )
+    if s.unit == "example" or not private:
+        return
+    if s.trust == "client":
+        raise ValueError(
+            "unit=client hides a client in a sum: take trust=server (simulation: the server is trusted with updates "
+            "that have no noise, and adds it) or trust=secure (clients add shares of it under a secure sum)"
+        )
+    if s.batch_size is None:
+        raise ValueError(
+            f"unit=client with sample_rate={s.sample_rate:g}: a client's expected batch would depend on which other "
+            "clients there are; give batch_size, a public number of examples"
+        )
+    if method.prune.reads_data:
+        raise ValueError(f"{method.name!r} prunes by saliencies of single examples: take unit=example, or no pruning")
+    if method.carrier.kind == "factors":
+        raise ValueError(f"unit=client adds updates up, and factors do not add up: {method.name!r} needs unit=example")
+    if method.compression.chooses or keeps_memory(method, codec):
+        raise ValueError(
+            f"{method.name!r} keeps what it did not send for later rounds, or sends positions of its own choice: a "
+            "client would then act on a round that it is not charged for; take unit=example"
+        )
+    if s.trust == "server" and s.min_survivors > 1:
+        raise ValueError(
+            f"min_survivors={s.min_survivors} under trust=server: whether a round counts would show how many clients "
+            "were drawn; leave it out (a round without any client is noise alone)"
+        )
+
+
+def refuse_client_level(s: Settings, what: str) -> None:
+    """Raise ValueError for client-level settings where ``what`` is made for single examples."""
+    if s.unit == "client":
+        raise ValueError(f"{what} works on single examples: it needs unit=example, got unit=client")
+
+
+def _check_adaptive(s: Resolved, method: Method) -> None:
+    for name in ("clip_learning_rate", "clip_count_noise"):
+        if s.clip_quantile is None and getattr(s, name) is not None:
+            raise ValueError(f"{name}={getattr(s, name):g} is a setting of an adaptive clip: give clip_quantile, too")
+    if s.clip_quantile is None:
+        return
+    if s.unit != "client" or s.trust != "server":
+        raise ValueError(
+            f"clip_quantile={s.clip_quantile:g} counts clients at a trusted server: it needs unit=client and "
+            "trust=server"
+        )
+    if method.mechanism.clip != "joint":
+        raise ValueError("clip_quantile moves one clip norm: it needs clip=joint")

@@ -1,0 +1,98 @@
+"""The messages of a round whose noise a trusted server adds: it draws the clients, is charged, clips, sums, adds noise.
+
+Order, which the privacy claim rests on: the ledger is charged and on disk, the clients are drawn, their updates arrive,
+and only the noisy sum goes on. Who took part is known to the server alone; a release that tells it is not covered.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from flwr.app import Message
+
+from fedlsg.client_level import AdaptiveClip, release_round, sum_mechanism
+from fedlsg.privacy import SERVER, Entry, Ledger, poisson_batch
+from fedlsg.randomness import SecretStream
+from fedlsg.state import RoundPlan
+from strategies.federation.exchange import Exchange, Received
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ServerNoise:
+    """What a server needs to add the noise of client-level privacy.
+
+    ``ledger``: of ``SERVER``, for all clients. ``budget``: (epsilon, delta) that it must not pass, None without one.
+    ``stream``: secret draws by purpose and round. ``reproducible``: they come from the seed, NOT PRIVATE.
+    """
+
+    ledger: Ledger
+    budget: tuple[float, float] | None
+    stream: Callable[[str, int], SecretStream]
+    adaptive: AdaptiveClip | None = None
+    reproducible: bool = False
+
+
+class ServerNoiseExchange(Exchange):
+    """An exchange whose one update is the noisy sum of what arrived."""
+
+    _clip_norm: float | None = None
+
+    def select(self, plan: RoundPlan) -> list[int]:
+        """A Poisson sample of the clients, drawn after the charge; it may be empty.
+
+        Raises BudgetError if the round would pass the budget, LedgerError if it cannot be charged: nothing is drawn.
+        """
+        assert plan.client_unit is not None
+        self._charge(plan)
+        clients, rate = len(self.expectations.settings.terms), plan.client_unit.sample_rate
+        return [int(client) for client in poisson_batch(clients, rate, self._noise.stream("clients", plan.round))]
+
+    def collect(self, replies: Iterable[Message]) -> Received:
+        """The noisy sum; also of a round in which no client was drawn, or none answered."""
+        received, plan, noise = super().collect(replies), self.plan, self._noise
+        total, clip_norm = release_round(
+            received.updates,
+            frame=plan.frame,
+            mechanism=plan.mechanism,
+            expected_batch=plan.local.expected_batch,
+            noise=noise.stream("noise", plan.round),
+            adaptive=noise.adaptive,
+        )
+        self._clip_norm = None if noise.adaptive is None else clip_norm
+        self.report.total = total
+        self.report.payloads.clear()  # without noise: they are kept nowhere
+        std = sum_mechanism(plan.mechanism, noise.adaptive).noise_std
+        return replace(received, updates=[total], noise_std=std)
+
+    def finish(self) -> None:
+        """The clip norm of the next round, in the public state, once the sum is applied."""
+        self.expectations.state.clip_norm = self._clip_norm
+
+    @property
+    def _noise(self) -> ServerNoise:
+        noise = self.expectations.settings.server_noise
+        assert noise is not None
+        return noise
+
+    def _charge(self, plan: RoundPlan) -> None:
+        noise = self._noise
+        assert plan.client_unit is not None
+        first = (
+            self.expectations.state.method.mechanism
+        )  # of the first C: the multiplier is the same at any, to the bit
+        entry = Entry(
+            client=SERVER,
+            round=plan.round,
+            attempt=noise.ledger.next_attempt(plan.round),
+            steps=1,
+            sample_rate=plan.client_unit.sample_rate,
+            noise_multiplier=first.effective_noise_multiplier(len(plan.frame.blocks)),
+            clip_norm=plan.mechanism.clip_norm,
+            num_examples=len(self.expectations.settings.terms),
+            mechanism=plan.mechanism.kind,
+            reproducible=noise.reproducible,
+            unit="client",
+        )
+        known = noise.ledger.of_round(plan.round)
+        if noise.reproducible and any(replace(one, attempt=entry.attempt) == entry for one in known):
+            return  # the same bits again, the same release
+        noise.ledger.charge(entry, within=None if noise.reproducible else noise.budget)

@@ -1,0 +1,213 @@
+"""Runs with unit=client: what the ledgers say, that epsilon is the accountants', and that no round is skipped."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dp_accounting.pld import privacy_loss_distribution as pld
+from torch.nn.utils import parameters_to_vector
+
+import strategies.federation.server_noise
+from fedlsg.client_level import release_round
+from fedlsg.privacy import SERVER, Ledger, LedgerError
+from simulations.plan.plan import make_plan
+from simulations.settings.settings import from_mapping
+from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
+
+CLIENT_LEVEL: dict[str, Any] = {
+    "unit": "client", "trust": "server", "sample_rate": None, "batch_size": 20, "clients": 30, "clients_per_round": 9,
+    "local_steps": 2, "method": "lsg", "rounds": 4, "clip_norm": 1.0, "noise_multiplier": 1.5,
+}  # fmt: skip
+
+
+def at_client_level(out: Path, **changes: Any) -> Run:
+    return run_local(out, **CLIENT_LEVEL | changes)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    return at_client_level(tmp_path_factory.mktemp("runs") / "run")
+
+
+def golden(q: float, sigma: float, steps: int, delta: float) -> float:
+    """Epsilon of a Poisson-sampled Gaussian, add or remove one, by Google's accountant."""
+    one = pld.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=1e-4)
+    return float(one.self_compose(steps).get_epsilon_for_delta(delta))
+
+
+def test_the_server_charges_every_round_for_all_clients(run):
+    entries = Ledger(run.directory.ledger(SERVER), client=SERVER).entries
+    assert [(e.round, e.steps, e.sample_rate, e.noise_multiplier) for e in entries] == [
+        (round, 1, 0.3, 1.5) for round in (1, 2, 3, 4)
+    ]
+    assert {(e.unit, e.mechanism, e.num_examples) for e in entries} == {("client", "dp", 30)}
+
+
+def test_a_client_s_own_ledger_says_that_its_update_has_no_noise(run):
+    trained = [client for client in range(30) if run.directory.ledger(client).exists()]
+    assert 0 < len(trained) <= 30
+    assert {entry.mechanism for client in trained for entry in run.entries(client)} == {"none"}
+
+
+@pytest.mark.parametrize(("q", "sigma", "rounds"), [(0.3, 1.5, 4), (0.1, 0.8, 40), (1.0, 3.0, 10)])
+def test_the_planned_epsilon_is_that_of_another_accountant(q, sigma, rounds):
+    settings = CLIENT_LEVEL | {"clients_per_round": int(30 * q), "noise_multiplier": sigma, "rounds": rounds}
+    plan = make_plan(from_mapping(SMALL | settings))
+    from fedlsg.accounting import compose
+    from simulations.plan.plan import count_blocks, events_of
+
+    found = compose(events_of(plan, plan.terms[0], count_blocks(plan)), delta=1e-5).upper
+    assert golden(q, sigma, rounds, 1e-5) * (1 - 1e-3) <= found <= golden(q, sigma, rounds, 1e-5) * 1.01
+
+
+def test_the_summary_has_the_epsilon_of_the_server_s_ledger(run):
+    assert run.summary["epsilon_max"] == pytest.approx(golden(0.3, 1.5, 4, 1e-5), rel=0.01)
+    assert (run.summary["unit"], run.summary["trust"]) == ("client", "server")
+
+
+def test_calibration_meets_the_target_at_client_level():
+    plan = make_plan(from_mapping(SMALL | CLIENT_LEVEL | {"noise_multiplier": None, "epsilon": 3.0}))
+    sigma = plan.terms[0].noise_multiplier
+    assert 2.97 < golden(0.3, sigma, 4, 1e-5) <= 3.0 * 1.001
+    assert {t.noise_multiplier for t in plan.terms} == {sigma}
+
+
+def lonely(out: Path) -> Run:
+    """One client of thirty is expected in a round: in a third of the rounds there is none."""
+    return at_client_level(out, clients_per_round=1, rounds=8, noise_multiplier=0.5, epsilon=50.0)
+
+
+def changes(run: Run) -> bool:
+    """Whether every round had an update."""
+    assert any(not row.asked for row in run.rows), "no round was empty: the test tests nothing"
+    return run.summary["empty_rounds"] == 0
+
+
+def test_a_round_in_which_no_client_is_drawn_is_an_update_of_noise(tmp_path):
+    assert changes(lonely(tmp_path / "run"))
+
+
+def test_a_server_that_skips_empty_rounds_is_seen(tmp_path, monkeypatch):
+    collect = strategies.federation.server_noise.ServerNoiseExchange.collect
+
+    def planted(self, replies):
+        received = collect(self, replies)
+        return received if received.clients else type(received)()
+
+    monkeypatch.setattr(strategies.federation.server_noise.ServerNoiseExchange, "collect", planted)
+    assert not changes(lonely(tmp_path / "run"))
+
+
+def drawn(run: Run) -> float:
+    """How far the share of drawn clients is from q, in standard deviations."""
+    draws = 30 * len(run.rows)
+    return (sum(len(row.asked.split()) for row in run.rows) / draws - 0.3) / math.sqrt(0.3 * 0.7 / draws)
+
+
+def test_clients_are_drawn_one_by_one_at_the_rate_of_the_ledger(run):
+    counts = [len(row.asked.split()) for row in run.rows]
+    assert len(set(counts)) > 1, "a fixed number in every round is no Poisson sample"
+    assert abs(drawn(run)) < 4
+
+
+def test_a_resumed_run_has_the_same_bits(run, tmp_path):
+    stopped_after(2, tmp_path / "run", **CLIENT_LEVEL)
+    again = resume_local(tmp_path / "run")
+    assert torch.equal(again.weights, run.weights)
+    assert again.ledgers["server.jsonl"] == run.ledgers["server.jsonl"]
+
+
+def test_a_run_whose_server_ledger_was_cut_is_not_resumed(tmp_path):
+    stopped_after(2, tmp_path / "run", **CLIENT_LEVEL)
+    ledger = tmp_path / "run" / "ledger" / "server.jsonl"
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(LedgerError, match=r"server\.jsonl"):
+        resume_local(tmp_path / "run")
+
+
+def test_a_round_past_the_budget_ends_the_run_before_anything_is_drawn(tmp_path):
+    found = at_client_level(tmp_path / "run", rounds=6, epsilon=golden(0.3, 1.5, 3, 1e-5) * 1.005, reproducible=False)
+    assert found.summary["rounds"] == 3
+    assert "budget" in found.summary["stopped"]
+    assert found.summary["private"]
+
+
+def test_the_adaptive_clip_norm_is_in_the_ledger_and_in_the_checkpoint(tmp_path):
+    found = at_client_level(tmp_path / "run", clip_quantile=0.5, clip_norm=0.05, clip_count_noise=2.0)
+    entries = Ledger(found.directory.ledger(SERVER), client=SERVER).entries
+    assert len({e.clip_norm for e in entries}) == 4
+    (charged,) = {e.noise_multiplier for e in entries}
+    assert charged == pytest.approx(1.5)
+    assert found.checkpoint["server"]["clip_norm"] > entries[-1].clip_norm > entries[0].clip_norm
+    stopped_after(
+        2, tmp_path / "cut", **CLIENT_LEVEL | {"clip_quantile": 0.5, "clip_norm": 0.05, "clip_count_noise": 2.0}
+    )
+    assert torch.equal(resume_local(tmp_path / "cut").weights, found.weights)
+
+
+def test_no_update_without_noise_is_kept(tmp_path, monkeypatch):
+    """Recorded: the noisy sum, whose noise is that of the ledger."""
+    seen = []
+
+    def watched(updates, **given):
+        found = release_round(updates, **given)
+        plain = release_round(updates, **{**given, "noise": Zeros()})
+        seen.append((found[0] - plain[0]).std() / given["mechanism"].clip_norm)
+        return found
+
+    monkeypatch.setattr(strategies.federation.server_noise, "release_round", watched)
+    found = at_client_level(tmp_path / "run", record_updates=True)
+    assert found.payloads == {}
+    assert not list(found.path.glob("checkpoint/outbox/*"))
+    assert len(list(found.path.glob("updates/*/sum.npy"))) == 4
+    assert [float(s) for s in seen] == pytest.approx([1.5] * 4, rel=0.1)
+
+
+class Zeros:
+    def normal(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.float64)
+
+
+def test_a_secure_sum_and_a_trusted_server_train_alike(tmp_path):
+    """With little noise and all clients in every round both give the mean of the clipped updates."""
+    same = {"clients": 12, "clients_per_round": 12, "noise_multiplier": 0.06, "rounds": 3, "learning_rate": 1.0}
+    secure, server = (at_client_level(tmp_path / trust, trust=trust, **same) for trust in ("secure", "server"))
+    start = parameters_to_vector(secure.plan.build_model().parameters()).detach()
+    moved = [run.weights - start for run in (secure, server)]
+    assert float(torch.cosine_similarity(*moved, dim=0)) > 0.95
+    assert float(moved[0].norm()) == pytest.approx(float(moved[1].norm()), rel=0.05)
+    entries = secure.entries(0)
+    assert [(e.unit, e.steps, e.sample_rate, e.mechanism) for e in entries] == [("client", 1, 1.0, "dp")] * 3
+
+
+def test_one_ledger_protects_one_unit(tmp_path):
+    found = at_client_level(tmp_path / "run", trust="secure", clients=6, clients_per_round=6, rounds=1)
+    ledger, (entry,) = Ledger(found.directory.ledger(0), client=0), found.entries(0)
+    from dataclasses import replace
+
+    with pytest.raises(LedgerError, match="a ledger of its own for each unit"):
+        ledger.charge(replace(entry, round=2, unit="example"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"trust": "client"}, "take trust=server"),
+        ({"unit": "example"}, "trust=server .* needs unit=client"),
+        ({"batch_size": None, "sample_rate": 0.1}, "give batch_size"),
+        ({"method": "dp-ssgd", "prune": "dp-snip"}, "take unit=example, or no pruning"),
+        ({"method": "dp-powersgd"}, "factors do not add up"),
+        ({"min_survivors": 2}, "leave it out"),
+        ({"trust": "secure", "clip_quantile": 0.5}, "needs unit=client and trust=server"),
+        ({"clip_count_noise": 3.0}, "give clip_quantile"),
+        ({"clip_quantile": 0.5, "clip": "per-block"}, "needs clip=joint"),
+        ({"delta": 0.1}, "delta"),
+    ],
+    ids=str,
+)
+def test_what_would_not_be_true_is_refused_with_the_fix(changes, said):
+    settings = {name: value for name, value in (SMALL | CLIENT_LEVEL | changes).items() if name != "rank"}
+    with pytest.raises(ValueError, match=said):
+        make_plan(from_mapping(settings))
