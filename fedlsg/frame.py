@@ -28,8 +28,8 @@ R, which is the server's gradient as it is."""
 PARTS: Mapping[Form, tuple[Part, ...]] = {"tangent": ("L", "R"), "core": ("core",), "preconditioned": ("core",)}
 """The blocks of a carried weight."""
 Group = Literal["carriers", "norms", "classifier"]
-"""Parameters with a learning rate and a weight in the clip of their own. ``classifier``: the output layer. ``norms``:
-biases and norm scales. ``carriers``: every other weight, carried or dense."""
+"""Parameters with a learning rate and a weight in the clip of their own. ``classifier``: the whole head.
+``norms``: other biases and norm scales. ``carriers``: every other weight, carried or dense."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -233,7 +233,7 @@ def shape_of(c: Coordinates, part: Part) -> tuple[int, ...]:
 
 
 def group_of(name: str, shape: tuple[int, ...], classifier: str) -> Group:
-    """The group of a trainable parameter; ``classifier`` is the output layer's path."""
+    """The group of a trainable parameter; ``classifier`` is the head's path."""
     if name.startswith(classifier + "."):
         return "classifier"
     return "norms" if len(shape) < 2 else "carriers"

@@ -166,7 +166,7 @@ def make_frame(
     """The public frame of ``round`` (from 1) after ``updates`` server updates, the same on server and clients.
 
     ``weights``: trainable parameters W_t in model order; ``initial``: W_0; ``carried``: names from
-    ``carriers.carried_parameters``; ``seed``: the public seed; ``classifier``: the output layer's path; ``kept``: the
+    ``carriers.carried_parameters``; ``seed``: the public seed; ``classifier``: the head's path; ``kept``: the
     kept positions where the server chose them (``Memory.kept``); ``model`` makes the model as it was built, which the
     user's functions may probe; ``basis``: the carriers of the last refresh, for kind ``probe``.
     """

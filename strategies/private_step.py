@@ -77,7 +77,7 @@ class PrivateStep:
                          without them the check takes made-up rows of the shape of the first two of the data
         probe            ``probe(count, generator)``: public inputs for probe carriers, or (inputs, targets); it draws
                          from the generator alone, and never reads private data
-        classifier       path of the output layer, which stays dense; by default the last Linear
+        classifier       path of the head, whose last Linear stays dense; by default the model's last Linear
         seed             the public seed of carriers, masks and adapters; batches and noise are secret
         microbatch_size  rows of one pass; precision "bfloat16" runs forward under autocast
         reproducible     a test mode: batches and noise follow from ``seed``, and epsilon() is inf

@@ -9,12 +9,13 @@ from fedlsg.carriers.carrier import (
     Warmup,
     carried_parameters,
     find_classifier,
+    find_output_layer,
 )
 from fedlsg.carriers.layout import LayerRow, group_layers, layer_table, totals
 from fedlsg.carriers.lora import Adapted, adapted_layers, frozen_bases, mask_factors, merge, prepare_model
 
 __all__ = [
     "Adapted", "Carrier", "LayerRow", "LoraAlpha", "PowerSteps", "Rank", "Residual", "Warmup", "adapted_layers",
-    "carried_parameters", "find_classifier", "frozen_bases", "group_layers", "layer_table", "mask_factors", "merge",
-    "prepare_model", "totals",
+    "carried_parameters", "find_classifier", "find_output_layer", "frozen_bases", "group_layers", "layer_table",
+    "mask_factors", "merge", "prepare_model", "totals",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ Everything here is public: it reads weights, the round and the public seed.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
@@ -90,7 +90,7 @@ class Carrier:
     (lambda / mean + ``damping``)^-``power``, where lambda is the spectrum that it predicts, times a constant.
     ``form="preconditioned"``, for the same kinds: L (m, m) and R (n, n) are square, whatever the ranks, and S (m, n) is
     the server's gradient as it is. A ``probe`` makes both symmetric: its eigenvectors, scaled so, and turned back.
-    ``train="classifier"`` freezes everything but the output layer, ``"biases"`` everything but it and the bias terms,
+    ``train="classifier"`` freezes everything but the head, ``"biases"`` everything but it and the bias terms,
     ``"up"`` everything but it and LoRA's B. ``alpha``: LoRA's s is alpha / rank; None means
     s = 1. ``residual=False`` replaces W by its rank-r part before every round (Yu et al. 2021, App. C), W_0 included
     (``prepare_model``).
@@ -162,24 +162,39 @@ class Carrier:
 def carried_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | None = None) -> tuple[str, ...]:
     """Names of the weights that travel as carriers; every other trainable parameter stays dense.
 
-    Rule: a trainable weight of a Linear or Conv2d, hooked by itself and not shared, not of the classifier, where
+    Rule: a trainable weight of a Linear or Conv2d, hooked by itself and not shared, not of the output layer, where
     ``Carrier.values`` < 0.8 m n.
-    ``classifier`` names the module to keep dense; without it, the last Linear of the model.
+    ``classifier`` names the head, of which the output layer stays dense (``find_output_layer``).
     Raises ValueError if low-rank carriers are chosen and no layer of the model is large enough.
     """
     if carrier.kind in ("dense", "lora"):
         return ()
+    return _parameters_that_pay(model, carrier, find_output_layer(model, classifier))
+
+
+def adapted_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | None = None) -> tuple[str, ...]:
+    """Names of the weights that LoRA adapts: those that low-rank carriers of its rank would carry, outside of the head.
+
+    LoRA freezes what it adapts, and a head starts at random: all of it is trained. ``classifier`` names the head;
+    without it, the last Linear of the model.
+    Raises ValueError if no layer can be adapted.
+    """
+    like = replace(carrier, kind="low-rank", train="all")
+    return _parameters_that_pay(model, like, find_classifier(model, classifier))
+
+
+def _parameters_that_pay(model: nn.Module, carrier: Carrier, excluded: str) -> tuple[str, ...]:
+    """The weights that may travel as carriers and are smaller so; none of the module at the path ``excluded``."""
     ways = ways_of(model)
     shared = {module._parameters[own] for places in ways.uses.values() for module, own in places}
     modules = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
-    classifier = find_classifier(model, classifier)
     candidates = {
         f"{name}.weight" if name else "weight": module.weight
         for name, module in modules.items()
         if module.weight.requires_grad
         and f"{name}.weight" not in ways.others
         and module.weight not in shared
-        and not (name == classifier or name.startswith(classifier + "."))
+        and not (name == excluded or name.startswith(excluded + "."))
     }
     names = tuple(name for name, W in candidates.items() if pays(W, carrier))
     if not names:
@@ -206,16 +221,32 @@ def _nothing_carried(model: str, carrier: Carrier, candidates: bool) -> str:
 
 
 def find_classifier(model: nn.Module, classifier: str | None = None) -> str:
-    """Path of the output layer: the module that is named, else the last Linear, else "".
+    """Path of the head, which may have several layers: the module that is named, else the last Linear, else "".
 
     Raises ValueError for a name that is no module of the model.
     """
     if classifier is None:
-        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        return linear[-1] if linear else ""
+        return _last_linear(model)
     if not any(name == classifier for name, _ in model.named_modules()):
         raise ValueError(f"{classifier=} is no module of {type(model).__name__}")
     return classifier
+
+
+def find_output_layer(model: nn.Module, classifier: str | None = None) -> str:
+    """Path of the layer that makes the outputs: the last Linear of the head, or the head itself if it has none.
+
+    It is never carried: "all fully connected and attention layers except the classification layer" are (Ito et al.
+    2023, sec. 4). In RoBERTa's head ``dense`` is carried and ``out_proj`` is not.
+    Raises ValueError for a ``classifier`` that is no module of the model.
+    """
+    head = find_classifier(model, classifier)
+    last = _last_linear(model.get_submodule(head))
+    return f"{head}.{last}" if head and last else head or last
+
+
+def _last_linear(model: nn.Module) -> str:
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return linear[-1] if linear else ""
 
 
 def pays(W: Tensor, carrier: Carrier) -> bool:

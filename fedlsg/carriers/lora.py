@@ -14,7 +14,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.carriers.carrier import Carrier, carried_parameters, find_classifier, without_residual
+from fedlsg.carriers.carrier import (
+    Carrier,
+    adapted_parameters,
+    carried_parameters,
+    find_classifier,
+    without_residual,
+)
 from fedlsg.frame import Block, Keep
 from fedlsg.gradients import trainable
 from fedlsg.masks import Mask, keep_units, unit_importance
@@ -56,31 +62,31 @@ class Adapted(nn.Module):
 def prepare_model(model: nn.Module, carrier: Carrier, *, classifier: str | None = None, seed: int) -> nn.Module:
     """The model that a method trains, changed in place: adapters inserted, what it does not train frozen, or W_0 cut.
 
-    ``lora`` adapts the layers that low-rank carriers of this rank would carry. ``residual=False`` leaves of the carried
-    weights their rank-r part: cut later, W - W_0 would be the residual that was cut off and not the updates.
+    ``lora`` adapts the layers outside of the head that low-rank carriers of this rank would carry. ``residual=False``
+    leaves of the carried weights their rank-r part: cut later, W - W_0 would be the residual that was cut off and not
+    the updates. ``classifier`` names the head; without it, the last Linear.
     Deterministic in its arguments.
     Raises ValueError if no layer can be adapted, or the model lacks what is to be trained: a classifier, bias terms.
     """
-    output = find_classifier(model, classifier)
+    head = find_classifier(model, classifier)
     if carrier.train == "classifier":
-        if not output:
+        if not head:
             raise ValueError(f"{type(model).__name__} has no Linear layer to train as its classifier")
-        freeze_all_but(model, (), output)
+        freeze_all_but(model, (), head)
     if carrier.train == "biases":
-        biases = [name for name in trainable(model) if f".{name}".endswith(BIAS) and not name.startswith(output + ".")]
+        biases = [name for name in trainable(model) if f".{name}".endswith(BIAS) and not name.startswith(head + ".")]
         if not biases:
             raise ValueError(
-                f"{type(model).__name__} has no bias terms to train outside of its classifier {output!r}: choose a "
+                f"{type(model).__name__} has no bias terms to train outside of its classifier {head!r}: choose a "
                 "model whose layers have biases, or method linear-probe"
             )
-        freeze_all_but(model, biases, output)
+        freeze_all_but(model, biases, head)
     if not carrier.residual:
         for name in carried_parameters(model, carrier, classifier=classifier):
             W = model.get_parameter(name).detach()
             W.copy_(without_residual(W, carrier, generator=public_generator(seed, "truncate", 0, name)))
     if carrier.kind == "lora":
-        like = replace(carrier, kind="low-rank", train="all")
-        for parameter_name in carried_parameters(model, like, classifier=classifier):
+        for parameter_name in adapted_parameters(model, carrier, classifier=classifier):
             path = parameter_name.removesuffix("weight").removesuffix(".")
             if not path:
                 raise ValueError("LoRA needs layers inside a model; this model is a single layer")
@@ -91,14 +97,14 @@ def prepare_model(model: nn.Module, carrier: Carrier, *, classifier: str | None 
             setattr(model.get_submodule(owner), attribute, adapted)
     if carrier.train == "up":
         adapters = [path + UP for path, module in model.named_modules() if isinstance(module, Adapted)]
-        freeze_all_but(model, adapters, output)
+        freeze_all_but(model, adapters, head)
     return model
 
 
-def freeze_all_but(model: nn.Module, kept: Collection[str], output: str) -> None:
-    """Freeze all parameters but those named and those of the module at ``output``."""
+def freeze_all_but(model: nn.Module, kept: Collection[str], head: str) -> None:
+    """Freeze all parameters but those named and those of the module at ``head``."""
     for name, parameter in model.named_parameters():
-        if name not in kept and not name.startswith(output + "."):
+        if name not in kept and not name.startswith(head + "."):
             parameter.requires_grad_(False)
 
 

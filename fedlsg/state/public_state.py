@@ -27,7 +27,7 @@ class PublicState:
     """What is public of a run: the model at W_t, W_0 where frames need it, and what stays the same in all rounds.
 
     ``initial``: W_0 by parameter, of frozen weights under LoRA too. ``carried``: names of the weights that travel as
-    carriers. ``classifier``: path of the output layer. ``seed``: the public seed. ``built``: a copy of the model as it
+    carriers. ``classifier``: path of the head. ``seed``: the public seed. ``built``: a copy of the model as it
     was built, where functions of the user or probes make frames. ``source``: what a probe pushes through it.
     """
 

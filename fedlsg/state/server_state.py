@@ -201,15 +201,20 @@ class ServerState:
             "round": self.round,
             "updates": self.updates,
             "public_seed": self.seed,
+            "carried": list(self.public.carried),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state_dict``. Raises ValueError if it was made with another public seed."""
+        """Continue from ``state_dict``.
+
+        Raises ValueError if it was made with another public seed, other parameters or other carried weights.
+        """
         if state["public_seed"] != self.seed:
             raise ValueError(f"the checkpoint was made with seed {state['public_seed']}, this run has {self.seed}")
         parameters = trainable(self.model)
         if state["model"].keys() != parameters.keys():
             raise ValueError("the checkpoint holds other parameters than this run trains: restore its settings")
+        self._check_carried(state)
         with torch.no_grad():
             for name, value in state["model"].items():
                 parameters[name].copy_(value)
@@ -226,6 +231,21 @@ class ServerState:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self.round, self.updates = state["round"], state["updates"]
+
+    def _check_carried(self, state: dict[str, Any]) -> None:
+        """Refuse a checkpoint with other carried weights; one that does not say which is of an older version.
+
+        That version sent all layers of the head uncompressed. A run that changed midway would have rounds of two sizes
+        and two learning behaviours in one table.
+        """
+        now, head = set(self.public.carried), self.public.classifier
+        before = set(state.get("carried", [name for name in now if not name.startswith(f"{head}.")]))
+        if before != now:
+            weights, form = ", ".join(sorted(before ^ now)), "uncompressed" if now > before else "in another form"
+            raise ValueError(
+                f"this checkpoint was written by another version of fedlsg, which sends {weights} {form}: continue the "
+                "run with that version, or start a new run"
+            )
 
     def take_basis(self, flat: Float[Tensor, " numbers"] | None, *, round: int) -> None:
         """Continue with the carriers that the refresh of ``round`` made elsewhere; without any, none are held.

@@ -138,7 +138,7 @@ def make_optimizer(
 ) -> tuple[Optimizer, LambdaLR]:
     """The torch.optim optimizer and scheduler of a run of ``updates`` server updates, one group a learning rate.
 
-    ``parameters`` by name, in model order; ``classifier`` is the output layer's path.
+    ``parameters`` by name, in model order; ``classifier`` is the head's path.
     """
     by_rate: dict[float, list[nn.Parameter]] = {}
     for name, parameter in parameters.items():

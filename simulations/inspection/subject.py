@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
+from fedlsg.carriers import find_output_layer
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.method import Method
@@ -81,7 +82,7 @@ class Subject:
     @property
     def classifier(self) -> str:
         """Name of the output layer's weight."""
-        return self.state.public.classifier + ".weight"
+        return find_output_layer(self.model, self.state.public.classifier) + ".weight"
 
     @property
     def copies(self) -> int:

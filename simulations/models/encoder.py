@@ -2,8 +2,9 @@
 
 One rule says for every encoder which parameters are trained, and how they are sent:
     frozen: embeddings (tokens, positions, types) with their LayerNorm; layers below the top ``train_layers``
-    dense: the head, under the path ``classifier`` (for RoBERTa ``dense`` and ``out_proj``), biases, LayerNorms
-    carried: other Linears, if carriers are smaller (``fedlsg.carriers``): attention, feed-forward, and BERT's pooler
+    dense: the output layer, biases, LayerNorms
+    carried: other Linears, if carriers are smaller (``fedlsg.carriers``): attention, feed-forward, BERT's pooler, and
+             ``dense`` of RoBERTa's head, which has the path ``classifier`` with the layers ``dense`` and ``out_proj``
 Build through ``simulations.workloads.build_model``, which makes random initial weights public and repeatable.
 """
 

@@ -101,7 +101,7 @@ def load_pretrained(
     source: a local .pt, .pth, .bin (a state dict, by itself or under "state_dict") or .safetensors file, a folder that
         fedlsg wrote, or a hub repository as "owner/name" or "owner/name:file". A local file wins.
     sha256: digest that the file must have; None for any.
-    classifier: path of the output layer; None: the last Linear.
+    classifier: path of the head; None: the last Linear.
     Guarantee: every parameter outside of the classifier is loaded, or nothing is. The classifier stays fresh if the
     file has none, or one for another number of classes; ``say`` reports it.
     Raises:

@@ -17,12 +17,12 @@ from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.received_layer import Received, ReceivedLayer, received_layer
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.attacks.replay import replay
-from fedlsg.carriers import find_classifier
+from fedlsg.carriers import find_output_layer
 
 
 def head_of(seen: Observation) -> ReceivedLayer:
     """The classifier's equations. Raises DoesNotApply for a model that has none, or sent nothing of it."""
-    path = find_classifier(seen.model)
+    path = find_output_layer(seen.model)
     if not isinstance(seen.model.get_submodule(path), nn.Linear):
         raise DoesNotApply(f"{path or 'the model'} is no linear layer: label rules read one")
     layer = received_layer(seen, path)

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedlsg.attacks.inversion.head import features, labels_of
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import DoesNotApply, Knowledge, Observation, ThreatModel
-from fedlsg.carriers import find_classifier
+from fedlsg.carriers import find_output_layer
 from simulations.attack.recorded.target import Target
 
 DRAWS = 200
@@ -90,7 +90,7 @@ def overlap(labels: Tensor, others: Tensor) -> int:
 
 def drawn_right(target: Target, count: int) -> float:
     """How many of ``count`` labels drawn from all classes alike are right, on average."""
-    classes = int(target.seen.model.get_submodule(find_classifier(target.seen.model)).out_features)  # type: ignore[arg-type]
+    classes = int(target.seen.model.get_submodule(find_output_layer(target.seen.model)).out_features)  # type: ignore[arg-type]
     drawn = torch.randint(classes, (DRAWS, count), generator=torch.Generator().manual_seed(0))
     return sum(overlap(labels, target.truth.labels) for labels in drawn) / DRAWS
 
@@ -98,7 +98,7 @@ def drawn_right(target: Target, count: int) -> float:
 def classifier_input(seen: Observation, inputs: Tensor) -> Tensor:
     """The inputs of the classifier at W_t for these examples, (B, h)."""
     got: list[Tensor] = []
-    module = seen.model.get_submodule(find_classifier(seen.model))
+    module = seen.model.get_submodule(find_output_layer(seen.model))
     handle = module.register_forward_pre_hook(lambda _, args: got.append(args[0].detach()))
     try:
         with torch.no_grad():

@@ -233,7 +233,7 @@ class LoadedWorkload:
     num_classes: targets are classes 0 to num_classes - 1, and accuracy is measured; None for other targets.
     loss: one value an example, shape (B,). metrics: more numbers that are measured on the test splits, by name.
     models: builders by name, the first is the default; build through ``build_model``.
-    classifier: the path of the output layer in every model (it stays dense, never carried); None: the last Linear.
+    classifier: the path of the head in every model, whose last Linear stays dense; None: the model's last Linear.
     augment: changes training inputs at random, or None; never applied to a test split.
     columns: values of the training rows by which clients may be formed, by name (N,).
     parts: rows of each client, for partition=given.

@@ -65,7 +65,7 @@ class Workload:
         (one client for each of its values), or a list of index arrays, one a client.
     num_classes: of integer targets, one an example; default: one more than the largest target of ``test``. Other
         targets, and those of torch's losses that are for no classes (mse_loss), have no accuracy.
-    classifier: path of the output layer in the model, which stays dense; default: the last Linear.
+    classifier: path of the head in the model, whose last Linear stays dense; default: the last Linear of the model.
     image_size: pixels on a side to which images of a folder are scaled; default: they have one size.
     probe: ``probe(count, generator)``: public inputs as the model takes them, (count, ...), or (inputs, targets): what
         a probe pushes through the model. It must read no training data. Default for images: synthetic ones.

@@ -71,8 +71,9 @@ def test_what_is_carried():
 def test_the_classifier_may_be_a_module_of_modules():
     model = nn.ModuleDict({"body": nn.Linear(30, 30), "head": nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 30))})
     carrier = Carrier(kind="low-rank", rank=2)
-    assert carried_parameters(model, carrier, classifier="head") == ("body.weight",)
+    assert carried_parameters(model, carrier, classifier="head") == ("body.weight", "head.0.weight")
     assert carried_parameters(model, carrier) == ("body.weight", "head.0.weight")
+    assert carried_parameters(model, carrier, classifier="body") == ("head.0.weight", "head.1.weight")
 
 
 def test_frozen_and_other_layers_are_not_carried():

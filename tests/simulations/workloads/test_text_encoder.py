@@ -210,18 +210,18 @@ def roberta(classes: int = 2) -> TextClassifier:
 
 
 def test_how_every_layer_of_roberta_base_travels():
-    """Counted by hand: 12 layers of 4 weights of 768 x 768 and 2 of 768 x 3072."""
+    """Counted by hand: 12 layers of 4 weights of 768 x 768 and 2 of 768 x 3072, and ``dense`` of the head."""
     model = roberta()
     check_supported(model)
     rows = layer_table(model, Carrier(kind="low-rank", rank=8), "classifier")
-    weights = 12 * (4 * 768 * 768 + 2 * 768 * 3072)
-    carried = 12 * (4 * 8 * (768 + 768) + 2 * 8 * (768 + 3072))
+    weights = 12 * (4 * 768 * 768 + 2 * 768 * 3072) + 768 * 768
+    carried = 12 * (4 * 8 * (768 + 768) + 2 * 8 * (768 + 3072)) + 8 * (768 + 768)
     small = 12 * ((4 * 768 + 3072 + 768) + 4 * 768)  # biases, two LayerNorms
-    head = 768 * 768 + 768 + 2 * 768 + 2
+    head = 768 + 2 * 768 + 2
     embeddings = (50265 + 514 + 1 + 2) * 768
     assert totals(rows) == {
-        "carried": (72, weights, carried),
-        "dense": (124, small + head, small + head),
+        "carried": (73, weights, carried),
+        "dense": (123, small + head, small + head),
         "frozen": (5, embeddings, 0),
     }
     travel = {r.name: (r.travel, r.values, r.count) for r in group_layers(rows)}
@@ -231,9 +231,11 @@ def test_how_every_layer_of_roberta_base_travels():
         f"{layer}.attention.output.dense.weight",
         f"{layer}.intermediate.dense.weight",
         f"{layer}.output.dense.weight",
+        "classifier.dense.weight",
     }
     assert travel[f"{layer}.intermediate.dense.weight"] == ("carried", 8 * (768 + 3072), 12)
-    assert travel["classifier.dense.weight"] == ("dense", 768 * 768, 1)
+    assert travel["classifier.dense.weight"] == ("carried", 8 * (768 + 768), 1)
+    assert travel["classifier.out_proj.weight"] == ("dense", 2 * 768, 1)
     assert travel["body.roberta.embeddings.LayerNorm.weight"] == ("frozen", 0, 1)
 
 
