@@ -11,6 +11,7 @@ from rich.table import Table
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.carriers import layer_table
+from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
 from simulations.callbacks.callback import Callback
 from simulations.callbacks.named import named
@@ -138,7 +139,9 @@ def announce(plan: Plan, console: Console) -> None:
         why = "accuracies are of held-out training rows: computed without noise, no epsilon covers them"
         print_line(f"NOT PRIVATE: {why}", console, "bold red")
     public = plan.server_state().public  # of the initial model, pruned where that reads no data
-    layers = layer_table(public.model, plan.method.carrier, plan.workload.classifier)
+    carrier = plan.method.carrier
+    blocks = None if carrier.kind == "factors" else mean_frame(public).blocks  # factors of the update have no mask
+    layers = layer_table(public.model, carrier, plan.workload.classifier, blocks=blocks)
     if any(row.travel != "dense" for row in layers):
         console.print(layers_shown(layers))
     for line in (sum_line(plan, public), rho_line(plan, public), torch_func_line(plan)):

@@ -1,10 +1,12 @@
-"""How each parameter of a model travels: carried, dense or frozen, and how many values it sends before the mask.
+"""How each parameter of a model travels: carried, dense or frozen, and how many values it sends, before and after the
+mask.
 
 The rule is that of ``carried_parameters``; this module only spells it out, for people and for tests.
 """
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,6 +15,7 @@ from torch import nn
 
 from fedlsg.carriers.carrier import Carrier, carried_parameters
 from fedlsg.carriers.lora import BASE, DOWN, UP, Adapted
+from fedlsg.frame import Block
 
 Travel = Literal["carried", "dense", "frozen"]
 
@@ -22,7 +25,7 @@ class LayerRow:
     """One parameter, or ``count`` of them that differ in their layer's number only.
 
     values: what one update sends for each of them, before a mask: ``Carrier.values`` where carried, all where dense,
-    0 where frozen.
+    0 where frozen. sent: what all ``count`` of them send after the mask; None if no frame was given.
     """
 
     name: str
@@ -30,34 +33,42 @@ class LayerRow:
     travel: Travel
     values: int
     count: int = 1
+    sent: int | None = None
 
 
-def layer_table(model: nn.Module, carrier: Carrier, classifier: str | None = None) -> list[LayerRow]:
+def layer_table(
+    model: nn.Module, carrier: Carrier, classifier: str | None = None, *, blocks: Iterable[Block] | None = None
+) -> list[LayerRow]:
     """A row for every parameter, in model order. The model is one that ``prepare_model`` has prepared.
 
-    A weight that LoRA adapts is one carried row under its own name; its factors are the values. Works on the meta
-    device: only shapes are read. Raises what ``carried_parameters`` raises.
+    A weight that LoRA adapts is one carried row under its own name; its factors are the values. ``blocks``: those of a
+    frame, with its mask. Works on the meta device: only shapes are read. Raises what ``carried_parameters`` raises.
     """
     carried = set(carried_parameters(model, carrier, classifier=classifier))
     adapted = {path: module for path, module in model.named_modules() if isinstance(module, Adapted)}
     bases = {path + BASE: module for path, module in adapted.items()}
     factors = {path + suffix for path in adapted for suffix in (DOWN, UP)}
+    kept: Counter[str] = Counter()
+    for block in blocks or ():
+        kept[block.parameter] += block.kept
     rows = []
     for name, p in model.named_parameters():
         travel: Travel = "frozen"
-        values = 0
+        values, sent = 0, kept[name]
         if name in factors:
             continue  # counted with the weight that it adapts
         if name in bases:
             pair = (bases[name].down, bases[name].up)
             travel, values = "carried", sum(f.get_parameter("weight").numel() for f in pair)
+            sent = sum(kept[name.removesuffix(BASE) + suffix] for suffix in (DOWN, UP))
         elif name in carried:
             travel, values = "carried", carrier.values(p)
         elif p.requires_grad:
             travel, values = "dense", p.numel()
         path, base, attribute = name.rpartition(".base.")
         own_name = f"{path}.{attribute}" if base and path in adapted else name
-        rows.append(LayerRow(name=own_name, shape=tuple(p.shape), travel=travel, values=values))
+        after = None if blocks is None else sent
+        rows.append(LayerRow(name=own_name, shape=tuple(p.shape), travel=travel, values=values, sent=after))
     return rows
 
 
@@ -65,15 +76,20 @@ def group_layers(rows: Iterable[LayerRow]) -> list[LayerRow]:
     """The rows with repeated layers put together: numbers in their names become ``*``, in order of first appearance.
 
     ``encoder.layer.0.output.weight`` to ``encoder.layer.11.output.weight`` of one shape that travel alike are one row
-    with ``count=12``. The sum of ``count * values`` stays.
+    with ``count=12``. The sums of ``count * values`` and of ``sent`` stay.
     """
     groups: dict[tuple[str, tuple[int, ...], Travel, int], LayerRow] = {}
     for row in rows:
         name = re.sub(r"(?<![^.])\d+(?![^.])", "*", row.name)
         key = (name, row.shape, row.travel, row.values)
         before = groups.get(key)
-        groups[key] = replace(row, name=name) if before is None else replace(before, count=before.count + row.count)
+        groups[key] = replace(row, name=name) if before is None else _together(before, row)
     return list(groups.values())
+
+
+def _together(one: LayerRow, other: LayerRow) -> LayerRow:
+    sent = None if one.sent is None or other.sent is None else one.sent + other.sent
+    return replace(one, count=one.count + other.count, sent=sent)
 
 
 def totals(rows: Iterable[LayerRow]) -> dict[Travel, tuple[int, int, int]]:

@@ -81,7 +81,10 @@ def _width(view: View) -> int:
 
 
 def layers_shown(layers: Sequence[LayerRow]) -> Group:
-    """Which parameters are carried, dense and frozen. Layers that differ in their number only share one line.
+    """Which parameters are carried, dense and frozen, and what an update sends of each after the mask.
+
+    Layers that differ in their number only share one line. If their masks keep different numbers of values, it has
+    their sum.
 
     A name that is too long for the terminal continues on the next line: names often differ at their end only.
     """
@@ -92,12 +95,27 @@ def layers_shown(layers: Sequence[LayerRow]) -> Group:
     table.add_column("values sent", justify="right", no_wrap=True)
     for row in group_layers(layers):
         times = f"{row.count} x " if row.count > 1 else ""
-        sent = f"{times}{row.values:,}" if row.values else "-"
+        sent = _values_sent(row)
         table.add_row(row.name, f"{times}{' x '.join(map(str, row.shape))}", row.travel, sent)
     sums = totals(layers)
-    total = sum(values for _, _, values in sums.values())
+    before = sum(values for _, _, values in sums.values())
+    after = sum(row.count * row.values if row.sent is None else row.sent for row in layers)
     parts = ", ".join(f"{tensors} {travel}" for travel, (tensors, _, _) in sums.items() if tensors)
-    return Group(table, Text(f"total before the mask: {parts}; {total:,} values sent", style="bold"))
+    mask = "" if after == before else f" ({before:,} before the mask)"
+    return Group(table, Text(f"total: {parts}; {after:,} values sent{mask}", style="bold"))
+
+
+def _values_sent(row: LayerRow) -> str:
+    """What a row's parameters send: "12 x 512" where all send alike, else the sum."""
+    if not row.values:
+        return "-"
+    if row.sent is None:
+        each, rest = row.values, 0
+    else:
+        each, rest = divmod(row.sent, row.count)
+    if rest:
+        return f"{row.sent:,} in all"
+    return f"{row.count} x {each:,}" if row.count > 1 else f"{each:,}"
 
 
 def summary_table(summary: Mapping[str, Any]) -> View:

@@ -1,5 +1,7 @@
 """The table of what is carried, dense and frozen, against the frame that a step really uses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,8 +10,9 @@ from torch import nn
 
 from fedlsg.carriers.carrier import Carrier, carried_parameters
 from fedlsg.carriers.layout import LayerRow, group_layers, layer_table, totals
-from fedlsg.carriers.lora import prepare_model
+from fedlsg.carriers.lora import frozen_bases, prepare_model
 from fedlsg.gradients.supported import trainable
+from fedlsg.masks import Mask
 from fedlsg.method import Method, Schedule, make_frame
 
 
@@ -49,6 +52,16 @@ def test_the_values_are_those_of_the_frame(rank, kind):
         schedule=Schedule(rounds=1), seed=0,
     )  # fmt: skip
     assert sum(row.count * row.values for row in rows) == frame.size
+    mask = Mask() if kind == "dense" else Mask(kind="units", sparsity=0.5)
+    kept = make_frame(
+        Method(name="made", carrier=carrier, mask=mask), weights, initial | frozen_bases(model), carried=carried,
+        round=1, updates=0, schedule=Schedule(rounds=1), seed=0,
+    )  # fmt: skip
+    after = layer_table(model, carrier, "classifier", blocks=kept.blocks)
+    assert sum(row.sent for row in after) == kept.kept
+    assert (kept.kept < frame.size) == (kind != "dense")
+    assert [replace(row, sent=None) for row in after] == rows
+    assert sum(row.sent for row in group_layers(after)) == kept.kept
     assert sum(entries for _, entries, _ in totals(rows).values()) == sum(p.numel() for p in make_model().parameters())
     assert [row.name for row in rows] == [name for name, _ in make_model().named_parameters()]
 

@@ -2,6 +2,7 @@
 
 import io
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -114,7 +115,21 @@ def test_long_layer_names_stay_apart():
     assert "…" not in text
     joined = "".join(line.split("  ")[0].strip() for line in text.splitlines()[1:-1])
     assert joined == "".join(names)
-    assert "total before the mask: 36 carried; 552,960 values sent" in text
+    assert "total: 36 carried; 552,960 values sent" in text
+    assert "mask" not in text
+
+
+def test_layers_are_shown_with_what_is_sent_after_the_mask():
+    """12 of 16 values a layer in two layers, 9 and 10 in two others, and a frozen one."""
+    made = partial(LayerRow, shape=(4, 4), travel="carried", values=16)
+    rows = [
+        *(made(name=f"a.{number}.weight", sent=12) for number in range(2)),
+        *(made(name=f"b.{number}.weight", sent=9 + number) for number in range(2)),
+        LayerRow(name="embed.weight", shape=(4, 4), travel="frozen", values=0, sent=0),
+    ]
+    lines = [line.rstrip() for line in shown(layers_shown(rows), 80).splitlines()]
+    assert [line.rpartition("  ")[2].strip() for line in lines[1:4]] == ["2 x 12", "19 in all", "-"]
+    assert lines[4] == "total: 4 carried, 1 frozen; 43 values sent (64 before the mask)"
 
 
 TABLE = Table(
