@@ -87,6 +87,9 @@ def attack(
     context: typer.Context,
     runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs with recorded updates.")] = None,
     compare: Annotated[str | None, option(help="Instead: record and attack these recipes at equal sigma.")] = None,
+    record: Annotated[
+        bool, option("--record", help="Record and attack a short run like each RUN, with one example a batch.")
+    ] = False,
     membership: Annotated[
         bool, option("--membership", help="Instead: who was trained on? Trains shadows of a RUN, or of settings.")
     ] = False,
@@ -100,13 +103,17 @@ def attack(
     view: Annotated[str, option(help="client (each payload, default) or aggregate (their sum).")] = "client",
     labels: Annotated[str, option(help="known (default) or unknown to the adversary.")] = "known",
     examples: Annotated[str, option(help="known (default) or unknown: how many are in the batch.")] = "known",
-    batch: Annotated[str, option(help="Batch sizes that are attacked, default 1.")] = "1",
+    batch: Annotated[
+        str | None, option(help="Batch sizes that are attacked; default the smallest that are recorded.")
+    ] = None,
     images: Annotated[int, option(help="Images or texts of each batch size, default 8.")] = 8,
     attacks: Annotated[
         str | None, option(help="With commas, see fedlsg docs attacks; default the strongest that fit.")
     ] = None,
     naive: Annotated[bool, option("--naive", help="Also attacks that ignore projection, mask and clip.")] = False,
-    seconds: Annotated[float, option(help="Budget of one attack on one update, default 20.")] = 20.0,
+    seconds: Annotated[
+        float | None, option(help="Of one attack on one update; default 20, or 90 in all on small images.")
+    ] = None,
     seed: Annotated[int, option(help="Of the attacks' starting points, default 0.")] = 0,
     device: Annotated[str | None, setting("device")] = None,
     out: Annotated[str | None, option(help="Folder; default the run, or attack/ for several.")] = None,
@@ -135,5 +142,5 @@ def attack(
     threat = ThreatModel(view=view, labels=labels, examples=examples)  # type: ignore[arg-type]
     attack_command(
         runs or [], console, compare=compare, given=given, threat=threat, batches=batch, images=images, attacks=attacks,
-        naive=naive, seconds=seconds, seed=seed, device=where, out=out,
+        naive=naive, seconds=seconds, seed=seed, record=record, device=where, out=out,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedlsg.attacks.inversion.counting import Count, count
 from fedlsg.attacks.inversion.prior import Prior, blind_guess, prior_from
 from fedlsg.attacks.observation import ThreatModel
-from simulations.attack.images.catalogue import attacks_named, strongest
+from simulations.attack.images.catalogue import SMALL, attacks_named, strongest
 from simulations.attack.images.classifier import ClassifierLeak, classifier_leak
 from simulations.attack.images.score import Scored, in_order, scored
 from simulations.attack.recorded.observations import Record
@@ -50,10 +50,15 @@ def attack_images(record: Record, threat: ThreatModel, options: Options, tick: T
     targets = pick(record, threat, options)
     results, blinds = [], []
     refused: dict[str, str] = {}
-    for number, target in enumerate(targets):
-        known, truth = target.truth.grant(threat), target.truth.inputs
+    grants = [target.truth.grant(threat) for target in targets]
+    fitting = [
+        strongest(target.seen, known, naive=options.naive) if named is None else named
+        for target, known in zip(targets, grants, strict=True)
+    ]
+    options = options.budget(sum(map(len, fitting)), small=prior.size <= SMALL)
+    for number, (target, known, chosen) in enumerate(zip(targets, grants, fitting, strict=True)):
+        truth = target.truth.inputs
         assert isinstance(truth, Tensor)
-        chosen = strongest(target.seen, known, naive=options.naive) if named is None else named
         blind = in_order(blind_guess(prior, known, examples=len(truth)).inputs, truth.double())
         tried = attempts(
             chosen, target, known, prior, options, number=number, of=len(targets), refused=refused, tick=tick

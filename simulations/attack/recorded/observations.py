@@ -29,7 +29,10 @@ from simulations.rundir.updates import payload_files, read_frame, round_folder, 
 from simulations.settings.run import Device, Settings
 from simulations.workloads import Progress, silent
 
-RECORD = "record one with: fedlsg run ... --record-updates"
+RECORD = (
+    "record one with: fedlsg run ... --record-updates; or add --record, which records a short run with the same "
+    "settings and attacks that"
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -3,9 +3,11 @@
 The batches (``Truth``) are for scoring attacks and for what a threat model grants, never for attacking.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 import torch
@@ -21,6 +23,10 @@ from simulations.rundir.files import sealed
 from simulations.workloads.base.workload import Inputs
 
 FPR = 0.01
+SECONDS, IN_ALL, LEAST = 20.0, 90.0, 1.0
+"""Default seconds of one attack on one update; of all attacks on small inputs together; of one of them at least."""
+LARGE_BATCH = 8
+"""More examples than this in one update hide each other, also where it has no noise."""
 P = TypeVar("P")
 
 
@@ -28,25 +34,33 @@ P = TypeVar("P")
 class Options:
     """How a run is attacked.
 
-    batches: sizes of the updates that are attacked; examples: about how many of each size. attacks: names with commas;
-    None: the strongest that fit, with their naive forms if ``naive``. seconds: of one attack on one update. seed: of
-    the starting points. device: of the matching attacks; closed forms are computed on the CPU.
+    batches: sizes of the updates that are attacked, None: the smallest that are recorded; examples: about how many of
+    each size, or in all. attacks: names with commas; None: the strongest that fit, with their naive forms if ``naive``.
+    seconds: of one attack on one update, None: see ``budget``. seed: of the starting points. device: of the matching
+    attacks; closed forms are computed on the CPU.
     """
 
-    batches: tuple[int, ...]
+    batches: tuple[int, ...] | None
     examples: int
     attacks: str | None
     naive: bool
-    seconds: float
+    seconds: float | None
     seed: int
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if not self.batches or min(self.batches) < 1 or self.examples < 1 or not self.seconds > 0:
+        batches, seconds = (1,) if self.batches is None else self.batches, 1.0 if self.seconds is None else self.seconds
+        if not batches or min(batches) < 1 or self.examples < 1 or not seconds > 0:
             raise ValueError(
-                f"expected --batch {','.join(map(str, self.batches))} of 1 or more, --images {self.examples} >= 1 and "
-                f"--seconds {self.seconds} > 0"
+                f"expected --batch {','.join(map(str, batches))} of 1 or more, --images {self.examples} >= 1 and "
+                f"--seconds {seconds} > 0"
             )
+
+    def budget(self, attempts: int, *, small: bool) -> "Options":
+        """With seconds: what is given, else ``SECONDS``; of ``small`` inputs all attempts share ``IN_ALL``."""
+        if self.seconds is not None:
+            return self
+        return replace(self, seconds=min(SECONDS, max(LEAST, IN_ALL / max(attempts, 1))) if small else SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +108,7 @@ def membership_of(seen: Observation) -> float | None:
 def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
     """The first recorded updates of the wanted batch sizes, about as many examples of each size as wanted.
 
+    Without wanted sizes: the smallest updates that hold an example, about as many examples in all.
     Raises ValueError if no update has such a size.
     """
     whole = threat.view == "aggregate"
@@ -102,12 +117,13 @@ def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
         rounds = sorted({number for number, _ in sizes})
         sizes = {(number, -1): sum(n for (of, _), n in sizes.items() if of == number) for number in rounds}
     found: list[Target] = []
-    for batch in options.batches:
-        fitting = [place for place, size in sorted(sizes.items()) if size == batch]
-        for number, client in fitting[: max(1, round(options.examples / batch))]:
-            seen = record.pick(number, threat)[0] if whole else record.observation(number, client)
-            found.append(Target(seen=seen, truth=truth_of(record, seen)))
+    for number, client in chosen_places(sizes, options):
+        seen = record.pick(number, threat)[0] if whole else record.observation(number, client)
+        found.append(Target(seen=seen, truth=truth_of(record, seen)))
+    if not found and options.batches is None:
+        raise ValueError("every recorded update is of an empty batch: record a run with more rounds, or with --record")
     if not found:
+        assert options.batches is not None
         wanted, there = " or ".join(map(str, options.batches)), ", ".join(map(str, sorted(set(sizes.values()))))
         raise ValueError(
             f"no recorded {'sum' if whole else 'update'} holds {wanted} examples, there are "
@@ -115,6 +131,19 @@ def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
             + ("" if whole else f", or record a run with -c batch_size={options.batches[0]}")
         )
     return found
+
+
+def chosen_places(sizes: Mapping[tuple[int, int], int], options: Options) -> list[tuple[int, int]]:
+    """Which of the updates, given as sizes by (round, client), are attacked, in the order of their sizes."""
+    by_size = sorted((size, place) for place, size in sizes.items() if size)
+    if options.batches is None:
+        before = list(accumulate((size for size, _ in by_size), initial=0))
+        return [place for (_, place), held in zip(by_size, before, strict=False) if held < options.examples]
+    return [
+        place
+        for batch in options.batches
+        for _, place in [one for one in by_size if one[0] == batch][: max(1, round(options.examples / batch))]
+    ]
 
 
 def truth_of(record: Record, seen: Observation) -> Truth:
@@ -168,13 +197,16 @@ def attempts(
         done, part = (number + position / len(attacks)) / of, 1 / len(attacks) / of
         name = f"update {number + 1} of {of}, {attack.name}"
 
+        started = time.monotonic()
+
         def progress(
-            step: int, total: int, text: str, done: float = done, part: float = part, name: str = name
-        ) -> None:
-            tick(done + part * step / max(total, 1), f"{name}: {text}")
+            step: int, total: int, text: str, done: float = done, part: float = part, name: str = name,
+            started: float = started,
+        ) -> None:  # fmt: skip
+            spent = (time.monotonic() - started) / (options.seconds or math.inf)  # whichever ends the search first
+            tick(done + part * min(max(step / max(total, 1), spent), 1.0), f"{name}: {text}")
 
         tick(done, name)
-        started = time.monotonic()
         generator = public_generator(options.seed, "attack", number, attack.name)
         try:
             guess = attack.run(target.seen, known, prior, generator, options.seconds, progress, options.device)

@@ -96,6 +96,7 @@ def attack_texts(record: Record, threat: ThreatModel, options: Options, tick: Ti
     """
     attacks = text_attacks(options.attacks, naive=options.naive)
     targets = pick(record, threat, options)
+    options = options.budget(len(targets) * len(attacks), small=False)
     public = text_public(record)
     results, blinds = [], []
     refused: dict[str, str] = {}

@@ -18,8 +18,9 @@ from simulations.attack.images.catalogue import IMAGE_ATTACKS, attacks_named, st
 from simulations.attack.images.score import EXACT_DB, scored, summarise, verdict
 from simulations.attack.recorded.observations import open_record
 from simulations.attack.recorded.report import privacy_facts, summaries
-from simulations.attack.recorded.target import Options, batch_sizes, membership_of, truth_of
+from simulations.attack.recorded.target import Options, batch_sizes, chosen_places, membership_of, truth_of
 from simulations.rundir.files import sealed
+from simulations.rundir.rundir import RunDir
 from tests.fedlsg.support.observed import digits, mlp, observe
 from tests.simulations.support.runs import run_local
 
@@ -341,6 +342,7 @@ def test_wrong_options_are_one_line(fedlsg, recorded):
         ((), "give either run directories, or --compare"),
         ((recorded("dpsgd"), "--compare", "rs"), "give either run directories, or --compare"),
         ((recorded("dpsgd"), "-c", "rank=3"), "a run has its settings; leave out rank"),
+        (("--compare", "rs", "--record"), "--compare records runs of its own"),
         ((recorded("dpsgd"), "--view", "both"), "expected view in"),
         ((recorded("dpsgd"), "--batch", "x"), "expected --batch as numbers"),
         ((recorded("dpsgd"), "--images", "0"), "--images 0 >= 1"),
@@ -349,6 +351,52 @@ def test_wrong_options_are_one_line(fedlsg, recorded):
         assert status == 1
         assert part in error
         assert "Traceback" not in error
+
+
+def test_the_smallest_recorded_batches_are_chosen():
+    """By hand: updates of 3, 1, none, 2 and 1 examples."""
+    sizes = {(1, 0): 3, (1, 1): 1, (2, 0): 0, (2, 1): 2, (3, 0): 1}
+
+    def of(batches: tuple[int, ...] | None, examples: int) -> list[tuple[int, int]]:
+        return chosen_places(sizes, Options(batches=batches, examples=examples, attacks=None, naive=False,
+                                            seconds=None, seed=0))  # fmt: skip
+
+    assert of(None, 1) == [(1, 1)]
+    assert of(None, 3) == [(1, 1), (3, 0), (2, 1)]
+    assert of(None, 100) == [(1, 1), (3, 0), (2, 1), (1, 0)]
+    assert of((3, 2), 3) == [(1, 0), (2, 1)]
+    assert of((1,), 1) == [(1, 1)]
+    assert of((9,), 1) == []
+
+
+def test_default_seconds_end_in_two_minutes_on_small_images():
+    options = Options(batches=None, examples=8, attacks=None, naive=False, seconds=None, seed=0)
+    assert options.budget(16, small=True).seconds * 16 <= 90
+    assert options.budget(1, small=True).seconds == options.budget(99, small=False).seconds == 20
+    assert replace(options, seconds=3.0).budget(99, small=True).seconds == 3.0
+
+
+def test_a_run_without_small_batches_is_recorded_again(fedlsg, tmp_path):
+    """The short run has the run's method and sigma, and batches that can be attacked; a second call reuses it."""
+    run = run_local(tmp_path / "run", method="rgp", rank=3, noise_multiplier=2.0, rounds=2)
+    status, _, error = fedlsg("attack", str(run.path))
+    assert status == 1
+    assert "holds no recorded updates" in error
+    assert "add --record" in error
+    options = ("--record", "--images", "2", "--attacks", "map", "--seconds", "0.05")
+    status, said, error = fedlsg("attack", str(run.path), *options)
+    assert status == 0, said + error
+    assert "recording 4 rounds of rgp" in said
+    numbers = json.loads((run.path / "attack.json").read_text())["runs"][0]
+    assert [row["batch"] for row in numbers["summary"]] == [1]
+    short = RunDir.open(str(run.path / "recorded")).read_config()
+    assert (short.method, short.parameters["rank"], short.noise_multiplier) == ("rgp", 3, 2.0)
+    status, said, _ = fedlsg("attack", str(run.path), *options)
+    assert status == 0
+    assert "recording" not in said
+    status, _, error = fedlsg("attack", str(run.path), *options, "-c", "rank=2")
+    assert status == 1
+    assert "was recorded with rank=3, not 2" in " ".join(error.split())
 
 
 def test_damaged_kept_positions_are_noticed(copied):
