@@ -69,8 +69,8 @@ class PrivateStep:
         learning_rate    of SGD; ``momentum``, ``schedule`` and the other settings of the server are keywords, too
         optimizer        a torch optimizer over the model's parameters, or a function from the list of parameters that
                          are trained to one: it gets Eq. 3 of the noisy sum, divided by q N, in ``.grad``, which stays
-                         there after the step; its learning rate is its owner's to schedule. Or the name of a
-                         method's own: "sgd", "adam", "dp-adambc", "doppler"
+                         there after the step; its learning rate is its owner's to schedule. Or a name
+                         that the setting ``optimizer`` takes, such as "adam", "AdamW" or "dp-adambc"
         ledger           path of an append-only file: one for each data set, for all runs on it. Without a path the
                          ledger is a temporary file that ends with this object, so resuming elsewhere needs a path
         example          (inputs, targets), two or more public rows, to check that the model does not mix examples;

@@ -17,8 +17,8 @@ CHAPTERS = {
         "attacks", "client-level", "secure-aggregation", "deployment", "scaling", "gpu", "outputs",
     ],
     "Reference": [
-        "methods", "settings", "reference/workloads", "reference/models", "reference/codecs", "reference/commands",
-        "reference/api", "files", "layers", "communication", "presets", "discrete-noise", "code",
+        "methods", "optimizers", "settings", "reference/workloads", "reference/models", "reference/codecs",
+        "reference/commands", "reference/api", "files", "layers", "communication", "presets", "discrete-noise", "code",
     ],
     "Evidence": ["results/index", "performance"],
     "Promises": ["privacy", "stability", "changelog"],

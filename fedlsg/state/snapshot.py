@@ -3,28 +3,31 @@
 The rest of ``ServerState`` follows from settings, round and number of updates: W_0, schedules, pruned weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlsg.carriers.probe import flatten, refresh_of
 from fedlsg.gradients import trainable
 from fedlsg.masks import Memory
 from fedlsg.state.round_plan import Phase, finished_before, phase_of
 from fedlsg.state.server_state import ServerState, load_weights
+from fedlsg.training import make_optimizer
+from fedlsg.training.dp_adambc import DPAdamBC
 
 STEP = "step"
-"""The one number that every optimizer but SGD keeps of each parameter: it counts updates."""
+"""The number that most optimizers keep of each parameter: it counts updates, and is not sent."""
 
 
 def extra_vectors(state: ServerState) -> dict[str, Tensor]:
-    """Vectors by name: the optimizer's in model order, as long as the weights; the memory's sums and counters; the
-    basis of a probe, unless the next round makes another one.
+    """Vectors by name: the optimizer's, one parameter after the other in model order; the memory's sums and counters;
+    the basis of a probe, unless the next round makes another one.
     """
     kept = [state.optimizer.state[p] for p in trainable(state.model).values() if p in state.optimizer.state]
-    names = [] if not kept else [name for name, value in kept[0].items() if name != STEP and value is not None]
-    found = {name: torch.cat([each[name].flatten() for each in kept]) for name in names}
+    names = _sent(kept) if state.updates else []  # before the first update they follow from the settings
+    found = {name: torch.cat([each[name].flatten() for each in kept if name in each]) for name in names}
     basis, round = state.basis, state.next_round
     if basis is not None and basis.round == refresh_of(round, state.method.carrier) < round:
         found["basis"] = flatten(basis)
@@ -41,17 +44,21 @@ def restart(state: ServerState, weights: Tensor, extra: Mapping[str, Tensor], *,
     Raises ValueError for vectors that do not fit the model.
     """
     load_weights(state.model, weights)
-    parameters = list(trainable(state.model).values())
-    sizes = [p.numel() for p in parameters]
+    memory = _first_memory(state, stepped=updates > 0)
+    for name in _sent(memory) if updates else []:
+        places = [each for each in memory if name in each]
+        sizes = [each[name].numel() for each in places]
+        if name not in extra or extra[name].shape != (sum(sizes),):
+            got = f"shape {tuple(extra[name].shape)}" if name in extra else "none"
+            raise ValueError(f"expected {sum(sizes)} numbers of {name}, got {got}")
+        for each, part in zip(places, extra[name].split(sizes), strict=True):
+            each[name] = part.to(each[name], copy=True).reshape(each[name].shape)
     state.optimizer.state.clear()
-    for name in [name for name in extra if name != "basis" and not name.startswith("memory-")]:
-        if extra[name].shape != (sum(sizes),):
-            raise ValueError(f"expected {sum(sizes)} numbers of {name}, got shape {tuple(extra[name].shape)}")
-        for p, part in zip(parameters, extra[name].to(parameters[0]).split(sizes), strict=True):
-            state.optimizer.state[p][name] = part.reshape(p.shape).clone()
-    if state.method.server.counts_updates and updates:
-        for p in parameters:
-            state.optimizer.state[p][STEP] = torch.tensor(float(updates))
+    for p, own in zip(trainable(state.model).values(), memory, strict=True):
+        if STEP in own:
+            own[STEP] = torch.full_like(own[STEP], updates)
+        if own:
+            state.optimizer.state[p] = own
     if state.memory is not None:
         epoch, counted = (int(number) for number in extra["memory-counters"])
         sums = (extra.get("memory-current"), extra.get("memory-last"))
@@ -70,3 +77,24 @@ def schedule(state: ServerState, updates: int) -> None:
     for group, base, factor in zip(state.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
         group["lr"] = base * factor(updates)
     scheduler._last_lr = [group["lr"] for group in state.optimizer.param_groups]
+
+
+def _first_memory(state: ServerState, *, stepped: bool) -> list[dict[str, Any]]:
+    """What the method's optimizer remembers of each parameter before its first step, or after one of zeros.
+
+    After any number of steps it remembers as many numbers, under the same names.
+    """
+    copies = {name: nn.Parameter(torch.zeros_like(p)) for name, p in trainable(state.model).items()}
+    optimizer, _ = make_optimizer(copies, state.method.server, updates=1, classifier=state.public.classifier)
+    if stepped:
+        for p in copies.values():
+            p.grad = torch.zeros_like(p)
+        if isinstance(optimizer, DPAdamBC):
+            optimizer.variances = {p: torch.zeros_like(p) for p in copies.values()}
+        optimizer.step()
+    return [dict(optimizer.state.get(p, {})) for p in copies.values()]
+
+
+def _sent(memory: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of what is sent of an optimizer's memory, each once."""
+    return list({name: None for each in memory for name, value in each.items() if name != STEP and value is not None})

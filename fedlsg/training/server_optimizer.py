@@ -3,9 +3,8 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -14,9 +13,9 @@ from fedlsg.frame import Group, group_of
 from fedlsg.setting import Setting, check_declared
 from fedlsg.training.doppler import Doppler, StepResponse, read_coefficients
 from fedlsg.training.dp_adambc import DPAdamBC
+from fedlsg.training.optimizers import MADE_FOR_NOISE, build, check_options, find_name, options_of, read_options
 
 Estimator = Literal["eq3", "averaged"]
-OptimizerName = Literal["sgd", "adam", "dp-adambc", "doppler"]
 Schedule = Literal["constant", "linear", "cosine", "exponential", "step"]
 
 LearningRate = Annotated[float, Setting("Learning rate of the server.", above=0, below=math.inf, aliases=("lr", "eta"))]
@@ -30,6 +29,13 @@ Decay = Annotated[
     float, Setting("Weight decay of the server's optimizer.", at_least=0, below=math.inf, aliases=("wd",))
 ]
 Dropped = Annotated[float, Setting("Share of each lifted gradient that is dropped.", "share", at_least=0, below=1)]
+Name = Annotated[
+    str, Setting("Optimizer of the server: sgd, adam, dp-adambc, doppler, Yogi or a class of torch.optim.")
+]
+Options = Annotated[
+    str | None,
+    Setting("Options of the optimizer's class, as 'betas=0.9 0.99, eps=1e-3'.", aliases=("betas", "eps", "nesterov")),
+]
 Floor = Annotated[
     float | None,
     Setting("Least second moment of dp-adambc (gamma'); 1e-8 if not given.", "gradient^2", above=0, below=math.inf),
@@ -60,12 +66,13 @@ class ServerOptimizer:
     ``sparsify_update`` drops that share of each lifted weight gradient, where abs(W) is smallest (Ito et al. 2023,
     sec. 4.4, "direct sparsification"). ``ema`` > 0 evaluates an exponential moving average of the weights with decay
     min(ema, (1 + t) / (10 + t)) after t updates (De et al. 2022).
-    ``optimizer``: torch's SGD or Adam, or one of the two made for noisy gradients, ``DPAdamBC`` and ``Doppler``, whose
-    own settings are None under another optimizer.
+    ``optimizer``: a class of torch.optim, ``Yogi``, or one of the two made for noisy gradients, ``DPAdamBC`` and
+    ``Doppler``, whose own settings are None under another optimizer. ``optimizer_options``: see ``read_options``; what
+    has a setting of its own (learning rate, weight decay, SGD's momentum) is none of them.
     """
 
     estimator: Annotated[Estimator, Setting("Lift carriers by Eq. 3, or average the two copies of the core.")] = "eq3"
-    optimizer: Annotated[OptimizerName, Setting("Optimizer of the server.")] = "sgd"
+    optimizer: Name = "sgd"
     learning_rate: LearningRate = 0.1
     final_learning_rate: FinalRate | None = None
     momentum: Annotated[float, Setting("Momentum of the server's SGD.", at_least=0, below=1)] = 0.0
@@ -78,16 +85,25 @@ class ServerOptimizer:
     adambc_floor: Floor = None
     filter_a: FilterA = None
     filter_b: FilterB = None
+    optimizer_options: Options = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", find_name(self.optimizer))
         self._fill_own()
         check_declared(self)
         if self.optimizer != "sgd" and self.momentum:
             raise ValueError(
                 f"optimizer {self.optimizer!r} has a memory of its own: it takes no momentum={self.momentum}"
+                f"{_as_option(self.optimizer, self.momentum)}"
             )
+        options = self.options
         if self.optimizer == "doppler":
             StepResponse(*self.filter)
+        elif self.optimizer != "dp-adambc":
+            check_options(
+                self.optimizer, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay,
+                options=options,
+            )  # fmt: skip
         if self.final_learning_rate is not None and self.schedule == "constant":
             raise ValueError("final_learning_rate needs a schedule: linear, cosine, exponential or step")
         if self.schedule in ("exponential", "step") and self.final_learning_rate is None:
@@ -109,9 +125,9 @@ class ServerOptimizer:
         return read_coefficients(self.filter_a or ""), read_coefficients(self.filter_b or "")
 
     @property
-    def counts_updates(self) -> bool:
-        """Whether the optimizer's state has the number of updates."""
-        return self.optimizer != "sgd"
+    def options(self) -> dict[str, Any]:
+        """``optimizer_options`` as keywords of the optimizer's class."""
+        return read_options(self.optimizer, self.optimizer_options or "")
 
     def rate_of(self, group: Group) -> float:
         """First learning rate of a group of parameters."""
@@ -139,6 +155,7 @@ def make_optimizer(
     """The torch.optim optimizer and scheduler of a run of ``updates`` server updates, one group a learning rate.
 
     ``parameters`` by name, in model order; ``classifier`` is the head's path.
+    Raises ValueError for an optimizer that cannot step these parameters, such as Muon for vectors.
     """
     by_rate: dict[float, list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
@@ -148,14 +165,21 @@ def make_optimizer(
     optimizer: Optimizer
     rate, decay = server.learning_rate, server.weight_decay
     match server.optimizer:
-        case "adam":
-            optimizer = torch.optim.Adam(groups, lr=rate, weight_decay=decay)
         case "dp-adambc":
             assert server.adambc_floor is not None
             optimizer = DPAdamBC(groups, lr=rate, weight_decay=decay, floor=server.adambc_floor)
         case "doppler":
             a, b = server.filter
             optimizer = Doppler(groups, lr=rate, weight_decay=decay, a=a, b=b)
-        case "sgd":
-            optimizer = torch.optim.SGD(groups, lr=rate, momentum=server.momentum, weight_decay=decay)
+        case name:
+            optimizer = build(
+                name, groups, lr=rate, momentum=server.momentum, weight_decay=decay, options=server.options
+            )
     return optimizer, LambdaLR(optimizer, lambda update: server.factor(update, updates))
+
+
+def _as_option(optimizer: str, momentum: float) -> str:
+    """Where an optimizer with a momentum of its own takes it."""
+    if optimizer in MADE_FOR_NOISE or "momentum" not in options_of(optimizer):
+        return ""
+    return f"; give optimizer_options='momentum={momentum:g}'"

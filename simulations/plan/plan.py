@@ -21,6 +21,7 @@ from fedlsg.discrete.release import MOST_EXAMPLES
 from fedlsg.gradients import LossFunction, check_supported, trainable
 from fedlsg.gradients.independence import check_independent
 from fedlsg.state import ClientTerms
+from fedlsg.training import make_optimizer
 from simulations import workloads
 from simulations.plan.base import Base, prepare
 from simulations.plan.source import check_source
@@ -188,6 +189,7 @@ def count_blocks(base: Base) -> int:
     if workloads.own(base.settings.workload) is not None:
         check_repeatable(model, base.build_model())
     check_supported(model)
+    make_optimizer(trainable(model), base.method.server, updates=1)  # refuses now what it cannot step
     if base.method.mechanism.clips:
         check_model(model, base.workload.test, base.workload.loss, device=base.device)
     else:

@@ -68,7 +68,7 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
         preset.pop("sample_rate")
         if settings.sample_rate is not None:
             raise ValueError("give either sample_rate (common to all clients) or batch_size (a rate for each client)")
-    if given.get("optimizer", "sgd") != "sgd":
+    if str(given.get("optimizer", "sgd")).lower() != "sgd":
         preset.pop("momentum", None)  # a preset's momentum is that of SGD
     wanted = {
         *FALLBACK,

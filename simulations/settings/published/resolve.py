@@ -62,7 +62,7 @@ def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset
         gone.add("epsilon")
     if "batch_size" in given:
         gone.add("sample_rate")
-    if given.get("optimizer", "sgd") != "sgd":
+    if str(given.get("optimizer", "sgd")).lower() != "sgd":
         gone.add("momentum")
     if given.get("schedule") == "constant":
         gone.add("final_learning_rate")

@@ -9,8 +9,12 @@ from fedlsg.state.round_plan import PRUNING_ROUND
 from fedlsg.state.server_state import load_weights
 from fedlsg.state.server_update import read_steps, replay
 from fedlsg.state.snapshot import extra_vectors, restart
+from fedlsg.training.optimizers import names
 from strategies.federation.sparse_downlink import SparseDownlink
 from tests.strategies.small_federation import StepsInMemory, server_state, values_for
+
+OTHERS = ("sgd", "dp-adambc", "doppler", "Muon")
+"""Optimizers with a case of their own, and Muon, which takes matrices alone."""
 
 
 def test_weights_are_loaded_into_the_memory_that_is_there():
@@ -26,11 +30,15 @@ def test_weights_are_loaded_into_the_memory_that_is_there():
     [
         {}, {"momentum": 0.0}, {"rank": 3, "momentum": 0.0, "ema": 0.9},
         {"momentum": 0.0, "optimizer": "dp-adambc"}, {"momentum": 0.0, "optimizer": "doppler"},
+        *({"momentum": 0.0, "optimizer": name, "learning_rate": 0.01} for name in names() if name not in OTHERS),
+        {"momentum": 0.0, "optimizer": "RMSprop", "optimizer_options": "momentum=0.9, centered=true"},
+        {"momentum": 0.0, "optimizer": "adam", "optimizer_options": "amsgrad=true", "weight_decay": 0.1},
     ],
 )  # fmt: skip
 def test_a_replica_goes_on_from_a_whole_model_bit_for_bit(choices):
     server, replica = server_state(**choices), server_state(**choices)
     downlink = SparseDownlink(server, find_codec("float32"), clients=1, clients_per_round=1, store=StepsInMemory())
+    restart(replica, server.weights, extra_vectors(server), round=1, updates=0)
     for round in range(6):
         frame = server.frame()
         with server.evaluated():

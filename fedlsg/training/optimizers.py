@@ -1,0 +1,151 @@
+"""Server optimizers by name: the classes of ``torch.optim``, Yogi, and the options that a user may give them.
+
+    find_name("adamw")                                   "AdamW"
+    read_options("AdamW", "betas=0.9 0.99, eps=1e-3")    {"betas": (0.9, 0.99), "eps": 0.001}
+
+All of them only read noisy sums, so none changes an epsilon.
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from fedlsg.choices import did_you_mean
+from fedlsg.training.yogi import Yogi
+
+MADE_FOR_NOISE = ("dp-adambc", "doppler")
+"""Optimizers whose options are settings of their own."""
+SHORT = {"SGD": "sgd", "Adam": "adam"}
+"""Names that are written in small letters, by class."""
+SPARSE = ("SparseAdam",)
+"""Classes for sparse gradients, which a noisy gradient is not."""
+SET_ELSEWHERE = ("params", "lr", "weight_decay")
+NOT_OFFERED = ("maximize", "foreach", "fused", "capturable", "differentiable")
+"""Options that would climb instead of descend, or that choose how torch computes the same step."""
+
+
+@cache
+def classes() -> Mapping[str, type[Optimizer]]:
+    """The classes that need a gradient and a learning rate only, by the name that a user gives."""
+    found: dict[str, type[Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "Yogi": Yogi}
+    for name, one in vars(torch.optim).items():
+        if not (inspect.isclass(one) and issubclass(one, Optimizer)) or name in (*SHORT, *SPARSE):
+            continue
+        closure = inspect.signature(one.step).parameters.get("closure")
+        asks = closure is not None and closure.default is inspect.Parameter.empty  # LBFGS: the loss, again and again
+        if "lr" in inspect.signature(one).parameters and not asks:
+            found[name] = one
+    return found
+
+
+def names() -> tuple[str, ...]:
+    """All names of ``optimizer``."""
+    first = ("sgd", "adam", *MADE_FOR_NOISE)
+    return (*first, *sorted(set(classes()) - set(first)))
+
+
+def find_name(name: str) -> str:
+    """The name as files write it; capital letters do not matter. Raises ValueError with the known names."""
+    found = {known.lower(): known for known in names()}
+    if name.lower() in found:
+        return found[name.lower()]
+    near = did_you_mean(name.lower(), found)
+    raise ValueError(f"unknown optimizer {name!r}{near}; expected one of {', '.join(names())}")
+
+
+def read_options(name: str, text: str) -> dict[str, Any]:
+    """The options of a text such as ``"betas=0.9 0.99, eps=1e-3"``, with the types of the class' own defaults.
+
+    Raises ValueError, naming the option and those that there are, for an unknown one or a value of another type.
+    """
+    known = {} if name in MADE_FOR_NOISE else options_of(name)
+    found: dict[str, Any] = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        option, sign, value = (part.strip() for part in pair.partition("="))
+        if not sign or option in found:
+            raise ValueError(f"optimizer_options={text!r}: expected NAME=VALUE, NAME=VALUE, each once, got {pair!r}")
+        if option not in known:
+            which = f"it has {', '.join(known)}" if known else "it has none"
+            raise ValueError(
+                f"optimizer_options: optimizer {name!r} has no option {option!r}{did_you_mean(option, known)}; {which}"
+            )
+        found[option] = known[option].parse(option, value)
+    return found
+
+
+def build(
+    name: str, groups: Iterable[Any], *, lr: float, momentum: float, weight_decay: float, options: Mapping[str, Any]
+) -> Optimizer:
+    """The optimizer. Raises ValueError for options out of range, parameters it cannot step, or a decay it has not."""
+    cls = classes()[name]
+    takes = inspect.signature(cls).parameters
+    if weight_decay and "weight_decay" not in takes:
+        raise ValueError(f"optimizer {name!r} has no weight decay: leave weight_decay={weight_decay:g} out")
+    given: dict[str, Any] = dict(options)
+    if "weight_decay" in takes:
+        given["weight_decay"] = weight_decay  # ours, 0 if not given: torch's AdamW has another default
+    if name == "sgd":
+        given["momentum"] = momentum
+    try:
+        return cls(groups, lr=lr, **given)
+    except ValueError as error:
+        said = f" with {', '.join(f'{key}={value}' for key, value in options.items())}" if options else ""
+        raise ValueError(f"optimizer {name!r}{said}: {error}") from None
+
+
+def check_options(name: str, **given: Any) -> None:
+    """Raise ValueError as ``build`` does, for a small matrix in place of a model."""
+    build(name, [nn.Parameter(torch.zeros(2, 2))], **given)
+
+
+@dataclass(frozen=True)
+class Option:
+    """``kind`` of a value; of a tuple the ``default``, whose length and empty places a value has to have."""
+
+    kind: type
+    default: Any
+
+    def parse(self, name: str, text: str) -> Any:
+        """The value. Raises ValueError naming the option."""
+        try:
+            if self.kind is bool:
+                return {"true": True, "false": False}[text.lower()]
+            if self.kind is not tuple:
+                return self.kind(text)
+            return tuple(
+                None if default is None and word == "none" else float(word)
+                for word, default in zip(text.split(), self.default, strict=True)
+            )
+        except (KeyError, ValueError):
+            wanted = "true or false" if self.kind is bool else f"a value ({self.kind.__name__})"
+            if self.kind is tuple:
+                wanted = f"{len(self.default)} numbers with spaces between them"
+            raise ValueError(f"optimizer_options: expected {wanted} for {name}, got {text!r}") from None
+
+
+@cache
+def options_of(name: str) -> Mapping[str, Option]:
+    """What ``optimizer_options`` may say of a class, by name."""
+    cls = classes()[name]
+    hints = get_type_hints(cls.__init__)
+    elsewhere = (*SET_ELSEWHERE, *NOT_OFFERED, *(("momentum",) if name == "sgd" else ()))
+    return {
+        option: Option(_kind(hints.get(option), parameter.default), parameter.default)
+        for option, parameter in inspect.signature(cls).parameters.items()
+        if option not in elsewhere
+    }
+
+
+def _kind(hint: Any, default: Any) -> type:
+    """The type of an option: torch annotates numbers as floats whose default is an int."""
+    if isinstance(default, bool | tuple):
+        return type(default)
+    if hint is int:
+        return int
+    return str if str in (hint, *get_args(hint)) else float
