@@ -74,7 +74,7 @@ def replay(seen: Observation, inputs: Batch, targets: Tensor) -> Float[Tensor, "
     velocity = accumulated = torch.zeros(())
     for step in range(local.steps):
         units = per_unit(in_frame(dense_gradients(seen, inputs, targets, weights=weights), frame), frame, 1)
-        velocity = local.momentum * velocity + clipped_sum(units, seen.mechanism)
+        velocity = local.momentum * velocity + clipped_sum(units, seen.mechanism) - local.pull * accumulated
         accumulated = accumulated + velocity
         if step + 1 < local.steps:
             scale = local.learning_rate / local.expected_batch

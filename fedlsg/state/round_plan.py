@@ -108,7 +108,7 @@ class RoundPlan:
         """Standard deviation of the noise on each value after all local steps."""
         if not self.releases_examples:
             return self.mechanism.noise_std  # once, after the last step
-        return accumulated_noise(self.mechanism.noise_std, self.local.steps, self.local.momentum)
+        return accumulated_noise(self.mechanism.noise_std, self.local.steps, self.local.momentum, self.local.pull)
 
     @property
     def release(self) -> Release | None:

@@ -89,7 +89,11 @@ def unprotected(mechanism: Mechanism, frame: Frame, parameters: Checked) -> bool
 
 
 def _noisy_steps(x: StepInputs, noise: SecretStream) -> Float[Tensor, " kept"]:
-    """sum_k v_k of noisy sums s_k, where v_k = mu v_(k-1) + s_k: -lr times its Eq. 3 is the local change of W."""
+    """A_K = sum_k v_k of noisy sums s_k, v_k = m v_(k-1) + s_k - lr mu A_(k-1): -lr times its Eq. 3 changes W locally.
+
+    The gradient of FedProx's mu/2 |W - W_t|^2 is mu (W - W_t), which is -lr mu times the lift of A_(k-1) as the lift is
+    linear: it is made from noisy values, in their coordinates, and reads no example.
+    """
     local, parameters = x.local, x.parameters
     dtype = reduce(torch.promote_types, (p.dtype for p in parameters.values()), torch.float32)
     start = [p.detach().clone() for p in parameters.values()] if local.steps > 1 else []
@@ -102,6 +106,8 @@ def _noisy_steps(x: StepInputs, noise: SecretStream) -> Float[Tensor, " kept"]:
                 accumulated = velocity.clone() if local.momentum and local.steps > 1 else velocity
             else:  # in place: for a large model, allocating vectors takes longer than adding them
                 velocity = velocity.mul_(local.momentum).add_(noisy) if local.momentum else noisy
+                if local.pull:
+                    velocity.add_(accumulated, alpha=-local.pull)
                 accumulated.add_(velocity)
             if step + 1 < local.steps:
                 rate = -local.learning_rate / local.expected_batch

@@ -27,6 +27,7 @@ class LocalTraining:
 
     For those the accumulated carriers carry the local change of W exactly. ``learning_rate`` matters from the second
     local step on; ``expected_batch`` = q N with the declared N divides the local steps, never a realised size.
+    ``proximal`` is mu of FedProx (Li et al. 2020, Eq. 2): local steps descend on the loss + mu/2 |W - W_t|^2.
     A batch function gives ``multiplicity`` augmented copies of each example, one after the other, whose gradients are
     averaged before the clip (De et al. 2022): the unit stays the example. ``precision``: the precision.
     ``one_shape``: every microbatch has one public number of rows, whatever the weights are.
@@ -41,6 +42,7 @@ class LocalTraining:
     multiplicity: int = 1
     precision: Precision = FLOAT32
     one_shape: bool = False
+    proximal: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("steps", "microbatch_size", "multiplicity"):
@@ -51,14 +53,25 @@ class LocalTraining:
         if not 0 < self.learning_rate < math.inf or not 0 < self.expected_batch < math.inf:
             raise ValueError(f"expected finite {self.learning_rate=} > 0 and {self.expected_batch=} > 0")
         check_sample_rate(self.sample_rate)
+        most = 2 * (1 + self.momentum)
+        if not 0 <= self.pull < most:
+            raise ValueError(
+                f"expected 0 <= proximal * local_learning_rate < {most:g}, got {self.proximal:g} * "
+                f"{self.learning_rate:g}: above it local steps diverge; lower one of the two"
+            )
+
+    @property
+    def pull(self) -> float:
+        """How much of W - W_t the proximal term takes off in a step: lr mu."""
+        return self.learning_rate * self.proximal
 
     def at_rate(self, sample_rate: float) -> "LocalTraining":
         """The same at one client's own Poisson rate."""
         return replace(self, sample_rate=sample_rate)
 
     def single(self) -> "LocalTraining":
-        """One step of it, without momentum."""
-        return replace(self, steps=1, momentum=0.0)
+        """One step of it, without momentum and proximal term."""
+        return replace(self, steps=1, momentum=0.0, proximal=0.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,10 +94,27 @@ class StepInputs:
     parameters: Checked
 
 
-def accumulated_noise(noise_std: float, steps: int, momentum: float) -> float:
-    """Deviation of a coordinate's noise after K local steps: step j is counted (1 - mu^(K-j+1)) / (1 - mu) times."""
-    gains = [(1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1)]
-    return noise_std * math.sqrt(math.fsum(gain**2 for gain in gains))
+def gains(steps: int, momentum: float, pull: float = 0.0) -> list[float]:
+    """a_1 to a_K: how often a step counts in what is sent, if it is the last of K, the last but one, ..., the first.
+
+    The response of the local recursion (``client_step``) to one sum: v_1 = a_1 = 1, v_k = momentum v_(k-1) - pull
+    a_(k-1), a_k = a_(k-1) + v_k. Without a pull a_k = (1 - momentum^k) / (1 - momentum).
+    """
+    if not pull:
+        return [(1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1)]
+    found, velocity = [1.0], 1.0
+    while len(found) < steps:
+        velocity = momentum * velocity - pull * found[-1]
+        found.append(found[-1] + velocity)
+    return found
+
+
+def accumulated_noise(noise_std: float, steps: int, momentum: float, pull: float = 0.0) -> float:
+    """Deviation of a coordinate's noise after K local steps: the noise of each counts as often as the step, ``gains``.
+
+    ``pull``: ``LocalTraining.pull``.
+    """
+    return noise_std * math.sqrt(math.fsum(gain**2 for gain in gains(steps, momentum, pull)))
 
 
 def norm_bound(mechanism: Mechanism, frame: Frame, *, num_examples: int, local: LocalTraining) -> float:
@@ -93,4 +123,7 @@ def norm_bound(mechanism: Mechanism, frame: Frame, *, num_examples: int, local: 
         return math.inf
     signal = num_examples * mechanism.sensitivity(len(frame.blocks))
     tail = mechanism.noise_std * (math.sqrt(frame.kept) + 10)
-    return 1.01 * (signal + tail) * local.steps / (1 - local.momentum) + norm_of_factors(frame)
+    counted = local.steps / (1 - local.momentum)
+    if local.pull:
+        counted = math.fsum(map(abs, gains(local.steps, local.momentum, local.pull)))
+    return 1.01 * (signal + tail) * counted + norm_of_factors(frame)

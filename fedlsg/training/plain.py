@@ -28,7 +28,9 @@ def plain_steps(x: StepInputs) -> Float[Tensor, " kept"]:
 
 
 def _steps(owned: list[Tensor], gradients: Callable[[], Gradients], local: LocalTraining) -> Float[Tensor, " kept"]:
-    """sum_k v_k, v_k = mu v_(k-1) + s_k; W moves by -lr / expected_batch times v_k after each step but the last."""
+    """A_K = sum_k v_k, v_k = m v_(k-1) + s_k - lr mu A_(k-1); W moves by -lr / expected_batch times v_k after each step
+    but the last.
+    """
     rate = -local.learning_rate / local.expected_batch
     velocity = gradients()
     with torch.no_grad():
@@ -45,6 +47,8 @@ def _steps(owned: list[Tensor], gradients: Callable[[], Gradients], local: Local
                 torch._foreach_add_(velocity, step)
             else:
                 velocity = step
+            if local.pull:
+                velocity = list(torch._foreach_add(velocity, parts, alpha=-local.pull))
             torch._foreach_add_(parts, velocity)
     return accumulated
 

@@ -323,5 +323,6 @@ def _local_training(
         microbatch_size=s.microbatch_size,
         multiplicity=s.multiplicity,
         precision=Precision(precision=s.precision, activation_storage=s.activation_storage),
+        proximal=s.proximal or 0.0,
         one_shape=deployed,  # the weights are the server's, which a deployed client does not trust
     )

@@ -160,6 +160,10 @@ def check(s: Resolved, workload: LoadedWorkload) -> None:
         raise ValueError(f"expected 1 <= min_survivors={s.min_survivors} <= clients_per_round={s.clients_per_round}")
     if s.trust in ("secure", "aggregate") and s.unit == "example" and s.local_steps > 1:
         raise ValueError(f"trust={s.trust!r} shares one step's noise: it needs local_steps=1, or unit=client")
+    if s.proximal and s.local_steps == 1:
+        raise ValueError(
+            f"proximal={s.proximal:g} changes local steps from the second one on: give local_steps=2 or more, too"
+        )
     if s.trust != "secure" and s.colluders is not None:
         raise ValueError(f"colluders={s.colluders} is a setting of trust=secure, not of trust={s.trust}")
     if s.trust == "secure":

@@ -144,6 +144,15 @@ class Settings:
     local_momentum: Annotated[float | None, Setting("Momentum of local steps.", at_least=0, below=1, fallback=0.0)] = (
         None
     )
+    proximal: Annotated[
+        float | None,
+        Setting(
+            "mu of FedProx, which pulls local steps to the round's weights.",
+            at_least=0,
+            below=inf,
+            aliases=("mu", "proximal_mu", "fedprox"),
+        ),
+    ] = None
     sampling: Annotated[Literal["poisson"], Setting("How batches are drawn, as the accountants assume.")] = "poisson"
     sample_rate: Annotated[
         float | None,

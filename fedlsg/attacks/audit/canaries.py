@@ -24,6 +24,7 @@ from fedlsg.privacy import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream
 from fedlsg.training import LocalTraining, client_step
 from fedlsg.training.client import AddNoise
+from fedlsg.training.local import gains
 
 LENGTH = 10.0
 """Norm of a canary's shortest block over C, so that every clip acts."""
@@ -163,8 +164,8 @@ def log_ratios(
 
 
 def step_weights(local: LocalTraining) -> list[float]:
-    """How often each of K local steps counts in what is sent: (1 - mu^(K - k)) / (1 - mu) under momentum mu."""
-    return [(1 - local.momentum ** (local.steps - k)) / (1 - local.momentum) for k in range(local.steps)]
+    """How often each of K local steps counts in what is sent, the first one first."""
+    return gains(local.steps, local.momentum, local.pull)[::-1]
 
 
 def spread(count: int, kept: int) -> list[int]:

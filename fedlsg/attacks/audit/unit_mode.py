@@ -53,7 +53,8 @@ class Setting:
     @property
     def noise_std(self) -> float:
         """Claimed deviation of every value of an output."""
-        std = accumulated_noise(self.mechanism.noise_std, self.local.steps, self.local.momentum)
+        local = self.local
+        std = accumulated_noise(self.mechanism.noise_std, local.steps, local.momentum, local.pull)
         own = self.mechanism.effective_noise_multiplier(len(self.frame.blocks))
         ratio = 1.0 if self.claimed is None else self.claimed / own
         return ratio * std * math.sqrt(self.summed)

@@ -51,7 +51,7 @@ def general_steps(*arguments, **settings):
     "changes",
     [
         {}, {"steps": 1}, {"momentum": 0.9}, {"microbatch_size": 3}, {"multiplicity": 2, "microbatch_size": 7},
-        {"sample_rate": 0.02, "momentum": 0.5},
+        {"sample_rate": 0.02, "momentum": 0.5}, {"proximal": 0.3}, {"proximal": 0.3, "momentum": 0.5},
     ],
 )  # fmt: skip
 def test_every_bit_is_that_of_the_general_steps(layout, kind, changes):

@@ -1,0 +1,103 @@
+"""FedProx's term against autograd of the proximal objective, and its noise against the claimed deviation."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedlsg.attacks.audit.canaries import step_weights
+from fedlsg.masks.mask import Mask
+from fedlsg.method import LocalTraining
+from fedlsg.training import accumulated_noise, norm_bound
+from fedlsg.training.local import gains
+from tests.fedlsg.support.step_oracle import (
+    CLIP_ONLY,
+    DENSE,
+    EMPTY,
+    EXACT,
+    EXAMPLES,
+    FRAMES,
+    NOISY,
+    NONE,
+    Problem,
+    dense_gradients,
+    eq3,
+    problem,
+    project_and_keep,
+)
+
+LOCAL = LocalTraining(steps=4, learning_rate=0.7, expected_batch=5.5, proximal=0.6)
+
+
+def proximal_sgd(p: Problem, local: LocalTraining) -> dict[str, Tensor]:
+    """Local change of the weights: torch's SGD on loss + mu/2 |W - W_t|^2, the loss' gradient seen through the frame.
+
+    The second term is differentiated by autograd, in the weights.
+    """
+    model, start = copy.deepcopy(p.model), {n: w.detach().clone() for n, w in p.model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=local.learning_rate, momentum=local.momentum)
+    for _ in range(local.steps):
+        total = sum(project_and_keep(dense_gradients(p, model, i), p.frame) for i in range(EXAMPLES))
+        lifted = eq3(total / local.expected_batch, p.frame)
+        optimizer.zero_grad()
+        (local.proximal / 2 * sum((w - start[n]).square().sum() for n, w in model.named_parameters())).backward()
+        for name, w in model.named_parameters():
+            w.grad += lifted[name]
+        optimizer.step()
+    return {name: (w - start[name]).detach() for name, w in model.named_parameters()}
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["dpsgd", "lsg", "rs", "core"])
+@pytest.mark.parametrize("path", ["plain", "general"])
+def test_local_steps_descend_on_the_proximal_objective(path, name, momentum):
+    """``plain``: without clip, noise or mask, where the step has a way of its own."""
+    p, local = problem(*FRAMES[name]), replace(LOCAL, momentum=momentum)
+    got = p.step(NONE if path == "plain" else replace(CLIP_ONLY, clip_norm=1e6), local)
+    wanted = proximal_sgd(p, local)
+    for parameter, gradient in p.frame.gradients(got).items():
+        torch.testing.assert_close(-0.7 / 5.5 * gradient, wanted[parameter], **EXACT)
+
+
+def test_the_objective_without_the_term_is_another_one():
+    """Negative control, of the term, of its sign and of its scale."""
+    p, wanted = problem(Mask(), DENSE), proximal_sgd(problem(Mask(), DENSE), LOCAL)
+    name = next(iter(wanted))
+    for other in (0.0, 0.3, 1.2):
+        moved = p.frame.gradients(p.step(NONE, replace(LOCAL, proximal=other)))[name] * (-0.7 / 5.5)
+        assert not torch.allclose(moved, wanted[name], rtol=1e-3)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_deviation_is_that_of_a_real_step(momentum):
+    p, local = problem(), replace(EMPTY, steps=5, momentum=momentum, learning_rate=0.5, proximal=0.8)
+    noise = torch.cat([p.step(NOISY, local, seed) for seed in range(200)])
+    claimed = accumulated_noise(NOISY.noise_std, 5, momentum, local.pull)
+    assert float(noise.std()) == pytest.approx(claimed, rel=0.03)
+    assert claimed < 0.8 * accumulated_noise(NOISY.noise_std, 5, momentum)  # so the test would see the term left out
+
+
+def test_gains_by_hand():
+    """pull = .5: a_1 = 1, v_2 = -.5, a_2 = .5, a_3 = .25; with momentum .5: v_2 = 0, a_2 = 1, v_3 = -.5, a_3 = .5."""
+    assert gains(3, 0.0, 0.5) == [1, 0.5, 0.25]
+    assert gains(3, 0.5, 0.5) == [1, 1, 0.5]
+    assert gains(40, 0.7, 1e-12) == pytest.approx(gains(40, 0.7))
+    assert step_weights(replace(LOCAL, steps=3, momentum=0.5, learning_rate=0.5, proximal=1.0)) == [0.5, 1, 1]
+
+
+def test_an_honest_payload_is_within_its_bound():
+    p, local = problem(), replace(LOCAL, momentum=0.5)
+    bound = norm_bound(CLIP_ONLY, p.frame, num_examples=EXAMPLES, local=local)
+    assert (
+        p.step(CLIP_ONLY, local).norm()
+        <= bound
+        < norm_bound(CLIP_ONLY, p.frame, num_examples=EXAMPLES, local=replace(local, proximal=0.0))
+    )
+
+
+def test_a_term_that_diverges_is_refused():
+    with pytest.raises(ValueError, match="expected 0 <= proximal \\* local_learning_rate"):
+        LocalTraining(steps=2, learning_rate=0.5, proximal=4.0)
+    assert LocalTraining(steps=2, momentum=0.5, learning_rate=0.5, proximal=4.0).single().pull == 0
