@@ -33,6 +33,7 @@ def rho(
     - Several local steps: rho of each of them. Over a round the noise adds up as the root of the steps, gradients as
       the steps at most.
     - Clip of each block: S = C sqrt(G), so that rho has the noise multiplier that the ledger is charged with.
+    - Clients with weights in the sum: their noise multipliers times the weights.
     - Clip weights of groups, and scaled carriers: in the scale of the clip, where every coordinate has the same noise.
     - Factors (PowerSGD): of the dense gradient that they are made from.
 

@@ -45,13 +45,15 @@ def finished_before(round: int) -> int:
 class ClientTerms:
     """Public terms of one client: declared examples N_k, Poisson rate, nominal noise multiplier.
 
-    ``prune_noise_multiplier`` is that of the pruning round.
+    ``prune_noise_multiplier`` is that of the pruning round. ``weight``: what the server multiplies the noisy values
+    with before it adds them up.
     """
 
     num_examples: int
     sample_rate: float
     noise_multiplier: float
     prune_noise_multiplier: float = 0.0
+    weight: float = 1.0
 
     def mechanism(self, common: Mechanism) -> Mechanism:
         """The federation's mechanism at this client's noise multiplier."""
@@ -61,7 +63,7 @@ class ClientTerms:
         """The terms of a phase. Every example takes part in pruning, which has its own noise."""
         if phase is Phase.TRAINING:
             return self
-        return replace(self, sample_rate=1.0, noise_multiplier=self.prune_noise_multiplier)
+        return replace(self, sample_rate=1.0, noise_multiplier=self.prune_noise_multiplier, weight=1.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

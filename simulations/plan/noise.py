@@ -16,7 +16,7 @@ def rho_of(plan: Plan, public: PublicState) -> float | None:
     frame = mean_frame(public)
     return rho(
         plan.method.mechanism,
-        [terms.noise_multiplier for terms in plan.terms],
+        [terms.noise_multiplier * terms.weight for terms in plan.terms],
         clients_per_round=1 if at_server(plan) else plan.settings.clients_per_round,
         values=frame.kept,
         blocks=len(frame.blocks),

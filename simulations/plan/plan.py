@@ -25,6 +25,7 @@ from fedlsg.training import make_optimizer
 from simulations import workloads
 from simulations.plan.base import Base, prepare
 from simulations.plan.source import check_source
+from simulations.plan.weights import client_weights
 from simulations.settings.settings import Settings
 from simulations.workloads import Progress, Split, silent, to_device
 
@@ -89,6 +90,7 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
         largest = max(t.noise_multiplier for t in terms)
         pruning = max(t.prune_noise_multiplier for t in terms)
         terms = [replace(t, noise_multiplier=largest, prune_noise_multiplier=pruning) for t in terms]
+    terms = [replace(t, weight=weight) for t, weight in zip(terms, client_weights(base), strict=True)]
     if mechanism.private:
         for events in front([tuple(events_of(base, t, blocks)) for t in terms]):
             check_certified(events, s.delta)

@@ -190,8 +190,8 @@ class Recorder:
 def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[str, Any]:
     """What frame.json says of a round besides its coordinates: how payloads are read, and the scale of their values.
 
-    divisor: the server's, of the sum over the clients. By client: the deviation of the noise on each value, and the
-    expected batch size q_k N_k (1 at client level, where an update is a mean).
+    divisor: the server's, of the weighted sum over the clients. By client: the deviation of the noise on each value,
+    the expected batch size q_k N_k (1 at client level, where an update is a mean), and its weight in the sum.
     """
     terms = {client: plan.terms[client].of(common.phase) for client in clients}
     return {
@@ -207,6 +207,7 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
             str(client): {
                 "noise_std": common.for_client(own).noise_std,
                 "expected_batch": own.sample_rate * own.num_examples if plan.client_unit is None else 1.0,
+                "weight": own.weight,
             }
             for client, own in sorted(terms.items())
         },

@@ -184,6 +184,10 @@ class Settings:
         str | None,
         Setting("iid, dirichlet, shards, or a column of the data: a client for each value.", fallback="iid"),
     ] = None
+    weighting: Annotated[
+        Literal["examples", "clients"] | None,
+        Setting("Clients count by their examples or equally; default by their expected batch.", aliases=("weights",)),
+    ] = None
     alpha: Annotated[
         float | None, Setting("Concentration of partition=dirichlet.", above=0, below=inf, fallback=0.5)
     ] = None

@@ -58,7 +58,7 @@ class Expectations:
     copies: LedgerCopies | None = None
 
     def read(self, reply: Message, partition: int, common: RoundPlan, report: RoundReport) -> Tensor:
-        """The values of a reply; bytes and payload are entered in the report.
+        """The values of a reply times the client's weight; bytes and payload are entered in the report.
 
         Raises as ``paid``, and for a payload that does not pass ``unpack``.
         """
@@ -67,7 +67,8 @@ class Expectations:
         plan = common.for_client(terms)
         values = unpack(payload, self._expected(partition, plan, terms.num_examples))
         report.payloads[partition] = payload
-        return decode(values, plan.frame)
+        found = decode(values, plan.frame)
+        return found if terms.weight == 1 else found * terms.weight
 
     def paid(self, reply: Message, partition: int, common: RoundPlan, report: RoundReport) -> bytes:
         """The payload of a reply whose client was charged for it; its bytes are entered in the report.
@@ -96,10 +97,10 @@ class Expectations:
         return self.settings.terms[partition].of(phase)
 
     def noise_of_sum(self, partitions: Iterable[int], common: RoundPlan) -> float:
-        """Standard deviation of the noise on each coordinate of the sum of these clients' values."""
-        plans = {partition: common.for_client(self.terms(partition, common.phase)) for partition in partitions}
-        each = [self._dither(partition, plan) for partition, plan in plans.items()]
-        return math.hypot(*(self.settings.codec.received_noise(one.noise_std) for one in each))
+        """Standard deviation of the noise on each coordinate of the weighted sum of these clients' values."""
+        terms = {partition: self.terms(partition, common.phase) for partition in partitions}
+        each = [(own.weight, self._dither(partition, common.for_client(own))) for partition, own in terms.items()]
+        return math.hypot(*(weight * self.settings.codec.received_noise(one.noise_std) for weight, one in each))
 
     def _dither(self, partition: int, plan: RoundPlan) -> Dither:
         """The public parameters of a client's quantization in this round."""

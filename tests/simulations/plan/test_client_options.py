@@ -1,9 +1,16 @@
 """Settings of local steps and of the weights of clients: what they make of a plan, and what is refused."""
 
-import pytest
+import math
 
+import pytest
+import torch
+
+from simulations.plan.noise import rho_of
 from simulations.plan.plan import Plan, make_plan
+from simulations.rundir.rundir import RunDir
+from simulations.server.serve import _federation_settings
 from simulations.settings.settings import from_mapping
+from strategies.federation.expectations import Expectations
 from tests.simulations.support.runs import SMALL, run_local
 
 
@@ -23,9 +30,67 @@ def test_the_proximal_term_changes_a_run_and_no_epsilon(tmp_path):
     [
         ({"proximal": 0.1}, "proximal=0.1 changes local steps from the second one on"),
         ({"proximal": 9.0, "local_steps": 2}, "expected 0 <= proximal"),
-        ({"proximal": -1.0}, "expected 0 <= proximal"),
+        ({"proximal": -1.0}, "expected proximal=-1.0 >= 0|expected 0 <= proximal"),
+        (
+            {"weighting": "clients", "trust": "secure", "clients": 4, "partition": "dirichlet"},
+            "the server sees their sum",
+        ),
+        ({"weighting": "clients", "trust": "aggregate", "partition": "dirichlet"}, "the server sees their sum"),
     ],
 )
-def test_a_term_without_effect_or_that_diverges_is_refused(settings, part):
+def test_what_has_no_effect_or_diverges_or_cannot_be_is_refused(settings, part):
     with pytest.raises(ValueError, match=part):
         plan_of(**settings)
+
+
+def shares(plan: Plan) -> list[float]:
+    """What each client's examples count for on average, over the divisor: q_k N_k weight / B."""
+    return [t.weight * t.sample_rate * t.num_examples / plan.local.expected_batch for t in plan.terms]
+
+
+UNEQUAL = {"partition": "dirichlet", "alpha": 0.1, "clients": 4}
+
+
+@pytest.mark.parametrize("rates", [{"sample_rate": 0.1}, {"sample_rate": None, "batch_size": 20}])
+def test_a_client_counts_equally_or_by_its_examples_whatever_its_rate(rates):
+    settings = {name: value for name, value in (SMALL | UNEQUAL | rates).items() if value is not None}
+    equal, by_size = (make_plan(from_mapping(settings | {"weighting": how})) for how in ("clients", "examples"))
+    assert shares(equal) == pytest.approx([1.0] * 4)
+    assert shares(by_size) == pytest.approx([n / (sum(by_size.sizes) / 4) for n in by_size.sizes])
+    assert len(set(by_size.sizes)) > 1
+
+
+def test_the_default_is_that_of_one_rate_and_a_secure_sum_may_say_so():
+    default, by_size = plan_of(**UNEQUAL), plan_of(**UNEQUAL, weighting="examples")
+    assert [t.weight for t in default.terms] == [t.weight for t in by_size.terms] == [1.0] * 4
+    assert plan_of(**UNEQUAL, weighting="examples", trust="secure").terms[0].weight == 1
+
+
+def test_the_noise_of_the_sum_follows_the_weights(tmp_path):
+    """Deviation and rho by hand; and the update of a run is the weighted sum of its recorded payloads."""
+    plan = plan_of(**UNEQUAL, weighting="clients", noise_multiplier=2.0)
+    settings = _federation_settings(plan, RunDir(tmp_path))
+    state = plan.server_state()
+    common = state.plan(plan.local)
+    one = common.for_client(plan.terms[0]).noise_std
+    wanted = one * math.hypot(*(t.weight for t in plan.terms))
+    assert Expectations(state=state, settings=settings).noise_of_sum(range(4), common) == pytest.approx(wanted)
+    assert wanted > 1.2 * one * 2  # the weights matter
+    equal = rho_of(plan_of(**UNEQUAL, noise_multiplier=2.0), state.public)
+    assert rho_of(plan, state.public) == pytest.approx(equal * wanted / (2 * one))
+
+
+def test_the_update_of_a_run_is_the_weighted_sum(tmp_path):
+    settings = UNEQUAL | {"method": "dpsgd", "rounds": 1, "momentum": 0.0, "learning_rate": 0.5, "record_updates": True}
+    runs = [run_local(tmp_path / str(how), weighting=how, **settings) for how in (None, "clients")]
+    plan, start = runs[1].plan, runs[1].plan.server_state().weights
+    frame = plan.public_state().frame(1, updates=0)
+    sent = list(runs[1].payloads.values())
+    assert list(runs[0].payloads.values()) == sent
+    total = sum(
+        t.weight * torch.frombuffer(bytearray(sent[client][-16 - 4 * frame.kept : -16]), dtype=torch.float32)
+        for client, t in enumerate(plan.terms)
+    )
+    moved = torch.cat([g.flatten() for g in frame.gradients(total / plan.divisor).values()])
+    torch.testing.assert_close(runs[1].weights, start - 0.5 * moved, rtol=1e-5, atol=1e-7)
+    assert not runs[0].weights.allclose(runs[1].weights)
