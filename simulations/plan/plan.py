@@ -24,6 +24,7 @@ from fedlsg.state import ClientTerms
 from fedlsg.training import make_optimizer
 from simulations import workloads
 from simulations.plan.base import Base, prepare
+from simulations.plan.public_parts import check_parts
 from simulations.plan.source import check_source
 from simulations.plan.weights import client_weights
 from simulations.settings.settings import Settings
@@ -54,6 +55,8 @@ def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequ
     if base.method.carrier.kind == "probe":
         progress(f"reading the source of probes, {base.probe_source.name}")
         check_source(base.probe_source, base.build_model(), base.workload)
+    if base.settings.evaluate_clients:
+        check_parts(base)
     terms = client_terms(base)
     if declared is None and workloads.own(base.settings.workload) is not None:
         check_train_shape(base.build_model(), base.workload.train, base.workload.test, device=base.device)

@@ -24,6 +24,7 @@ def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
         "features": features_line(summary),
         "carriers": carriers_line(summary),
         **tested(summary),
+        "clients": clients_line(summary),
         "privacy": privacy_line(summary),
         "noise": noise_line(summary),
         "uplink": f"{human_bytes(summary['uplink_bytes'])} of payload, "
@@ -43,6 +44,15 @@ def tested(summary: Mapping[str, Any]) -> dict[str, str]:
     if summary["accuracy"] is None:
         return {"test": loss + own}
     return {"test accuracy": f"{percent(summary['accuracy'])}, {loss}{own}"}
+
+
+def clients_line(summary: Mapping[str, Any]) -> str:
+    """The spread of the accuracy over clients, on public test rows of their class mix; empty if it was not measured."""
+    said = summary.get("accuracy_by_client")
+    if not said:
+        return ""
+    spread = [percent(said[name]) for name in ("mean", "percentile_10", "worst")]
+    return "accuracy on parts of the test split like theirs: mean {}, 10th percentile {}, worst {}".format(*spread)
 
 
 def features_line(summary: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from simulations.rundir.links import run_seconds
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import BYTES, SUMS, Row, Tables
 from simulations.rundir.updates import round_folder, write_frame
+from simulations.server.by_client import ByClient, by_client
 from simulations.server.evaluate import Evaluation
 from simulations.server.restore import restore
 from simulations.server.spent import Spent
@@ -133,6 +134,7 @@ class Recorder:
             rho=rho_of(self.plan, self.state.public),
             sum_bits=sum_bits(self.plan, self.state.public),
             seeded=self.plan.settings.reproducible or self.spent.reproducible,
+            by_client=self._by_client(),
             zero_weights=sum(int((p == 0).sum()) for p in matrices),
             pruning=self.totals.pruning,
             downlink=self.downlink.state_dict(),
@@ -142,6 +144,12 @@ class Recorder:
             stopped=stopped,
             diverged=diverged,
         )
+
+    def _by_client(self) -> ByClient | None:
+        if not self.plan.settings.evaluate_clients:
+            return None
+        with self.state.evaluated() as model:
+            return by_client(self.plan, lambda client: model)
 
     def checkpoint(self) -> None:
         """Save everything that ``resume`` needs."""
@@ -191,7 +199,8 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
     """What frame.json says of a round besides its coordinates: how payloads are read, and the scale of their values.
 
     divisor: the server's, of the weighted sum over the clients. By client: the deviation of the noise on each value,
-    the expected batch size q_k N_k (1 at client level, where an update is a mean), and its weight in the sum.
+    the expected batch size q_k N_k (1 at client level, where an update is a mean), and its weight in the sum if that is
+    not 1.
     """
     terms = {client: plan.terms[client].of(common.phase) for client in clients}
     return {
@@ -207,7 +216,7 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
             str(client): {
                 "noise_std": common.for_client(own).noise_std,
                 "expected_batch": own.sample_rate * own.num_examples if plan.client_unit is None else 1.0,
-                "weight": own.weight,
+                **({} if own.weight == 1 else {"weight": own.weight}),
             }
             for client, own in sorted(terms.items())
         },

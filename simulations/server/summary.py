@@ -16,6 +16,7 @@ from fedlsg.discrete import SumTerms
 from fedlsg.user_code import shown
 from simulations.plan.plan import Plan
 from simulations.rundir.tables import BYTES
+from simulations.server.by_client import ByClient
 from simulations.server.downlink import downlink_facts
 from simulations.server.evaluate import Score
 from simulations.settings.resolve import codec_summary
@@ -30,7 +31,7 @@ class Outcome:
 
     updates: rounds that changed the model. bounds: both accountants' intervals for the client with the largest
     epsilon. rho: noise over clip norm. sum_bits: of a value in secure sums. seeded: some noise came from a known seed.
-    downlink: state of the downlink.
+    downlink: state of the downlink. by_client: accuracies on parts of the test split like the clients'.
     totals: sums of bytes and messages. stopped: why it ended early.
     """
 
@@ -42,6 +43,7 @@ class Outcome:
     rho: float | None
     sum_bits: int | None
     seeded: bool
+    by_client: ByClient | None
     zero_weights: int
     pruning: Mapping[str, Any]
     downlink: Mapping[str, Any]
@@ -67,6 +69,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "clients": len(plan.terms),
         "accuracy": o.score.accuracy,
         "accuracy_by_split": dict(o.score.by_split),
+        **({} if o.by_client is None else {"accuracy_by_client": o.by_client.facts}),
         "loss": o.score.loss,
         **({"features": dict(plan.workload.features)} if plan.workload.features else {}),
         **({"probe_source": plan.probe_source.name} if plan.method.carrier.kind == "probe" else {}),

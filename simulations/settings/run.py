@@ -207,6 +207,9 @@ class Settings:
     downlink_codec: Annotated[str | None, Setting("How values are sent with downlink=sparse.")] = None
     record_updates: Annotated[bool, Setting("Keep every payload in updates/.")] = False
     evaluate_every: Annotated[int, Setting("Rounds between two evaluations.", "rounds", at_least=1)] = 1
+    evaluate_clients: Annotated[
+        bool, Setting("At the end, accuracy on parts of the public test split like each client's data.")
+    ] = False
     callbacks: Annotated[
         str | None,
         Setting(

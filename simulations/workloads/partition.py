@@ -13,6 +13,7 @@ it is installed.
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,6 +71,37 @@ def partition(
     if not all(map(len, parts)):
         raise ValueError(f"{scheme} leaves a client without examples: lower {num_clients=}")
     return parts
+
+
+def matching_parts(
+    labels: Int64[Tensor, " n"],
+    train: Int64[Tensor, " m"],
+    *,
+    num_clients: int,
+    scheme: str,
+    seed: int,
+    alpha: float,
+    shards_per_client: int,
+) -> list[Int64[Tensor, " n_k"]]:
+    """Rows of a test split with the class mix that ``partition`` gives each client of the classes ``train``.
+
+    iid and shards: the same scheme and seed. dirichlet: the very shares of each class; a client with small shares may
+    have no test row. Raises ValueError as ``partition``.
+    """
+    given: dict[str, Any] = {
+        "num_clients": num_clients,
+        "scheme": scheme,
+        "seed": seed,
+        "shards_per_client": shards_per_client,
+    }
+    if scheme != "dirichlet":
+        return partition(labels, **given)
+    shuffled = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(train))
+    shares = _shares(
+        train.cpu().numpy()[shuffled], num_clients, np.random.Generator(np.random.PCG64(seed)), alpha=alpha
+    )
+    order = np.random.Generator(np.random.PCG64([seed, 1])).permutation(len(labels))
+    return [torch.from_numpy(np.sort(order[rows])) for rows in _cut(labels.cpu().numpy()[order], shares)]
 
 
 def natural_parts(workload: LoadedWorkload, name: str) -> list[Int64[Tensor, " n_k"]]:
@@ -155,21 +187,35 @@ def _dirichlet(
 ) -> list[np.ndarray]:
     if not 0 < alpha < float("inf"):
         raise ValueError(f"expected a finite {alpha=} > 0")
-    by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    sizes = np.array([[len(members)] for members in by_class])
+    return _cut(labels, _shares(labels, num_clients, rng, alpha=alpha))
+
+
+def _shares(labels: np.ndarray, num_clients: int, rng: np.random.Generator, *, alpha: float) -> dict[int, np.ndarray]:
+    """By class: the share of each client, redrawn until every client has one of these examples."""
+    classes, sizes = np.unique(labels, return_counts=True)
     for _draw in range(_MAX_DRAWS):
         shares = rng.dirichlet(np.full(num_clients, alpha), size=len(sizes))
         if not np.isfinite(shares).all():
             raise ValueError(f"{alpha=} is too extreme to draw from: take one nearer to 1")
-        # (classes, num_clients - 1): where each class is cut.
-        cuts = (np.cumsum(shares, axis=1) * sizes).astype(np.int64)[:, :-1]
-        counts = np.diff(cuts, axis=1, prepend=0, append=sizes)
+        counts = np.stack([_counts(own, size) for own, size in zip(shares, sizes, strict=True)])
         if counts.sum(axis=0).min() >= 1:
-            pieces = [np.split(members, cut) for members, cut in zip(by_class, cuts, strict=True)]
-            return [np.concatenate(hand) for hand in zip(*pieces, strict=True)]
+            return dict(zip(classes.tolist(), shares, strict=True))
     raise ValueError(
         f"no draw of {_MAX_DRAWS} left each of {num_clients=} an example at {alpha=}: raise alpha or lower num_clients"
     )
+
+
+def _counts(shares: np.ndarray, size: int) -> np.ndarray:
+    """How many of ``size`` examples each client gets."""
+    cuts = (np.cumsum(shares) * size).astype(np.int64)[:-1]
+    return np.diff(cuts, prepend=0, append=size)
+
+
+def _cut(labels: np.ndarray, shares: Mapping[int, np.ndarray]) -> list[np.ndarray]:
+    """Examples of each client, class by class."""
+    members = {label: np.flatnonzero(labels == label) for label in shares}
+    hands = [np.split(rows, _counts(shares[label], len(rows)).cumsum()[:-1]) for label, rows in members.items()]
+    return [np.concatenate(hand) for hand in zip(*hands, strict=True)]
 
 
 _SCHEMES: Mapping[str, Callable[..., list[np.ndarray]]] = MappingProxyType(
