@@ -22,7 +22,8 @@ LAYERS = (
     "simulations.models", "simulations.workloads", "simulations.settings", "simulations.rundir",
     "simulations.callbacks", "simulations.plan",
     "simulations.grids", "simulations.client", "simulations.report", "simulations.server", "simulations.engines",
-    "simulations.run", "simulations.compare", "simulations.tune", "simulations.inspection", "simulations.attack",
+    "simulations.run", "simulations.compare", "simulations.tune", "simulations.study", "simulations.inspection",
+    "simulations.attack",
     "simulations.audit", "simulations.exports", "simulations.pretrain", "simulations.api", "simulations.flower",
     "simulations.cli", "simulations.__main__",
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""The command line: ``fedlsg run``, ``resume``, ``compare``, ``report``, ``calibrate``, and the lists of what there is.
+"""The command line: ``fedlsg run``, ``resume``, ``calibrate``, and the lists of what there is.
 
-``inspect``, ``audit`` and ``attack`` are in ``simulations.cli.examine``, ``export`` and ``payload`` in ``exports``,
-``tune`` in ``tune``.
+``compare`` and ``report`` are in ``simulations.cli.compare``, ``inspect``, ``audit`` and ``attack`` in ``examine``,
+``export`` and ``payload`` in ``exports``, ``tune`` in ``tune``.
 """
 
 import atexit
@@ -16,11 +16,12 @@ from rich.console import Console
 
 from fedlsg import user_code
 from simulations.cli import INTERRUPTED
+from simulations.cli.compare import compare, report
 from simulations.cli.docs import docs
 from simulations.cli.examine import attack, audit, inspect
 from simulations.cli.exports import export, payload
 from simulations.cli.first_steps import print_first_steps
-from simulations.cli.options import Choice, console, option, setting, starting
+from simulations.cli.options import Choice, RayAddress, console, option, setting, starting
 from simulations.cli.pretrain import pretrain
 from simulations.cli.tune import tune
 from simulations.engines.signals import sigterm_raises
@@ -35,15 +36,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 errors = Console(stderr=True)
-LINK = "Seconds of transfer on broadband, mobile, datacentre or UP/DOWN/LATENCY (Mbit/s, Mbit/s, ms)."
-JOBS = (
-    "Runs at a time. Default with engine local: 1. With engine ray they share one Ray: as many as fit into it, but not "
-    "more than this machine has processors, because each run is driven by a process here."
-)
-
-RayAddress = Annotated[
-    str | None, option(help="Ray cluster to join, auto or HOST:PORT; default RAY_ADDRESS, else a Ray of its own.")
-]
 
 
 @app.command()
@@ -108,58 +100,8 @@ def resume(
         resume_command(directory, console)
 
 
-@app.command(short_help="A grid of runs: one table, plots and report.html.")
-def compare(
-    workload: Annotated[str | None, typer.Argument(help="As in fedlsg run; default digits.")] = None,
-    methods: Annotated[str | None, option(help="Recipes with commas, or all.")] = None,
-    epsilons: Annotated[str | None, option(help="Targets, as 1,3,8; default the workload's.")] = None,
-    seeds: Annotated[int | None, option(help="How many, from 0; default 1.")] = None,
-    ranks: Annotated[str | None, option(help="For the methods that have a rank.")] = None,
-    sparsities: Annotated[str | None, option(help="For the methods that have a sparsity.")] = None,
-    grid: Annotated[str | None, option(help="TOML file of a grid; options replace what it says.")] = None,
-    budget_minutes: Annotated[float | None, option(help="Start no run after this time.")] = None,
-    jobs: Annotated[int | None, option(help=JOBS)] = None,
-    engine: Annotated[str | None, option(help="local (default) or ray.")] = None,
-    axis: Annotated[str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")] = None,
-    link: Annotated[str | None, option(help=LINK)] = None,
-    out: Annotated[str | None, option(help="Folder; default runs/compare-WORKLOAD.")] = None,
-    data_dir: Annotated[str | None, option(help="Local mirror of the data.")] = None,
-    ray_address: RayAddress = None,
-    config: Annotated[
-        list[str] | None,
-        option("-c", metavar="KEY=VALUE", help="Setting of every method; METHOD.KEY=VALUE of one. Repeatable."),
-    ] = None,
-) -> int:
-    """Run or resume methods x epsilons x ranks x sparsities x seeds; leave one table, plots and report.html."""
-    axes = {"methods": methods, "epsilons": epsilons, "ranks": ranks, "sparsities": sparsities, "seeds": seeds}
-    with starting():
-        from simulations.compare.bytes_axis import make_view
-        from simulations.compare.command import compare_command, make_grid
-        from simulations.engines import use_cluster
-
-    engine = engine or (None if ray_address is None else "ray")
-    use_cluster(ray_address, engine or "local")
-    view = make_view(axis, link)
-    made = make_grid(workload, axes, merge({"engine": engine, "data_dir": data_dir}, config), grid)
-    return compare_command(made, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view)
-
-
-@app.command()
-def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or folders of a comparison.")],
-    axis: Annotated[str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")] = None,
-    link: Annotated[str | None, option(help=LINK)] = None,
-    out: Annotated[str | None, option(help="Folder; default runs/<time>-report, or a single run's.")] = None,
-) -> None:
-    """Table, plots and report.html from existing runs.
-
-    RUN is a run directory, or the folder of a comparison, which means all of its runs.
-    """
-    with starting():
-        from simulations.compare.bytes_axis import make_view
-        from simulations.compare.command import report_command
-
-    report_command(runs, out, console, make_view(axis, link))
+app.command(short_help="A grid of runs: one table, plots and report.html.")(compare)
+app.command()(report)
 
 
 @app.command(short_help="Noise multiplier for an epsilon, or the other way round.")

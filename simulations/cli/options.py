@@ -41,3 +41,6 @@ def device_in(given: dict[str, Any]) -> Device:
 
 
 Choice = Annotated[list[str] | None, option("-c", metavar="KEY=VALUE", help="Any other setting; repeatable.")]
+RayAddress = Annotated[
+    str | None, option(help="Ray cluster to join, auto or HOST:PORT; default RAY_ADDRESS, else a Ray of its own.")
+]

@@ -26,12 +26,13 @@ AXES = ("epsilon", "bytes")
 class View:
     """``axis`` bytes adds accuracy against total bytes at equal epsilon; ``link`` adds seconds of transfer on it.
 
-    ``left_out``: lines about methods that the settings refuse.
+    ``left_out``: lines about methods and settings that are left out. ``notes``: how the settings were chosen.
     """
 
     axis: str = "epsilon"
     link: Link | None = None
     left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> bool:

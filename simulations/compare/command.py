@@ -87,11 +87,11 @@ def compare_command(
         raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
     path = Path(out or f"runs/compare-{user_code.short(grid.workload)}").expanduser().resolve()
     grid, refused = accepted(grid)
-    view = replace(view, left_out=tuple(left_out(refused)))
+    view = replace(view, left_out=tuple(left_out(refused)), notes=grid.notes)
     for line in view.left_out:
         print_line(line, console, "yellow")
     cells, folder = grid.cells(), Folder(path)
-    text = tomli_w.dumps(as_toml(_published(grid)))
+    text = tomli_w.dumps(as_toml(published(grid)))
     with one_ray(folder.unfinished(cells)) as ray:
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -165,6 +165,8 @@ def show(results: Sequence[Result], folder: Path, console: Console, more: str = 
         print_panels(table, console)
     for label, text in variants(table).items():
         print_note(f"{label}: {text}", console)
+    for note in view.notes:
+        print_note(note, console, style="yellow")
     for name, text in unfinished(table).items():
         if text == "not run":
             continue  # counted below; a large grid has hundreds
@@ -211,7 +213,7 @@ def _command() -> str:
     return shlex.join(["fedlsg", *sys.argv[1:]])
 
 
-def _published(grid: Grid) -> Grid:
+def published(grid: Grid) -> Grid:
     """The grid without the folders of this machine."""
     return replace(grid, settings={name: value for name, value in grid.settings.items() if name != "data_dir"})
 

@@ -45,7 +45,11 @@ GRID = "The grid; fedlsg compare --grid grid.toml runs it again:"
 def write_tables(folder: Path, results: Sequence[Result], view: View = PLAIN) -> None:
     """results.csv, table.csv and table.md, and bytes.md on the bytes axis: milliseconds."""
     table = lines(results)
-    texts = {"results.csv": results_csv(results), "table.csv": table_csv(table), "table.md": table_markdown(table)}
+    texts = {
+        "results.csv": results_csv(results),
+        "table.csv": table_csv(table),
+        "table.md": table_markdown(table, view.notes),
+    }
     texts |= {"bytes.md": bytes_markdown(table)} if view.bytes else {}
     for name, text in texts.items():
         write_atomically(folder / name, text.encode())
@@ -110,7 +114,7 @@ def page(
             title=title,
             lead=lead(results, table),
             headline=sentences(table)[0],
-            warnings=(*warnings(table), *(f"L{line[1:]}." for line in view.left_out)),
+            warnings=(*warnings(table), *view.notes, *(f"{line[0].upper()}{line[1:]}." for line in view.left_out)),
             sections=(
                 Section(title="All methods", parts=(*_more(table), *_table(table))),
                 *_figures(table, view),

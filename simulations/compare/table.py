@@ -156,10 +156,10 @@ def notes(table: Sequence[Line]) -> list[str]:
     return found
 
 
-def table_markdown(table: Sequence[Line]) -> str:
-    """A Markdown table, its notes, and what did not finish."""
+def table_markdown(table: Sequence[Line], more: Sequence[str] = ()) -> str:
+    """A Markdown table, its notes and ``more`` of them, and what did not finish."""
     details = {**variants(table), **unfinished(table)}
-    parts = [markdown(comparison_table(table)), *notes(table)]
+    parts = [markdown(comparison_table(table)), *notes(table), *more]
     parts += ["", *(f"- `{name}`: {_plain(text)}" for name, text in details.items())] if details else []
     return "\n".join(parts) + "\n"
 

@@ -60,6 +60,8 @@ class Grid:
     ranks: tuple[int, ...] = ()
     sparsities: tuple[float, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """Sentences that its tables and pages show, such as what choosing these settings cost."""
 
     def __post_init__(self) -> None:
         if not self.entries:

@@ -7,6 +7,7 @@ The file:
     epsilons = [1.0, 3.0]
     ranks = [4, 8]              # methods that have a rank and fix none
     sparsities = []
+    notes = []                  # sentences for its tables and pages
     [settings]                  # of every method
     rounds = 20
     [methods.lsg]               # a method with its own settings
@@ -46,6 +47,7 @@ def as_toml(grid: Grid) -> dict[str, Any]:
         "epsilons": list(grid.epsilons),
         "ranks": list(grid.ranks),
         "sparsities": list(grid.sparsities),
+        **({"notes": list(grid.notes)} if grid.notes else {}),
         "settings": dict(grid.settings),
         "methods": {
             entry.label: ({"method": entry.method} if entry.method != entry.label else {}) | dict(entry.settings)
@@ -59,7 +61,7 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
 
     Raises ValueError for an unknown key or a value of the wrong type.
     """
-    known = {"workload", "seeds", "epsilons", "ranks", "sparsities", "settings", "methods"}
+    known = {"workload", "seeds", "epsilons", "ranks", "sparsities", "notes", "settings", "methods"}
     for key in table:
         choose("key of a grid file", key, dict.fromkeys(known))
     methods = table.get("methods", {})
@@ -73,6 +75,7 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
         ranks=_numbers("ranks", table.get("ranks", []), int),
         sparsities=_numbers("sparsities", table.get("sparsities", []), float),
         settings=parse(table.get("settings", {})),
+        notes=tuple(map(str, table.get("notes", ()))),
     )
 
 

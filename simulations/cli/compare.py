@@ -1,0 +1,83 @@
+"""The commands that run and show comparisons: ``fedlsg compare`` and ``report``."""
+
+from typing import Annotated
+
+import typer
+
+from simulations.cli.options import RayAddress, console, option, starting
+from simulations.settings.settings import merge
+
+LINK = "Seconds of transfer on broadband, mobile, datacentre or UP/DOWN/LATENCY (Mbit/s, Mbit/s, ms)."
+JOBS = (
+    "Runs at a time. Default with engine local: 1. With engine ray they share one Ray: as many as fit into it, but not "
+    "more than this machine has processors, because each run is driven by a process here."
+)
+STUDY = (
+    "First choose settings of each method by trials: NAME=log:0.1..10; NAME=int:2..16; NAME=A,B,C, or a TOML file. "
+    "--seeds then also runs the best settings."
+)
+ON = "With --study, rows of the trials: held-out (default; costs privacy), data:NAME or data:PATH (public), synthetic."
+
+
+def compare(
+    workload: Annotated[str | None, typer.Argument(help="As in fedlsg run; default digits.")] = None,
+    methods: Annotated[str | None, option(help="Recipes with commas, or all.")] = None,
+    epsilons: Annotated[str | None, option(help="Targets, as 1,3,8; default the workload's.")] = None,
+    seeds: Annotated[int | None, option(help="How many, from 0; default 1.")] = None,
+    ranks: Annotated[str | None, option(help="For the methods that have a rank.")] = None,
+    sparsities: Annotated[str | None, option(help="For the methods that have a sparsity.")] = None,
+    study: Annotated[str | None, option(help=STUDY)] = None,
+    trials: Annotated[int | None, option(help="With --study: trials of each method, default 20.")] = None,
+    on: Annotated[str | None, option(help=ON)] = None,
+    grid: Annotated[str | None, option(help="TOML file of a grid; options replace what it says.")] = None,
+    budget_minutes: Annotated[float | None, option(help="Start no run after this time.")] = None,
+    jobs: Annotated[int | None, option(help=JOBS)] = None,
+    engine: Annotated[str | None, option(help="local (default) or ray.")] = None,
+    axis: Annotated[str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")] = None,
+    link: Annotated[str | None, option(help=LINK)] = None,
+    out: Annotated[str | None, option(help="Folder; default runs/compare-WORKLOAD, runs/study-WORKLOAD.")] = None,
+    data_dir: Annotated[str | None, option(help="Local mirror of the data.")] = None,
+    ray_address: RayAddress = None,
+    config: Annotated[
+        list[str] | None,
+        option("-c", metavar="KEY=VALUE", help="Setting of every method; METHOD.KEY=VALUE of one. Repeatable."),
+    ] = None,
+) -> int:
+    """Run or resume methods x epsilons x ranks x sparsities x seeds; leave one table, plots and report.html."""
+    axes = {"methods": methods, "epsilons": epsilons, "ranks": ranks, "sparsities": sparsities, "seeds": seeds}
+    with starting():
+        from simulations.compare.bytes_axis import make_view
+        from simulations.compare.command import compare_command, make_grid
+        from simulations.engines import use_cluster
+
+    engine = engine or (None if ray_address is None else "ray")
+    use_cluster(ray_address, engine or "local")
+    view = make_view(axis, link)
+    made = make_grid(workload, axes, merge({"engine": engine, "data_dir": data_dir}, config), grid)
+    if study is not None:
+        from simulations.study.command import make_job, study_and_runs
+
+        with console.status("loading data"):
+            job = make_job(made, study, trials=trials, on=on, out=out)
+        return study_and_runs(job, console, jobs=jobs, budget_minutes=budget_minutes, runs=seeds is not None, view=view)
+    for name, value in {"trials": trials, "on": on}.items():
+        if value is not None:
+            raise ValueError(f"--{name} belongs to --study: add that, or leave it out")
+    return compare_command(made, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view)
+
+
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or folders of a comparison.")],
+    axis: Annotated[str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")] = None,
+    link: Annotated[str | None, option(help=LINK)] = None,
+    out: Annotated[str | None, option(help="Folder; default runs/<time>-report, or a single run's.")] = None,
+) -> None:
+    """Table, plots and report.html from existing runs.
+
+    RUN is a run directory, or the folder of a comparison, which means all of its runs.
+    """
+    with starting():
+        from simulations.compare.bytes_axis import make_view
+        from simulations.compare.command import report_command
+
+    report_command(runs, out, console, make_view(axis, link))

@@ -1,0 +1,269 @@
+"""``fedlsg compare --study``: trials of every method, what they found and cost, and the runs that follow."""
+
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from rich.console import Console
+
+from fedlsg import user_code
+from simulations.compare.bytes_axis import View
+from simulations.compare.cells.grid import Entry, Grid
+from simulations.compare.cells.grid_file import as_toml
+from simulations.compare.cells.having import dropped_lines
+from simulations.compare.cells.places import Ray, one_ray
+from simulations.compare.cells.progress import GridDisplay
+from simulations.compare.cells.runner import Folder
+from simulations.compare.cells.worker import Worker
+from simulations.compare.command import accepted, compare_command, published
+from simulations.compare.table import unfinished
+from simulations.engines.signals import sigterm_raises
+from simulations.plan.base import prepare
+from simulations.report.terminal import print_line, print_note, print_table
+from simulations.report.words import epsilon_words
+from simulations.rundir.files.atomic import write_atomically
+from simulations.rundir.lock import exclusive
+from simulations.rundir.rundir import RunDir
+from simulations.settings.refusals import left_out
+from simulations.settings.settings import from_mapping, values_of
+from simulations.study import output
+from simulations.study.arm import Arm, bases
+from simulations.study.optuna_study import MethodStudy, check_installed, open_storage
+from simulations.study.space import make_spaces, read_spec
+from simulations.study.trials import Runner
+from simulations.tune.command import COSTLY, FREE, as_many_rows
+from simulations.tune.privacy import epsilon_of, read_trials, statement
+from simulations.tune.rows import HELD_OUT, Rows, rows_of
+from simulations.tune.trials import kept_process
+
+TRIALS = 20
+"""Trials of a method, unless ``--trials`` says otherwise."""
+BEST, FINAL = "best.toml", "final"
+"""The grid of the runs with the best settings, and their folder in that of the study."""
+TEST = "--on test: no setting is chosen on the test split, because its accuracies would then be too high: "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A study to run. grid: the comparison that it is about. delta: that of the trials."""
+
+    grid: Grid
+    arms: tuple[Arm, ...]
+    rows: Rows
+    each: int
+    delta: float
+    folder: Folder
+    notices: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        names = list(dict.fromkeys(one.name for arm in self.arms for one in arm.space))
+        return f"{user_code.shown(self.grid.workload)}: {', '.join(names)} of {len(self.arms)} methods chosen by trials"
+
+
+def make_job(grid: Grid, study: str, *, trials: int | None, on: str | None, out: str | None) -> Job:
+    """The study that the options describe; reads the data, and writes nothing.
+
+    Raises ValueError, naming the option and the fix, for what no trial accepts.
+    """
+    check_installed()
+    each = TRIALS if trials is None else trials
+    if each < 1:
+        raise ValueError(f"expected --trials {each} >= 1")
+    if on == "test":
+        raise ValueError(TEST + "--on held-out, data:NAME|PATH or synthetic")
+    rows, spec = rows_of(on or HELD_OUT), read_spec(study)
+    given = [grid.settings, *(entry.settings for entry in grid.entries)]
+    if any("public_rows" in settings for settings in given):
+        raise ValueError("public_rows is given to the trials by the study: say it as --on")
+    grid, refused = accepted(grid)
+    shared = {label: {**rows.settings, **settings} for label, settings in bases(grid).items()}
+    spaces, dropped = make_spaces(spec, grid.entries, shared)
+    arms, deltas = [], []
+    for entry in grid.entries:
+        own = shared[entry.label]
+        own = own if rows.private else {**as_many_rows(from_mapping(own)), **own}
+        settings = prepare(from_mapping(own)).settings
+        arms.append(
+            Arm(label=entry.label, given=own, epsilon=settings.epsilon, space=spaces[entry.label],
+                start=values_of(settings))
+        )  # fmt: skip
+        deltas.append(settings.delta)
+    return Job(
+        grid=grid, arms=tuple(arms), rows=rows, each=each, delta=min(deltas),
+        folder=Folder(Path(out or f"runs/study-{user_code.short(grid.workload)}").expanduser().resolve()),
+        notices=(*left_out(refused), *dropped_lines(dropped)),
+    )  # fmt: skip
+
+
+def study_and_runs(
+    job: Job, console: Console, *, jobs: int | None, budget_minutes: float | None, runs: bool, view: View
+) -> int:
+    """The study; if it is finished and ``runs`` says so, the comparison with the best settings, in its folder FINAL.
+
+    The time that the study took counts. Returns the exit status.
+    """
+    began = time.monotonic()
+    status, best = study_command(job, console, jobs=jobs, budget_minutes=budget_minutes)
+    if best is None or not runs:
+        return status
+    if budget_minutes is not None:
+        budget_minutes = max(budget_minutes - (time.monotonic() - began) / 60, 1e-6)
+    out = str(job.folder.path / FINAL)
+    return status or compare_command(
+        best, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view
+    )  # fmt: skip
+
+
+def study_command(
+    job: Job, console: Console, *, jobs: int | None, budget_minutes: float | None
+) -> tuple[int, Grid | None]:
+    """Run or continue a study: (exit status, the grid with the best settings); 1 where a method has no finished trial.
+
+    There is no grid before the study is finished. Raises ValueError before anything runs if the folder holds a
+    study of other ranges or trials with other settings.
+    """
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"expected --jobs {jobs} >= 1")
+    if budget_minutes is not None and not budget_minutes > 0:
+        raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
+    path = job.folder.path
+    with ExitStack() as stack:
+        ray = stack.enter_context(one_ray([arm.cell(0, {}) for arm in job.arms]))
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from None
+        stack.enter_context(exclusive(RunDir(path)))
+        stack.enter_context(sigterm_raises())
+        new_worker = Worker if ray is not None else stack.enter_context(kept_process())
+        return _run(job, console, jobs, ray, None if budget_minutes is None else 60 * budget_minutes, new_worker)
+
+
+def _run(
+    job: Job, console: Console, jobs: int | None, ray: Ray, budget: float | None, new_worker: Any
+) -> tuple[int, Grid | None]:
+    announce(job, console)
+    storage = open_storage(job.folder.path)
+    studies = {arm.label: MethodStudy(storage, arm.label, arm.space, arm.start) for arm in job.arms if arm.space}
+    varied = [arm for arm in job.arms if arm.space]
+    done = sum(asked.outcome is not None for study in studies.values() for asked in study.asked())
+    display = GridDisplay(console, job.folder, job.each * len(varied), done, what="all trials")
+    runner = Runner(
+        folder=job.folder, arms=varied, studies=studies, each=job.each, jobs=jobs, ray=ray, budget_seconds=budget,
+        new_worker=new_worker, display=display, after=lambda: _after(job, runner, console),
+    )  # fmt: skip
+    finished = False
+    try:
+        with display.progress:
+            finished = runner.run()
+        if not finished:
+            console.print("the study is not finished; the same command continues it", style="yellow")
+    except (KeyboardInterrupt, SystemExit):
+        console.print("the same command continues this study", markup=False)
+        raise
+    finally:
+        found = describe(job, runner, finished=finished, ended=True)
+        if found.trials:
+            output.write(job.folder.path, found)
+            conclude(found, job.folder.path, console)
+    best = best_grid(job, found) if finished else None
+    if best is not None:
+        write_atomically(job.folder.path / BEST, tomli_w.dumps(as_toml(published(best))).encode())
+    failed = any(found.best(arm) is None for arm in varied)
+    return int(failed), best
+
+
+def announce(job: Job, console: Console) -> None:
+    """What is about to be tried, on which rows, and whether that costs privacy."""
+    console.print(f"{job.title}, folder {job.folder.path}", markup=False, highlight=False, soft_wrap=True)
+    for arm in job.arms:
+        space = "; ".join(f"{one.name} {one.words}" for one in arm.space) or "nothing to choose, no trials"
+        print_line(f"  {arm.label}: {space}", console)
+    for line in job.notices:
+        print_line(line, console, "yellow")
+    print_line(f"{job.each} trials for each method, compared on {job.rows.words}", console)
+    if job.rows.private:
+        print_line(COSTLY, console, "bold red")
+    else:
+        print_note(FREE.format(rows=job.rows.words), console)
+
+
+def _after(job: Job, runner: Runner, console: Console) -> None:
+    """Write the tables; after the first trials, say what choosing will cost in privacy at least."""
+    found = describe(job, runner)
+    output.write_tables(job.folder.path, found)
+    if job.rows.private and len(found.trials) == 1:
+        planned = job.each * len(runner.arms)
+        least = epsilon_of(read_trials(job.folder.path / "cells")[:1] * planned, delta=job.delta)
+        print_note(
+            f"the epsilon of choosing by {planned} trials like this one: {epsilon_words(least)} at delta {job.delta:g}",
+            console,
+        )
+
+
+def describe(job: Job, runner: Runner, *, finished: bool = False, ended: bool = False) -> output.Found:
+    """The study so far. ``ended``: it ends or stops here, so say what choosing has cost."""
+    privacy = [COSTLY if job.rows.private else FREE.format(rows=job.rows.words)]
+    if job.rows.private and ended:
+        charged = read_trials(job.folder.path / "cells")
+        targets = [arm.epsilon for arm in job.arms if arm.epsilon is not None]
+        privacy = statement(charged, delta=job.delta, final_epsilon=max(targets, default=None))
+        privacy.append("Each further run with chosen settings, of any method, adds its own epsilon once more.")
+    follow = ["fedlsg", "compare", "--grid", str(job.folder.path / BEST), "--seeds", "3"]
+    return output.Found(
+        title=job.title,
+        rows=job.rows.words,
+        arms=job.arms,
+        trials=runner.trials(),
+        each=job.each,
+        finished=finished,
+        costs=job.rows.private,
+        privacy=privacy,
+        dropped=job.notices,
+        given_up=runner.given_up,
+        command=shlex.join([*follow, "--out", str(job.folder.path / FINAL)]) if finished else "",
+        made_by=shlex.join(["fedlsg", *sys.argv[1:]]),
+    )
+
+
+def conclude(found: output.Found, folder: Path, console: Console) -> None:
+    """The table, edges, what did not finish, what choosing cost, the page, and the command that follows."""
+    print_table(output.table(found), console)
+    for note in found.notes:
+        print_note(note, console, style="yellow" if "at the edge" in note else "dim")
+    for name, text in unfinished([trial.line for trial in found.trials]).items():
+        console.print(f"{name}: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+    for words in found.privacy:
+        print_note(words, console, style="bold red" if found.costs else "dim")
+    console.print(f"report  {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    if found.command:
+        console.print(f"run it: {found.command}", markup=False, highlight=False, soft_wrap=True)
+
+
+def best_grid(job: Job, found: output.Found) -> Grid | None:
+    """The comparison with the best settings of each method, on all training rows; None if no method has any.
+
+    Its note says how its settings were chosen, and what that cost: a comparison shows it.
+    """
+    entries = []
+    for arm, entry in zip(job.arms, job.grid.entries, strict=True):
+        best: Mapping[str, Any] | None = {} if not arm.space else None
+        if (trial := found.best(arm)) is not None:
+            best = trial.params
+        if best is not None:
+            entries.append(Entry(label=entry.label, method=entry.method, settings={**entry.settings, **best}))
+    if not entries:
+        return None
+    settings = {name: value for name, value in job.grid.settings.items() if name != "holdout"}
+    chosen = f"Settings were chosen by {len(found.trials)} trials on {job.rows.words}."
+    note = (
+        f"{chosen} {found.privacy[0]} {found.privacy[1]} No epsilon of a run includes that." if found.costs else chosen
+    )
+    return replace(job.grid, entries=tuple(entries), settings=settings, notes=(*job.grid.notes, note))

@@ -1,0 +1,134 @@
+"""One Optuna study for each method, in one journal file: ask for settings, tell what they reached, continue later.
+
+Each trial has a sampler of its own, seeded by the name of the method and the number of the trial. So a study that was
+interrupted goes on as one that ran through. Optuna itself is imported here alone.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from simulations.study.space import Choices, Dimension
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.storages import BaseStorage
+
+FILE = "studies.log"
+"""The journal of all studies of a folder; Optuna's own tools read it."""
+SPACE = "space"
+"""Attribute of a study: its ranges in words, so that a call with other ranges is refused."""
+
+Outcome = Literal["done", "diverged", "failed"]
+STATES = {"COMPLETE": "done", "PRUNED": "diverged", "FAIL": "failed"}
+"""States of Optuna in words. A run that diverged is told as pruned: the sampler then avoids settings like it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A trial: its number in its study, its settings, and its outcome; None before that is told."""
+
+    number: int
+    params: Mapping[str, Any]
+    outcome: str | None
+
+
+def check_installed() -> None:
+    """Raise ValueError, with the command that installs it, if Optuna is missing."""
+    try:
+        import_module("optuna")
+    except ImportError as error:
+        raise ValueError(f"--study needs Optuna: pip install 'fedlsg[study]' ({error})") from None
+
+
+def open_storage(folder: Path) -> "BaseStorage":
+    """The journal of a folder, made if there is none. A last line that a crash left incomplete is cut.
+
+    Call it under the folder's lock. Raises ValueError for a journal that is damaged otherwise.
+    """
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    file = folder / FILE
+    if file.exists():
+        content = file.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
+            file.write_bytes(whole)
+    try:
+        return optuna.storages.JournalStorage(JournalFileBackend(str(file)))
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{file} is damaged ({error}): restore it from a copy, or choose another --out") from None
+
+
+class MethodStudy:
+    """The study of one method. ``start``: settings of the first trial, as far as they are in the ranges.
+
+    Raises ValueError if the folder has a study of the same method with other ranges.
+    """
+
+    def __init__(self, storage: "BaseStorage", name: str, space: Sequence[Dimension], start: Mapping[str, Any]) -> None:
+        import optuna
+
+        self.name = name
+        self._distributions = {dimension.name: distribution(dimension) for dimension in space}
+        self._study = optuna.create_study(
+            storage=storage, study_name=name, direction="maximize", load_if_exists=True, sampler=self._sampler(0)
+        )
+        now = {dimension.name: f"{type(dimension).__name__} {dimension.words}" for dimension in space}
+        before = self._study.user_attrs.get(SPACE)
+        if before is None:
+            first = {one.name: start[one.name] for one in space if one.name in start and one.holds(start[one.name])}
+            if first and not self._study.trials:
+                self._study.enqueue_trial(first)
+            self._study.set_user_attr(SPACE, now)
+        elif before != now:
+            names = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+            raise ValueError(
+                f"the folder holds a study of {name} with other ranges of {', '.join(names)}: give the same ranges, or "
+                "another --out"
+            )
+
+    def asked(self) -> list[Asked]:
+        """All trials so far, in order; one whose settings a crash cut off is none."""
+        return [
+            Asked(number=trial.number, params=dict(trial.params), outcome=STATES.get(trial.state.name))
+            for trial in self._study.get_trials(deepcopy=False)
+            if trial.params.keys() == self._distributions.keys()
+        ]
+
+    def ask(self) -> Asked:
+        """A new trial, with settings that the sampler chose from the outcomes that were told."""
+        self._study.sampler = self._sampler(len(self._study.get_trials(deepcopy=False)))
+        trial = self._study.ask(self._distributions)
+        return Asked(number=trial.number, params=dict(trial.params), outcome=None)
+
+    def tell(self, number: int, outcome: Outcome, score: float = 0.0) -> None:
+        """The outcome of a trial that was asked for; ``score``: of one that is done, higher is better."""
+        from optuna.trial import TrialState
+
+        if outcome == "done":
+            self._study.tell(number, score)
+        else:
+            self._study.tell(number, state=TrialState.PRUNED if outcome == "diverged" else TrialState.FAIL)
+
+    def _sampler(self, number: int) -> Any:
+        from optuna.samplers import TPESampler
+
+        digest = hashlib.sha256(f"{self.name} {number}".encode()).digest()
+        return TPESampler(seed=int.from_bytes(digest[:4]))
+
+
+def distribution(dimension: Dimension) -> "BaseDistribution":
+    """What Optuna draws a setting from."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(dimension, Choices):
+        return CategoricalDistribution(dimension.values)
+    if dimension.whole:
+        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log)

@@ -1,0 +1,217 @@
+"""What a study varies: "learning_rate=log:0.1..10; rank=int:2..16; clip_norm=0.5,1,2" of ``--study``, or a TOML file.
+
+The file has the same words:
+
+    learning_rate = "log:0.1..10"   # from 0.1 to 10, logarithmic
+    clip_norm = [0.5, 1, 2]         # one of these
+    [lsg]                           # of this method alone
+    rank = "int:2..16"              # whole numbers
+"""
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedlsg.choices import choose
+from fedlsg.setting import Declared, unknown
+from simulations.compare.cells.grid import Entry
+from simulations.compare.cells.having import lacks
+from simulations.tune.axes import REFUSED, tunable
+from simulations.tune.notes import shown
+from simulations.tune.search import Side
+
+NEAR = 0.05
+"""A value is at the edge of a range if it is in its lowest or highest twentieth, on its scale."""
+EXAMPLE = '--study "learning_rate=log:0.1..10; rank=int:2..16; clip_norm=0.5,1,2", or a TOML file'
+
+KINDS = re.compile(r"\s*((?:(?:log|int):)*)(.*)", re.DOTALL)
+
+Spec = dict[tuple[str, str], str]
+"""Ranges as texts, by (label of a method, or "" for all methods; setting)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """All values from ``low`` to ``high``. ``log``: drawn on a logarithmic scale. ``whole``: integers."""
+
+    name: str
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value is in the range."""
+        return _is_number(value) and self.low <= value <= self.high
+
+    def side(self, value: float) -> Side | None:
+        """The edge that the value is at, if any: see ``NEAR``; for integers the end itself."""
+        low, high, at = (math.log(x) if self.log else x for x in (self.low, self.high, value))
+        near = 0.0 if self.whole else NEAR
+        share = (at - low) / (high - low)
+        return "lowest" if share <= near else "highest" if share >= 1 - near else None
+
+    @property
+    def words(self) -> str:
+        kind = [*(["integers"] if self.whole else []), *(["logarithmic"] if self.log else [])]
+        return f"{shown(self.low)} to {shown(self.high)}" + (f" ({', '.join(kind)})" if kind else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """One of these values; numbers are ascending."""
+
+    name: str
+    values: tuple[Any, ...]
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value is one of the list."""
+        return value in self.values
+
+    def side(self, value: Any) -> Side | None:
+        """Whether the value is the first or the last of a list of numbers."""
+        if not all(map(_is_number, self.values)) or value not in (self.values[0], self.values[-1]):
+            return None
+        return "lowest" if value == self.values[0] else "highest"
+
+    @property
+    def words(self) -> str:
+        return ", ".join(map(shown, self.values))
+
+
+Dimension = Span | Choices
+
+
+def read_spec(text: str) -> Spec:
+    """The ranges of ``--study``: a file where the text has no "=" or ends with .toml.
+
+    Raises ValueError for a file that cannot be read, and for a setting without a range or with two.
+    """
+    if text.strip().endswith(".toml") or "=" not in text:
+        return _from_file(text.strip())
+    found: Spec = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        key, sign, value = part.partition("=")
+        label, _, name = key.strip().rpartition(".")
+        place = (label, name.replace("-", "_"))
+        if not sign or not value.strip():
+            raise ValueError(f"expected NAME=RANGE or NAME=A,B,C in --study, got {part!r}; for example {EXAMPLE}")
+        if place in found:
+            raise ValueError(f"--study gives {key.strip()} twice: give it once")
+        found[place] = value.strip()
+    if not found:
+        raise ValueError(f"expected {EXAMPLE}")
+    return found
+
+
+def _from_file(path: str) -> Spec:
+    try:
+        table = tomllib.loads(Path(path).expanduser().read_text())
+    except OSError as error:
+        raise ValueError(f"cannot read the study {path}: {error.strerror}; expected {EXAMPLE}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no TOML file: {error}") from None
+    found: Spec = {}
+    for key, value in table.items():
+        own = value if isinstance(value, dict) else {key: value}
+        for name, said in own.items():
+            text = ",".join(map(shown, said)) if isinstance(said, list) else said
+            if not isinstance(text, str):
+                raise ValueError(f'{path}: expected {name} as a range ("0.1..10") or a list ([1, 2, 4]), got {said!r}')
+            found[key if isinstance(value, dict) else "", name.replace("-", "_")] = text
+    if not found:
+        raise ValueError(f'{path} varies no setting: expected lines such as learning_rate = "log:0.1..10"')
+    return found
+
+
+def make_spaces(
+    spec: Spec, entries: Sequence[Entry], given: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, tuple[Dimension, ...]], list[tuple[str, str]]]:
+    """What each method varies, by label, and the (label, setting) pairs that are left out because a method lacks them.
+
+    given: the settings that each method has anyway, by label.
+    Raises ValueError, naming the setting and the fix, for one that no method has, that is not chosen by accuracy, that
+    is given elsewhere, or whose range is none.
+    """
+    labels = [entry.label for entry in entries]
+    for label, name in spec:
+        if label:
+            choose("method of this study", label, dict.fromkeys(labels))
+        if name in REFUSED:
+            raise ValueError(f"--study {name}: it changes what is measured or how private it is, give it with -c")
+    spaces: dict[str, tuple[Dimension, ...]] = {}
+    dropped: list[tuple[str, str]] = []
+    known: set[str] = set()
+    for entry in entries:
+        own = tunable(entry.method)
+        wanted = {name: text for (label, name), text in spec.items() if label == ""}
+        wanted |= {name: text for (label, name), text in spec.items() if label == entry.label}
+        dimensions = []
+        for name, text in wanted.items():
+            if name not in own:
+                dropped.append((entry.label, name))
+                continue
+            known.add(name)
+            if name in given[entry.label]:
+                raise ValueError(f"{name} is varied by --study: leave -c {name}=... out for {entry.label}")
+            dimension = parse(own[name], text)
+            if lacks(entry.method, name, given[entry.label], _ends(dimension)):
+                dropped.append((entry.label, name))
+            else:
+                dimensions.append(dimension)
+        spaces[entry.label] = tuple(dimensions)
+    for _, name in spec:
+        if name not in known:
+            every = {known: one for entry in entries for known, one in tunable(entry.method).items()}
+            raise unknown(f"setting of {', '.join(labels)} to vary", name, every)
+    if not any(spaces.values()):
+        raise ValueError(f"no method of {', '.join(labels)} has a setting of --study")
+    return spaces, dropped
+
+
+def parse(declared: Declared, text: str) -> Dimension:
+    """A range ``A..B`` with ``log:`` or ``int:`` in front, or a list ``A,B,C``.
+
+    Raises ValueError, naming the setting, for what is neither, and for values out of the setting's range.
+    """
+    name = declared.name
+    found = KINDS.fullmatch(text)
+    assert found is not None, "the pattern takes any text"
+    kinds, rest = {word for word in found[1].split(":") if word}, found[2]
+    if ".." in rest and declared.kind is not str:
+        low_text, _, high_text = rest.partition("..")
+        return _span(declared, kinds, low_text, high_text)
+    if kinds:
+        raise ValueError(f"--study {name}={text}: expected a range such as 1..16 after {min(kinds)}:")
+    values = list(dict.fromkeys(declared.parse(word.strip()) for word in rest.split(",") if word.strip()))
+    if len(values) < 2:
+        raise ValueError(f"--study {name}={text}: a study needs two values at least; fix one with -c {name}={text}")
+    return Choices(name=name, values=tuple(sorted(values) if all(map(_is_number, values)) else values))
+
+
+def _span(declared: Declared, kinds: set[str], low_text: str, high_text: str) -> Span:
+    name = declared.name
+    if declared.kind is bool:
+        raise ValueError(f"--study {name}: it is no number, so give a list: {name}=false,true")
+    if "int" in kinds and declared.kind is float:
+        raise ValueError(f"--study {name}: it is no integer; leave int: out, or give a list: {name}=1,2,4")
+    low, high = declared.parse(low_text.strip()), declared.parse(high_text.strip())
+    if low is None or high is None or not low < high or math.isinf(high):
+        raise ValueError(
+            f"--study {name}: expected a range from a lower to a higher number, got {low_text}..{high_text}"
+        )
+    if "log" in kinds and not low > 0:
+        raise ValueError(f"--study {name}: a logarithmic range starts above 0, got {low_text}..{high_text}")
+    return Span(name=name, low=low, high=high, log="log" in kinds, whole=declared.kind is int)
+
+
+def _ends(dimension: Dimension) -> tuple[Any, ...]:
+    return dimension.values if isinstance(dimension, Choices) else (dimension.low, dimension.high)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,233 @@
+"""A study with made-up trials: its order, files, cost, resumption and refusals. Then one with real trials."""
+
+import csv
+import json
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedlsg.accounting import Event, compose
+from simulations.compare.cells.grid_file import from_toml
+from simulations.compare.cells.worker import Job as CellJob
+from simulations.compare.cells.worker import Outcome
+from simulations.report.words import epsilon_words
+from simulations.study import command, output
+from simulations.study.command import make_job, study_command
+from simulations.study.optuna_study import FILE
+from simulations.tune.trials import FIRST_SEED
+from tests.simulations.support.compare_cases import fake
+from tests.simulations.support.study_cases import SPENT, accuracy_of, finish
+
+TINY = {"clients": 2, "rounds": 2, "sample_rate": 0.05, "noise_multiplier": 2.0}
+SPACE = "learning_rate=log:0.25..4; rank=int:2..16"
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, list[str]]]:
+    """Run a study with made-up trials: (exit status, what is printed, what the workers were asked)."""
+
+    def run(outcomes: Callable[[CellJob], Outcome | None] = finish, **options: Any) -> tuple[int, str, list[str]]:
+        new_worker, log = fake(outcomes)
+
+        @contextmanager
+        def workers() -> Iterator[Any]:
+            yield new_worker
+
+        monkeypatch.setattr(command, "kept_process", workers)
+        if not options.pop("draw", False):  # figures take seconds
+            monkeypatch.setattr(output, "write", output.write_tables)
+        settings = TINY | options.pop("settings", {})
+        methods = {name: {} for name in options.pop("methods", ("dpsgd", "lsg"))}
+        grid = from_toml({"workload": "digits", "settings": settings, "methods": methods} | options.pop("grid", {}))
+        budget = options.pop("budget_minutes", None)
+        given = {"study": SPACE, "trials": 3, "on": None, "out": str(tmp_path / "study")} | options
+        text = StringIO()
+        try:
+            job = make_job(grid, given.pop("study"), **given)
+            status, run.best = study_command(  # type: ignore[attr-defined]
+                job, Console(file=text, width=150), jobs=None, budget_minutes=budget
+            )
+        finally:
+            run.printed = " ".join(text.getvalue().split())  # type: ignore[attr-defined]
+        return status, run.printed, [line for line in log if line.startswith("start")]  # type: ignore[attr-defined]
+
+    return run
+
+
+def trials_of(folder: Path) -> dict[str, dict[str, str]]:
+    return {row["name"]: row for row in csv.DictReader((folder / "trials.csv").read_text().splitlines())}
+
+
+def test_methods_take_turns_and_the_best_of_each_is_kept(study, tmp_path):
+    status, printed, asked = study(draw=True)
+    assert status == 0
+    assert asked == [f"start {name}-trial{number:03d}" for number in range(3) for name in ("dpsgd", "lsg")]
+    assert "rank: no setting of dpsgd, left out there" in printed
+    found = json.loads((tmp_path / "study" / "study.json").read_text())
+    rows = trials_of(tmp_path / "study")
+    for label in ("dpsgd", "lsg"):
+        own = found["methods"][label]
+        best = max((row for row in rows.values() if row["label"] == label), key=lambda row: float(row["accuracy"]))
+        assert own["best_trial"] == int(best["trial"])
+        assert own["accuracy"] == pytest.approx(accuracy_of(own["best"]))
+        assert best["best"] == "True"
+    preset = {"dpsgd": 0.4, "lsg": 0.8}
+    assert {n: float(rows[f"{n}-trial000"]["learning_rate"]) for n in preset} == preset  # the first trial: the preset's
+    assert {row["seed"] for row in rows.values()} == {str(FIRST_SEED)}  # no comparison has it
+    grid = from_toml(tomllib.loads((tmp_path / "study" / "best.toml").read_text()))
+    assert {entry.label: dict(entry.settings) for entry in grid.entries} == {
+        label: own["best"] for label, own in found["methods"].items()
+    }
+    assert "holdout" not in grid.settings  # the runs that follow train on all rows, and are measured on the test split
+    assert study.best == grid
+    page = (tmp_path / "study" / "report.html").read_text()
+    assert "What choosing costs in privacy" in page
+    assert page.count('<svg role="img"') == 3
+    assert (tmp_path / "study" / "plots" / "history.png").exists()
+
+
+def test_trials_never_see_the_test_split(study):
+    """They are measured on held-out or public rows; asked for the test split, the command refuses."""
+    seen: list[dict[str, Any]] = []
+
+    def look(job: CellJob) -> Outcome:
+        seen.append(job.given)
+        return finish(job)
+
+    study(look, trials=1)
+    assert {given["holdout"] for given in seen} == {0.1}
+    with pytest.raises(ValueError, match="no setting is chosen on the test split"):
+        study(on="test")
+
+
+def test_the_cost_of_choosing_is_the_composition_of_the_trials_of_all_methods(study, tmp_path):
+    _, printed, _ = study()
+    spent = compose([Event(**(SPENT | {"steps": 2 * 6}))], delta=1e-5).upper
+    one = compose([Event(**(SPENT | {"steps": 2 * 3}))], delta=1e-5).upper
+    assert one < spent  # negative control: of the trials of one method alone
+    cost = f"the epsilon of choosing is {epsilon_words(spent)} at delta 1e-05"
+    sentence = f"Choosing among 6 trials by held-out private rows: {cost}"
+    note = tomllib.loads((tmp_path / "study" / "best.toml").read_text())["notes"][0]
+    for text in (printed, json.loads((tmp_path / "study" / "study.json").read_text())["privacy"][0], note):
+        assert sentence in text
+    assert "the epsilon of choosing is inf for them" in note
+    assert printed.index("CHOOSING COSTS PRIVACY") < printed.index("[1/6]")
+    assert f"the epsilon of choosing by 6 trials like this one: {epsilon_words(spent)}" in printed
+
+
+def test_public_rows_cost_nothing(study, tmp_path):
+    _, printed, _ = study(on="synthetic", trials=1)
+    assert "Choosing costs no privacy" in printed
+    assert "epsilon of choosing" not in printed
+    assert "notes" in (tmp_path / "study" / "best.toml").read_text()
+    assert "public-rows" in next((tmp_path / "study" / "cells").glob("*/config.toml")).read_text()
+
+
+def test_an_interrupted_study_goes_on_as_one_that_ran_through(study, tmp_path):
+    def stop(job: CellJob) -> Outcome:
+        if "lsg-trial001" in job.path:
+            raise KeyboardInterrupt
+        return finish(job)
+
+    with pytest.raises(KeyboardInterrupt):
+        study(stop)
+    assert "the same command continues this study" in study.printed
+    journal = tmp_path / "study" / FILE
+    journal.write_bytes(journal.read_bytes() + b'{"op_code":5,"worker')  # a line that a crash left incomplete
+    _, _, asked = study()
+    assert asked == ["start lsg-trial001", "start dpsgd-trial002", "start lsg-trial002"]
+    names = ("learning_rate", "rank", "accuracy", "status")
+    interrupted = {name: {key: row[key] for key in names} for name, row in trials_of(tmp_path / "study").items()}
+    status, _, asked = study()
+    assert (status, asked) == (0, [])
+    _, _, asked = study(out=str(tmp_path / "through"))
+    assert len(asked) == 6
+    through = {name: {key: row[key] for key in names} for name, row in trials_of(tmp_path / "through").items()}
+    assert interrupted == through
+    _, _, asked = study(trials=4)
+    assert asked == ["start dpsgd-trial003", "start lsg-trial003"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"study": "learning_rate=log:0.25..8; rank=int:2..16"}, "a study of dpsgd with other ranges of learning_rate"),
+        ({"settings": {"rounds": 3}}, r"rounds = 2 \(now 3\); give the same settings, or another --out"),
+    ],
+)
+def test_another_study_in_the_same_folder_is_refused(changes, words, study):
+    study(trials=1)
+    with pytest.raises(ValueError, match=words):
+        study(**changes)
+
+
+def test_a_run_that_diverged_counts_and_is_never_the_best(study, tmp_path):
+    def outcomes(job: CellJob) -> Outcome:
+        return finish(job, diverged="dpsgd-trial000" in job.path)
+
+    status, printed, _ = study(outcomes, methods=("dpsgd",), study="learning_rate=0.5..2")
+    assert status == 0
+    assert "dpsgd-trial000: failed: the loss is nan" in printed
+    own = json.loads((tmp_path / "study" / "study.json").read_text())["methods"]["dpsgd"]
+    assert (own["trials"], own["done"]) == (3, 2)
+    assert own["best_trial"] != 0
+
+
+def test_a_method_whose_first_trials_fail_gets_no_more(study, tmp_path):
+    def outcomes(job: CellJob) -> Outcome:
+        return Outcome(status="failed", reason="no room") if "lsg" in job.path else finish(job)
+
+    status, printed, asked = study(outcomes, trials=5)
+    assert status == 1
+    assert sum("lsg" in line for line in asked) == 3
+    assert sum("dpsgd" in line for line in asked) == 5
+    assert "lsg: its first 3 trials failed: no room" in printed
+    assert [entry.label for entry in study.best.entries] == ["dpsgd"]
+
+
+def test_out_of_time_it_says_that_it_is_not_finished(study, tmp_path):
+    status, printed, _ = study(lambda job: None if "lsg" in job.path else finish(job), budget_minutes=0.01)
+    assert status == 1  # lsg has no finished trial
+    assert "the study is not finished; the same command continues it" in printed
+    assert study.best is None
+    assert json.loads((tmp_path / "study" / "study.json").read_text())["finished"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"trials": 0}, "expected --trials 0 >= 1"),
+        ({"on": "data:"}, "expected --on held-out"),
+        ({"settings": {"public_rows": "synthetic"}}, "say it as --on"),
+        ({"settings": {"noise_multiplier": 2.0, "learning_rate": 1.0}}, "leave -c learning_rate=... out for dpsgd"),
+        ({"grid": {"ranks": [2, 4]}}, "--ranks is an axis of a grid, and --study replaces grids: vary rank in it"),
+        ({"grid": {"epsilons": [1.0, 8.0], "settings": {"rounds": 2}}}, "give one epsilon"),
+        ({"budget_minutes": 0}, "expected --budget-minutes 0 > 0"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_is_written(options, words, study, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        study(**options)
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_real_study_and_the_runs_that_follow(fedlsg, tmp_path):
+    """Two trials of one method, and the comparison with the best one."""
+    settings = [word for name, value in TINY.items() for word in ("-c", f"{name}={value}")]
+    words = ["compare", "digits", "--methods", "dpsgd", *settings, "--study", "learning_rate=log:0.1..1", "--trials",
+             "2", "--seeds", "1", "--out", "here"]  # fmt: skip
+    status, out, err = fedlsg(*words)
+    assert (status, err) == (0, ""), out
+    here = tmp_path / "here"
+    best = json.loads((here / "study.json").read_text())["methods"]["dpsgd"]["best"]["learning_rate"]
+    config = tomllib.loads((here / "final" / "cells" / "dpsgd-seed0" / "config.toml").read_text())
+    assert config["learning-rate"] == best
+    assert "holdout" not in config or config["holdout"] == "preset"
+    for text in ((here / "final" / "table.md").read_text(), (here / "final" / "report.html").read_text(), out):
+        assert "Settings were chosen by 2 trials on held-out rows" in " ".join(text.split())
