@@ -23,11 +23,23 @@ def extra(package: str) -> Any:
         raise ValueError(f"callbacks={package} needs the package: pip install 'fedlsg[{package}]' ({error})") from None
 
 
-def metrics_of(row: Columns) -> dict[str, float]:
-    """The numbers of a round, by TensorBoard's tags."""
+RELEASED = ("test/", "epsilon/")
+"""Tags that follow from the weights and the ledger. Bytes, counts and seconds tell how many clients took part, which
+is a secret of a trusted server."""
+COUNTED = ("uplink_bytes", "downlink_bytes")
+
+
+def counts_are_secret(settings: Columns) -> bool:
+    """Whether only the server may know how many clients took part: of settings, or of summary.json."""
+    return settings.get("trust") == "server"
+
+
+def metrics_of(row: Columns, *, counted: bool = True) -> dict[str, float]:
+    """The numbers of a round, by TensorBoard's tags; unless ``counted``, without those that tell who took part."""
     own = {name: value for name, value in row.items() if name not in Row.__dataclass_fields__}
     known = {name: value for name, value in row.items() if name in Row.__dataclass_fields__}
-    return Row(**known, metrics=own).scalars
+    numbers = Row(**known, metrics=own).scalars
+    return {tag: value for tag, value in numbers.items() if counted or tag.startswith(RELEASED)}
 
 
 def names_of(settings: Columns) -> dict[str, Any]:
@@ -38,5 +50,6 @@ def names_of(settings: Columns) -> dict[str, Any]:
 
 def results_of(summary: Columns) -> dict[str, float]:
     """The finite numbers of the results."""
-    found = {f"final/{name}": summary.get(name) for name in RESULTS}
+    names = [name for name in RESULTS if not (name in COUNTED and counts_are_secret(summary))]
+    found = {f"final/{name}": summary.get(name) for name in names}
     return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}

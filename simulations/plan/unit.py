@@ -62,6 +62,11 @@ def check_unit(s: Resolved, method: Method, codec: Codec) -> None:
             f"{method.name!r} keeps what it did not send for later rounds, or sends positions of its own choice: a "
             "client would then act on a round that it is not charged for; take unit=example"
         )
+    if s.trust == "server" and codec.grid_from_noise:
+        raise ValueError(
+            f"codec={s.codec!r} takes its grid from the client's noise, and under trust=server it adds none: choose "
+            "float32, bfloat16 or int8"
+        )
     if s.trust == "server" and s.min_survivors > 1:
         raise ValueError(
             f"min_survivors={s.min_survivors} under trust=server: whether a round counts would show how many clients "

@@ -25,7 +25,8 @@ TRUST = {
     "the run's colluders. A secure sum hides single payloads; this is computational.",
     "server": "trust=server: the weights of all rounds are private, and no payload is. A trusted server receives "
     "updates without noise, draws the clients in secret and adds the noise. It is for simulation: a deployed client "
-    "refuses it. Files that say who took part (rounds.csv, bytes.csv, run.log, ledger/) are the server's own.",
+    "refuses it. Who took part, and how many, is a secret of the server: publish weights and accuracies, not tables, "
+    "bytes, ledgers, logs or this page.",
     "aggregate": "trust=aggregate: the sum of the payloads is private, and a single payload is not. An ideal secure "
     "aggregation is assumed and not provided, so epsilon protects nobody in a simulation.",
 }

@@ -11,8 +11,8 @@ NOT_PRIVATE = "NOT PRIVATE"
 REPRODUCIBLE = f"{NOT_PRIVATE}: the noise is reproducible"
 CLIENT_LEVEL = "client level: of a client with all of its data"
 AT_SERVER = (
-    "of the weights of all rounds: the server is trusted, it sees updates without noise and adds the noise; files that "
-    "say who took part (rounds.csv, bytes.csv, run.log) are its own, do not publish them"
+    "of the weights of all rounds: the server is trusted, it sees updates without noise and adds the noise; publish "
+    "the model and accuracies, other files of the run say who, or how many, took part"
 )
 NO_EPSILON = f"{NOT_PRIVATE}: no finite epsilon is claimed"
 

@@ -12,6 +12,7 @@ from torch.nn.utils import parameters_to_vector
 import strategies.federation.server_noise
 from fedlsg.client_level import release_round
 from fedlsg.privacy import SERVER, Ledger, LedgerError
+from simulations.callbacks.logged import metrics_of, results_of
 from simulations.plan.plan import make_plan
 from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
@@ -182,6 +183,13 @@ def test_a_secure_sum_and_a_trusted_server_train_alike(tmp_path):
     assert [(e.unit, e.steps, e.sample_rate, e.mechanism) for e in entries] == [("client", 1, 1.0, "dp")] * 3
 
 
+def test_loggers_are_not_told_how_many_clients_took_part(run):
+    row = run.rows[-1].columns
+    assert {tag.partition("/")[0] for tag in metrics_of(row, counted=False)} == {"test", "epsilon"}
+    assert any(tag.startswith("clients/") for tag in metrics_of(row))
+    assert not any("bytes" in name for name in results_of(run.summary))
+
+
 def test_one_ledger_protects_one_unit(tmp_path):
     found = at_client_level(tmp_path / "run", trust="secure", clients=6, clients_per_round=6, rounds=1)
     ledger, (entry,) = Ledger(found.directory.ledger(0), client=0), found.entries(0)
@@ -200,6 +208,7 @@ def test_one_ledger_protects_one_unit(tmp_path):
         ({"method": "dp-ssgd", "prune": "dp-snip"}, "take unit=example, or no pruning"),
         ({"method": "dp-powersgd"}, "factors do not add up"),
         ({"min_survivors": 2}, "leave it out"),
+        ({"codec": "noise-floor"}, "it adds none: choose float32"),
         ({"trust": "secure", "clip_quantile": 0.5}, "needs unit=client and trust=server"),
         ({"clip_count_noise": 3.0}, "give clip_quantile"),
         ({"clip_quantile": 0.5, "clip": "per-block"}, "needs clip=joint"),
