@@ -17,7 +17,7 @@ LAYERS = (
     "fedlsg.synthetic", "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.frame", "fedlsg.public",
     "fedlsg.gradients", "fedlsg.accounting", "fedlsg.privacy", "fedlsg.discrete", "fedlsg.masks", "fedlsg.carriers",
     "fedlsg.training", "fedlsg.method",
-    "fedlsg.payload", "fedlsg.secure_sum", "fedlsg.state", "fedlsg.own_loop", "fedlsg.attacks",
+    "fedlsg.payload", "fedlsg.secure_sum", "fedlsg.participation", "fedlsg.state", "fedlsg.own_loop", "fedlsg.attacks",
     "strategies.recipes", "strategies", "strategies.private_step", "strategies.federation", "strategies.strategy",
     "simulations.models", "simulations.workloads", "simulations.settings", "simulations.rundir",
     "simulations.callbacks", "simulations.plan",

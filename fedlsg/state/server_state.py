@@ -268,11 +268,3 @@ def load_weights(model: nn.Module, weights: Float[Tensor, " parameters"]) -> Non
     with torch.no_grad():
         for p, part in zip(parameters, weights.split([p.numel() for p in parameters]), strict=True):
             p.copy_(part.reshape(p.shape))
-
-
-def select_clients(clients: int, per_round: int, *, round: int, seed: int) -> list[int]:
-    """Partition ids selected in ``round``, ascending: a public draw without replacement, known before the run."""
-    if per_round == clients:
-        return list(range(clients))
-    draw = torch.randperm(clients, generator=public_generator(seed, "clients", round))
-    return sorted(draw[:per_round].tolist())

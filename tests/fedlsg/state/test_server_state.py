@@ -12,8 +12,9 @@ from torch import nn
 from fedlsg.carriers.lora import prepare_model
 from fedlsg.lowrank import project, reconstruct
 from fedlsg.method import Schedule, aggregate
+from fedlsg.participation import select_clients
 from fedlsg.state.public_state import PublicState
-from fedlsg.state.server_state import ServerState, load_weights, select_clients
+from fedlsg.state.server_state import ServerState, load_weights
 from strategies import recipe
 from tests.strategies.small_federation import model, server_state, values_for
 

@@ -10,8 +10,8 @@ from flwr.app import Context, Message
 
 from fedlsg.carriers.probe import flatten
 from fedlsg.carriers.probe.basis import Pair
+from fedlsg.participation import select_clients
 from fedlsg.state.public_state import PublicState
-from fedlsg.state.server_state import select_clients
 from simulations.client import app as client_app
 from simulations.client.app import app
 from simulations.client.model import process

@@ -11,7 +11,7 @@ import simulations.workloads.partition
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.accounting.events import Event
 from fedlsg.method import Schedule
-from fedlsg.state.server_state import select_clients
+from fedlsg.participation import select_clients
 from simulations import workloads
 from simulations.plan.plan import Plan, check_budget, make_plan, prepare
 from simulations.rundir.rundir import RunDir

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from fedlsg.accounting.bounds import epsilon
+from fedlsg.participation import select_clients
 from fedlsg.privacy.ledger import Ledger
 from fedlsg.privacy.ledger_entry import encode_line
-from fedlsg.state.server_state import select_clients
 from simulations.client.app import app
 from simulations.engines import local
 from simulations.rundir.tables import FIELDS, Row

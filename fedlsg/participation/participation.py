@@ -1,0 +1,149 @@
+"""The public conditions of a federation: who is there, who leaves, how long a reply takes, and when a round ends.
+
+Symbols: k = ``per_round``, the replies that a round uses at most; s_i = ``compute_seconds[i]``, client i's declared
+expected examples x local steps x seconds an example x the client's own factor.
+
+    arrival of client i = 8 bytes_down / downlink + s_i + 8 bytes_up / uplink       (seconds after the round's start)
+
+Every draw is public, and follows from (seed, purpose, round, client): equal on every engine and in a resumed run.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedlsg.participation.selection import select_clients
+from fedlsg.participation.trace import Trace
+from fedlsg.randomness import public_generator
+
+Traffic = Mapping[int, tuple[int, int]]
+"""Payload bytes of a round down to each client and up from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """How a round ended: ``seconds`` after its start; ``in_time``: the clients whose replies it used."""
+
+    seconds: float
+    in_time: frozenset[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Participation:
+    """Public conditions. Without ``compute_seconds`` there is no clock, and everybody is there and in time.
+
+    ``availability``: the chance of a client to be there when a round starts, or a trace of it. ``dropout``: the chance
+    of a selected client to leave before it trains. ``over_selection``: clients selected on top of k, as a share of k.
+    ``deadline``: seconds after which a round takes no reply. ``uplink``, ``downlink``: bits a second of each client.
+    ``least``: clients that a round waits for, under a trace.
+    Raises ValueError for a trace with links: who is there would depend on the size of messages, which nobody knows
+    before the run, and the number of a client's rounds, which its noise is planned for, would be unknown.
+    """
+
+    clients: int
+    per_round: int
+    seed: int
+    availability: float | Trace = 1.0
+    dropout: float = 0.0
+    over_selection: float = 0.0
+    deadline: float = math.inf
+    compute_seconds: Sequence[float] = ()
+    uplink: float = math.inf
+    downlink: float = math.inf
+    least: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.availability, Trace) and min(self.uplink, self.downlink) < math.inf:
+            raise ValueError(
+                "a trace of availability needs a clock that is known before the run, and sending times depend on the "
+                "size of messages: leave out uplink_mbps and downlink_mbps, or give availability as a share"
+            )
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is a simulated clock."""
+        return len(self.compute_seconds) > 0
+
+    @property
+    def selected(self) -> int:
+        """Clients selected in a round, at most: k and those on top of it."""
+        return min(math.ceil(self.per_round * (1 + self.over_selection) - 1e-9), self.clients)
+
+    def begin(self, round: int, now: float) -> tuple[float, list[int]]:
+        """When a round starts, and the clients that it selects, ascending.
+
+        It starts at ``now``. Under a trace it starts as soon as ``least`` clients are there; if so many will never be
+        there again, it starts now with those that are.
+        """
+        if self.availability == 1.0:
+            return now, select_clients(self.clients, self.selected, round=round, seed=self.seed)
+        times = [now]
+        if isinstance(self.availability, Trace):
+            times += [time for time in self.availability.arrivals if time > now]
+        start, there = now, self.available(round, now)
+        for time in times:
+            if len(found := self.available(round, time)) >= self.least:
+                start, there = time, found
+                break
+        return start, select_clients(self.clients, self.selected, round=round, seed=self.seed, available=there)
+
+    def available(self, round: int, now: float) -> frozenset[int]:
+        """The clients that are there when a round starts at a time."""
+        if isinstance(self.availability, Trace):
+            trace = self.availability
+            return frozenset(client for client in range(self.clients) if trace.available(client, now))
+        return self._draw("available", round, self.availability)
+
+    def leaving(self, round: int) -> frozenset[int]:
+        """The clients that leave a round before they train, if it selects them."""
+        return self._draw("dropout", round, self.dropout) if self.dropout else frozenset()
+
+    def arrival(self, client: int, traffic: Traffic) -> float:
+        """Seconds after the round's start at which a client's reply is there."""
+        down, up = traffic.get(client, (0, 0))
+        return 8 * down / self.downlink + self.compute_seconds[client] + 8 * up / self.uplink
+
+    def finish(self, round: int, selected: Sequence[int], traffic: Traffic) -> Finish:
+        """Whose replies a round uses, and when it ends.
+
+        It uses the first k replies that arrive by the deadline (equal times: the lower client first) and ends with the
+        k-th. If fewer come, it ends when every client has replied or left, or at the deadline. Who leaves does so when
+        its announcement has arrived, and the server sees it at once.
+        Guarantee: whether a reply is an error does not matter, so that without links the clock is known before the run.
+        """
+        leaving = self.leaving(round)
+        arrivals = sorted((self.arrival(c, traffic), c) for c in selected if c not in leaving)
+        used = [(time, client) for time, client in arrivals if time <= self.deadline][: self.per_round]
+        in_time = frozenset(client for _, client in used)
+        if len(used) == self.per_round:
+            return Finish(seconds=used[-1][0], in_time=in_time)
+        left = [8 * traffic.get(c, (0, 0))[0] / self.downlink for c in selected if c in leaving]
+        last = max([*left, *(time for time, _ in arrivals)], default=0.0)
+        return Finish(seconds=min(last, self.deadline), in_time=in_time)
+
+    def schedule(self, rounds: int) -> Iterator[list[int]]:
+        """The clients that each round selects, from the first on: the public schedule.
+
+        Guarantee: they are those of a run, whatever happens in it. Clients that will leave are included: no server
+        knows in advance who will.
+        """
+        now = 0.0
+        for round in range(1, rounds + 1):
+            start, selected = self.begin(round, now)
+            yield selected
+            if isinstance(self.availability, Trace):
+                now = start + self.finish(round, selected, {}).seconds
+
+    def selections(self, rounds: int) -> list[int]:
+        """How often each client is selected in the public schedule: more often where others are away."""
+        counts = Counter(client for selected in self.schedule(rounds) for client in selected)
+        return [counts[client] for client in range(self.clients)]
+
+    def _draw(self, purpose: str, round: int, chance: float) -> frozenset[int]:
+        """The clients that a chance hits: one uniform number a client, of a round's own generator."""
+        generator = public_generator(self.seed, purpose, round)
+        hit = torch.rand(self.clients, generator=generator, dtype=torch.float64) < chance
+        return frozenset(hit.nonzero().flatten().tolist())

@@ -1,0 +1,139 @@
+"""Who is selected, who leaves, and when a round ends: worked by hand, and against brute force."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedlsg.participation import Participation, Trace, read_trace, select_clients
+from fedlsg.randomness import public_generator
+
+
+def conditions(**more: Any) -> Participation:
+    """Six clients, two a round; client i computes for i + 1 seconds."""
+    known: dict[str, Any] = {"clients": 6, "per_round": 2, "seed": 0, "compute_seconds": [1.0, 2, 3, 4, 5, 6]}
+    return Participation(**(known | more))
+
+
+def trace(**intervals: tuple[float, float]) -> Trace:
+    return Trace(intervals={int(name[1:]): (pair,) for name, pair in intervals.items()}, digest="")
+
+
+@given(st.integers(1, 30), st.integers(0, 99), st.integers(1, 9), st.data())
+def test_who_is_away_is_never_selected_and_the_others_are_drawn_as_without_them(clients, seed, round, data):
+    per_round = data.draw(st.integers(1, clients))
+    there = data.draw(st.sets(st.integers(0, clients - 1)))
+    found = select_clients(clients, per_round, round=round, seed=seed, available=there)
+    assert len(found) == min(per_round, len(there))
+    assert set(found) <= there
+    order = torch.randperm(clients, generator=public_generator(seed, "clients", round)).tolist()
+    assert found == sorted([client for client in order if client in there][:per_round])
+    assert set(found) <= set(select_clients(clients, clients, round=round, seed=seed, available=there))
+    everybody = range(clients)
+    assert select_clients(clients, per_round, round=round, seed=seed) == select_clients(
+        clients, per_round, round=round, seed=seed, available=everybody
+    )
+
+
+def test_shares_of_draws_are_those_that_were_asked_for():
+    """4,000 draws each: within four standard deviations. Purposes are independent: one does not follow another."""
+    one = Participation(clients=400, per_round=40, seed=3, availability=0.8, dropout=0.3)
+    rounds = [(one.available(r, 0.0), one.leaving(r)) for r in range(1, 11)]
+    there, leaving = (sum(map(len, kind)) / 4000 for kind in zip(*rounds, strict=True))
+    both = sum(len(a & b) for a, b in rounds) / 4000
+    assert abs(there - 0.8) < 4 * math.sqrt(0.16 / 4000)
+    assert abs(leaving - 0.3) < 4 * math.sqrt(0.21 / 4000)
+    assert abs(both - 0.24) < 4 * math.sqrt(0.24 * 0.76 / 4000)
+
+
+@pytest.mark.parametrize(
+    ("more", "seconds", "in_time"),
+    [
+        ({}, 2.0, {0, 1}),  # the first two of four
+        ({"per_round": 4}, 5.0, {0, 1, 2, 4}),  # all of them
+        ({"per_round": 4, "deadline": 3.0}, 3.0, {0, 1, 2}),  # client 2 comes just in time, client 4 does not
+        ({"per_round": 4, "deadline": 0.5}, 0.5, set()),
+        ({"compute_seconds": [2.0] * 6}, 2.0, {0, 1}),  # equal times: the lower client first
+    ],
+)
+def test_a_round_ends_with_its_last_reply_or_at_the_deadline(more, seconds, in_time):
+    found = conditions(**more).finish(1, [0, 1, 2, 4], {})
+    assert (found.seconds, found.in_time) == (seconds, in_time)
+
+
+def test_sending_takes_time_and_who_leaves_does_so_when_the_announcement_is_there(monkeypatch):
+    links = conditions(per_round=4, downlink=8e6, uplink=4e6)
+    traffic = {0: (10**6, 2 * 10**6), 1: (10**6, 0), 4: (7 * 10**6, 0)}
+    assert links.arrival(0, traffic) == 1 + 1 + 4
+    monkeypatch.setattr(Participation, "leaving", lambda self, round: frozenset({4}))
+    found = links.finish(1, [0, 1, 4], traffic)
+    assert (found.seconds, found.in_time) == (7.0, {0, 1}), "client 4 leaves after 7 seconds, and 5 of computing never"
+
+
+def test_everybody_dropped_out_leaves_nobody_to_wait_for(monkeypatch):
+    monkeypatch.setattr(Participation, "leaving", lambda self, round: frozenset(range(6)))
+    assert conditions(deadline=9.0).finish(1, [2, 3], {}).seconds == 0.0
+    assert conditions().finish(1, [], {}).seconds == 0.0
+
+
+def test_over_selection_adds_clients_to_those_that_would_have_been_selected():
+    for share, number in ((0.0, 10), (0.3, 13), (0.31, 14), (10, 100)):
+        more = Participation(clients=100, per_round=10, seed=1, over_selection=share, compute_seconds=[1.0] * 100)
+        assert more.selected == number
+        assert set(select_clients(100, 10, round=4, seed=1)) <= set(more.begin(4, 0.0)[1])
+
+
+def test_a_trace_says_who_is_there_and_a_round_waits_for_enough(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("client,from,to\n0,0,10\n0,20,30\n1,5,12\n1,12,14\n\n2,0,2\n3,0,2\n4,0,2\n5,0,2\n")
+    known = read_trace(path, 6)
+    assert known.intervals[1] == ((5.0, 14.0),)
+    when = [t for t in range(32) if known.available(0, t)]
+    assert when == [*range(10), *range(20, 30)]
+    assert known.arrivals == (0.0, 5.0, 20.0)
+    one = conditions(availability=known)
+    assert one.begin(1, 3.0) == (3.0, [0]), "client 0 alone is enough"
+    assert one.begin(1, 15.0) == (20.0, [0]), "nobody until second 20"
+    assert one.begin(1, 31.0) == (31.0, []), "nobody ever again"
+    assert conditions(availability=known, least=2).begin(1, 3.0) == (5.0, [0, 1])
+    assert read_trace(path, 7).available(6, 99.0), "a client without a line is always there"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a,b\n", "expected the first line client,from,to, got 'a,b'"),
+        ("", "expected the first line"),
+        ("client,from,to\n0,1\n", "line 2: expected client,from,to as numbers, got '0,1'"),
+        ("client,from,to\n\n9,0,1\n", "line 3: expected a client from 0 to 5, got 9"),
+        ("client,from,to\n1,4,2\n", "line 2: expected 0 <= from < to"),
+        ("client,from,to\n1,nan,2\n", "line 2: expected 0 <= from < to"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_with_its_line(tmp_path, text, words):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"t\.csv") as refused:
+        read_trace(tmp_path / "t.csv", 6)
+    assert words in str(refused.value)
+    with pytest.raises(ValueError, match=r"availability=.*no.csv: expected a share such as 0.8, or a trace"):
+        read_trace(tmp_path / "no.csv", 6)
+
+
+def test_a_trace_with_links_is_refused_for_the_schedule_would_not_be_public():
+    with pytest.raises(ValueError, match="leave out uplink_mbps and downlink_mbps"):
+        conditions(availability=trace(c0=(0, 9)), uplink=1e6)
+
+
+def test_the_public_schedule_counts_a_client_that_is_asked_more_often_because_others_are_away():
+    """Clients 1 to 5 leave for good after ten seconds: the rounds after that are client 0's alone."""
+    away = trace(**{f"c{i}": (0.0, 10.0) for i in range(1, 6)})
+    one = conditions(availability=away)
+    rounds = list(one.schedule(20))
+    assert one.selections(20) == [Counter(c for selected in rounds for c in selected)[client] for client in range(6)]
+    assert rounds[-10:] == [[0]] * 10
+    without = Participation(clients=6, per_round=2, seed=0)
+    assert one.selections(20)[0] > max(without.selections(20)), "a plan without availability would allow too few"
