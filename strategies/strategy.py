@@ -15,8 +15,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedlsg.gradients import trainable
+from fedlsg.participation import Participation
 from fedlsg.privacy import BudgetError
 from fedlsg.state import ServerState
+from strategies.federation.clock import SimulatedClock
 from strategies.federation.downlink import Downlink, FullDownlink
 from strategies.federation.exchange import Exchange
 from strategies.federation.expectations import Expectations, FederationSettings
@@ -51,8 +53,13 @@ class Patience:
         if report.budget_spent:
             raise BudgetSpentError(f"the privacy budget of every client was spent before round {report.round}")
         self.empty = 0 if updated else self.empty + 1
-        if self.empty >= EMPTY_ROUNDS_ALLOWED:
-            raise RuntimeError(f"no valid update in {EMPTY_ROUNDS_ALLOWED} rounds in a row: client {report.reasons}")
+        if self.empty < EMPTY_ROUNDS_ALLOWED:
+            return
+        if report.only_refusals:
+            raise BudgetSpentError(f"no client was left with privacy budget in round {report.round}: {report.counts}")
+        why = [f"client {report.reasons}"] if report.reasons else []
+        why += [report.counts] if report.dropped or report.late or not why else []
+        raise RuntimeError(f"no valid update in {EMPTY_ROUNDS_ALLOWED} rounds in a row: {'; '.join(why)}")
 
 
 class FedLSG(Strategy):
@@ -63,6 +70,7 @@ class FedLSG(Strategy):
     does not change. ``on_round`` is called after every round, when the state already holds its result. If pruning
     reads the data, a pruning round of all clients comes first, and ``on_pruned`` is called after it, also if it
     failed: the state then still awaits pruning. A round without any reply is repeated if workers died in it.
+    ``clock``: of a simulated federation, in which clients are away, leave or are late; without it nobody is.
     Raises BudgetSpentError when every selected client refuses to pass its budget, RuntimeError after three rounds or
     attempts in a row without a valid update, and, before ``on_round``, DivergedError for an update that is not finite.
     """
@@ -74,10 +82,15 @@ class FedLSG(Strategy):
         on_round: Callable[[RoundReport], None],
         on_pruned: Callable[[RoundReport], None] = lambda report: None,
         downlink: Downlink | None = None,
+        clock: SimulatedClock | None = None,
     ) -> None:
         self.state, self.on_round, self.on_pruned = state, on_round, on_pruned
         self.downlink: Downlink = FullDownlink(state) if downlink is None else downlink
-        self.exchange = _exchange_of(settings)(Expectations(state=state, settings=settings), self.downlink)
+        if clock is None:
+            clients = len(settings.terms)
+            most = settings.clients_per_round if settings.server_noise is None else clients
+            clock = SimulatedClock(Participation(clients=clients, per_round=most, seed=state.seed))
+        self.exchange = _exchange_of(settings)(Expectations(state=state, settings=settings), self.downlink, clock)
         self._patience = Patience()
 
     @property

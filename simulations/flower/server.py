@@ -21,7 +21,7 @@ from simulations.settings.published import resolve
 from simulations.settings.settings import RUN, Settings, as_config, from_mapping
 from simulations.workloads import Workload
 
-WORDS = ("asked", "answered", "rejected", "reasons")
+WORDS = ("asked", "answered", "rejected", "reasons", "dropped", "late")
 """Columns of rounds.csv that are no numbers."""
 
 

@@ -3,7 +3,6 @@
 It is deterministic and calls no accountant. Bad settings are refused before anything is written.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -23,13 +22,16 @@ from fedlsg.code_digest import digest_of, digest_of_all
 from fedlsg.discrete import SumTerms
 from fedlsg.gradients import Precision, registered_layers, trainable
 from fedlsg.method import LocalTraining, Method, Schedule
+from fedlsg.participation import Participation
 from fedlsg.payload import Codec, Dither, IndexMode
-from fedlsg.state import PublicState, RoundPlan, ServerState, select_clients
+from fedlsg.state import PublicState, RoundPlan, ServerState
 from simulations import workloads
+from simulations.plan.participation import participation_of
 from simulations.plan.source import found_source, late_source
 from simulations.plan.start import with_digest
 from simulations.plan.unit import check_unit, client_unit
 from simulations.settings.device import device_of
+from simulations.settings.participation import refuse_deployed
 from simulations.settings.published import from_run_config
 from simulations.settings.resolve import build_method, check, check_codecs, fill, resolved, uplink_codec
 from simulations.settings.run import Resolved
@@ -204,18 +206,29 @@ class Base:
         return sum(p.numel() for p in trainable(model).values())
 
     @cached_property
+    def participation(self) -> Participation:
+        """Who is selected, who leaves and how long replies take. Raises ValueError as ``participation_of``.
+
+        A server that draws in secret draws among all who are there, and uses every reply that is in time: with a limit
+        on their number, one client would decide whether another one counts.
+        """
+        most = len(self.sizes) if self.draws_in_secret else self.settings.clients_per_round
+        return participation_of(self.settings, self.local, sizes=self.sizes, rates=self.rates, per_round=most)
+
+    @cached_property
     def steps(self) -> list[int]:
         """Noisy steps of every client in the public schedule: K times the rounds in which it is selected.
 
         At client level a round is one step; every round counts where the server draws the clients in secret.
         """
-        clients, per_round, seed = len(self.sizes), self.settings.clients_per_round, self.settings.seed
-        if self.client_unit is not None and self.client_unit.at_server:
-            return [self.schedule.rounds] * clients
-        selected: Counter[int] = Counter()
-        for round in range(1, self.schedule.rounds + 1):
-            selected.update(select_clients(clients, per_round, round=round, seed=seed))
-        return [selected[client] * self.steps_a_round for client in range(clients)]
+        if self.draws_in_secret:
+            return [self.schedule.rounds] * len(self.sizes)
+        return [self.steps_a_round * rounds for rounds in self.participation.selections(self.schedule.rounds)]
+
+    @property
+    def draws_in_secret(self) -> bool:
+        """Whether the server draws the clients of a round one by one, in secret, and adds the noise itself."""
+        return self.client_unit is not None and self.client_unit.at_server
 
     @property
     def steps_a_round(self) -> int:
@@ -249,6 +262,8 @@ def prepare(
     data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
     options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
     deployed = declared is not None or own is not None
+    if deployed:
+        refuse_deployed(settings)
     if deployed and settings.trust == "server":
         raise ValueError(
             "trust=server is for simulation: no deployed client sends an update without noise; take trust=secure"

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from simulations.plan.participation import trace_digest
 from simulations.plan.plan import Base, Plan
 from simulations.plan.source import source_digest
 from simulations.rundir.rundir import RunDir
@@ -47,6 +48,8 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
     own: dict[str, Any] = {"own_code": plan.own_code} if plan.own_code else {}
     if plan.method.carrier.kind == "probe" and plan.method.carrier.source.startswith("data:"):
         own["source"] = source_digest(plan.probe_source)
+    if (trace := trace_digest(plan.participation)) is not None:
+        own["trace"] = trace
     return {"settings": settings, "partition": sha.hexdigest(), "tests": tests, **own}
 
 
@@ -83,6 +86,11 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
         raise ValueError(
             f"the public data of source={plan.probe_source.name} differ from those that this run began with, and its "
             "carriers would be others: restore the data, or start a new run"
+        )
+    if saved.get("trace") != now.get("trace"):
+        raise ValueError(
+            f"the trace {plan.settings.availability} differs from the one that this run began with, and other clients "
+            "would be selected: restore the file, or start a new run"
         )
     if saved["tests"] != now["tests"]:
         raise ValueError(

@@ -17,16 +17,11 @@ def rho_of(plan: Plan, public: PublicState) -> float | None:
     return rho(
         plan.method.mechanism,
         [terms.noise_multiplier * terms.weight for terms in plan.terms],
-        clients_per_round=1 if at_server(plan) else plan.settings.clients_per_round,
+        clients_per_round=1 if plan.draws_in_secret else plan.settings.clients_per_round,
         values=frame.kept,
         blocks=len(frame.blocks),
         expected_batch=plan.divisor,
     )
-
-
-def at_server(plan: Plan) -> bool:
-    """Whether the server adds the noise, once, and not each client."""
-    return plan.client_unit is not None and plan.client_unit.at_server
 
 
 def sum_bits(plan: Plan, public: PublicState) -> int | None:

@@ -52,6 +52,7 @@ def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequ
     by client sampling is claimed. Raises ValueError for a delta or an epsilon that cannot be met.
     """
     base = prepare(settings, progress=progress, declared=declared)
+    base.participation  # noqa: B018 - raises for a trace that cannot be used
     if base.method.carrier.kind == "probe":
         progress(f"reading the source of probes, {base.probe_source.name}")
         check_source(base.probe_source, base.build_model(), base.workload)

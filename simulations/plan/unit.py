@@ -3,6 +3,7 @@
 from fedlsg.client_level import AdaptiveClip, ClientUnit
 from fedlsg.method import Method
 from fedlsg.payload import Codec, keeps_memory
+from simulations.settings.participation import availability_of
 from simulations.settings.run import Resolved, Settings
 
 RATE = 0.2
@@ -61,6 +62,16 @@ def check_unit(s: Resolved, method: Method, codec: Codec) -> None:
         raise ValueError(
             f"{method.name!r} keeps what it did not send for later rounds, or sends positions of its own choice: a "
             "client would then act on a round that it is not charged for; take unit=example"
+        )
+    if s.trust == "server" and s.over_selection:
+        raise ValueError(
+            f"over_selection={s.over_selection:g} under trust=server: only the first replies would count, and one client "
+            "would decide whether another one counts; raise clients_per_round, which costs what the ledger says"
+        )
+    if s.trust == "server" and isinstance(availability_of(s), str):
+        raise ValueError(
+            "availability as a trace under trust=server: who is there next would depend on who took part, which is a "
+            "secret of the server; give availability as a share"
         )
     if s.trust == "server" and codec.grid_from_noise:
         raise ValueError(

@@ -189,7 +189,10 @@ class RoundDisplay:
         known = self.accuracy is not None or self.loss is None
         reached = f"accuracy {percent(self.accuracy)}" if known else f"loss {self.loss:.4g}"
         sent = (f"up {human_bytes(self.up)}", f"down {human_bytes(self.down)}")
-        self.meter.show(row.round, (reached, f"epsilon {epsilon_words(row.epsilon_max, 2)}", *sent), now)
+        facts = [reached, f"epsilon {epsilon_words(row.epsilon_max, 2)}", *sent]
+        if row.simulated is not None:
+            facts.append(f"simulated {duration(row.simulated.simulated_clock)}")
+        self.meter.show(row.round, facts, now)
         if row.rejected:
             text = f"round {row.round}: client {row.reasons}"
             self.console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)

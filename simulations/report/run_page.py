@@ -29,7 +29,7 @@ from simulations.report.page import (
 )
 from simulations.report.page.colours import ALARM, BLACK, BLUE, GREEN, GREY, ORANGE, RED
 from simulations.report.settings_section import settings_section, values_line
-from simulations.report.words import outcome, percent, privacy_line
+from simulations.report.words import duration, outcome, percent, privacy_line
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, as_csv, read_run
 from simulations.rundir.rundir import RunDir
@@ -45,17 +45,22 @@ log = logging.getLogger(__name__)
 
 PLACES = frozenset({"run_dir", "data_dir", "public_rows"})
 """Settings that name, or may name, folders of this machine."""
-NAME_FILES = (*MAY_NAME_FILES, "pretrained", "features", "callbacks")
+NAME_FILES = (*MAY_NAME_FILES, "pretrained", "features", "callbacks", "availability")
 """Settings of which a page shows the name of a file, without its folder."""
 CLIENTS = (("asked", "selected", GREY, "-"), ("answered", "replied", GREEN, "--"), ("rejected", "rejected", RED, ":"))
-"""Columns of rounds.csv, and how the legend names them."""
-SHORT = ("test", "test accuracy", "test accuracy so far", "privacy", "uplink", "rounds", "time")
+SIMULATED = (("dropped", "dropped out", ORANGE, "-."), ("late", "late", BLUE, "-."))
+"""Columns of rounds.csv, and how the legend names them; the second ones in runs with a simulated clock."""
+SHORT = ("test", "test accuracy", "test accuracy so far", "privacy", "uplink", "rounds", "time", "simulated time")
 """Facts at the top of the page; the others are below the figure."""
 CAPTION = (
     "One point a round. Test accuracy: the share of test examples that the model classifies correctly; the dotted line "
     "is the accuracy of guessing. Epsilon: the privacy that is spent; it grows with every round, and smaller is more "
     "private. Payload bytes: what all clients sent (uplink) and received (downlink) up to then. Clients: how many were "
     "selected, how many replied, and how many replies the server rejected."
+)
+TIMED_CAPTION = (
+    " Dropped out: clients that left before they trained. Late: clients that trained and were charged, and whose "
+    "values came too late. The simulated clock shows {} at the last round."
 )
 LOSS_CAPTION = CAPTION.replace(
     "Test accuracy: the share of test examples that the model classifies correctly; the dotted line is the accuracy of "
@@ -109,7 +114,8 @@ def _rounds(result: Result) -> list[Section]:
     if not result.rows:
         return []
     chance = None if result.chance is None else result.chance.level
-    caption = LOSS_CAPTION if result.accuracy is None else CAPTION
+    caption, last = LOSS_CAPTION if result.accuracy is None else CAPTION, result.rows[-1].simulated
+    caption += "" if last is None else TIMED_CAPTION.format(duration(last.simulated_clock))
     return [Section(title="Round by round", parts=(drawing(course(result.rows, chance), caption),))]
 
 
@@ -198,8 +204,9 @@ def course(rows: Sequence[Row], chance: float | None) -> "Figure":
     _tested(accuracy, rows, chance)
     _epsilon(epsilon, rows)
     _bytes(sent, rows)
-    for name, label, colour, dashes in CLIENTS:
-        counts = [len(getattr(row, name).split()) for row in rows]
+    timed = SIMULATED if any(row.simulated for row in rows) else ()
+    for name, label, colour, dashes in (*CLIENTS, *timed):
+        counts = [len(str(row.columns.get(name, "")).split()) for row in rows]
         clients.plot([row.round for row in rows], counts, color=colour, linestyle=dashes, label=label)
     clients.set_ylim(bottom=-0.2)
     clients.set_title("clients in each round", fontsize=9, loc="left")

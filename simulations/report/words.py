@@ -33,6 +33,8 @@ def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
         "transfer": transfer_line(summary),
         "empty rounds": empty_line(summary),
         "time": f"{duration(summary['wall_seconds'])} on {summary['device']}",
+        "simulated time": simulated_line(summary),
+        "selected clients": clients_line(summary),
     }
     return {name: words for name, words in facts.items() if words}
 
@@ -143,6 +145,23 @@ def empty_line(summary: Mapping[str, Any]) -> str:
     """How many rounds brought no update; empty if there were none, or none were counted."""
     count = summary.get("empty_rounds", 0)
     return f"{count} of {summary['rounds']} brought no update" if count else ""
+
+
+def simulated_line(summary: Mapping[str, Any]) -> str:
+    """What the simulated clock shows at the end; empty without one."""
+    said = summary.get("simulated")
+    return "" if said is None else f"{duration(said['seconds'])} on the simulated clock"
+
+
+def clients_line(summary: Mapping[str, Any]) -> str:
+    """What became of the selected clients of a run with a simulated clock; empty without one."""
+    said = summary.get("simulated")
+    if said is None:
+        return ""
+    return (
+        f"{said['asked']:,} in all rounds: {said['answered']:,} used, {said['late']:,} late (trained and charged, not "
+        f"used), {said['dropped']:,} dropped out (not charged), {said['rejected']:,} rejected"
+    )
 
 
 def percent(share: float | None) -> str:

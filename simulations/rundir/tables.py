@@ -36,6 +36,31 @@ NO_METRICS: Mapping[str, float | None] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """What rounds.csv says more of a run with a simulated clock: seconds since the run's start, at the round's end, and
+    the clients that left before they trained or came late, space-separated.
+    """
+
+    simulated_clock: float
+    dropped: str
+    late: str
+
+    @classmethod
+    def of(cls, report: RoundReport) -> "Simulated | None":
+        """Those of a round; None without a clock."""
+        if report.simulated_clock is None:
+            return None
+        dropped, late = (" ".join(map(str, who)) for who in (report.dropped, report.late))
+        return cls(simulated_clock=round(report.simulated_clock, 6), dropped=dropped, late=late)
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """Its numbers by TensorBoard's tag."""
+        counts = {f"clients/{name}": float(len(getattr(self, name).split())) for name in ("dropped", "late")}
+        return {"simulated_clock": self.simulated_clock, **counts}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One line of rounds.csv. Client lists are space-separated; reasons are one line each, cut to a bounded length."""
 
@@ -55,8 +80,10 @@ class Row:
     answered: str
     rejected: str
     reasons: str
+    simulated: Simulated | None = None
+    """Columns of runs with a simulated clock, after the others."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    """The workload's own metrics: a column each, after the others; None in rounds that were not evaluated."""
+    """The workload's own metrics: a column each, at the end; None in rounds that were not evaluated."""
 
     @classmethod
     def of(
@@ -81,21 +108,23 @@ class Row:
             answered=" ".join(map(str, report.answered)),
             rejected=" ".join(map(str, sorted(report.rejected))),
             reasons=report.reasons,
+            simulated=Simulated.of(report),
             metrics=metrics,
         )
 
     @classmethod
     def parse(cls, row: Mapping[str, str]) -> "Row":
         """A row of rounds.csv as it was written; raises KeyError or ValueError for another file."""
-        own = {name: text for name, text in row.items() if name not in FIELDS}
-        kinds = get_type_hints(cls)
+        own = {name: text for name, text in row.items() if name not in (*FIELDS, *SIMULATED)}
         metrics = {name: float(text) if text else None for name, text in own.items()}
-        return cls(**{name: _parse(kinds[name], row[name]) for name in FIELDS}, metrics=metrics)
+        simulated = Simulated(**_parsed(Simulated, SIMULATED, row)) if SIMULATED[0] in row else None
+        return cls(**_parsed(cls, FIELDS, row), simulated=simulated, metrics=metrics)
 
     @property
     def columns(self) -> dict[str, Any]:
         """The row by column, as rounds.csv has it."""
-        return {**{name: getattr(self, name) for name in FIELDS}, **self.metrics}
+        simulated = {} if self.simulated is None else vars(self.simulated)
+        return {**{name: getattr(self, name) for name in FIELDS}, **simulated, **self.metrics}
 
     @property
     def line(self) -> str:
@@ -116,6 +145,7 @@ class Row:
             "clients/answered": len(self.answered.split()),
             "clients/rejected": len(self.rejected.split()),
             "seconds": self.seconds,
+            **({} if self.simulated is None else self.simulated.scalars),
             **{f"test/{name}": value for name, value in self.metrics.items()},
         }
         return {tag: float(value) for tag, value in values.items() if value is not None and math.isfinite(value)}
@@ -215,9 +245,9 @@ def verify(path: Path, mark: Mapping[str, Any]) -> "hashlib._Hash":
 class Tables:
     """The three files. Lines that a crash left after the last checkpoint are removed by ``cut``."""
 
-    def __init__(self, run: RunDir, metrics: Iterable[str] = ()) -> None:
+    def __init__(self, run: RunDir, metrics: Iterable[str] = (), *, timed: bool = False) -> None:
         self._run = run
-        self._rounds = Journal(run.rounds, rows_header(metrics))
+        self._rounds = Journal(run.rounds, rows_header([*(SIMULATED if timed else ()), *metrics]))
         self._messages = Journal(run.messages, LINES_HEADER)
         self._events_size = 0
 
@@ -247,6 +277,12 @@ class Tables:
         tensorboard.cut(self._run.path, self._events_size, [(row.round, row.scalars) for row in rows])
 
 
+def _parsed(of: type, names: Iterable[str], row: Mapping[str, str]) -> dict[str, Any]:
+    """The columns of a row in the types of the fields that they are."""
+    kinds = get_type_hints(of)
+    return {name: _parse(kinds[name], row[name]) for name in names}
+
+
 def _parse(kind: Any, text: str) -> Any:
     if kind == float | None:
         return float(text) if text else None
@@ -259,11 +295,13 @@ def _csv_line(values: Iterable[object]) -> str:
     return text.getvalue()
 
 
-def rows_header(metrics: Iterable[str] = ()) -> str:
-    """The first line of rounds.csv."""
-    return _csv_line([*FIELDS, *metrics])
+def rows_header(more: Iterable[str] = ()) -> str:
+    """The first line of rounds.csv; ``more``: columns that not every run has."""
+    return _csv_line([*FIELDS, *more])
 
 
-FIELDS = tuple(field.name for field in fields(Row) if field.name != "metrics")
+FIELDS = tuple(field.name for field in fields(Row) if field.name not in ("simulated", "metrics"))
 """Columns of every rounds.csv."""
+SIMULATED = tuple(field.name for field in fields(Simulated))
+"""Columns of a run with a simulated clock."""
 LINES_HEADER = ",".join(field.name for field in fields(Line)) + "\n"

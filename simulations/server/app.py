@@ -18,6 +18,7 @@ from simulations.rundir.rundir import RunDir, create
 from simulations.server.deployment import Deployment
 from simulations.server.recorder import OnRound
 from simulations.server.serve import serve
+from simulations.settings.participation import refuse_deployed
 from simulations.settings.published import from_run_config
 from simulations.settings.settings import Settings
 from strategies.federation.nodes import wait_for_nodes
@@ -58,6 +59,7 @@ def run_on(
             settings = replace(settings, clients=len(wait_for_nodes(grid, 1)))
         grid, plan = announce(grid), make_plan(settings)
     else:
+        refuse_deployed(settings)
         deployment, grid = Deployment(timeout=settings.round_timeout), announce(WatchedGrid(grid))
         sizes = deployment.gather(grid, settings.clients)
         plan = make_plan(replace(settings, clients=len(sizes)), declared=sizes)

@@ -8,7 +8,7 @@ from typing import Any
 from fedlsg.gradients import trainable
 from fedlsg.state import RoundPlan, ServerState
 from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
-from simulations.plan.noise import at_server, rho_of, sum_bits
+from simulations.plan.noise import rho_of, sum_bits
 from simulations.plan.plan import Plan
 from simulations.rundir.links import run_seconds
 from simulations.rundir.rundir import RunDir
@@ -20,10 +20,13 @@ from simulations.server.restore import restore
 from simulations.server.spent import Spent
 from simulations.server.summary import Outcome
 from simulations.settings.resolve import GRID
+from strategies.federation.clock import SimulatedClock
 from strategies.federation.downlink import Downlink
 from strategies.federation.report import RoundReport
 
 OnRound = Callable[[Row], object]
+CLIENTS = ("asked", "answered", "rejected", "dropped", "late")
+"""What a report says of clients."""
 
 
 class Recorder:
@@ -40,17 +43,18 @@ class Recorder:
         plan: Plan,
         state: ServerState,
         downlink: Downlink,
+        clock: SimulatedClock,
         *,
         deployed: bool = False,
         show: OnRound | None = None,
     ) -> None:
         s = plan.settings
-        self.run, self.plan, self.state, self.downlink = run, plan, state, downlink
+        self.run, self.plan, self.state, self.downlink, self.clock = run, plan, state, downlink, clock
         self._show = show
         self.name = secrets.token_hex(8) if deployed else ""
-        self.spent = Spent(run, len(plan.terms), delta=s.delta, at_server=at_server(plan))
+        self.spent = Spent(run, len(plan.terms), delta=s.delta, at_server=plan.draws_in_secret)
         self.evaluation = Evaluation(state, plan.workload, device=plan.device)
-        self.tables = Tables(run, plan.workload.metrics)
+        self.tables = Tables(run, plan.workload.metrics, timed=clock.participation.timed)
         self.totals = Totals()
         self._fingerprint = fingerprint(plan)
         self._seconds_before = 0.0
@@ -79,8 +83,8 @@ class Recorder:
     def on_round(self, report: RoundReport) -> None:
         """Evaluate, append the row, save the checkpoint, show the row.
 
-        Raises RuntimeError, before anything of the round is kept, if a client's payload came without an entry in
-        its ledger; DivergedError, as early, if the loss is not finite.
+        Raises RuntimeError, before anything of the round is kept, if a client's payload, late or not, came without an
+        entry in its ledger; DivergedError, as early, if the loss is not finite.
         """
         self._receive(report)
         last = report.round == self.plan.schedule.rounds
@@ -141,6 +145,7 @@ class Recorder:
             totals=self.totals.sums,
             transfer_seconds=run_seconds(self.run.messages),
             wall_seconds=self._seconds,
+            simulated={"seconds": self.clock.now, **self.totals.clients} if self.clock.participation.timed else None,
             stopped=stopped,
             diverged=diverged,
         )
@@ -161,6 +166,7 @@ class Recorder:
                 "name": self.name,
                 **self.totals.state_dict(),
                 "seconds": self._seconds,
+                "simulated_clock": self.clock.now,
                 "ledgers": self.spent.heads,
                 **self.tables.marks(),
                 "score": self.evaluation.state_dict(),
@@ -174,11 +180,14 @@ class Recorder:
         self.name = saved.get("name", "")
         self.downlink.load_state_dict(saved["downlink"])
         self.totals.load_state_dict(saved)
+        self.clock.now = saved.get("simulated_clock", 0.0)
         self.evaluation.load_state_dict(saved["score"])
         self.tables.cut(saved)
 
     def _receive(self, report: RoundReport) -> None:
         self.spent.update(report.asked, report.rejected)
+        for client in report.late:
+            self.spent.check_charged(client, report.round, self.name)
         for client, payload in report.payloads.items():
             self.spent.check_charged(client, report.round, self.name)
             if self.plan.settings.record_updates:
@@ -226,17 +235,21 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
 class Totals:
     """``sums`` of bytes are those of all rounds; of messages, those of training rounds.
 
-    ``pruning``: of the pruning round.
+    ``pruning``: of the pruning round. ``clients``: selections of training rounds by what became of them; those who
+    answered, and those who were late, have trained.
     """
 
     def __init__(self) -> None:
         self.sums = dict.fromkeys(SUMS, 0)
+        self.clients = dict.fromkeys(CLIENTS, 0)
         self.pruning: dict[str, Any] = {}
 
     def add(self, report: RoundReport) -> None:
         """Count a training round."""
         for name in SUMS:
             self.sums[name] += getattr(report, name)
+        for name in CLIENTS:
+            self.clients[name] += len(getattr(report, name))
 
     def add_pruning(self, report: RoundReport, *, noise_multiplier: float) -> None:
         """Count an attempt of the pruning round.
@@ -255,9 +268,10 @@ class Totals:
             self.sums[name] += getattr(report, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Both, in plain values."""
-        return {"totals": self.sums, "pruning": self.pruning}
+        """All of it, in plain values."""
+        return {"totals": self.sums, "pruning": self.pruning, "clients": self.clients}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``."""
         self.sums, self.pruning = saved["totals"], saved["pruning"]
+        self.clients = saved.get("clients", dict.fromkeys(CLIENTS, 0))

@@ -14,7 +14,6 @@ from fedlsg.privacy import SERVER, Ledger
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.tensors import freed_memory
 from simulations.callbacks.callback import Callback, CallbackList, StopRun, Watched
-from simulations.plan.noise import at_server
 from simulations.plan.plan import Plan
 from simulations.plan.unit import adaptive_clip
 from simulations.rundir.files.atomic import resumable
@@ -29,6 +28,7 @@ from simulations.server.final_model import FinalModel, final_model
 from simulations.server.recorder import OnRound, Recorder
 from simulations.server.summary import Outcome, summarize
 from simulations.settings.settings import values_of
+from strategies.federation.clock import SimulatedClock
 from strategies.federation.nodes import SimulatedGrid
 from strategies.federation.server_noise import ServerNoise
 from strategies.federation.wire import flat_record
@@ -61,7 +61,8 @@ def serve(
             stack.callback(grid.end)
         state = plan.server_state()
         downlink = make_downlink(plan.settings, state, run)
-        recorder = Recorder(run, plan, state, downlink, deployed=deployment is not None, show=_each(on_round, calls))
+        clock, deployed = SimulatedClock(plan.participation), deployment is not None
+        recorder = Recorder(run, plan, state, downlink, clock, deployed=deployed, show=_each(on_round, calls))
         if run.has_checkpoint:
             recorder.resume()
         else:
@@ -127,7 +128,8 @@ def _run_rounds(
         return None, False
 
     recorder.record_public()  # also by a resumed run: the process before may have ended before it could
-    strategy = FedLSG(state, _federation_settings(plan, run), recorder.on_round, recorder.on_pruned, recorder.downlink)
+    calls_back = recorder.on_round, recorder.on_pruned
+    strategy = FedLSG(state, _federation_settings(plan, run), *calls_back, recorder.downlink, recorder.clock)
     if deployment is not None:
         strategy.join(deployment.roster, deployment.open(run.ledgers, recorder.name))
     stopped, diverged = None, False
@@ -167,7 +169,7 @@ def _federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
 def _server_noise(plan: Plan, run: RunDir) -> ServerNoise | None:
     """The noise of client-level privacy, where a trusted server adds it."""
     s = plan.settings
-    if not at_server(plan):
+    if not plan.draws_in_secret:
         return None
 
     def stream(purpose: str, round: int) -> SecretStream:

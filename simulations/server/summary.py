@@ -32,7 +32,8 @@ class Outcome:
     updates: rounds that changed the model. bounds: both accountants' intervals for the client with the largest
     epsilon. rho: noise over clip norm. sum_bits: of a value in secure sums. seeded: some noise came from a known seed.
     downlink: state of the downlink. by_client: accuracies on parts of the test split like the clients'.
-    totals: sums of bytes and messages. stopped: why it ended early.
+    totals: sums of bytes and messages. simulated: time of the simulated clock, and clients by what became of them; None
+    without a clock. stopped: why it ended early.
     """
 
     rounds: int
@@ -50,6 +51,7 @@ class Outcome:
     totals: Mapping[str, int]
     transfer_seconds: Mapping[str, float]
     wall_seconds: float
+    simulated: Mapping[str, Any] | None
     stopped: str | None
     diverged: bool
 
@@ -82,6 +84,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "downlink_bytes_dense": dense * o.totals["downlink_messages"],
         "transfer_seconds": dict(o.transfer_seconds),
         "wall_seconds": round(o.wall_seconds, 3),
+        **({} if o.simulated is None else {"simulated": dict(o.simulated)}),
         "engine": s.engine,
         "device": plan.device,
         **asdict(plan.local.precision),

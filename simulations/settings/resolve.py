@@ -16,6 +16,7 @@ from fedlsg.secure_sum import plan_graph
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
 from simulations.settings.device import device_of
+from simulations.settings.participation import check_participation, check_values_used, fill_participation
 from simulations.settings.run import Resolved
 from simulations.settings.settings import (
     RUN,
@@ -89,6 +90,7 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
         "clients_per_round": per_round,
         "min_survivors": survivors if filled.min_survivors is None else filled.min_survivors,
         "colluders": colluders if filled.colluders is None else filled.colluders,
+        **fill_participation(filled),
     }
     return Resolved(**{**vars(filled), **own})
 
@@ -168,6 +170,7 @@ def check(s: Resolved, workload: LoadedWorkload) -> None:
         raise ValueError(f"colluders={s.colluders} is a setting of trust=secure, not of trust={s.trust}")
     if s.trust == "secure":
         check_graph(s)
+    check_participation(s)
     check_exact(s)
 
 
@@ -240,6 +243,8 @@ def check_codecs(s: Settings, method: Method) -> None:
             "trust=client, for a secure sum adds position by position"
         )
     check_fits(uplink_codec(s), method)
+    if keeps_memory(method, uplink_codec(s)):
+        check_values_used(s, method.name)
 
 
 def check_exact(s: Settings) -> None:

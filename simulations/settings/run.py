@@ -194,6 +194,52 @@ class Settings:
     shards_per_client: Annotated[
         int | None, Setting("Shards of partition=shards.", "shards", at_least=1, fallback=2)
     ] = None
+    # a federation whose clients are away, leave or are slow, in simulated time
+    availability: Annotated[
+        str | None,
+        Setting(
+            "Chance of a client to be there in a round, or a CSV trace: client,from,to.",
+            "share, or a file",
+        ),
+    ] = None
+    dropout: Annotated[
+        float | None,
+        Setting("Share of the selected clients that leave before they train.", "share", at_least=0, below=1),
+    ] = None
+    speed: Annotated[
+        str | None,
+        Setting("Spread of clients' computing times: constant, or lognormal S."),
+    ] = None
+    example_seconds: Annotated[
+        float | None,
+        Setting(
+            "Simulated time of an example's gradient at factor 1; 0.01 if not given.",
+            "simulated seconds",
+            above=0,
+            below=inf,
+        ),
+    ] = None
+    uplink_mbps: Annotated[
+        float | None, Setting("Rate of each client's uplink; default: sending takes no time.", "Mbit/s", above=0)
+    ] = None
+    downlink_mbps: Annotated[
+        float | None, Setting("Rate of each client's downlink; default: sending takes no time.", "Mbit/s", above=0)
+    ] = None
+    deadline: Annotated[
+        float | None,
+        Setting(
+            "Time after the start of a round; later replies are not used.", "simulated seconds", above=0, below=inf
+        ),
+    ] = None
+    over_selection: Annotated[
+        float | None,
+        Setting(
+            "Clients on top of clients_per_round; the first replies are used.",
+            "share",
+            at_least=0,
+            at_most=10,
+        ),
+    ] = None
     # what is sent and written
     codec: Annotated[
         str, Setting("How values are sent; fedlsg settings codec lists all.", aliases=("compression", "quantization"))

@@ -36,6 +36,7 @@ GROUPS = {
     "workload": "Data and model",
     "epsilon": "Privacy",
     "rounds": "Federation and local training",
+    "availability": "Simulated time",
     "codec": "Messages and records",
     "engine": "Where it runs",
 }

@@ -13,7 +13,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedlsg.state import RoundPlan, select_clients
+from fedlsg.state import RoundPlan
+from strategies.federation.clock import SimulatedClock
 from strategies.federation.downlink import Downlink
 from strategies.federation.expectations import Expectations
 from strategies.federation.ledgers import RECORD, LedgerCopies, held_record
@@ -46,11 +47,12 @@ class Exchange:
     report: RoundReport
     plan: RoundPlan
 
-    def __init__(self, expectations: Expectations, downlink: Downlink) -> None:
-        self.expectations, self.downlink = expectations, downlink
+    def __init__(self, expectations: Expectations, downlink: Downlink, clock: SimulatedClock) -> None:
+        self.expectations, self.downlink, self.clock = expectations, downlink, clock
         settings = expectations.settings
         self.roster = Roster(settings.timeout, declared=[terms.num_examples for terms in settings.terms])
         self._sent: list[tuple[int, Message]] = []
+        self._leaving: frozenset[int] = frozenset()
 
     def join(self, roster: Roster, copies: LedgerCopies) -> None:
         """Exchange messages with the nodes of a deployment, whose ledgers the server has as ``copies``."""
@@ -65,9 +67,8 @@ class Exchange:
             self.roster.gather(grid, len(self.expectations.settings.terms))
 
     def select(self, plan: RoundPlan) -> list[int]:
-        """The clients of a round, ascending: a public draw."""
-        clients, per_round = len(self.expectations.settings.terms), self.expectations.settings.clients_per_round
-        return select_clients(clients, per_round, round=plan.round, seed=self.expectations.state.seed)
+        """The clients of a round, ascending: a public draw among those who are there."""
+        return self.clock.select(plan.round)
 
     def begin(self, plan: RoundPlan, selected: Sequence[int]) -> list[Message]:
         """The announcements of a round, for the caller to send."""
@@ -78,12 +79,13 @@ class Exchange:
         self._started = time.monotonic()
         self.plan = plan
         self.report = RoundReport(round=plan.round, asked=selected, plan=plan)
+        self._leaving = self.clock.open(self.report)
         if isinstance(self._grid, SimulatedGrid):
             self._grid.expect(plan)
 
     def collect(self, replies: Iterable[Message]) -> Received:
         """The clients' valid values."""
-        values: dict[int, Tensor] = self._collect(replies)
+        values: dict[int, Tensor] = self._in_time(self._collect(replies))
         clients, noise = sorted(values), self.expectations.noise_of_sum(values, self.plan)
         return Received(clients=clients, updates=[values[client] for client in clients], noise_std=noise)
 
@@ -106,6 +108,13 @@ class Exchange:
             framed, lost, back = framed | frames, lost | models, back | returned
             values |= self._read(self._send(self._announce_to(sorted(frames | models | returned), framed, models)))
 
+    def _in_time(self, values: dict[int, Any]) -> dict[int, Any]:
+        """The values without those that came too late in simulated time: their clients stay charged."""
+        self.report.late = self.clock.late(self.report, values)
+        for client in self.report.late:
+            self.report.payloads.pop(client, None)
+        return {client: value for client, value in values.items() if client not in self.report.late}
+
     def run(self, plan: RoundPlan, selected: Sequence[int]) -> Received:
         """A whole exchange: announce, wait, collect."""
         return self.collect(self._send(self.begin(plan, selected)))
@@ -126,6 +135,7 @@ class Exchange:
         """The report, once the round is over; these clients took part."""
         self.report.answered = sorted(clients)
         self.report.seconds = time.monotonic() - self._started
+        self.clock.close(self.report)
         return self.report
 
     def _send(self, messages: Sequence[Message]) -> Iterable[Message]:
@@ -140,11 +150,15 @@ class Exchange:
     def _announce_to(
         self, partitions: Sequence[int], framed: Collection[int] = (), lost: Collection[int] = ()
     ) -> list[Message]:
-        """Announcements to those of the clients that have a node; the others are rejected in the report."""
+        """Announcements to those of the clients that have a node; the others are rejected in the report.
+
+        A client that leaves before it trains is in the report: its announcement is counted, and not delivered.
+        """
         there = self._there(partitions)
+        self.report.dropped = sorted({*self.report.dropped, *(self._leaving & there.keys())})
         records = self.downlink.records(list(there), self.plan.frame, framed=framed, lost=lost)
         self._sent = [(who, self._announce(who, node, records[who])) for who, node in there.items()]
-        return [message for _, message in self._sent]
+        return [message for who, message in self._sent if who not in self._leaving]
 
     def _there(self, partitions: Iterable[int]) -> dict[int, int]:
         """The nodes of those of the clients that have one; the others are rejected in the report."""
@@ -183,7 +197,8 @@ class Exchange:
         values: dict[int, Any] = {}
         for partition, message in self._sent:
             self.report.count_down(partition, message, stage=stage)
-            self.report.rejected[partition] = NO_REPLY
+            if stage or partition not in self.report.dropped:
+                self.report.rejected[partition] = NO_REPLY
         for reply in replies:
             name, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
             partition, message = waiting.get(name, (-1, reply))

@@ -48,7 +48,10 @@ class RoundReport:
     """What happened in one round.
 
     plan: what was announced. asked: the selected clients. answered: clients with a valid reply. rejected: the reason,
-    by partition. sent: every message, in the order in which it was counted; bytes are sums over it.
+    by partition. dropped: clients that left before they trained, in the simulation; late: clients with a valid reply
+    that came after the round's simulated end, and is not used. Each selected client is in one of the four at most.
+    sent: every message, in the order in which it was counted; bytes are sums over it. simulated_clock: seconds since
+    the start of the run, at the round's end; None without a simulated clock.
     """
 
     round: int
@@ -56,6 +59,8 @@ class RoundReport:
     plan: RoundPlan | None = None
     answered: list[int] = field(default_factory=list)
     rejected: dict[int, str] = field(default_factory=dict)
+    dropped: list[int] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
     payloads: dict[int, bytes] = field(default_factory=dict)
     uplink_messages: int = 0
     downlink_messages: int = 0
@@ -65,6 +70,7 @@ class RoundReport:
     downlink_bytes_wire: int = 0
     sent: list[Sent] = field(default_factory=list)
     seconds: float = 0.0
+    simulated_clock: float | None = None
     count_values: Callable[[bytes], int] = value_bytes
     """Bytes of the values in a payload."""
     total: Tensor | None = None
@@ -115,8 +121,19 @@ class RoundReport:
     @property
     def budget_spent(self) -> bool:
         """Whether every selected client refused because it would pass its privacy budget."""
-        refusals = [why for why in self.rejected.values() if why.startswith(f"[{OVER_BUDGET}]")]
-        return bool(self.asked) and len(refusals) == len(self.asked)
+        return self.only_refusals and not self.dropped
+
+    @property
+    def only_refusals(self) -> bool:
+        """Whether there were such refusals, and nothing else from the clients that did not drop out."""
+        refusals = self.refused(OVER_BUDGET)
+        return bool(refusals) and len(refusals) + len(self.dropped) == len(self.asked)
+
+    @property
+    def counts(self) -> str:
+        """How many clients were selected, and what became of those that brought no update; without reasons."""
+        others = {"rejected": self.rejected, "dropped out": self.dropped, "late": self.late}
+        return ", ".join([f"{len(self.asked)} selected", *(f"{len(v)} {name}" for name, v in others.items() if v)])
 
 
 def reason_of(error: Exception) -> str:

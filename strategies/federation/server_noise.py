@@ -37,14 +37,16 @@ class ServerNoiseExchange(Exchange):
     _clip_norm: float | None = None
 
     def select(self, plan: RoundPlan) -> list[int]:
-        """A Poisson sample of the clients, drawn after the charge; it may be empty.
+        """A Poisson sample of the clients, drawn after the charge, without those who are away; it may be empty.
 
         Raises BudgetError if the round would pass the budget, LedgerError if it cannot be charged: nothing is drawn.
         """
         assert plan.client_unit is not None
         self._charge(plan)
         clients, rate = len(self.expectations.settings.terms), plan.client_unit.sample_rate
-        return [int(client) for client in poisson_batch(clients, rate, self._noise.stream("clients", plan.round))]
+        drawn = poisson_batch(clients, rate, self._noise.stream("clients", plan.round)).tolist()
+        there = set(self.clock.select(plan.round))
+        return [client for client in drawn if client in there]
 
     def collect(self, replies: Iterable[Message]) -> Received:
         """The noisy sum; also of a round in which no client was drawn, or none answered."""

@@ -2,7 +2,8 @@
 
     begin      "keys" and "shares" are asked for; the announcements that it returns are stage "masked"
     collect    the masked values are added, and "unmask" is asked for
-A client that is silent, or whose message is refused, has dropped out. With too few of them the round is given up:
+A client that is silent, or whose message is refused, has dropped out; in a simulated federation so has one that leaves
+after "shares", or whose masked values are late. With too few of them the round is given up:
 nothing is revealed, and who sent masked values stays charged.
 """
 
@@ -55,7 +56,7 @@ class SecureExchange(Exchange):
         """The clients' sum, or nothing where the round is given up."""
         if not self._deliveries:
             return Received()
-        masked: dict[int, bytes] = self._collect(replies)
+        masked: dict[int, bytes] = self._in_time(self._collect(replies))
         requests = self._server.requests(masked.items())
         for client in self._server.refused:  # what is no masked vector is no payload
             self.report.payloads.pop(client, None)

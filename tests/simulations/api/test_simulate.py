@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg
-from simulations.rundir.tables import FIELDS
+from simulations.rundir.tables import FIELDS, SIMULATED
 from simulations.workloads.own.workload import RESERVED
 from tests.simulations.support.own import CLASSES, MINE, QUICK, TEST, TRAIN, build, quick, refused, workload, write
 
@@ -191,7 +191,7 @@ def test_a_workload_and_its_parts_are_given_once(tmp_path):
 
 
 def test_reserved_names_are_the_columns_of_rounds_csv():
-    assert set(RESERVED) == set(FIELDS)
+    assert set(RESERVED) == {*FIELDS, *SIMULATED}
 
 
 # --- methods ---

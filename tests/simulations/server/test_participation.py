@@ -1,0 +1,291 @@
+"""Federations whose clients are away, leave or are late: who is charged, what the update is made of, what is refused.
+
+The expected charges come from the public draws and from the ledgers alone, not from what the run says of itself.
+"""
+
+import io
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from fedlsg.participation import Participation
+from simulations.plan.plan import make_plan, prepare
+from simulations.report.progress import RoundDisplay
+from simulations.report.run_page import run_page
+from simulations.report.words import duration
+from simulations.rundir.feedback_box import FeedbackBox
+from simulations.rundir.results import read_run
+from simulations.server import app as server_app
+from simulations.settings.settings import from_mapping
+from strategies.federation.clock import SimulatedClock
+from strategies.federation.exchange import Exchange
+from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
+
+CLIENTS = 20
+HARD: dict[str, Any] = {
+    "clients": CLIENTS, "clients_per_round": 5, "rounds": 5, "sample_rate": 0.2, "availability": "0.8", "dropout": 0.3,
+    "speed": "lognormal 0.8", "over_selection": 0.6, "deadline": 0.2, "uplink_mbps": 2.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hard(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_local(tmp_path_factory.mktemp("hard") / "run", **HARD, record_updates=True)
+
+
+def lists(run: Run, name: str) -> list[set[int]]:
+    """A column of clients of rounds.csv, by round."""
+    return [{int(client) for client in str(row.columns[name]).split()} for row in run.rows]
+
+
+def charged(run: Run) -> dict[int, Counter[int]]:
+    """How often each client was charged for each round, by its ledger."""
+    return {client: Counter(entry.round for entry in run.entries(client)) for client in range(CLIENTS)}
+
+
+def due(run: Run) -> dict[int, Counter[int]]:
+    """How often each should have been: once for each round that selected it, unless it left, by the public draws."""
+    assert run.plan is not None
+    draws: Participation = run.plan.participation
+    found: dict[int, Counter[int]] = {client: Counter() for client in range(CLIENTS)}
+    for round, selected in enumerate(draws.schedule(len(run.rows)), 1):
+        for client in set(selected) - draws.leaving(round):
+            found[client][round] += 1
+    return found
+
+
+def test_who_trained_is_charged_once_and_who_left_is_not(hard):
+    assert charged(hard) == due(hard)
+    assert hard.summary is not None
+    counts = hard.summary["simulated"]
+    assert min(counts[name] for name in ("answered", "dropped", "late")) > 2, "the run has all kinds of clients"
+    assert counts["answered"] + counts["late"] == sum(sum(rounds.values()) for rounds in charged(hard).values())
+    assert counts["rejected"] == 0
+
+
+def test_a_client_that_leaves_and_trains_all_the_same_would_be_seen(tmp_path, monkeypatch):
+    """Negative control: its announcement is delivered."""
+    announce = Exchange._announce_to
+
+    def deliver(self, *args):
+        announce(self, *args)
+        return [message for _, message in self._sent]
+
+    monkeypatch.setattr(Exchange, "_announce_to", deliver)
+    run = run_local(tmp_path / "run", **HARD)
+    assert charged(run) != due(run)
+
+
+def test_a_late_client_that_is_not_charged_would_be_seen(tmp_path, monkeypatch):
+    """Negative control: it is left out as if it had dropped out, so it trains nothing and pays nothing."""
+    leaving = Participation.leaving
+
+    def spare(self, round):
+        slow = {client for client, seconds in enumerate(self.compute_seconds) if seconds > self.deadline}
+        return leaving(self, round) | slow
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Participation, "leaving", spare)
+        run = run_local(tmp_path / "run", **HARD)
+    assert charged(run) != due(run)
+
+
+def test_late_values_are_in_no_update_and_the_divisor_stays(hard):
+    """Each round's weights come from the payloads of those who answered, over the constant of the run."""
+    assert hard.plan is not None
+    assert hard.plan.divisor == 5 * hard.plan.local.expected_batch
+    answered, late, dropped = (lists(hard, name) for name in ("answered", "late", "dropped"))
+    for round, row in enumerate(hard.rows, 1):
+        kept = {int(name.rpartition("-")[2][:-4]) for name in hard.payloads if f"round-{round:06d}/" in name}
+        assert kept == answered[round - 1]
+        assert len(answered[round - 1]) <= 5
+        assert row.uplink_messages == len(answered[round - 1]) + len(late[round - 1])
+        assert row.downlink_messages == len(row.asked.split()), "who leaves has received the announcement"
+        assert not late[round - 1] & (answered[round - 1] | dropped[round - 1])
+
+
+def test_a_discarded_reply_that_is_used_would_change_the_weights(hard, tmp_path, monkeypatch):
+    """Negative control of the deadline: without its cut another model comes out."""
+    monkeypatch.setattr(SimulatedClock, "late", lambda self, report, replied: [])
+    used = run_local(tmp_path / "run", **HARD)
+    assert not torch.equal(used.weights, hard.weights)
+
+
+def test_an_interrupted_run_ends_as_the_other_one(hard, tmp_path):
+    run = resume_local(stopped_after(2, tmp_path / "run", **HARD, record_updates=True).path)
+    without = [{name: value for name, value in row.columns.items() if name != "seconds"} for row in run.rows]
+    again = [{name: value for name, value in row.columns.items() if name != "seconds"} for row in hard.rows]
+    assert without == [{**a, **_wire(w)} for a, w in zip(again, without, strict=True)]
+    assert torch.equal(run.weights, hard.weights)
+    assert charged(run) == charged(hard)
+    assert run.summary is not None
+    assert run.summary["simulated"] == hard.summary["simulated"]
+
+
+def _wire(row: dict[str, Any]) -> dict[str, Any]:
+    """The sizes of whole messages, which hold the path of the run."""
+    return {name: value for name, value in row.items() if name.endswith("_wire")}
+
+
+def test_the_clock_uses_expected_examples_and_never_a_drawn_batch(hard):
+    """Two runs with other secret batches and other noise have one clock, and the same clients in every list."""
+    other = Run(hard.path.parent / "other")
+    run_local(other.path, **HARD, **{"reproducible": False})
+    for name in ("simulated_clock", "asked", "answered", "dropped", "late"):
+        assert [row.columns[name] for row in other.rows] == [row.columns[name] for row in hard.rows]
+    plan = hard.plan
+    assert plan is not None
+    base = [
+        seconds / factor for seconds, factor in zip(plan.participation.compute_seconds, _factors(hard), strict=True)
+    ]
+    assert base == pytest.approx([0.2 * size * 0.01 for size in plan.sizes])
+
+
+def _factors(run: Run) -> list[float]:
+    from simulations.plan.participation import speed_factors
+
+    return speed_factors(CLIENTS, 0.8, seed=0)
+
+
+def test_nobody_passes_its_epsilon_where_others_are_away(tmp_path):
+    """The noise is planned for the client that is asked most often. Planned without availability, it would not do."""
+    settings = HARD | {"availability": "0.4", "rounds": 12, "noise_multiplier": None, "epsilon": 4.0, "dropout": 0.0}
+    run = run_local(tmp_path / "run", **settings)
+    assert run.plan is not None
+    most = max(sum(rounds.values()) for rounds in charged(run).values())
+    assert most == max(run.plan.steps)
+    assert not any(row.rejected for row in run.rows)
+    assert run.rows[-1].epsilon_max <= 4.0
+    everybody = Participation(clients=CLIENTS, per_round=5, seed=0)
+    assert max(everybody.selections(12)) < most
+
+
+def test_a_trace_decides_who_is_selected_and_the_plan_knows_it(tmp_path):
+    lines = [f"{client},{start},{start + 4}" for client in range(10) for start in range(client % 3, 60, 6)]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["client,from,to", *lines]) + "\n")
+    settings = HARD | {"availability": str(path), "uplink_mbps": None, "example_seconds": 0.1, "deadline": 2.0}
+    stopped = stopped_after(2, tmp_path / "run", **settings)
+    run = resume_local(stopped.path)
+    assert run.plan is not None
+    assert lists(run, "asked") == [set(clients) for clients in run.plan.participation.schedule(5)]
+    starts = [0.0, *(row.columns["simulated_clock"] for row in run.rows[:-1])]
+    trace = run.plan.participation.availability
+    for start, asked in zip(starts, lists(run, "asked"), strict=True):
+        assert all(trace.available(client, start) for client in asked)
+    assert charged(run) == due(run)
+    again = stopped_after(1, tmp_path / "again", **settings)
+    path.write_text("client,from,to\n0,0,1\n")
+    with pytest.raises(ValueError, match=r"the trace .*trace.csv differs from the one that this run began with"):
+        resume_local(again.path)
+
+
+def test_rounds_in_which_everybody_left_are_not_sent_again_and_end_the_run_after_three(tmp_path, monkeypatch):
+    monkeypatch.setattr(Participation, "leaving", lambda self, round: frozenset(range(CLIENTS)))
+    with pytest.raises(RuntimeError, match=r"no valid update in 3 rounds in a row: 8 selected, 8 dropped out"):
+        run_local(tmp_path / "run", **HARD)
+    run = Run(tmp_path / "run")
+    assert "sending the round again" not in run.log
+    assert [row.downlink_messages for row in run.rows] == [8, 8, 8]
+    assert not any(run.entries(client) for client in range(CLIENTS))
+
+
+def test_replicas_that_missed_a_round_catch_up(hard, tmp_path):
+    """A sparse downlink sends what a client has missed: the same model, and no client that differs from it."""
+    sparse = run_local(tmp_path / "run", **HARD, downlink="sparse", record_updates=True)
+    assert not any(row.rejected for row in sparse.rows)
+    assert lists(sparse, "answered") == lists(hard, "answered")
+    assert sparse.weights.allclose(hard.weights, atol=1e-5)
+    assert sum(row.downlink_bytes for row in sparse.rows) < sum(row.downlink_bytes for row in hard.rows)
+
+
+def test_a_secure_sum_goes_on_without_those_who_left_or_were_late(tmp_path):
+    settings = {
+        "clients": CLIENTS, "clients_per_round": 10, "rounds": 4, "trust": "secure", "min_survivors": 6, "colluders": 0,
+        "dropout": 0.15, "speed": "lognormal 0.8", "deadline": 0.4, "sample_rate": 0.2,
+    }  # fmt: skip
+    run = run_local(tmp_path / "run", **settings)
+    assert charged(run) == due(run)
+    assert run.summary is not None
+    counts = run.summary["simulated"]
+    assert counts["dropped"] > 0
+    assert counts["late"] > 0
+    assert run.summary["empty_rounds"] == 0
+
+
+def test_error_feedback_keeps_its_memory_through_a_dropout(tmp_path):
+    """A client that leaves computes nothing: its memory is that of the last round in which it trained."""
+    settings = {"method": "topk", "topk_rate": 0.01, "noise_multiplier": None, "dropout": 0.4, "rounds": 4}
+    run = run_local(tmp_path / "run", **settings, clients=6)
+    dropped = lists(run, "dropped")
+    assert run.summary is not None
+    assert run.summary["simulated"]["dropped"] > 3
+    for client in range(6):
+        trained = [round for round in range(1, 5) if client not in dropped[round - 1]]
+        box = FeedbackBox(run.directory.own(client), client)
+        assert [round for round, _ in box._files()] == trained[::-1][:2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": "topk", "topk_rate": 0.01, "noise_multiplier": None, "deadline": 1.0}, "leave deadline out"),
+        (
+            {"method": "sgd", "codec": "sign", "noise_multiplier": None, "over_selection": 0.5},
+            "leave over_selection out",
+        ),
+        ({"trust": "secure", "clients": 10, "availability": 0.9}, "and availability selects another number"),
+        ({"trust": "secure", "clients": 10, "over_selection": 0.1}, "and over_selection selects another number"),
+        ({"availability": 1.5}, "expected 0 < availability=1.5 <= 1"),
+        ({"availability": 0}, "expected 0 < availability=0 <= 1"),
+        ({"availability": "nothing.csv"}, "expected a share such as 0.8, or a trace"),
+        ({"dropout": 1.0}, "expected 0 <= dropout=1.0 < 1"),
+        ({"speed": "lognormal"}, "expected speed=constant, or speed='lognormal S'"),
+        ({"speed": "lognormal -1"}, "expected speed=constant, or speed='lognormal S'"),
+        ({"deadline": 0}, "expected 0 < deadline=0.0 < inf"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_refused_with_the_fix(changes, words):
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 - the words are compared below
+        make_plan(from_mapping(SMALL | changes))
+    assert words in str(refused.value)
+
+
+def test_a_deployment_has_availability_of_its_own(monkeypatch):
+    words = r"dropout=0.3: these settings simulate what a deployment has of its own: leave them out"
+    with pytest.raises(ValueError, match=words):
+        prepare(from_mapping(SMALL | {"dropout": 0.3}), declared=[100, 100])
+    with pytest.raises(ValueError, match=words):  # before it waits for any node
+        server_app.run_on(object(), from_mapping(SMALL | {"dropout": 0.3}))  # type: ignore[arg-type]
+
+
+def test_a_run_without_these_settings_has_no_clock(small, hard):
+    assert "simulated" not in small.summary
+    assert "simulated_clock" not in small.rows[0].columns
+    assert not {"availability", "speed", "example-seconds"} & small.config.keys()
+    assert hard.config["example-seconds"] == 0.01
+    assert list(hard.rows[0].columns)[-3:] == ["simulated_clock", "dropped", "late"]
+
+
+def test_the_clock_is_shown_next_to_wall_time(hard):
+    page = run_page(read_run(hard.path))
+    last = hard.rows[-1].simulated
+    assert last is not None
+    for words in (
+        "on the simulated clock",
+        "late (trained and charged, not",
+        "dropped out",
+        duration(last.simulated_clock),
+    ):
+        assert words in page
+    assert hard.rows[-1].scalars["simulated_clock"] == last.simulated_clock
+    assert hard.rows[-1].scalars["clients/dropped"] == len(last.dropped.split())
+    text = io.StringIO()
+    display = RoundDisplay(Console(file=text, width=200), rounds=5, first=0)
+    for row in hard.rows:
+        display.on_round(row)
+    assert f"simulated {duration(last.simulated_clock)}" in text.getvalue()
