@@ -83,7 +83,7 @@ def build(
     name: str, groups: Iterable[Any], *, lr: float, momentum: float, weight_decay: float, options: Mapping[str, Any]
 ) -> Optimizer:
     """The optimizer. Raises ValueError for options out of range, parameters it cannot step, or a decay it has not."""
-    cls = classes()[name]
+    cls: Any = classes()[name]
     takes = inspect.signature(cls).parameters
     if weight_decay and "weight_decay" not in takes:
         raise ValueError(f"optimizer {name!r} has no weight decay: leave weight_decay={weight_decay:g} out")
@@ -93,7 +93,8 @@ def build(
     if name == "sgd":
         given["momentum"] = momentum
     try:
-        return cls(groups, lr=lr, **given)
+        made: Optimizer = cls(groups, lr=lr, **given)
+        return made
     except ValueError as error:
         said = f" with {', '.join(f'{key}={value}' for key, value in options.items())}" if options else ""
         raise ValueError(f"optimizer {name!r}{said}: {error}") from None

@@ -74,13 +74,13 @@ def attack_command(
             hint(one, options, console)
     findings: list[Findings] = []
     with bar(console, "attacking") as tick:
-        for number, record in enumerate(records):
+        for number, attacked in enumerate(records):
 
             def part(share: float, text: str, number: int = number) -> None:
                 tick((number + share) / len(records), text)
 
-            made = attack_one(record, threat, options, part)
-            findings.append(replace(made, label=label(record, records)))
+            made = attack_one(attacked, threat, options, part)
+            findings.append(replace(made, label=label(attacked, records)))
     lead = f"{', '.join(one.label for one in findings)}; {time.strftime('%Y-%m-%d')}; seed {seed}"
     report.write(folder, findings, threat, lead=lead)
     show(findings, console)

@@ -18,7 +18,8 @@ MEGABIT = 1e6
 def participation_of(
     s: Resolved, local: LocalTraining, *, sizes: Sequence[int], rates: Sequence[float], per_round: int
 ) -> Participation:
-    """Conditions of a run. ``per_round``: replies that a round uses at most. ``sizes``, ``rates``: declared examples N_k and Poisson rate q_k of every client.
+    """Conditions of a run. ``sizes``, ``rates``: declared examples N_k and Poisson rate q_k of every client;
+    ``per_round``: replies that a round uses at most.
 
     The computing time of a client in a round is q_k N_k (expected, never drawn, examples of a step) x local steps x
     gradients an example x ``example_seconds`` x its factor.

@@ -65,7 +65,7 @@ def check_unit(s: Resolved, method: Method, codec: Codec) -> None:
         )
     if s.trust == "server" and s.over_selection:
         raise ValueError(
-            f"over_selection={s.over_selection:g} under trust=server: only the first replies would count, and one client "
+            f"over_selection={s.over_selection:g} under trust=server: only the first replies would count: one client "
             "would decide whether another one counts; raise clients_per_round, which costs what the ledger says"
         )
     if s.trust == "server" and isinstance(availability_of(s), str):

@@ -24,7 +24,7 @@ def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
         "features": features_line(summary),
         "carriers": carriers_line(summary),
         **tested(summary),
-        "clients": clients_line(summary),
+        "clients": by_client_line(summary),
         "privacy": privacy_line(summary),
         "noise": noise_line(summary),
         "uplink": f"{human_bytes(summary['uplink_bytes'])} of payload, "
@@ -48,7 +48,7 @@ def tested(summary: Mapping[str, Any]) -> dict[str, str]:
     return {"test accuracy": f"{percent(summary['accuracy'])}, {loss}{own}"}
 
 
-def clients_line(summary: Mapping[str, Any]) -> str:
+def by_client_line(summary: Mapping[str, Any]) -> str:
     """The spread of the accuracy over clients, on public test rows of their class mix; empty if it was not measured."""
     said = summary.get("accuracy_by_client")
     if not said:
