@@ -16,7 +16,7 @@ LAYERS = (
     "fedlsg.version", "fedlsg.choices", "fedlsg.code_digest", "fedlsg.user_code", "fedlsg.setting", "fedlsg.randomness",
     "fedlsg.synthetic", "fedlsg.tensors", "fedlsg.lowrank", "fedlsg.frame", "fedlsg.public",
     "fedlsg.gradients", "fedlsg.accounting", "fedlsg.privacy", "fedlsg.discrete", "fedlsg.masks", "fedlsg.carriers",
-    "fedlsg.training", "fedlsg.method",
+    "fedlsg.training", "fedlsg.client_level", "fedlsg.method",
     "fedlsg.payload", "fedlsg.secure_sum", "fedlsg.participation", "fedlsg.state", "fedlsg.own_loop", "fedlsg.attacks",
     "strategies.recipes", "strategies", "strategies.private_step", "strategies.federation", "strategies.strategy",
     "simulations.models", "simulations.workloads", "simulations.settings", "simulations.rundir",

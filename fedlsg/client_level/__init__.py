@@ -8,7 +8,10 @@ adaptive_clip    the clip norm that follows a quantile of the updates' norms (An
 
 from fedlsg.client_level.adaptive_clip import AdaptiveClip
 from fedlsg.client_level.release import release_round, sum_mechanism
+from fedlsg.client_level.server_noise import ServerNoise
 from fedlsg.client_level.unit import ClientUnit
 from fedlsg.client_level.update import client_update, clipped_update
 
-__all__ = ["AdaptiveClip", "ClientUnit", "client_update", "clipped_update", "release_round", "sum_mechanism"]
+__all__ = [
+    "AdaptiveClip", "ClientUnit", "ServerNoise", "client_update", "clipped_update", "release_round", "sum_mechanism",
+]  # fmt: skip

@@ -29,12 +29,10 @@ Decay = Annotated[
     float, Setting("Weight decay of the server's optimizer.", at_least=0, below=math.inf, aliases=("wd",))
 ]
 Dropped = Annotated[float, Setting("Share of each lifted gradient that is dropped.", "share", at_least=0, below=1)]
-Name = Annotated[
-    str, Setting("Optimizer of the server: sgd, adam, dp-adambc, doppler, Yogi or a class of torch.optim.")
-]
+Name = Annotated[str, Setting("Server optimizer: dp-adambc, doppler, Yogi or a class of torch.optim.")]
 Options = Annotated[
     str | None,
-    Setting("Options of the optimizer's class, as 'betas=0.9 0.99, eps=1e-3'.", aliases=("betas", "eps", "nesterov")),
+    Setting("Options of the optimizer's class, as 'betas=0.9 0.99, eps=1e-3'.", aliases=("betas", "nesterov")),
 ]
 Floor = Annotated[
     float | None,

@@ -10,6 +10,7 @@ import torch
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fedlsg.client_level import ServerNoise
 from fedlsg.privacy import SERVER, Ledger
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.tensors import freed_memory
@@ -30,7 +31,6 @@ from simulations.server.summary import Outcome, summarize
 from simulations.settings.settings import values_of
 from strategies.federation.clock import SimulatedClock
 from strategies.federation.nodes import SimulatedGrid
-from strategies.federation.server_noise import ServerNoise
 from strategies.federation.wire import flat_record
 from strategies.strategy import BudgetSpentError, DivergedError, FederationSettings, FedLSG
 

@@ -254,7 +254,7 @@ class Settings:
     record_updates: Annotated[bool, Setting("Keep every payload in updates/.")] = False
     evaluate_every: Annotated[int, Setting("Rounds between two evaluations.", "rounds", at_least=1)] = 1
     evaluate_clients: Annotated[
-        bool, Setting("At the end, accuracy on parts of the public test split like each client's data.")
+        bool, Setting("At the end, accuracy on public test rows of each client's class mix.")
     ] = False
     callbacks: Annotated[
         str | None,

@@ -3,13 +3,12 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from flwr.app import Message
 from torch import Tensor
 
 from fedlsg.carriers.powersgd import decode
-from fedlsg.client_level import ClientUnit
+from fedlsg.client_level import ClientUnit, ServerNoise
 from fedlsg.discrete import SumTerms
 from fedlsg.method import LocalTraining, norm_bound
 from fedlsg.payload import Codec, Dither, Expected, IndexMode, unpack
@@ -17,9 +16,6 @@ from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
 from strategies.federation.ledgers import LedgerCopies, read_news
 from strategies.federation.report import RoundReport
 from strategies.federation.wire import read_update
-
-if TYPE_CHECKING:
-    from strategies.federation.server_noise import ServerNoise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +37,7 @@ class FederationSettings:
     sums: SumTerms | None = None
     reproducible: bool = False
     client_unit: ClientUnit | None = None
-    server_noise: "ServerNoise | None" = None
+    server_noise: ServerNoise | None = None
 
     @property
     def least_clients(self) -> int:

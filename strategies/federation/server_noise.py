@@ -4,31 +4,15 @@ Order, which the privacy claim rests on: the ledger is charged and on disk, the 
 and only the noisy sum goes on. Who took part is known to the server alone; a release that tells it is not covered.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
 from flwr.app import Message
 
-from fedlsg.client_level import AdaptiveClip, release_round, sum_mechanism
-from fedlsg.privacy import SERVER, Entry, Ledger, poisson_batch
-from fedlsg.randomness import SecretStream
+from fedlsg.client_level import ServerNoise, release_round, sum_mechanism
+from fedlsg.privacy import SERVER, Entry, poisson_batch
 from fedlsg.state import RoundPlan
 from strategies.federation.exchange import Exchange, Received
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ServerNoise:
-    """What a server needs to add the noise of client-level privacy.
-
-    ``ledger``: of ``SERVER``, for all clients. ``budget``: (epsilon, delta) that it must not pass, None without one.
-    ``stream``: secret draws by purpose and round. ``reproducible``: they come from the seed, NOT PRIVATE.
-    """
-
-    ledger: Ledger
-    budget: tuple[float, float] | None
-    stream: Callable[[str, int], SecretStream]
-    adaptive: AdaptiveClip | None = None
-    reproducible: bool = False
 
 
 class ServerNoiseExchange(Exchange):

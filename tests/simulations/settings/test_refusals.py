@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 import strategies
-from simulations.attack.command import accepted as accepted_by_attack
+from simulations.attack.recording import accepted as accepted_by_attack
 from simulations.compare.cells.grid import Entry, Grid
 from simulations.compare.command import accepted
 from simulations.settings.refusals import left_out, refusal
