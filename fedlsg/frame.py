@@ -118,16 +118,23 @@ class Block:
 class Frame:
     """All trainable parameters in model order, and the blocks that they make (dL before dR).
 
-    ``sent`` is the frame of what is sent, if that differs from what a step differentiates (PowerSGD).
+    ``sent`` is the frame of what is sent, if that differs from what a step differentiates (PowerSGD). ``personal``:
+    parameters that are clipped and get noise like all others, and are not sent (``carriers.personal``).
     """
 
     coordinates: tuple[Coordinates, ...]
     blocks: tuple[Block, ...]
     sent: "Frame | None" = None
+    personal: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def wire(self) -> "Frame":
         """The frame that a payload is packed in."""
+        if self.personal:
+            coordinates = tuple(c for c in self.coordinates if c.name not in self.personal)
+            return Frame(
+                coordinates=coordinates, blocks=tuple(b for b in self.blocks if b.parameter not in self.personal)
+            )
         return self if self.sent is None else self.sent
 
     @cached_property
@@ -165,6 +172,8 @@ class Frame:
             sha.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         if self.sent is not None:
             sha.update(self.sent.digest)
+        if self.personal:
+            sha.update(repr(self.personal).encode())
         return sha.digest()
 
     @property

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedlsg.carriers import Carrier, mask_factors
 from fedlsg.carriers.carrier import coordinates
 from fedlsg.carriers.own import carried_sizes, own_coordinates
+from fedlsg.carriers.personal import personal_names
 from fedlsg.carriers.probe import Basis
 from fedlsg.frame import Block, Frame, group_of, make_blocks
 from fedlsg.masks import Mask, Prune
@@ -49,7 +50,8 @@ class Method:
 
     ``carrier``: the coordinates of a gradient. ``mask``: which of them are trained and sent. ``mechanism``: clip and
     noise. ``server``: what the server does with the clients' sum. ``prune``: which weights are 0 from the start.
-    ``compression``: what a client leaves out of a payload.
+    ``compression``: what a client leaves out of a payload. ``personal``: parameters that stay with each client,
+    "classifier" or the start of their names; "" for none.
     Guarantee: a method that can be made is one that the ledger charges truthfully and that runs; the whole of it is
     public. Raises ValueError for choices that do not combine; the message names both.
     """
@@ -61,6 +63,7 @@ class Method:
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
     prune: Prune = field(default_factory=Prune)
     compression: Compression = field(default_factory=Compression)
+    personal: str = ""
 
     def __post_init__(self) -> None:
         if self.mask.kind == "units" and not (self.carrier.splits or self.carrier.kind == "lora"):
@@ -102,6 +105,25 @@ class Method:
             check_memory(self.name, self.mechanism, self.carrier, self.mask, self.prune)
         if self.compression.chooses and self.carrier.kind == "factors":
             raise ValueError("topk_rate selects values of the update, which factors are not: use one of the two")
+
+        if self.personal:
+            self._check_personal()
+
+    def _check_personal(self) -> None:
+        """Raises ValueError for what needs every value of a step at the server, or the same part in every client."""
+        why = {
+            "sums of the clients' values that decide what is kept (ranking=gradients)": self.mask.ranking
+            == "gradients",
+            "pruning": self.prune.active,
+            "error feedback": self.compression.error_feedback,
+            f"carriers of kind {self.carrier.kind!r}": self.carrier.kind == "factors",
+            "trust='aggregate' or 'secure', whose noise is enough in the sum of all clients only": (
+                self.mechanism.noise_share < 1
+            ),
+        }
+        found = [words for words, is_so in why.items() if is_so]
+        if found:
+            raise ValueError(f"personal={self.personal!r} does not combine with {' and '.join(found)}: leave one out")
 
     @property
     def own_functions(self) -> tuple[Callable[..., object], ...]:
@@ -192,7 +214,9 @@ def make_frame(
         blocks = kept_blocks(method, replace(public, coordinates=where))
     else:
         blocks = split_kept(make_blocks(where), kept.to(next(iter(weights.values())).device))
-    return Frame(coordinates=where, blocks=weigh_blocks(blocks, weights, method.mechanism, classifier), sent=sent)
+    weighed = weigh_blocks(blocks, weights, method.mechanism, classifier)
+    personal = personal_names(weights, method.personal, classifier) if method.personal else ()
+    return Frame(coordinates=where, blocks=weighed, sent=sent, personal=personal)
 
 
 def kept_blocks(method: Method, public: Public) -> tuple[Block, ...]:

@@ -118,6 +118,8 @@ class PrivateStep:
         if not isinstance(model, nn.Module):
             raise ValueError(f"expected a model, an nn.Module, got {type(model).__name__}: build it first")
         self.method = _resolve(method, settings, learning_rate, optimizer)
+        if self.method.personal:
+            raise ValueError(f"personal={self.method.personal!r} needs clients: one loop has one model, leave it out")
         self._spending = Spending(
             num_examples=num_examples, sample_rate=sample_rate, steps=steps, epsilon=epsilon,
             noise_multiplier=noise_multiplier, delta=delta,

@@ -14,12 +14,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.carriers.personal import shared_values, with_zeros
 from fedlsg.frame import Frame
 from fedlsg.lowrank import flatten_kernel, orthonormal_columns
 
 
 def encode(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " sent"]:
-    """What is sent for the noisy values of a step: the values themselves, or factors if ``frame.sent`` has any."""
+    """What is sent for the noisy values of a step: the shared ones, or factors if ``frame.sent`` has any."""
+    if frame.personal:
+        return shared_values(values, frame)
     if frame.sent is None:
         return values
     sent = []
@@ -36,6 +39,8 @@ def encode(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " sent
 
 def decode(sent: Float[Tensor, " sent"], frame: Frame) -> Float[Tensor, " kept"]:
     """The step's values from what was sent: P Q where factors were sent, which undoes ``encode`` up to the rank."""
+    if frame.personal:
+        return with_zeros(sent, frame)
     if frame.sent is None:
         return sent
     parts = iter(frame.sent.split(sent))

@@ -134,6 +134,7 @@ class ServerState:
         dtype = next(iter(trainable(self.model).values())).dtype
         total = (total / self.divisor).to(dtype).double() * self.divisor
         self._remember(total, frame, noise_std)
+        personal = {name: trainable(self.model)[name].detach().clone() for name in frame.personal}
         server_step(
             self.model,
             self.optimizer,
@@ -144,6 +145,9 @@ class ServerState:
             server=self.method.server,
             noise_std=noise_std,
         )
+        with torch.no_grad():  # weight decay would move what the server knows nothing of
+            for name, value in personal.items():
+                trainable(self.model)[name].copy_(value)
         self.updates += 1
         self._average()
         self.truncate()

@@ -14,6 +14,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
+from fedlsg.carriers.personal import personal_size
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.client_level import client_update
 from fedlsg.frame import Frame
@@ -34,6 +35,7 @@ from fedlsg.training import Groups, Positions, largest
 from fedlsg.training.client import AddNoise
 from simulations.client.account import Account, SimulatedAccount, entry_of, own_directory
 from simulations.client.model import Process, load, process
+from simulations.client.personal import moved, own_parameters, remembers
 from simulations.client.remote_account import HISTORY, RECORD, RemoteAccount
 from simulations.client.secure_sum import masked_values, refuse_stage
 from simulations.plan.base import OwnPart
@@ -80,7 +82,7 @@ def answer_in(
     if here.replica is not None:
         digest = here.replica.follow(content, announced, run, partition, shared=shared)
     loaded = load(here, announced, content, digest, run, partition, shared=shared)
-    box = account.box(memory=keeps_memory(here.base.method, here.base.codec))
+    box = account.box(memory=remembers(here.base))
     question = question_of(announced, here.base.settings.codec, loaded.digest)
     stored = stored_payload(account, box, question, announced.round)
     if stored is not None:
@@ -90,8 +92,29 @@ def answer_in(
     train = partial(_train, here, account, plan, terms.num_examples, loaded.parameters)
     if plan.sums is not None:
         return masked_values(here.base, plan, partition, content, state, train)
+    if plan.frame.personal:
+        return _personal_round(here, plan, terms, announced, box, question, train)
     values = train()
     return send(values, plan.frame, here.base, announced, here.base.dither(partition, plan), box, question)
+
+
+def _personal_round(
+    here: Process,
+    plan: RoundPlan,
+    terms: ClientTerms,
+    announced: Announcement,
+    box: Box,
+    question: str,
+    train: Callable[[], Tensor],
+) -> bytes:
+    """The payload of a round with personal parameters, which is stored with what they became."""
+    assert not isinstance(box, Outbox)
+    base, frame, client = here.base, plan.frame, box.client
+    before = box.memory(plan.round, personal_size(frame))
+    with own_parameters(here.state.model, frame.personal, before):
+        values = train()
+    payload = pack_values(encode(values, frame), frame, base, announced, base.dither(client, plan), box.last)
+    return box.store(question, payload, moved(before, values, frame, base, terms), round=plan.round)
 
 
 def question_of(announced: Announcement, codec: str, weights: bytes) -> str:

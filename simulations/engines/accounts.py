@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fedlsg.payload import keeps_memory
 from fedlsg.privacy import Entry
 from fedlsg.state import RoundPlan
 from simulations.client.account import SimulatedAccount, entry_of
 from simulations.client.app import refusal
+from simulations.client.personal import memory_size, remembers
 from simulations.client.remote_account import Returned, give, read_returned
 from simulations.client.secure_sum import RECORD as SECRETS
 from simulations.client.train import keeps_payload, own_terms, question_of, stored_payload
@@ -109,8 +109,7 @@ class Accounts:
             return Task(message, secrets)
         base, announced = self._plan, read_round(message.content)
         account = self._account(client)
-        memory = keeps_memory(base.method, base.codec)
-        box = account.box(memory=memory)
+        box = account.box(memory=remembers(base))
         question = question_of(announced, base.settings.codec, self._digest(message.content))
         stored = stored_payload(account, box, question, announced.round)
         if stored is not None:
@@ -122,7 +121,7 @@ class Accounts:
         state = give(
             entry,
             last=box.last() if base.index_mode == "explicit" else None,
-            memory=box.memory(announced.round, plan.frame.kept) if isinstance(box, FeedbackBox) else None,
+            memory=box.memory(announced.round, memory_size(plan.frame)) if isinstance(box, FeedbackBox) else None,
         )
         self._asked[message.metadata.message_id] = account, entry, question
         for name, record in secrets.config_records.items():

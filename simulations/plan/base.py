@@ -170,6 +170,12 @@ class Base:
         return "chosen" if self.method.compression.chooses else self.settings.indices
 
     @property
+    def personal_rate(self) -> float:
+        """Learning rate of personal parameters."""
+        given = self.settings.personal_learning_rate
+        return self.local.learning_rate if given is None else given
+
+    @property
     def divisor(self) -> float:
         """Clients a round times the expected batch: public, fixed before the run. At client level updates are means."""
         return self.settings.clients_per_round * (1.0 if self.client_unit else self.local.expected_batch)

@@ -18,7 +18,7 @@ def rho_of(plan: Plan, public: PublicState) -> float | None:
         plan.method.mechanism,
         [terms.noise_multiplier * terms.weight for terms in plan.terms],
         clients_per_round=1 if plan.draws_in_secret else plan.settings.clients_per_round,
-        values=frame.kept,
+        values=frame.wire.kept if frame.personal else frame.kept,
         blocks=len(frame.blocks),
         expected_batch=plan.divisor,
     )

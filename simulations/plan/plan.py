@@ -24,7 +24,7 @@ from fedlsg.state import ClientTerms
 from fedlsg.training import make_optimizer
 from simulations import workloads
 from simulations.plan.base import Base, prepare
-from simulations.plan.public_parts import check_parts
+from simulations.plan.public_parts import check_parts, check_personal
 from simulations.plan.source import check_source
 from simulations.plan.weights import client_weights
 from simulations.settings.settings import Settings
@@ -56,7 +56,7 @@ def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequ
     if base.method.carrier.kind == "probe":
         progress(f"reading the source of probes, {base.probe_source.name}")
         check_source(base.probe_source, base.build_model(), base.workload)
-    if base.settings.evaluate_clients:
+    if base.settings.evaluate_clients or base.method.personal:
         check_parts(base)
     terms = client_terms(base)
     if declared is None and workloads.own(base.settings.workload) is not None:
@@ -201,6 +201,7 @@ def count_blocks(base: Base) -> int:
     else:
         check_runs(model, base.workload.test, base.workload.loss, device=base.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
+    check_personal(base, trainable(model), carried)
     return len(trainable(model)) + len(carried) * (len(base.method.carrier.parts) - 1)
 
 

@@ -1,8 +1,13 @@
 """The public test split in parts like the clients' own data: which rows a client's model is evaluated on."""
 
+from collections.abc import Collection, Iterable
+
 from jaxtyping import Int64
 from torch import Tensor
 
+from fedlsg.carriers import find_classifier
+from fedlsg.carriers.personal import personal_names
+from fedlsg.payload import keeps_memory
 from simulations.plan.base import Base
 from simulations.workloads.partition import SCHEMES, matching_parts
 
@@ -19,7 +24,8 @@ def check_parts(base: Base) -> None:
     elif base.workload.num_classes is None:
         why = f"workload {base.workload.name} has no classes"
     if why is not None:
-        raise ValueError(f"evaluate_clients evaluates parts of the public test split that are like the clients': {why}")
+        name = "personal" if base.method.personal else "evaluate_clients"
+        raise ValueError(f"{name} evaluates clients on parts of the public test split that are like their data: {why}")
 
 
 def parts_of_test(base: Base) -> list[Int64[Tensor, " n"]]:
@@ -29,3 +35,20 @@ def parts_of_test(base: Base) -> list[Int64[Tensor, " n"]]:
         base.workload.test.labels, base.workload.train.labels, num_clients=s.clients, scheme=s.partition, seed=s.seed,
         alpha=s.alpha, shards_per_client=s.shards_per_client,
     )  # fmt: skip
+
+
+def check_personal(base: Base, names: Iterable[str], carried: Collection[str]) -> None:
+    """Raise ValueError for personal parameters that are none of the model's, or would travel in carriers."""
+    if not base.method.personal:
+        return
+    workload = base.workload
+    found = personal_names(names, base.method.personal, find_classifier(base.build_model(), workload.classifier))
+    if inside := [name for name in found if name in carried]:
+        raise ValueError(
+            f"personal={base.method.personal!r} names {', '.join(inside)}, which method {base.method.name!r} trains in "
+            "carriers: name parameters that stay dense, such as the classifier, or take dpsgd"
+        )
+    if keeps_memory(base.method, base.codec):
+        raise ValueError(f"codec {base.codec.name!r} without noise needs error feedback, and personal= has none")
+    if workload.metrics or len(workload.tests) > 1:
+        raise ValueError("personal parameters are evaluated by accuracy on one test split: leave metrics out")

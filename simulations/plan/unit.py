@@ -56,6 +56,11 @@ def check_unit(s: Resolved, method: Method, codec: Codec) -> None:
         )
     if method.prune.reads_data:
         raise ValueError(f"{method.name!r} prunes by saliencies of single examples: take unit=example, or no pruning")
+    if method.personal:
+        raise ValueError(
+            f"personal={method.personal!r} keeps a part of each update with its client, and unit=client hides an "
+            "update in the sum of all: take unit=example"
+        )
     if method.carrier.kind == "factors":
         raise ValueError(f"unit=client adds updates up, and factors do not add up: {method.name!r} needs unit=example")
     if method.compression.chooses or keeps_memory(method, codec):

@@ -85,6 +85,13 @@ class FeedbackBox:
             raise ValueError(f"{self._path(before.round)} remembers {len(before.memory)} values, expected {size}")
         return before.memory
 
+    def newest(self, round: int, size: int) -> Float[Tensor, " size"]:
+        """The memory after the last payload up to ``round``; zeros for a client that has sent nothing."""
+        for number, path in self._files():
+            if number <= round:
+                return self._read(number, path).memory
+        return torch.zeros(size, dtype=torch.float64)
+
     def store(self, question: str, payload: bytes, memory: Float[Tensor, " size"], *, round: int) -> bytes:
         """Write payload and memory as one, atomically and durably; delete files older than the round before.
 
@@ -92,7 +99,7 @@ class FeedbackBox:
         Raises ValueError for a memory that is not finite, or if the memory of a later round is stored by now.
         """
         if not bool(memory.isfinite().all()):
-            raise ValueError("error feedback: the memory would not be finite; choose a smaller learning rate")
+            raise ValueError("what this client keeps would not be finite; choose a smaller learning rate")
         make_folder(self.folder)
         with locked_folder(self.folder):
             files = self._files()

@@ -4,16 +4,25 @@ Each part has the class mix of its client, by the scheme that made the clients (
 on private rows: the accuracy of a client on its own training rows would be a release that no epsilon covers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from torch import nn
+from jaxtyping import Int64
+from torch import Tensor, nn
 
+from fedlsg.carriers.personal import personal_names
+from fedlsg.gradients import trainable
+from fedlsg.state import ServerState
+from simulations.client.personal import own_parameters
 from simulations.plan.base import Base
 from simulations.plan.public_parts import parts_of_test
-from simulations.server.evaluate import evaluate
+from simulations.rundir.feedback_box import FeedbackBox
+from simulations.rundir.rundir import RunDir
+from simulations.server.evaluate import Score, evaluate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +51,47 @@ class ByClient:
         return asdict(self)
 
 
-def by_client(base: Base, model_of: Callable[[int], nn.Module]) -> ByClient:
-    """The accuracy of each client's model on its part of the test split."""
-    found = [
-        evaluate(model_of(client), base.workload.test.pick(rows), loss=base.workload.loss, device=base.device).accuracy
-        if len(rows)
-        else None
-        for client, rows in enumerate(parts_of_test(base))
-    ]
-    return ByClient.of(found)
+class ClientScores:
+    """Scores of each client's model on its part of the test split: the shared model, with its own personal parameters.
+
+    Personal parameters are read from the clients' folders in the run directory, which a simulation has. With a private
+    mechanism they are private themselves: they are made from noisy values.
+    """
+
+    def __init__(self, base: Base, state: ServerState, run: RunDir) -> None:
+        self._base, self._state, self._run = base, state, run
+
+    @cached_property
+    def _parts(self) -> list[Int64[Tensor, " n"]]:
+        return parts_of_test(self._base)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        personal = self._base.method.personal
+        return personal_names(trainable(self._state.model), personal, self._state.public.classifier) if personal else ()
+
+    def measure(self) -> list[Score | None]:
+        """By client; None for an empty part."""
+        with self._state.evaluated() as model:
+            return [self._score(model, client, rows) for client, rows in enumerate(self._parts)]
+
+    def _score(self, model: nn.Module, client: int, rows: Int64[Tensor, " n"]) -> Score | None:
+        if not len(rows):
+            return None
+        workload, parameters = self._base.workload, trainable(model)
+        size = sum(parameters[name].numel() for name in self._names)
+        own = FeedbackBox(self._run.own(client), client).newest(self._state.round, size) if self._names else None
+        with nullcontext() if own is None else own_parameters(model, self._names, own):
+            return evaluate(model, workload.test.pick(rows), loss=workload.loss, device=self._base.device)
+
+    def overall(self) -> Score:
+        """Accuracy and loss over all test rows, each under the model of the client in whose part it is."""
+        found = [(len(rows), score) for rows, score in zip(self._parts, self.measure(), strict=True) if score]
+        total = sum(count for count, _ in found)
+        accuracy = sum(count * (score.accuracy or 0.0) for count, score in found) / total
+        loss = sum(count * score.loss for count, score in found) / total
+        return Score(accuracy=accuracy, loss=loss, by_split={name: accuracy for name in self._base.workload.tests})
+
+    def spread(self) -> ByClient:
+        """The accuracies and their spread."""
+        return ByClient.of([None if score is None else score.accuracy for score in self.measure()])

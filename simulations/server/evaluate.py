@@ -1,7 +1,7 @@
 """Accuracy, loss and the workload's own metrics on public test splits."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -34,17 +34,30 @@ class Score:
 
 
 class Evaluation:
-    """Scores of a run's model, also over several processes: each round is evaluated once."""
+    """Scores of a run's model, also over several processes: each round is evaluated once.
 
-    def __init__(self, state: ServerState, workload: LoadedWorkload, *, device: str) -> None:
-        self._state, self._workload, self._device = state, workload, device
+    ``overall`` measures in place of it, where clients have models of their own.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        workload: LoadedWorkload,
+        *,
+        device: str,
+        overall: Callable[[], Score] | None = None,
+    ) -> None:
+        self._state, self._workload, self._device, self._overall = state, workload, device, overall
         self._measured: tuple[int, Score] | None = None
 
     def measure(self) -> Score:
         """Accuracy and loss of the model as it is now."""
         if self._measured is None or self._measured[0] != self._state.round:
-            with self._state.evaluated() as model:
-                found = score(model, self._workload, device=self._device)
+            if self._overall is not None:
+                found = self._overall()
+            else:
+                with self._state.evaluated() as model:
+                    found = score(model, self._workload, device=self._device)
             self._measured = self._state.round, found
         return self._measured[1]
 

@@ -14,7 +14,7 @@ from simulations.rundir.links import run_seconds
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import BYTES, SUMS, Row, Tables
 from simulations.rundir.updates import round_folder, write_frame
-from simulations.server.by_client import ByClient, by_client
+from simulations.server.by_client import ByClient, ClientScores
 from simulations.server.evaluate import Evaluation
 from simulations.server.restore import restore
 from simulations.server.spent import Spent
@@ -53,7 +53,9 @@ class Recorder:
         self._show = show
         self.name = secrets.token_hex(8) if deployed else ""
         self.spent = Spent(run, len(plan.terms), delta=s.delta, at_server=plan.draws_in_secret)
-        self.evaluation = Evaluation(state, plan.workload, device=plan.device)
+        self._clients = ClientScores(plan, state, run)
+        own = self._clients.overall if plan.method.personal else None
+        self.evaluation = Evaluation(state, plan.workload, device=plan.device, overall=own)
         self.tables = Tables(run, plan.workload.metrics, timed=clock.participation.timed)
         self.totals = Totals()
         self._fingerprint = fingerprint(plan)
@@ -151,10 +153,8 @@ class Recorder:
         )
 
     def _by_client(self) -> ByClient | None:
-        if not self.plan.settings.evaluate_clients:
-            return None
-        with self.state.evaluated() as model:
-            return by_client(self.plan, lambda client: model)
+        wanted = self.plan.settings.evaluate_clients or self.plan.method.personal
+        return self._clients.spread() if wanted else None
 
     def checkpoint(self) -> None:
         """Save everything that ``resume`` needs."""

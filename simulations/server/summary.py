@@ -71,6 +71,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "clients": len(plan.terms),
         "accuracy": o.score.accuracy,
         "accuracy_by_split": dict(o.score.by_split),
+        **({"personal": plan.method.personal} if plan.method.personal else {}),
         **({} if o.by_client is None else {"accuracy_by_client": o.by_client.facts}),
         "loss": o.score.loss,
         **({"features": dict(plan.workload.features)} if plan.workload.features else {}),

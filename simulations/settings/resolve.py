@@ -104,7 +104,8 @@ def build_method(settings: Resolved) -> Method:
         given["noise_share"] = 1 / math.sqrt(settings.min_survivors)
     if settings.trust == "secure":
         given["noise_share"] = 1 / math.sqrt(settings.min_survivors - (settings.colluders or 0))
-    return strategies.recipe(settings.method, **given)
+    method = strategies.recipe(settings.method, **given)
+    return method if settings.personal is None else replace(method, personal=settings.personal)
 
 
 def resolved(settings: Resolved, method: Method, local: LocalTraining) -> Resolved:
@@ -165,6 +166,18 @@ def check(s: Resolved, workload: LoadedWorkload) -> None:
     if s.proximal and s.local_steps == 1:
         raise ValueError(
             f"proximal={s.proximal:g} changes local steps from the second one on: give local_steps=2 or more, too"
+        )
+    if s.personal is None and s.personal_learning_rate is not None:
+        raise ValueError("personal_learning_rate is a setting of personal parameters: give personal=classifier, too")
+    if s.personal is not None and s.trust != "client":
+        raise ValueError(
+            f"personal={s.personal!r} keeps values of one client, whose noise has to be enough on its own, not in "
+            f"a sum: it needs trust=client, got {s.trust!r}"
+        )
+    if s.personal is not None and (s.downlink != "full" or s.record_updates):
+        raise ValueError(
+            "personal parameters are not part of replicas, and attacks on recorded payloads do not know them: leave "
+            "out downlink=sparse and record_updates"
         )
     if s.trust != "secure" and s.colluders is not None:
         raise ValueError(f"colluders={s.colluders} is a setting of trust=secure, not of trust={s.trust}")

@@ -153,6 +153,16 @@ class Settings:
             aliases=("mu", "proximal_mu", "fedprox"),
         ),
     ] = None
+    personal: Annotated[
+        str | None,
+        Setting(
+            "Parameters that stay with each client: classifier, or the start of their names.",
+            aliases=("personalization", "head", "fedper", "fedrep"),
+        ),
+    ] = None
+    personal_learning_rate: Annotated[
+        float | None, Setting("Learning rate of personal parameters; default the local one.", above=0, below=inf)
+    ] = None
     sampling: Annotated[Literal["poisson"], Setting("How batches are drawn, as the accountants assume.")] = "poisson"
     sample_rate: Annotated[
         float | None,

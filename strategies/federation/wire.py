@@ -65,9 +65,10 @@ def announced_to(common: Mapping[str, ArrayRecord | ConfigRecord], announced: An
 
 def frame_record(frame: Frame, *, carriers: bool = True) -> ArrayRecord:
     """Kept positions of a frame, and its L and R unless those come in another record."""
-    sent = frame.wire.carriers if carriers else ()
+    where = frame if frame.sent is None else frame.sent
+    sent = where.carriers if carriers else ()
     return ArrayRecord(
-        {"indices": raw_array(frame.wire.indices.numpy().astype("<u4"))}
+        {"indices": raw_array(where.indices.numpy().astype("<u4"))}
         | {f"carrier-{i:04d}": raw_array(t.cpu().numpy()) for i, t in enumerate(sent)}
     )
 
@@ -125,7 +126,7 @@ def read_frame(content: RecordDict, derived: Frame) -> Frame | None:
         inside = kept[(kept >= start) & (kept < start + block.size)] - start
         blocks.append(replace(block, keep=Keep(index=inside)))
         start += block.size
-    return Frame(coordinates=coordinates, blocks=tuple(blocks))
+    return Frame(coordinates=coordinates, blocks=tuple(blocks), personal=derived.personal)
 
 
 def _received(c: Coordinates, tensors: Iterator[Tensor]) -> Coordinates:

@@ -1,0 +1,72 @@
+"""Personal parameters: a part of the model that stays with each client and is never sent, such as its classifier.
+
+The gradient of an example in the shared part depends on the personal part, and so on every example that trained it. So
+personal gradients are in the same frame, joint clip, noise and ledger entry as shared ones: what a client keeps is as
+private as what it sends, and the next rounds only read noisy values. Of a step's values
+    shared     are sent: ``Frame.wire`` has their blocks
+    personal   move the client's own parameters, at its own learning rate
+Differs from FedPer (Arivazhagan et al. 2019) and FedRep (Collins et al. 2021): there the personal part is trained
+without a clip and without noise, and no epsilon covers it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedlsg.frame import Frame
+
+CLASSIFIER = "classifier"
+"""The output layer, whatever its path is."""
+
+
+def personal_names(names: Iterable[str], personal: str, classifier: str) -> tuple[str, ...]:
+    """The parameters that ``personal`` means: those of the output layer, or those whose name starts with it.
+
+    Raises ValueError for none of them, or all.
+    """
+    start, known = (f"{classifier}." if personal == CLASSIFIER else personal), list(names)
+    found = tuple(name for name in known if personal and name.startswith(start))
+    if not 0 < len(found) < len(known):
+        which = "all" if found else "no"
+        raise ValueError(
+            f"personal={personal!r} means {which} trained parameters: name a part of the model, the classifier or the "
+            f"start of some of these names: {', '.join(known)}"
+        )
+    return found
+
+
+def shared_values(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " sent"]:
+    """Of a step's values those that are sent, in the order of ``frame.wire``."""
+    parts = zip(frame.blocks, values.split([block.kept for block in frame.blocks]), strict=True)
+    return torch.cat([part for block, part in parts if block.parameter not in frame.personal])
+
+
+def with_zeros(sent: Float[Tensor, " sent"], frame: Frame) -> Float[Tensor, " kept"]:
+    """A step's values from those that were sent: 0 for personal parameters, of which the server knows nothing."""
+    parts = iter(sent.split([block.kept for block in frame.wire.blocks]))
+    return torch.cat([sent.new_zeros(b.kept) if b.parameter in frame.personal else next(parts) for b in frame.blocks])
+
+
+def personal_size(frame: Frame) -> int:
+    """Numbers that a client keeps: all coordinates of its personal parameters."""
+    return sum(block.size for block in frame.blocks if block.parameter in frame.personal)
+
+
+def personal_gradient(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " size"]:
+    """The personal part of a step's values in float64: all coordinates, 0 where the mask froze one."""
+    parts = zip(frame.blocks, frame.unflatten(values), strict=True)
+    return torch.cat([part.flatten() for block, part in parts if block.parameter in frame.personal]).double().cpu()
+
+
+def personal_weights(
+    weights: Mapping[str, Tensor], names: Sequence[str], displacement: Float[Tensor, " size"]
+) -> dict[str, Tensor]:
+    """A client's personal parameters: those of ``weights``, which all clients begin with, plus its displacement."""
+    own = {name: weights[name].detach() for name in names}
+    parts = displacement.split([W.numel() for W in own.values()])
+    return {
+        name: (W.cpu().double() + part.reshape(W.shape)).to(W)
+        for (name, W), part in zip(own.items(), parts, strict=True)
+    }
