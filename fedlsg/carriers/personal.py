@@ -18,11 +18,11 @@ from torch import Tensor
 from fedlsg.frame import Frame
 
 CLASSIFIER = "classifier"
-"""The output layer, whatever its path is."""
+"""The head, whatever its path is."""
 
 
 def personal_names(names: Iterable[str], personal: str, classifier: str) -> tuple[str, ...]:
-    """The parameters that ``personal`` means: those of the output layer, or those whose name starts with it.
+    """The parameters that ``personal`` means: those of the head, or those whose name starts with it.
 
     Raises ValueError for none of them, or all.
     """
