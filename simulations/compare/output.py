@@ -37,7 +37,7 @@ CAPTIONS = {
     "more accurate, further left is cheaper. One panel counts what clients sent, the other also what they received. "
     f"{BARS} Filled marks are private, hollow marks are {NOT_PRIVATE}.",
     "learning-curves": "Test accuracy after each round. A line is the mean over seeds; the band around it reaches from "
-    "the worst to the best seed.",
+    "the worst to the best seed. If all runs have a simulated clock, rounds are at their mean simulated time.",
 }
 GRID = "The grid; fedlsg compare --grid grid.toml runs it again:"
 

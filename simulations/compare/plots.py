@@ -196,7 +196,11 @@ def _scale_bytes(axes: Any) -> None:
 
 @use_style
 def learning_curves(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "Figure":
-    """Accuracy after each round: mean over seeds, band from the worst to the best seed; a panel for each epsilon."""
+    """Accuracy after each round: mean over seeds, band from the worst to the best seed; a panel for each epsilon.
+
+    Where every run has a simulated clock, the rounds are at their mean simulated time.
+    """
+    timed = all(row.simulated is not None for line in table for run in line.done for row in run.rows)
     targets = sorted({line.epsilon_target for line in table}, key=lambda target: target or math.inf)
     columns = min(3, len(targets))
     rows = -(-len(targets) // columns)
@@ -207,15 +211,17 @@ def learning_curves(table: Sequence[Line], looks: Mapping[str, tuple[str, str, s
             if line.epsilon_target == target:
                 colour, marker, dashes = looks[line.name]
                 rounds, mean, low, high = curve(line)
+                places = clock_times(line, rounds) if timed else rounds
                 mark = marker if len(rounds) == 1 else ""
-                panel.plot(rounds, mean, color=colour, marker=mark, linestyle=dashes, label=wrap(line.name))
+                panel.plot(places, mean, color=colour, marker=mark, linestyle=dashes, label=wrap(line.name))
                 if len(line.done) > 1:
-                    panel.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+                    panel.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
         at = "no epsilon target" if target is None else f"epsilon {target:g}"
         panel.set_title(f"{measured(table)}; {at}", fontsize=9, loc="left")
         panel.tick_params(labelbottom=True, labelleft=True)
-        panel.set_xlabel("round")
-        whole_numbers(panel.xaxis)
+        panel.set_xlabel("simulated seconds" if timed else "round")
+        if not timed:
+            whole_numbers(panel.xaxis)
     for panel in panels[len(targets) :]:
         panel.set_visible(False)
     legend_outside(figure, panels, order=_names(table))
@@ -230,6 +236,12 @@ def curve(line: Line) -> tuple[list[int], list[float], list[float], list[float]]
     rounds = sorted(set.intersection(*(set(seed) for seed in seeds)))
     values = [[seed[round] for seed in seeds] for round in rounds]
     return rounds, [statistics.fmean(v) for v in values], [min(v) for v in values], [max(v) for v in values]
+
+
+def clock_times(line: Line, rounds: Sequence[int]) -> list[float]:
+    """Simulated seconds at the ends of rounds, mean over the finished seeds, which all have a clock."""
+    clocks = [{row.round: row.simulated.simulated_clock for row in run.rows if row.simulated} for run in line.done]
+    return [statistics.fmean(clock[round] for clock in clocks) for round in rounds]
 
 
 def _figure(width: float, height: float) -> tuple["Figure", Any]:

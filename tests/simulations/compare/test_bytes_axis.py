@@ -3,6 +3,7 @@
 import csv
 import io
 import shutil
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -14,7 +15,8 @@ from simulations.compare.output import page
 from simulations.compare.plots import accuracy_by_total_bytes, figures
 from simulations.report.figure import looks, png
 from simulations.rundir.links import LINKS, transfer_seconds
-from simulations.rundir.tables import read_lines
+from simulations.rundir.results import Result
+from simulations.rundir.tables import Simulated, read_lines
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.runs import Run, reconfigure
 
@@ -118,6 +120,20 @@ def test_variants_of_a_method_differ_in_their_marks():
     found = looks(names)
     assert len(set(found.values())) == len(names)
     assert len({found[name][0] for method, name in names if method == "lsg"}) == 1
+
+
+def test_learning_curves_are_over_simulated_time_if_every_run_has_a_clock():
+    """Rounds end after 3 and 7 seconds in one seed, after 5 and 9 in the other: their means are 4 and 8."""
+
+    def timed(run: Result, *clock: float) -> Result:
+        own = (Simulated(simulated_clock=time, dropped="", late="") for time in clock)
+        return replace(run, rows=tuple(replace(row, simulated=one) for row, one in zip(run.rows, own, strict=True)))
+
+    both = [timed(result(0.5), 3.0, 7.0), timed(result(0.7, seed=1), 5.0, 9.0)]
+    for runs, label, places in ((both, "simulated seconds", [4, 8]), ([*both, result(0.6, seed=2)], "round", [1, 2])):
+        panel = figures(lines(runs))["learning-curves"].axes[0]
+        assert panel.get_xlabel() == label
+        assert list(panel.lines[0].get_xdata()) == places
 
 
 def test_the_page_and_the_terminal_show_the_panels():
