@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 import strategies
+from simulations.compare.cells.having import dropped_lines, lacks
 from simulations.engines import local
 from simulations.plan.plan import Plan, make_plan
 from simulations.report.progress import count_bar
@@ -41,7 +42,21 @@ def record_all(
         strategies.check_name(method)
     methods = accepted(methods, given, console)
     check_comparable(methods, given)
-    return [recorded({**RECORDED, **given, "method": one}, folder / one, console, device) for one in methods]
+    dropped = lacking(methods, given)
+    for line in dropped_lines(dropped):
+        print_line(line, console, "yellow")
+    own = {one: {name: value for name, value in given.items() if (one, name) not in dropped} for one in methods}
+    return [recorded({**RECORDED, **own[one], "method": one}, folder / one, console, device) for one in methods]
+
+
+def lacking(methods: Sequence[str], given: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(method, setting) of each given setting that a method lacks. Raises ValueError for one that no method has."""
+    known = parse(given)
+    found = [(method, name) for name in known for method in methods if lacks(method, name, known)]
+    for name in known:
+        if all((method, name) in found for method in methods):
+            raise ValueError(f"none of the methods {', '.join(methods)} has a setting {name}: leave it out")
+    return found
 
 
 def record_like(

@@ -12,6 +12,8 @@ JOBS = (
     "Runs at a time. Default with engine local: 1. With engine ray they share one Ray: as many as fit into it, but not "
     "more than this machine has processors, because each run is driven by a process here."
 )
+VARY = "Any other setting with its values; repeatable: all combinations are run. Two settings make a heat map."
+YES = "Do not ask before what takes longer than an hour; only a terminal is asked."
 STUDY = (
     "First choose settings of each method by trials: NAME=log:0.1..10; NAME=int:2..16; NAME=A,B,C, or a TOML file. "
     "--seeds then also runs the best settings."
@@ -26,11 +28,13 @@ def compare(
     seeds: Annotated[int | None, option(help="How many, from 0; default 1.")] = None,
     ranks: Annotated[str | None, option(help="For the methods that have a rank.")] = None,
     sparsities: Annotated[str | None, option(help="For the methods that have a sparsity.")] = None,
+    vary: Annotated[list[str] | None, option(metavar="NAME=A,B,C", help=VARY)] = None,
     study: Annotated[str | None, option(help=STUDY)] = None,
     trials: Annotated[int | None, option(help="With --study: trials of each method, default 20.")] = None,
     on: Annotated[str | None, option(help=ON)] = None,
     grid: Annotated[str | None, option(help="TOML file of a grid; options replace what it says.")] = None,
     budget_minutes: Annotated[float | None, option(help="Start no run after this time.")] = None,
+    yes: Annotated[bool, option("--yes", help=YES)] = False,
     jobs: Annotated[int | None, option(help=JOBS)] = None,
     engine: Annotated[str | None, option(help="local (default) or ray.")] = None,
     axis: Annotated[str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")] = None,
@@ -43,8 +47,13 @@ def compare(
         option("-c", metavar="KEY=VALUE", help="Setting of every method; METHOD.KEY=VALUE of one. Repeatable."),
     ] = None,
 ) -> int:
-    """Run or resume methods x epsilons x ranks x sparsities x seeds; leave one table, plots and report.html."""
-    axes = {"methods": methods, "epsilons": epsilons, "ranks": ranks, "sparsities": sparsities, "seeds": seeds}
+    """Run or resume methods x epsilons x ranks x sparsities x varied settings x seeds.
+
+    Leaves one table, plots and report.html. The first rounds give an estimate of the time; above an hour a terminal is
+    asked whether to go on. A setting that a method lacks is left out for it.
+    """
+    axes: dict[str, object] = {"methods": methods, "epsilons": epsilons, "ranks": ranks, "sparsities": sparsities}
+    axes |= {"seeds": seeds, "vary": vary}
     with starting():
         from simulations.compare.bytes_axis import make_view
         from simulations.compare.command import compare_command, make_grid
@@ -59,11 +68,12 @@ def compare(
 
         with console.status("loading data"):
             job = make_job(made, study, trials=trials, on=on, out=out)
-        return study_and_runs(job, console, jobs=jobs, budget_minutes=budget_minutes, runs=seeds is not None, view=view)
+        runs = seeds is not None
+        return study_and_runs(job, console, jobs=jobs, budget_minutes=budget_minutes, runs=runs, view=view, yes=yes)
     for name, value in {"trials": trials, "on": on}.items():
         if value is not None:
             raise ValueError(f"--{name} belongs to --study: add that, or leave it out")
-    return compare_command(made, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view)
+    return compare_command(made, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view, yes=yes)
 
 
 def report(

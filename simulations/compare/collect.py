@@ -23,18 +23,19 @@ LABELLED = 2
 
 def cell_result(folder: Folder, cell: Cell, record: Mapping[str, Ended], link: Link | None = None) -> Result:
     """The state of a cell as a result; a run directory that cannot be read is a failed cell."""
-    group = (cell.label, cell.epsilon, cell.rank, cell.sparsity)
+    group = (cell.label, cell.epsilon, cell.rank, cell.sparsity, *cell.varied)
     state = folder.status(cell, record)
     status, reason = state.status, state.reason
     if folder.run(cell).config.exists():
         try:
             found = read_run(folder.run(cell).path, label=cell.label, status=status, reason=reason, link=link)
-            return replace(found, group=group)
+            return replace(found, group=group, varied=cell.varied)
         except ValueError as error:
             status, reason = "failed", str(error)
     return Result(
-        name=cell.name, label=cell.label, status=status, reason=reason, settings=cell.given, summary={}, group=group
-    )
+        name=cell.name, label=cell.label, status=status, reason=reason, settings=cell.given, summary={}, group=group,
+        varied=cell.varied,
+    )  # fmt: skip
 
 
 def read_runs(paths: Iterable[Path], link: Link | None = None) -> list[Result]:
@@ -48,9 +49,12 @@ def read_runs(paths: Iterable[Path], link: Link | None = None) -> list[Result]:
     found: dict[Path, Result] = {}
     for path in paths:
         cells = path / CELLS
+        planned = _cells_of(path)
         inside = sorted(cell for cell in cells.iterdir() if (cell / "config.toml").exists()) if cells.is_dir() else []
         for run in inside or [path]:
-            found[run.expanduser().resolve()] = read_run(run.expanduser().resolve(), link=link)
+            result = read_run(run.expanduser().resolve(), link=link)
+            varied = planned[run.name].varied if inside and run.name in planned else ()
+            found[run.expanduser().resolve()] = replace(result, varied=varied)
     if not found:
         raise ValueError("expected at least one run directory")
     results = list(found.values())
@@ -68,11 +72,12 @@ def read_runs(paths: Iterable[Path], link: Link | None = None) -> list[Result]:
 
 def _grid_labels(found: Mapping[Path, Result]) -> dict[tuple[Any, ...], str]:
     """The labels of groups in their grids, if no other group of the workload has the same label."""
-    grids = {run.parent: _cell_labels(run.parent.parent) for run in found}
+    grids = {run.parent: _cells_of(run.parent.parent) for run in found}
     called: dict[tuple[Any, ...], set[str | None]] = {}
     meant: dict[tuple[Any, str | None], set[tuple[Any, ...]]] = {}
     for path, run in found.items():
-        label = grids[path.parent].get(path.name) if path.parent.name == CELLS else None
+        cell = grids[path.parent].get(path.name) if path.parent.name == CELLS else None
+        label = None if cell is None else cell.label
         called.setdefault(_group(run), set()).add(label)
         meant.setdefault((run.settings.get("workload"), label), set()).add((run.method, str(_hidden(run))))
     return {
@@ -83,10 +88,10 @@ def _grid_labels(found: Mapping[Path, Result]) -> dict[tuple[Any, ...], str]:
     }
 
 
-def _cell_labels(folder: Path) -> dict[str, str]:
-    """Labels by the names of a comparison's cells; none where its grid cannot be read."""
+def _cells_of(folder: Path) -> dict[str, Cell]:
+    """The cells of a comparison by name; none where its grid cannot be read."""
     try:
-        return {cell.name: cell.label for cell in from_toml(tomllib.loads((folder / "grid.toml").read_text())).cells()}
+        return {cell.name: cell for cell in from_toml(tomllib.loads((folder / "grid.toml").read_text())).cells()}
     except (OSError, ValueError):
         return {}
 
@@ -105,7 +110,8 @@ def _binding(run: Result) -> dict[str, Any]:
 
 def _hidden(run: Result) -> dict[str, Any]:
     """The binding settings that have no column, in the order of their names."""
-    return {name: value for name, value in sorted(_binding(run).items()) if name not in SHOWN}
+    shown = SHOWN | {name for name, _ in run.varied}
+    return {name: value for name, value in sorted(_binding(run).items()) if name not in shown}
 
 
 def _names(results: Sequence[Result], labels: Mapping[tuple[Any, ...], str]) -> dict[tuple[Any, ...], tuple[str, str]]:

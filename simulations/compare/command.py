@@ -16,8 +16,10 @@ import strategies
 from fedlsg import user_code
 from simulations import workloads
 from simulations.compare.bytes_axis import NOTE, PLAIN, View, panel_table, panels
+from simulations.compare.cells.asking import ask_above_an_hour
 from simulations.compare.cells.grid import Cell, Grid
-from simulations.compare.cells.grid_file import as_toml, from_toml, numbers, split_settings, words
+from simulations.compare.cells.grid_file import as_toml, from_toml, numbers, read_varied, split_settings, words
+from simulations.compare.cells.having import dropped_lines
 from simulations.compare.cells.places import Ray, one_ray, share_out
 from simulations.compare.cells.progress import GridDisplay
 from simulations.compare.cells.runner import Folder, check_same_settings, run_cells
@@ -39,7 +41,8 @@ from simulations.settings.refusals import all_refused, left_out, refusal
 def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str, Any], file: str | None) -> Grid:
     """The grid of a file, of options, or of both, where an option replaces what the file says.
 
-    axes: ``methods``, ``epsilons``, ``ranks``, ``sparsities`` as texts, ``seeds`` as a number; None where not said.
+    axes: ``methods``, ``epsilons``, ``ranks``, ``sparsities`` as texts, ``seeds`` as a number, ``vary`` as a list of
+    texts; None where not said.
     pairs: ``-c`` settings, of one method where the name has a dot.
     Raises ValueError naming the option, or the key of the file.
     """
@@ -68,6 +71,8 @@ def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str,
         for name, value in (("seeds", axes["seeds"]), ("workload", workload and user_code.absolute(workload)))
         if value is not None
     }
+    if axes.get("vary"):
+        given["vary"] = dict(base.get("vary", {})) | read_varied(axes["vary"])
     methods = {name: dict(listed.get(name, {})) | own[name] for name in names}
     grid = from_toml(base | given | {"settings": dict(said) | common, "methods": methods})
     workloads.presets(grid.workload)  # refuses an unknown one
@@ -75,9 +80,12 @@ def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str,
 
 
 def compare_command(
-    grid: Grid, out: str | None, *, jobs: int | None, budget_minutes: float | None, console: Console, view: View = PLAIN
-) -> int:
+    grid: Grid, out: str | None, *, jobs: int | None, budget_minutes: float | None, console: Console,
+    view: View = PLAIN, yes: bool = False,
+) -> int:  # fmt: skip
     """Run or resume a grid; returns the exit status: 1 where a cell failed. ``jobs``: see ``share_out``.
+
+    Where it takes more than an hour, a terminal is asked whether to go on, unless ``yes``.
 
     Raises ValueError before anything runs if a cell of the folder was run with other settings.
     """
@@ -87,7 +95,8 @@ def compare_command(
         raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
     path = Path(out or f"runs/compare-{user_code.short(grid.workload)}").expanduser().resolve()
     grid, refused = accepted(grid)
-    view = replace(view, left_out=tuple(left_out(refused)), notes=grid.notes)
+    dropped = (*left_out(refused), *dropped_lines(grid.dropped()))
+    view = replace(view, left_out=dropped, notes=grid.notes)
     for line in view.left_out:
         print_line(line, console, "yellow")
     cells, folder = grid.cells(), Folder(path)
@@ -100,7 +109,7 @@ def compare_command(
         except OSError as error:
             raise ValueError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from None
         with exclusive(RunDir(path)), sigterm_raises():
-            return _run(cells, folder, text, jobs, ray, budget_minutes, console, view)
+            return _run(cells, folder, text, jobs, ray, budget_minutes, console, view, yes)
 
 
 def accepted(grid: Grid) -> tuple[Grid, dict[str, str]]:
@@ -118,19 +127,23 @@ def accepted(grid: Grid) -> tuple[Grid, dict[str, str]]:
 
 def _run(
     cells: Sequence[Cell], folder: Folder, text: str, jobs: int | None, ray: Ray, budget_minutes: float | None,
-    console: Console, view: View,
+    console: Console, view: View, yes: bool,
 ) -> int:  # fmt: skip
     def results() -> list[Result]:
         record = folder.record()
         return [cell_result(folder, cell, record, view.link) for cell in cells]
 
-    done = sum(result.done for result in results())
+    before = results()
+    done = sum(result.done for result in before)
+    known = [float(result.summary["wall_seconds"]) for result in before if result.done]
+    budget_seconds = None if budget_minutes is None else 60 * budget_minutes
     console.print(f"{len(cells)} cells, {done} done before, folder {folder.path}", markup=False, soft_wrap=True)
     title = (
         f"{user_code.shown(str(cells[0].given['workload']))}: {len({cell.label for cell in cells})} methods compared"
     )
     output = Output(folder=folder.path, title=title, results=results, command=_command(), grid=text, view=view)
-    display = GridDisplay(console, folder, len(cells), done)
+    ask = ask_above_an_hour(console, lambda: display.progress, yes=yes, budget_seconds=budget_seconds)
+    display = GridDisplay(console, folder, len(cells), done, known=known, on_estimate=ask)
 
     def ended(cell: Cell, outcome: Outcome, seconds: float) -> None:
         display.ended(cell, outcome, seconds)
@@ -139,7 +152,7 @@ def _run(
     try:
         with display.progress, share_out(folder.unfinished(cells), jobs, ray) as (shared, at_a_time):
             run_cells(
-                shared, folder, jobs=at_a_time, budget_seconds=None if budget_minutes is None else 60 * budget_minutes,
+                shared, folder, jobs=at_a_time, budget_seconds=budget_seconds,
                 started=display.started, running=display.running, ended=ended,
             )  # fmt: skip
     except (KeyboardInterrupt, SystemExit):

@@ -41,6 +41,11 @@ class Line:
         return (self.done or self.runs)[0].settings.get(name)
 
     @property
+    def varied(self) -> dict[str, Any]:
+        """The settings that its comparison varies, with their values here."""
+        return dict(self.runs[0].varied)
+
+    @property
     def trust(self) -> str:
         """Whom the epsilon protects against."""
         return str(self.setting("trust") or "client")
@@ -161,9 +166,13 @@ class Line:
 
     @property
     def name(self) -> str:
-        """Label with rank and sparsity, for legends."""
+        """Label with rank, sparsity and varied settings, for legends."""
         own = [f"r {self.setting('rank')}"] if self.setting("rank") else []
         own += [f"p {self.setting('sparsity'):g}"] if self.setting("sparsity") is not None else []
+        others = {name: value for name, value in self.varied.items() if name not in ("rank", "sparsity")}
+        own += [
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in others.items()
+        ]
         return f"{self.label} ({', '.join(own)})" if own else self.label
 
 

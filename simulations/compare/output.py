@@ -7,18 +7,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from simulations.compare.bytes_axis import NOTE, PLAIN, View, bytes_markdown, panel_table, panels
 from simulations.compare.headline import sentences
 from simulations.compare.lines import PROBE, Line, lines
 from simulations.compare.plots import figures
 from simulations.compare.table import comparison_table, notes, table_csv, table_markdown, unfinished, variants
+from simulations.compare.vary_plots import CAPTIONS as VARIED
+from simulations.compare.vary_plots import varied_figures
 from simulations.report.facts import epsilon_section, made_section, row_warnings
 from simulations.report.figure import drawing, png
 from simulations.report.page import Code, Page, Part, Section, Text, data_section, download, facts_of, render
 from simulations.report.words import NOT_PRIVATE
 from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.results import Result, results_csv
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SHARE = 0.05
 """Share of the time that drawing may take while results come in."""
@@ -62,7 +68,7 @@ def write_page(
     table = lines(results)
     text = page(title, results, table, command=command, grid=grid, view=view)
     write_atomically(folder / "report.html", text.encode())
-    for name, figure in figures(table, view).items():
+    for name, figure in _drawn(table, view).items():
         write_atomically(folder / "plots" / f"{name}.png", png(figure))
 
 
@@ -144,9 +150,14 @@ def _table(table: Sequence[Line]) -> list[Part]:
 def _figures(table: Sequence[Line], view: View) -> list[Section]:
     """The figures, if a run is finished."""
     one = len({line.epsilon_target for line in table if line.epsilon_target is not None}) < 2  # a row for each method
-    captions = {**CAPTIONS, **({"accuracy-epsilon": CAPTIONS["accuracy"]} if one else {})}
-    shown = [drawing(figure, captions[name]) for name, figure in figures(table, view).items()]
+    captions = {**CAPTIONS, **VARIED, **({"accuracy-epsilon": CAPTIONS["accuracy"]} if one else {})}
+    shown = [drawing(figure, captions[name]) for name, figure in _drawn(table, view).items()]
     return [Section(title="Figures", parts=tuple(shown))] if shown else []
+
+
+def _drawn(table: Sequence[Line], view: View) -> dict[str, "Figure"]:
+    """All figures by file name: of varied settings first."""
+    return varied_figures(table) | figures(table, view)
 
 
 def _data(results: Sequence[Result], table: Sequence[Line]) -> Section:

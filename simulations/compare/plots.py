@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 NEAR = 0.1
 """The line of guessing is drawn if it is at most this far below what the means already span, in accuracy."""
+CURVES = 10
+"""So many learning curves, at most, are drawn of settings that are varied."""
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -34,6 +36,8 @@ def figures(table: Sequence[Line], view: View = PLAIN) -> dict[str, "Figure"]:
     if not finished:
         return {}
     looks = looks_of(table)
+    if any(line.varied for line in finished) and not view.bytes:  # vary_plots has figures that fit
+        return {"learning-curves": learning_curves(finished, looks)} if len(table) <= CURVES else {}
     if view.bytes:
         by_bytes = {"accuracy-total-bytes": accuracy_by_total_bytes(panels(finished))}
         return by_bytes | {"learning-curves": learning_curves(finished, looks)}
@@ -74,7 +78,7 @@ def _curves_over_epsilon(
         own = [line for line in table if line.name == name and line.epsilon_target is not None]
         shift = 1 + 0.015 * (position - (len(names) - 1) / 2)  # so that error bars do not cover each other
         x = [shift * line.epsilon_target for line in own if line.epsilon_target is not None]
-        axes.errorbar(x, *_heights(own), color=colour, marker=marker, linestyle=dashes, capsize=2, label=_legend(own))
+        axes.errorbar(x, *heights(own), color=colour, marker=marker, linestyle=dashes, capsize=2, label=_legend(own))
     for line in table:
         if line.epsilon_target is None and line.mean is not None:
             axes.axhline(
@@ -85,7 +89,7 @@ def _curves_over_epsilon(
     axes.set_xticks([], minor=True)
     axes.set_xlabel("epsilon of each client's examples (target, logarithmic)")
     axes.set_ylabel(measured(table))
-    _chance(axes, table)
+    draw_chance(axes, table)
     legend_outside(figure, [axes], order=_names(table))
     return figure
 
@@ -94,14 +98,14 @@ def _dots(table: Sequence[Line], looks: Mapping[str, tuple[str, str, str]]) -> "
     ordered = sorted(table, key=order, reverse=True)
     figure, axes = _figure(7.2, 1.0 + 0.28 * len(ordered))
     for y, line in enumerate(ordered):
-        (mean,), (sd,) = _heights([line])
+        (mean,), (sd,) = heights([line])
         colour, marker, _ = looks[line.name]
         axes.errorbar([mean], [y], xerr=[sd], color=colour, marker=marker, capsize=2, linestyle="none")
     axes.set_yticks(range(len(ordered)), [_legend([line]) for line in ordered])
     axes.set_ylim(-0.6, len(ordered) - 0.4)
     epsilon = next((f", epsilon {line.epsilon_target:g}" for line in table if line.epsilon_target is not None), "")
     axes.set_xlabel(f"{measured(table)}{epsilon}")
-    _chance(axes, table, vertical=True)
+    draw_chance(axes, table, vertical=True)
     return figure
 
 
@@ -117,7 +121,7 @@ def accuracy_by_bytes(table: Sequence[Line], looks: Mapping[str, tuple[str, str,
             continue
         colour, marker, _ = looks[line.name]
         last = line.epsilon_target is None or line.epsilon_target == targets[-1]
-        (mean,), (sd,) = _heights([line])
+        (mean,), (sd,) = heights([line])
         axes.errorbar(
             [place], [mean], [sd], color=colour, marker=marker, capsize=2, linestyle="none",
             markerfacecolor=colour if last else "white", label=_legend([line]) if last else None,
@@ -133,7 +137,7 @@ def accuracy_by_bytes(table: Sequence[Line], looks: Mapping[str, tuple[str, str,
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("bytes sent, all clients, whole run (logarithmic)")
     axes.set_ylabel(measured(table))
-    _chance(axes, table)
+    draw_chance(axes, table)
     legend_outside(figure, [axes], order=_names(table))
     return figure
 
@@ -176,7 +180,7 @@ def _mark(axes: Any, line: Line, both: bool, look: tuple[str, str]) -> None:
     colour, marker = look
     place = (line.total_uplink or 0.0) + (line.total_downlink or 0.0 if both else 0.0)
     axes.errorbar(
-        [place], *_heights([line]), color=colour, marker=marker, capsize=2.5, markersize=6,
+        [place], *heights([line]), color=colour, marker=marker, capsize=2.5, markersize=6,
         linestyle="none", markerfacecolor=colour if line.private else "white", label=wrap(marked(line)),
     )  # fmt: skip
 
@@ -249,7 +253,8 @@ def _figure(width: float, height: float) -> tuple["Figure", Any]:
     return figure, figure.subplots()
 
 
-def _heights(own: Sequence[Line]) -> tuple[list[float], list[float]]:
+def heights(own: Sequence[Line]) -> tuple[list[float], list[float]]:
+    """Means and standard deviations as they are shown."""
     return [line.scale * (line.mean or 0.0) for line in own], [line.scale * (line.sd or 0.0) for line in own]
 
 
@@ -262,7 +267,7 @@ def _names(table: Sequence[Line]) -> list[str]:
     return [name for line in table for name in (wrap(marked(line)), wrap(line.name))]
 
 
-def _chance(axes: "Axes", table: Sequence[Line], *, vertical: bool = False) -> None:
+def draw_chance(axes: "Axes", table: Sequence[Line], *, vertical: bool = False) -> None:
     """A dotted line at guessing, if all runs share it and it is near enough not to flatten everything else."""
     levels = {line.chance.level for line in table if line.chance is not None}
     means = [line.mean for line in table if line.mean is not None]

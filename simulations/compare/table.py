@@ -24,6 +24,7 @@ def as_record(line: Line) -> dict[str, Any]:
         "label": line.label,
         "method": line.method,
         **settings,
+        **{name: value for name, value in line.varied.items() if name not in settings},
         "epsilon_target": line.epsilon_target,
         "epsilon_max": line.epsilon,
         "private": line.private,
@@ -62,6 +63,8 @@ COLUMNS = {
 
 OPTIONAL = ("error", "seconds")
 """Columns that a narrow terminal leaves out."""
+LESS = ("saved", "rho", "uplink", "sparsity", "probe")
+"""Columns that a narrow terminal leaves out for settings that are varied."""
 
 
 def comparison_table(table: Sequence[Line]) -> Table:
@@ -75,20 +78,22 @@ def comparison_table(table: Sequence[Line]) -> Table:
         empty.add("trust")
     if {line.unit for line in table} == {"example"}:
         empty.add("unit")
-    keys = [key for key in COLUMNS if key not in empty]
+    more = [name for name in dict.fromkeys(n for line in table for n in line.varied) if name not in COLUMNS]
+    names = {**dict(list(COLUMNS.items())[:3]), **{name: name for name in more}, **dict(list(COLUMNS.items())[3:])}
+    keys = [key for key in names if key not in empty]
     colours = looks([(line.method, line.name) for line in table])
     return Table(
-        columns=tuple(measured(table) if key == "accuracy" and by_loss else COLUMNS[key] for key in keys),
+        columns=tuple(measured(table) if key == "accuracy" and by_loss else names[key] for key in keys),
         rows=tuple(
             Row(
-                cells=tuple(row[key] for key in keys),
+                cells=tuple(row.get(key, "--") for key in keys),
                 style=_style(line),
                 group="no epsilon target" if line.epsilon_target is None else f"epsilon {line.epsilon_target:g}",
                 colour=colours[line.name][0],
             )
             for line, row in zip(table, cells, strict=True)
         ),
-        optional=tuple(keys.index(key) for key in OPTIONAL),
+        optional=tuple(keys.index(key) for key in (*OPTIONAL, *(LESS if more else ())) if key in keys),
     )
 
 
@@ -104,6 +109,7 @@ def _cells(line: Line) -> dict[str, str]:
     done, planned = len(line.done), len(line.runs)
     return {
         "method": line.label,
+        **{name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in line.varied.items()},
         "rank": _number(line.setting("rank") or None, "d"),
         "sparsity": _number(line.setting("sparsity"), "g"),
         "epsilon": _epsilon(line),
@@ -143,6 +149,11 @@ def notes(table: Sequence[Line]) -> list[str]:
         "Uplink: payload of one client in one round; saved: how many times smaller it is than a dense update.",
     ]
     found += [CLIENT_LEVEL] if any(line.unit == "client" for line in table) else []
+    if any(line.varied for line in table):
+        found.append(
+            "Whoever takes the best of these settings has chosen them on these rows: fedlsg compare --study chooses on "
+            "other ones."
+        )
     found += trust_words(line.trust for line in table)
     if any(line.rho for line in table):
         found.append(f"rho: norm of a step's noise over the clip norm. {RHO_MEANING}")

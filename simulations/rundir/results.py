@@ -23,6 +23,7 @@ class Result:
     settings: by field name; resolved if the run began, else as they were given.
     summary: summary.json; empty until the run is done. rows: finished rounds.
     group: equal for runs that differ in their seed only. detail: an explanation of the label, if it needs one.
+    varied: the settings that its comparison varies, with their values.
     transfer: seconds that its messages would take on the link ``link``, if one was given and the run counted messages.
     """
 
@@ -35,6 +36,7 @@ class Result:
     rows: tuple[Row, ...] = ()
     group: tuple[Any, ...] = ()
     detail: str = ""
+    varied: tuple[tuple[str, Any], ...] = ()
     link: str = ""
     transfer: float | None = None
 
@@ -106,6 +108,7 @@ class Result:
             "downlink_bytes_dense", "wall_seconds",
         )  # fmt: skip
         own = {name: settings.get(name) for name in ("workload", "model", "rank", "sparsity", "seed")}
+        own |= {name: value for name, value in self.varied if name not in copied}
         return {
             "name": self.name,
             "label": self.label,
@@ -172,9 +175,14 @@ def results_csv(results: Iterable[Result]) -> str:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]], *, otherwise: str) -> str:
-    """A header and one line for each row; ``otherwise`` is the only column where there is no row."""
+    """A header and one line for each row; ``otherwise`` is the only column where there is no row.
+
+    Columns are those of the longest row, then what other rows have in addition.
+    """
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [otherwise], lineterminator="\n")
+    longest = max(rows, key=len, default={otherwise: None})
+    columns = list(dict.fromkeys(name for row in (longest, *rows) for name in row))
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from fedlsg import user_code
 from simulations.compare.bytes_axis import View
+from simulations.compare.cells.asking import ask_above_an_hour
 from simulations.compare.cells.grid import Entry, Grid
 from simulations.compare.cells.grid_file import as_toml
 from simulations.compare.cells.having import dropped_lines
@@ -103,26 +104,27 @@ def make_job(grid: Grid, study: str, *, trials: int | None, on: str | None, out:
 
 
 def study_and_runs(
-    job: Job, console: Console, *, jobs: int | None, budget_minutes: float | None, runs: bool, view: View
-) -> int:
+    job: Job, console: Console, *, jobs: int | None, budget_minutes: float | None, runs: bool, view: View,
+    yes: bool = False,
+) -> int:  # fmt: skip
     """The study; if it is finished and ``runs`` says so, the comparison with the best settings, in its folder FINAL.
 
     The time that the study took counts. Returns the exit status.
     """
     began = time.monotonic()
-    status, best = study_command(job, console, jobs=jobs, budget_minutes=budget_minutes)
+    status, best = study_command(job, console, jobs=jobs, budget_minutes=budget_minutes, yes=yes)
     if best is None or not runs:
         return status
     if budget_minutes is not None:
         budget_minutes = max(budget_minutes - (time.monotonic() - began) / 60, 1e-6)
     out = str(job.folder.path / FINAL)
     return status or compare_command(
-        best, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view
+        best, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view, yes=yes
     )  # fmt: skip
 
 
 def study_command(
-    job: Job, console: Console, *, jobs: int | None, budget_minutes: float | None
+    job: Job, console: Console, *, jobs: int | None, budget_minutes: float | None, yes: bool = False
 ) -> tuple[int, Grid | None]:
     """Run or continue a study: (exit status, the grid with the best settings); 1 where a method has no finished trial.
 
@@ -143,18 +145,26 @@ def study_command(
         stack.enter_context(exclusive(RunDir(path)))
         stack.enter_context(sigterm_raises())
         new_worker = Worker if ray is not None else stack.enter_context(kept_process())
-        return _run(job, console, jobs, ray, None if budget_minutes is None else 60 * budget_minutes, new_worker)
+        budget = None if budget_minutes is None else 60 * budget_minutes
+        return _run(job, console, jobs, ray, budget, new_worker, yes)
 
 
 def _run(
-    job: Job, console: Console, jobs: int | None, ray: Ray, budget: float | None, new_worker: Any
+    job: Job,
+    console: Console,
+    jobs: int | None,
+    ray: Ray,
+    budget: float | None,
+    new_worker: Any,
+    yes: bool,
 ) -> tuple[int, Grid | None]:
     announce(job, console)
     storage = open_storage(job.folder.path)
     studies = {arm.label: MethodStudy(storage, arm.label, arm.space, arm.start) for arm in job.arms if arm.space}
     varied = [arm for arm in job.arms if arm.space]
     done = sum(asked.outcome is not None for study in studies.values() for asked in study.asked())
-    display = GridDisplay(console, job.folder, job.each * len(varied), done, what="all trials")
+    ask = ask_above_an_hour(console, lambda: display.progress, yes=yes, budget_seconds=budget)
+    display = GridDisplay(console, job.folder, job.each * len(varied), done, what="all trials", on_estimate=ask)
     runner = Runner(
         folder=job.folder, arms=varied, studies=studies, each=job.each, jobs=jobs, ray=ray, budget_seconds=budget,
         new_worker=new_worker, display=display, after=lambda: _after(job, runner, console),

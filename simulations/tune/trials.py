@@ -1,13 +1,12 @@
 """Trials: the runs of a search, as cells of a comparison; what is done is not run again."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from simulations.compare.cells.grid import Cell
+from simulations.compare.cells.grid import Cell, word
 from simulations.compare.cells.runner import Folder
 from simulations.compare.cells.worker import Job, Outcome, Worker
 from simulations.compare.collect import cell_result
@@ -35,7 +34,7 @@ class Trials:
 
     def label(self, point: Point) -> str:
         """A name of the point: "learning_rate0.5-rank8"."""
-        return "-".join(_word(name, value) for name, value in self.settings(point).items())
+        return "-".join(word(name, value) for name, value in self.settings(point).items())
 
     def cells(self, points: Sequence[Point]) -> list[Cell]:
         """One cell for each point and seed, seeds outermost."""
@@ -58,11 +57,6 @@ class Trials:
             name=f"{label}-seed{seed}", label=label, method=given["method"], seed=seed, epsilon=None, rank=None,
             sparsity=None, given=given,
         )  # fmt: skip
-
-
-def _word(name: str, value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return name + re.sub(r"[^A-Za-z0-9._+-]", "_", text)
 
 
 def score(line: Line) -> float:

@@ -17,6 +17,7 @@ from flwr.common.config import parse_config_args
 import simulations.compare.command
 import simulations.engines
 import simulations.run
+import simulations.study.command
 import simulations.tune.command
 from fedlsg.payload import find_codec
 from simulations import workloads
@@ -62,6 +63,7 @@ def without_work() -> Iterator[None]:
         patch.setattr(workloads, "load", begin)
         patch.setattr(simulations.compare.command, "compare_command", begin)
         patch.setattr(simulations.tune.command, "tune_command", begin)
+        patch.setattr(simulations.study.command, "study_and_runs", begin)
         patch.setattr(simulations.engines, "ahead", lambda *_, **__: nullcontext())
         patch.setattr(simulations.engines, "use_cluster", lambda *_: None)
         yield

@@ -38,7 +38,8 @@ def lines(text: str) -> Iterator[list[str]]:
             and not any(PLACEHOLDER.search(word) or word in LARGE or "mlflow" in word for word in words)
             and "runs/2" not in line
         ):
-            yield [name, *words, *(MEMBERSHIP if "--membership" in words else SMALL[name])]
+            small = MEMBERSHIP if "--membership" in words else SMALL[name]
+            yield [name, *words, *small, *(["--trials", "2"] if "--study" in words else [])]
 
 
 DOCUMENTS_WITH_LINES = [path for path in DOCUMENTS if "results" not in path.parts and list(lines(path.read_text()))]

@@ -1,12 +1,15 @@
-"""Which runs a comparison consists of: method x epsilon x rank x sparsity x seed, in a balanced order."""
+"""Which runs a comparison consists of: method x epsilon x rank x sparsity x varied settings x seed, balanced."""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import strategies
+from simulations.compare.cells.having import lacks
+from simulations.settings.settings import declarations
 
 AXES = {"seed": "--seeds", "epsilon": "--epsilons", "method": "--methods", "workload": "WORKLOAD", "run_dir": "--out"}
 """Settings that the grid itself varies, and the options that give them."""
@@ -44,11 +47,15 @@ class Cell:
     rank: int | None
     sparsity: float | None
     given: Mapping[str, Any]
+    varied: tuple[tuple[str, Any], ...] = ()
+    """The settings that the grid varies for this method, with their values here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
     """The axes of a comparison. ``settings``, also those of each entry, are typed, by field name of ``Settings``.
+
+    vary: values of any other settings. A method is run with every combination of the ones that it has.
 
     Raises ValueError for what no run accepts, naming the setting and the fix.
     """
@@ -60,6 +67,7 @@ class Grid:
     ranks: tuple[int, ...] = ()
     sparsities: tuple[float, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """Sentences that its tables and pages show, such as what choosing these settings cost."""
 
@@ -73,7 +81,7 @@ class Grid:
             if len(set(values)) < len(values):
                 raise ValueError(f"expected {name} without repetitions, got {', '.join(map(str, values))}")
         self._check_axes()
-        given = [self.settings, *(entry.settings for entry in self.entries)]
+        given = [self.settings, self.vary, *(entry.settings for entry in self.entries)]
         for name, option in AXES.items():
             if any(name in settings for settings in given):
                 raise ValueError(f"{name} is an axis of the grid: give it as {option}, not as -c {name}=...")
@@ -86,6 +94,21 @@ class Grid:
         for name in strategies.recipe_settings().keys() & self.settings.keys():
             if not any(entry.has(name) for entry in self.entries):
                 raise ValueError(f"none of the methods {', '.join(e.label for e in self.entries)} has a setting {name}")
+        self._check_varied()
+
+    def _check_varied(self) -> None:
+        axes = {"rank": self.ranks, "sparsity": self.sparsities}
+        for name, declared in declarations(self.vary).items():
+            values = self.vary[name]
+            for value in values:
+                declared.check(value)
+            if len(values) < 2 or len(set(values)) < len(values):
+                raise ValueError(f"expected two values of {name} at least, each once: --vary {name}=A,B,C")
+            if name in self.settings or axes.get(name):
+                raise ValueError(f"{name} is varied, and given elsewhere: leave one of them out")
+            if all(lacks(entry.method, name, self._own(entry), values) for entry in self.entries):
+                labels = ", ".join(entry.label for entry in self.entries)
+                raise ValueError(f"none of the methods {labels} has a setting {name}: leave --vary {name} out")
 
     def _check_axes(self) -> None:
         """Refuse values that every cell on an axis would be refused for."""
@@ -105,19 +128,51 @@ class Grid:
 
         A method without noise runs once a seed. A setting that only some recipes have goes to those recipes.
         """
+        own = {entry.label: self._own(entry) for entry in self.entries}
+        has = {entry.label: self._has(entry, own[entry.label]) for entry in self.entries}
         return [
-            self._cell(entry, seed, epsilon, rank, sparsity)
+            self._cell(entry, seed, epsilon, rank, sparsity, varied)
             for seed in self.seeds
             for position, epsilon in enumerate(self.epsilons or (None,))
+            for combination in product(*(enumerate(values) for values in self.vary.values()))
             for entry in self.entries
             if position == 0 or self._adds_noise(entry)
-            for rank in self._values("rank", self.ranks, entry)
-            for sparsity in self._values("sparsity", self.sparsities, entry)
+            for varied in self._varied(has[entry.label], combination)
+            for rank in _values("rank", self.ranks, entry, own[entry.label])
+            for sparsity in _values("sparsity", self.sparsities, entry, own[entry.label])
         ]
 
-    def _values(self, name: str, values: Sequence[Any], entry: Entry) -> Sequence[Any]:
-        own = {key: value for key, value in self.settings.items() if entry.has(key)} | dict(entry.settings)
-        return values if values and name not in own and _looks_at(entry.method, name, own) else (None,)
+    def dropped(self) -> list[tuple[str, str]]:
+        """(label, setting) of each setting that is given or varied for all methods and that a method lacks."""
+        recipes = strategies.recipe_settings()
+        return [
+            (entry.label, name)
+            for entry in self.entries
+            for name in (*self.settings, *self.vary)
+            if (name in self.vary and lacks(entry.method, name, self._own(entry), self.vary[name]))
+            or (name in recipes and not entry.has(name))
+        ]
+
+    def _own(self, entry: Entry) -> dict[str, Any]:
+        """The settings of an entry, with those of all methods that it takes."""
+        recipes = strategies.recipe_settings()
+        common = {name: value for name, value in self.settings.items() if name not in recipes or entry.has(name)}
+        return common | dict(entry.settings)
+
+    def _has(self, entry: Entry, own: Mapping[str, Any]) -> set[str]:
+        """The varied settings that an entry has and does not fix itself."""
+        return {
+            name
+            for name, values in self.vary.items()
+            if name not in entry.settings and not lacks(entry.method, name, own, values)
+        }
+
+    def _varied(self, has: set[str], combination: Sequence[tuple[int, Any]]) -> Sequence[tuple[tuple[str, Any], ...]]:
+        """What an entry varies at a combination of (position, value); nothing at those that would repeat a run."""
+        at = list(zip(self.vary, combination, strict=True))
+        if any(position for name, (position, _) in at if name not in has):
+            return ()
+        return (tuple((name, value) for name, (_, value) in at if name in has),)
 
     def _adds_noise(self, entry: Entry) -> bool:
         kind = entry.settings.get("mechanism", self.settings.get("mechanism"))
@@ -125,7 +180,10 @@ class Grid:
             return strategies.recipe(entry.method).mechanism.adds_noise
         return kind in ("dp", "noise-only")
 
-    def _cell(self, entry: Entry, seed: int, epsilon: float | None, rank: int | None, sparsity: float | None) -> Cell:
+    def _cell(
+        self, entry: Entry, seed: int, epsilon: float | None, rank: int | None, sparsity: float | None,
+        varied: tuple[tuple[str, Any], ...],
+    ) -> Cell:  # fmt: skip
         noisy = self._adds_noise(entry)
         epsilon = epsilon if noisy else None
         common = {
@@ -133,9 +191,9 @@ class Grid:
             for name, value in self.settings.items()
             if (name not in strategies.recipe_settings() or entry.has(name)) and (noisy or name != "noise_multiplier")
         }
-        varied = {"epsilon": epsilon, "rank": rank, "sparsity": sparsity}
-        coordinates = {name: value for name, value in varied.items() if value is not None}
-        words = [entry.label, *(f"{name}{value:g}" for name, value in coordinates.items()), f"seed{seed}"]
+        axes = {"epsilon": epsilon, "rank": rank, "sparsity": sparsity}
+        coordinates = {name: value for name, value in axes.items() if value is not None} | dict(varied)
+        words = [entry.label, *(word(name, value) for name, value in coordinates.items()), f"seed{seed}"]
         return Cell(
             name="-".join(words),
             label=entry.label,
@@ -148,16 +206,17 @@ class Grid:
                 "workload": self.workload, "method": entry.method, "seed": seed, "engine": "local",
                 **common, **entry.settings, **coordinates,
             },
+            varied=varied,
         )  # fmt: skip
 
 
-def _looks_at(method: str, name: str, settings: Mapping[str, Any]) -> bool:
-    """Whether a setting changes the recipe: the rank of ``rs`` on dense gradients does not."""
-    if name not in strategies.own_settings(method):
-        return False
-    own = {key: value for key, value in settings.items() if key in strategies.own_settings(method)}
-    one, other = {"rank": (1, 2), "sparsity": (0.25, 0.5)}[name]
-    try:
-        return strategies.recipe(method, **own, **{name: one}) != strategies.recipe(method, **own, **{name: other})
-    except ValueError:  # settings that its cells will be refused for, each with its reason
-        return True
+def _values(name: str, values: Sequence[Any], entry: Entry, own: Mapping[str, Any]) -> Sequence[Any]:
+    """The values of rank or sparsity for an entry: none for one that fixes it, lacks it or does not look at it."""
+    tried = {"rank": (1, 2), "sparsity": (0.25, 0.5)}[name]
+    return values if values and name not in own and not lacks(entry.method, name, own, tried) else (None,)
+
+
+def word(name: str, value: Any) -> str:
+    """A setting in the name of a folder: "learning_rate0.5"."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return name + re.sub(r"[^A-Za-z0-9._+-]", "_", text)

@@ -8,6 +8,8 @@ The file:
     ranks = [4, 8]              # methods that have a rank and fix none
     sparsities = []
     notes = []                  # sentences for its tables and pages
+    [vary]                      # any other setting: every combination is run
+    clip_norm = [0.1, 1, 10]
     [settings]                  # of every method
     rounds = 20
     [methods.lsg]               # a method with its own settings
@@ -20,8 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedlsg.choices import choose
-from simulations.compare.cells.grid import Entry, Grid
-from simulations.settings.settings import RUN, parse
+from simulations.compare.cells.grid import AXES, Entry, Grid
+from simulations.settings.settings import RUN, declarations, parse
 
 
 def split_settings(pairs: Mapping[str, Any], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -47,6 +49,7 @@ def as_toml(grid: Grid) -> dict[str, Any]:
         "epsilons": list(grid.epsilons),
         "ranks": list(grid.ranks),
         "sparsities": list(grid.sparsities),
+        **({"vary": {name: list(values) for name, values in grid.vary.items()}} if grid.vary else {}),
         **({"notes": list(grid.notes)} if grid.notes else {}),
         "settings": dict(grid.settings),
         "methods": {
@@ -61,7 +64,7 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
 
     Raises ValueError for an unknown key or a value of the wrong type.
     """
-    known = {"workload", "seeds", "epsilons", "ranks", "sparsities", "notes", "settings", "methods"}
+    known = {"workload", "seeds", "epsilons", "ranks", "sparsities", "notes", "vary", "settings", "methods"}
     for key in table:
         choose("key of a grid file", key, dict.fromkeys(known))
     methods = table.get("methods", {})
@@ -75,8 +78,39 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
         ranks=_numbers("ranks", table.get("ranks", []), int),
         sparsities=_numbers("sparsities", table.get("sparsities", []), float),
         settings=parse(table.get("settings", {})),
+        vary=parse_varied(table.get("vary", {})),
         notes=tuple(map(str, table.get("notes", ()))),
     )
+
+
+def read_varied(texts: Sequence[str]) -> dict[str, list[str]]:
+    """The values of ``--vary NAME=A,B,C`` by setting, as texts. Raises ValueError naming the option."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, sign, values = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not sign or not name:
+            raise ValueError(f"expected --vary NAME=A,B,C, got {text!r}")
+        if name in found:
+            raise ValueError(f"--vary {name} is given twice: give it once")
+        found[name] = list(words(values))
+    return found
+
+
+def parse_varied(table: object) -> dict[str, tuple[Any, ...]]:
+    """Typed values by setting; numbers ascending. Raises ValueError naming the setting."""
+    if not isinstance(table, Mapping) or not all(isinstance(values, list | tuple) for values in table.values()):
+        raise ValueError(f"expected [vary] of a grid file as lists, such as clip_norm = [0.1, 1, 10], got {table!r}")
+    for name, option in AXES.items():
+        if name in table:
+            raise ValueError(f"{name} is an axis of its own: give it as {option}, not with --vary")
+    known = declarations(table)
+    found = {name.replace("-", "_"): tuple(known[name].parse(value) for value in table[name]) for name in table}
+    return {name: tuple(sorted(values)) if _numeric(values) else values for name, values in found.items()}
+
+
+def _numeric(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def _entry(label: str, own: Mapping[str, Any]) -> Entry:

@@ -22,10 +22,9 @@ def lacks(method: str, name: str, settings: Mapping[str, Any], values: Sequence[
         return kind in ("none", "clip-only")
     if name in CLIP:
         return kind == "none"
-    if name not in strategies.recipe_settings():
-        return False
-    own = strategies.own_settings(method)
-    return name not in own or (len(values) > 1 and not _looks_at(method, name, settings, values))
+    if name in strategies.own_settings(method):
+        return len(values) > 1 and not _looks_at(method, name, settings, values)
+    return name in strategies.recipe_settings()
 
 
 def _looks_at(method: str, name: str, settings: Mapping[str, Any], values: Sequence[Any]) -> bool:

@@ -1,8 +1,9 @@
 """What a user sees while a grid runs: a bar over all cells and a line for each running one, or plain lines."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from rich.console import Console
 from rich.progress import TaskID
@@ -15,26 +16,41 @@ from simulations.report.words import percent
 from simulations.rundir.results import Result, read_run
 
 WORDS = {"done": "done", "failed": "FAILED", "interrupted": "interrupted"}
-ENOUGH = 0.1
-"""Share of a cell that must be done before the time left is estimated."""
+ENOUGH, FEW = 0.1, 3
+"""Share of a cell, or rounds of it, that must be done before the time left is estimated."""
+START_SECONDS = 2.0
+"""Seconds that a cell takes in addition to its rounds, until that is measured: its plan, its noise, its files.
+
+The first cell of a process takes longer, because it imports torch. That says nothing about the next ones.
+"""
 
 
 @dataclass
 class Running:
-    """A running cell: its line, the share that was done when it was first seen (None: not seen), the share now."""
+    """A running cell: its line, the rounds that an earlier process did, the share that is done."""
 
     task: TaskID
-    before: float | None = None
+    before: int = 0
     share: float = 0.0
 
 
 class GridDisplay:
-    """Counts cells; ``started``, ``running`` and ``ended`` are the callbacks of ``run_cells``."""
+    """Counts cells; ``started``, ``running`` and ``ended`` are the callbacks of ``run_cells``.
 
-    def __init__(self, console: Console, folder: Folder, cells: int, done: int, what: str = "all runs") -> None:
-        self.console, self.folder, self.cells = console, folder, cells
-        self.before, self.finished, self.began = done, done, time.monotonic()
+    known: seconds of cells that were done before, for the estimate. ``on_estimate`` is called once with the first
+    estimate, in seconds, while the first cells run.
+    """
+
+    def __init__(
+        self, console: Console, folder: Folder, cells: int, done: int, what: str = "all runs",
+        *, known: Sequence[float] = (), on_estimate: Callable[[float], None] = lambda seconds: None,
+    ) -> None:  # fmt: skip
+        self.console, self.folder, self.cells, self.on_estimate = console, folder, cells, on_estimate
+        self.finished, self.began = done, time.monotonic()
         self.estimated = False
+        self.whole: dict[int | str, float] = dict(enumerate(known))  # seconds of all rounds of the cells seen so far
+        self.overheads: list[float] = []
+        self.at_a_time = 1
         self.progress = live_bar(console, transient=True)
         self.overall = self.progress.add_task(
             what, total=cells, completed=done, of=f"{done}/{cells}", left="left --:--"
@@ -44,7 +60,9 @@ class GridDisplay:
     def started(self, cell: Cell) -> None:
         """A cell begins; its rounds are known once it has planned."""
         task = self.progress.add_task(cell.name, total=1, completed=0, of="", left="starting")
-        self.tasks[cell.name] = Running(task)
+        result = self._look(cell)
+        self.tasks[cell.name] = Running(task, before=0 if result is None else len(result.rows))
+        self.at_a_time = max(self.at_a_time, len(self.tasks))
 
     def running(self, cells: Sequence[Cell]) -> None:
         """Look at the running cells' rounds; in a log only until the time left is estimated."""
@@ -55,18 +73,26 @@ class GridDisplay:
             if result is not None and result.rows:
                 one, rounds, done = self.tasks[cell.name], int(result.settings["rounds"]), len(result.rows)
                 one.share = done / rounds
-                one.before = one.share if one.before is None else one.before
+                self._time(cell, result)
                 left = reached(result)
                 self.progress.update(one.task, total=rounds, completed=done, of=f"{done}/{rounds}", left=left)
         self._overall()
 
     def left(self) -> float | None:
-        """Seconds left, from the cells and the rounds that this process has seen; None while that is too little."""
-        shares = [one.share for one in self.tasks.values()]
-        seen = self.finished - self.before + sum(shares) - sum(one.before or 0.0 for one in self.tasks.values())
-        if seen < ENOUGH:
+        """Seconds left, from the rounds that were seen so far; None while that is too little."""
+        if not self.whole:
             return None
-        return (time.monotonic() - self.began) / seen * (self.cells - self.finished - sum(shares))
+        later = self.overheads[self.at_a_time :]  # those of the first cells include the start of their processes
+        first = min([START_SECONDS, *self.overheads])
+        each = fmean(self.whole.values()) + (fmean(later) if later else first)
+        return each * (self.cells - self.finished - sum(one.share for one in self.tasks.values())) / self.at_a_time
+
+    def _time(self, cell: Cell, result: Result) -> None:
+        """Note how long all rounds of a cell take, if enough of them are done."""
+        rounds, done = int(result.settings["rounds"]), len(result.rows)
+        if done >= min(FEW, rounds) or done >= ENOUGH * rounds:
+            later = result.rows[1:] or result.rows  # the first round of a process takes longer
+            self.whole[cell.name] = rounds * fmean(row.seconds for row in later)
 
     def _overall(self, *, estimate: bool = True) -> None:
         seconds = self.left() if estimate else None  # a cell that failed says nothing about the others
@@ -77,6 +103,7 @@ class GridDisplay:
             self.estimated = True
             if seconds and not is_live(self.console):
                 announce_estimate(self.console, seconds)
+            self.on_estimate(seconds)
 
     def _look(self, cell: Cell) -> Result | None:
         """A cell as it is on disk; its worker reports a damaged one, which must not end the others."""
@@ -87,12 +114,16 @@ class GridDisplay:
 
     def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
         """A cell has ended: one line, and the bar."""
-        self.progress.remove_task(self.tasks.pop(cell.name).task)
+        one = self.tasks.pop(cell.name)
+        self.progress.remove_task(one.task)
         self.finished += 1
         text = outcome.reason
         if outcome.status == "done":
             result = self._look(cell)
             text = "" if result is None else reached(result)
+            if result is not None and result.rows:
+                self._time(cell, result)
+                self.overheads.append(max(0.0, seconds - sum(row.seconds for row in result.rows[one.before :])))
         line = f"[{self.finished}/{self.cells}] {cell.name}: {WORDS[outcome.status]}  {text}  {seconds:.1f} s"
         style = "" if outcome.status == "done" else "red" if outcome.status == "failed" else "yellow"
         self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from simulations.compare.cells.progress import GridDisplay
+from simulations.compare.cells.progress import START_SECONDS, GridDisplay
 from simulations.compare.cells.runner import Folder
 from simulations.compare.cells.worker import Outcome
 from simulations.report.progress import (
@@ -189,18 +189,24 @@ def test_no_color_is_respected(monkeypatch):
         assert ("\x1b[33m" in console.file.getvalue()) is coloured  # type: ignore[attr-defined]
 
 
-def test_a_grid_estimates_from_its_running_cells(monkeypatch, tmp_path):
-    """Two cells, the first at 30 of 100 rounds after ten seconds: a long minute is left, said once in a log."""
+@pytest.mark.parametrize("start", [10.0, 500.0])
+def test_a_grid_estimates_from_its_running_cells(start, monkeypatch, tmp_path):
+    """Two cells, the first at 30 of 100 rounds of 0.3 s: 1.7 cells of 30 s and a start are left, said once in a log.
+
+    That the first process took long to start says nothing about the other cells.
+    """
     now = [0.0]
     monkeypatch.setattr("simulations.compare.cells.progress.time.monotonic", lambda: now[0])
     cells = grid().cells()
-    console, rows = log(), [row(n + 1) for n in range(30)]
-    display = GridDisplay(console, Folder(tmp_path), cells=2, done=0)
+    console, rows = log(), [row(n + 1, seconds=0.3) for n in range(30)]
+    told: list[float] = []
+    display = GridDisplay(console, Folder(tmp_path), cells=2, done=0, on_estimate=told.append)
     result = SimpleNamespace(rows=[], settings={"rounds": 100}, accuracy=0.5)
     monkeypatch.setattr(display, "_look", lambda cell: result)
     display.started(cells[0])
-    for result.rows, now[0] in ((rows[:0], 1.0), (rows[:1], 2.0), (rows, 10.0), (rows, 11.0)):
+    for result.rows, now[0] in ((rows[:0], 1.0), (rows[:2], 2.0), (rows, start), (rows, start + 1)):
         display.running(cells[:1])
-    assert lines_of(console) == ["estimate: about 58.6 s left"]
+    assert told == [pytest.approx(1.7 * (30 + START_SECONDS))]
+    assert lines_of(console) == ["estimate: about 54.4 s left"]
     display.ended(cells[0], Outcome(status="failed", reason="no"), 11.0)
     assert display.progress.tasks[0].fields["left"] == "left --:--"
