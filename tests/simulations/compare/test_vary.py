@@ -11,7 +11,7 @@ import tomli_w
 from matplotlib.colors import to_hex
 from rich.console import Console
 
-from simulations.attack.command import lacking
+from simulations.attack.recording import lacking
 from simulations.compare.cells.asking import ask_above_an_hour
 from simulations.compare.cells.grid_file import as_toml, from_toml, parse_varied, read_varied
 from simulations.compare.cells.worker import Job
