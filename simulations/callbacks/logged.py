@@ -36,9 +36,7 @@ def counts_are_secret(settings: Columns) -> bool:
 
 def metrics_of(row: Columns, *, counted: bool = True) -> dict[str, float]:
     """The numbers of a round, by TensorBoard's tags; unless ``counted``, without those that tell who took part."""
-    own = {name: value for name, value in row.items() if name not in Row.__dataclass_fields__}
-    known = {name: value for name, value in row.items() if name in Row.__dataclass_fields__}
-    numbers = Row(**known, metrics=own).scalars
+    numbers = Row.of_columns(row).scalars
     return {tag: value for tag, value in numbers.items() if counted or tag.startswith(RELEASED)}
 
 

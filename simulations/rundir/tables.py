@@ -120,6 +120,14 @@ class Row:
         simulated = Simulated(**_parsed(Simulated, SIMULATED, row)) if SIMULATED[0] in row else None
         return cls(**_parsed(cls, FIELDS, row), simulated=simulated, metrics=metrics)
 
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Any]) -> "Row":
+        """The row whose ``columns`` these are. Raises KeyError if one is missing."""
+        known = (*FIELDS, *SIMULATED)
+        simulated = Simulated(**{name: columns[name] for name in SIMULATED}) if SIMULATED[0] in columns else None
+        metrics = {name: value for name, value in columns.items() if name not in known}
+        return cls(**{name: columns[name] for name in FIELDS}, simulated=simulated, metrics=metrics)
+
     @property
     def columns(self) -> dict[str, Any]:
         """The row by column, as rounds.csv has it."""
