@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 
 from fedlsg.attacks.observation import ThreatModel
+from simulations.attack.curves import caption, curves
 from simulations.attack.images.attack import attack_images
 from simulations.attack.images.page import image_findings
 from simulations.attack.recorded import report
@@ -20,12 +21,19 @@ from simulations.attack.recording import record_all, record_like
 from simulations.attack.texts.attack import attack_texts
 from simulations.attack.texts.page import text_findings
 from simulations.compare.cells.grid_file import numbers, words
+from simulations.report.figure import drawing, png
 from simulations.report.progress import Tick, bar
-from simulations.report.terminal import print_line, print_note, print_table
+from simulations.report.terminal import facts_shown, print_line, print_note, print_table
+from simulations.rundir.files.atomic import write_atomically
 from simulations.rundir.rundir import RunDir
 from simulations.settings.device import device_of
 from simulations.settings.run import Device
 from simulations.workloads.base.workload import LoadedWorkload
+
+FEW = 4
+"""More runs than these are not named in the first line of the page."""
+SHORT = {"rank": "r", "sparsity": "p", "noise_multiplier": "sigma"}
+"""Settings by which runs of one method are told apart, and what they are called."""
 
 
 def attack_command(
@@ -42,13 +50,16 @@ def attack_command(
     seconds: float | None,
     seed: int,
     record: bool = False,
+    sparsities: str | None = None,
+    sigmas: str | None = None,
     device: Device = "auto",
     out: str | None,
 ) -> None:
     """Attack runs, or runs of several methods recorded for it; print, write attack.json and attack.html.
 
     ``batches``: sizes with commas; None: the smallest that a run has. ``record``: attack a short run like each run,
-    with one example a batch, in its place. ``device``: of the matching attacks, and of the runs that are recorded.
+    with one example a batch, in its place. ``sparsities``, ``sigmas``: of the runs that are compared. ``device``: of
+    the matching attacks, and of the runs that are recorded.
     Raises ValueError for a wrong option, a run without recorded updates, a damaged record, or a threat model that
     is impossible for the run.
     """
@@ -58,11 +69,17 @@ def attack_command(
         device=device_of(device),
     )  # fmt: skip
     check_subjects(runs, compare, given, record=record)
+    axes = {
+        name: None if value is None else numbers(f"--{name}", value, float)
+        for name, value in (("sparsities", sparsities), ("sigmas", sigmas))
+    }
+    if compare is None and any(axes.values()):
+        raise ValueError("--sparsities and --sigmas are of runs that --compare records: add that, or leave them out")
     folder = output_folder(runs, out)
     for path in runs:
         refuse_features(RunDir.open(path).read_config().features)
     if compare is not None:
-        paths = record_all(list(words(compare)), given, folder, console, device)
+        paths = record_all(list(words(compare)), given, folder, console, device, **axes)
     elif record:
         paths = [record_like(run, given, folder / name, console, device, examples=images) for run, name in places(runs)]
     else:
@@ -81,10 +98,17 @@ def attack_command(
 
             made = attack_one(attacked, threat, options, part)
             findings.append(replace(made, label=label(attacked, records)))
-    lead = f"{', '.join(one.label for one in findings)}; {time.strftime('%Y-%m-%d')}; seed {seed}"
-    report.write(folder, findings, threat, lead=lead)
+    names = ", ".join(one.label for one in findings) if len(findings) <= FEW else f"{len(findings)} runs"
+    lead = f"{names}; {time.strftime('%Y-%m-%d')}; seed {seed}"
+    points = [one.best for one in findings if one.best is not None]
+    figure = curves(points)
+    shown = None if figure is None else drawing(figure, caption(points))
+    report.write(folder, findings, threat, lead=lead, curves=shown)
+    if figure is not None:
+        write_atomically(folder / "attack-curves.png", png(figure))
     show(findings, console)
-    console.print(f"[bold]written[/bold]  {folder}/attack.html, attack.json", highlight=False, soft_wrap=True)
+    files = "attack.html, attack.json" + ("" if figure is None else ", attack-curves.png")
+    console.print(f"[bold]written[/bold]  {folder}/{files}", highlight=False, soft_wrap=True)
 
 
 def check_subjects(runs: Sequence[str], compare: str | None, given: Mapping[str, Any], *, record: bool = False) -> None:
@@ -145,17 +169,36 @@ def is_text(workload: LoadedWorkload) -> bool:
 
 
 def label(record: Record, records: Sequence[Record]) -> str:
-    """The method, with the name of the directory if several runs have the same method."""
+    """The method, with what distinguishes runs of one method: rank, sparsity, sigma; else the directory's name."""
     method = record.base.settings.method
-    same = sum(other.base.settings.method == method for other in records)
-    return method if same == 1 else f"{method} ({record.run.path.name})"
+    same = [other for other in records if other.base.settings.method == method]
+    known = {name: [_said(other, name) for other in same] for name in SHORT}
+    told = [name for name in SHORT if len(set(known[name])) > 1]
+    words = [", ".join([method, *(known[name][n] for name in told)]) for n in range(len(same))]
+    mine = words[same.index(record)]
+    return mine if words.count(mine) == 1 else f"{mine} ({record.run.path.name})"
+
+
+def _said(record: Record, name: str) -> str:
+    """A setting in a few words."""
+    s = record.base.settings
+    value = s.noise_multiplier if name == "noise_multiplier" else s.parameters.get(name)
+    if name == "noise_multiplier" and not record.base.method.mechanism.adds_noise:
+        return "no noise"
+    return f"{SHORT[name]} {value:.3g}" if isinstance(value, int | float) else f"no {SHORT[name]}"
 
 
 def show(findings: Sequence[Findings], console: Console) -> None:
-    """The table of each run, and the verdict below it."""
+    """The facts and the table of each run, and the verdict below them; then what the columns mean, and all runs."""
+    alone = len(findings) == 1
     for one in findings:
-        print_table(replace(one.table, title=one.label), console)
+        print_table(replace(one.table, title=one.label, note=one.table.note if alone else ""), console)
         for line in refusals(one):
             print_note(line, console)
-        print_line(one.facts, console)
+        console.print(facts_shown(one.facts), highlight=False)
         print_line(one.verdict, console, "bold")
+    if not alone:
+        console.print()
+        for note in dict.fromkeys(one.table.note for one in findings):
+            print_note(note, console)
+        print_table(replace(report.in_short(findings), title="All runs"), console)

@@ -1,7 +1,7 @@
 """Runs that ``fedlsg attack`` records itself: of several methods at one sigma, or a short one like another run."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 import strategies
+from simulations.attack.recorded.observations import refuse_client_unit
 from simulations.compare.cells.having import dropped_lines, lacks
 from simulations.engines import local
 from simulations.plan.plan import Plan, make_plan
@@ -24,18 +25,29 @@ from simulations.settings.settings import from_mapping, parse, values_of
 
 RECORDED: Mapping[str, object] = {"clients": 8, "rounds": 4, "batch_size": 1, "noise_multiplier": 1.0}
 """Default settings of the runs that ``--compare`` records: small batches, the same sigma for all."""
-OWN = ("epsilon", "sample_rate", "run_dir", "callbacks", "multiplicity")
-"""Settings of a run that the short one like it has not."""
+OWN = (
+    "epsilon", "sample_rate", "run_dir", "callbacks", "multiplicity", "evaluate_clients", "availability", "dropout",
+    "speed", "example_seconds", "uplink_mbps", "downlink_mbps", "deadline", "over_selection",
+)  # fmt: skip
+"""Settings of a run that the short one like it has not: who is there and how fast is not what an attack needs."""
 FEW_CLIENTS, FEWEST_ROUNDS = 8, 4
 ONE_EXAMPLE = math.exp(-1)
 """Share of Poisson batches with an expected size of 1 that hold one example."""
 
 
 def record_all(
-    methods: Sequence[str], given: Mapping[str, Any], folder: Path, console: Console, device: Device
+    methods: Sequence[str],
+    given: Mapping[str, Any],
+    folder: Path,
+    console: Console,
+    device: Device,
+    *,
+    sparsities: Sequence[float] | None = None,
+    sigmas: Sequence[float] | None = None,
 ) -> list[str]:
     """One recorded run for each method at equal settings, in ``folder``/METHOD; existing runs are reused.
 
+    With ``sparsities`` or ``sigmas`` one for each of them, too, in ``folder``/METHOD-pP-sigmaS; see ``variants``.
     Raises ValueError for methods that cannot be compared, and for an existing run with other settings.
     """
     for method in methods:
@@ -45,8 +57,30 @@ def record_all(
     dropped = lacking(methods, given)
     for line in dropped_lines(dropped):
         print_line(line, console, "yellow")
-    own = {one: {name: value for name, value in given.items() if (one, name) not in dropped} for one in methods}
-    return [recorded({**RECORDED, **own[one], "method": one}, folder / one, console, device) for one in methods]
+    wanted: dict[str, dict[str, Any]] = {}
+    for method in methods:
+        kept = {name: value for name, value in given.items() if (method, name) not in dropped}
+        wanted |= {name: {**RECORDED, **kept, **own} for name, own in variants(method, sparsities, sigmas)}
+    for name, settings in wanted.items():
+        if (reason := refusal(parse(settings))) is not None:
+            raise ValueError(f"{name}: {reason}")
+    return [recorded(settings, folder / name, console, device) for name, settings in wanted.items()]
+
+
+def variants(
+    method: str, sparsities: Sequence[float] | None, sigmas: Sequence[float] | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and settings of the runs of one method. Sparsities are for methods that have one; sigma 0 is no noise."""
+    own = strategies.own_settings(method)
+    for p in (None,) if sparsities is None or "sparsity" not in own else sparsities:
+        for sigma in (None,) if sigmas is None else sigmas:
+            name, settings = method, dict[str, Any](method=method)
+            if p is not None:
+                name, settings = f"{name}-p{p:g}", {**settings, "sparsity": p}
+            if sigma is not None:
+                name = f"{name}-sigma{sigma:g}"
+                settings |= {"noise_multiplier": sigma} if sigma else {"mechanism": "clip-only"}
+            yield name, settings
 
 
 def lacking(methods: Sequence[str], given: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -69,6 +103,7 @@ def record_like(
     """
     run = RunDir.open(path)
     settings = run.read_config()
+    refuse_client_unit(settings)
     before = {name: value for name, value in values_of(settings).items() if name not in OWN}
     asked = min(int(before["clients_per_round"]), FEW_CLIENTS)
     rounds = max(FEWEST_ROUNDS, math.ceil(examples / ONE_EXAMPLE / asked))

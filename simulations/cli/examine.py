@@ -87,6 +87,8 @@ def attack(
     context: typer.Context,
     runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs with recorded updates.")] = None,
     compare: Annotated[str | None, option(help="Instead: record and attack these recipes at equal sigma.")] = None,
+    sparsities: Annotated[str | None, option(help="With --compare: a run for each, as 0,0.3,0.6.")] = None,
+    sigmas: Annotated[str | None, option(help="With --compare: a run for each sigma; 0 is no noise.")] = None,
     record: Annotated[
         bool, option("--record", help="Record and attack a short run like each RUN, with one example a batch.")
     ] = False,
@@ -142,5 +144,6 @@ def attack(
     threat = ThreatModel(view=view, labels=labels, examples=examples)  # type: ignore[arg-type]
     attack_command(
         runs or [], console, compare=compare, given=given, threat=threat, batches=batch, images=images, attacks=attacks,
-        naive=naive, seconds=seconds, seed=seed, record=record, device=where, out=out,
+        naive=naive, seconds=seconds, seed=seed, record=record, sparsities=sparsities, sigmas=sigmas, device=where,
+        out=out,
     )  # fmt: skip

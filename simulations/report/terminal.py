@@ -118,17 +118,22 @@ def _values_sent(row: LayerRow) -> str:
     return f"{row.count} x {each:,}" if row.count > 1 else f"{each:,}"
 
 
-def summary_table(summary: Mapping[str, Any]) -> View:
-    """The result of a run as a table of two columns."""
+def facts_shown(facts: Mapping[str, str]) -> View:
+    """A list of facts: names, and what is true of them."""
     table = View(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
+    for name, words in facts.items():
+        table.add_row(name, Text(words))
+    return table
+
+
+def summary_table(summary: Mapping[str, Any]) -> View:
+    """The result of a run as a table of two columns."""
     rows = {
         "workload": f"{summary['workload']}, model {summary['model']}",
         "federation": f"{summary['clients']} clients, {summary['rounds']} rounds, engine {summary['engine']}",
         "method": str(summary["method"]),
         **outcome(summary),
     }
-    for name, words in rows.items():
-        table.add_row(name, Text(words))
-    return table
+    return facts_shown(rows)

@@ -26,7 +26,7 @@ class Attacked:
 
     refused: why an attack did not apply, by its name. membership: TPR at 1 % FPR of one payload for an example that is
     clipped, by the closed form; None without noise and for several local steps. leak: what the classifier's gradient
-    says without a search; None where its bias was not sent.
+    says without a search; None where its bias was not sent. seconds: of one attack on one update, at most.
     """
 
     record: Record
@@ -38,6 +38,7 @@ class Attacked:
     count: Count
     membership: float | None
     leak: ClassifierLeak | None
+    seconds: float
 
 
 def attack_images(record: Record, threat: ThreatModel, options: Options, tick: Tick) -> Attacked:
@@ -77,6 +78,7 @@ def attack_images(record: Record, threat: ThreatModel, options: Options, tick: T
         count=count(first, prior, threat, targets[0].truth.grant(threat)),
         membership=membership_of(first),
         leak=classifier_leak(targets, prior, threat),
+        seconds=options.seconds or 0.0,
     )
 
 

@@ -38,16 +38,16 @@ class ClassifierLeak:
     singles: int
 
     @property
-    def words(self) -> str:
-        """A part of a sentence."""
-        found = (
-            f"the gradient of the classifier alone shows {self.labels} of {self.examples} labels "
-            f"(blind guess {self.by_chance:.1f})"
-        )
-        if self.features is None:
-            return found
-        blind = f"blind guess {self.cosine_of_expected:.3f}"
-        return f"{found}, and its input for one example with cosine {self.features:.3f} ({blind})"
+    def facts(self) -> dict[str, str]:
+        """Labels and features in words, by name."""
+        labels = f"{self.labels} of {self.examples} read from the classifier's gradient alone"
+        found = {"labels": f"{labels} (drawn at random: {self.by_chance:.1f})"}
+        if self.features is not None:
+            found["classifier input"] = (
+                f"cosine {self.features:.3f} to the true one, for single examples (blind guess: "
+                f"{self.cosine_of_expected:.3f})"
+            )
+        return found
 
 
 def classifier_leak(targets: Iterable[Target], prior: Prior, threat: ThreatModel) -> ClassifierLeak | None:

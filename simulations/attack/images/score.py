@@ -12,6 +12,7 @@ from torch import Tensor
 from fedlsg.attacks.inversion.metrics import Interval, best_matching, mean_interval, psnr, squared_errors, ssim
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import Guess
+from simulations.attack.recorded.report import shown_name
 
 EXACT_DB = 200.0
 """The PSNR of a perfect image, which has no finite one."""
@@ -120,7 +121,9 @@ def verdict(rows: Sequence[Summary]) -> str:
     if not rows:
         return "no attack applies to these updates, for the given reasons: that is no proof of privacy"
     best = max(rows, key=lambda row: (-math.inf if row.gain is None else row.gain.low, row.mean_gain))
-    best_words = f"the strongest attack ({best.attack}, batch of {best.batch}) gains {best.mean_gain:z.1f} dB"
+    best_words = (
+        f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) gains {best.mean_gain:z.1f} dB"
+    )
     if best.gain is None:
         return f"{best_words} over the blind guess on one image: too few for a verdict"
     reach = f"{best_words} over the blind guess, 95 % interval {best.gain.low:z.1f} to {best.gain.high:z.1f} dB"

@@ -20,7 +20,7 @@ from simulations.attack.recorded.report import output_folder
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Plan, make_plan
 from simulations.report.progress import bar
-from simulations.report.terminal import print_line, print_note, print_table
+from simulations.report.terminal import facts_shown, print_line, print_note, print_table
 from simulations.report.words import duration
 from simulations.rundir.rundir import RunDir
 from simulations.settings.published import resolve
@@ -76,6 +76,7 @@ def membership_command(
             own=None if run is None or plan.client_unit is not None else own_model(run, plan, seed),
             seed=seed,
             seconds=time.monotonic() - began,
+            test_examples=len(plan.workload.test),
         )
         write(folder, report, lead(report, run))
     show(report, console)
@@ -132,5 +133,5 @@ def show(report: Report, console: Console) -> None:
     print_note("what the attacker is granted", console)
     for name, text in granted(report).items():
         print_line(f"{name}: {text}", console, "dim")
-    print_line(facts(report), console)
+    console.print(facts_shown(facts(report)), highlight=False)
     print_line(verdict(report), console, "bold")

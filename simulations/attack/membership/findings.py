@@ -8,7 +8,7 @@ import numpy as np
 from fedlsg.attacks.audit.verdict import Claim
 from fedlsg.attacks.membership.loss_threshold import LossThreshold
 from fedlsg.attacks.membership.roc import LOW_RATES, Rate, Roc
-from simulations.attack.membership.measure import Found, Limit, over_the_claim
+from simulations.attack.membership.measure import Found, Limit, over_the_claim, paired_difference
 from simulations.attack.membership.per_round import PerRound
 from simulations.attack.membership.shadows import Trained
 from simulations.report.page import Row, Table
@@ -48,7 +48,10 @@ PER_ROUND_OF_CLIENTS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Report:
-    """Everything that is reported. own: training against test examples on the run's own model, if there is a run."""
+    """Everything that is reported. own: training against test examples on the run's own model, if there is a run.
+
+    test_examples: of the public test split, on which every model's accuracy is measured; 0 if unknown.
+    """
 
     settings: Settings
     models: Trained
@@ -59,6 +62,7 @@ class Report:
     own: LossThreshold | None
     seed: int
     seconds: float
+    test_examples: int = 0
 
 
 def tables(report: Report) -> list[Table]:
@@ -86,8 +90,20 @@ def _in_turn(report: Report) -> Table:
             *(Row(cells=cells) for cells in _bounds(report.limits)),
         ),
         note="In brackets: 95 % intervals over the choice of candidates (bootstrap). They do not cover that the models "
-        "share their shadows.",
+        f"share their shadows.{_differences(report.found)}",
     )
+
+
+def _differences(found: Sequence[Found]) -> str:
+    """Each attack compared with the first one, on the same candidates."""
+    first, words = found[0], []
+    for one in found[1:]:
+        found_rate = paired_difference(one, first)
+        if found_rate is not None:
+            value, low, high = (100 * part for part in (found_rate.value, found_rate.low, found_rate.high))
+            words.append(f"{one.attack} {value:+.2f} points [{low:+.2f}, {high:+.2f}]")
+    at = f"{100 * LOW_RATES[0]:g} % FPR"
+    return f" TPR at {at} less that of the {first.attack}, paired by candidate: {'; '.join(words)}." if words else ""
 
 
 def _one_target(report: Report) -> Table:
@@ -208,19 +224,31 @@ def _strongest(found: Sequence[Found]) -> str:
     )
 
 
-def facts(report: Report) -> str:
-    """How the models were made, in one sentence."""
-    s, accuracy = report.settings, report.models.accuracy
-    claim = "no epsilon is claimed" if report.claim is None else (
-        f"sigma_eff {report.claim.noise_multiplier:.4g}, epsilon {report.claim.epsilon:.3f} at delta "
-        f"{report.claim.delta:g} by the planned schedule"
-    )  # fmt: skip
-    return (
-        f"{len(accuracy) - 1} shadow models and a target, each trained on a random half of the "
-        f"{'clients' if s.unit == 'client' else 'training set'} of "
-        f"{s.workload} ({s.model}, method {s.method}, {s.clients} clients, {s.rounds} rounds), with the run's "
-        f"sigma and sample rate; {claim}. Test accuracy {100 * np.mean(accuracy):.1f} % on average."
-    )
+def facts(report: Report) -> dict[str, str]:
+    """How the models were made, their accuracy, and the claim, by name."""
+    s, accuracy = report.settings, 100 * np.array(report.models.accuracy)
+    spread = f", standard deviation over the models {accuracy.std(ddof=1):.1f} points" if len(accuracy) > 1 else ""
+    found = {
+        "models": f"a target and {len(accuracy) - 1} shadows, each trained on a random half of the "
+        f"{'clients' if s.unit == 'client' else 'training set'}",
+        "trains": f"{s.model} on {s.workload}, method {s.method}, {s.clients} clients, {s.rounds} rounds, with the "
+        "sigma and the sample rate of a whole run",
+        "test accuracy": f"mean {accuracy.mean():.1f} %{spread}",
+    }
+    if report.test_examples:
+        share = float(accuracy.mean()) / 100
+        error = 100 * np.sqrt(share * (1 - share) / report.test_examples)
+        found["test set"] = (
+            f"{report.test_examples:,} examples: standard error {error:.1f} points, which all models share"
+        )
+    if report.claim is None:
+        return {**found, "epsilon": "none is claimed"}
+    claim = report.claim
+    return {
+        **found,
+        "sigma": f"{claim.noise_multiplier:.4g} (effective)",
+        "epsilon": f"{claim.epsilon:.3f} at delta {claim.delta:g}, by the planned schedule",
+    }
 
 
 def granted(report: Report) -> dict[str, str]:

@@ -37,6 +37,7 @@ class Found:
 
     target: of the target alone, exact intervals; sure: the same at 99 %. in_turn: of all models, each the target
     once, with intervals from a bootstrap over the candidates. curve: true positive rates of ``in_turn`` on GRID.
+    drawn: AUC and rates of every draw of that bootstrap, which has the same candidates for every attack.
     """
 
     attack: str
@@ -45,6 +46,7 @@ class Found:
     sure: Roc
     in_turn: Roc
     curve: Float[np.ndarray, " grid"]
+    drawn: Float[np.ndarray, "draws figures"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,6 +69,7 @@ def attack(models: Trained, *, seed: int, confidence: float = 0.95) -> list[Foun
     for name in ATTACKS:
         scores = np.stack([scored(name, models, target) for target in range(len(models.inside))])
         members = models.inside[0]
+        in_turn, drawn = pooled(scores, models.inside, seed=seed, confidence=confidence)
         generator = public_generator(seed, "membership", "threshold")
         ours, theirs = (torch.from_numpy(-scores[0, which]) for which in (members, ~members))
         found.append(
@@ -75,8 +78,9 @@ def attack(models: Trained, *, seed: int, confidence: float = 0.95) -> list[Foun
                 success=loss_threshold(ours, theirs, generator, confidence=confidence).success,
                 target=roc(scores[0, members], scores[0, ~members], confidence=confidence),
                 sure=roc(scores[0, members], scores[0, ~members], confidence=SURE),
-                in_turn=pooled(scores, models.inside, seed=seed, confidence=confidence),
+                in_turn=in_turn,
                 curve=curve(scores[models.inside], scores[~models.inside]),
+                drawn=drawn,
             )
         )
     return found
@@ -92,8 +96,12 @@ def scored(name: str, models: Trained, target: int) -> Float[np.ndarray, " candi
     return run(phi, models.confidence[others], models.inside[others])
 
 
-def pooled(scores: Scores, inside: Bool[np.ndarray, "targets candidates"], *, seed: int, confidence: float) -> Roc:
+def pooled(
+    scores: Scores, inside: Bool[np.ndarray, "targets candidates"], *, seed: int, confidence: float
+) -> tuple[Roc, Float[np.ndarray, "draws figures"]]:
     """Rates over all targets at one threshold. Intervals: percentiles over candidates drawn with all their scores.
+
+    Also gives AUC and rates of each draw. The draws depend on the seed and the count of candidates only.
 
     An example's scores against several models depend on each other, candidates do not; that the models share their
     shadows is not in the intervals.
@@ -102,16 +110,28 @@ def pooled(scores: Scores, inside: Bool[np.ndarray, "targets candidates"], *, se
     count = scores.shape[1]
     place = np.unique(scores, return_inverse=True)[1].reshape(scores.shape)
     value = _rates(place, inside, np.ones(count))
-    drawn = [
-        _rates(place, inside, np.bincount(generator.integers(0, count, count), minlength=count)) for _ in range(DRAWS)
-    ]
-    edges = [(1 - confidence) / 2, (1 + confidence) / 2]
-    low, high = np.quantile(np.array(drawn), edges, axis=0)
+    drawn = np.array(
+        [_rates(place, inside, np.bincount(generator.integers(0, count, count), minlength=count)) for _ in range(DRAWS)]
+    )
+    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
     rates = [
         Rate(value=float(v), low=float(min(a, v)), high=float(max(b, v)))
         for v, a, b in zip(value, low, high, strict=True)
     ]
-    return Roc(auc=rates[0], tpr=dict(zip(LOW_RATES, rates[1:], strict=True)))
+    return Roc(auc=rates[0], tpr=dict(zip(LOW_RATES, rates[1:], strict=True))), drawn
+
+
+def paired_difference(one: Found, other: Found, *, confidence: float = 0.95) -> Rate | None:
+    """TPR of ``one`` less that of ``other`` at the first of LOW_RATES, over all models in turn, paired by candidate.
+
+    None without draws of both, and for draws of different counts.
+    """
+    if one.drawn is None or other.drawn is None or one.drawn.shape != other.drawn.shape:
+        return None
+    edges = [(1 - confidence) / 2, (1 + confidence) / 2]
+    low, high = np.quantile(one.drawn[:, 1] - other.drawn[:, 1], edges)
+    value = one.in_turn.tpr[LOW_RATES[0]].value - other.in_turn.tpr[LOW_RATES[0]].value
+    return Rate(value=value, low=float(min(low, value)), high=float(max(high, value)))
 
 
 def _rates(

@@ -50,7 +50,7 @@ def page(report: Report, lead: str, data: bytes) -> str:
             lead=lead,
             headline=verdict(report),
             sections=(
-                Section(parts=(Text(words=facts(report), style="note"), drawing(curves(report), caption))),
+                Section(parts=(facts_of(facts(report)), drawing(curves(report), caption))),
                 *(Section(title=table.title, parts=(replace(table, title=""),)) for table in tables(report)),
                 Section(
                     title="What the attacker is granted",

@@ -202,11 +202,7 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
     settings = run.read_config()
     if not payload_files(run.path):
         raise ValueError(f"{path} holds no recorded updates; {RECORD}")
-    if settings.unit == "client":
-        raise ValueError(
-            "this run has unit=client: its payloads are whole updates, and these attacks replay batches of examples; "
-            "fedlsg attack --membership attacks clients"
-        )
+    refuse_client_unit(settings)
     if settings.trust != "client" and threat.view == "client":
         unseen = "is assumed to see a single payload" if settings.trust == "aggregate" else "can unmask one"
         raise ValueError(
@@ -223,6 +219,15 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
             "what earlier rounds left out: attack method sgd with another codec, which hides nothing either"
         )
     return record
+
+
+def refuse_client_unit(settings: Settings) -> None:
+    """Raise ValueError for a run whose unit of privacy is a client."""
+    if settings.unit == "client":
+        raise ValueError(
+            "this run has unit=client: its payloads are whole updates, and these attacks replay batches of examples; "
+            "fedlsg attack --membership attacks clients"
+        )
 
 
 def load_record(run: RunDir, *, progress: Progress = silent) -> Record:

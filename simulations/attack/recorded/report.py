@@ -1,6 +1,7 @@
 """attack.json and attack.html: verdict, table, pictures or texts, assumptions. Both hold private examples."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,8 +11,10 @@ from fedlsg.attacks.observation import Observation, ThreatModel
 from simulations.attack.recorded.observations import Record
 from simulations.attack.recorded.target import FPR, Target
 from simulations.report.page import (
+    Drawing,
     Page,
     Picture,
+    Row,
     Section,
     Table,
     Text,
@@ -30,6 +33,10 @@ WARNING = (
     "simulation, to judge a method. Do not publish it if the data are not public."
 )
 SECRET = "all numbers of the attacks, with the training examples that they recovered"
+UNPAIRED = (
+    "Each run drew batches of its own, so that two runs are attacked on different examples: compare their intervals. "
+    "Attacks on one run are paired: they have the same examples and the same blind guess."
+)
 LIMITS = "An attack that fails proves nothing: a stronger one may exist. Only the epsilon bounds every attack."
 
 
@@ -37,19 +44,61 @@ LIMITS = "An attack that fails proves nothing: a stronger one may exist. Only th
 class Findings:
     """What attacks found on one run: for the page, the terminal and attack.json (``numbers``).
 
-    shown: recovered images or texts. refused: why an attack did not apply, by its name. granted: assumptions in
-    addition to those of the threat model. limits: what a reader should know about the numbers.
+    facts: what was attacked, by name. shown: recovered images or texts. refused: why an attack did not apply, by its
+    name. granted: assumptions in addition to those of the threat model. limits: what a reader should know about the
+    numbers. best: of the strongest attack that is not naive; None if there is none.
     """
 
     label: str
     verdict: str
-    facts: str
+    facts: Mapping[str, str]
     table: Table
     shown: Picture | TokenLines
     numbers: Mapping[str, Any]
     refused: Mapping[str, str]
     granted: Mapping[str, str]
     limits: str
+    best: "Best | None"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """What the strongest attack gains over the blind guess in a run, in ``unit``, and the run's settings.
+
+    sparsity: None for a method without one. sigma: noise over sensitivity of what was seen, 0 without noise. low and
+    high: ends of the 95 % interval over what was attacked; None for one of it.
+    """
+
+    method: str
+    sparsity: float | None
+    sigma: float
+    attack: str
+    unit: str
+    gain: float
+    low: float | None
+    high: float | None
+
+
+NAIVE = "-naive"
+CLOSED = frozenset({"first-layer", "relu-batch", "span"})
+"""Attacks that solve equations; the others search."""
+FORMS = (
+    "closed: solves equations. adaptive: searches, and sends its candidates through the client's own projection, mask "
+    "and clip. naive: searches without them."
+)
+
+
+def split_name(attack: str) -> tuple[str, str]:
+    """An attack's name, and its form: closed, adaptive or naive."""
+    if attack.endswith(NAIVE):
+        return attack.removesuffix(NAIVE), "naive"
+    return attack, "closed" if attack in CLOSED else "adaptive"
+
+
+def shown_name(attack: str) -> str:
+    """An attack's name in a sentence."""
+    name, form = split_name(attack)
+    return f"naive {name}" if form == "naive" else name
 
 
 def output_folder(runs: Sequence[str], out: str | None) -> Path:
@@ -61,12 +110,49 @@ def output_folder(runs: Sequence[str], out: str | None) -> Path:
 
 
 def summaries(one: Any, summarise: Callable[[list[Any], int], Any]) -> list[Any]:
-    """One row for each attack and batch size of what was attacked, the largest gain first."""
+    """One row for each attack and batch size: the attack of the largest gain first, its naive form after it."""
     groups: dict[tuple[str, int], list[Any]] = {}
     for target, results in zip(one.targets, one.results, strict=True):
         for result in results:
             groups.setdefault((result.attack, len(target.truth.rows)), []).append(result)
-    return sorted((summarise(some, batch) for (_, batch), some in groups.items()), key=lambda row: -row.mean_gain)
+    rows = [summarise(some, batch) for (_, batch), some in groups.items()]
+    known, best = {row.attack for row in rows}, dict[str, float]()
+    for row in rows:
+        name, form = split_name(row.attack)
+        gain = -math.inf if form == "naive" and name in known else row.mean_gain
+        best[name] = max(best.get(name, -math.inf), gain)
+
+    def place(row: Any) -> tuple[float, str, bool, int]:
+        name, form = split_name(row.attack)
+        return -best[name], name, form == "naive", row.batch
+
+    return sorted(rows, key=place)
+
+
+def attacks_in_order(rows: Sequence[Any]) -> list[str]:
+    """The attacks of a table from its first row to its last, each once: the order of figures, too."""
+    return list(dict.fromkeys(row.attack for row in rows))
+
+
+def best_of(rows: Sequence[Any], record: Record, seen: Observation, unit: str, scale: float) -> Best | None:
+    """The strongest attack of the smallest batches, in ``unit`` of ``scale``."""
+    known = [row for row in rows if split_name(row.attack)[1] != "naive"]
+    smallest = [row for row in known if row.batch == min(other.batch for other in known)]
+    if not smallest:
+        return None
+    row, settings = max(smallest, key=lambda row: row.mean_gain), record.base.settings
+    return Best(
+        method=settings.method, sparsity=settings.parameters.get("sparsity"), sigma=sigma_of(seen), attack=row.attack,
+        unit=unit, gain=scale * row.mean_gain, low=None if row.gain is None else scale * row.gain.low,
+        high=None if row.gain is None else scale * row.gain.high,
+    )  # fmt: skip
+
+
+def sigma_of(seen: Observation) -> float:
+    """Noise over the sensitivity of what was seen, 0 without noise; over the clip norm where nothing is clipped."""
+    if not seen.mechanism.clips:
+        return seen.noise_std / seen.mechanism.clip_norm
+    return seen.noise_std / seen.mechanism.sensitivity(len(seen.frame.blocks))
 
 
 def update_numbers(target: Target) -> dict[str, Any]:
@@ -79,7 +165,9 @@ def update_numbers(target: Target) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: str) -> None:
+def write(
+    folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: str, curves: Drawing | None = None
+) -> None:
     """attack.json and attack.html, each replaced whole."""
     folder.mkdir(parents=True, exist_ok=True)
     assumed = granted(threat, runs)
@@ -91,7 +179,7 @@ def write(folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: 
             {
                 "label": one.label,
                 "verdict": one.verdict,
-                "facts": one.facts,
+                "facts": dict(one.facts),
                 **one.numbers,
                 "not_applicable": dict(one.refused),
             }
@@ -100,10 +188,12 @@ def write(folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: 
     }
     data = json_text(numbers)
     write_atomically(folder / "attack.json", data)
-    write_atomically(folder / "attack.html", page(runs, assumed, lead, data).encode())
+    write_atomically(folder / "attack.html", page(runs, assumed, lead, data, curves).encode())
 
 
-def page(runs: Sequence[Findings], assumed: Mapping[str, str], lead: str, data: bytes) -> str:
+def page(
+    runs: Sequence[Findings], assumed: Mapping[str, str], lead: str, data: bytes, curves: Drawing | None = None
+) -> str:
     """attack.html: one file that requests nothing. ``data`` are the bytes of attack.json."""
     limits = " ".join(dict.fromkeys([LIMITS, *(one.limits for one in runs)]))
     assumptions = Section(
@@ -118,6 +208,7 @@ def page(runs: Sequence[Findings], assumed: Mapping[str, str], lead: str, data: 
             warnings=(WARNING,),
             sections=(
                 *_verdicts(runs),
+                *([] if curves is None else [Section(title="Over sparsity and noise", parts=(curves,))]),
                 *(_section(one, alone=len(runs) == 1) for one in runs),
                 assumptions,
                 data_section(download("attack.json", data, SECRET)),
@@ -130,14 +221,30 @@ def _verdicts(runs: Sequence[Findings]) -> list[Section]:
     """What was found on each of several runs."""
     if len(runs) == 1:
         return []
-    return [Section(title="In short", parts=(facts_of({one.label: one.verdict for one in runs}),))]
+    return [Section(title="In short", parts=(in_short(runs),))]
+
+
+def in_short(runs: Sequence[Findings]) -> Table:
+    """The strongest attack of each of several runs, and the verdict's first words."""
+    rows = []
+    for one in runs:
+        best, words = one.best, one.verdict.partition(":")[0].lower().replace("these updates leak", "leaks")
+        if best is None:
+            rows.append(Row(cells=(one.label, "--", "--", "--", words)))
+            continue
+        reach = "--" if best.low is None or best.high is None else f"{best.low:+z.1f} to {best.high:+z.1f}"
+        rows.append(Row(cells=(one.label, shown_name(best.attack), f"{best.gain:+z.1f}", reach, words)))
+    unit = next((one.best.unit for one in runs if one.best is not None), "")
+    return Table(
+        columns=("run", "strongest", "gain", "95 % interval", "verdict"), rows=tuple(rows), left=(0, 1, 4),
+        note=f"gain: of the strongest attack that is not naive over the blind guess, in {unit}. {UNPAIRED}",
+    )  # fmt: skip
 
 
 def _section(one: Findings, *, alone: bool) -> Section:
     notes = (Text(words=words, style="note") for words in refusals(one))
-    facts = Text(words=one.facts, style="note")
     verdict = () if alone else (Text(words=one.verdict, style="verdict"),)
-    return Section(title=one.label, parts=(*verdict, facts, one.table, one.shown, *notes))
+    return Section(title=one.label, parts=(*verdict, facts_of(one.facts), one.table, one.shown, *notes))
 
 
 def refusals(one: Findings) -> list[str]:
@@ -162,25 +269,28 @@ def granted(threat: ThreatModel, runs: Sequence[Findings]) -> dict[str, str]:
     return common
 
 
-def privacy_facts(record: Record, seen: Observation, membership: float | None) -> list[str]:
-    """Workload, sigma, epsilon and the membership bound: parts of one sentence."""
-    s = record.base.settings
-    parts = [f"{s.workload}, model {s.model}, {seen.local.steps} local step(s)"]
+def privacy_facts(record: Record, seen: Observation, membership: float | None) -> dict[str, str]:
+    """The run, its model, sigma, epsilon and the membership bound, by name."""
+    s, steps = record.base.settings, seen.local.steps
+    facts = {
+        "run": record.run.path.name,
+        "trains": f"{s.model} on {s.workload}, {steps} local step{'' if steps == 1 else 's'}",
+    }
     if seen.mechanism.private:
-        sigma = seen.noise_std / seen.mechanism.sensitivity(len(seen.frame.blocks))
         of = "per payload" if len(seen.clients) == 1 else f"of the sum of {len(seen.clients)} payloads"
-        parts.append(f"sigma {sigma:.3g} {of}, epsilon {epsilon_of(record)} at delta {s.delta:g}")
+        facts["sigma"] = f"{sigma_of(seen):.3g} {of}"
+        facts["epsilon"] = f"{epsilon_of(record)} at delta {s.delta:g}, of the whole run"
     else:
-        parts.append(f"mechanism {seen.mechanism.kind!r}: no epsilon")
+        facts["epsilon"] = f"none: mechanism {seen.mechanism.kind!r}"
     if s.reproducible:
-        parts.append(REPRODUCIBLE)
+        facts["privacy"] = REPRODUCIBLE
     if membership is not None:
-        parts.append(
-            "epsilon counts that nobody knows who is in which batch; of an example that is known to be either in this "
-            f"batch or nowhere, an attacker recognises {100 * membership:.1f} % at {100 * FPR:g} % false alarms "
-            "(closed form)"
+        facts["one batch"] = (
+            f"an attacker recognises {100 * membership:.1f} % of examples that are known to be either in this batch or "
+            f"nowhere, at {100 * FPR:g} % false alarms (closed form). Epsilon counts that nobody knows who is in which "
+            "batch"
         )
-    return parts
+    return facts
 
 
 def epsilon_of(record: Record) -> str:

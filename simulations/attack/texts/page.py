@@ -5,13 +5,28 @@ from collections.abc import Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
-from simulations.attack.recorded.report import Findings, privacy_facts, summaries, update_numbers
+from simulations.attack.recorded.report import (
+    FORMS,
+    Findings,
+    attacks_in_order,
+    best_of,
+    privacy_facts,
+    shown_name,
+    sigma_of,
+    split_name,
+    summaries,
+    update_numbers,
+)
 from simulations.attack.texts.attack import AttackedTexts, tokens_of
 from simulations.attack.texts.score import ScoredText, TextSummary, summarise, verdict
 from simulations.report.page import Mark, Row, Table, TokenLine, TokenLines
 
-COLUMNS = ("attack", "batch", "texts", "recall", "blind", "gain", "95 % interval", "exact", "seconds")
+COLUMNS = ("attack", "form", "batch", "texts", "recall", "blind", "gain", "95 % interval", "exact", "seconds")
 SECONDS = (COLUMNS.index("seconds"),)
+NOTE = (
+    "blind: recall of a guess without the payload. gain: recall over it, in points. The 95 % interval is that of the "
+    f"mean gain over these updates; another training run or other starting points are not in it. {FORMS}"
+)
 """What a narrow terminal leaves out."""
 SHOWN = 12
 """Texts on the page, of all that were attacked."""
@@ -36,55 +51,57 @@ def text_findings(one: AttackedTexts) -> Findings:
         label=one.record.base.settings.method,
         verdict=verdict(rows),
         facts=facts(one),
-        table=Table(columns=COLUMNS, rows=tuple(Row(cells=cells(row)) for row in rows), optional=SECONDS),
-        shown=TokenLines(lines=tuple(lines(one)), caption=CAPTION),
+        table=Table(columns=COLUMNS, rows=tuple(map(table_row, rows)), left=(0, 1), optional=SECONDS, note=NOTE),
+        shown=TokenLines(lines=tuple(lines(one, attacks_in_order(rows))), caption=CAPTION),
         numbers=numbers(one, rows),
         refused=one.refused,
         granted=GRANTED,
         limits=LIMITS,
+        best=best_of(rows, one.record, one.targets[0].seen, "points of recall", 100.0),
     )
 
 
-def facts(one: AttackedTexts) -> str:
-    """Epsilon, sigma, membership, and which layers were trained, in one sentence."""
+def facts(one: AttackedTexts) -> dict[str, str]:
+    """Epsilon, sigma, membership, which layers were trained, and what was received, by name."""
     seen = one.targets[0].seen
     layers = one.record.base.settings.train_layers
     trained = "all layers trained" if layers is None else f"only the top {layers} layers trained, the others frozen"
-    return "; ".join(
-        [
-            *privacy_facts(one.record, seen, one.membership),
-            trained,
-            *bits_at_most(one),
-            f"{len(seen.values):,} numbers received of each update.",
-        ]
-    )
+    bits = bits_at_most(one)
+    return {
+        **privacy_facts(one.record, seen, one.membership),
+        "layers": trained,
+        "received": f"{len(seen.values):,} numbers of each update",
+        **({} if bits is None else {"at most": bits}),
+    }
 
 
-def bits_at_most(one: AttackedTexts) -> list[str]:
+def bits_at_most(one: AttackedTexts) -> str | None:
     """The most that noise lets through: a Gaussian channel of power B^2 C^2 / sigma^2 C^2 carries half of it in nats.
 
     The bound holds on average over all texts. There is none without noise, or for several local steps.
     """
     seen = one.targets[0].seen
     if not seen.mechanism.private or seen.local.steps > 1:
-        return []
-    sigma = seen.noise_std / seen.mechanism.sensitivity(len(seen.frame.blocks))
+        return None
+    sigma = sigma_of(seen)
     batch = max(len(target.truth.rows) for target in one.targets)
     bits = batch**2 / (2 * sigma**2 * math.log(2))
-    return [f"with this noise a payload carries at most {bits:.3g} bits about a batch of {batch}, on average"]
+    return f"{bits:.3g} bits about a batch of {batch} in a payload with this noise, on average over texts"
 
 
-def cells(row: TextSummary) -> tuple[str, ...]:
-    """The cells of one row."""
+def table_row(row: TextSummary) -> Row:
+    """One row of the table; the naive forms are dim."""
     reach = "--" if row.gain is None else f"{100 * row.gain.low:+.0f} to {100 * row.gain.high:+.0f}"
-    return (
-        row.attack, str(row.batch), str(row.texts), f"{100 * row.recall:.0f} %", f"{100 * row.blind:.0f} %",
+    name, form = split_name(row.attack)
+    cells = (
+        name, form, str(row.batch), str(row.texts), f"{100 * row.recall:.0f} %", f"{100 * row.blind:.0f} %",
         f"{100 * row.mean_gain:+.0f}", reach, f"{row.exact} of {row.texts}", f"{row.seconds:.1f}",
     )  # fmt: skip
+    return Row(cells=cells, style="dim" if form == "naive" else "")
 
 
-def lines(one: AttackedTexts) -> list[TokenLine]:
-    """Original, blind guess and every attack of the first texts."""
+def lines(one: AttackedTexts, order: Sequence[str]) -> list[TokenLine]:
+    """Original, blind guess and every attack of the first texts, attacks in this order."""
     words = one.public.tokenizer.convert_ids_to_tokens
     made: list[TokenLine] = []
     for target, blind, results in zip(one.targets, one.blind, one.results, strict=True):
@@ -97,7 +114,10 @@ def lines(one: AttackedTexts) -> list[TokenLine]:
             if row == 0:
                 marks: list[Mark] = ["" if token in held else "wrong" for token in blind]
                 made.append(TokenLine(name="blind guess", tokens=tuple(zip(map(words, blind), marks, strict=True))))
-            made += [TokenLine(name=r.attack, tokens=tuple(marked(r, row, text, held, one))) for r in results]
+            made += [
+                TokenLine(name=shown_name(r.attack), tokens=tuple(marked(r, row, text, held, one)))
+                for r in sorted(results, key=lambda r: order.index(r.attack))
+            ]
     return made
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedlsg.attacks.inversion.metrics import Interval, best_matching, exact_match, mean_interval, token_recall
 from fedlsg.attacks.observation import Guess
+from simulations.attack.recorded.report import shown_name
 
 Blind = Callable[[int], list[int]]
 """The blind guess of so many tokens."""
@@ -109,8 +110,8 @@ def verdict(rows: Sequence[TextSummary]) -> str:
         return "no attack applies to these updates, for the given reasons: that is no proof of privacy"
     best = max(rows, key=lambda row: (-math.inf if row.gain is None else row.gain.low, row.mean_gain))
     best_words = (
-        f"the strongest attack ({best.attack}, batch of {best.batch}) recovers {100 * best.recall:.0f} % of the "
-        f"tokens, a blind guess {100 * best.blind:.0f} %; {best.exact} of {best.texts} texts word by word"
+        f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) recovers {100 * best.recall:.0f} % "
+        f"of the tokens, a blind guess {100 * best.blind:.0f} %; {best.exact} of {best.texts} texts word by word"
     )
     if best.gain is None:
         return f"{best_words}; one update: too few for a verdict"

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,12 +14,15 @@ from fedlsg.attacks.inversion.linear_input import input_of_linear
 from fedlsg.attacks.inversion.metrics import Interval
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
+from simulations.attack.curves import caption, curves, sigma_lines, sparsity_lines
 from simulations.attack.images.attack import attack_images, image_prior
 from simulations.attack.images.catalogue import IMAGE_ATTACKS, attacks_named, strongest
+from simulations.attack.images.page import table_row
 from simulations.attack.images.score import EXACT_DB, scored, summarise, verdict
 from simulations.attack.recorded.observations import open_record
-from simulations.attack.recorded.report import privacy_facts, summaries
+from simulations.attack.recorded.report import Best, attacks_in_order, privacy_facts, shown_name, summaries
 from simulations.attack.recorded.target import Options, batch_sizes, chosen_places, membership_of, truth_of
+from simulations.attack.recording import variants
 from simulations.rundir.files import sealed
 from simulations.rundir.rundir import RunDir
 from tests.fedlsg.support.observed import digits, mlp, observe
@@ -247,9 +251,9 @@ def test_reproducible_runs_are_not_called_private(tmp_path):
     path = run_local(tmp_path, **{**RECORDING, "noise_multiplier": 2.0, "reproducible": True}).path
     record = open_record(str(path), CLIENT)
     seen = record.observation(1, 0)
-    assert "NOT PRIVATE: the noise is reproducible" in " ".join(privacy_facts(record, seen, None))
+    assert "NOT PRIVATE: the noise is reproducible" in " ".join(privacy_facts(record, seen, None).values())
     (path / "summary.json").write_text("[1]")
-    assert "unknown (the run has no summary" in " ".join(privacy_facts(record, seen, None))
+    assert "unknown (the run has no summary" in " ".join(privacy_facts(record, seen, None).values())
 
 
 @pytest.mark.parametrize(
@@ -333,7 +337,7 @@ def test_compare_records_and_attacks(fedlsg, tmp_path):
     assert status == 0, said + error
     runs = json.loads((out / "attack.json").read_text())["runs"]
     assert [run["label"] for run in runs] == ["dpsgd", "rgp"]
-    assert all("sigma 1 per payload" in run["facts"] for run in runs)
+    assert all(run["facts"]["sigma"] == "1 per payload" for run in runs)
     assert (out / "rgp" / "updates").is_dir()
 
 
@@ -343,6 +347,7 @@ def test_wrong_options_are_one_line(fedlsg, recorded):
         ((recorded("dpsgd"), "--compare", "rs"), "give either run directories, or --compare"),
         ((recorded("dpsgd"), "-c", "rank=3"), "a run has its settings; leave out rank"),
         (("--compare", "rs", "--record"), "--compare records runs of its own"),
+        ((recorded("dpsgd"), "--sigmas", "1,2"), "--sparsities and --sigmas are of runs that --compare records"),
         ((recorded("dpsgd"), "--view", "both"), "expected view in"),
         ((recorded("dpsgd"), "--batch", "x"), "expected --batch as numbers"),
         ((recorded("dpsgd"), "--images", "0"), "--images 0 >= 1"),
@@ -378,7 +383,7 @@ def test_default_seconds_end_in_two_minutes_on_small_images():
 
 def test_a_run_without_small_batches_is_recorded_again(fedlsg, tmp_path):
     """The short run has the run's method and sigma, and batches that can be attacked; a second call reuses it."""
-    run = run_local(tmp_path / "run", method="rgp", rank=3, noise_multiplier=2.0, rounds=2)
+    run = run_local(tmp_path / "run", method="rgp", rank=3, noise_multiplier=2.0, rounds=2, reproducible=True)
     status, _, error = fedlsg("attack", str(run.path))
     assert status == 1
     assert "holds no recorded updates" in error
@@ -397,6 +402,73 @@ def test_a_run_without_small_batches_is_recorded_again(fedlsg, tmp_path):
     status, _, error = fedlsg("attack", str(run.path), *options, "-c", "rank=2")
     assert status == 1
     assert "was recorded with rank=3, not 2" in " ".join(error.split())
+
+
+def best(method: str, p: float | None, sigma: float, gain: float) -> Best:
+    """A point of the curves."""
+    return Best(method=method, sparsity=p, sigma=sigma, attack="map", unit="dB", gain=gain, low=gain - 1, high=gain + 1)
+
+
+def test_curves_are_over_what_differs():
+    """Lines by hand: over p at each sigma, over sigma at each p; a point that differs in nothing is in no line."""
+    points = [best("lsg", p, sigma, 10 * p) for p in (0.0, 0.5) for sigma in (0.0, 1.0)]
+    assert {name: len(some) for (_, name), some in sparsity_lines(points).items()} == {
+        "lsg, no noise": 2, "lsg, sigma 1": 2
+    }  # fmt: skip
+    assert {name for _, name in sigma_lines([*points, best("dpsgd", None, 1.0, 3)])} == {"lsg, p 0", "lsg, p 0.5"}
+    assert {name for _, name in sigma_lines([best("dpsgd", None, s, 3) for s in (0.1, 1.0)])} == {"dpsgd"}
+    assert curves(points[:1]) is None
+    assert curves([best("lsg", 0.5, 1.0, 3), best("rgp", 0.0, 1.0, 4)]) is None
+    figure = curves([*points, best("lsg", 0.9, 0.0, 160)])
+    assert [axes.get_xlabel() for axes in figure.axes] == ["sparsity p", "sigma: noise over clip norm"]
+    highest = max(float(max(line.get_ydata())) for axes in figure.axes for line in axes.get_lines())
+    assert highest == 40.0
+    assert "drawn at 40 dB" in caption([best("lsg", 0.9, 0.0, 160)])
+    assert "drawn at 40 dB" not in caption(points)
+
+
+def test_rows_have_the_order_of_the_figure_with_naive_forms_after_their_own():
+    """The naive form of a weaker attack that happens to gain most does not move up."""
+    truth = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    def of(attack: str, psnr: float):
+        one = scored(attack, Guess(inputs=truth), truth, BLIND, PLAIN, 1.0)
+        return replace(one, psnr=(psnr, psnr), blind=(10.0, 10.0))
+
+    target = SimpleNamespace(truth=SimpleNamespace(rows=[0, 1]))
+    one = SimpleNamespace(
+        targets=[target], results=[[of("dlg", 11), of("map", 20), of("dlg-naive", 30), of("map-naive", 5)]]
+    )
+    rows = summaries(one, summarise)
+    assert attacks_in_order(rows) == ["map", "map-naive", "dlg", "dlg-naive"]
+    assert [table_row(row).cells[:2] for row in rows][1] == ("map", "naive")
+    assert [table_row(row).style for row in rows] == ["", "dim", "", "dim"]
+    assert shown_name("dlg-naive") == "naive dlg"
+
+
+def test_a_run_is_recorded_for_each_sparsity_and_sigma():
+    """Sigma 0 is a run that only clips; dpsgd has no sparsity."""
+    assert dict(variants("lsg", (0.0, 0.5), (0.0, 2.0))) == {
+        "lsg-p0-sigma0": {"method": "lsg", "sparsity": 0.0, "mechanism": "clip-only"},
+        "lsg-p0-sigma2": {"method": "lsg", "sparsity": 0.0, "noise_multiplier": 2.0},
+        "lsg-p0.5-sigma0": {"method": "lsg", "sparsity": 0.5, "mechanism": "clip-only"},
+        "lsg-p0.5-sigma2": {"method": "lsg", "sparsity": 0.5, "noise_multiplier": 2.0},
+    }
+    assert dict(variants("dpsgd", (0.0, 0.5), None)) == {"dpsgd": {"method": "dpsgd"}}
+
+
+def test_a_sparsity_curve_is_recorded_and_drawn(fedlsg, tmp_path):
+    out = tmp_path / "out"
+    axes = ("--compare", "lsg", "--sparsities", "0,0.5", "--sigmas", "2")
+    small = ("-c", "rounds=1", "-c", "clients=6", "--images", "1", "--attacks", "map", "--seconds", "0.05")
+    small += ("-c", "reproducible=true")
+    status, said, error = fedlsg("attack", *axes, *small, "--out", str(out))
+    assert status == 0, said + error
+    labels = [run["label"] for run in json.loads((out / "attack.json").read_text())["runs"]]
+    assert labels == ["lsg, p 0", "lsg, p 0.5"]
+    assert "All runs" in said
+    assert (out / "attack-curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "Over sparsity and noise" in (out / "attack.html").read_text()
 
 
 def test_damaged_kept_positions_are_noticed(copied):

@@ -19,7 +19,7 @@ from fedlsg.attacks.audit.verdict import claim_of
 from fedlsg.attacks.membership.matched_filter import closed_form_tpr
 from fedlsg.attacks.membership.roc import Rate, roc
 from simulations.attack.membership.command import as_shadow, membership_command
-from simulations.attack.membership.findings import Report, tables, verdict
+from simulations.attack.membership.findings import Report, facts, tables, verdict
 from simulations.attack.membership.measure import (
     ATTACKS,
     GRID,
@@ -30,6 +30,7 @@ from simulations.attack.membership.measure import (
     curve,
     limits,
     over_the_claim,
+    paired_difference,
     pooled,
     scored,
 )
@@ -148,7 +149,7 @@ def test_no_attack_reads_the_coins_of_its_target(name, target):
 def test_pooled_rates_are_those_of_roc():
     models = made(shift=1.0, shadows=6, examples=80)
     scores = np.round(models.confidence, 1)  # with ties
-    found = pooled(scores, models.inside, seed=0, confidence=0.95)
+    found, _ = pooled(scores, models.inside, seed=0, confidence=0.95)
     oracle = roc(scores[models.inside], scores[~models.inside])
     assert found.auc.value == pytest.approx(oracle.auc.value)
     for rate, tpr in found.tpr.items():
@@ -209,6 +210,27 @@ def test_the_verdict_says_what_was_found():
     assert "better than guessing, AUC 0.9" in said(tpr={0.01: guessed})
     assert "none of these attacks does at 1 % false alarms (guessing: 1 %)" in said(tpr={0.01: guessed})
     assert said(tpr={0.01: guessed}, auc=even).startswith("None of these attacks can be distinguished from guessing")
+
+
+def test_differences_between_attacks_are_paired_by_candidate():
+    """An attack differs from itself by nothing; negative control: unpaired draws of it would differ."""
+    found = attack(made(shift=2.0, examples=200), seed=0)
+    same = paired_difference(found[2], found[2])
+    assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
+    shuffled = replace(found[2], drawn=found[2].drawn[::-1])
+    assert paired_difference(found[2], shuffled).high > 0
+    better = paired_difference(found[2], found[0])
+    assert better.low <= better.value == found[2].in_turn.tpr[0.01].value - found[0].in_turn.tpr[0.01].value
+    assert paired_difference(found[2], replace(found[0], drawn=None)) is None
+
+
+def test_the_spread_over_models_and_the_error_of_the_test_set_are_two_facts():
+    """Accuracies of 40 and 60 % on 100 examples: 14.1 points between the models, 5 points of the test set."""
+    models = replace(made(shift=2.0, examples=50), accuracy=(0.4, 0.6))
+    parts = {"models": models, "found": (), "claim": None, "limits": (), "own": None, "rounds": []}
+    told = facts(Report(**parts, settings=from_mapping(SETTINGS), seed=0, seconds=0.0, test_examples=100))
+    assert told["test accuracy"] == "mean 50.0 %, standard deviation over the models 14.1 points"
+    assert told["test set"] == "100 examples: standard error 5.0 points, which all models share"
 
 
 def test_one_round_of_a_sum_is_not_called_one_payload():

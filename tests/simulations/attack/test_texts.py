@@ -104,13 +104,13 @@ def test_noise_leaves_nothing_to_be_read(recorded):
     assert verdict(summaries(found, summarise)).startswith("no attack applies")
     matched = attacked(recorded("noisy"), "matching", batches=(1,))
     assert summaries(matched, summarise)[0].mean_gain <= 0.35
-    assert "bits" in text_findings(matched).facts
+    assert "bits" in text_findings(matched).facts["at most"]
 
 
 def test_frozen_layers_below_are_said(recorded):
     found = attacked(recorded("frozen"), "span,matching", batches=(1,))
     assert "the lowest layers are frozen" in found.refused["span"]
-    assert "only the top 1 layers trained, the others frozen" in text_findings(found).facts
+    assert "only the top 1 layers trained, the others frozen" in text_findings(found).facts["layers"]
     assert {row.attack for row in summaries(found, summarise)} == {"matching"}
 
 
@@ -169,7 +169,7 @@ def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):
     assert status == 0, said + error
     assert "span does not apply: noise hides every direction" in said
     runs = json.loads((out / "attack.json").read_text())["runs"]
-    assert [run["label"] for run in runs] == ["rgp (rgp)", "rgp (noisy)"]
+    assert [run["label"] for run in runs] == ["rgp, no noise", "rgp, sigma 2"]
     assert max(row["recall"] for row in runs[0]["summary"]) == 1.0
     update = runs[0]["updates"][0]
     assert update["tokens"][0][0] == "[CLS]"
