@@ -8,9 +8,8 @@ from fedlsg.carriers.carrier import (
     Residual,
     Warmup,
     carried_parameters,
-    find_classifier,
-    find_output_layer,
 )
+from fedlsg.carriers.head import find_classifier, find_output_layer
 from fedlsg.carriers.layout import LayerRow, group_layers, layer_table, totals
 from fedlsg.carriers.lora import Adapted, adapted_layers, frozen_bases, mask_factors, merge, prepare_model
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fedlsg.carriers.head import find_classifier, find_output_layer
 from fedlsg.frame import PARTS, Coordinates, Form, Part
 from fedlsg.gradients.calls.ways import ways_of
 from fedlsg.lowrank import decompose, decompose_each, flatten_kernel, random_carriers
@@ -175,8 +176,7 @@ def carried_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | 
 def adapted_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | None = None) -> tuple[str, ...]:
     """Names of the weights that LoRA adapts: those that low-rank carriers of its rank would carry, outside of the head.
 
-    LoRA freezes what it adapts, and a head starts at random: all of it is trained. ``classifier`` names the head;
-    without it, the last Linear of the model.
+    LoRA freezes what it adapts, and a head starts at random: all of it is trained. ``classifier``: see above.
     Raises ValueError if no layer can be adapted.
     """
     like = replace(carrier, kind="low-rank", train="all")
@@ -218,35 +218,6 @@ def _nothing_carried(model: str, carrier: Carrier, candidates: bool) -> str:
         f"{given} carries no layer of {model}: {rule} < {PAYS_BELOW} m n holds for no Linear or Conv2d layer before "
         f"the classifier; choose a smaller {smaller}, or a dense method such as dpsgd"
     )
-
-
-def find_classifier(model: nn.Module, classifier: str | None = None) -> str:
-    """Path of the head, which may have several layers: the module that is named, else the last Linear, else "".
-
-    Raises ValueError for a name that is no module of the model.
-    """
-    if classifier is None:
-        return _last_linear(model)
-    if not any(name == classifier for name, _ in model.named_modules()):
-        raise ValueError(f"{classifier=} is no module of {type(model).__name__}")
-    return classifier
-
-
-def find_output_layer(model: nn.Module, classifier: str | None = None) -> str:
-    """Path of the layer that makes the outputs: the last Linear of the head, or the head itself if it has none.
-
-    It is never carried: "all fully connected and attention layers except the classification layer" are (Ito et al.
-    2023, sec. 4). In RoBERTa's head ``dense`` is carried and ``out_proj`` is not.
-    Raises ValueError for a ``classifier`` that is no module of the model.
-    """
-    head = find_classifier(model, classifier)
-    last = _last_linear(model.get_submodule(head))
-    return f"{head}.{last}" if head and last else head or last
-
-
-def _last_linear(model: nn.Module) -> str:
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return linear[-1] if linear else ""
 
 
 def pays(W: Tensor, carrier: Carrier) -> bool:

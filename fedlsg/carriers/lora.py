@@ -14,13 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.carriers.carrier import (
-    Carrier,
-    adapted_parameters,
-    carried_parameters,
-    find_classifier,
-    without_residual,
-)
+from fedlsg.carriers.carrier import Carrier, adapted_parameters, carried_parameters, without_residual
+from fedlsg.carriers.head import find_classifier
 from fedlsg.frame import Block, Keep
 from fedlsg.gradients import trainable
 from fedlsg.masks import Mask, keep_units, unit_importance

@@ -11,13 +11,12 @@ from torch import Tensor
 from fedlsg.attacks.inversion.prior import Prior
 from simulations.attack.images.attack import Attacked
 from simulations.attack.images.score import Summary, summarise, verdict
+from simulations.attack.recorded.best import best_of
+from simulations.attack.recorded.names import FORMS, split_name
 from simulations.attack.recorded.report import (
-    FORMS,
     Findings,
     attacks_in_order,
-    best_of,
     privacy_facts,
-    split_name,
     summaries,
     update_numbers,
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedlsg.attacks.inversion.metrics import Interval, best_matching, mean_interval, psnr, squared_errors, ssim
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import Guess
-from simulations.attack.recorded.report import shown_name
+from simulations.attack.recorded.names import shown_name
 
 EXACT_DB = 200.0
 """The PSNR of a perfect image, which has no finite one."""

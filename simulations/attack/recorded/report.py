@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg.attacks.observation import Observation, ThreatModel
+from simulations.attack.recorded.best import Best, sigma_of
+from simulations.attack.recorded.names import shown_name, split_name
 from simulations.attack.recorded.observations import Record
 from simulations.attack.recorded.target import FPR, Target
 from simulations.report.page import (
@@ -58,47 +60,7 @@ class Findings:
     refused: Mapping[str, str]
     granted: Mapping[str, str]
     limits: str
-    best: "Best | None"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Best:
-    """What the strongest attack gains over the blind guess in a run, in ``unit``, and the run's settings.
-
-    sparsity: None for a method without one. sigma: noise over sensitivity of what was seen, 0 without noise. low and
-    high: ends of the 95 % interval over what was attacked; None for one of it.
-    """
-
-    method: str
-    sparsity: float | None
-    sigma: float
-    attack: str
-    unit: str
-    gain: float
-    low: float | None
-    high: float | None
-
-
-NAIVE = "-naive"
-CLOSED = frozenset({"first-layer", "relu-batch", "span"})
-"""Attacks that solve equations; the others search."""
-FORMS = (
-    "closed: solves equations. adaptive: searches, and sends its candidates through the client's own projection, mask "
-    "and clip. naive: searches without them."
-)
-
-
-def split_name(attack: str) -> tuple[str, str]:
-    """An attack's name, and its form: closed, adaptive or naive."""
-    if attack.endswith(NAIVE):
-        return attack.removesuffix(NAIVE), "naive"
-    return attack, "closed" if attack in CLOSED else "adaptive"
-
-
-def shown_name(attack: str) -> str:
-    """An attack's name in a sentence."""
-    name, form = split_name(attack)
-    return f"naive {name}" if form == "naive" else name
+    best: Best | None
 
 
 def output_folder(runs: Sequence[str], out: str | None) -> Path:
@@ -132,27 +94,6 @@ def summaries(one: Any, summarise: Callable[[list[Any], int], Any]) -> list[Any]
 def attacks_in_order(rows: Sequence[Any]) -> list[str]:
     """The attacks of a table from its first row to its last, each once: the order of figures, too."""
     return list(dict.fromkeys(row.attack for row in rows))
-
-
-def best_of(rows: Sequence[Any], record: Record, seen: Observation, unit: str, scale: float) -> Best | None:
-    """The strongest attack of the smallest batches, in ``unit`` of ``scale``."""
-    known = [row for row in rows if split_name(row.attack)[1] != "naive"]
-    smallest = [row for row in known if row.batch == min(other.batch for other in known)]
-    if not smallest:
-        return None
-    row, settings = max(smallest, key=lambda row: row.mean_gain), record.base.settings
-    return Best(
-        method=settings.method, sparsity=settings.parameters.get("sparsity"), sigma=sigma_of(seen), attack=row.attack,
-        unit=unit, gain=scale * row.mean_gain, low=None if row.gain is None else scale * row.gain.low,
-        high=None if row.gain is None else scale * row.gain.high,
-    )  # fmt: skip
-
-
-def sigma_of(seen: Observation) -> float:
-    """Noise over the sensitivity of what was seen, 0 without noise; over the clip norm where nothing is clipped."""
-    if not seen.mechanism.clips:
-        return seen.noise_std / seen.mechanism.clip_norm
-    return seen.noise_std / seen.mechanism.sensitivity(len(seen.frame.blocks))
 
 
 def update_numbers(target: Target) -> dict[str, Any]:

@@ -5,15 +5,12 @@ from collections.abc import Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
+from simulations.attack.recorded.best import best_of, sigma_of
+from simulations.attack.recorded.names import FORMS, shown_name, split_name
 from simulations.attack.recorded.report import (
-    FORMS,
     Findings,
     attacks_in_order,
-    best_of,
     privacy_facts,
-    shown_name,
-    sigma_of,
-    split_name,
     summaries,
     update_numbers,
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlsg.attacks.inversion.metrics import Interval, best_matching, exact_match, mean_interval, token_recall
 from fedlsg.attacks.observation import Guess
-from simulations.attack.recorded.report import shown_name
+from simulations.attack.recorded.names import shown_name
 
 Blind = Callable[[int], list[int]]
 """The blind guess of so many tokens."""

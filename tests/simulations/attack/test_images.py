@@ -19,8 +19,10 @@ from simulations.attack.images.attack import attack_images, image_prior
 from simulations.attack.images.catalogue import IMAGE_ATTACKS, attacks_named, strongest
 from simulations.attack.images.page import table_row
 from simulations.attack.images.score import EXACT_DB, scored, summarise, verdict
+from simulations.attack.recorded.best import Best
+from simulations.attack.recorded.names import shown_name
 from simulations.attack.recorded.observations import open_record
-from simulations.attack.recorded.report import Best, attacks_in_order, privacy_facts, shown_name, summaries
+from simulations.attack.recorded.report import attacks_in_order, privacy_facts, summaries
 from simulations.attack.recorded.target import Options, batch_sizes, chosen_places, membership_of, truth_of
 from simulations.attack.recording import variants
 from simulations.rundir.files import sealed
