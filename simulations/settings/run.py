@@ -156,7 +156,7 @@ class Settings:
     personal: Annotated[
         str | None,
         Setting(
-            "Parameters that stay with each client: classifier, or the start of their names.",
+            "Parameters that stay with a client: classifier, or the start of names.",
             aliases=("personalization", "head", "fedper", "fedrep"),
         ),
     ] = None

@@ -32,7 +32,8 @@ def test_a_line_by_hand():
     line = next(line for line in lines(TABLE) if line.method == "lsg")
     assert as_record(line) == {
         "label": "lsg", "method": "lsg", "workload": "digits", "model": "mlp", "rank": 4, "sparsity": 0.3,
-        "delta": 1e-5, "epsilon_target": 3.0, "epsilon_max": pytest.approx(2.999), "private": True, "trust": "client",
+        "delta": 1e-5, "epsilon_target": 3.0, "epsilon_max": pytest.approx(2.999), "private": True,
+        "unit": "example", "trust": "client",
         "rho": None, "n": 3, "planned": 3, "accuracy_mean": pytest.approx(0.83),
         "accuracy_sd": pytest.approx(math.sqrt(7e-4)),
         "loss_mean": 0.5, "standard_error": pytest.approx(math.sqrt(7e-4 / 3 + 0.83 * 0.17 / 400)), "chance": 0.1,
