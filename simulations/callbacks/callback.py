@@ -1,7 +1,8 @@
 """A callback: code that the server calls when a run begins, after each round, and when it ends.
 
-It sees public values alone: settings, rows of rounds.csv, the model, the summary. What it does costs no epsilon. But a
-round that was chosen by its test accuracy was chosen on the test split: this accuracy is too high for new data.
+It sees public values alone: settings, rows of rounds.csv, the model, the summary. What it does costs no epsilon. (Under
+trust=server its rows have accuracy, loss, metrics and epsilon only: bytes and counts tell who took part.) But a round
+that was chosen by its test accuracy was chosen on the test split: this accuracy is too high for new data.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

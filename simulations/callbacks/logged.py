@@ -23,21 +23,17 @@ def extra(package: str) -> Any:
         raise ValueError(f"callbacks={package} needs the package: pip install 'fedlsg[{package}]' ({error})") from None
 
 
-RELEASED = ("test/", "epsilon/")
-"""Tags that follow from the weights and the ledger. Bytes, counts and seconds tell how many clients took part, which
-is a secret of a trusted server."""
+TAGS = {"epsilon_max": "epsilon/max", "epsilon_median": "epsilon/median"}
 COUNTED = ("uplink_bytes", "downlink_bytes")
+"""Of the results, what tells how many clients took part: a secret of a trusted server."""
 
 
-def counts_are_secret(settings: Columns) -> bool:
-    """Whether only the server may know how many clients took part: of settings, or of summary.json."""
-    return settings.get("trust") == "server"
-
-
-def metrics_of(row: Columns, *, counted: bool = True) -> dict[str, float]:
-    """The numbers of a round, by TensorBoard's tags; unless ``counted``, without those that tell who took part."""
-    numbers = Row.of_columns(row).scalars
-    return {tag: value for tag, value in numbers.items() if counted or tag.startswith(RELEASED)}
+def metrics_of(row: Columns) -> dict[str, float]:
+    """The numbers of a round, by TensorBoard's tags; of a row of ``Row.released`` those of its columns."""
+    if "asked" in row:
+        return Row.of_columns(row).scalars
+    values = {TAGS.get(name, f"test/{name}"): value for name, value in row.items() if name != "round"}
+    return {tag: float(value) for tag, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def names_of(settings: Columns) -> dict[str, Any]:
@@ -48,6 +44,6 @@ def names_of(settings: Columns) -> dict[str, Any]:
 
 def results_of(summary: Columns) -> dict[str, float]:
     """The finite numbers of the results."""
-    names = [name for name in RESULTS if not (name in COUNTED and counts_are_secret(summary))]
+    names = [name for name in RESULTS if not (name in COUNTED and summary.get("trust") == "server")]
     found = {f"final/{name}": summary.get(name) for name in names}
     return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fedlsg.setting import Setting
 from simulations.callbacks.callback import Callback, Columns, Watched
-from simulations.callbacks.logged import counts_are_secret, extra, metrics_of, names_of, results_of
+from simulations.callbacks.logged import extra, metrics_of, names_of, results_of
 
 RUN_ID = "mlflow-run-id"
 """File of the run directory: a resumed run continues the same run of MLflow."""
@@ -20,7 +20,6 @@ class MLflow(Callback):
         self._mlflow, self.experiment = extra("mlflow"), experiment
 
     def on_begin(self, run: Watched) -> None:
-        self._counted = not counts_are_secret(run.settings)
         if self.experiment:
             self._mlflow.set_experiment(self.experiment)
         file = run.path / RUN_ID
@@ -32,7 +31,7 @@ class MLflow(Callback):
         self._mlflow.log_params(names_of(run.settings))
 
     def on_round(self, row: dict[str, Any]) -> None:
-        self._mlflow.log_metrics(metrics_of(row, counted=self._counted), step=row["round"])
+        self._mlflow.log_metrics(metrics_of(row), step=row["round"])
 
     def on_end(self, summary: Columns) -> None:
         self._mlflow.log_metrics(results_of(summary))

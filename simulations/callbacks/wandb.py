@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fedlsg.setting import Setting
 from simulations.callbacks.callback import Callback, Columns, Watched
-from simulations.callbacks.logged import counts_are_secret, extra, metrics_of, names_of, results_of
+from simulations.callbacks.logged import extra, metrics_of, names_of, results_of
 
 RUN_ID = "wandb-run-id"
 """File of the run directory: a resumed run continues the same run of Weights & Biases."""
@@ -22,7 +22,6 @@ class WeightsAndBiases(Callback):
         self._run: Any = None
 
     def on_begin(self, run: Watched) -> None:
-        self._counted = not counts_are_secret(run.settings)
         file = run.path / RUN_ID
         if not file.exists():
             file.write_text(secrets.token_hex(4) + "\n")
@@ -36,7 +35,7 @@ class WeightsAndBiases(Callback):
             raise ValueError(f"callbacks=wandb: {error} (WANDB_MODE=offline needs no account)") from None
 
     def on_round(self, row: dict[str, Any]) -> None:
-        self._run.log(metrics_of(row, counted=self._counted), step=row["round"])
+        self._run.log(metrics_of(row), step=row["round"])
 
     def on_end(self, summary: Columns) -> None:
         self._run.summary.update(results_of(summary))

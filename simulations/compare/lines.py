@@ -173,6 +173,7 @@ class Line:
         own += [
             f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in others.items()
         ]
+        own += ["client level"] if self.unit == "client" and "unit" not in self.varied else []
         return f"{self.label} ({', '.join(own)})" if own else self.label
 
 

@@ -87,7 +87,8 @@ def _curves_over_epsilon(
     axes.set_xscale("log")
     axes.set_xticks(targets, [f"{target:g}" for target in targets])
     axes.set_xticks([], minor=True)
-    axes.set_xlabel("epsilon of each client's examples (target, logarithmic)")
+    of = "each client's examples" if all(line.unit == "example" for line in table) else "an example, or of a client"
+    axes.set_xlabel(f"epsilon of {of} (target, logarithmic)")
     axes.set_ylabel(measured(table))
     draw_chance(axes, table)
     legend_outside(figure, [axes], order=_names(table))

@@ -285,12 +285,13 @@ def prepare(
     rate = filled.sample_rate if filled.batch_size is None else min(filled.batch_size / mean_size, 1.0)
     assert rate is not None, "without a batch size there is a rate: see FALLBACK"
     expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
-    schedule = Schedule(rounds=filled.rounds, local_steps=filled.local_steps, sample_rate=rate)
     method = build_method(filled)
     check_unit(filled, method, uplink_codec(filled))
-    if client_unit(filled, method) is not None:
+    passes = rate
+    if client_unit(filled, method) is not None:  # what follows from sizes would tell which clients there are
         assert filled.batch_size is not None, "check_unit wants one"
-        expected_batch = float(filled.batch_size)
+        expected_batch, passes = float(filled.batch_size), 1 / filled.local_steps  # an epoch is a round
+    schedule = Schedule(rounds=filled.rounds, local_steps=filled.local_steps, sample_rate=passes)
     local = _local_training(filled, method, rate, expected_batch, deployed=own is not None)
     check_codecs(filled, method)
     return Base(

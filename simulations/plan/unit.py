@@ -44,10 +44,11 @@ def check_unit(s: Resolved, method: Method, codec: Codec) -> None:
         )
     if s.unit == "example" or not private:
         return
-    if s.trust == "client":
+    if s.trust in ("client", "aggregate"):
         raise ValueError(
-            "unit=client hides a client in a sum: take trust=server (simulation: the server is trusted with updates "
-            "that have no noise, and adds it) or trust=secure (clients add shares of it under a secure sum)"
+            f"unit=client hides a client in a real sum, got trust={s.trust}: take trust=server (simulation: the server "
+            "is trusted with updates that have no noise, and adds it) or trust=secure (clients add shares of it under a "
+            "secure sum)"
         )
     if s.batch_size is None:
         raise ValueError(

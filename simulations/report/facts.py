@@ -8,16 +8,20 @@ from simulations.report.page import Code, Section, Text, facts_of
 from simulations.report.words import duration
 from simulations.rundir.results import Result
 
-PRIVACY = (
+EXAMPLE_LEVEL = (
     "Epsilon protects one example of one client (adjacency: add or remove one example). Each client composes its own "
     "steps. The number is the largest over clients and seeds; it is never a sum over clients. Whatever an observer "
-    "concludes is at most e^epsilon times as likely as without the example, except with probability delta.",
+    "concludes is at most e^epsilon times as likely as without the example, except with probability delta."
+)
+PRIVACY = (
     "The epsilon of a run covers that run only. It costs more privacy to choose the best of several runs, to choose "
     "hyperparameters by their results, or to publish several runs on the same data. No epsilon here covers that.",
 )
 CLIENT_LEVEL = (
-    "Where unit=client, epsilon protects one client with all of its data (adjacency: add or remove one client), and "
-    "epsilons of the two units are not comparable: client level is the stronger claim at the same number."
+    "With unit=client, epsilon protects one client with all of its data: with its data or without, whatever an "
+    "observer concludes is at most e^epsilon times as likely, except with probability delta. Epsilons of the two units "
+    "are not comparable. For one example of a client that stays, the clipped update may turn round: count with half of "
+    "the noise multiplier."
 )
 TRUST = {
     "client": "trust=client: each payload is private on its own, for everybody who reads it.",
@@ -48,8 +52,9 @@ def epsilon_section(results: Sequence[Result]) -> Section:
     The last line only if no run measured its accuracy on private rows.
     """
     whom = trust_words(str(run.settings.get("trust", "client")) for run in results) or [TRUST["client"]]
-    units = [CLIENT_LEVEL] if any(run.settings.get("unit") == "client" for run in results) else []
-    texts = [*PRIVACY, *units, *whom, *([] if any(run.held_out for run in results) else [PUBLIC_TEST])]
+    units = {str(run.settings.get("unit", "example")) for run in results} or {"example"}
+    what = [words for unit, words in (("example", EXAMPLE_LEVEL), ("client", CLIENT_LEVEL)) if unit in units]
+    texts = [*what, *PRIVACY, *whom, *([] if any(run.held_out for run in results) else [PUBLIC_TEST])]
     return Section(title="What epsilon means here", parts=tuple(Text(words=text) for text in texts))
 
 

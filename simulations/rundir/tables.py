@@ -32,6 +32,7 @@ BYTES = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_
 """Columns of rounds.csv that the lines of bytes.csv add up to."""
 SUMS = (*BYTES, "uplink_messages", "downlink_messages")
 """Columns of rounds.csv that add up over rounds."""
+RELEASED = ("round", "accuracy", "loss", "epsilon_max", "epsilon_median")
 NO_METRICS: Mapping[str, float | None] = MappingProxyType({})
 
 
@@ -133,6 +134,11 @@ class Row:
         """The row by column, as rounds.csv has it."""
         simulated = {} if self.simulated is None else vars(self.simulated)
         return {**{name: getattr(self, name) for name in FIELDS}, **simulated, **self.metrics}
+
+    @property
+    def released(self) -> dict[str, Any]:
+        """The columns that follow from the weights and the ledger. The others tell who, or how many, took part."""
+        return {name: value for name, value in self.columns.items() if name in RELEASED or name in self.metrics}
 
     @property
     def line(self) -> str:

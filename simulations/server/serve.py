@@ -62,7 +62,7 @@ def serve(
         state = plan.server_state()
         downlink = make_downlink(plan.settings, state, run)
         clock, deployed = SimulatedClock(plan.participation), deployment is not None
-        recorder = Recorder(run, plan, state, downlink, clock, deployed=deployed, show=_each(on_round, calls))
+        recorder = Recorder(run, plan, state, downlink, clock, deployed=deployed, show=_each(on_round, calls, plan))
         if run.has_checkpoint:
             recorder.resume()
         else:
@@ -80,13 +80,18 @@ def serve(
         return summary
 
 
-def _each(show: OnRound | None, calls: CallbackList) -> OnRound:
+def _columns(row: Row, plan: Plan) -> dict[str, Any]:
+    """A row as callbacks see it: without what tells who took part, where that is a secret of the server."""
+    return row.released if plan.draws_in_secret else row.columns
+
+
+def _each(show: OnRound | None, calls: CallbackList, plan: Plan) -> OnRound:
     """Show a row first: what a callback prints, or raises, comes after it."""
 
     def on_round(row: Row) -> None:
         if show is not None:
             show(row)
-        calls.on_round(row.columns)
+        calls.on_round(_columns(row, plan))
 
     return on_round
 
@@ -101,7 +106,7 @@ def _watched(recorder: Recorder) -> Watched:
         write_model(folder, final.tensors, final.facts)
 
     earlier = run.read_rounds()[: state.round] if state.round else []
-    rows = [Row.parse(row).columns for row in earlier]
+    rows = [_columns(Row.parse(row), plan) for row in earlier]
     return Watched(path=run.path, settings=values_of(plan.settings), rows=rows, save_model=save_model)
 
 

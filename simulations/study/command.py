@@ -26,6 +26,7 @@ from simulations.compare.command import accepted, compare_command, published
 from simulations.compare.table import unfinished
 from simulations.engines.signals import sigterm_raises
 from simulations.plan.base import prepare
+from simulations.plan.unit import refuse_client_level
 from simulations.report.terminal import print_line, print_note, print_table
 from simulations.report.words import epsilon_words
 from simulations.rundir.files.atomic import write_atomically
@@ -89,6 +90,7 @@ def make_job(grid: Grid, study: str, *, trials: int | None, on: str | None, out:
     arms, deltas = [], []
     for entry in grid.entries:
         own = shared[entry.label]
+        refuse_client_level(from_mapping(own), "a study, which states what choosing costs,")
         own = own if rows.private else {**as_many_rows(from_mapping(own)), **own}
         settings = prepare(from_mapping(own)).settings
         arms.append(

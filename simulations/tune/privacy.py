@@ -81,6 +81,8 @@ def _read(run: RunDir) -> Trial:
         Ledger(path, client=int(path.stem.removeprefix("client-"))) for path in run.ledgers.glob("client-*.jsonl")
     ]
     charged = [ledger for ledger in ledgers if ledger.entries]
+    if any(entry.unit != "example" for ledger in charged for entry in ledger.entries):
+        raise ValueError(f"{run.path} protects whole clients: what choosing costs is stated for single examples")
     return Trial(
         partition=tuple(settings.get(name) for name in PARTITION),
         events={ledger.client: ledger.events() for ledger in charged},

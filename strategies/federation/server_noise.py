@@ -13,6 +13,7 @@ from fedlsg.client_level import ServerNoise, release_round, sum_mechanism
 from fedlsg.privacy import SERVER, Entry, poisson_batch
 from fedlsg.state import RoundPlan
 from strategies.federation.exchange import Exchange, Received
+from strategies.federation.report import NO_REPLY
 
 
 class ServerNoiseExchange(Exchange):
@@ -32,9 +33,23 @@ class ServerNoiseExchange(Exchange):
         there = set(self.clock.select(plan.round))
         return [client for client in drawn if client in there]
 
+    @property
+    def worth_repeating(self) -> bool:
+        """Never: a round without a reply is a sum of noise, as any other. Repeated, it would tell who was drawn."""
+        return False
+
     def collect(self, replies: Iterable[Message]) -> Received:
-        """The noisy sum; also of a round in which no client was drawn, or none answered."""
+        """The noisy sum; also of a round in which no client was drawn, or none answered.
+
+        Raises RuntimeError where a reply did not come in time: one slow client may have kept others waiting, and would
+        decide whether they count. Nothing of the round is released then; it stays charged.
+        """
         received, plan, noise = super().collect(replies), self.plan, self._noise
+        if late := sorted(client for client, why in self.report.rejected.items() if why == NO_REPLY):
+            raise RuntimeError(
+                f"round {plan.round}: no reply of clients {late} within round_timeout, and a sum without those that "
+                "had to wait is not covered by epsilon: give a longer round_timeout, and continue with fedlsg resume"
+            )
         total, clip_norm = release_round(
             received.updates,
             frame=plan.frame,

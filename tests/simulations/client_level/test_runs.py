@@ -12,10 +12,15 @@ from torch.nn.utils import parameters_to_vector
 import strategies.federation.server_noise
 from fedlsg.client_level import release_round
 from fedlsg.privacy import SERVER, Ledger, LedgerError
+from simulations.callbacks.callback import as_callbacks
 from simulations.callbacks.logged import metrics_of, results_of
+from simulations.callbacks.monitor import Best
+from simulations.client.app import app
+from simulations.engines import local
 from simulations.plan.plan import make_plan
+from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import from_mapping
-from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
+from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local, stopped_after
 
 CLIENT_LEVEL: dict[str, Any] = {
     "unit": "client", "trust": "server", "sample_rate": None, "batch_size": 20, "clients": 30, "clients_per_round": 9,
@@ -184,10 +189,51 @@ def test_a_secure_sum_and_a_trusted_server_train_alike(tmp_path):
 
 
 def test_loggers_are_not_told_how_many_clients_took_part(run):
-    row = run.rows[-1].columns
-    assert {tag.partition("/")[0] for tag in metrics_of(row, counted=False)} == {"test", "epsilon"}
-    assert any(tag.startswith("clients/") for tag in metrics_of(row))
+    row = run.rows[-1]
+    assert {tag.partition("/")[0] for tag in metrics_of(row.released)} == {"test", "epsilon"}
+    assert metrics_of(row.released).items() <= metrics_of(row.columns).items()
+    assert any(tag.startswith("clients/") for tag in metrics_of(row.columns))
     assert not any("bytes" in name for name in results_of(run.summary))
+
+
+def test_callbacks_choose_by_nothing_that_tells_who_took_part(tmp_path):
+    seen = []
+    plan, directory = plan_at(tmp_path / "run", **CLIENT_LEVEL | {"rounds": 1})
+    local.run(plan, directory, on_round=ignore, callbacks=as_callbacks([seen.append]))
+    assert seen[0].keys() == {"round", "accuracy", "loss", "epsilon_max", "epsilon_median"}
+    with pytest.raises(ValueError, match="monitor='uplink_messages' is no column"):
+        Best("uplink_messages", "auto").offer(seen[0])
+
+
+def test_frames_and_schedule_do_not_depend_on_the_clients_that_there_are():
+    """A method whose masks change by the epoch, on all clients and on those of other sizes."""
+    settings = CLIENT_LEVEL | {"method": "rs", "rounds": 12, "partition": "dirichlet"}
+    schedules, digests = [], []
+    for alpha in (0.1, 10.0):
+        plan = make_plan(from_mapping(SMALL | settings | {"alpha": alpha, "train_rows": 600 if alpha < 1 else 1200}))
+        state = plan.server_state()
+        schedules.append((plan.schedule, plan.divisor, plan.local.expected_batch))
+        digests.append([state.public.frame(round, updates=0).digest for round in range(1, 13)])
+    assert schedules[0] == schedules[1]
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) > 1, "the masks of this method change: the test would see it"
+
+
+def test_a_reply_after_the_timeout_ends_the_run_before_anything_is_released(tmp_path):
+    """One slow client must not decide whether those behind it count."""
+    silent = []
+
+    def client(message, context):
+        if message.metadata.message_type == "train" and not silent:
+            silent.append(context.node_config["partition-id"])
+            return None  # no reply
+        return app(message, context)
+
+    with pytest.raises(RuntimeError, match=r"no reply of clients .* give a longer round_timeout"):
+        run_local(tmp_path / "run", client=client, **CLIENT_LEVEL)
+    entries = Ledger(tmp_path / "run" / "ledger" / "server.jsonl", client=SERVER).entries
+    assert len(entries) == 1, "the round stays charged"
+    assert not RunDir(tmp_path / "run").rounds.exists() or not Run(tmp_path / "run").rows
 
 
 def test_one_ledger_protects_one_unit(tmp_path):
@@ -203,6 +249,7 @@ def test_one_ledger_protects_one_unit(tmp_path):
     ("changes", "said"),
     [
         ({"trust": "client"}, "take trust=server"),
+        ({"trust": "aggregate"}, "take trust=server"),
         ({"unit": "example"}, "trust=server .* needs unit=client"),
         ({"batch_size": None, "sample_rate": 0.1}, "give batch_size"),
         ({"method": "dp-ssgd", "prune": "dp-snip"}, "take unit=example, or no pruning"),
