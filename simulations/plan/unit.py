@@ -47,7 +47,7 @@ def check_unit(s: Resolved, method: Method, codec: Codec) -> None:
     if s.trust in ("client", "aggregate"):
         raise ValueError(
             f"unit=client hides a client in a real sum, got trust={s.trust}: take trust=server (simulation: the server "
-            "is trusted with updates that have no noise, and adds it) or trust=secure (clients add shares of it under a "
+            "is trusted with updates that have no noise, and adds it) or trust=secure (clients add shares of it in a "
             "secure sum)"
         )
     if s.batch_size is None:
