@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from simulations.compare.lines import Line, measured, shown
 from simulations.compare.plots import draw_chance, heights, in_legend_order, looks_of
 from simulations.report.figure import legend_outside, new_figure, use_style, wrap
-from simulations.report.page.colours import RED
+from simulations.report.page.colours import RED, contrast
 from simulations.report.words import NOT_PRIVATE, epsilon_words
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def _heat(
     limits: tuple[float, float],
 ) -> None:  # fmt: skip
     from matplotlib import colormaps
+    from matplotlib.colors import to_hex
     from matplotlib.patches import Rectangle
 
     low, high = limits
@@ -133,7 +134,7 @@ def _heat(
             ground = colormaps["viridis"](1 - share if line.by_loss else share)
             axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=ground, edgecolor="none"))
             words = shown(line, line.mean) + ("" if line.sd is None else f"\n±{shown(line, line.sd)}")
-            colour = DARK if _luminance(ground) > 0.36 else BRIGHT
+            colour = max((DARK, BRIGHT), key=lambda colour: contrast(colour, to_hex(ground)))
             axes.text(x, y, words, ha="center", va="center", fontsize=7, color=colour, linespacing=1.1)
     x, y = (place.index(best.varied[name]) for place, name in zip(values, names, strict=False))
     axes.add_patch(Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, facecolor="none", edgecolor=RED, linewidth=2))
@@ -186,12 +187,6 @@ def _family_name(line: Line, names: Sequence[str]) -> str:
 
 def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _luminance(colour: Sequence[float]) -> float:
-    """About how light a colour is, 0 to 1."""
-    red, green, blue = colour[:3]
-    return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def _is_number(value: Any) -> bool:
