@@ -23,7 +23,7 @@ USUAL = ("learning_rate", "clip_norm", "rank", "out_rank", "refresh_rounds")
 """What is tuned if nothing is said, as far as the method has it and it has a value to start from."""
 
 REFUSED = HARMLESS | {*AXES} | {
-    "preset", "from_preset", "noise_multiplier", "delta", "trust", "min_survivors", "colluders", "reproducible",
+    "preset", "from_preset", "noise_multiplier", "delta", "unit", "trust", "min_survivors", "colluders", "reproducible",
     "sampling", "mechanism", "dataset", "subset", "input_columns", "label_column", "test_split", "train_rows",
     "holdout", "public_rows",
 }  # fmt: skip

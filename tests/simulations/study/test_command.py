@@ -209,6 +209,8 @@ def test_out_of_time_it_says_that_it_is_not_finished(study, tmp_path):
         ({"grid": {"ranks": [2, 4]}}, "--ranks is an axis of a grid, and --study replaces grids: vary rank in it"),
         ({"grid": {"epsilons": [1.0, 8.0], "settings": {"rounds": 2}}}, "give one epsilon"),
         ({"budget_minutes": 0}, "expected --budget-minutes 0 > 0"),
+        ({"settings": {"unit": "client", "trust": "server"}}, "it needs unit=example, got unit=client"),
+        ({"study": "unit=example,client"}, "--study unit: it changes what is measured or how private it is"),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_is_written(options, words, study, tmp_path):
