@@ -92,7 +92,6 @@ def make_job(grid: Grid, study: str, *, trials: int | None, on: str | None, out:
         own = shared[entry.label]
         refuse_client_level(from_mapping(own), "a study, which states what choosing costs,")
         own = own if rows.private else {**as_many_rows(from_mapping(own)), **own}
-        refuse_client_level(from_mapping(own), "a study, which states what choosing costs,")
         settings = prepare(from_mapping(own)).settings
         arms.append(
             Arm(label=entry.label, given=own, epsilon=settings.epsilon, space=spaces[entry.label],
