@@ -101,16 +101,6 @@ def test_accuracy_is_that_of_the_clients_own_models(unbroken):
     assert summary["private"] is False  # a reproducible run
 
 
-@pytest.mark.ray
-def test_engine_ray_keeps_the_same_heads(tmp_path, unbroken):
-    from simulations.engines import ray
-    from tests.simulations.support.runs import ignore, plan_at
-
-    plan, directory = plan_at(tmp_path / "run", **PERSONAL | {"engine": "ray"})
-    ray.run(plan, directory, on_round=ignore)
-    assert same(Run(directory.path, plan), unbroken)
-
-
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
