@@ -4,6 +4,7 @@ A run has two phases. Where pruning reads the clients' data (DP-SNIP) there is o
 rounds. Messages, ledgers and files number the pruning round ``PRUNING_ROUND`` and training rounds from 1.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -94,11 +95,12 @@ class RoundPlan:
     def for_client(self, terms: ClientTerms) -> "RoundPlan":
         """The same round with the noise multiplier and the Poisson rate of one client in this phase.
 
-        To a server that adds the noise a client sends its update as it is, and its own entry says so.
+        To a server that adds the noise a client sends its update as it is, and its own entry says so. It does not know
+        the clip norm, which may move.
         """
         mechanism = terms.mechanism(self.mechanism)
         if self.client_unit is not None and self.client_unit.at_server:
-            mechanism = replace(mechanism, kind="none")
+            mechanism = replace(mechanism, kind="none", clip_norm=math.inf)
         return replace(self, mechanism=mechanism, local=self.local.at_rate(terms.sample_rate))
 
     def at_clip_norm(self, clip_norm: float) -> "RoundPlan":

@@ -26,6 +26,7 @@ from simulations import workloads
 from simulations.plan.base import Base, prepare
 from simulations.plan.public_parts import check_parts, check_personal
 from simulations.plan.source import check_source
+from simulations.plan.unit import adaptive_clip
 from simulations.plan.weights import client_weights
 from simulations.settings.settings import Settings
 from simulations.workloads import Progress, Split, silent, to_device
@@ -66,6 +67,8 @@ def make_plan(settings: Settings, *, progress: Progress = silent, declared: Sequ
         largest = max(common)
         mechanism = replace(base.method.mechanism, noise_multiplier=largest)
         resolved = replace(base.settings, noise_multiplier=largest if len(common) == 1 else None)
+        if base.draws_in_secret:
+            adaptive_clip(base.settings, largest)
         base = replace(base, settings=resolved, method=replace(base.method, mechanism=mechanism))
     return Plan(**{f.name: getattr(base, f.name) for f in fields(Base)}, terms=terms)
 

@@ -21,16 +21,22 @@ def client_unit(s: Resolved, method: Method) -> ClientUnit | None:
     return ClientUnit(sample_rate=1.0, at_server=False)
 
 
-def adaptive_clip(s: Resolved) -> AdaptiveClip | None:
-    """The adaptive clip that the settings ask for."""
+def adaptive_clip(s: Resolved, noise_multiplier: float) -> AdaptiveClip | None:
+    """The adaptive clip that the settings ask for; ``noise_multiplier``: z, of count and sum together.
+
+    By default the count has the noise of the paper or, in a small federation, of z clients: then the sum has 4/3 of the
+    variance that it would have alone. Raises ValueError for a given noise that leaves nothing for the sum.
+    """
     if s.clip_quantile is None:
         return None
-    return AdaptiveClip(
+    made = AdaptiveClip(
         quantile=s.clip_quantile,
         rate=RATE if s.clip_learning_rate is None else s.clip_learning_rate,
-        count_noise=s.clip_count_noise or s.clients_per_round / COUNT_SHARE,
+        count_noise=s.clip_count_noise or max(s.clients_per_round / COUNT_SHARE, noise_multiplier),
         expected_clients=s.clients_per_round,
     )
+    made.sum_multiplier(noise_multiplier)
+    return made
 
 
 def check_unit(s: Resolved, method: Method, codec: Codec) -> None:

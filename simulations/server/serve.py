@@ -185,6 +185,6 @@ def _server_noise(plan: Plan, run: RunDir) -> ServerNoise | None:
         ledger=Ledger(run.ledger(SERVER), client=SERVER),
         budget=None if s.epsilon is None else (s.epsilon, s.delta),
         stream=stream,
-        adaptive=adaptive_clip(s),
+        adaptive=adaptive_clip(s, plan.method.mechanism.noise_multiplier),
         reproducible=s.reproducible,
     )

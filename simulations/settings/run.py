@@ -99,7 +99,9 @@ class Settings:
     ] = None
     clip_count_noise: Annotated[
         float | None,
-        Setting("Noise in the count of clip_quantile; default a 20th of a round's.", "clients", above=0, below=inf),
+        Setting(
+            "Noise in the count of clip_quantile; default a 20th of a round's, or z.", "clients", above=0, below=inf
+        ),
     ] = None
     min_survivors: Annotated[
         int | None,

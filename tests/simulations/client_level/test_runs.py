@@ -255,6 +255,7 @@ def test_one_ledger_protects_one_unit(tmp_path):
         ({"method": "dp-ssgd", "prune": "dp-snip"}, "take unit=example, or no pruning"),
         ({"method": "dp-powersgd"}, "factors do not add up"),
         ({"min_survivors": 2}, "leave it out"),
+        ({"clip_quantile": 0.5, "clip_count_noise": 0.5}, "raise clip_count_noise above 0.75"),
         ({"codec": "noise-floor"}, "it adds none: choose float32"),
         ({"trust": "secure", "clip_quantile": 0.5}, "needs unit=client and trust=server"),
         ({"clip_count_noise": 3.0}, "give clip_quantile"),
