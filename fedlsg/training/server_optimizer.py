@@ -13,7 +13,7 @@ from fedlsg.frame import Group, group_of
 from fedlsg.setting import Setting, check_declared
 from fedlsg.training.doppler import Doppler, StepResponse, read_coefficients
 from fedlsg.training.dp_adambc import DPAdamBC
-from fedlsg.training.optimizers import MADE_FOR_NOISE, build, check_options, find_name, options_of, read_options
+from fedlsg.training.optimizers import MADE_FOR_NOISE, SHORT, build, check_options, find_name, options_of, read_options
 
 Estimator = Literal["eq3", "averaged"]
 Schedule = Literal["constant", "linear", "cosine", "exponential", "step"]
@@ -97,7 +97,7 @@ class ServerOptimizer:
         options = self.options
         if self.optimizer == "doppler":
             StepResponse(*self.filter)
-        elif self.optimizer != "dp-adambc":
+        elif self.optimizer not in ("dp-adambc", *SHORT.values()) or options:  # torch takes half a second to build one
             check_options(
                 self.optimizer, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay,
                 options=options,

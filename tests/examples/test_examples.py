@@ -61,6 +61,7 @@ def test_the_example_of_an_own_loop(installed, tmp_path):
     assert accuracy(printed) > LEAST["own_loop"], printed
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_example_of_a_flower_app(installed, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(installed))

@@ -14,10 +14,14 @@ from tests.places import REPOSITORY
 from tests.test_documents import problems
 
 MOST_BYTES = 300_000
+LONG = "sparsity"
+"""The notebook of most cells runs under the mark slow."""
 BY_NAME = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
+RUN = [pytest.param(path, marks=pytest.mark.slow if path.stem == LONG else ()) for path in NOTEBOOKS]
 
-@BY_NAME
+
+@pytest.mark.parametrize("path", RUN, ids=[path.stem for path in NOTEBOOKS])
 def test_a_notebook_runs_and_its_stored_outputs_are_of_the_same_kinds(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("TMPDIR", str(tmp_path))

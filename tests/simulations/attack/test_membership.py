@@ -328,6 +328,7 @@ def test_without_a_claim_nothing_is_bounded(tmp_path):
     assert "nothing bounds a stronger attacker" in text
 
 
+@pytest.mark.slow
 def test_texts_are_attacked_too(tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="text models need the text extra")
     from tests.simulations.support.made_texts import make_bert, write_sst2

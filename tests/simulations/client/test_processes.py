@@ -211,6 +211,7 @@ def test_terminated_and_killed_on_ray_leaves_no_folder_and_is_continued(tmp_path
     check_continued(run, unbroken)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_interrupted_on_ray_is_continued_to_the_same_weights(tmp_path, unbroken):
     run = Run(tmp_path / "run")

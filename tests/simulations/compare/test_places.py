@@ -87,6 +87,7 @@ def test_a_run_has_no_more_workers_than_its_setting_and_its_clients(workers, mos
     assert asked == [most]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_two_cells_at_a_time_have_the_bits_of_the_local_engine(warm, fedlsg, small, tmp_path):
     """This process uses Ray already, so they join that one; its idle workers make place for theirs."""

@@ -19,6 +19,8 @@ from simulations.rundir.tables import Line, read_lines
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run, plan_at, run_local
 
+pytestmark = pytest.mark.slow  # a real SuperLink: forty seconds
+
 CLIENTS = REPOSITORY / "tests" / "simulations" / "support"
 SETTINGS = {"codec": "noise-floor", "record_updates": True, "rounds": 1}
 

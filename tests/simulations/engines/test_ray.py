@@ -69,6 +69,7 @@ def _trains(task: Task) -> bool:
     return task.message.metadata.message_type == MessageType.TRAIN
 
 
+@pytest.mark.slow
 def test_a_round_in_which_every_worker_died_is_sent_again(tmp_path, on_ray):
     """All are lost, and sent again, and lost: no round. The next attempt ends as the run in which nobody died."""
     settings = {"clients": 2, "rounds": 3}
