@@ -46,7 +46,7 @@ SINGLE, LOWEST, WIDE = 5.6, 1.2, 9.0
 """Inches of a figure whose panels are as wide as the text of a page, so that a phone can show it; wider ones stay."""
 PANEL = 3.8
 """Inches of each of several panels, at most."""
-DENSE, QUALITY = 104, 60
+DENSE, QUALITY = 98, 60
 """Dots an inch, and quality in percent, of a figure of many pixels on a page."""
 
 LOOKS: Mapping[str, Look] = {
