@@ -77,8 +77,10 @@ def plan_grid(
     rounding: float = 0.0,
     floor: Fraction = Fraction(4),
     failure: float = 1e-9,
+    least_bits: int = 2,
 ) -> DiscreteGrid:
-    """The grid with the fewest bits at which each share has ``floor`` steps at least, and of those the finest.
+    """The grid with the fewest bits, but ``least_bits``, at which each share has ``floor`` steps at least, and of those
+    the finest.
 
     ``noise_std``: deviation that the noise of the sum must have, in the values' unit, after r^2 is subtracted.
     ``contributors``: h = m - t, the honest survivors that are certain; nobody else's noise counts. ``clients``: K, the
@@ -98,7 +100,7 @@ def plan_grid(
     widest = noise_std / math.sqrt(contributors * floor**2 - Fraction(rounding) ** 2)
     tails = math.log(2 * values / failure) + clients * math.log1p(2 * e / (1 - e))
     reach = largest_sum + widest * float(floor) * math.sqrt(2 * clients * tails)
-    bits = math.ceil(math.log2(2 * reach / widest + 2))
+    bits = max(least_bits, math.ceil(math.log2(2 * reach / widest + 2)))
     if bits > MOST_BITS:
         raise ValueError(f"a sum of up to {largest_sum:g} at noise {noise_std:g} needs {bits} bits, above {MOST_BITS}")
     finest = 2 * reach / (2**bits - 2)

@@ -21,6 +21,8 @@ from fedlsg.randomness import SecretStream, public_generator
 
 LEAST_STEPS = 4
 """Grid steps in the deviation of one client's noise, at least."""
+LEAST_BITS = 8
+"""Bits of an integer in a secure sum, at least: its protocol takes no fewer."""
 LARGEST_EPSILON = 20.0
 """The deviation of the rounding is planned as if this were the epsilon: it then depends on no target."""
 MOST_EXAMPLES = 10**6
@@ -120,6 +122,7 @@ def plan_release(terms: SumTerms, mechanism: Mechanism, *, values: int, blocks: 
         largest_sum=min(largest_plain(sensitivity, examples), largest_rotated(sensitivity, examples, values, WRAPS)),
         values=values,
         rounding=rounding,
+        least_bits=LEAST_BITS,
     )
     charged = charge(
         grid=grid, rounding=rounding, sensitivity=sensitivity, largest_batch=MOST_EXAMPLES, sample_rate=1.0, steps=1,

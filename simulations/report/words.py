@@ -158,10 +158,14 @@ def clients_line(summary: Mapping[str, Any]) -> str:
     said = summary.get("simulated")
     if said is None:
         return ""
-    return (
+    words = (
         f"{said['asked']:,} in all rounds: {said['answered']:,} used, {said['late']:,} late (trained and charged, not "
         f"used), {said['dropped']:,} dropped out (not charged), {said['rejected']:,} rejected"
     )
+    if summary.get("trust") != "server":
+        return words
+    every = "the server's ledger charges every client in every round"
+    return f"{words.replace(' and charged', '').replace(' (not charged)', '')}; {every}"
 
 
 def percent(share: float | None) -> str:

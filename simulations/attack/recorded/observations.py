@@ -200,9 +200,9 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
     """
     run = RunDir.open(path)
     settings = run.read_config()
+    refuse_client_unit(settings)
     if not payload_files(run.path):
         raise ValueError(f"{path} holds no recorded updates; {RECORD}")
-    refuse_client_unit(settings)
     if settings.trust != "client" and threat.view == "client":
         unseen = "is assumed to see a single payload" if settings.trust == "aggregate" else "can unmask one"
         raise ValueError(

@@ -187,3 +187,39 @@ def test_a_client_without_its_keys_drops_out_and_is_not_charged(tmp_path, monkey
     with pytest.raises(RuntimeError, match=r"no valid update in 3 rounds in a row.*has not announced keys"):
         run(tmp_path, "run", **SECURE)
     assert not Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries
+
+
+CLIENT_LEVEL: dict[str, Any] = {
+    "unit": "client", "trust": "secure", "clients": 2, "colluders": 0, "min_survivors": 2, "batch_size": 20,
+    "sample_rate": None, "local_steps": 3, "noise_multiplier": 4.0,
+}  # fmt: skip
+NODE = {"unit": "client", "trust": "secure", "num-partitions": 2}
+
+
+def test_a_hospital_is_hidden_as_a_whole_in_a_secure_sum(tmp_path):
+    """Charged by each client itself, one step a round whatever its local steps, and by its node's own unit."""
+    summary = run(tmp_path, "run", NODE, **CLIENT_LEVEL)
+    check_copies(tmp_path, "run")
+    assert (summary["unit"], summary["private"], summary["rounds"]) == ("client", True, 3)
+    charged = [(e.unit, e.steps, e.sample_rate) for client in range(2) for e in entries(tmp_path / f"node-{client}")]
+    assert charged == [("client", 1, 1.0)] * 6
+
+
+@pytest.mark.parametrize(
+    ("nodes", "settings", "why"),
+    [
+        ({**NODE, "unit": "example"}, CLIENT_LEVEL, "protect one example"),
+        (NODE, {"trust": "client"}, "protect one client"),
+    ],
+)
+def test_a_hospital_takes_part_in_runs_of_its_own_unit_alone(nodes, settings, why, tmp_path, monkeypatch):
+    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    with pytest.raises(RuntimeError, match=why):
+        run(tmp_path, "run", nodes, **settings)
+    assert Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries == ()
+
+
+def test_a_server_that_would_add_the_noise_itself_is_no_deployment(tmp_path, monkeypatch):
+    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    with pytest.raises(RuntimeError, match=r"a deployed client never sends one\. Take trust=secure"):
+        run(tmp_path, "run", NODE, **CLIENT_LEVEL | {"trust": "server", "colluders": None, "min_survivors": None})
