@@ -10,7 +10,7 @@ class ClientUnit:
     """Client-level privacy of a run.
 
     ``sample_rate``: chance of each client to be in a round, independently of the others (Poisson), by draws that only
-    the server knows. It is 1.0 where somebody else than the server's noise protects against knows who takes part.
+    the server knows. It is 1.0 where the server is not trusted: it sees who takes part.
     ``at_server``: the server adds the noise, and is trusted with updates that have none; otherwise each client adds
     its share.
     """

@@ -38,9 +38,7 @@ def client_update(
     of ``add_noise``: noise on a grid, under a secure sum.
     """
     plain = replace(mechanism, kind="none")
-    values = client_step(
-        model, batch, loss_fn, frame=frame, mechanism=plain, local=local, noise=noise, **given
-    )  # fmt: skip
+    values = client_step(model, batch, loss_fn, frame=frame, mechanism=plain, local=local, noise=noise, **given)
     update = clipped_update(values, frame=frame, mechanism=mechanism, expected_batch=local.expected_batch)
     return (add_noise if add is None else add)(update, mechanism, noise)
 

@@ -35,7 +35,7 @@ from fedlsg.training import Groups, Positions, largest
 from fedlsg.training.client import AddNoise
 from simulations.client.account import Account, SimulatedAccount, entry_of, own_directory
 from simulations.client.model import Process, load, process
-from simulations.client.personal import moved, own_parameters
+from simulations.client.personal import moved, own_parameters, remembers
 from simulations.client.remote_account import HISTORY, RECORD, RemoteAccount
 from simulations.client.secure_sum import masked_values, refuse_stage
 from simulations.plan.base import OwnPart
@@ -82,7 +82,7 @@ def answer_in(
     if here.replica is not None:
         digest = here.replica.follow(content, announced, run, partition, shared=shared)
     loaded = load(here, announced, content, digest, run, partition, shared=shared)
-    box = account.box(memory=keeps_memory(here.base.method, here.base.codec) or bool(here.base.method.personal))
+    box = account.box(memory=remembers(here.base))
     question = question_of(announced, here.base.settings.codec, loaded.digest)
     stored = stored_payload(account, box, question, announced.round)
     if stored is not None:

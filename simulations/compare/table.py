@@ -151,8 +151,7 @@ def notes(table: Sequence[Line]) -> list[str]:
     found += [CLIENT_LEVEL] if any(line.unit == "client" for line in table) else []
     if any(line.varied for line in table):
         found.append(
-            "Whoever takes the best of these settings has chosen them on these rows: fedlsg compare --study chooses on "
-            "other ones."
+            "The best of these settings is chosen on these rows: fedlsg compare --study chooses on other rows."
         )
     found += trust_words(line.trust for line in table)
     if any(line.rho for line in table):

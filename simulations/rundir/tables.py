@@ -24,6 +24,7 @@ from simulations.rundir import tensorboard
 from simulations.rundir.files.atomic import naming
 from simulations.rundir.files.sealed import DamagedError
 from simulations.rundir.rundir import RunDir
+from simulations.rundir.simulated import SIMULATED, Simulated
 from strategies.federation.report import Direction, RoundReport
 
 CHUNK = 2**20
@@ -34,31 +35,6 @@ SUMS = (*BYTES, "uplink_messages", "downlink_messages")
 """Columns of rounds.csv that add up over rounds."""
 RELEASED = ("round", "accuracy", "loss", "epsilon_max", "epsilon_median")
 NO_METRICS: Mapping[str, float | None] = MappingProxyType({})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Simulated:
-    """What rounds.csv says more of a run with a simulated clock: seconds since the run's start, at the round's end, and
-    the clients that left before they trained or came late, space-separated.
-    """
-
-    simulated_clock: float
-    dropped: str
-    late: str
-
-    @classmethod
-    def of(cls, report: RoundReport) -> "Simulated | None":
-        """Those of a round; None without a clock."""
-        if report.simulated_clock is None:
-            return None
-        dropped, late = (" ".join(map(str, who)) for who in (report.dropped, report.late))
-        return cls(simulated_clock=round(report.simulated_clock, 6), dropped=dropped, late=late)
-
-    @property
-    def scalars(self) -> dict[str, float]:
-        """Its numbers by TensorBoard's tag."""
-        counts = {f"clients/{name}": float(len(getattr(self, name).split())) for name in ("dropped", "late")}
-        return {"simulated_clock": self.simulated_clock, **counts}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,6 +292,4 @@ def rows_header(more: Iterable[str] = ()) -> str:
 
 FIELDS = tuple(field.name for field in fields(Row) if field.name not in ("simulated", "metrics"))
 """Columns of every rounds.csv."""
-SIMULATED = tuple(field.name for field in fields(Simulated))
-"""Columns of a run with a simulated clock."""
 LINES_HEADER = ",".join(field.name for field in fields(Line)) + "\n"

@@ -41,6 +41,11 @@ def check_participation(s: Resolved) -> None:
             f"{'availability' if share != 1.0 else 'over_selection'} selects another number: leave it out; dropout, "
             "speed and deadline are possible"
         )
+    if s.over_selection and s.clients_per_round == s.clients:
+        raise ValueError(
+            f"over_selection={s.over_selection:g} selects more clients than are needed, and every round needs all "
+            f"clients={s.clients}: lower clients_per_round, or leave over_selection out"
+        )
 
 
 def check_values_used(s: Settings, method: str) -> None:

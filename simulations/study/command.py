@@ -4,7 +4,6 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,15 @@ from simulations.compare.cells.asking import ask_above_an_hour
 from simulations.compare.cells.grid import Entry, Grid
 from simulations.compare.cells.grid_file import as_toml
 from simulations.compare.cells.having import dropped_lines
-from simulations.compare.cells.places import Ray, one_ray
 from simulations.compare.cells.progress import GridDisplay
 from simulations.compare.cells.runner import Folder
-from simulations.compare.cells.worker import Worker
 from simulations.compare.command import accepted, compare_command, published
 from simulations.compare.table import unfinished
-from simulations.engines.signals import sigterm_raises
 from simulations.plan.base import prepare
 from simulations.plan.unit import refuse_client_level
 from simulations.report.terminal import print_line, print_note, print_table
 from simulations.report.words import epsilon_words
 from simulations.rundir.files.atomic import write_atomically
-from simulations.rundir.lock import exclusive
-from simulations.rundir.rundir import RunDir
 from simulations.settings.refusals import left_out
 from simulations.settings.settings import from_mapping, values_of
 from simulations.study import output
@@ -40,9 +34,9 @@ from simulations.study.optuna_study import MethodStudy, check_installed, open_st
 from simulations.study.space import make_spaces, read_spec
 from simulations.study.trials import Runner
 from simulations.tune.command import COSTLY, FREE, as_many_rows
+from simulations.tune.place import Place, searching
 from simulations.tune.privacy import epsilon_of, read_trials, statement
 from simulations.tune.rows import HELD_OUT, Rows, rows_of
-from simulations.tune.trials import kept_process
 
 TRIALS = 20
 """Trials of a method, unless ``--trials`` says otherwise."""
@@ -133,43 +127,23 @@ def study_command(
     There is no grid before the study is finished. Raises ValueError before anything runs if the folder holds a
     study of other ranges or trials with other settings.
     """
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"expected --jobs {jobs} >= 1")
-    if budget_minutes is not None and not budget_minutes > 0:
-        raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
-    path = job.folder.path
-    with ExitStack() as stack:
-        ray = stack.enter_context(one_ray([arm.cell(0, {}) for arm in job.arms]))
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from None
-        stack.enter_context(exclusive(RunDir(path)))
-        stack.enter_context(sigterm_raises())
-        new_worker = Worker if ray is not None else stack.enter_context(kept_process())
-        budget = None if budget_minutes is None else 60 * budget_minutes
-        return _run(job, console, jobs, ray, budget, new_worker, yes)
+    start = [arm.cell(0, {}) for arm in job.arms]
+    with searching(job.folder.path, start, jobs=jobs, budget_minutes=budget_minutes) as place:
+        return _run(job, console, jobs, place, yes=yes)
 
 
-def _run(
-    job: Job,
-    console: Console,
-    jobs: int | None,
-    ray: Ray,
-    budget: float | None,
-    new_worker: Any,
-    yes: bool,
-) -> tuple[int, Grid | None]:
+def _run(job: Job, console: Console, jobs: int | None, place: Place, *, yes: bool) -> tuple[int, Grid | None]:
     announce(job, console)
     storage = open_storage(job.folder.path)
     studies = {arm.label: MethodStudy(storage, arm.label, arm.space, arm.start) for arm in job.arms if arm.space}
     varied = [arm for arm in job.arms if arm.space]
     done = sum(asked.outcome is not None for study in studies.values() for asked in study.asked())
-    ask = ask_above_an_hour(console, lambda: display.progress, yes=yes, budget_seconds=budget)
+    ask = ask_above_an_hour(console, lambda: display.progress, yes=yes, budget_seconds=place.budget_seconds)
     display = GridDisplay(console, job.folder, job.each * len(varied), done, what="all trials", on_estimate=ask)
     runner = Runner(
-        folder=job.folder, arms=varied, studies=studies, each=job.each, jobs=jobs, ray=ray, budget_seconds=budget,
-        new_worker=new_worker, display=display, after=lambda: _after(job, runner, console),
+        folder=job.folder, arms=varied, studies=studies, each=job.each, jobs=jobs, ray=place.ray,
+        budget_seconds=place.budget_seconds, new_worker=place.new_worker, display=display,
+        after=lambda: _after(job, runner, console),
     )  # fmt: skip
     finished = False
     try:

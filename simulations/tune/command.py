@@ -3,7 +3,6 @@
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
@@ -13,25 +12,21 @@ from rich.console import Console
 
 from fedlsg import user_code
 from simulations import workloads
-from simulations.compare.cells.places import Ray, one_ray
 from simulations.compare.cells.runner import Folder
-from simulations.compare.cells.worker import Worker
 from simulations.compare.table import unfinished
-from simulations.engines.signals import sigterm_raises
 from simulations.plan.base import prepare
 from simulations.plan.unit import refuse_client_level
 from simulations.report.terminal import print_line, print_note, print_table
-from simulations.rundir.lock import exclusive
-from simulations.rundir.rundir import RunDir
 from simulations.settings.published import resolve
 from simulations.settings.settings import RUN, Settings, from_mapping, values_of
 from simulations.tune import output
 from simulations.tune.axes import Axis, make_axes
 from simulations.tune.notes import command_of_run, difference, edge_notes, shown
+from simulations.tune.place import Place, searching
 from simulations.tune.privacy import read_trials, statement
 from simulations.tune.rows import Rows, rows_of
 from simulations.tune.search import edges, search
-from simulations.tune.trials import Trials, kept_process, score
+from simulations.tune.trials import Trials, score
 from simulations.tune.tuner import Tuner, UnfinishedError
 from simulations.workloads import Options, public_rows
 from simulations.workloads.public_data import public_data
@@ -123,29 +118,17 @@ def tune_command(job: Job, console: Console, *, jobs: int | None = None, budget_
 
     Raises ValueError before anything runs if a trial in the folder was run with other settings.
     """
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"expected --jobs {jobs} >= 1")
-    if budget_minutes is not None and not budget_minutes > 0:
-        raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
-    path = job.trials.folder.path
     start = job.trials.cells([tuple(axis.start for axis in job.trials.axes)])
-    with ExitStack() as stack:
-        ray = stack.enter_context(one_ray(start))
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from None
-        stack.enter_context(exclusive(RunDir(path)))
-        stack.enter_context(sigterm_raises())
-        new_worker = Worker if ray is not None else stack.enter_context(kept_process())
-        return _search(job, console, jobs, ray, inf if budget_minutes is None else 60 * budget_minutes, new_worker)
+    with searching(job.trials.folder.path, start, jobs=jobs, budget_minutes=budget_minutes) as place:
+        return _search(job, console, jobs, place)
 
 
-def _search(job: Job, console: Console, jobs: int | None, ray: Ray, budget_seconds: float, new_worker: Any) -> int:
+def _search(job: Job, console: Console, jobs: int | None, place: Place) -> int:
     announce(job, console)
     tuner = Tuner(
-        trials=job.trials, console=console, state=lambda: describe(job, tuner), jobs=jobs, ray=ray,
-        budget_seconds=budget_seconds, delta=job.delta if job.rows.private else None, new_worker=new_worker,
+        trials=job.trials, console=console, state=lambda: describe(job, tuner), jobs=jobs, ray=place.ray,
+        budget_seconds=inf if place.budget_seconds is None else place.budget_seconds,
+        delta=job.delta if job.rows.private else None, new_worker=place.new_worker,
     )  # fmt: skip
     finished = False
     try:

@@ -77,9 +77,7 @@ class ServerNoiseExchange(Exchange):
     def _charge(self, plan: RoundPlan) -> None:
         noise = self._noise
         assert plan.client_unit is not None
-        first = (
-            self.expectations.state.method.mechanism
-        )  # of the first C: the multiplier is the same at any, to the bit
+        first = self.expectations.state.method.mechanism  # the multiplier is the same at any C, to the bit
         entry = Entry(
             client=SERVER,
             round=plan.round,

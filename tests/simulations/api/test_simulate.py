@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg
-from simulations.rundir.tables import FIELDS, SIMULATED
+from simulations.rundir.simulated import SIMULATED
+from simulations.rundir.tables import FIELDS
 from simulations.workloads.own.workload import RESERVED
 from tests.simulations.support.own import CLASSES, MINE, QUICK, TEST, TRAIN, build, quick, refused, workload, write
 

@@ -265,6 +265,5 @@ def test_one_ledger_protects_one_unit(tmp_path):
     ids=str,
 )
 def test_what_would_not_be_true_is_refused_with_the_fix(changes, said):
-    settings = {name: value for name, value in (SMALL | CLIENT_LEVEL | changes).items() if name != "rank"}
     with pytest.raises(ValueError, match=said):
-        make_plan(from_mapping(settings))
+        make_plan(from_mapping(SMALL | CLIENT_LEVEL | changes))

@@ -236,11 +236,12 @@ def test_error_feedback_keeps_its_memory_through_a_dropout(tmp_path):
     [
         ({"method": "topk", "topk_rate": 0.01, "noise_multiplier": None, "deadline": 1.0}, "leave deadline out"),
         (
-            {"method": "sgd", "codec": "sign", "noise_multiplier": None, "over_selection": 0.5},
-            "leave over_selection out",
+            {"method": "sgd", "codec": "sign", "noise_multiplier": None, "clients_per_round": 1, "over_selection": 0.5},
+            "counts as received: leave over_selection out",
         ),
         ({"trust": "secure", "clients": 10, "availability": 0.9}, "and availability selects another number"),
         ({"trust": "secure", "clients": 10, "over_selection": 0.1}, "and over_selection selects another number"),
+        ({"over_selection": 0.5}, "lower clients_per_round, or leave over_selection out"),
         ({"availability": 1.5}, "expected 0 < availability=1.5 <= 1"),
         ({"availability": 0}, "expected 0 < availability=0 <= 1"),
         ({"availability": "nothing.csv"}, "expected a share such as 0.8, or a trace"),

@@ -17,9 +17,10 @@ from simulations.compare.cells.grid_file import from_toml
 from simulations.compare.cells.worker import Job as CellJob
 from simulations.compare.cells.worker import Outcome
 from simulations.report.words import epsilon_words
-from simulations.study import command, output
+from simulations.study import output
 from simulations.study.command import make_job, study_command
 from simulations.study.optuna_study import FILE
+from simulations.tune import place
 from simulations.tune.trials import FIRST_SEED
 from tests.simulations.support.compare_cases import fake
 from tests.simulations.support.study_cases import SPENT, accuracy_of, finish
@@ -39,7 +40,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
         def workers() -> Iterator[Any]:
             yield new_worker
 
-        monkeypatch.setattr(command, "kept_process", workers)
+        monkeypatch.setattr(place, "kept_process", workers)
         if not options.pop("draw", False):  # figures take seconds
             monkeypatch.setattr(output, "write", output.write_tables)
         settings = TINY | options.pop("settings", {})

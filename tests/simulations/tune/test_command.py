@@ -21,7 +21,7 @@ from simulations.compare.lines import Line
 from simulations.report.terminal import print_table
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import from_mapping
-from simulations.tune import command
+from simulations.tune import place
 from simulations.tune.axes import Axis
 from simulations.tune.command import make_job, tune_command
 from simulations.tune.output import Search, table
@@ -64,7 +64,7 @@ def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
         def workers() -> Iterator[Any]:
             yield new_worker
 
-        monkeypatch.setattr(command, "kept_process", workers)
+        monkeypatch.setattr(place, "kept_process", workers)
         budget = options.pop("budget_minutes", None)
         given = {**TINY, **options.pop("given", {})}
         defaults = {"on": "held-out", "vary": ["learning_rate"], "seeds": 1, "trial_rounds": None}

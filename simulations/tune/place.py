@@ -1,0 +1,45 @@
+"""Where a search runs: its folder, locked, one Ray for all trials, and the processes that run them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simulations.compare.cells.grid import Cell
+from simulations.compare.cells.places import Ray, one_ray
+from simulations.compare.cells.worker import Worker
+from simulations.engines.signals import sigterm_raises
+from simulations.rundir.lock import exclusive
+from simulations.rundir.rundir import RunDir
+from simulations.tune.trials import kept_process
+
+
+class Place(NamedTuple):
+    """What the trials of a search run with. ``budget_seconds``: for all of them; None without a limit."""
+
+    ray: Ray
+    new_worker: Callable[[], Any]
+    budget_seconds: float | None
+
+
+@contextmanager
+def searching(path: Path, cells: Sequence[Cell], *, jobs: int | None, budget_minutes: float | None) -> Iterator[Place]:
+    """Inside, the folder of a search is there and locked, Ray runs if one of the ``cells`` uses it, and SIGTERM raises.
+
+    Raises ValueError, naming the option, for ``jobs`` or a budget out of range, and for a folder that cannot be written
+    to or that another process searches in.
+    """
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"expected --jobs {jobs} >= 1")
+    if budget_minutes is not None and not budget_minutes > 0:
+        raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
+    with ExitStack() as stack:
+        ray = stack.enter_context(one_ray(cells))
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"cannot write to {path}: {error.strerror or error}; choose another --out") from None
+        stack.enter_context(exclusive(RunDir(path)))
+        stack.enter_context(sigterm_raises())
+        new_worker = Worker if ray is not None else stack.enter_context(kept_process())
+        yield Place(ray, new_worker, None if budget_minutes is None else 60 * budget_minutes)
