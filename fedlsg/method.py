@@ -70,7 +70,7 @@ class Method:
             raise ValueError(
                 "a mask of units freezes rows of dL and columns of dR: it needs low-rank carriers that send them"
             )
-        if self.mask.kind == "units" and self.carrier.train == "up":
+        if self.mask.kind == "units" and self.carrier.train in ("up", "core"):
             raise ValueError("a mask of units freezes rows of LoRA's B and columns of A: it needs both factors trained")
         if self.carrier.kind != "dense" and (self.mask.kind in ("magnitude", "drop") or self.prune.active):
             raise ValueError("masks of single weights, and pruning, need dense gradients: choose carrier 'dense'")

@@ -22,7 +22,7 @@ from fedlsg.randomness import public_generator
 from fedlsg.setting import Setting, check_declared
 
 CarrierKind = Literal["dense", "low-rank", "low-rank-change", "random", "lora", "factors", "own", "probe"]
-Trained = Literal["all", "classifier", "biases", "up"]
+Trained = Literal["all", "classifier", "biases", "up", "core"]
 LOW_RANK = ("low-rank", "low-rank-change", "random")
 MADE = ("own", "probe")
 """Kinds that have both forms."""
@@ -92,8 +92,10 @@ class Carrier:
     ``form="preconditioned"``, for the same kinds: L (m, m) and R (n, n) are square, whatever the ranks, and S (m, n) is
     the server's gradient as it is. A ``probe`` makes both symmetric: its eigenvectors, scaled so, and turned back.
     ``train="classifier"`` freezes everything but the head, ``"biases"`` everything but it and the bias terms,
-    ``"up"`` everything but it and LoRA's B. ``alpha``: LoRA's s is alpha / rank; None means
-    s = 1. ``residual=False`` replaces W by its rank-r part before every round (Yu et al. 2021, App. C), W_0 included
+    ``"up"`` everything but it and LoRA's B, ``"core"`` everything but it and a core C (r, r) between B and A, which are
+    then carriers of W_0 after ``power_steps``. ``orthonormal``: LoRA's A starts with orthonormal rows.
+    ``alpha``: LoRA's s is alpha / rank; None means s = 1.
+    ``residual=False`` replaces W by its rank-r part before every round (Yu et al. 2021, App. C), W_0 included
     (``prepare_model``).
     """
 
@@ -104,6 +106,7 @@ class Carrier:
     alpha: LoraAlpha = None
     residual: Residual = True
     train: Trained = "all"
+    orthonormal: bool = False
     make: MakeCarriers | None = None
     form: CarrierForm = "tangent"
     out_rank: OutRank | None = None
@@ -117,8 +120,9 @@ class Carrier:
         check_declared(self)
         if self.kind != "dense" and self.form != "preconditioned" and self.rank < 1:
             raise ValueError(f"expected rank={self.rank} >= 1 for low-rank carriers")
-        if self.train == "up" and self.kind != "lora":
-            raise ValueError(f"train='up' trains LoRA's B: it needs carrier kind 'lora', got {self.kind!r}")
+        if (self.train in ("up", "core") or self.orthonormal) and self.kind != "lora":
+            said = "orthonormal=True" if self.orthonormal else f"train={self.train!r}"
+            raise ValueError(f"{said} is about LoRA's factors: it needs carrier kind 'lora', got {self.kind!r}")
         if (self.kind == "own") != callable(self.make):
             raise ValueError("carriers of kind 'own' need make=function, and no other kind takes one")
         if self.form != "tangent" and self.kind not in MADE:
@@ -179,7 +183,7 @@ def adapted_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | 
     LoRA freezes what it adapts, and a head starts at random: all of it is trained. ``classifier``: see above.
     Raises ValueError if no layer can be adapted.
     """
-    like = replace(carrier, kind="low-rank", train="all")
+    like = replace(carrier, kind="low-rank", train="all", orthonormal=False)
     return _parameters_that_pay(model, like, find_classifier(model, classifier))
 
 

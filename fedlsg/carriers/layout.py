@@ -14,7 +14,7 @@ from typing import Literal
 from torch import nn
 
 from fedlsg.carriers.carrier import Carrier, carried_parameters
-from fedlsg.carriers.lora import BASE, DOWN, UP, Adapted
+from fedlsg.carriers.lora import BASE, CORE, DOWN, UP, Adapted
 from fedlsg.frame import Block
 
 Travel = Literal["carried", "dense", "frozen"]
@@ -47,7 +47,7 @@ def layer_table(
     carried = set(carried_parameters(model, carrier, classifier=classifier))
     adapted = {path: module for path, module in model.named_modules() if isinstance(module, Adapted)}
     bases = {path + BASE: module for path, module in adapted.items()}
-    factors = {path + suffix for path in adapted for suffix in (DOWN, UP)}
+    factors = {path + suffix for path in adapted for suffix in (DOWN, CORE, UP)}
     kept: Counter[str] = Counter()
     for block in blocks or ():
         kept[block.parameter] += block.kept
@@ -58,9 +58,10 @@ def layer_table(
         if name in factors:
             continue  # counted with the weight that it adapts
         if name in bases:
-            pair = (bases[name].down, bases[name].up)
-            travel, values = "carried", sum(f.get_parameter("weight").numel() for f in pair)
-            sent = sum(kept[name.removesuffix(BASE) + suffix] for suffix in (DOWN, UP))
+            own = (bases[name].down, bases[name].core, bases[name].up)
+            trained = [W for f in own if f is not None for W in f.parameters() if W.requires_grad]
+            travel, values = "carried", sum(W.numel() for W in trained)
+            sent = sum(kept[name.removesuffix(BASE) + suffix] for suffix in (DOWN, CORE, UP))
         elif name in carried:
             travel, values = "carried", carrier.values(p)
         elif p.requires_grad:

@@ -2,6 +2,7 @@
 
 Symbols: W_0 (m, n) frozen weight    A (r, n) "down"    B (m, r) "up"    s = alpha / r
     y = W_0 x + s B A x, and the effective weight is W_0 + s B A
+    with a core C (r, r), ``train="core"``: y = W_0 x + s B C A x
 The factors are ordinary layers, so that their per-example gradients, clip, noise and payload are those of any other
 dense parameter: dB = s g^T (A x), dA = s (B^T g)^T x. A convolution's factors are a (r, c, kh, kw) kernel followed by
 a 1 x 1 one, (m, r, 1, 1).
@@ -18,40 +19,65 @@ from fedlsg.carriers.carrier import Carrier, adapted_parameters, carried_paramet
 from fedlsg.carriers.head import find_classifier
 from fedlsg.frame import Block, Keep
 from fedlsg.gradients import trainable
+from fedlsg.lowrank import decompose, orthonormal_rows
 from fedlsg.masks import Mask, keep_units, unit_importance
 from fedlsg.randomness import public_generator
 
-DOWN, UP, BASE, BIAS = ".down.weight", ".up.weight", ".base.weight", ".bias"
+DOWN, CORE, UP, BASE, BIAS = ".down.weight", ".core.weight", ".up.weight", ".base.weight", ".bias"
 
 
 class Adapted(nn.Module):
-    """A Linear or Conv2d whose weight is frozen, plus the product of two trained factors; its bias is trained on."""
+    """A Linear or Conv2d whose weight is frozen, plus the product of trained factors; its bias is trained on.
 
-    def __init__(self, base: nn.Linear | nn.Conv2d, rank: int, scale: float, generator: torch.Generator) -> None:
+    Nothing changes at the start: B is 0, or the core is, where there is one. With a core, A and B are carriers of W_0.
+    Without, A is drawn: uniformly, as LoRA's is (Kaiming with a = sqrt(5)), or with orthonormal rows.
+    """
+
+    def __init__(self, base: nn.Linear | nn.Conv2d, carrier: Carrier, generator: torch.Generator) -> None:
         super().__init__()
-        self.base, self.scale = base, scale
+        self.base, self.scale = base, carrier.scale
         base.weight.requires_grad_(False)
-        self.down: nn.Module
-        self.up: nn.Module
+        rank, fan_in, W_0 = carrier.rank, base.weight[0].numel(), base.weight.detach()
+        A: Tensor
+        B = torch.zeros(len(W_0), rank)
+        if carrier.train == "core":
+            B, A = decompose(W_0, rank, generator=generator, power_steps=carrier.power_steps)
+        elif carrier.orthonormal:
+            A = orthonormal_rows(torch.randn(rank, fan_in, generator=generator))
+        else:
+            A = (torch.rand(rank, fan_in, generator=generator) * 2 - 1) / fan_in**0.5
         if isinstance(base, nn.Conv2d):
             kernel = (base.kernel_size, base.stride, base.padding, base.dilation)
-            self.down = nn.Conv2d(base.in_channels, rank, *kernel, bias=False, device="meta")  # type: ignore[arg-type]
-            self.up = nn.Conv2d(rank, base.out_channels, 1, bias=False, device="meta")
+            down: nn.Module = nn.Conv2d(base.in_channels, rank, *kernel, bias=False, device="meta")  # type: ignore[arg-type]
         else:
-            self.down = nn.Linear(base.in_features, rank, bias=False, device="meta")
-            self.up = nn.Linear(rank, base.out_features, bias=False, device="meta")
-        self.down.to_empty(device=base.weight.device).to(base.weight.dtype)
-        self.up.to_empty(device=base.weight.device).to(base.weight.dtype)
-        fan_in = base.weight[0].numel()
-        draw = torch.rand(self.down.get_parameter("weight").shape, generator=generator) * 2 - 1
-        with torch.no_grad():  # LoRA's start: A Kaiming-uniform with a = sqrt(5), B zero, so that nothing changes yet
-            self.down.get_parameter("weight").copy_(draw / fan_in**0.5)
-            self.up.get_parameter("weight").zero_()
+            down = nn.Linear(base.in_features, rank, bias=False, device="meta")
+        self.down = _filled(down, A, W_0)
+        self.core = (
+            _filled(_mixing(base, rank, rank), torch.zeros(rank, rank), W_0) if carrier.train == "core" else None
+        )
+        self.up = _filled(_mixing(base, rank, len(W_0)), B, W_0)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, *) as the frozen layer takes it."""
-        result: Tensor = self.base(x) + self.scale * self.up(self.down(x))
+        inner = self.down(x)
+        result: Tensor = self.base(x) + self.scale * self.up(inner if self.core is None else self.core(inner))
         return result
+
+
+def _mixing(base: nn.Module, inputs: int, outputs: int) -> nn.Module:
+    """A layer that mixes units, or channels at each place, as the ``base`` needs it."""
+    if isinstance(base, nn.Conv2d):
+        return nn.Conv2d(inputs, outputs, 1, bias=False, device="meta")
+    return nn.Linear(inputs, outputs, bias=False, device="meta")
+
+
+def _filled(layer: nn.Module, weight: Tensor, like: Tensor) -> nn.Module:
+    """A layer made on the meta device, with this weight, on the device and in the type of ``like``."""
+    layer.to_empty(device=like.device).to(like.dtype)
+    own = layer.get_parameter("weight")
+    with torch.no_grad():
+        own.copy_(weight.reshape(own.shape))
+    return layer
 
 
 def prepare_model(model: nn.Module, carrier: Carrier, *, classifier: str | None = None, seed: int) -> nn.Module:
@@ -88,11 +114,11 @@ def prepare_model(model: nn.Module, carrier: Carrier, *, classifier: str | None 
             owner, _, attribute = path.rpartition(".")
             base = model.get_submodule(path)
             assert isinstance(base, nn.Linear | nn.Conv2d)
-            adapted = Adapted(base, carrier.rank, carrier.scale, public_generator(seed, "lora", path))
+            adapted = Adapted(base, carrier, public_generator(seed, "lora", path))
             setattr(model.get_submodule(owner), attribute, adapted)
-    if carrier.train == "up":
-        adapters = [path + UP for path, module in model.named_modules() if isinstance(module, Adapted)]
-        freeze_all_but(model, adapters, head)
+    if carrier.train in ("up", "core"):
+        trained = UP if carrier.train == "up" else CORE
+        freeze_all_but(model, [path + trained for path in adapted_layers(model)], head)
     return model
 
 
@@ -111,9 +137,11 @@ def frozen_bases(model: nn.Module) -> dict[str, Tensor]:
 def effective_weight(
     path: str, weights: Mapping[str, Tensor], initial: Mapping[str, Tensor], scale: float
 ) -> Float[Tensor, "m *rest"]:
-    """W_0 + s B A of the adapted layer at ``path``, in the shape of W_0."""
-    W_0, A, B = initial[path + BASE], weights[path + DOWN], weights[path + UP]
-    return W_0 + scale * (B.flatten(1) @ A.flatten(1)).reshape(W_0.shape)
+    """W_0 + s B A, or W_0 + s B C A, of the adapted layer at ``path``, in the shape of W_0."""
+    W_0, A, B = initial[path + BASE], weights[path + DOWN], weights[path + UP].flatten(1)
+    if path + CORE in weights:
+        B = B @ weights[path + CORE].flatten(1)
+    return W_0 + scale * (B @ A.flatten(1)).reshape(W_0.shape)
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Adapted]:
@@ -131,7 +159,8 @@ def merge(tensors: Mapping[str, Tensor], paths: Collection[str], scale: float) -
     found = dict(tensors)
     for path in paths:
         found[path + BASE] = effective_weight(path, tensors, tensors, scale)
-        del found[path + DOWN], found[path + UP]
+        for factor in (DOWN, CORE, UP):
+            found.pop(path + factor, None)
     places = {name: name.rpartition(".base.") for name in found}
     return {f"{path}.{own}" if path in paths else name: found[name] for name, (path, _, own) in places.items()}
 

@@ -46,6 +46,7 @@ VARIANTS: dict[str, Case] = {
     "dp-powersgd: two copies": Case("dp-powersgd", multiplicity=2),
     "dpsgd: clip per block": Case("dpsgd", {"clip": "per-block"}),
     "dpsgd: averaged weights": Case("dpsgd", {"ema": 0.9}),
+    "dp-tl: sparse": Case("dp-tl", {"sparsity": 0.5}),
     "linear-probe: clip weights": Case("linear-probe", {"classifier_clip_weight": 2.0}),
     "probe: other ranks, no mask": Case("probe", {"rank": 7, "out_rank": 3, "sparsity": 0.0}),
     "probe: whitened": Case("probe", {"power": 0.5}),

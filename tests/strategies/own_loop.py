@@ -47,6 +47,8 @@ RECIPES = {
     "lora": {"rank": 2},
     "lsg-lora": {"rank": 2},
     "ffa-lora": {"rank": 2},
+    "fed-svd": {"rank": 2},
+    "fed-sb": {"rank": 2},
     "dp-powersgd": {"rank": 2},
     "probe": {"rank": 3, "out_rank": 4, "probes": 20, "refresh_rounds": 3, "probe": probe_inputs},
     "probe sparse": {"rank": 3, "out_rank": 4, "sparsity": 0.5, "probes": 20, "probe": probe_inputs},

@@ -20,6 +20,7 @@ CASES = (
     Case("probe"),
     Case("lsg-probe"),
     Case("ffa-lora"),
+    Case("fed-sb"),
     Case("lsg-lora"),
     Case("dp-ssgd", {"prune": "random", "drop": "random"}),
     Case("lsg", {"norms_clip_weight": 3.0, "classifier_clip_weight": 0.25}),

@@ -79,6 +79,8 @@ def received_layer(seen: Observation, path: str | None = None) -> ReceivedLayer:
     L: Tensor | None
     R: Tensor | None
     if isinstance(module, Adapted) and isinstance(module.base, nn.Linear):
+        if module.core is not None:
+            raise DoesNotApply(f"{path}.core was sent, B^T G (A X)^T: closed forms need L^T G X^T")
         up, down = (f"{prefix}{name}.weight" for name in ("up", "down"))
         A, B = seen.model.get_parameter(down), seen.model.get_parameter(up)
         L, R = (module.scale * factor.detach().double() for factor in (B, A))

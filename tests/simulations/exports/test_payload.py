@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "probe": {"method": "probe", "sparsity": 0.3, "probes": 30, "codec": "noise-floor"},
     "lsg-probe": {"method": "lsg-probe", "model": "conv", "rank": 2, "probes": 30},
     "lora": {"method": "lora", "rank": 2},
+    "fed-sb": {"method": "fed-sb", "rank": 2},
     "lsg-lora": {"method": "lsg-lora", "model": "conv", "rank": 2},
     "random": {"method": "rs", "sparsity": 0.5},
     "ranked": {"method": "rs", "ranking": "gradients", "sparsity": 0.5},

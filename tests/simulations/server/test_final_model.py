@@ -19,6 +19,7 @@ CASES = {
     "average": {"method": "dpsgd", "ema": 0.9, "rounds": 3},
     "conv": {"method": "sparse-dpsgd", "model": "conv"},
     "lora": {"method": "lora", "model": "conv", "rank": 2, "lora_alpha": 6.0, "learning_rate": 0.5},
+    "fed-sb": {"method": "fed-sb", "model": "conv", "rank": 2, "lora_alpha": 6.0, "learning_rate": 0.5},
 }
 PLAIN_TORCH = """
 import json
@@ -41,7 +42,8 @@ def conv():
 def merged(tensors, lora):
     for path in lora["layers"]:
         W, A, B = (tensors.pop(f"{path}.{part}.weight") for part in ("base", "down", "up"))
-        tensors[path + ".weight"] = W + lora["scale"] * (B.flatten(1) @ A.flatten(1)).reshape(W.shape)
+        C = tensors.pop(f"{path}.core.weight", torch.eye(len(A)))
+        tensors[path + ".weight"] = W + lora["scale"] * (B.flatten(1) @ C.flatten(1) @ A.flatten(1)).reshape(W.shape)
         tensors[path + ".bias"] = tensors.pop(path + ".base.bias")
     return tensors
 

@@ -35,7 +35,7 @@ def test_every_setting_is_listed_at_80_columns(fedlsg):
     [
         ("learning_rate", ("Learning rate of the server.", "0 < x < inf", "0.1", "server of every method", "digits")),
         ("sample-rate", ("Poisson rate q", "0 < x <= 1", "every run")),
-        ("rank", ("Rank r of the carriers.", "8 (ffa-lora, lora, lsg-lora)", "dp-powersgd")),
+        ("rank", ("Rank r of the carriers.", "8 (fed-svd, ffa-lora, lora, lsg-lora)", "dp-powersgd")),
         ("round_timeout", ("seconds", "3600.0")),
         ("prune", ("none, random, synflow or dp-snip", "dp-ssgd")),
     ],

@@ -1,4 +1,4 @@
-"""FFA-LoRA: with A frozen the average of products is the product of averages, after any number of local steps."""
+"""FFA-LoRA, FedSVD, Fed-SB: the average of products is the product of averages, after any number of local steps."""
 
 import copy
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.carriers.carrier import Carrier
-from fedlsg.carriers.lora import BASE, DOWN, UP, frozen_bases, prepare_model
+from fedlsg.carriers.lora import BASE, CORE, DOWN, UP, effective_weight, frozen_bases, prepare_model
 from fedlsg.gradients.supported import trainable
 from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, Method, Schedule, client_step
@@ -30,7 +30,7 @@ def model_of(method: Method, make=mlp) -> nn.Module:
 
 def product(model: nn.Module, path: str = "0") -> Tensor:
     weights = dict(model.named_parameters())
-    return weights[path + BASE] + weights[path + UP].flatten(1) @ weights[path + DOWN].flatten(1)
+    return effective_weight(path, weights, weights, 1.0)
 
 
 def quiet(seed: int) -> Data:
@@ -64,10 +64,11 @@ def round_of(name: str, steps: int, mechanism: str = "none") -> tuple[Tensor, Te
     return torch.stack(products).mean(0), product(state.model).detach()
 
 
+@pytest.mark.parametrize("name", ["ffa-lora", "fed-sb", "fed-svd"])
 @pytest.mark.parametrize("mechanism", ["none", "dp"])
 @pytest.mark.parametrize("steps", [1, 4])
-def test_the_average_of_products_is_the_product_of_averages(steps, mechanism):
-    average, server = round_of("ffa-lora", steps, mechanism)
+def test_the_average_of_products_is_the_product_of_averages(steps, mechanism, name):
+    average, server = round_of(name, steps, mechanism)
     torch.testing.assert_close(server, average, rtol=1e-13, atol=1e-13)
 
 
@@ -79,16 +80,66 @@ def test_lora_averages_factors_and_not_products(steps):
 
 
 @pytest.mark.parametrize("make", [mlp, cnn])
-def test_b_and_the_classifier_are_trained_and_a_is_public(make):
-    method = recipe("ffa-lora", rank=RANK)
-    model = model_of(method, make)
+@pytest.mark.parametrize(("name", "trained"), [("ffa-lora", UP), ("fed-svd", UP), ("fed-sb", CORE)])
+def test_one_factor_and_the_classifier_are_trained_and_the_rest_is_public(name, trained, make):
+    method = recipe(name, rank=RANK)
+    model, plain = model_of(method, make), model_of(recipe("dpsgd"), make)
     names = list(trainable(model))
-    assert [name for name in names if not name.startswith("classifier.")] == [p + UP for p in paths(model)]
+    assert [name for name in names if not name.startswith("classifier.")] == [p + trained for p in paths(model)]
     assert {"classifier.weight", "classifier.bias"} <= set(names)
     again = model_of(method, make)
     for path in paths(model):
-        assert torch.equal(model.get_parameter(path + DOWN), again.get_parameter(path + DOWN))
-        assert model.get_parameter(path + DOWN).abs().sum() > 0
+        A = model.get_parameter(path + DOWN)
+        assert torch.equal(A, again.get_parameter(path + DOWN))
+        assert A.abs().sum() > 0
+        assert torch.equal(product(model, path), plain.get_parameter(f"{path}.weight"))  # nothing changes at the start
+        if name != "ffa-lora":
+            torch.testing.assert_close(A.flatten(1) @ A.flatten(1).mT, torch.eye(RANK).to(A), rtol=0, atol=1e-6)
+
+
+def test_a_and_b_of_fed_sb_are_near_the_top_of_w_0():
+    """They keep most of what the best rank-r part of W_0 keeps."""
+    model = model_of(recipe("fed-sb", rank=RANK))
+    W_0, A, B = (model.get_parameter("0" + name).detach() for name in (BASE, DOWN, UP))
+    torch.testing.assert_close(B.mT @ B, torch.eye(RANK).to(B), rtol=0, atol=1e-6)
+    best = torch.linalg.svdvals(W_0)[:RANK].square().sum()
+    assert (B.mT @ W_0 @ A.mT).square().sum() > 0.9 * best
+
+
+def test_a_factorisation_after_every_round_does_not_change_fed_svd():
+    """Lee et al. 2025: A = V^T, B = U S of the server's B A. It turns noise, so there is none: the same weights."""
+    models = []
+    for factored in (False, True):
+        method = recipe("fed-svd", rank=RANK, mechanism="clip-only", clip_norm=0.1, learning_rate=RATE)
+        local, schedule = LocalTraining(learning_rate=RATE, expected_batch=7.0), Schedule(rounds=6)
+        model = model_of(method)
+        torch.manual_seed(3)
+        for path in paths(model):  # as after a round with noise: B has full rank
+            torch.nn.init.normal_(model.get_parameter(path + UP), std=0.1)
+        state = ServerState(
+            PublicState.start(model, method, schedule, seed=4, classifier="classifier"), divisor=CLIENTS * 7.0
+        )
+        for round in range(6):
+            frame = state.frame()
+            values = [
+                client_step(
+                    copy.deepcopy(state.model), quiet(client + 10 * round).batch, weighted_loss, frame=frame,
+                    mechanism=method.mechanism, local=local, num_examples=7, sampler=reproducible_stream(1, client),
+                    noise=reproducible_stream(2, client), charge=lambda: None,
+                )
+                for client in range(CLIENTS)
+            ]  # fmt: skip
+            state.finish_round(frame, values)
+            for path in paths(model) if factored else ():
+                A, B = model.get_parameter(path + DOWN), model.get_parameter(path + UP)
+                U, S, Vh = torch.linalg.svd(B.detach() @ A.detach(), full_matrices=False)
+                with torch.no_grad():
+                    before = A.clone()
+                    A.copy_(Vh[:RANK])
+                    B.copy_(U[:, :RANK] * S[:RANK])
+                assert (A - before).abs().max() > 1e-6
+        models.append(torch.cat([product(model, path).flatten() for path in paths(model)]).detach())
+    torch.testing.assert_close(*models, rtol=1e-9, atol=1e-9)
 
 
 def paths(model: nn.Module) -> list[str]:
@@ -97,10 +148,11 @@ def paths(model: nn.Module) -> list[str]:
 
 def test_half_of_what_lora_sends_of_a_square_weight():
     sizes = {}
-    for name in ("lora", "ffa-lora"):
+    for name in ("lora", "ffa-lora", "fed-svd", "fed-sb"):
         model = model_of(recipe(name, rank=RANK))
         sizes[name] = sum(p.numel() for n, p in trainable(model).items() if n.startswith("2."))
-    assert sizes == {"lora": 2 * RANK * WIDTH, "ffa-lora": RANK * WIDTH}
+    half = RANK * WIDTH
+    assert sizes == {"lora": 2 * half, "ffa-lora": half, "fed-svd": half, "fed-sb": RANK**2}
 
 
 def test_a_layer_that_is_called_up_is_no_factor():
@@ -117,6 +169,8 @@ def test_a_layer_that_is_called_up_is_no_factor():
 def test_refusals():
     with pytest.raises(ValueError, match="needs carrier kind 'lora'"):
         Carrier(train="up")
+    with pytest.raises(ValueError, match=r"orthonormal=True is about LoRA's factors"):
+        Carrier(kind="random", rank=2, orthonormal=True)
     with pytest.raises(ValueError, match="both factors"):
         Method(
             name="x", carrier=Carrier(kind="lora", rank=2, train="up"), mask=Mask(kind="units", sparsity=0.5),

@@ -45,6 +45,9 @@ GOLDEN = {
     ),
     "bitfit": Method(name="bitfit", carrier=Carrier(train="biases")),
     "ffa-lora": Method(name="ffa-lora", carrier=Carrier(kind="lora", rank=8, train="up")),
+    "dp-tl": Method(name="dp-tl", carrier=Carrier(train="classifier")),
+    "fed-svd": Method(name="fed-svd", carrier=Carrier(kind="lora", rank=8, train="up", orthonormal=True)),
+    "fed-sb": Method(name="fed-sb", carrier=Carrier(kind="lora", rank=16, train="core", power_steps=4)),
 }
 
 
@@ -85,6 +88,7 @@ def test_what_each_recipe_can_be_told():
             "rank", "sparsity", "power_steps", "direction", "importance", "sparsity_from", "residual",
         },
         "lora": {"rank", "lora_alpha"}, "ffa-lora": {"rank", "lora_alpha"},
+        "dp-tl": {"sparsity", "cooling"}, "fed-svd": {"rank", "lora_alpha"}, "fed-sb": {"rank", "lora_alpha"},
         "lsg-lora": {"rank", "sparsity", "lora_alpha", "direction"},
         "sparse-dpsgd": {"sparsity", "refresh", "sparsity_from"},
         "dp-ssgd": {"prune", "prune_rate", "prune_epsilon_share", "prune_clip_norm", "drop", "drop_rate"},
