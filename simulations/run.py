@@ -11,6 +11,7 @@ from rich.table import Table
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.carriers import layer_table
+from fedlsg.privacy.shuffling import epochs_begun
 from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
 from simulations.callbacks.callback import Callback
@@ -30,6 +31,7 @@ from simulations.rundir.tables import Row
 from simulations.server.diverged import refuse_diverged
 from simulations.server.restore import restore
 from simulations.settings.published import resolve
+from simulations.settings.sampling import CLAIM, batches_line
 from simulations.settings.settings import from_mapping
 
 
@@ -124,10 +126,12 @@ def announce(plan: Plan, console: Console) -> None:
     sizes = plan.sizes
     print_line(
         f"{shown(s.workload)}: {len(sizes)} clients with {min(sizes)} to {max(sizes)} examples, "
-        f"{plan.schedule.rounds} rounds at q = {plan.local.sample_rate:.4g}, method {shown(s.method)}, "
-        f"engine {s.engine}",
+        f"{plan.schedule.rounds} rounds at {batches_line(s, sizes, plan.local.sample_rate)}, method "
+        f"{shown(s.method)}, engine {s.engine}",
         console,
     )
+    if s.sampling == "shuffle":
+        print_line(CLAIM, console)
     if words := features_line({"features": plan.workload.features}):
         print_line(f"features: {words}", console)
     if not mechanism.private or s.reproducible:
@@ -156,8 +160,18 @@ def calibrate_command(
     sample_rate: float,
     steps: int,
     console: Console,
+    *,
+    epoch_batches: int | None = None,
 ) -> None:
-    """``fedlsg calibrate``."""
+    """``fedlsg calibrate``; ``epoch_batches``: of shuffled batches, which have no sample rate."""
+    title = f"q = {sample_rate:g}, {steps} steps, add/remove"
+    if epoch_batches is not None:
+        if epoch_batches < 1:
+            raise ValueError(
+                f"expected --epoch-batches={epoch_batches} >= 1: batch size B cuts N rows into ceil(N / B)"
+            )
+        took, sample_rate, steps = steps, 1.0, epochs_begun(steps, epoch_batches)
+        title = f"{took} shuffled batches, {epoch_batches} an epoch: {steps} epochs, zero-out, no amplification"
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError("give either --epsilon (to get a noise multiplier) or --noise-multiplier (to get epsilon)")
     sigma = noise_multiplier
@@ -166,7 +180,7 @@ def calibrate_command(
         sigma = calibrate_noise_multiplier(epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps)
     bound = epsilon_of(sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, delta=delta)
     console.print(f"noise multiplier {sigma:.5g}: epsilon {bound.upper:.4f} at delta {delta:g}", highlight=False)
-    table = Table("accountant", "lower", "estimate", "upper", title=f"q = {sample_rate:g}, {steps} steps, add/remove")
+    table = Table("accountant", "lower", "estimate", "upper", title=title)
     for name, interval in bound.intervals.items():
         mark = " (reported)" if name == bound.accountant else ""
         table.add_row(name + mark, *(f"{value:.4f}" for value in (interval.lower, interval.estimate, interval.upper)))

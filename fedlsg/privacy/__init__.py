@@ -1,4 +1,4 @@
-"""Clip and noise, Poisson sampling, and the ledger of the privacy that each client has spent."""
+"""Clip and noise, Poisson sampling and shuffled batches, and the ledger of the privacy that each client has spent."""
 
 from fedlsg.privacy.journal import ChargeJournal
 from fedlsg.privacy.ledger import Ledger
@@ -8,10 +8,12 @@ from fedlsg.privacy.ledger_file import check_extends, ledger_path, load, locked,
 from fedlsg.privacy.mechanism import Mechanism, add_noise, clip_factors, clipped_sum, norms_of
 from fedlsg.privacy.noise_ratio import rho
 from fedlsg.privacy.sampling import BernoulliDraws, check_sample_rate, poisson_batch
+from fedlsg.privacy.shuffling import ShuffledBatches
 
 __all__ = [
     "GENESIS", "SERVER", "BernoulliDraws", "BudgetError", "ChargeJournal", "Entry", "Ledger", "LedgerError",
-    "Mechanism", "add_noise", "check_extends", "check_sample_rate", "clip_factors", "clipped_sum", "extend", "head_of",
+    "Mechanism", "ShuffledBatches", "add_noise", "check_extends", "check_sample_rate", "clip_factors",
+    "clipped_sum", "extend", "head_of",
     "ledger_path", "lines_since", "load", "locked", "merge", "norms_of", "poisson_batch", "read_entries",
     "rho", "verify_extends",
 ]  # fmt: skip

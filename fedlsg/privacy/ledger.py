@@ -7,17 +7,16 @@ ledger that is shorter than its checkpoint says.
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedlsg.accounting import AccountingError, EpsilonBound, Event, compose, max_steps, population, surely_within
-from fedlsg.accounting.events import checked_delta, sum_up
+from fedlsg.accounting.events import checked_delta
 from fedlsg.privacy.ledger_entry import (
     SERVER,
     BudgetError,
     Entry,
-    Key,
     LedgerError,
     State,
     encode_entry,
@@ -26,6 +25,7 @@ from fedlsg.privacy.ledger_entry import (
     sha256,
 )
 from fedlsg.privacy.ledger_file import appendable, load, locked, sync_directory, write_all
+from fedlsg.privacy.totals import Totals, order_of
 
 __all__ = ["Entry", "Ledger", "LedgerError"]
 
@@ -87,12 +87,25 @@ class Ledger:
         """The lowest attempt number of a round that is above all charged ones."""
         return self._totals().attempts.get((run, round), 0)
 
+    def next_batch(self, entry: Entry, *, repeat: bool = False) -> Entry:
+        """The entry of shuffled batches with the ones that it takes: those after all that this ledger has charged.
+
+        A failed attempt has used its batches up, so that no example is in two batches of an epoch. ``repeat``: the
+        batches of the first attempt at the round, if there was one. That draws the same release again, which is only
+        true of reproducible noise.
+        """
+        if not entry.batches:
+            return entry
+        earlier = [e for e in self.of_round(entry.round, entry.run) if order_of(e) == order_of(entry)]
+        first = earlier[0].first_batch if repeat and earlier else self._totals().taken.get(order_of(entry), 0)
+        return replace(entry, first_batch=first)
+
     def events(self) -> tuple[Event, ...]:
-        """The entries of mechanism "dp", merged by (q, sigma), with the sum of their Lambdas.
+        """The entries of mechanism "dp", merged by (q, sigma), with the sum of their Lambdas; see ``Totals.events``.
 
         ``epsilon`` says what the others mean.
         """
-        return _events(self._totals().spent)
+        return self._totals().events()
 
     def epsilon(self, delta: float, accountants: Sequence[str] = ("prv", "pld")) -> EpsilonBound | float:
         """Epsilon spent so far; ``math.inf`` if any entry's mechanism is not "dp".
@@ -121,11 +134,11 @@ class Ledger:
         if entry.mechanism != "dp" or not before.private:
             return True
         setting = (entry.sample_rate, entry.noise_multiplier)
-        events = _events({**before.spent, setting: _together(before.spent.get(setting), entry)})
+        events = before.with_next(entry).events()
         if surely_within(events, epsilon=epsilon_budget, delta=checked_delta(delta)):
             return False
-        now = next(e for e in events if (e.sample_rate, e.noise_multiplier) == setting)
-        if len(events) <= 2:
+        now = next((e for e in events if (e.sample_rate, e.noise_multiplier) == setting), None)
+        if now is not None and len(events) <= 2:
             besides = tuple(e for e in events if e is not now)
             if any(now.steps <= most for most in _allowed(now, besides, epsilon_budget, delta)):
                 return False  # above it, compose: upper bounds need not be monotone to the last step
@@ -158,7 +171,7 @@ class Ledger:
             self._state, self._stamp = state, stamp
         return self._state
 
-    def _totals(self) -> "Totals":
+    def _totals(self) -> Totals:
         """Those of the entries in the file now."""
         self._known = self._known.extended(self.entries)
         return self._known
@@ -208,51 +221,3 @@ def _allowed(now: Event, besides: tuple[Event, ...], budget: float, delta: float
         yield max_steps(
             epsilon=budget, delta=delta, sample_rate=q, noise_multiplier=sigma, besides=besides, log_ratio=each
         )
-
-
-Setting = tuple[float, float]
-"""(q, sigma)"""
-Sum = tuple[int, float]
-"""Steps, and their Lambda."""
-
-
-@dataclass(frozen=True)
-class Totals:
-    """What the first ``count`` entries amount to. In a long run it is extended, and not made again in every step.
-
-    ``keys``: all that are charged; ``attempts``: the next one of each (run, round); ``spent``: steps and Lambda of
-    mechanism "dp", by (q, sigma); ``private``: whether every entry is of mechanism "dp".
-    """
-
-    count: int = 0
-    keys: frozenset[Key] = frozenset()
-    attempts: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    spent: Mapping[Setting, Sum] = field(default_factory=dict)
-    private: bool = True
-
-    def extended(self, entries: Sequence[Entry]) -> "Totals":
-        """The totals of ``entries``, which begin with those that are counted: a ledger is append-only."""
-        new = entries[self.count :]
-        if not new:
-            return self
-        attempts, spent = dict(self.attempts), dict(self.spent)
-        for entry in new:
-            of_round, setting = (entry.run, entry.round), (entry.sample_rate, entry.noise_multiplier)
-            attempts[of_round] = max(attempts.get(of_round, 0), entry.attempt + 1)
-            if entry.mechanism == "dp":
-                spent[setting] = _together(spent.get(setting), entry)
-        private = self.private and all(entry.mechanism == "dp" for entry in new)
-        return Totals(len(entries), self.keys.union(entry.key for entry in new), attempts, spent, private)
-
-
-def _together(before: Sum | None, entry: Entry) -> Sum:
-    """The entries of a setting so far, and one more. Lambdas are added upwards."""
-    steps, log_ratio = before or (0, 0.0)
-    return steps + entry.steps, sum_up((log_ratio, entry.log_ratio))
-
-
-def _events(spent: Mapping[Setting, Sum]) -> tuple[Event, ...]:
-    return tuple(
-        Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=log_ratio)
-        for (q, sigma), (steps, log_ratio) in sorted(spent.items())
-    )

@@ -15,9 +15,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from fedlsg.accounting.events import checked_log_ratio, checked_noise_multiplier, checked_sample_rate, checked_steps
+from fedlsg.privacy.shuffling import ZERO_OUT
 
 ADJACENCY = "add/remove"
 MECHANISMS = ("dp", "clip-only", "noise-only", "none")
@@ -53,6 +54,11 @@ class Entry:
     reports say NOT PRIVATE. ``run`` names the run in a ledger of several runs (that of a deployed client); it is "" in
     a simulation, whose ledger belongs to one run. ``log_ratio`` is Lambda of all ``steps`` (``Event``): 0.0 for
     Gaussian noise, and unless the mechanism is "dp".
+
+    ``batches``: of an epoch of shuffled batches (``shuffling``), 0 for Poisson batches. The steps are then the batches
+    ``first_batch``, ``first_batch`` + 1, ... that the client took in this run, and what they cost follows from the
+    epochs that they touch. ``sample_rate`` is 1.0 then: who reads the entry as ``steps`` releases of all examples
+    counts too much, and never too little.
     """
 
     client: int
@@ -68,10 +74,11 @@ class Entry:
     run: str = ""
     log_ratio: float = 0.0
     unit: str = "example"
-    adjacency: ClassVar[str] = ADJACENCY
+    batches: int = 0
+    first_batch: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("client", "round", "attempt", "num_examples"):
+        for name in ("client", "round", "attempt", "num_examples", "batches", "first_batch"):
             value = getattr(self, name)
             if type(value) is not int or value < self._least(name):
                 raise ValueError(f"expected a non-negative integer {name}, got {value!r} (num_examples at least 1)")
@@ -93,6 +100,15 @@ class Entry:
             )
         if checked_log_ratio(self.log_ratio) and self.mechanism != "dp":
             raise ValueError(f"expected {self.log_ratio=} to be 0.0 under mechanism={self.mechanism!r}: not accounted")
+        if self.batches and (self.sample_rate != 1.0 or self.log_ratio or self.unit != "example"):
+            raise ValueError(
+                f"expected sample_rate=1.0, log_ratio=0.0 and unit='example' with shuffled batches, got "
+                f"{self.sample_rate=}, {self.log_ratio=}, {self.unit=}: no amplification is claimed for them"
+            )
+        if self.batches > self.num_examples or (self.first_batch and not self.batches):
+            raise ValueError(
+                f"expected {self.batches=} <= {self.num_examples=}, and first_batch={self.first_batch} with batches"
+            )
         bounded = self.mechanism in ("dp", "clip-only")
         if not self.clip_norm > 0 or (bounded and not math.isfinite(self.clip_norm)):
             raise ValueError(f"expected a finite {self.clip_norm=} > 0 (inf where nothing is clipped)")
@@ -102,12 +118,17 @@ class Entry:
         return 1 if name == "num_examples" else SERVER if by_server else 0
 
     @property
+    def adjacency(self) -> str:
+        """What a neighbour of the data is: an example more or less, or one whose gradient is made 0."""
+        return ZERO_OUT if self.batches else ADJACENCY
+
+    @property
     def key(self) -> Key:
         return self.client, self.run, self.round, self.attempt
 
 
 FIELDS = tuple(field.name for field in fields(Entry))
-OPTIONAL = {"run": "", "log_ratio": 0.0, "unit": "example"}
+OPTIONAL = {"run": "", "log_ratio": 0.0, "unit": "example", "batches": 0, "first_batch": 0}
 """Fields that a line leaves out at these values: lines from before these fields are still written the same."""
 
 

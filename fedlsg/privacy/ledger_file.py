@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlsg.privacy.ledger_entry import ADJACENCY, SERVER, Entry, LedgerError, Parsed, State, encode_entry, parse_on
+from fedlsg.privacy.ledger_entry import SERVER, Entry, LedgerError, Parsed, State, encode_entry, parse_on
 
 try:
     import fcntl
@@ -143,7 +143,7 @@ def merge(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) 
     """
     entries = [entry for path in paths for entry in read_entries(path)]
     entries.sort(key=lambda entry: (entry.round, entry.client, entry.attempt))
-    text = "".join(json.dumps({**encode_entry(entry), "adjacency": ADJACENCY}) + "\n" for entry in entries)
+    text = "".join(json.dumps({**encode_entry(entry), "adjacency": entry.adjacency}) + "\n" for entry in entries)
     out = Path(out)
     try:
         with tempfile.NamedTemporaryFile(

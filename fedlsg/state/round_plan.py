@@ -19,6 +19,7 @@ from fedlsg.frame import Frame
 from fedlsg.masks import pruning_mechanism, saliency_scale
 from fedlsg.method import LocalTraining, Method
 from fedlsg.privacy import Mechanism
+from fedlsg.privacy.shuffling import batches_of_epoch
 from fedlsg.training import accumulated_noise
 
 PRUNING_ROUND = 0
@@ -129,6 +130,8 @@ class RoundPlan:
         """What the ledger entry of a client that takes part says of the release, as fields of ``Entry``."""
         if self.client_unit is None or self.releases_examples:
             how: dict[str, Any] = {"steps": self.local.steps, "sample_rate": self.local.sample_rate}
+            if self.local.shuffled:
+                how |= {"sample_rate": 1.0, "batches": batches_of_epoch(num_examples, self.local.shuffled)}
         else:
             how = {"steps": 1, "sample_rate": self.client_unit.sample_rate, "unit": "client"}
         return {
@@ -158,4 +161,5 @@ def plan_round(
             round=round, frame=frame, mechanism=method.mechanism, local=local, sums=sums, client_unit=client_unit
         )
     mechanism = pruning_mechanism(method.mechanism, method.prune)
-    return RoundPlan(round=round, frame=frame, mechanism=mechanism, local=local.single(), sums=sums)
+    one = replace(local.single(), shuffled=0)  # every example takes part
+    return RoundPlan(round=round, frame=frame, mechanism=mechanism, local=one, sums=sums)

@@ -1,4 +1,4 @@
-"""A client's part of a round: Poisson batch, per-example gradients, mask, clip, sum, noise; K steps in one frame."""
+"""A client's part of a round: batch, per-example gradients, mask, clip, sum, noise; K steps in one frame."""
 
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -22,7 +22,7 @@ from fedlsg.gradients import (
     summable,
     summed_gradient,
 )
-from fedlsg.privacy import BernoulliDraws, Mechanism, add_noise, clipped_sum, poisson_batch
+from fedlsg.privacy import BernoulliDraws, Mechanism, ShuffledBatches, add_noise, clipped_sum, poisson_batch
 from fedlsg.privacy.mechanism import NARROW_SUM
 from fedlsg.randomness import SecretStream
 from fedlsg.training.local import Batch, Groups, LocalTraining, Positions, StepInputs
@@ -45,7 +45,7 @@ def client_step(
     mechanism: Mechanism,
     local: LocalTraining,
     num_examples: int,
-    sampler: SecretStream,
+    sampler: SecretStream | ShuffledBatches,
     noise: SecretStream,
     charge: Callable[[], None],
     groups: Groups = together,
@@ -55,7 +55,8 @@ def client_step(
 ) -> Float[Tensor, " kept"]:
     """K local steps in one frame: the accumulated noisy sum of clipped per-example gradients, kept coordinates only.
 
-    Each step has its own Poisson batch (Ito et al. 2023, Alg. 1 line 13). ``charge`` is called once, before the first
+    Each step has its own Poisson batch (Ito et al. 2023, Alg. 1 line 13), or the next one of the ``sampler`` under
+    ``local.shuffled``. ``charge`` is called once, before the first
     batch: it writes the ledger for all K steps, or raises to forbid them. A step that fails later stays charged,
     because the failure may depend on the batch. The model comes back unchanged.
     ``groups`` says which positions may share a microbatch. The group of an example, and what ``batch`` makes of it,
@@ -71,13 +72,28 @@ def client_step(
     charge()
     inputs = StepInputs(
         model=model, batch=batch, loss_fn=loss_fn, frame=frame, mechanism=mechanism, local=local, groups=groups,
-        num_examples=num_examples, draws=BernoulliDraws(sampler, batches=local.steps), scale=scale,
-        parameters=parameters,
+        num_examples=num_examples, draws=draws_of(local, num_examples, sampler), scale=scale, parameters=parameters,
     )  # fmt: skip
     if add is not None:
         return add(_clipped_batch_sum(inputs, wide=True), mechanism, noise)
     plain = scale is None and unprotected(mechanism, frame, parameters)
     return plain_steps(inputs) if plain else _noisy_steps(inputs, noise)
+
+
+def draws_of(
+    local: LocalTraining, num_examples: int, sampler: SecretStream | ShuffledBatches
+) -> BernoulliDraws | ShuffledBatches:
+    """What gives the batches. Raises ValueError unless it is what ``local`` says, which the ledger is charged for."""
+    if not isinstance(sampler, ShuffledBatches):
+        if local.shuffled:
+            raise ValueError(f"expected shuffled batches of {local.shuffled} examples, got a stream of Poisson batches")
+        return BernoulliDraws(sampler, batches=local.steps)
+    if (sampler.batch_size, sampler.num_examples) != (local.shuffled, num_examples):
+        raise ValueError(
+            f"expected batches of {local.shuffled} of {num_examples} examples (0: Poisson batches), got shuffled "
+            f"batches of {sampler.batch_size} of {sampler.num_examples}"
+        )
+    return sampler
 
 
 def unprotected(mechanism: Mechanism, frame: Frame, parameters: Checked) -> bool:
@@ -120,12 +136,12 @@ def _noisy_steps(x: StepInputs, noise: SecretStream) -> Float[Tensor, " kept"]:
 
 
 def _clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Float[Tensor, " kept"]:
-    """The sum over a Poisson batch; in float64 if ``wide``, or for several microbatches, or more than NARROW_SUM
+    """The sum over a batch; in float64 if ``wide``, or for several microbatches, or more than NARROW_SUM
     examples.
     """
     total: Tensor | None = None
     shape = shape_of(x.local, x.parameters.values())
-    runs = runs_of(poisson_batch(x.num_examples, x.local.sample_rate, x.draws), x.groups, shape)
+    runs = runs_of(_next_batch(x), x.groups, shape)
     wide = wide or len(runs) > 1 or len(runs[0][1]) > NARROW_SUM
     seen: dict[int, list[torch.Size]] = {}
     for group, micro in runs:
@@ -143,6 +159,12 @@ def _clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Float[Tensor, " 
         total = part if total is None else total.add_(part)
     assert total is not None  # runs_of() gives at least one run, an empty one for an empty batch
     return total
+
+
+def _next_batch(x: StepInputs) -> Positions:
+    if isinstance(x.draws, ShuffledBatches):
+        return x.draws.next_batch()
+    return poisson_batch(x.num_examples, x.local.sample_rate, x.draws)
 
 
 def _units(x: StepInputs, inputs: Inputs, targets: Inputs, rows: int) -> Sequence[Tensor | GhostGradients]:

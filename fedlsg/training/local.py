@@ -12,7 +12,7 @@ from fedlsg.carriers.powersgd import norm_of_factors
 from fedlsg.frame import Frame
 from fedlsg.gradients import FLOAT32, Checked, LossFunction, Precision
 from fedlsg.gradients import Batch as Inputs
-from fedlsg.privacy import BernoulliDraws, Mechanism, check_sample_rate
+from fedlsg.privacy import BernoulliDraws, Mechanism, ShuffledBatches, check_sample_rate
 
 Positions = Int[Tensor, " batch"]
 Batch = Callable[[Positions], tuple[Inputs, Any]]
@@ -30,6 +30,7 @@ class LocalTraining:
     ``proximal`` is mu of FedProx (Li et al. 2020, Eq. 2): local steps descend on the loss + mu/2 |W - W_t|^2.
     A batch function gives ``multiplicity`` augmented copies of each example, one after the other, whose gradients are
     averaged before the clip (De et al. 2022): the unit stays the example. ``precision``: the precision.
+    ``shuffled``: the batch size of shuffled batches, which divides the steps; 0: Poisson batches of ``sample_rate``.
     ``one_shape``: every microbatch has one public number of rows, whatever the weights are.
     """
 
@@ -43,6 +44,7 @@ class LocalTraining:
     precision: Precision = FLOAT32
     one_shape: bool = False
     proximal: float = 0.0
+    shuffled: int = 0
 
     def __post_init__(self) -> None:
         for name in ("steps", "microbatch_size", "multiplicity"):
@@ -53,6 +55,11 @@ class LocalTraining:
         if not 0 < self.learning_rate < math.inf or not 0 < self.expected_batch < math.inf:
             raise ValueError(f"expected finite {self.learning_rate=} > 0 and {self.expected_batch=} > 0")
         check_sample_rate(self.sample_rate)
+        if self.shuffled < 0 or (self.shuffled and self.expected_batch != self.shuffled):
+            raise ValueError(
+                f"expected {self.shuffled=} >= 0, and expected_batch={self.expected_batch:g} to be this batch size: a "
+                "divisor may not depend on the data"
+            )
         most = 2 * (1 + self.momentum)
         if not 0 <= self.pull < most:
             raise ValueError(
@@ -78,7 +85,8 @@ class LocalTraining:
 class StepInputs:
     """The arguments of ``client_step`` that every local step reads.
 
-    ``parameters``: those of the model, checked against the frame. ``draws`` decide which examples join which batch.
+    ``parameters``: those of the model, checked against the frame. ``draws`` decide which examples join which batch, by
+    chance or as they come.
     """
 
     model: nn.Module
@@ -88,7 +96,7 @@ class StepInputs:
     mechanism: Mechanism
     local: LocalTraining
     num_examples: int
-    draws: BernoulliDraws
+    draws: BernoulliDraws | ShuffledBatches
     groups: Groups
     scale: Sequence[Float[Tensor, " kept"]] | None
     parameters: Checked

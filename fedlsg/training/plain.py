@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.gradients import summed_gradients
-from fedlsg.privacy import poisson_batch
+from fedlsg.privacy import ShuffledBatches, poisson_batch
 from fedlsg.training.local import LocalTraining, StepInputs
 from fedlsg.training.microbatches import runs_of, shape_of
 
@@ -54,9 +54,12 @@ def _steps(owned: list[Tensor], gradients: Callable[[], Gradients], local: Local
 
 
 def _batch_gradients(x: StepInputs) -> Gradients:
-    """Sum over a Poisson batch, microbatch by microbatch; in float64 where there are several."""
+    """Sum over a batch, microbatch by microbatch; in float64 where there are several."""
     local, total = x.local, None
-    positions = poisson_batch(x.num_examples, local.sample_rate, x.draws)
+    if isinstance(x.draws, ShuffledBatches):
+        positions = x.draws.next_batch()
+    else:
+        positions = poisson_batch(x.num_examples, local.sample_rate, x.draws)
     runs = runs_of(positions, x.groups, shape_of(local, x.parameters.values()))
     for _, micro in runs:
         part = summed_gradients(

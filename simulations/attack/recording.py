@@ -26,8 +26,8 @@ from simulations.settings.settings import from_mapping, parse, values_of
 RECORDED: Mapping[str, object] = {"clients": 8, "rounds": 4, "batch_size": 1, "noise_multiplier": 1.0}
 """Default settings of the runs that ``--compare`` records: small batches, the same sigma for all."""
 OWN = (
-    "epsilon", "sample_rate", "run_dir", "callbacks", "multiplicity", "evaluate_clients", "availability", "dropout",
-    "speed", "example_seconds", "uplink_mbps", "downlink_mbps", "deadline", "over_selection",
+    "epsilon", "sampling", "sample_rate", "run_dir", "callbacks", "multiplicity", "evaluate_clients", "availability",
+    "dropout", "speed", "example_seconds", "uplink_mbps", "downlink_mbps", "deadline", "over_selection",
 )  # fmt: skip
 """Settings of a run that the short one like it has not: who is there and how fast is not what an attack needs."""
 FEW_CLIENTS, FEWEST_ROUNDS = 8, 4

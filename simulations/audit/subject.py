@@ -6,7 +6,7 @@ Reads a run directory and writes nothing into it.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedlsg.accounting import Event, compose
@@ -44,12 +44,15 @@ class Audited:
     def setting(self) -> Setting:
         """The shipped mechanism of this client, in the subject's frame, for every round of the claim."""
         base = self.subject.base
+        local = base.local.at_rate(self.terms.sample_rate)
+        if local.shuffled:  # the claim is that an epoch is one release with every example in it
+            local = replace(local.single().at_rate(1.0), shuffled=0)
         return Setting(
             model=self.subject.model,
             frame=self.subject.frame,
             mechanism=self.terms.mechanism(base.method.mechanism),
-            local=base.local.at_rate(self.terms.sample_rate),
-            rounds=self.claim.steps // base.local.steps,
+            local=local,
+            rounds=self.claim.steps // local.steps,
             claimed=self.claim.noise_multiplier,
             sums=base.sums,
         )

@@ -26,6 +26,7 @@ from simulations.report.progress import count_bar
 from simulations.rundir.files.scratch import scratch
 from simulations.rundir.rundir import RunDir
 from simulations.server.diverged import refuse_diverged
+from simulations.settings.sampling import refuse_shuffled
 from simulations.settings.settings import Settings
 
 CANARIES = 300
@@ -86,6 +87,7 @@ def settings_of(settings: Settings, seed: int | None) -> Settings:
 def check(plan: Plan) -> None:
     """Raise ValueError if a payload of the run is not a sum of gradients at W_t with noise of its own."""
     s = plan.settings
+    refuse_shuffled(s, "mode training")
     if s.trust != "client" or plan.local.steps > 1:
         raise ValueError("mode training judges single payloads of one local step: use trust=client, local_steps=1")
     if plan.method.carrier.kind == "factors" or plan.method.prune.reads_data or not plan.codec.known_noise:

@@ -111,11 +111,14 @@ def calibrate(
     delta: Annotated[float, option(help="delta of (epsilon, delta); default 1e-5.")] = 1e-5,
     sample_rate: Annotated[float, option(help="Poisson rate q; default 0.01.")] = 0.01,
     steps: Annotated[int, option(help="Number of private steps; default 1000.")] = 1000,
+    epoch_batches: Annotated[
+        int | None, option(help="Shuffled batches instead of Poisson ones: how many an epoch has.")
+    ] = None,
 ) -> None:
     """Noise multiplier for a target epsilon, or epsilon of a noise multiplier, by both accountants."""
     from simulations.run import calibrate_command
 
-    calibrate_command(epsilon, noise_multiplier, delta, sample_rate, steps, console)
+    calibrate_command(epsilon, noise_multiplier, delta, sample_rate, steps, console, epoch_batches=epoch_batches)
 
 
 @app.command(short_help="Who would hold what: sizes and classes of the clients.")

@@ -14,6 +14,7 @@ from fedlsg.state import RoundPlan
 from simulations.client.node.conditions import check_mechanism
 from simulations.client.node.folder import Budget, NodeFolder
 from simulations.client.remote_account import RemoteAccount
+from simulations.client.shuffled import batch_key
 from simulations.grids.refusals import OverBudgetError, TermsError
 from simulations.rundir.feedback_box import FeedbackBox
 from simulations.rundir.outbox import Outbox
@@ -51,6 +52,14 @@ class SimulatedAccount:
     def next_attempt(self, round: int) -> int:
         """The attempt that the next entry of a round takes."""
         return self.ledger.next_attempt(round)
+
+    def next_batch(self, entry: Entry) -> Entry:
+        """The entry with the shuffled batches that it takes: see ``Ledger.next_batch``."""
+        return self.ledger.next_batch(entry, repeat=self.settings.reproducible)
+
+    def batch_key(self, entry: Entry) -> bytes:
+        """The key of the orders of shuffled batches: see ``shuffled.batch_key``."""
+        return batch_key(self.run.own(self.client), entry)
 
     def check(self, entry: Entry) -> None:
         """Raise OverBudgetError if the entry would pass the budget, before anything is computed."""
@@ -110,6 +119,12 @@ class NodeAccount:
     def next_attempt(self, round: int) -> int:
         return self.folder.ledger.next_attempt(round, self.name)
 
+    def next_batch(self, entry: Entry) -> Entry:
+        return self.folder.ledger.next_batch(entry)
+
+    def batch_key(self, entry: Entry) -> bytes:
+        return batch_key(self.run.own(self.client), entry)
+
     def check(self, entry: Entry) -> None:
         """Nothing: check and charge are one step, under the folder's lock."""
 
@@ -156,7 +171,7 @@ def box_of(run: RunDir, client: int, *, memory: bool) -> Outbox | FeedbackBox:
 
 def entry_of(account: Account, plan: RoundPlan, num_examples: int, *, reproducible: bool) -> Entry:
     """The next entry of a client that takes part in a round; ``plan`` has its own rate and noise."""
-    return Entry(
+    entry = Entry(
         client=account.client,
         round=plan.round,
         attempt=account.next_attempt(plan.round),
@@ -164,6 +179,7 @@ def entry_of(account: Account, plan: RoundPlan, num_examples: int, *, reproducib
         run=account.name,
         **plan.charge(num_examples),
     )
+    return account.next_batch(entry)
 
 
 _DIRECTORIES: dict[Settings, str] = {}

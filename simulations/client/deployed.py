@@ -10,6 +10,7 @@ from typing import Any
 from flwr.app import RecordDict
 
 from fedlsg.privacy import Entry
+from fedlsg.privacy.shuffling import batches_of_epoch
 from simulations.client.account import NodeAccount
 from simulations.client.model import Process, assemble, set_up
 from simulations.client.node.conditions import check_base, usable
@@ -87,12 +88,15 @@ class Deployed:
         if base.settings.noise_multiplier is None:
             return
         rate = base.local.sample_rate if base.settings.batch_size is None else min(base.settings.batch_size / size, 1.0)
+        how: dict[str, Any] = {"sample_rate": rate}
+        if base.local.shuffled:
+            how = {"sample_rate": 1.0, "batches": batches_of_epoch(size, base.local.shuffled)}
         entry = Entry(
             client=self.terms.partition,
             round=1,
             attempt=0,
             steps=base.local.steps,
-            sample_rate=rate,
+            **how,
             noise_multiplier=base.method.mechanism.effective_noise_multiplier(here.blocks),
             clip_norm=base.method.mechanism.clip_norm,
             num_examples=size,

@@ -2,8 +2,8 @@
 
 In the state of the client's Flower Context:
 
-    driver -> client   the ledger entry of this message, which is on the driver's disk already; the last payload, and
-                       the memory of error feedback, where the client needs them
+    driver -> client   the ledger entry of this message, which is on the driver's disk already; the last payload, the
+                       memory of error feedback, and the key of shuffled batches, where the client needs them
     client -> driver   whether it was charged; the rows of its batches, if they are recorded; its new memory
 
 So a worker writes no file, and a machine that is lost loses no charge.
@@ -11,7 +11,7 @@ So a worker writes no file, and a machine that is lost loses no charge.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,14 @@ class RemoteAccount:
         """The attempt that the driver has charged."""
         return self._entry.attempt
 
+    def next_batch(self, entry: Entry) -> Entry:
+        """The entry with the shuffled batches that the driver has charged."""
+        return replace(entry, first_batch=self._entry.first_batch)
+
+    def batch_key(self, entry: Entry) -> bytes:
+        """The key of the orders of shuffled batches, which the driver has sent."""
+        return _bytes(self.record["batches"])
+
     def check(self, entry: Entry) -> None:
         """Nothing: the driver has checked the budget."""
 
@@ -98,11 +106,15 @@ class RemoteAccount:
         return payload
 
 
-def give(entry: Entry, *, last: bytes | None, memory: Float[Tensor, " size"] | None) -> RecordDict:
+def give(
+    entry: Entry, *, last: bytes | None, memory: Float[Tensor, " size"] | None, batches: bytes | None = None
+) -> RecordDict:
     """The state of a client's Context, as the driver sends it."""
     record = ConfigRecord({"entry": json.dumps(encode_entry(entry)), "charged": False})
     if last is not None:
         record["last"] = last
+    if batches is not None:
+        record["batches"] = batches
     if memory is not None:
         record["memory"] = memory.numpy().astype("<f8").tobytes()
     return RecordDict({RECORD: record})

@@ -21,7 +21,7 @@ from fedlsg.frame import Frame
 from fedlsg.gradients import Checked
 from fedlsg.method import Batch, client_step
 from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
-from fedlsg.privacy import LedgerError
+from fedlsg.privacy import LedgerError, ShuffledBatches
 from fedlsg.randomness import (
     SecretStream,
     own_draws,
@@ -38,6 +38,7 @@ from simulations.client.model import Process, load, process
 from simulations.client.personal import moved, own_parameters, remembers
 from simulations.client.remote_account import HISTORY, RECORD, RemoteAccount
 from simulations.client.secure_sum import masked_values, refuse_stage
+from simulations.client.shuffled import batches_of
 from simulations.plan.base import OwnPart
 from simulations.plan.plan import Base
 from simulations.rundir.feedback_box import FeedbackBox
@@ -152,6 +153,9 @@ def _train(
     entry = entry_of(account, plan, num_examples, reproducible=s.reproducible)
     account.check(entry)
     used_rows: list[Tensor] = []
+    sampler: SecretStream | ShuffledBatches = _stream(base, "sampler", partition, round)
+    if entry.batches:
+        sampler = batches_of(base, entry, None if s.reproducible else account.batch_key(entry))
 
     with own_draws(base.device):
         # Dropout, if a model has it, draws from torch's own generator, by place in the batch. One example less moves
@@ -170,7 +174,7 @@ def _train(
             mechanism=plan.mechanism,
             local=plan.local,
             num_examples=num_examples,
-            sampler=_stream(base, "sampler", partition, round),
+            sampler=sampler,
             noise=_stream(base, "noise", partition, round),
             charge=lambda: account.charge(entry),
             groups=groups(base, partition),

@@ -122,6 +122,7 @@ class Accounts:
             entry,
             last=box.last() if base.index_mode == "explicit" else None,
             memory=box.memory(announced.round, memory_size(plan.frame)) if isinstance(box, FeedbackBox) else None,
+            batches=account.batch_key(entry) if entry.batches and not entry.reproducible else None,
         )
         self._asked[message.metadata.message_id] = account, entry, question
         for name, record in secrets.config_records.items():

@@ -3,6 +3,7 @@
 It is deterministic and calls no accountant. Bad settings are refused before anything is written.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -24,6 +25,7 @@ from fedlsg.gradients import Precision, registered_layers, trainable
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.participation import Participation
 from fedlsg.payload import Codec, Dither, IndexMode
+from fedlsg.privacy.shuffling import batches_of_epoch, epochs_begun
 from fedlsg.state import PublicState, RoundPlan, ServerState
 from simulations import workloads
 from simulations.plan.participation import participation_of
@@ -242,8 +244,24 @@ class Base:
         return self.local.steps if self.client_unit is None else 1
 
     def accounted_rate(self, sample_rate: float) -> float:
-        """The sampling rate that the ledger is charged with, for a client whose batches have ``sample_rate``."""
+        """The sampling rate that the ledger is charged with, for a client whose batches have ``sample_rate``.
+
+        Shuffled batches have none: an example is in one batch of an epoch, and ``accounted_steps`` counts epochs.
+        """
+        if self.local.shuffled:
+            return 1.0
         return sample_rate if self.client_unit is None else self.client_unit.sample_rate
+
+    def accounted_steps(self, num_examples: int, steps: int | None = None) -> int:
+        """How often one of a client's examples may take part in ``steps`` noisy steps; by default, in all of the run's.
+
+        That is every step for Poisson batches, at the rate that is accounted; with shuffled ones, once in each epoch
+        that is begun.
+        """
+        count = max(self.steps) if steps is None else steps
+        if not self.local.shuffled:
+            return count
+        return epochs_begun(count, batches_of_epoch(num_examples, self.local.shuffled))
 
 
 def prepare(
@@ -291,6 +309,9 @@ def prepare(
     if client_unit(filled, method) is not None:  # what follows from sizes would tell which clients there are
         assert filled.batch_size is not None, "check_unit wants one"
         expected_batch, passes = float(filled.batch_size), 1 / filled.local_steps  # an epoch is a round
+    if filled.sampling == "shuffle":
+        assert filled.batch_size is not None, "check_sampling wants one"
+        expected_batch, passes = float(filled.batch_size), 1 / batches_of_epoch(math.ceil(mean_size), filled.batch_size)
     schedule = Schedule(rounds=filled.rounds, local_steps=filled.local_steps, sample_rate=passes)
     local = _local_training(filled, method, rate, expected_batch, deployed=own is not None)
     check_codecs(filled, method)
@@ -346,5 +367,6 @@ def _local_training(
         multiplicity=s.multiplicity,
         precision=Precision(precision=s.precision, activation_storage=s.activation_storage),
         proximal=s.proximal or 0.0,
+        shuffled=(s.batch_size or 0) if s.sampling == "shuffle" else 0,
         one_shape=deployed,  # the weights are the server's, which a deployed client does not trust
     )

@@ -89,7 +89,7 @@ def client_terms(base: Base) -> tuple[ClientTerms, ...]:
     for size, rate, within in zip(base.sizes, base.rates, accounted, strict=True):
         sigma = s.noise_multiplier if mechanism.adds_noise else 0.0
         if sigma is None:
-            sigma = calibrated(base, blocks, within)
+            sigma = calibrated(base, blocks, within, base.accounted_steps(size))
         first = ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=sigma)
         terms.append(replace(first, prune_noise_multiplier=pruning_noise(base, first, blocks)))
     if s.trust != "client":
@@ -110,7 +110,7 @@ def events_of(base: Base, terms: ClientTerms, blocks: int) -> list[Event]:
     mechanism = terms.mechanism(base.method.mechanism)
     effective = mechanism.effective_noise_multiplier(blocks) if mechanism.private else mechanism.noise_multiplier
     log_ratio = 0.0 if base.sums is None else most_log_ratio(base.sums)
-    steps = max(base.steps)
+    steps = base.accounted_steps(terms.num_examples)
     rate = base.accounted_rate(terms.sample_rate)
     events = [Event(sample_rate=rate, noise_multiplier=effective, steps=steps, log_ratio=log_ratio)]
     if terms.prune_noise_multiplier:
@@ -150,7 +150,7 @@ def check_budget(events: Sequence[Event], base: Base) -> None:
     if s.epsilon is None or s.noise_multiplier is None:
         return
     first, *others = events
-    steps = base.steps_a_round
+    steps = base.accounted_steps(min(base.sizes), base.steps_a_round)
     once = [replace(first, steps=steps, log_ratio=first.log_ratio * steps / first.steps), *others]
     try:
         spent = compose(once, delta=s.delta, accountants=("pld",)).upper
@@ -171,16 +171,17 @@ def check_certified(events: Sequence[Event], delta: float) -> None:
         compose(events, delta=delta)
 
 
-def calibrated(base: Base, blocks: int, rate: float) -> float:
+def calibrated(base: Base, blocks: int, rate: float, steps: int) -> float:
     """Nominal noise multiplier whose effective one reaches epsilon: sigma = sigma_eff * sensitivity / C.
 
+    ``rate``, ``steps``: what the ledger is charged with in the whole run.
     The same epsilon covers the pruning round, which is on the same examples.
     """
     s, mechanism = base.settings, base.method.mechanism
     if s.epsilon is None:
         raise ValueError("expected either epsilon and delta, or noise_multiplier")
     effective = calibrate_noise_multiplier(
-        epsilon=s.epsilon, delta=s.delta, sample_rate=rate, steps=max(base.steps), besides=pruning_round(base),
+        epsilon=s.epsilon, delta=s.delta, sample_rate=rate, steps=steps, besides=pruning_round(base),
         log_ratio=0.0 if base.sums is None else most_log_ratio(base.sums),
     )  # fmt: skip
     return effective * (mechanism.sensitivity(blocks) / mechanism.clip_norm if mechanism.clips else 1.0)

@@ -17,6 +17,12 @@ PRIVACY = (
     "The epsilon of a run covers that run only. It costs more privacy to choose the best of several runs, to choose "
     "hyperparameters by their results, or to publish several runs on the same data. No epsilon here covers that.",
 )
+SHUFFLED = (
+    "With sampling=shuffle, adjacency is zero-out: one example is replaced by a record without a gradient, and the "
+    "number of examples stays. Each example is in one batch of an epoch, an epoch that is begun counts as one release, "
+    "and no amplification by shuffling is claimed. Replacing an example by another one is twice as much: count with "
+    "half of the noise multiplier."
+)
 CLIENT_LEVEL = (
     "With unit=client, epsilon protects one client with all of its data: with its data or without, whatever an "
     "observer concludes is at most e^epsilon times as likely, except with probability delta. Epsilons of the two units "
@@ -54,7 +60,8 @@ def epsilon_section(results: Sequence[Result]) -> Section:
     whom = trust_words(str(run.settings.get("trust", "client")) for run in results) or [TRUST["client"]]
     units = {str(run.settings.get("unit", "example")) for run in results} or {"example"}
     what = [words for unit, words in (("example", EXAMPLE_LEVEL), ("client", CLIENT_LEVEL)) if unit in units]
-    texts = [*what, *PRIVACY, *whom, *([] if any(run.held_out for run in results) else [PUBLIC_TEST])]
+    shuffled = [SHUFFLED] if any(run.settings.get("sampling") == "shuffle" for run in results) else []
+    texts = [*what, *shuffled, *PRIVACY, *whom, *([] if any(run.held_out for run in results) else [PUBLIC_TEST])]
     return Section(title="What epsilon means here", parts=tuple(Text(words=text) for text in texts))
 
 

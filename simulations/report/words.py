@@ -109,6 +109,8 @@ def privacy_line(summary: Mapping[str, Any]) -> str:
         f"epsilon {epsilon_words(epsilon)} at delta {summary['delta']:g} ({of}; sigma "
         f"{summary['noise_multiplier']:.4g})"
     )
+    if summary.get("adjacency") == "zero-out":
+        line += "; of an example whose gradient becomes 0 (zero-out), shuffled batches, no amplification"
     if summary["trust"] == "server":
         line += f"; {AT_SERVER}"
     if summary["trust"] == "aggregate":

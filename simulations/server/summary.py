@@ -118,6 +118,7 @@ def _privacy(plan: Plan, o: Outcome) -> dict[str, Any]:
         "rho": o.rho,
         "pruning": pruning if prune.active else None,
         "unit": s.unit,
+        "adjacency": "zero-out" if s.sampling == "shuffle" else "add/remove",
         "trust": s.trust,
         "secure_sum": None if plan.sums is None else sum_facts(plan.sums),
         "reproducible": s.reproducible,

@@ -17,6 +17,7 @@ from fedlsg.setting import values_of as declared_values
 from simulations.settings.device import device_of
 from simulations.settings.participation import check_participation, check_values_used, fill_participation
 from simulations.settings.run import Resolved
+from simulations.settings.sampling import check_sampling
 from simulations.settings.secure_graph import check_graph
 from simulations.settings.settings import (
     RUN,
@@ -184,6 +185,7 @@ def check(s: Resolved, workload: LoadedWorkload) -> None:
     if s.trust == "secure":
         check_graph(s)
     check_participation(s)
+    check_sampling(s)
     check_exact(s)
 
 

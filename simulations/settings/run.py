@@ -165,7 +165,10 @@ class Settings:
     personal_learning_rate: Annotated[
         float | None, Setting("Learning rate of personal parameters; default the local one.", above=0, below=inf)
     ] = None
-    sampling: Annotated[Literal["poisson"], Setting("How batches are drawn, as the accountants assume.")] = "poisson"
+    sampling: Annotated[
+        Literal["poisson", "shuffle"],
+        Setting("poisson, or shuffle: every example once an epoch, no amplification."),
+    ] = "poisson"
     sample_rate: Annotated[
         float | None,
         Setting(
@@ -179,7 +182,10 @@ class Settings:
     batch_size: Annotated[
         int | None,
         Setting(
-            "Expected batch of each client, instead of sample_rate.", "examples", at_least=1, aliases=("batch", "bs")
+            "Batch of each client (expected, if poisson), instead of sample_rate.",
+            "examples",
+            at_least=1,
+            aliases=("batch", "bs"),
         ),
     ] = None
     microbatch_size: Annotated[

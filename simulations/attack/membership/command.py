@@ -25,6 +25,7 @@ from simulations.report.words import duration
 from simulations.rundir.rundir import RunDir
 from simulations.settings.published import resolve
 from simulations.settings.run import Device
+from simulations.settings.sampling import refuse_shuffled
 from simulations.settings.settings import Settings, from_mapping
 
 SHADOWS = 16
@@ -56,6 +57,7 @@ def membership_command(
     folder = output_folder([] if run is None else [run], out)
     began = time.monotonic()
     wanted = from_mapping(resolve(given)) if run is None else RunDir.open(run).read_config()
+    refuse_shuffled(wanted, "--membership")
     with console.status("loading data, calibrating noise") as status:
         plan = make_plan(as_shadow(wanted, device), progress=status.update)
         claim = claimed(plan)

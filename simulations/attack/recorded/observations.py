@@ -165,7 +165,10 @@ class Record:
         nominal = common.noise_multiplier
         if common.private:
             nominal = entry.noise_multiplier * common.sensitivity(blocks) / common.clip_norm
-        return ClientTerms(num_examples=entry.num_examples, sample_rate=entry.sample_rate, noise_multiplier=nominal)
+        rate = entry.sample_rate
+        if entry.batches:
+            rate = min(self.base.local.shuffled / entry.num_examples, 1.0)
+        return ClientTerms(num_examples=entry.num_examples, sample_rate=rate, noise_multiplier=nominal)
 
 
 def _positions(path: Path) -> Tensor:

@@ -86,6 +86,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "rounds": 5,
     },
     "a coarse codec": {"codec": "noise-floor"},
+    "shuffled batches": {"sampling": "shuffle", "batch_size": 60, "sample_rate": None, "noise_multiplier": 5.0},
     "an epsilon": {"noise_multiplier": None, "epsilon": 2.0},
 }
 

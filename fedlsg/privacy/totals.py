@@ -1,0 +1,99 @@
+"""What the entries of a ledger amount to: the events that an accountant composes, and what the next entry needs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedlsg.accounting import Event
+from fedlsg.accounting.events import sum_up
+from fedlsg.privacy.ledger_entry import Entry, Key
+
+Setting = tuple[float, float]
+"""(q, sigma)"""
+Sum = tuple[int, float]
+"""Steps, and their Lambda."""
+Order = tuple[str, int, int]
+"""Run, examples and batches of an epoch: shuffled batches of one order of epochs."""
+Epoch = tuple[Order, int, int]
+"""An order, its epoch, and 0; or the number of an entry that took batches once more."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the first ``count`` entries amount to. In a long run it is extended, and not made again in every step.
+
+    ``keys``: all that are charged; ``attempts``: the next one of each (run, round); ``spent``: steps and Lambda of
+    mechanism "dp", by (q, sigma); ``private``: whether every entry is of mechanism "dp".
+    Of shuffled batches: ``taken``, the number of batches of each order; ``epochs``, the least sigma in each epoch that
+    was begun. An example is in one batch of an epoch, so an epoch counts as one release.
+    """
+
+    count: int = 0
+    keys: frozenset[Key] = frozenset()
+    attempts: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    spent: Mapping[Setting, Sum] = field(default_factory=dict)
+    private: bool = True
+    taken: Mapping[Order, int] = field(default_factory=dict)
+    epochs: Mapping[Epoch, float] = field(default_factory=dict)
+
+    def extended(self, entries: Sequence[Entry]) -> "Totals":
+        """The totals of ``entries``, which begin with those that are counted: a ledger is append-only."""
+        new = entries[self.count :]
+        return self._and(new) if new else self
+
+    def _and(self, new: Sequence[Entry]) -> "Totals":
+        attempts, spent, taken, epochs = dict(self.attempts), dict(self.spent), dict(self.taken), dict(self.epochs)
+        for number, entry in enumerate(new, start=self.count + 1):
+            of_round = (entry.run, entry.round)
+            attempts[of_round] = max(attempts.get(of_round, 0), entry.attempt + 1)
+            if entry.batches:
+                touched = list(_touched(entry, taken, number))
+                if entry.mechanism == "dp":
+                    for epoch in touched:
+                        epochs[epoch] = min(epochs.get(epoch, entry.noise_multiplier), entry.noise_multiplier)
+                order = order_of(entry)
+                taken[order] = max(taken.get(order, 0), entry.first_batch + entry.steps)
+            elif entry.mechanism == "dp":
+                setting = (entry.sample_rate, entry.noise_multiplier)
+                spent[setting] = _together(spent.get(setting), entry)
+        private = self.private and all(entry.mechanism == "dp" for entry in new)
+        keys = self.keys.union(entry.key for entry in new)
+        return Totals(self.count + len(new), keys, attempts, spent, private, taken, epochs)
+
+    def with_next(self, entry: Entry) -> "Totals":
+        """The totals with one more entry, of mechanism "dp"."""
+        return self._and([entry])
+
+    def events(self) -> tuple[Event, ...]:
+        """Everything of mechanism "dp", merged by (q, sigma); an epoch of shuffled batches is a step at q = 1."""
+        merged = dict(self.spent)
+        for sigma in self.epochs.values():
+            steps, log_ratio = merged.get((1.0, sigma), (0, 0.0))
+            merged[1.0, sigma] = steps + 1, log_ratio
+        return _events(merged)
+
+
+def _together(before: Sum | None, entry: Entry) -> Sum:
+    """The entries of a setting so far, and one more. Lambdas are added upwards."""
+    steps, log_ratio = before or (0, 0.0)
+    return steps + entry.steps, sum_up((log_ratio, entry.log_ratio))
+
+
+def _events(spent: Mapping[Setting, Sum]) -> tuple[Event, ...]:
+    return tuple(
+        Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=log_ratio)
+        for (q, sigma), (steps, log_ratio) in sorted(spent.items())
+    )
+
+
+def order_of(entry: Entry) -> Order:
+    """The order of epochs that an entry of shuffled batches continues."""
+    return entry.run, entry.num_examples, entry.batches
+
+
+def _touched(entry: Entry, taken: Mapping[Order, int], number: int) -> Iterator[Epoch]:
+    """The epochs that an entry takes batches of. Batches that were taken already count as an epoch of their own."""
+    order = order_of(entry)
+    again = number if entry.first_batch < taken.get(order, 0) else 0
+    last = entry.first_batch + entry.steps - 1
+    for epoch in range(entry.first_batch // entry.batches, last // entry.batches + 1):
+        yield order, epoch, again

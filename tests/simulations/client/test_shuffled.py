@@ -1,0 +1,155 @@
+"""Runs with shuffled batches: who takes part when, what the ledgers say, and what stops a run that cannot know."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import simulations.client.train
+from fedlsg.accounting import compose
+from fedlsg.privacy import Entry, Ledger, ShuffledBatches
+from fedlsg.randomness import reproducible_stream
+from simulations.plan.plan import Base, count_blocks, events_of, make_plan
+from simulations.report.facts import SHUFFLED, epsilon_section
+from simulations.rundir.files import sealed
+from simulations.rundir.results import read_run
+from simulations.settings.settings import from_mapping
+from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
+
+# Clients of 719 and 718 examples: 5 batches an epoch, the last one of 119 or 118.
+SHUFFLE: dict[str, Any] = {"sampling": "shuffle", "sample_rate": None, "batch_size": 150, "rounds": 6, "method": "rs"}
+
+
+def truth_of(path: Path, round: int, client: int) -> torch.Tensor:
+    found = sealed.load_array(path / "updates-truth" / f"round-{round:06d}" / f"client-{client:06d}.npy")
+    return torch.from_numpy(found)
+
+
+def took_part(run: Run, client: int, rounds: int) -> list[torch.Tensor]:
+    """Rows of a client in each round, with record_updates."""
+    return [truth_of(run.path, round, client) for round in range(1, rounds + 1)]
+
+
+def once_an_epoch(rows: list[torch.Tensor], part: torch.Tensor, of_epoch: int) -> bool:
+    epochs = [torch.cat(rows[i : i + of_epoch]) for i in range(0, len(rows) - of_epoch + 1, of_epoch)]
+    return all(torch.equal(epoch.sort().values, part.sort().values) for epoch in epochs)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    return run_local(
+        tmp_path_factory.mktemp("runs") / "run", **SHUFFLE, record_updates=True, reproducible=False, noise_multiplier=8
+    )
+
+
+def test_every_row_takes_part_once_an_epoch(run):
+    for client in range(2):
+        rows = took_part(run, client, 6)
+        assert [len(r) for r in rows[:4]] == [150] * 4
+        assert len(rows[4]) in (118, 119)
+        assert once_an_epoch(rows, run.plan.parts[client], 5)
+        assert not torch.equal(rows[5].sort().values, rows[0].sort().values)
+
+
+def test_a_row_that_takes_part_twice_is_found(tmp_path, monkeypatch):
+    """Planted: every round deals the cards anew, as if the order were not kept."""
+
+    def anew(base: Base, entry: Entry, key: bytes | None) -> ShuffledBatches:
+        return ShuffledBatches(
+            num_examples=entry.num_examples, batch_size=base.local.shuffled, first=entry.first_batch,
+            order=lambda epoch: reproducible_stream(entry.round),
+        )  # fmt: skip
+
+    monkeypatch.setattr(simulations.client.train, "batches_of", anew)
+    planted = run_local(tmp_path / "run", **SHUFFLE, record_updates=True)
+    assert not once_an_epoch(took_part(planted, 0, 6), planted.plan.parts[0], 5)
+
+
+def test_the_ledger_charges_epochs_and_the_summary_says_so(run):
+    (event,) = Ledger(run.directory.ledger(0), client=0).events()
+    assert (event.sample_rate, event.noise_multiplier, event.steps) == (1.0, 8.0, 2)
+    assert [e.first_batch for e in run.entries(0)] == [0, 1, 2, 3, 4, 5]
+    assert run.summary["epsilon_max"] == compose([event], delta=run.plan.settings.delta).upper
+    assert run.summary["adjacency"] == "zero-out"
+    (planned,) = events_of(run.plan, run.plan.terms[0], count_blocks(run.plan))
+    assert planned == event
+    words = [part.words for part in epsilon_section([read_run(run.path)]).parts]
+    assert SHUFFLED in words
+
+
+def test_the_divisor_is_the_batch_size(run):
+    assert run.plan.local.expected_batch == 150
+    assert run.plan.divisor == 300
+    few = make_plan(from_mapping(SMALL | SHUFFLE | {"batch_size": 1000}))
+    assert few.divisor == 2000  # more than a client has: the sum is of fewer, the divisor stays
+
+
+def test_calibration_meets_the_target_and_claims_no_amplification():
+    given = SMALL | SHUFFLE | {"noise_multiplier": None, "epsilon": 3.0, "rounds": 20, "local_steps": 2}
+    shuffled = make_plan(from_mapping(given))
+    (event,) = events_of(shuffled, shuffled.terms[0], count_blocks(shuffled))
+    assert (event.sample_rate, event.steps) == (1.0, 8)
+    assert 2.95 < compose([event], delta=1e-5).upper <= 3.0
+    poisson = make_plan(from_mapping(given | {"sampling": "poisson"}))
+    assert poisson.terms[0].noise_multiplier < shuffled.terms[0].noise_multiplier
+
+
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_a_resumed_run_goes_on_in_the_same_epoch(local_steps, tmp_path):
+    """Without seeded noise: the order is read from the client's key."""
+    given = SHUFFLE | {"record_updates": True, "reproducible": False, "local_steps": local_steps, "rounds": 10}
+    stopped_after(2, tmp_path / "run", **given)
+    whole = resume_local(tmp_path / "run")
+    rows = torch.cat(took_part(whole, 0, 10))
+    n = len(whole.plan.parts[0])
+    for epoch in range(10 * local_steps // 5):
+        assert len(rows[epoch * n : (epoch + 1) * n].unique()) == n
+    entries = whole.entries(0)
+    assert all(b.first_batch == a.first_batch + local_steps for a, b in pairwise(entries))
+
+
+def test_a_reproducible_run_resumes_bit_for_bit(tmp_path):
+    whole = run_local(tmp_path / "whole", **SHUFFLE)
+    stopped_after(3, tmp_path / "parts", **SHUFFLE)
+    assert torch.equal(resume_local(tmp_path / "parts").weights, whole.weights)
+
+
+def test_a_lost_key_stops_the_client(tmp_path):
+    given = SHUFFLE | {"reproducible": False, "clients": 1}
+    run = stopped_after(2, tmp_path / "run", **given)
+    (key,) = Path(run.path).rglob("batches.key")
+    assert key.stat().st_mode & 0o077 == 0
+    key.unlink()
+    with pytest.raises(Exception, match=r"batches\.key is missing"):
+        resume_local(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"batch_size": None}, "give batch_size"),
+        ({"trust": "secure", "clients": 4}, "take trust=client"),
+        ({"unit": "client", "trust": "server"}, "sampling=poisson"),
+    ],
+)
+def test_what_does_not_fit_is_refused(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        make_plan(from_mapping(SMALL | SHUFFLE | wrong))
+
+
+@pytest.mark.parametrize(
+    "command", [["audit", "--mode", "training"], ["attack", "--membership", "--shadows", "4"]], ids=["audit", "attack"]
+)
+def test_what_takes_examples_out_is_refused(command, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, [*command, *([] if "audit" in command else ["--method", "rs"]), "-c", "sampling=shuffle", "-c", "batch_size=150"])
+    assert done.exit_code != 0
+    assert "needs sampling=poisson" in " ".join(f"{done.output} {done.exception}".split())
+
+
+def test_pruning_by_private_saliencies_is_one_release_on_top():
+    plan = make_plan(from_mapping(SMALL | SHUFFLE | {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.3}))
+    events = events_of(plan, plan.terms[0], count_blocks(plan))
+    assert [(e.sample_rate, e.steps) for e in events] == [(1.0, 2), (1.0, 1)]
