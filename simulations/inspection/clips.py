@@ -40,7 +40,7 @@ class ClipRow:
 
 def own_clip(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> ClipRow:
     """The clip in the frame of the run: the same pass that a client does."""
-    squares = torch.cat([block_squares(g) for g in _passes(subject, frame, rows)], dim=1)
+    squares = torch.cat([block_squares(g) for g in passes(subject, frame, rows)], dim=1)
     mask = subject.base.method.mask
     own_share = round(1 - frame.kept / frame.size, 3)
     rate = own_share if mask.kind == "own" else mask.rate(subject.base.schedule.time(subject.round))
@@ -53,7 +53,7 @@ def clip_rows(subject: Subject, own: Frame, rows: Int64[Tensor, " n"], sparsitie
         (p, choice, subject.frame_of(method)) for p, choice, method in masks_of(subject.base.method, sparsities)
     ]
     collected: list[list[Float64[Tensor, "blocks batch"]]] = [[] for _ in variants]
-    for gradients in _passes(subject, unmasked(own), rows):
+    for gradients in passes(subject, unmasked(own), rows):
         for parts, (_, _, frame) in zip(collected, variants, strict=True):
             parts.append(block_squares(select_kept(gradients, frame.blocks)))
     return [
@@ -90,7 +90,7 @@ def unmasked(frame: Frame) -> Frame:
     return replace(frame, blocks=tuple(replace(block, keep=EVERYTHING) for block in frame.blocks))
 
 
-def _passes(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> Iterator[list[Float[Tensor, "batch kept"]]]:
+def passes(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> Iterator[list[Float[Tensor, "batch kept"]]]:
     """The gradients that are clipped, by microbatch: as in ``client_step``."""
     local = subject.base.local
     fits = max(1, PASS_BYTES // (4 * frame.kept))

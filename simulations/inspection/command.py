@@ -18,6 +18,7 @@ from simulations.inspection.measure import SOURCES, Inspection, inspect
 from simulations.inspection.output import WARNING, first_factors, folder, lead, resolve_layer, write
 from simulations.inspection.recorded import rounds_of
 from simulations.inspection.retrain import diagnosis, finished, measure_costs
+from simulations.inspection.sparsified_figures import page_tables
 from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
 from simulations.report.page import Row, RowKind, Table
 from simulations.report.terminal import print_line, print_table
@@ -80,7 +81,8 @@ def inspect_command(
         write(subject, found, path, layers)
     print_line(lead(subject, found), console)
     kept = [summary_table(found.kept), *layer_tables(found.kept)] if found.kept else []
-    for table in (*kept, layer_table(subject, found), energy_table(subject, found), clip_table(found)):
+    masked = () if found.sparsified is None else page_tables(found.sparsified)
+    for table in (*kept, *masked, layer_table(subject, found), energy_table(subject, found), clip_table(found)):
         print_table(table, console)
     for name, factors in first_factors(found).items():
         text = ", ".join(f"{factor:.4f}" for factor in factors)

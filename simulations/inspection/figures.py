@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.lowrank import flatten_kernel
+from simulations.inspection import sparsified_figures
 from simulations.inspection.clips import ClipRow
 from simulations.inspection.energy_figure import kept_energy
 from simulations.inspection.measure import SOURCES, EnergyRow, Inspection, LayerRow, ResidualRow
@@ -49,6 +50,7 @@ def figures(found: Inspection, subject: Subject, maps: Sequence[str]) -> dict[st
         "residual": residuals(found.residuals),
         "clipping": clips(found.own, found.clips, subject.base.method.mechanism.clip_norm),
         "energy": energies(found.energies),
+        **({} if found.sparsified is None else sparsified_figures.figures(found.sparsified)),
         **{f"intensity-{name}": intensity(name, subject.weights[name], found.gradients[name]) for name in maps},
     }
 

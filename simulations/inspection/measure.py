@@ -19,6 +19,7 @@ from simulations.inspection.clips import ClipRow, clip_rows, own_clip
 from simulations.inspection.energy import KeptRow
 from simulations.inspection.gradient import batch_gradient
 from simulations.inspection.retrain import Costs
+from simulations.inspection.sparsified import Sparsified, sparsified
 from simulations.inspection.subject import Subject
 
 SOURCES = {
@@ -74,7 +75,8 @@ class EnergyRow:
 class Inspection:
     """All results. ``own``: the clip in the frame of the run itself.
 
-    If asked for, ``costs`` of noise and clip, and the energy ``kept`` by carriers.
+    If asked for, ``costs`` of noise and clip, and the energy ``kept`` by carriers; for random masks over all
+    coordinates, what is ``sparsified``.
     """
 
     examples: int
@@ -86,6 +88,7 @@ class Inspection:
     gradients: dict[str, Tensor]
     costs: Costs | None = None
     kept: Sequence[KeptRow] = ()
+    sparsified: Sparsified | None = None
 
 
 def inspect(subject: Subject, *, examples: int, sparsities: Sequence[float], ranks: Sequence[int] | None) -> Inspection:
@@ -112,6 +115,7 @@ def inspect(subject: Subject, *, examples: int, sparsities: Sequence[float], ran
         own=own_clip(subject, own, rows),
         clips=clip_rows(subject, own, rows, sparsities),
         gradients={name: gradients[name] for name in subject.layers},
+        sparsified=sparsified(subject, rows, sparsities),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from simulations.inspection import sparsified_figures
 from simulations.inspection.clips import ClipRow
 from simulations.inspection.energy import meanings, summary_table
 from simulations.inspection.figures import PANELS, figures, spread
@@ -40,6 +41,7 @@ PRINTED = 21
 """Examples whose clip factors are shown, as many as in Ito et al. 2024, Listing 1."""
 
 CAPTIONS = {
+    **sparsified_figures.CAPTIONS,
     "carriers": "How much of the mean gradient (its energy, the squared length) each kind of carrier keeps at the "
     "start of a round: 1 is all of it. ||P(dW)||_F^2 / ||dW||_F^2. Form tangent: dL and dR are sent (Eq. 3); core: "
     "L^T dW R^T alone.",
@@ -68,6 +70,9 @@ DATA = {
     "energy.csv": "energy in the kept units, by layer and sparsity",
     "carriers.csv": "energy kept by each kind of carrier",
     "clipping.csv": "norms and clipped shares by mask",
+    "sparsified.csv": "noise and clipped gradient under random masks",
+    "symmetry.csv": "symmetry of deviations from the mean gradient",
+    "mask-counts.csv": "how often coordinates were frozen",
 }
 """Tables that a reader may save."""
 
@@ -99,7 +104,8 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     made = figures(found, subject, maps)
     images = {name: png(figure) for name, figure in made.items()}
     pictures = [(photo if name.startswith(MAPS) else drawing)(f, _caption(name)) for name, f in made.items()]
-    for stale in (*path.glob("intensity-*.png"), *path.glob("carriers.*")):
+    shown = ("carriers", "symmetry", "sparsified", *sparsified_figures.FIGURES)
+    for stale in (*path.glob("intensity-*.png"), *(file for name in shown for file in path.glob(f"{name}.*"))):
         stale.unlink()
     files = {f"{name}.png": image for name, image in images.items()}
     files |= {f"{name}.csv": as_csv(rows).encode() for name, rows in tables(found).items()}
@@ -126,6 +132,7 @@ def tables(found: Inspection) -> dict[str, list[dict[str, Any]]]:
         "residuals": [asdict(row) for row in found.residuals],
         "energy": [asdict(row) for row in found.energies],
         **({"carriers": [asdict(row) for row in found.kept]} if found.kept else {}),
+        **({} if found.sparsified is None else sparsified_figures.files(found.sparsified)),
         "clipping": [clip_numbers("the run's own", found.own), *(clip_numbers(r.choice, r) for r in found.clips)],
     }
 
@@ -212,6 +219,7 @@ def page(subject: Subject, found: Inspection, pictures: Sequence[Picture | Drawi
     )
     words = () if found.costs is None else (Text(words=diagnosis(found.costs)),)
     kept = (summary_table(found.kept), facts_of(meanings(found.kept))) if found.kept else ()
+    masked = () if found.sparsified is None else sparsified_figures.page_tables(found.sparsified)
     costs = (Section(title="What noise and clip cost", parts=words),) if words else ()
     return render(
         Page(
@@ -223,6 +231,11 @@ def page(subject: Subject, found: Inspection, pictures: Sequence[Picture | Drawi
             sections=(
                 *costs,
                 *((Section(parts=kept),) if kept else ()),
+                *(
+                    (Section(title="Random masks", parts=(*masked, Text(words=sparsified_figures.MEANING))),)
+                    if masked
+                    else ()
+                ),
                 Section(title="Clip factors of the first examples (1: not clipped)", parts=tuple(factors)),
                 Section(title="Figures", parts=tuple(pictures)),
                 Section(title="Share of each parameter in the squared length of an example", parts=(shares,)),

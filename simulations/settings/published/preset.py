@@ -66,12 +66,16 @@ class Published:
 
     @property
     def batch(self) -> int:
-        """Expected batch B."""
+        """Expected batch B; of shuffled batches, the batch."""
+        if "batch_size" in self.settings:
+            return int(self.settings["batch_size"])
         return round(float(self.settings["sample_rate"]) * self.examples)
 
     @property
     def epochs(self) -> float:
         """Expected passes over the data."""
+        if "batch_size" in self.settings:
+            return int(self.settings["rounds"]) / -(-self.examples // self.batch)
         return float(self.settings["sample_rate"]) * int(self.settings["rounds"])
 
     @property

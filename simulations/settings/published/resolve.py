@@ -48,7 +48,8 @@ def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset
     """Settings of a preset that a given one replaces or leaves without meaning.
 
     Another method drops what only the preset's method takes; a noise multiplier, or no noise, drops the epsilon; a
-    batch size the rate; an optimizer other than SGD the momentum; a constant learning rate its final value.
+    batch size the rate, and a rate the batch size; an optimizer other than SGD the momentum; a constant learning rate
+    its final value.
     """
     gone: set[str] = set()
     method = str(given.get("method", preset["method"]))
@@ -62,6 +63,8 @@ def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset
         gone.add("epsilon")
     if "batch_size" in given:
         gone.add("sample_rate")
+    if "sample_rate" in given:
+        gone |= {"batch_size", "sampling"}
     if str(given.get("optimizer", "sgd")).lower() != "sgd":
         gone.add("momentum")
     if given.get("schedule") == "constant":

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import simulations.client.train
 from fedlsg.accounting import compose
 from fedlsg.privacy import Entry, Ledger, ShuffledBatches
 from fedlsg.randomness import reproducible_stream
+from simulations.audit.subject import audited_settings
+from simulations.cli.app import app
 from simulations.plan.plan import Base, count_blocks, events_of, make_plan
 from simulations.report.facts import SHUFFLED, epsilon_section
 from simulations.rundir.files import sealed
@@ -139,14 +142,25 @@ def test_what_does_not_fit_is_refused(wrong, says):
         make_plan(from_mapping(SMALL | SHUFFLE | wrong))
 
 
-@pytest.mark.parametrize(
-    "command", [["audit", "--mode", "training"], ["attack", "--membership", "--shadows", "4"]], ids=["audit", "attack"]
-)
-def test_what_takes_examples_out_is_refused(command, run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("command", [["audit", "--mode", "training"], ["attack", "--membership", "--shadows", "6"]])
+def test_what_takes_examples_out_is_refused(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(cli, [*command, *([] if "audit" in command else ["--method", "rs"]), "-c", "sampling=shuffle", "-c", "batch_size=150"])
-    assert done.exit_code != 0
-    assert "needs sampling=poisson" in " ".join(f"{done.output} {done.exception}".split())
+    given = ["--method", "rs", "-c", "sampling=shuffle", "-c", "batch_size=150", "-c", "rounds=2"]
+    done = CliRunner().invoke(app, [*command, *given], standalone_mode=False)
+    assert done.exit_code
+    assert "needs sampling=poisson" in str(done.exception)
+
+
+def test_the_unit_mode_of_the_audit_tests_an_epoch_as_one_release(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    audited = audited_settings({"method": "dpsgd", "sampling": "shuffle", "batch_size": 300, "rounds": 20})
+    assert (audited.claim.sample_rate, audited.claim.steps, audited.setting.rounds) == (1.0, 20, 20)
+    assert (audited.setting.local.shuffled, audited.setting.local.sample_rate) == (0, 1.0)
+    given = ["--method", "dpsgd", "-c", "sampling=shuffle", "-c", "batch_size=300", "-c", "rounds=20", "--seed", "1"]
+    done = CliRunner().invoke(app, ["audit", *given, "--canaries", "100"], standalone_mode=False)
+    assert "not falsified" in done.output
+    planted = CliRunner().invoke(app, ["audit", *given, "--plant", "halved-noise"], standalone_mode=False)
+    assert "falsified by" in planted.output
 
 
 def test_pruning_by_private_saliencies_is_one_release_on_top():

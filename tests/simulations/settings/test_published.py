@@ -20,6 +20,7 @@ from simulations.settings.published import Published, find, from_run_config, mat
 from simulations.settings.published.catalogue import by_name, by_size, index
 from simulations.settings.published.preset import EXAMPLES, name_of
 from simulations.settings.published.resolve import unfolded
+from simulations.settings.published.rs import PAPERS_NOISE
 from simulations.settings.published.show import as_markdown, command
 from simulations.settings.resolve import build_method, fill
 from simulations.settings.settings import PRESET, Settings, as_config, from_mapping, values_of
@@ -76,8 +77,20 @@ def test_rounds_and_rate_are_the_papers_epochs_and_batch():
             preset.name
         )  # De et al. count updates
         assert preset.batch in (350, 500, 1000, 2000, 2048, 4096, 8192, 16384), preset.name
-        assert s["sample_rate"] == preset.batch / preset.examples, preset.name
+        shuffled = s.get("sampling") == "shuffle"
+        assert (s["batch_size"] if shuffled else s["sample_rate"] * preset.examples) == preset.batch, preset.name
         assert (s["clients"], s["local_steps"]) == (1, 1), preset.name
+
+
+@pytest.mark.parametrize(("method", "epsilon"), PAPERS_NOISE)
+def test_shuffled_rows_need_more_noise_than_the_paper_has(method, epsilon):
+    preset = find(f"{method}-cifar10-dp-cnn-eps{epsilon}{'-p0.9' if method == 'rs' else ''}-shuffled")
+    assert (preset.epochs, preset.batch, preset.accuracy) == (48 if method == "rs" else 40, 1000, None)
+    sigma, proved = PAPERS_NOISE[method, epsilon]
+    steps, one = int(preset.settings["rounds"]), {"noise_multiplier": sigma, "delta": 1e-5}
+    assert epsilon_of(sample_rate=0.02, steps=steps, **one).upper == pytest.approx(epsilon, rel=1e-3)
+    assert epsilon_of(sample_rate=1.0, steps=int(preset.epochs), **one).upper == pytest.approx(proved, abs=0.1)
+    assert epsilon_of(sample_rate=1.0, steps=int(preset.epochs), **one).upper <= proved
 
 
 def test_a_batch_that_is_off_is_seen():
