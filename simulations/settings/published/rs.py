@@ -107,11 +107,11 @@ def _shuffled(row: Published, epsilon: int) -> Published:
     sigma, proved = PAPERS_NOISE[method, epsilon]
     drawn = {name: value for name, value in row.settings.items() if name != "sample_rate"}
     return Published(
-        name=row.name + "-shuffled",
-        aliases=tuple(f"{alias}-shuffled" for alias in row.aliases),
+        name=row.name + "-shuffle",
+        aliases=tuple(f"{alias}-shuffle" for alias in row.aliases),
         settings={**drawn, "sampling": "shuffle", "batch_size": row.batch},
         paper=PAPER,
-        where="Table 3 (partition)",
+        where="Table 3",
         notes=(
             f"{PARTITION} It prints {printed}: at noise_multiplier={sigma}, which this bound gives epsilon "
             f"{proved:.1f}.",

@@ -78,13 +78,15 @@ def test_rounds_and_rate_are_the_papers_epochs_and_batch():
         )  # De et al. count updates
         assert preset.batch in (350, 500, 1000, 2000, 2048, 4096, 8192, 16384), preset.name
         shuffled = s.get("sampling") == "shuffle"
-        assert (s["batch_size"] if shuffled else s["sample_rate"] * preset.examples) == preset.batch, preset.name
+        assert (s["batch_size"] == 1000) if shuffled else (s["sample_rate"] == preset.batch / preset.examples), (
+            preset.name
+        )
         assert (s["clients"], s["local_steps"]) == (1, 1), preset.name
 
 
 @pytest.mark.parametrize(("method", "epsilon"), PAPERS_NOISE)
 def test_shuffled_rows_need_more_noise_than_the_paper_has(method, epsilon):
-    preset = find(f"{method}-cifar10-dp-cnn-eps{epsilon}{'-p0.9' if method == 'rs' else ''}-shuffled")
+    preset = find(f"{method}-cifar10-dp-cnn-eps{epsilon}{'-p0.9' if method == 'rs' else ''}-shuffle")
     assert (preset.epochs, preset.batch, preset.accuracy) == (48 if method == "rs" else 40, 1000, None)
     sigma, proved = PAPERS_NOISE[method, epsilon]
     steps, one = int(preset.settings["rounds"]), {"noise_multiplier": sigma, "delta": 1e-5}
@@ -240,7 +242,7 @@ def test_the_papers_numbers_by_hand():
 def test_names_follow_from_the_settings():
     for preset in ALL:
         s = dict(preset.settings)
-        suffix = re.search(r"-(prune|drop)[\d.]+$|-de2022$", preset.name)
+        suffix = re.search(r"-(prune|drop)[\d.]+$|-de2022$|-shuffle$", preset.name)
         assert preset.name == name_of(s, suffix=suffix[0] if suffix else "")
     s = dict(find("lsg-sst2-eps3.3").settings)
     assert name_of(s) == "lsg-sst2-eps3.3-r4-p0.5"
