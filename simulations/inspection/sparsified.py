@@ -4,6 +4,7 @@ Symbols: d coordinates, p the sparsification rate, m a mask that keeps d - floor
 example i, g its mean over examples, xi_i = g_i - g its deviation, C the clip norm, n Gaussian noise in d coordinates.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -183,7 +184,7 @@ def asymmetry(values: Float[np.ndarray, " n"]) -> float:
 def skewness(values: Float[np.ndarray, "n m"]) -> Float[np.ndarray, " m"]:
     """Third standardised moment about 0 by column; 0 where all are 0."""
     spread = np.sqrt(np.mean(values**2, axis=0))
-    return np.mean(values**3, axis=0) / np.maximum(spread, 1e-300) ** 3
+    return np.asarray(np.mean(values**3, axis=0) / np.maximum(spread, 1e-100) ** 3)
 
 
 def mask_counts(subject: Subject) -> Counts | None:
@@ -232,7 +233,7 @@ def of_independent(rates: Sequence[float]) -> Float[np.ndarray, " counts"]:
 def spread_of(shares: Float[np.ndarray, " counts"]) -> float:
     """Standard deviation of a law over counts."""
     counts = np.arange(len(shares))
-    return float(np.sqrt(max(0.0, shares @ counts**2 - (shares @ counts) ** 2)))
+    return math.sqrt(max(0.0, float(shares @ counts**2) - float(shares @ counts) ** 2))
 
 
 def _moments(name: str, values: Float[Tensor, " draws"]) -> dict[str, float]:
