@@ -21,11 +21,15 @@ from torch import Tensor
 
 from fedlsg.lowrank import average_core, lift_core, reconstruct
 
-Part = Literal["L", "R", "core", "dense"]
-Form = Literal["tangent", "core", "preconditioned"]
+Part = Literal["L", "R", "core", "rest", "dense"]
+Form = Literal["tangent", "core", "preconditioned", "embedding", "embedding-only"]
 """What a carried weight sends: dL and dR, which Eq. 3 lifts; S = L^T dW R^T, which L S R lifts; or S for square L and
-R, which is the server's gradient as it is."""
-PARTS: Mapping[Form, tuple[Part, ...]] = {"tangent": ("L", "R"), "core": ("core",), "preconditioned": ("core",)}
+R, which is the server's gradient as it is. ``embedding``: the weight is one column, its length m; S = L^T dW (r, 1) and
+the rest dW - L S, which L S + rest lifts. ``embedding-only``: S without the rest."""
+PARTS: Mapping[Form, tuple[Part, ...]] = {
+    "tangent": ("L", "R"), "core": ("core",), "preconditioned": ("core",), "embedding": ("core", "rest"),
+    "embedding-only": ("core",),
+}  # fmt: skip
 """The blocks of a carried weight."""
 Group = Literal["carriers", "norms", "classifier"]
 """Parameters with a learning rate and a weight in the clip of their own. ``classifier``: the whole head.
@@ -120,12 +124,22 @@ class Frame:
 
     ``sent`` is the frame of what is sent, if that differs from what a step differentiates (PowerSGD). ``personal``:
     parameters that are clipped and get noise like all others, and are not sent (``carriers.personal``).
+    ``part_norm``: bound on an example's embeddings, and on the rests, before the joint clip (``gradients.embedding``).
     """
 
     coordinates: tuple[Coordinates, ...]
     blocks: tuple[Block, ...]
     sent: "Frame | None" = None
     personal: tuple[str, ...] = ()
+    part_norm: float | None = None
+
+    @cached_property
+    def embedded(self) -> "Frame | None":
+        """The dense frame of the gradients that are embedded before the clip (``gradients.embedding``), or None."""
+        if not any(c.carried and c.form in ("embedding", "embedding-only") for c in self.coordinates):
+            return None
+        dense = tuple(Coordinates(name=c.name, shape=c.shape) for c in self.coordinates)
+        return Frame(coordinates=dense, blocks=make_blocks(dense))
 
     @cached_property
     def wire(self) -> "Frame":
@@ -172,8 +186,8 @@ class Frame:
             sha.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         if self.sent is not None:
             sha.update(self.sent.digest)
-        if self.personal:
-            sha.update(repr(self.personal).encode())
+        if self.personal or self.part_norm is not None:
+            sha.update(repr(self.personal if self.part_norm is None else (self.personal, self.part_norm)).encode())
         return sha.digest()
 
     @property
@@ -212,8 +226,9 @@ def lift(c: Coordinates, parts: dict[tuple[str, Part], Tensor], *, averaged: boo
         return parts[c.name, "dense"]
     if c.form == "preconditioned":
         return parts[c.name, "core"].reshape(c.shape)
-    if c.form == "core":
-        return lift_core(parts[c.name, "core"], c.L, c.R).reshape(c.shape)
+    if c.form != "tangent":
+        lifted = lift_core(parts[c.name, "core"], c.L, c.R).reshape(c.shape)
+        return lifted + parts[c.name, "rest"] if c.form == "embedding" else lifted
     dL, dR = parts[c.name, "L"], parts[c.name, "R"].flatten(1)
     if averaged:
         dL, dR = average_core(dL, dR, c.L, c.R)
@@ -221,8 +236,9 @@ def lift(c: Coordinates, parts: dict[tuple[str, Part], Tensor], *, averaged: boo
 
 
 def make_blocks(coordinates: Sequence[Coordinates]) -> tuple[Block, ...]:
-    """Unmasked blocks of the parameters, in order."""
-    return tuple(Block(parameter=c.name, part=part, shape=shape_of(c, part)) for c in coordinates for part in c.parts)
+    """Unmasked blocks of the parameters, in order; rests after all others."""
+    blocks = (Block(parameter=c.name, part=part, shape=shape_of(c, part)) for c in coordinates for part in c.parts)
+    return tuple(sorted(blocks, key=lambda block: block.part == "rest"))
 
 
 def shape_of(c: Coordinates, part: Part) -> tuple[int, ...]:
@@ -230,7 +246,7 @@ def shape_of(c: Coordinates, part: Part) -> tuple[int, ...]:
 
     That of dR is (r, n), or (r, c, kh * kw) for a convolution, so that axis 1 always counts in units.
     """
-    if c.L is None or c.R is None:
+    if c.L is None or c.R is None or part == "rest":
         return c.shape
     if part == "L":
         return tuple(c.L.shape)

@@ -74,6 +74,11 @@ class Method:
             raise ValueError("a mask of units freezes rows of LoRA's B and columns of A: it needs both factors trained")
         if self.carrier.kind != "dense" and (self.mask.kind in ("magnitude", "drop") or self.prune.active):
             raise ValueError("masks of single weights, and pruning, need dense gradients: choose carrier 'dense'")
+        if self.carrier.embeds and (self.mask.kind != "all" or self.mechanism.clip != "joint"):
+            raise ValueError(
+                f"embeddings are kept whole, and clipped within a joint clip: method {self.name!r} needs a mask of "
+                f"kind 'all' and clip='joint', got {self.mask.kind!r} and {self.mechanism.clip!r}"
+            )
         if self.mask.predicted and self.carrier.kind != "probe":
             raise ValueError(
                 "importance by predicted energy needs carriers that predict it: choose carriers of kind 'probe'"
@@ -215,8 +220,13 @@ def make_frame(
     else:
         blocks = split_kept(make_blocks(where), kept.to(next(iter(weights.values())).device))
     weighed = weigh_blocks(blocks, weights, method.mechanism, classifier)
+    part_norm = None
+    if method.carrier.form == "embedding":
+        share = method.carrier.residual_clip  # the rest is clipped to this share: to the same norm after this weight
+        weighed = tuple(replace(b, weight=b.weight / share) if b.part == "rest" else b for b in weighed)
+        part_norm = method.mechanism.clip_norm / math.sqrt(2) if method.mechanism.clips else None
     personal = personal_names(weights, method.personal, classifier) if method.personal else ()
-    return Frame(coordinates=where, blocks=weighed, sent=sent, personal=personal)
+    return Frame(coordinates=where, blocks=weighed, sent=sent, personal=personal, part_norm=part_norm)
 
 
 def kept_blocks(method: Method, public: Public) -> tuple[Block, ...]:

@@ -16,6 +16,7 @@ from fedlsg.attacks.observation import Observation
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
 from fedlsg.gradients import Batch, batch_size, kept_values, trainable
+from fedlsg.gradients.embedding import embed
 from fedlsg.lowrank import project, project_core
 from fedlsg.privacy import clipped_sum
 from fedlsg.training import per_unit
@@ -49,6 +50,8 @@ def _row(inputs: Batch, row: int) -> Batch:
 
 def in_frame(gradients: Gradients, frame: Frame) -> list[Float[Tensor, "batch kept"]]:
     """Kept coordinates of each example's gradient, one tensor a block: equal to ``per_example_gradients``."""
+    if frame.embedded is not None:
+        return embed([gradients[c.name].flatten(1) for c in frame.coordinates], frame)
     coordinates = {c.name: c for c in frame.coordinates}
     values = []
     for block in frame.blocks:

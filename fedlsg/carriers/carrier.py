@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedlsg.carriers.head import find_classifier, find_output_layer
 from fedlsg.frame import PARTS, Coordinates, Form, Part
 from fedlsg.gradients.calls.ways import ways_of
+from fedlsg.gradients.supported import trainable
 from fedlsg.lowrank import decompose, decompose_each, flatten_kernel, random_carriers
 from fedlsg.public import MakeCarriers, Sizes
 from fedlsg.randomness import public_generator
@@ -57,6 +58,9 @@ Power = Annotated[
 Damping = Annotated[
     float, Setting("Added to the predicted spectrum, whose mean is 1, before the power.", above=0, below=math.inf)
 ]
+ResidualClip = Annotated[
+    float, Setting("Clip norm of what embeddings leave, as a share of the embeddings'.", above=0, below=math.inf)
+]
 LoraAlpha = Annotated[
     float | None,
     Setting(
@@ -91,6 +95,10 @@ class Carrier:
     (lambda / mean + ``damping``)^-``power``, where lambda is the spectrum that it predicts, times a constant.
     ``form="preconditioned"``, for the same kinds: L (m, m) and R (n, n) are square, whatever the ranks, and S (m, n) is
     the server's gradient as it is. A ``probe`` makes both symmetric: its eigenvectors, scaled so, and turned back.
+    ``form="embedding"``, for ``probe``: every parameter, flattened (m,), has a basis L (m, r) of anchor gradients, r at
+    most ``rank``. An example sends w = L^T g, clipped to C / sqrt(2), and g - L w, clipped to ``residual_clip`` times
+    that.
+    ``"embedding-only"`` sends w alone (biased).
     ``train="classifier"`` freezes everything but the head, ``"biases"`` everything but it and the bias terms,
     ``"up"`` everything but it and LoRA's B, ``"core"`` everything but it and a core C (r, r) between B and A, which are
     then carriers of W_0 after ``power_steps``. ``orthonormal``: LoRA's A starts with orthonormal rows.
@@ -105,6 +113,7 @@ class Carrier:
     warmup: Warmup = 1
     alpha: LoraAlpha = None
     residual: Residual = True
+    residual_clip: ResidualClip = 1.0
     train: Trained = "all"
     orthonormal: bool = False
     make: MakeCarriers | None = None
@@ -127,6 +136,8 @@ class Carrier:
             raise ValueError("carriers of kind 'own' need make=function, and no other kind takes one")
         if self.form != "tangent" and self.kind not in MADE:
             raise ValueError(f"form={self.form!r} is for carriers of kind {' or '.join(MADE)}, got {self.kind!r}")
+        if self.embeds and self.kind != "probe":
+            raise ValueError(f"form={self.form!r} has a basis of anchor gradients: it needs kind 'probe'")
         if self.out_rank is not None and self.form != "core":
             raise ValueError(
                 f"out_rank={self.out_rank} is for form='core': in the form {self.form!r} L and R have no two ranks"
@@ -144,19 +155,26 @@ class Carrier:
         """The blocks that a carried weight makes of the step."""
         return PARTS[self.form] if self.kind in (*LOW_RANK, *MADE) else ("dense",)
 
+    @property
+    def embeds(self) -> bool:
+        """Whether every parameter is embedded as one column."""
+        return self.form in ("embedding", "embedding-only")
+
     def sizes(self, W: Tensor) -> Sizes:
         """The sizes of the carriers of a weight, for ``own`` and ``probe`` carriers."""
-        m, n = flatten_kernel(W).shape
+        m, n = (W.numel(), 1) if self.embeds else flatten_kernel(W).shape
         if self.form == "tangent":
             return Sizes(m, self.rank, self.rank, n)
         if self.form == "preconditioned":
             return Sizes(m, m, n, n)
+        if self.embeds:
+            return Sizes(W.numel(), min(self.rank, W.numel()), 1, 1)
         return Sizes(m, min(self.out_rank or self.rank, m), min(self.rank, n), n)
 
     def values(self, W: Tensor) -> int:
         """Values that an update sends for a carried weight, before a mask: r (m + n) in the form tangent, else r s."""
         m, r, s, n = self.sizes(W)
-        return r * (m + n) if self.form == "tangent" else r * s
+        return r * (m + n) if self.form == "tangent" else r * s + (m if self.form == "embedding" else 0)
 
     @property
     def scale(self) -> float:
@@ -174,6 +192,8 @@ def carried_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | 
     """
     if carrier.kind in ("dense", "lora"):
         return ()
+    if carrier.embeds:
+        return tuple(trainable(model))
     return _parameters_that_pay(model, carrier, find_output_layer(model, classifier))
 
 

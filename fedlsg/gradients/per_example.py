@@ -28,6 +28,7 @@ from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import round_activations
 from fedlsg.gradients.calls.tables import tables_of
 from fedlsg.gradients.calls.ways import ways_of
+from fedlsg.gradients.embedding import embed
 from fedlsg.gradients.formulas.factors import Factors
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.hooks import Pass, hook_layers
@@ -85,6 +86,11 @@ def block_gradients(
     With ``ghost=True``, blocks for which ghost clipping is cheaper are returned as ``GhostGradients``.
     """
     parameters = check(model, frame) if checked is None else checked
+    if frame.embedded is not None:
+        dense = per_example_gradients(
+            model, loss_fn, inputs, targets, frame.embedded, checked=parameters, precision=precision
+        )
+        return list(embed(dense, frame))
     step = Pass(batch=batch_size(inputs, targets), values=[None] * len(frame.blocks), ghost=ghost, precision=precision)
     return run(step, model, loss_fn, inputs, targets, frame, parameters)
 

@@ -51,7 +51,7 @@ def _named(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parame
 def check(model: nn.Module, frame: Frame) -> Checked:
     """The trainable parameters. Raises UnsupportedLayerError if gradients in the frame cannot be computed."""
     check_supported(model)
-    check_frame(model, frame)
+    check_frame(model, frame.embedded or frame)
     return trainable(model)
 
 

@@ -22,6 +22,7 @@ from fedlsg.gradients import (
     summable,
     summed_gradient,
 )
+from fedlsg.gradients.embedding import clip_parts
 from fedlsg.privacy import BernoulliDraws, Mechanism, ShuffledBatches, add_noise, clipped_sum, poisson_batch
 from fedlsg.privacy.mechanism import NARROW_SUM
 from fedlsg.randomness import SecretStream
@@ -183,12 +184,12 @@ def _units(x: StepInputs, inputs: Inputs, targets: Inputs, rows: int) -> Sequenc
 
 def allows_ghost_clipping(frame: Frame) -> bool:
     """Whether ghost clipping and any memory order are allowed: no block has a weight of its own in the clip."""
-    return all(b.weight == 1 for b in frame.blocks)
+    return frame.part_norm is None and all(b.weight == 1 for b in frame.blocks)
 
 
 def per_unit(
     gradients: Sequence[Float[Tensor, "copies kept"]], frame: Frame, multiplicity: int
 ) -> list[Float[Tensor, "batch kept"]]:
-    """What is clipped for one example: the mean over its copies, times the block's weight in the clip."""
+    """What is clipped for one example: the mean over its copies, times the block's weight, each part to its norm."""
     mean = [g if multiplicity == 1 else g.unflatten(0, (-1, multiplicity)).mean(1) for g in gradients]
-    return [g if b.weight == 1 else g * b.weight for g, b in zip(mean, frame.blocks, strict=True)]
+    return clip_parts([g if b.weight == 1 else g * b.weight for g, b in zip(mean, frame.blocks, strict=True)], frame)

@@ -5,6 +5,7 @@ L S R are linear. So the variance of a coordinate is s^2 times the sum of its sq
 
 Symbols: V variances of the values of a block; X^(2) the matrix of squared entries. P = L L^T, Q = R^T R.
     core              dW = L S R                              L^(2) V R^(2)
+    embedding         dW = L S + rest                         L^(2) V + V_rest
     Eq. 3             dW = (I - P) dL R + L dR                (I - P)^(2) V_L R^(2) + L^(2) V_R
     averaged core     dW = (I - P/2) dL R + L dR (I - Q/2)    (I - P/2)^(2) V_L R^(2) + L^(2) V_R (I - Q/2)^(2)
 """
@@ -33,8 +34,9 @@ def _lifted(c: Coordinates, parts: dict[tuple[str, Part], Tensor], *, averaged: 
     L, R = c.L.square(), c.R.square()
     if c.form == "preconditioned":
         return parts[c.name, "core"].reshape(c.shape)
-    if c.form == "core":
-        return (L @ parts[c.name, "core"] @ R).reshape(c.shape)
+    if c.form != "tangent":
+        lifted = (L @ parts[c.name, "core"] @ R).reshape(c.shape)
+        return lifted + parts[c.name, "rest"] if c.form == "embedding" else lifted
     half = 0.5 if averaged else 1.0
     left = _complement(c.L, half) @ parts[c.name, "L"] @ R
     right = L @ parts[c.name, "R"].flatten(1)

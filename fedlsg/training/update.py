@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.frame import Frame
+from fedlsg.frame import Frame, lift
 from fedlsg.lowrank import average_core
 from fedlsg.tensors import matrix_in_memory_order, to_memory_order
 
@@ -35,6 +35,9 @@ def move(
             continue
         if c.form == "core":
             add_core(W, parts[c.name, "core"], c.L, c.R, scale)
+            continue
+        if c.form != "tangent":
+            W.add_(lift(c, parts), alpha=scale)
             continue
         dL, dR = parts[c.name, "L"], parts[c.name, "R"].flatten(1)
         if averaged:

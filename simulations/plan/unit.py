@@ -68,6 +68,11 @@ def check_unit(s: Resolved, method: Method, codec: Codec) -> None:
             f"personal={method.personal!r} keeps a part of each update with its client, and unit=client hides an "
             "update in the sum of all: take unit=example"
         )
+    if method.carrier.form == "embedding":
+        raise ValueError(
+            f"{method.name!r} clips the embedding of each example apart from what it leaves, and unit=client clips "
+            "whole updates: take unit=example, or biased=true"
+        )
     if method.carrier.kind == "factors":
         raise ValueError(f"unit=client adds updates up, and factors do not add up: {method.name!r} needs unit=example")
     if method.compression.chooses or keeps_memory(method, codec):

@@ -69,6 +69,7 @@ def write_frame(folder: Path, frame: Frame, facts: Mapping[str, Any]) -> None:
         **facts,
         "digest": frame.digest.hex(),
         "size": wire.size,
+        **({} if wire.part_norm is None else {"part_norm": wire.part_norm}),
         "kept": wire.kept,
         "parameters": _parameters(frame),
         "blocks": _blocks(wire.blocks),
@@ -98,7 +99,7 @@ def read_frame(folder: Path) -> tuple[Frame, dict[str, Any]]:
 
 def _parameters(frame: Frame) -> list[dict[str, Any]]:
     """Name, shape, form and weight in the clip of every trainable parameter, in model order."""
-    weights = {block.parameter: block.weight for block in frame.blocks}
+    weights = {block.parameter: block.weight for block in frame.blocks if block.part != "rest"}
     forms = {c.name: c.form if frame.sent is None else "factors" for c in frame.wire.coordinates if c.carried}
     return [
         {"name": c.name, "shape": c.shape, "form": forms.get(c.name, "dense"), "weight": weights[c.name]}
@@ -111,6 +112,7 @@ def _blocks(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     offsets = itertools.accumulate((block.size for block in blocks), initial=0)
     return [
         {"parameter": b.parameter, "part": b.part, "shape": b.shape, "offset": offset, "size": b.size, "kept": b.kept}
+        | ({"weight": b.weight} if b.part == "rest" else {})
         for b, offset in zip(blocks, offsets, strict=False)
     ]
 
@@ -135,11 +137,11 @@ def _frame(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Frame:
             part=b["part"],
             shape=tuple(b["shape"]),
             keep=_keep(kept[b["offset"] : b["offset"] + b["size"]]),
-            weight=1.0 if factors else parameters[b["parameter"]]["weight"],
+            weight=1.0 if factors else b.get("weight", parameters[b["parameter"]]["weight"]),
         )
         for b in about["blocks"]
     )
-    wire = Frame(coordinates=coordinates, blocks=blocks)
+    wire = Frame(coordinates=coordinates, blocks=blocks, part_norm=about.get("part_norm"))
     if not factors:
         return wire
     dense = tuple(Coordinates(name=c.name, shape=c.shape) for c in coordinates)

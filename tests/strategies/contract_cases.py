@@ -59,6 +59,10 @@ VARIANTS: dict[str, Case] = {
     "dp-kfc: whitened less, clip per block, weights": Case(
         "dp-kfc", {"power": 0.25, "clip": "per-block", "norms_clip_weight": 3.0}
     ),
+    "gep: biased": Case("gep", {"biased": True}),
+    "gep: small rests, two copies, weights": Case(
+        "gep", {"residual_clip": 0.1, "norms_clip_weight": 3.0, "classifier_clip_weight": 0.25}, multiplicity=2
+    ),
     "sgd: clipped": Case("sgd", {"mechanism": "clip-only"}),
 }  # fmt: skip
 

@@ -55,6 +55,8 @@ RECIPES = {
     "lsg-probe": {"rank": 2, "probes": 20, "refresh_rounds": 2, "probe": probe_inputs},
     "rgp-probe": {"rank": 2, "probes": 20, "probe": probe_inputs},
     "dp-kfc": {"probes": 20, "refresh_rounds": 3, "probe": probe_inputs},
+    "gep": {"rank": 3, "probes": 20, "refresh_rounds": 3, "probe": probe_inputs},
+    "gep biased": {"rank": 3, "biased": True, "probes": 20, "probe": probe_inputs},
     "lsg dp-adambc": {"rank": 2, "optimizer": "dp-adambc"},
     "dpsgd doppler": {"optimizer": "doppler"},
     "linear-probe": {},

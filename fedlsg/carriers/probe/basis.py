@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedlsg.carriers.carrier import Carrier, of_pairs
 from fedlsg.carriers.own import check_orthonormal
+from fedlsg.carriers.probe.anchors import anchor_basis, anchor_gradients
 from fedlsg.carriers.probe.eigen import top_eigenvectors
 from fedlsg.carriers.probe.moments import Moments, second_moments
 from fedlsg.carriers.probe.source import ProbeSource
@@ -70,8 +71,13 @@ def probe_basis(carrier: Carrier, public: Public, source: ProbeSource) -> Basis:
     model = public.model()
     generator = public.generator("probe", public.time.round)
     inputs, targets = source.batch(model, carrier.probes, trained=public.updates > 0, generator=generator)
+    moments: Mapping[str, Moments] = {}
+    anchors: Mapping[str, Tensor] = {}
     try:
-        moments = second_moments(model, source.loss, inputs, targets, tuple(public.carried))
+        if carrier.embeds:
+            anchors = anchor_gradients(model, source.loss, inputs, targets)
+        else:
+            moments = second_moments(model, source.loss, inputs, targets, tuple(public.carried))
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, IndexError) as error:
@@ -81,6 +87,10 @@ def probe_basis(carrier: Carrier, public: Public, source: ProbeSource) -> Basis:
     pairs = {}
     for name, sizes in public.carried.items():
         generator = public.generator("eigenvectors", public.time.round, name)
+        if carrier.embeds:
+            L, energy = anchor_basis(anchors[name], sizes.r, generator=generator)
+            pairs[name] = Pair(L, torch.ones(1, 1).to(L), energy, torch.ones(1).to(L))
+            continue
         pairs[name] = make_pair(moments[name], sizes, carrier, generator, columns=public.weights[name].shape[1])
         if carrier.splits:
             check_orthonormal(pairs[name].L, pairs[name].R, f"carriers of a probe for {name}")

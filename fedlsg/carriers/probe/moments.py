@@ -57,7 +57,7 @@ def second_moments(
     found = {name: _zeros(W) for name, W in checked.items() if name in carried}
     count, start, size, used = batch_size(inputs, targets), 0, FIRST, 0
     while start < count:
-        x, y = (_part(batch, start, start + size) for batch in (inputs, targets))
+        x, y = (part_of(batch, start, start + size) for batch in (inputs, targets))
         gradients = factored_gradients(model, loss_fn, x, y, frame, factored=carried, checked=checked)
         named = dict(zip(checked, gradients, strict=True))
         del gradients
@@ -77,7 +77,7 @@ def _zeros(W: Tensor) -> Moments:
     return Moments(*(torch.zeros(k, k, device=W.device) for k in sizes))
 
 
-def _part(batch: Batch, start: int, stop: int) -> Batch:
+def part_of(batch: Batch, start: int, stop: int) -> Batch:
     if isinstance(batch, Tensor):
         return batch[start:stop]
     return {name: tensor[start:stop] for name, tensor in batch.items()}

@@ -22,6 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lsg-probe": {"rank": 2},
     "rgp-probe": {"rank": 2},
     "dp-kfc": {},
+    "gep": {"rank": 3},
 }
 COMMON = {"probes": 15, "refresh_rounds": 3, "learning_rate": 0.5, "momentum": 0.5}
 

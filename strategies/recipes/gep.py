@@ -1,0 +1,40 @@
+"""GEP: gradients embedded in public anchor gradients, and what is left (Yu, Zhang, Chen and Liu 2021, Alg. 1).
+
+Differs from the source: a group of parameters is one tensor, and every group has k = ``rank`` vectors; there the
+parameters are cut into groups of equal length. ``clip_norm`` is the norm of both parts together, C: embeddings are
+clipped to C / sqrt(2), what they leave to ``residual_clip`` times that, and both releases of a batch are accounted as
+the one Gaussian release that they are (``gradients.embedding``).
+"""
+
+from typing import Annotated
+
+from fedlsg.carriers import Carrier, Rank
+from fedlsg.carriers.carrier import CarrierRefresh, ProbeInputs, Probes, ResidualClip
+from fedlsg.method import Method
+from fedlsg.privacy import Mechanism
+from fedlsg.setting import Setting
+from fedlsg.training import ServerOptimizer
+
+Biased = Annotated[bool, Setting("Send embeddings alone, without what they leave (B-GEP).")]
+
+
+def recipe(
+    *,
+    rank: Rank = 16,
+    biased: Biased = False,
+    residual_clip: ResidualClip = 0.4,
+    refresh_rounds: CarrierRefresh = 1,
+    source: ProbeInputs = "auto",
+    probes: Probes = 200,
+    mechanism: Mechanism,
+    server: ServerOptimizer,
+) -> Method:
+    """Embeddings of every parameter's gradient in anchor gradients, and what they leave, each clipped on its own.
+
+    ``biased``: B-GEP, the embeddings alone: ``rank`` values a parameter are sent.
+    """
+    carrier = Carrier(
+        kind="probe", form="embedding-only" if biased else "embedding", rank=rank, residual_clip=residual_clip,
+        refresh=refresh_rounds, source=source, probes=probes,
+    )  # fmt: skip
+    return Method(name="gep", carrier=carrier, mechanism=mechanism, server=server)

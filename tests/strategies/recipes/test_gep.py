@@ -1,0 +1,157 @@
+"""GEP: two parts of one gradient, clipped apart, released together, and accounted as the one release that they are."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedlsg.accounting import Event, compose
+from fedlsg.carriers.probe.anchors import LARGEST, anchor_basis, anchor_gradients
+from fedlsg.frame import Frame
+from fedlsg.gradients import per_example_gradients, trainable
+from fedlsg.gradients.embedding import clip_parts, embed
+from fedlsg.privacy import clipped_sum
+from fedlsg.privacy.mechanism import Mechanism
+from fedlsg.training import per_unit
+from strategies import recipe
+from tests.strategies.own_loop import INPUTS, TARGETS
+from tests.strategies.small_federation import model, server_state
+
+C, RANK = 0.01, 3
+CHOICES = {"rank": RANK, "probes": 20, "clip_norm": C, "residual_clip": 0.4}
+PARTS = ("core", "rest")
+
+
+def frame_of(**more) -> Frame:
+    return server_state("gep", **(CHOICES | more)).frame()
+
+
+def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def units_of(frame: Frame) -> list[Tensor]:
+    gradients = per_example_gradients(model(), losses, INPUTS[:8], TARGETS[:8], frame)
+    return per_unit(gradients, frame, 1)
+
+
+def norms(units: list[Tensor], frame: Frame) -> dict[str, Tensor]:
+    """Norms of each example's embeddings and rests, with the clip's weights taken off."""
+    sides = {part: [u / b.weight for u, b in zip(units, frame.blocks, strict=True) if b.part == part] for part in PARTS}
+    return {part: torch.cat(side, 1).double().norm(dim=1) for part, side in sides.items()}
+
+
+def test_embedding_and_rest_are_the_gradient():
+    """Lifted, and without clip: the dense gradient. The embedding alone is not (control)."""
+    for biased in (False, True):
+        frame = frame_of(biased=biased, mechanism="none")
+        dense = per_example_gradients(model(), losses, INPUTS[:1], TARGETS[:1], frame.embedded)
+        lifted = frame.gradients(torch.cat(units_of(frame), 1)[0])
+        same = [
+            torch.allclose(g[0], lifted[c.name].flatten(), atol=1e-6)
+            for g, c in zip(dense, frame.coordinates, strict=True)
+        ]
+        assert all(same) is not biased
+
+
+def test_the_basis_spans_what_the_anchors_span():
+    G = torch.randn(40, RANK, generator=torch.Generator().manual_seed(1)) @ torch.randn(
+        RANK, 30, generator=torch.Generator().manual_seed(2)
+    )
+    L, energy = anchor_basis(G, RANK, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(L.mT @ L, torch.eye(RANK), atol=1e-5, rtol=0)
+    assert (G - G @ L @ L.mT).norm() < 1e-4 * G.norm()
+    assert float(energy.sum()) == pytest.approx(1, abs=1e-5)
+    other = torch.linalg.qr(torch.randn(30, RANK, generator=torch.Generator().manual_seed(3)))[0]
+    assert (G - G @ other @ other.mT).norm() > 0.5 * G.norm()
+    nothing, _ = anchor_basis(torch.zeros(5, 30), RANK, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(nothing.mT @ nothing, torch.eye(RANK), atol=1e-5, rtol=0)
+
+
+def test_the_anchors_gradients_are_those_of_single_backward_passes():
+    net, inputs, targets = model(), INPUTS[:3], TARGETS[:3]
+    found = anchor_gradients(net, losses, inputs, targets)
+    for i in range(3):
+        own = torch.autograd.grad(losses(net(inputs[i : i + 1]), targets[i : i + 1]).sum(), trainable(net).values())
+        for g, name in zip(own, found, strict=True):
+            torch.testing.assert_close(found[name][i], g.flatten())
+
+
+def test_each_part_is_clipped_on_its_own():
+    """The gradients are far longer than the clip, so both parts reach their bounds. A residual that is not clipped does
+    not (control)."""
+    frame = frame_of()
+    found = norms(units_of(frame), frame)
+    bound = C / math.sqrt(2)
+    torch.testing.assert_close(found["core"], torch.full((8,), bound).double())
+    torch.testing.assert_close(found["rest"], torch.full((8,), 0.4 * bound).double())
+    unclipped = norms(units_of(replace(frame, part_norm=None)), frame)
+    assert (unclipped["rest"] > 0.4 * bound * 1.5).all()
+
+
+def test_one_example_moves_both_parts_together_by_c():
+    """It reaches C, so that the bound is tight. Parts that are clipped to C each would move by sqrt(2) C (control)."""
+    mechanism, frame = Mechanism(clip_norm=C), frame_of()
+    units = units_of(frame)
+    moved = clipped_sum(units, mechanism, wide=True) - clipped_sum([u[1:] for u in units], mechanism, wide=True)
+    assert 0.99 * C < moved.norm() <= C
+    planted = units_of(replace(frame, part_norm=C))
+    assert torch.cat(planted, 1)[0].norm() > 1.4 * C
+    assert clipped_sum([u[:1] for u in planted], mechanism).norm() <= C  # the joint clip does not rest on the parts'
+
+
+def test_the_joint_clip_changes_nothing_after_the_parts():
+    frame = frame_of()
+    units = units_of(frame)
+    torch.testing.assert_close(
+        clipped_sum(units, Mechanism(clip_norm=C)), torch.cat(units, 1).sum(0), rtol=1e-5, atol=1e-9
+    )
+
+
+def test_the_ledger_is_charged_for_both_releases_of_one_batch():
+    """sigma = 1 / sqrt(1 / s_1^2 + 1 / s_2^2), s the noise multiplier of a part: noise over the part's own bound.
+
+    Controls: the charge for one of the parts alone, and that for two batches, are other epsilons.
+    """
+    frame, mechanism = frame_of(), Mechanism(clip_norm=C, noise_multiplier=1.3)
+    bounds = {part: values.max().item() for part, values in norms(units_of(frame), frame).items()}
+    deviations = {b.part: mechanism.noise_std / b.weight for b in frame.blocks}
+    s = [deviations[part] / bounds[part] for part in PARTS]
+    joint = mechanism.effective_noise_multiplier(len(frame.blocks))
+    assert joint == pytest.approx(1 / math.sqrt(sum(1 / one**2 for one in s)), rel=1e-6)
+
+    def spent(*multipliers: float) -> float:
+        events = [Event(sample_rate=0.1, noise_multiplier=one, steps=50) for one in multipliers]
+        return compose(events, delta=1e-5).upper
+
+    assert spent(s[0]) < 0.8 * spent(joint)
+    assert spent(*s) < 0.99 * spent(joint)  # two samples of their own would hide the example better than one for both
+
+
+def test_b_gep_sends_k_values_a_parameter():
+    sizes = [p.numel() for p in trainable(model()).values()]
+    assert frame_of(biased=True).kept == sum(min(RANK, size) for size in sizes)
+    assert frame_of().kept == sum(min(RANK, size) + size for size in sizes)
+
+
+def test_what_does_not_combine_is_refused():
+    with pytest.raises(
+        ValueError, match=r"method 'gep' needs a mask of kind 'all' and clip='joint', got 'all' and 'per"
+    ):
+        recipe("gep", clip="per-block")
+    with pytest.raises(ValueError, match="expected 0 < residual_clip=0 < inf"):
+        recipe("gep", residual_clip=0)
+    net = model()
+    size = sum(p.numel() for p in trainable(net).values())
+    many = LARGEST // size + 1
+    with pytest.raises(ValueError, match=rf"probes={many} anchor gradients .* at most {LARGEST // size}, or freeze"):
+        anchor_gradients(net, losses, torch.empty(many, 1).expand(many, 12), torch.empty(many))
+
+
+def test_rows_that_are_not_finite_are_left_to_the_joint_clip():
+    frame = frame_of()
+    units = embed([torch.full((2, p.numel()), float("inf")) for p in trainable(model()).values()], frame)
+    total = clipped_sum(clip_parts(units, frame), Mechanism(clip_norm=C))
+    assert torch.equal(total, torch.zeros(frame.kept))
