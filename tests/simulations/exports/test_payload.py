@@ -25,6 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lsg-probe": {"method": "lsg-probe", "model": "conv", "rank": 2, "probes": 30},
     "lora": {"method": "lora", "rank": 2},
     "fed-sb": {"method": "fed-sb", "rank": 2},
+    "gep, probed": {"method": "gep", "rank": 2, "probes": 30},
     "lsg-lora": {"method": "lsg-lora", "model": "conv", "rank": 2},
     "random": {"method": "rs", "sparsity": 0.5},
     "ranked": {"method": "rs", "ranking": "gradients", "sparsity": 0.5},

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.accounting import Event, compose
+from fedlsg.attacks.replay import in_frame
 from fedlsg.carriers.probe.anchors import LARGEST, anchor_basis, anchor_gradients
 from fedlsg.frame import Frame
 from fedlsg.gradients import per_example_gradients, trainable
@@ -100,6 +101,14 @@ def test_one_example_moves_both_parts_together_by_c():
     planted = units_of(replace(frame, part_norm=C))
     assert torch.cat(planted, 1)[0].norm() > 1.4 * C
     assert clipped_sum([u[:1] for u in planted], mechanism).norm() <= C  # the joint clip does not rest on the parts'
+
+
+def test_an_adversarys_replay_has_the_same_coordinates():
+    frame, net = frame_of(), model()
+    dense = per_example_gradients(net, losses, INPUTS[:4], TARGETS[:4], frame.embedded)
+    gradients = {name: g.reshape(4, *p.shape) for g, (name, p) in zip(dense, trainable(net).items(), strict=True)}
+    own = per_example_gradients(net, losses, INPUTS[:4], TARGETS[:4], frame)
+    torch.testing.assert_close(in_frame(gradients, frame), own)
 
 
 def test_the_joint_clip_changes_nothing_after_the_parts():
