@@ -12,7 +12,7 @@ from types import MappingProxyType
 from torch import nn
 
 from simulations.models.pretrained import load_pretrained, with_pretrained
-from simulations.models.resnet import Stem, cifar_resnet, resnet34
+from simulations.models.resnet import Stem, cifar_resnet, resnet34, resnet50
 from simulations.models.small import digits_conv, digits_mlp, dp_cnn, dp_cnn_small, h_cnn, h_cnn_small, small_cnn
 from simulations.models.wide_resnet import Form, wide_resnet
 
@@ -35,8 +35,8 @@ WIDE: Mapping[str, tuple[int, int, Form]] = MappingProxyType(
 that end on -ws."""
 
 SMALLEST, WIDEST, IMAGENET = 16, 64, 64
-"""Sides in pixels: only the models ``cnn...`` fit below SMALLEST, CIFAR networks up to WIDEST; resnet-34 has its
-ImageNet stem from IMAGENET on."""
+"""Sides in pixels: only the models ``cnn...`` fit below SMALLEST, CIFAR networks up to WIDEST; resnet-34 and
+resnet-50 have their ImageNet stem from IMAGENET on."""
 
 
 def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:
@@ -70,5 +70,6 @@ def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:
             models[f"resnet-{depth}"] = partial(cifar_resnet, depth, channels=channels, num_classes=num_classes)
     if side >= SMALLEST:
         stem: Stem = "imagenet" if side >= IMAGENET else "cifar"
-        models["resnet-34"] = partial(resnet34, channels=channels, num_classes=num_classes, stem=stem)
+        for name, build in (("resnet-34", resnet34), ("resnet-50", resnet50)):
+            models[name] = partial(build, channels=channels, num_classes=num_classes, stem=stem)
     return MappingProxyType(models)

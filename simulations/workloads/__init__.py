@@ -31,7 +31,7 @@ from simulations.workloads.base.workload import (
     silent,
 )
 from simulations.workloads.features.workload import check_options, with_features
-from simulations.workloads.images import digits, hf_image
+from simulations.workloads.images import digits, hf_image, imagenet
 from simulations.workloads.images.image_sets import IMAGE_SETS
 from simulations.workloads.own.workload import Workload, make
 from simulations.workloads.own_rows import read as read_rows
@@ -47,7 +47,7 @@ __all__ = [
 DEFAULT = Options()
 
 _REGISTRY: Mapping[str, Any] = MappingProxyType(
-    {"digits": digits, **IMAGE_SETS, "hf-image": hf_image, **TASKS, "hf-text": hf_text}
+    {"digits": digits, **IMAGE_SETS, "imagenet": imagenet, "hf-image": hf_image, **TASKS, "hf-text": hf_text}
 )
 """A module, or an ``ImageSet`` or ``Task``: each loads a workload and has its preset."""
 

@@ -19,6 +19,13 @@ ONE_RUN = (
     "One run of the paper also gave the results of the smaller epsilons. That may be why its own row of De et al. is "
     "below their result."
 )
+IMAGENET = (
+    "Batch 16,384, learning rate 4, C = 1, 4 flipped and cropped copies an example and delta 8e-7 are from the "
+    "published configuration of De et al. 2022, which is for epsilon 8 and has 71,589 updates and EMA 0.99999. The "
+    "paper prints no setting. 2,346 updates (30 epochs) and EMA 0.999 are our choice."
+)
+RESNET = "ResNet-50 with group norm. De et al. train one without norms (NF-ResNet-50); the paper says ResNet-50."
+IMAGENET_RATES = "The paper gives rates for CIFAR-10 alone (Appendix F). These are the rates of its best cell there."
 PRETRAINED = "Needs weights pre-trained on ImageNet at 32 x 32: -c pretrained=FILE."
 RATES = "In Appendix F pre-pruning 0.3 and dropping 0.5 at random give this number (57.45 ± 0.09)."
 RATES_ELSEWHERE = "The paper gives rates only for epsilon 1 (Appendix F). These are the rates of its best cell."
@@ -39,6 +46,16 @@ TABLE_1: Mapping[str, tuple[tuple[float, float], ...]] = {
     "baseline": ((56.80, 0.21), (63.49, 0.11), (68.58, 0.22)),
 }
 """CIFAR-10, WRN-16-4 from scratch at epsilon 1, 2, 4: mean and standard deviation of 5 runs (Table 2)."""
+
+TABLE_3: Mapping[str, tuple[tuple[float, float], ...]] = {
+    "dp-ssgd": ((2.64, 0.22), (6.78, 0.18)),
+    "pre-pruning": ((2.61, 0.15), (6.42, 0.17)),
+    "dropping": ((2.55, 0.14), (6.21, 0.19)),
+    "baseline": ((2.43, 0.17), (6.09, 0.11)),
+}
+"""ImageNet, ResNet-50 from scratch at epsilon 0.5 and 1: mean and standard deviation of 5 runs (means in Table 1)."""
+RATES_OF = {"dp-ssgd": (0.3, 0.5), "pre-pruning": (0.9, 0.0), "dropping": (0.0, 0.8), "baseline": (0.0, 0.0)}
+"""Rates of pruning and dropping of each row."""
 
 UPDATES = {epsilon: de_et_al.UPDATES[epsilon] for epsilon in (1, 2, 4)}
 
@@ -64,11 +81,13 @@ TABLE_4 = ((94.84, 0.16), (67.74, 0.31))
 
 
 def presets() -> Iterator[Published]:
-    """CIFAR-10 from scratch (Table 1) and, pre-trained, CIFAR-10 and CIFAR-100 (Tables 1, 4 and 5)."""
+    """CIFAR-10 and ImageNet from scratch (Tables 1 and 3) and, pre-trained, CIFAR-10 and CIFAR-100 (Tables 1, 4, 5)."""
     for row, cells in TABLE_1.items():
-        prune, drop = {"dp-ssgd": (0.3, 0.5), "pre-pruning": (0.9, 0.0), "dropping": (0.0, 0.8)}.get(row, (0.0, 0.0))
         for epsilon, cell in zip(UPDATES, cells, strict=True):
-            yield _scratch(epsilon, prune, drop, cell)
+            yield _scratch(epsilon, *RATES_OF[row], cell)
+    for row, cells in TABLE_3.items():
+        for small, cell in zip((0.5, 1.0), cells, strict=True):
+            yield _imagenet(small, *RATES_OF[row], cell)
     for row, rates in TABLE_5.items():
         for rate, pair in rates.items():
             for workload, cell in zip(("cifar10", "cifar100"), pair, strict=True):
@@ -102,6 +121,26 @@ def _scratch(epsilon: int, prune: float, drop: float, cell: tuple[float, float])
         accuracy=cell[0],
         spread=cell[1],
         notes=(*own, DE_ET_AL.format(f"{UPDATES[epsilon]:,}"), *more, SIGMA),
+    )
+
+
+def _imagenet(epsilon: float, prune: float, drop: float, cell: tuple[float, float]) -> Published:
+    method, choices, suffix = _tools(prune, drop)
+    settings = central(
+        "imagenet", method, batch=16384, rounds=2346, epsilon=epsilon, delta=8e-7, model="resnet-50", optimizer="sgd",
+        momentum=0.0, learning_rate=4.0, clip_norm=1.0,
+        more=choices | {"augment": "flip-crop", "multiplicity": 4, "ema": 0.999},
+    )  # fmt: skip
+    own = (IMAGENET_RATES,) if prune or drop else ()
+    return Published(
+        name=name_of(settings, suffix=suffix),
+        aliases=(f"dp-ssgd-imagenet-eps{epsilon:g}",) if prune and drop else (),
+        settings=settings,
+        paper=PAPER,
+        where="Table 3",
+        accuracy=cell[0],
+        spread=cell[1],
+        notes=(*own, *((SYNFLOW,) if prune else ()), IMAGENET, RESNET, SIGMA),
     )
 
 

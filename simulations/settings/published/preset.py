@@ -17,6 +17,7 @@ EXAMPLES: Mapping[str, int] = MappingProxyType(
         "cifar100": 50_000,
         "svhn": 73_257,
         "fashion-mnist": 60_000,
+        "imagenet": 1_281_167,
         "glue-sst2": 67_349,
         "glue-qnli": 104_743,
         "glue-qqp": 363_846,

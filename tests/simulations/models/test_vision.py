@@ -11,7 +11,7 @@ from fedlsg.gradients.formulas.standardized import StandardizedConv2d
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import check_supported
 from simulations.models import vision
-from simulations.models.resnet import resnet34
+from simulations.models.resnet import resnet34, resnet50
 from simulations.models.small import small_cnn
 from simulations.models.wide_resnet import wide_resnet
 from simulations.workloads.base.workload import LoadedWorkload, Split, build_model
@@ -66,9 +66,10 @@ def test_the_standardised_wrn_16_4_is_that_of_de_et_al_but_for_the_gains():
     assert {m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)} == {16}
 
 
-def test_resnet_34_has_the_published_size_on_imagenet():
+def test_the_resnets_have_their_published_sizes_on_imagenet():
     with torch.device("meta"):
         assert count(resnet34(channels=3, num_classes=1000)) == 21_797_672
+        assert count(resnet50(channels=3, num_classes=1000)) == 25_557_032
 
 
 SHAPES = [(1, 8, 10), (1, 28, 10), (3, 32, 10), (3, 32, 100), (3, 30, 7), (4, 64, 5), (3, 96, 2), (3, 224, 20)]
@@ -89,11 +90,11 @@ def test_every_model_fits_its_shape_and_can_be_made_private(shape):
 def test_what_fits_a_shape():
     wide = ["wrn-16-4", "wrn-16-4-ws", "wrn-28-4", "wrn-28-4-standard", "wrn-28-10", "wrn-28-10-ws", "wrn-40-4-ws"]
     small = ["cnn", "cnn-wide", "cnn-wide-ws"]
-    assert list(vision(*CIFAR)) == [*small, "dp-cnn", "h-cnn", *wide, "resnet-8", "resnet-20", "resnet-34"]
+    assert list(vision(*CIFAR)) == [*small, "dp-cnn", "h-cnn", *wide, "resnet-8", "resnet-20", "resnet-34", "resnet-50"]
     assert list(vision(*FASHION)) == list(vision(*CIFAR))
     assert "h-cnn" not in vision(3, 30, 10)
     assert list(vision(1, 8, 10)) == small
-    assert list(vision(3, 224, 1000)) == [*small, "resnet-34"]
+    assert list(vision(3, 224, 1000)) == [*small, "resnet-34", "resnet-50"]
 
 
 @pytest.mark.parametrize("shape", [(0, 32, 10), (3, 7, 10), (3, 32, 1)])

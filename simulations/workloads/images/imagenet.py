@@ -1,0 +1,145 @@
+"""imagenet: photographs in a folder for each class, train/CLASS/*.JPEG and val/CLASS/*.JPEG, opened when they are used.
+
+The folder is ``imagenet`` of the data folder (FEDLSG_DATA, --data-dir), or that folder itself. Any number of classes is
+taken: the folders of ``train`` in order, or those of ``val`` where a server has no training rows. Only the paths are in
+memory, 50 MB for the 1,281,167 training images of ILSVRC 2012 (Russakovsky et al. 2015); its copy on the hub asks for
+an account, so download it and unpack it first. Channel statistics are published constants.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+
+from simulations import models
+from simulations.workloads.base.mirror import data_root
+from simulations.workloads.base.synthetic import Pixels, image_draws
+from simulations.workloads.base.workload import LoadedWorkload, NoRows, Request, Split, refuse_unused, rescale
+from simulations.workloads.images.augment import flip_crop
+from simulations.workloads.own.image_folder import SUFFIXES
+
+NAME, SIDE, SHORTER = "imagenet", 224, 256
+"""Images are scaled to SHORTER pixels on the shorter side, and the square of SIDE pixels in the middle is used."""
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+DEFAULTS: Mapping[str, object] = MappingProxyType(
+    {
+        "clients": 10, "rounds": 1000, "local_steps": 1, "sample_rate": 0.0128, "learning_rate": 4.0, "momentum": 0.0,
+        "clip_norm": 1.0, "epsilon": 8.0, "delta": 8e-7, "rank": 8, "sparsity": 0.3, "partition": "iid",
+        "microbatch_size": 16,
+    }
+)  # fmt: skip
+"""Batch, learning rate, clip norm and delta of De et al. 2022 on ImageNet; nothing was tuned here."""
+METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({"rs": {"sparsity": 0.5}})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageFiles:
+    """Images in files, decoded when their rows are asked for: the ``Stored`` of a split.
+
+    paths: relative to ``root``, as bytes (N,).
+    """
+
+    root: Path
+    paths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, rows: Int64[np.ndarray, " b"]) -> UInt8[np.ndarray, "b 3 side side"]:
+        """The images (B, 3, SIDE, SIDE), RGB. Raises ValueError, naming the file, for one that does not decode."""
+        made = np.empty((len(rows), 3, SIDE, SIDE), dtype=np.uint8)
+        for place, name in enumerate(self.paths[rows]):
+            made[place] = _decode(self.root / os.fsdecode(bytes(name)))
+        return made
+
+
+def load(request: Request) -> LoadedWorkload:
+    """Load the workload; inputs are (B, 3, 224, 224), ``(pixel / 255 - mean) / std`` in each channel.
+
+    Raises FileNotFoundError, naming the folder, where there are no images of a split; ValueError for a class of ``val``
+    that ``train`` has not.
+    """
+    refuse_unused(request.options, workload=NAME)
+    root = _root(data_root(request.data_dir))
+    classes = _classes(root / ("val" if request.public_only else "train"))
+    offset, scale = (255 * torch.tensor(values).view(-1, 1, 1) for values in (MEAN, STD))
+    prepare = partial(rescale, offset=offset, scale=1 / scale)
+    splits = {}
+    for name in ("val",) if request.public_only else ("train", "val"):
+        request.progress(f"{NAME}: listing the images of {name}")
+        paths, labels = _list(root / name, classes)
+        splits[name] = Split(inputs=ImageFiles(root=root / name, paths=paths), labels=labels, prepare=prepare)
+    pixels = Pixels(form=(3, SIDE, SIDE), prepare=prepare)
+    available = dict(models.vision(3, SIDE, len(classes)))
+    return LoadedWorkload(
+        name=NAME,
+        train=splits.get("train", NoRows()),
+        test=splits["val"],
+        num_classes=len(classes),
+        models=MappingProxyType({"resnet-50": available.pop("resnet-50"), **available}),
+        augment=flip_crop,
+        defaults=DEFAULTS,
+        method_defaults=METHOD_DEFAULTS,
+        synthetic=image_draws(pixels),
+        pixels=pixels,
+        places=(root,),
+    )
+
+
+def _root(data: Path | None) -> Path:
+    """The folder of ``train`` and ``val``."""
+    if data is None:
+        raise FileNotFoundError(
+            f"{NAME} is read from a folder: give --data-dir FOLDER with train/CLASS/*.JPEG and val/CLASS/*.JPEG"
+        )
+    return data / NAME if (data / NAME).is_dir() else data
+
+
+def _classes(folder: Path) -> list[str]:
+    found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()) if folder.is_dir() else []
+    if len(found) < 2:
+        raise FileNotFoundError(
+            f"expected at least two folders of classes with images in {folder}, as {folder}/n01440764/1.JPEG: unpack "
+            f"{NAME} there, or give --data-dir"
+        )
+    return found
+
+
+def _list(folder: Path, classes: Sequence[str]) -> tuple[np.ndarray, Int64[torch.Tensor, " n"]]:
+    """Paths relative to ``folder``, in the order of their names, and the numbers of their classes."""
+    if unknown := sorted(set(_classes(folder)) - set(classes)):
+        raise ValueError(f"{folder} has the class {unknown[0]}, which train has not: both need the same class folders")
+    paths: list[bytes] = []
+    counts = []
+    for name in classes:
+        place = folder / name
+        files = sorted(e.name for e in os.scandir(place)) if place.is_dir() else []
+        own = [os.fsencode(f"{name}/{file}") for file in files if Path(file).suffix.lower() in SUFFIXES]
+        paths += own
+        counts.append(len(own))
+    if not paths:
+        raise FileNotFoundError(f"no images in the class folders of {folder}: expected {', '.join(sorted(SUFFIXES))}")
+    return np.array(paths), torch.arange(len(classes)).repeat_interleave(torch.tensor(counts))
+
+
+def _decode(path: Path) -> UInt8[np.ndarray, "3 side side"]:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            image.draft("RGB", (SHORTER, SHORTER))  # JPEG: decode at a smaller scale where that is large enough
+            whole = image.convert("RGB")
+    except Exception as error:  # decoders raise OSError, SyntaxError, EOFError, ...
+        raise ValueError(f"cannot decode {path}: {error}; replace or remove it") from None
+    share = SHORTER / min(whole.size)
+    width, height = (max(SHORTER, round(share * side)) for side in whole.size)
+    left, top = (width - SIDE) // 2, (height - SIDE) // 2
+    scaled = whole.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(scaled.crop((left, top, left + SIDE, top + SIDE))).transpose(2, 0, 1)

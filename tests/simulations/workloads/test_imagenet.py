@@ -1,0 +1,105 @@
+"""ImageNet from a folder: what is read, when, in which form; a private run of ResNet-50; what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from simulations import workloads
+from simulations.settings.published import find
+from simulations.workloads.images import imagenet
+from tests.simulations.support.runs import run_local
+
+CLASSES = ("n01440764", "n01443537", "n02102040")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Made images: the colour tells the class; sizes and modes differ, as in ImageNet."""
+    root = tmp_path_factory.mktemp("data") / "imagenet"
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 4), ("val", 2)):
+        for number, name in enumerate(CLASSES):
+            (root / split / name).mkdir(parents=True)
+            for image in range(count):
+                width, height = (int(side) for side in generator.integers(40, 90, 2))
+                pixels = generator.integers(0, 60, (height, width, 3)).astype(np.uint8)
+                pixels[..., number] += 150
+                made = Image.fromarray(pixels).convert("CMYK" if (split, number, image) == ("train", 0, 0) else "RGB")
+                made.save(root / split / name / f"{name}_{image}.JPEG")
+    (root / "train" / CLASSES[0] / "readme.txt").write_text("no image")
+    return root
+
+
+def test_images_of_any_size_are_squares_and_labels_follow_the_folders(folder):
+    for place in (folder, folder.parent):  # the folder of train and val, or the one that holds it
+        loaded = workloads.load("imagenet", data_dir=place)
+        assert (len(loaded.train), len(loaded.test), loaded.num_classes) == (12, 6, 3)
+        inputs, labels = loaded.train.batch(torch.tensor([11, 0, 5]))
+        assert inputs.shape == (3, 3, 224, 224)
+        assert labels.tolist() == [2, 0, 1]
+        assert inputs.mean((2, 3)).argmax(1).tolist() == [2, 0, 1]  # the colour of the class
+    assert loaded.default_model == "resnet-50"
+
+
+def test_only_the_rows_that_are_asked_for_are_opened(folder, monkeypatch):
+    opened = []
+    real = imagenet._decode
+    monkeypatch.setattr(imagenet, "_decode", lambda path: opened.append(path.name) or real(path))
+    loaded = workloads.load("imagenet", data_dir=folder)
+    assert opened == []
+    loaded.train.batch(torch.tensor([3, 1]))
+    assert opened == [f"{CLASSES[0]}_3.JPEG", f"{CLASSES[0]}_1.JPEG"]
+
+
+def test_a_square_in_the_middle_of_the_scaled_image(tmp_path):
+    """A wide image keeps its middle: 400 x 200 is scaled to 512 x 256."""
+    pixels = np.zeros((200, 400, 3), np.uint8)
+    pixels[:, :100], pixels[:, 300:] = (255, 0, 0), (0, 0, 255)
+    Image.fromarray(pixels).save(tmp_path / "wide.png")
+    image = imagenet._decode(tmp_path / "wide.png")
+    assert image.shape == (3, 224, 224)
+    assert image.max() == 0  # both margins are outside
+
+
+def test_a_server_of_a_deployment_needs_no_training_image(folder, tmp_path):
+    (tmp_path / "val").symlink_to(folder / "val")
+    loaded = workloads.load("imagenet", data_dir=tmp_path, public_only=True)
+    assert (len(loaded.train), len(loaded.test), loaded.num_classes) == (0, 6, 3)
+
+
+@pytest.mark.slow
+def test_a_private_run_of_resnet_50(folder, tmp_path):
+    run = run_local(
+        tmp_path / "run", workload="imagenet", data_dir=str(folder), method="dp-ssgd", prune="random", rank=None,
+        sparsity=None, model="resnet-50", clients=2, rounds=1, sample_rate=0.3, noise_multiplier=1.0, microbatch_size=2,
+    )  # fmt: skip
+    assert run.summary is not None
+    assert run.summary["uplink_bytes"] > 0
+    assert run.summary["private"]
+
+
+def test_what_is_missing_or_broken_is_named(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"at least two folders of classes .*train.*give --data-dir"):
+        workloads.load("imagenet", data_dir=tmp_path)
+    (tmp_path / "train").symlink_to(folder / "train")
+    (tmp_path / "val" / "n09999999").mkdir(parents=True)
+    (tmp_path / "val" / CLASSES[0]).mkdir()
+    with pytest.raises(ValueError, match="has the class n09999999, which train has not"):
+        workloads.load("imagenet", data_dir=tmp_path)
+    (tmp_path / "val" / "n09999999").rename(tmp_path / "val" / CLASSES[1])
+    with pytest.raises(FileNotFoundError, match="no images in the class folders"):
+        workloads.load("imagenet", data_dir=tmp_path)
+    (tmp_path / "val" / CLASSES[1] / "cut.JPEG").write_bytes(b"no image")
+    loaded = workloads.load("imagenet", data_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"cannot decode .*cut\.JPEG"):
+        loaded.test.batch(torch.tensor([0]))
+
+
+@pytest.mark.parametrize(("name", "accuracy"), [("dp-ssgd-imagenet-eps1", 6.78), ("dp-ssgd-imagenet-eps0.5", 2.64)])
+def test_the_papers_rows(name, accuracy):
+    preset = find(name)
+    assert (preset.accuracy, preset.where, preset.settings["model"]) == (accuracy, "Table 3", "resnet-50")
+    assert (preset.batch, preset.examples) == (16_384, 1_281_167)
