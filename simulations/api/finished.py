@@ -12,8 +12,9 @@ from torch import nn
 
 from fedlsg import user_code
 from simulations.exports.model import read_final, without_adapters
-from simulations.plan.base import Base, prepare
+from simulations.plan.base import Base
 from simulations.plan.continuity import check_own_code
+from simulations.plan.prepare import prepare
 from simulations.report.figure import png
 from simulations.report.page import Picture, cell, facts_of
 from simulations.report.run_page import course

@@ -99,8 +99,8 @@ class Worker:
         from simulations.client.app import simulated_settings
         from simulations.client.model import process, serving
         from simulations.client.remote_account import HISTORY
-        from simulations.plan.base import prepare
         from simulations.plan.continuity import data_digest
+        from simulations.plan.prepare import prepare
 
         HISTORY.forget()
         self._sent_data.close()

@@ -1,14 +1,11 @@
-"""From settings to a base: data, partition, model, method, public schedule. Every process of a run makes it.
+"""What every process of a run derives from the settings: data, partition, model, method, public schedule.
 
 It is deterministic and calls no accountant. Bad settings are refused before anything is written.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from statistics import fmean as mean
 from typing import Any
 
 import torch
@@ -21,7 +18,7 @@ from fedlsg.carriers.probe import ProbeSource
 from fedlsg.client_level import ClientUnit
 from fedlsg.code_digest import digest_of, digest_of_all
 from fedlsg.discrete import SumTerms
-from fedlsg.gradients import Precision, registered_layers, trainable
+from fedlsg.gradients import registered_layers, trainable
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.participation import Participation
 from fedlsg.payload import Codec, Dither, IndexMode
@@ -30,27 +27,18 @@ from fedlsg.state import PublicState, RoundPlan, ServerState
 from simulations import workloads
 from simulations.plan.participation import participation_of
 from simulations.plan.source import found_source, late_source
-from simulations.plan.start import with_digest
-from simulations.plan.unit import check_unit, client_unit
+from simulations.plan.unit import client_unit
 from simulations.settings.device import device_of
-from simulations.settings.participation import refuse_deployed
-from simulations.settings.published import from_run_config
-from simulations.settings.resolve import build_method, check, check_codecs, fill, resolved, uplink_codec
+from simulations.settings.resolve import uplink_codec
 from simulations.settings.run import Resolved
-from simulations.settings.settings import Settings, as_config
 from simulations.workloads import (
     Fetch,
     LoadedWorkload,
-    Options,
-    Progress,
     Split,
     build_model,
     fetcher,
-    public_rows,
-    silent,
 )
 from simulations.workloads.base.workload import Augment
-from simulations.workloads.partition import SCHEMES, natural_parts, partition
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -262,111 +250,3 @@ class Base:
         if not self.local.shuffled:
             return count
         return epochs_begun(count, batches_of_epoch(num_examples, self.local.shuffled))
-
-
-def prepare(
-    settings: Settings,
-    *,
-    progress: Progress = silent,
-    declared: Sequence[int] | None = None,
-    own: Own | None = None,
-    loaded: LoadedWorkload | None = None,
-) -> Base:
-    """Load the data, fill the gaps of the settings, build the method. ``progress`` reports slow steps.
-
-    ``loaded``: the data, where another process has loaded them for these settings. In a deployment only the public part
-    of the workload is loaded: the server gives the N_k that its clients ``declared``, a client gives its ``own``
-    training rows.
-    Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
-    """
-    if settings.preset is not None:
-        settings = from_run_config(as_config(settings))
-    strategies.check_name(settings.method)
-    settings = with_digest(settings)
-    data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
-    options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
-    deployed = declared is not None or own is not None
-    if deployed:
-        refuse_deployed(settings)
-    if deployed and settings.trust == "server":
-        raise ValueError(
-            "trust=server is for simulation: no deployed client sends an update without noise; take trust=secure"
-        )
-    settings = replace(settings, public_rows=public_rows.locate(settings.public_rows))
-    workload = loaded or _load(settings, data_dir, options, progress, deployed=deployed)
-    if own is not None:
-        workload = replace(workload, train=own.read(workload))
-    filled = fill(replace(settings, data_dir=None if data_dir is None else str(data_dir)), workload)
-    check(filled, workload)
-    parts = _make_parts(filled, workload, own) if declared is None else []
-    mean_size = mean(declared) if declared is not None else len(workload.train) / (len(parts) if own is None else 1)
-    rate = filled.sample_rate if filled.batch_size is None else min(filled.batch_size / mean_size, 1.0)
-    assert rate is not None, "without a batch size there is a rate: see FALLBACK"
-    expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
-    method = build_method(filled)
-    check_unit(filled, method, uplink_codec(filled))
-    passes = rate
-    if client_unit(filled, method) is not None:  # what follows from sizes would tell which clients there are
-        assert filled.batch_size is not None, "check_unit wants one"
-        expected_batch, passes = float(filled.batch_size), 1 / filled.local_steps  # an epoch is a round
-    if filled.sampling == "shuffle":
-        assert filled.batch_size is not None, "check_sampling wants one"
-        expected_batch, passes = float(filled.batch_size), 1 / batches_of_epoch(math.ceil(mean_size), filled.batch_size)
-    schedule = Schedule(rounds=filled.rounds, local_steps=filled.local_steps, sample_rate=passes)
-    local = _local_training(filled, method, rate, expected_batch, deployed=own is not None)
-    check_codecs(filled, method)
-    return Base(
-        settings=resolved(filled, method, local),
-        workload=workload,
-        parts=parts,
-        method=method,
-        schedule=schedule,
-        local=local,
-        declared=None if declared is None else tuple(declared),
-    )
-
-
-def _load(
-    s: Settings, data_dir: Path | None, options: Options, progress: Progress, *, deployed: bool
-) -> LoadedWorkload:
-    """The run's data: the workload's own, its public part in a deployment, or public rows to train on."""
-    if s.public_rows is None:
-        return workloads.load(s.workload, data_dir=data_dir, options=options, progress=progress, public_only=deployed)
-    if deployed:
-        raise ValueError("public_rows replaces training rows, and clients hold data of their own: leave it out")
-    return public_rows.load(s.workload, s.public_rows, data_dir=data_dir, options=options, progress=progress)
-
-
-def _make_parts(s: Resolved, workload: LoadedWorkload, own: Own | None) -> Sequence[Tensor]:
-    """Each client's rows of the training split; for a client with data of its own, its part alone."""
-    if own is not None:
-        return OwnPart(own.client, len(workload.train))
-    if s.partition in SCHEMES:
-        return partition(
-            workload.train.labels, num_clients=s.clients, scheme=s.partition, seed=s.seed, alpha=s.alpha,
-            shards_per_client=s.shards_per_client,
-        )  # fmt: skip
-    parts = natural_parts(workload, s.partition)
-    if len(parts) != s.clients:
-        raise ValueError(
-            f"partition={s.partition} has {len(parts)} clients, and clients={s.clients}: leave clients out"
-        )
-    return parts
-
-
-def _local_training(
-    s: Resolved, method: Method, rate: float, expected_batch: float, *, deployed: bool
-) -> LocalTraining:
-    return LocalTraining(
-        steps=s.local_steps,
-        sample_rate=rate,
-        learning_rate=method.server.learning_rate if s.local_learning_rate is None else s.local_learning_rate,
-        momentum=s.local_momentum,
-        expected_batch=expected_batch,
-        microbatch_size=s.microbatch_size,
-        multiplicity=s.multiplicity,
-        precision=Precision(precision=s.precision, activation_storage=s.activation_storage),
-        proximal=s.proximal or 0.0,
-        shuffled=(s.batch_size or 0) if s.sampling == "shuffle" else 0,
-        one_shape=deployed,  # the weights are the server's, which a deployed client does not trust
-    )

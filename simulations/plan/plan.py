@@ -23,7 +23,8 @@ from fedlsg.gradients.independence import check_independent
 from fedlsg.state import ClientTerms
 from fedlsg.training import make_optimizer
 from simulations import workloads
-from simulations.plan.base import Base, prepare
+from simulations.plan.base import Base
+from simulations.plan.prepare import prepare
 from simulations.plan.public_parts import check_parts, check_personal
 from simulations.plan.source import check_source
 from simulations.plan.unit import adaptive_clip

@@ -21,7 +21,7 @@ from simulations.compare.cells.progress import GridDisplay
 from simulations.compare.cells.runner import Folder
 from simulations.compare.command import accepted, compare_command, published
 from simulations.compare.table import unfinished
-from simulations.plan.base import prepare
+from simulations.plan.prepare import prepare
 from simulations.plan.unit import refuse_client_level
 from simulations.report.terminal import print_line, print_note, print_table
 from simulations.report.words import epsilon_words

@@ -14,7 +14,7 @@ from fedlsg import user_code
 from simulations import workloads
 from simulations.compare.cells.runner import Folder
 from simulations.compare.table import unfinished
-from simulations.plan.base import prepare
+from simulations.plan.prepare import prepare
 from simulations.plan.unit import refuse_client_level
 from simulations.report.terminal import print_line, print_note, print_table
 from simulations.settings.published import resolve

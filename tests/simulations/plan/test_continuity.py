@@ -9,8 +9,8 @@ import pytest
 import torch
 from flwr.app import Context, Message
 
-import simulations.plan.base
 import simulations.plan.plan
+import simulations.plan.prepare
 from fedlsg.accounting.bounds import epsilon
 from simulations.client.app import app
 from simulations.engines import local
@@ -46,8 +46,8 @@ def test_resume_refuses_settings_that_the_ledgers_depend_on(changes, stopped):
 
 def test_resume_refuses_other_data(stopped, monkeypatch):
     """The settings are the same, and who holds which example is not."""
-    parts = simulations.plan.base.partition
-    monkeypatch.setattr(simulations.plan.base, "partition", lambda *a, **k: parts(*a, **k)[::-1])
+    parts = simulations.plan.prepare.partition
+    monkeypatch.setattr(simulations.plan.prepare, "partition", lambda *a, **k: parts(*a, **k)[::-1])
     with pytest.raises(ValueError, match="the data or its partition differ"):
         resume_local(stopped.path)
 
@@ -76,14 +76,14 @@ def other_pixel(split: Split) -> Split:
 @pytest.mark.parametrize(("which", "message"), [("train", "the data or its partition"), ("test", "the test data")])
 def test_resume_refuses_rows_that_hold_something_else(which, message, stopped, monkeypatch):
     """Who holds which row is the same: another data set under the same name, or a file that was changed."""
-    load = simulations.plan.base.workloads.load
+    load = simulations.plan.prepare.workloads.load
 
     def changed(*arguments: Any, **options: Any) -> LoadedWorkload:
         workload = load(*arguments, **options)
         return replace(workload, **{which: other_pixel(getattr(workload, which))})
 
     with monkeypatch.context() as patched:
-        patched.setattr(simulations.plan.base.workloads, "load", changed)
+        patched.setattr(simulations.plan.prepare.workloads, "load", changed)
         with pytest.raises(ValueError, match=f"{message} differ from those that this run began with"):
             resume_local(stopped.path)
     assert [len(stopped.entries(client)) for client in (0, 1)] == [1, 1]

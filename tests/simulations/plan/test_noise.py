@@ -9,8 +9,8 @@ import torch
 
 import strategies
 from fedlsg.state import mean_frame
-from simulations.plan.base import prepare
 from simulations.plan.noise import RHO_MEANING, rho_line, rho_of, sum_line
+from simulations.plan.prepare import prepare
 from simulations.settings.settings import from_mapping
 from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.runs import SMALL, plan_at, run_local

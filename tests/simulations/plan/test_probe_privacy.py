@@ -14,7 +14,8 @@ from fedlsg.privacy import Entry
 from fedlsg.state.server_state import ServerState, load_weights
 from simulations import workloads
 from simulations.client.account import SimulatedAccount
-from simulations.plan.base import Base, prepare
+from simulations.plan.base import Base
+from simulations.plan.prepare import prepare
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import from_mapping
 from simulations.workloads.base.workload import LoadedWorkload, Split

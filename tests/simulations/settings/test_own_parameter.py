@@ -8,7 +8,7 @@ import pytest
 
 import strategies
 from simulations.compare.command import make_grid
-from simulations.plan.base import prepare
+from simulations.plan.prepare import prepare
 from simulations.settings.published import from_run_config
 from simulations.settings.resolve import build_method
 from simulations.settings.settings import as_config, from_mapping

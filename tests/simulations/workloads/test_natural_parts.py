@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from simulations.plan.base import prepare
+from simulations.plan.prepare import prepare
 from simulations.settings.settings import from_mapping
 from simulations.workloads import give, load
 from simulations.workloads.base.workload import GIVEN, Options
