@@ -50,6 +50,7 @@ def test_every_attempt_that_may_have_drawn_noise_is_in_the_ledger(deadly):
     assert not (deadly.directory.ledgers / "journal.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_without_the_second_try_a_pile_would_be_lost(tmp_path, on_ray, monkeypatch):
     """Negative control: the tests above notice a grid that gives up after the first try."""
     answer = Workers.answer

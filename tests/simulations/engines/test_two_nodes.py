@@ -88,6 +88,7 @@ def test_data_are_found_on_the_node_or_sent_by_the_driver(cluster, tmp_path):
     assert [row.answered for row in run.rows] == ["0 1"]
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_loses_no_round(cluster, alone, tmp_path):
     """It ends in round 2, after a client trained and before it replied. The other node's worker trains its clients."""
     (cluster.second / FATAL).write_text("2")

@@ -251,6 +251,7 @@ def test_a_convolution_with_augmented_copies():
 # Text
 
 
+@pytest.mark.slow
 def test_texts_go_the_same_way(tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="text models need the text extra")
     from tests.simulations.support.made_texts import make_bert, write_pairs

@@ -190,6 +190,7 @@ def test_a_damaged_record_is_named(recorded, tmp_path):
 # The command
 
 
+@pytest.mark.slow
 def test_the_command_shows_and_writes_them(recorded, tmp_path, monkeypatch, capsys):
     given = ["--energy", "2,last", "--examples", "12", "--sparsities", "0", "--out", str(tmp_path / "out")]
     monkeypatch.setattr("sys.argv", ["fedlsg", "inspect", str(recorded.run), *given])

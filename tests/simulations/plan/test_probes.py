@@ -108,6 +108,7 @@ def test_a_mixer_in_the_frozen_embeddings_of_an_encoder_is_named(tmp_path):
         check_independent(model, cross_entropy, {"input_ids": ids, "attention_mask": mask}, torch.arange(PROBES) % 2)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.skipif(not (MIRROR / "cifar10").is_dir(), reason=f"no CIFAR-10 in {MIRROR}")
 @pytest.mark.parametrize("model", ["cnn", pytest.param("wrn-28-4", marks=pytest.mark.slow)])
