@@ -246,9 +246,9 @@ def send(
         if isinstance(box, Outbox) and keeps_payload(base):  # else the driver of the simulation stores it
             box.store(question, payload)
         return payload
-    assert not isinstance(box, Outbox)
     if base.method.mechanism.kind != "none":  # the plan refused it; checked again at the point of use
         raise ValueError(f"error feedback under mechanism {base.method.mechanism.kind!r} would leak: not sent")
+    assert not isinstance(box, Outbox)
     due = values.detach().cpu().double() + box.memory(announced.round, frame.kept)
     payload = pack_values(encode(due, frame), frame, base, announced, dither, box.last)
     received = decode(unpack(payload, expected_payload(frame, base, announced, dither)), frame)

@@ -65,13 +65,15 @@ def clip_rows(subject: Subject, own: Frame, rows: Int64[Tensor, " n"], sparsitie
 def masks_of(method: Method, sparsities: Sequence[float]) -> Iterator[tuple[float, str, Method]]:
     """The method under other masks: units from top, bottom and at random where it has carriers; else its own kind.
 
-    A method without a mask gets the uniform one. At p = 0 there is one mask, which keeps everything. Error feedback
-    is left out: masks do not work with it.
+    A method without a mask gets the uniform one. At p = 0 there is one mask, which keeps everything; embeddings take
+    no other. Error feedback is left out: masks do not work with it.
     """
     own, method = method.mask, replace(method, compression=Compression())
     for p in sparsities:
         if p == 0 and not method.prune.active:
             yield p, "all", replace(method, mask=Mask())
+        elif method.carrier.embeds:
+            continue
         elif method.carrier.splits or (method.carrier.kind == "lora" and method.carrier.train == "all"):
             for direction in ("top", "bottom"):
                 yield p, direction, replace(method, mask=Mask(kind="units", sparsity=p, direction=direction))

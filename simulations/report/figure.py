@@ -52,8 +52,10 @@ DENSE, QUALITY = 98, 60
 LOOKS: Mapping[str, Look] = {
     "lsg": (RED, "o"), "lsg-lora": ("#882255", "D"), "lsg-probe": ("#e0651f", "D"), "rgp": (BLUE, "o"),
     "rgp-random": (SKY, "s"), "rgp-probe": ("#4b5fd0", "D"), "probe": ("#008f80", "*"), "dp-kfc": ("#661100", "X"),
-    "lora": ("#b8609a", "s"), "ffa-lora": ("#aa4499", "v"), "bitfit": ("#8c8c2c", "P"), "rs": (ORANGE, "o"),
+    "lora": ("#b8609a", "s"), "ffa-lora": ("#aa4499", "v"), "fed-svd": ("#a2557f", "^"),
+    "fed-sb": ("#7a3f9d", "p"), "bitfit": ("#8c8c2c", "P"), "rs": (ORANGE, "o"),
     "sparse-dpsgd": (GREEN, "s"), "dp-ssgd": ("#349584", "D"), "dp-powersgd": ("#332288", "^"),
+    "gep": ("#1f6f8b", "h"), "dp-tl": ("#6b5b3e", "8"),
     "dpsgd": (BLACK, "o"), "linear-probe": ("#5a5a5a", "*"), "topk": ("#8c6d4f", "<"), "powersgd": ("#5a8dc8", "^"),
     "sgd": ("#949494", "X"),
 }  # fmt: skip

@@ -14,7 +14,7 @@ from fedlsg.frame import Coordinates, Frame, make_blocks
 from fedlsg.gradients import Batch, LossFunction, batch_size, check, per_example_gradients, trainable
 
 POWER_STEPS = 2
-"""Multiplications by G^T G. The source takes one."""
+"""Multiplications by G^T G."""
 AT_ONCE, LARGEST = 64, 2**29
 """Examples of a microbatch; largest N times parameters, whose gradients take 2 GiB in float32."""
 

@@ -41,6 +41,7 @@ LINES: Mapping[str, str] = MappingProxyType(
         "#882255": "#e07aad", "#b8609a": "#e5a3cb", "#349584": "#4fc4b0", "#332288": "#9a8cf0",
         "#5a5a5a": "#c4c4c4", "#949494": "#858585", "#8c8c2c": "#bdbd4f", "#aa4499": "#d67cc8", "#8c6d4f": "#c2a17f",
         "#5a8dc8": "#8db4e2", "#008f80": "#2fd0bd", "#e0651f": "#ffb184", "#4b5fd0": "#93a3ff", "#661100": "#d98c7a",
+        "#a2557f": "#d791b4", "#7a3f9d": "#bb8ede", "#1f6f8b": "#62b6d4", "#6b5b3e": "#b9a67e",
     }
 )  # fmt: skip
 """Colours of lines and marks by their light one: 3 to 1 against paper, light and dark."""

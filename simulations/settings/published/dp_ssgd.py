@@ -135,7 +135,6 @@ def _imagenet(epsilon: float, prune: float, drop: float, cell: tuple[float, floa
     own = (IMAGENET_RATES,) if prune or drop else ()
     return Published(
         name=name_of(settings, suffix=suffix),
-        aliases=(f"dp-ssgd-imagenet-eps{epsilon:g}",) if prune and drop else (),
         settings=settings,
         paper=PAPER,
         where="Table 3",

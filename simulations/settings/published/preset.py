@@ -26,7 +26,7 @@ EXAMPLES: Mapping[str, int] = MappingProxyType(
 )
 """Training examples N of each workload, as the Hugging Face data sets hold them."""
 
-UNSAID_MODELS = frozenset({"wrn-28-4", "roberta-base"})
+UNSAID_MODELS = frozenset({"wrn-28-4", "roberta-base", "resnet-50"})
 """Models that a preset's name leaves out: most rows have one of them."""
 
 GROUP_RATES = ("norms_learning_rate", "classifier_learning_rate")

@@ -81,7 +81,7 @@ def row(preset: Published, numbers: dict[str, int]) -> tuple[str, ...]:
         str(s["method"]),
         number(s.get("epsilon"), none="inf"),
         number(s.get("delta")),
-        f"{preset.batch:,}",
+        str(preset.batch),
         f"{round(preset.epochs, 1):g}",
         number(s.get("clip_norm")),
         number(s.get("rank")),

@@ -128,7 +128,10 @@ def test_preset_and_none_leave_a_setting_to_the_workload(name):
         ({"epsilon": False}, r"expected a number \(float\) for epsilon, got False"),
         ({"reproducible": "maybe"}, "expected true or false for reproducible, got 'maybe'"),
         ({"mechanism": "laplace"}, r"expected mechanism in \('dp', .*\), got 'laplace'"),
-        ({"sampling": "shuffled"}, r"expected sampling in \('poisson',\), got 'shuffled'"),
+        (
+            {"sampling": "shuffled"},
+            r"expected sampling in \('poisson', 'shuffle'\), got 'shuffled'; did you mean 'shuffle'\?",
+        ),
         ({"engine": "spark"}, r"expected engine in \('ray', 'local', 'flower'\), got 'spark'"),
         ({"downlink": "spares"}, r"expected downlink in \('full', 'sparse'\), got 'spares'; did you mean 'sparse'\?"),
         ({"trust": []}, r"expected trust in .*, got \[\]"),

@@ -169,7 +169,7 @@ def test_rows_that_the_model_does_not_take_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"inputs|takes"):
         probe_source(own, f"data:{tmp_path / 'x.csv'}")
     with pytest.raises(ValueError, match="no such file or folder, and no data set of this name"):
-        probe_source(own, "data:imagenet")
+        probe_source(own, "data:imagenette")
     with pytest.raises(ValueError, match="source=data:/no/where: there is no such file"):
         probe_source(own, "data:/no/where")
     with pytest.raises(ValueError, match="expected source as data:NAME or data:PATH, got 'data:'"):

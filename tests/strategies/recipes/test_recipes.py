@@ -100,7 +100,11 @@ def test_what_each_recipe_can_be_told():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("lgs", {}, "unknown method 'lgs'; known: bitfit, dp-kfc, dp-powersgd, dp-ssgd, dpsgd, .*did you mean 'lsg'"),
+        (
+            "lgs",
+            {},
+            "unknown method 'lgs'; known: bitfit, dp-kfc, dp-powersgd, dp-ssgd, dp-tl, dpsgd, .*did you mean 'lsg'",
+        ),
         ("strategy", {}, "unknown method 'strategy'"),
         ("nodes", {}, "unknown method 'nodes'"),
         ("rgp_random", {}, "did you mean 'rgp-random'"),
