@@ -1,0 +1,1 @@
+"""A server that chooses the weights that clients train on: crafted weights, and how their update is read."""
