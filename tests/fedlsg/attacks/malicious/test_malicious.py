@@ -129,7 +129,7 @@ def test_the_audit_at_crafted_weights_reaches_the_claim_and_sees_halved_noise():
     """300 canaries: too few for a proof, enough for the estimate. Negative controls: random weights, halved noise."""
     arms = {"crafted": (True, None), "halved": (True, "halved-noise"), "random": (False, None)}
     found = {
-        arm: verdict("lsg, r 8, p .3", crafted=crafted, plant=plant, epsilon=8.0, seeds=3)
+        arm: verdict("lsg, r 8, p .3", crafted=crafted, plant=plant, epsilon=8.0, seeds=3)[0]
         for arm, (crafted, plant) in arms.items()
     }
     assert not found["crafted"].falsified
