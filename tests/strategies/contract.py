@@ -271,11 +271,11 @@ def sensitivity_defects(s: Subject, data_sets: range = range(3)) -> list[str]:
 def noise_defects(s: Subject, least: int = LEAST_DRAWS) -> list[str]:
     """What is wrong with the noise of an empty batch, by its variance in every block and over all of them together.
 
-    ``least`` draws a block at least, from a fiftieth as many steps or more.
+    ``least`` draws a block, from a fiftieth to an eighth as many steps: blocks of under 8 values have fewer draws.
     """
     none = data_set(0, s.multiplicity)
     smallest = min(block.kept for block in s.derived.blocks if block.kept)
-    draws = max(least // 50, math.ceil(least / smallest)) if s.mechanism.adds_noise else 1
+    draws = min(max(least // 50, math.ceil(least / smallest)), least // 8) if s.mechanism.adds_noise else 1
     local = replace(EMPTY, multiplicity=s.multiplicity)
     values = torch.stack([s.step(none, noise=reproducible_stream(i), local=local) for i in range(draws)])
     if not s.mechanism.adds_noise:
