@@ -45,12 +45,13 @@ def presets_command(words: str, json: bool, markdown: bool, console: Console) ->
 
 
 def overview(listed: Sequence[Published], width: int) -> Group:
-    """The table, a line on how to read it, and the notes. The notes of a long list are only counted."""
+    """The table, a line on how to read it, and the notes, if the list is short."""
     wide = width >= WIDE
+    shown = {title for title, style in COLUMNS if (wide or "wide" not in style) and (title != "notes" or short(listed))}
     numbers = numbered(listed)
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0) if wide else (0, 1))
     for title, style in COLUMNS:
-        if wide or "wide" not in style:
+        if title in shown:
             table.add_column(title, justify="right" if "right" in style else "left", no_wrap=True)
     for preset in listed:
         cells = dict(zip((title for title, _ in COLUMNS), row(preset, numbers), strict=True))
@@ -59,13 +60,16 @@ def overview(listed: Sequence[Published], width: int) -> Group:
             cells["%"] = cells["%"].split(" ")[0]
         cells["%"] = cells["%"].replace(" ", "")
         cells["source"] = cells["source"].replace("Figure", "Fig.").replace("Table", "Tab.")
-        if len(listed) > FEW:
-            cells["notes"] = str(len(preset.notes))
-        table.add_row(*(Text(cells[title]) for title, style in COLUMNS if wide or "wide" not in style))
+        table.add_row(*(Text(cells[title]) for title, _ in COLUMNS if title in shown))
     lines: list[Table | Text] = [table, Text(f"{len(listed)} presets; % is the paper's accuracy. {HOW}")]
-    if len(listed) <= FEW:
-        lines += [Text(f"{number:>2}  {note}") for note, number in numbers.items()] if wide else []
+    if "notes" in shown:
+        lines += [Text(f"{number:>2}  {note}") for note, number in numbers.items()]
     return Group(*lines)
+
+
+def short(listed: Sequence[Published]) -> bool:
+    """Whether a list shows the texts of its notes."""
+    return len(listed) <= FEW
 
 
 HOW = "fedlsg presets NAME shows a preset in full, fedlsg run --preset NAME runs it."
@@ -151,8 +155,8 @@ Made by `fedlsg presets --markdown`; do not edit. A preset is one row of a paper
 
 Each preset is the paper's own setting: one client that holds all data. The accuracies (%) are the papers' numbers, not
 measured with fedlsg. A preset costs as much computing as the paper's run; most need a GPU. Names are
-`method-workload[-model]-eps[-r][-p]`, without the models WRN-28-4 and RoBERTa-base. Column C is the clip norm, r the
-rank, p the share of frozen weights or units (for DP-SSGD: pre-pruned share + dropped share).""".splitlines()
+`method-workload[-model]-eps[-r][-p]`, without the models WRN-28-4, RoBERTa-base and ResNet-50. Column C is the clip
+norm, r the rank, p the share of frozen weights or units (for DP-SSGD: pre-pruned share + dropped share).""".splitlines()
 
 
 def as_markdown(listed: Sequence[Published]) -> str:
