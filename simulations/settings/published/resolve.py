@@ -48,8 +48,8 @@ def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset
     """Settings of a preset that a given one replaces or leaves without meaning.
 
     Another method drops what only the preset's method takes; a noise multiplier, or no noise, drops the epsilon; a
-    batch size the rate, and a rate the batch size; an optimizer other than SGD the momentum; a constant learning rate
-    its final value.
+    batch size the rate, and a rate the batch size; an optimizer other than SGD the momentum, and another optimizer the
+    options; a constant learning rate its final value.
     """
     gone: set[str] = set()
     method = str(given.get("method", preset["method"]))
@@ -67,6 +67,8 @@ def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset
         gone |= {"batch_size", "sampling"}
     if str(given.get("optimizer", "sgd")).lower() != "sgd":
         gone.add("momentum")
+    if "optimizer" in given and given["optimizer"] != preset.get("optimizer"):
+        gone.add("optimizer_options")
     if given.get("schedule") == "constant":
         gone.add("final_learning_rate")
     return frozenset(gone)

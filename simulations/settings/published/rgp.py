@@ -1,6 +1,7 @@
 """Yu et al. 2021, "Large Scale Private Learning via Low-rank Reparametrization" (RGP): sections 5.1 and 5.2."""
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 
 from simulations.settings.published.preset import POISSON, QNLI, QNLI_DELTA, SIGMA, Published, Value, central, name_of
 
@@ -68,6 +69,7 @@ DELTAS = {
     "glue-qnli": QNLI_DELTA,
     "glue-sst2": 1e-5,
 }
+FIGURE_4_METHODS = ("rgp", "dpsgd", "rgp-random")
 LOW_RANK = ("rgp", "rgp-random", "dp-powersgd")
 
 
@@ -88,9 +90,8 @@ def presets() -> Iterator[Published]:
         private = row not in ("sgd", "linear-probe", "rgp-nonprivate")
         for task, printed in zip(TASKS, accuracies, strict=True):
             yield _bert(method, task, 8 if private else None, "Table 4", printed)
-    for task in TASKS:
-        for epsilon in (1, 2, 4, 6):
-            yield _bert("rgp", task, epsilon, "Figure 4", None, (FIGURE_4,))
+    for method, task, epsilon in product(FIGURE_4_METHODS, TASKS, (1, 2, 4, 6)):
+        yield _bert(method, task, epsilon, "Figure 4", None, (FIGURE_4,))
 
 
 def _vision(
