@@ -156,7 +156,8 @@ Made by `fedlsg presets --markdown`; do not edit. A preset is one row of a paper
 Each preset is the paper's own setting: one client that holds all data. The accuracies (%) are the papers' numbers, not
 measured with fedlsg. A preset costs as much computing as the paper's run; most need a GPU. Names are
 `method-workload[-model]-eps[-r][-p]`, without the models WRN-28-4, RoBERTa-base and ResNet-50. Column C is the clip
-norm, r the rank, p the share of frozen weights or units (for DP-SSGD: pre-pruned share + dropped share).""".splitlines()
+norm, r the rank, p the share of frozen weights or units (for DP-SSGD: pre-pruned share +
+dropped share).""".splitlines()
 
 
 def as_markdown(listed: Sequence[Published]) -> str:
