@@ -11,6 +11,8 @@ from simulations.settings.published.catalogue import find
 from simulations.settings.published.preset import GROUP_RATES
 from simulations.settings.settings import KNOWN, PRESET, RUN, Settings, from_mapping, from_values, parse
 
+HEADS = ("linear", "mlp", "cnn")
+"""Models of ``simulations.models.heads``, which torch need not be imported for."""
 FREE_FORM = "settings"
 """The key of Flower's run config that carries settings which pyproject.toml does not list."""
 
@@ -49,7 +51,7 @@ def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset
 
     Another method drops what only the preset's method takes; a noise multiplier, or no noise, drops the epsilon; a
     batch size the rate, and a rate the batch size; an optimizer other than SGD the momentum, and another optimizer the
-    options; a constant learning rate its final value.
+    options; a model that is no head the features; a constant learning rate its final value.
     """
     gone: set[str] = set()
     method = str(given.get("method", preset["method"]))
@@ -69,6 +71,8 @@ def void(preset: Mapping[str, object], given: Mapping[str, object]) -> frozenset
         gone.add("momentum")
     if "optimizer" in given and given["optimizer"] != preset.get("optimizer"):
         gone.add("optimizer_options")
+    if given.get("model", "cnn") not in HEADS:
+        gone |= {"features", "feature_norm"}
     if given.get("schedule") == "constant":
         gone.add("final_learning_rate")
     return frozenset(gone)

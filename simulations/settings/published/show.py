@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simulations.settings.published.catalogue import by_name, find, matching
-from simulations.settings.published.preset import Published
+from simulations.settings.published.preset import Published, model_of
 
 WIDE = 140
 """Terminal width from which the table has every column. A narrower one leaves out columns that the name contains."""
@@ -81,7 +81,7 @@ def row(preset: Published, numbers: dict[str, int]) -> tuple[str, ...]:
     return (
         preset.name,
         f"{preset.paper.split(' (')[0]}, {preset.where}",
-        str(s["model"]),
+        model_of(s),
         str(s["method"]),
         number(s.get("epsilon"), none="inf"),
         number(s.get("delta")),

@@ -15,6 +15,7 @@ from fedlsg.accounting.bounds import epsilon as epsilon_of
 from fedlsg.accounting.events import check_delta
 from simulations import workloads
 from simulations.models import vision
+from simulations.models.heads import heads
 from simulations.plan import plan
 from simulations.settings.published import Published, find, from_run_config, matching, presets, resolve
 from simulations.settings.published.catalogue import by_name, by_size, index
@@ -95,6 +96,16 @@ def test_shuffled_rows_need_more_noise_than_the_paper_has(method, epsilon):
     assert epsilon_of(sample_rate=1.0, steps=int(preset.epochs), **one).upper <= proved
 
 
+def test_h_cnn_reads_cached_features():
+    preset = find("rs-cifar10-h-cnn-eps3")
+    wanted = {"features": "scattering", "feature_norm": "group", "model": "cnn"}
+    assert preset.settings.items() >= wanted.items()
+    assert values_of(settings_of(preset.name)).items() >= wanted.items()
+    assert values_of(settings_of(preset.name, model="mlp"))["features"] == "scattering"
+    assert "features" not in values_of(settings_of(preset.name, model="dp-cnn"))  # it reads images
+    assert [p.name for p in ALL if p.settings["model"] == "h-cnn"] == []
+
+
 def test_figure_4_of_rgp_has_all_three_methods():
     """BERT at epsilon 1, 2, 4 and 6 on four tasks; settings as at epsilon 8 but for the epochs."""
     listed = matching("RGP (Yu et al. 2021), Figure 4")
@@ -142,6 +153,9 @@ def test_a_delta_of_one_over_n_is_refused():
 def exists(preset: Published) -> bool:
     """Whether the model of a preset is one that images of its workload have."""
     shape = {"fashion-mnist": (1, 28, 10), "cifar100": (3, 32, 100)}.get(str(preset.settings["workload"]), (3, 32, 10))
+    if preset.settings.get("features") == "scattering":
+        channels, side, classes = shape
+        return preset.settings["model"] in heads((81 * channels, side // 4, side // 4), classes)
     return preset.settings["model"] in vision(*shape)
 
 
