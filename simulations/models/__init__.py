@@ -24,15 +24,18 @@ WIDE: Mapping[str, tuple[int, int, Form]] = MappingProxyType(
     {
         "wrn-16-4": (16, 4, "standard"),
         "wrn-16-4-ws": (16, 4, "standardized"),
+        "wrn-16-4-gain": (16, 4, "gain"),
         "wrn-28-4": (28, 4, "rgp"),
         "wrn-28-4-standard": (28, 4, "standard"),
         "wrn-28-10": (28, 10, "standard"),
         "wrn-28-10-ws": (28, 10, "standardized"),
+        "wrn-28-10-gain": (28, 10, "gain"),
         "wrn-40-4-ws": (40, 4, "standardized"),
+        "wrn-40-4-gain": (40, 4, "gain"),
     }
 )
 """Depth, width and form of the wide ResNets: LSG and RGP train wrn-28-4, De et al. 2022 and DP-SSGD the ones
-that end on -ws."""
+that end on -ws. Those that end on -gain take De et al.'s own weights (``fedlsg convert``)."""
 
 SMALLEST, WIDEST, IMAGENET = 16, 64, 64
 """Sides in pixels: only the models ``cnn...`` fit below SMALLEST, CIFAR networks up to WIDEST; resnet-34 and

@@ -1,4 +1,4 @@
-"""Wide residual networks with GroupNorm, WRN-d-k (Zagoruyko and Komodakis 2016), in three forms.
+"""Wide residual networks with GroupNorm, WRN-d-k (Zagoruyko and Komodakis 2016), in four forms.
 
 d = 6 n + 4 layers: a 3x3 stem, three groups of n blocks with 16 k, 32 k and 64 k channels, the last two at half the
 side, mean pooling, a linear classifier. A block is norm, activation, 3x3 convolution, twice, plus its input.
@@ -10,6 +10,8 @@ The forms differ where the papers leave a choice:
                   activated input: 28 convolutions in WRN-28-4
     standardized  De et al. 2022, the base of DP-SSGD: standard, with weight-standardised convolutions that have a
                   bias, activation before the norm, 16 groups, and a norm of its own in front of a 1x1 shortcut
+    gain          De et al. 2022 to the letter, for weights that they trained: standardized, with a gain of each filter,
+                  and 3x3 convolutions by stride 2 that pad an even side at its end alone ("SAME" in JAX)
 Every operation is out of place.
 """
 
@@ -17,20 +19,23 @@ import math
 from collections import OrderedDict
 from typing import Literal, get_args
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.gradients import StandardizedConv2d
 
-Form = Literal["rgp", "standard", "standardized"]
+Form = Literal["rgp", "standard", "standardized", "gain"]
+DE_ET_AL = ("standardized", "gain")
 STEM = 16
 
 
 def wide_resnet(depth: int, width: int, *, channels: int, num_classes: int, form: Form = "rgp") -> nn.Module:
     """WRN-depth-width for images (B, channels, s, s) of any side from 4.
 
-    Differs from De et al. in ``standardized``: without the gain of each filter (2,256 parameters of WRN-16-4).
+    Differs from De et al. in ``standardized``, not in ``gain``: without the gain of each filter (2,256 parameters of
+    WRN-16-4), and convolutions by stride 2 pad both ends of a side.
     Raises ValueError for a depth other than 6 n + 4, a width below 1, or an unknown form.
     """
     if depth < 10 or (depth - 4) % 6:
@@ -75,6 +80,30 @@ class Block(nn.Module):
         return x + z
 
 
+class GainedConv2d(nn.Module):
+    """gain * standardized convolution + bias, for each filter (Brock et al. 2021; De et al. 2022).
+
+    y_i = gain_i (K_i * x) + bias_i with K as in ``StandardizedConv2d``: a product after the convolution, so that the
+    gradients of each example need no formula of their own. A 3x3 kernel by stride 2 reads the pixels that "SAME" of
+    JAX gives it: of an even side 0, 1, 2 first, not -1, 0, 1.
+    """
+
+    def __init__(self, before: int, after: int, kernel: int, stride: int) -> None:
+        super().__init__()
+        self.pads = kernel == 3 and stride == 2
+        padding = 0 if self.pads else kernel // 2
+        self.conv = StandardizedConv2d(before, after, kernel, stride=stride, padding=padding, bias=False)
+        self.gain = nn.Parameter(torch.ones(after))
+        self.bias = nn.Parameter(torch.zeros(after))
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
+        if self.pads:
+            height, width = x.shape[2:]
+            x = F.pad(x, (width % 2, 1, height % 2, 1))
+        y: Tensor = self.conv(x) * self.gain.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
+        return y
+
+
 class PaddedShortcut(nn.Module):
     """Every second pixel, normalised, followed by as many zero channels."""
 
@@ -88,21 +117,25 @@ class PaddedShortcut(nn.Module):
 
 
 def _norm(channels: int, form: Form) -> nn.GroupNorm:
-    groups = math.gcd(16 if form == "standardized" else 32, channels)
+    groups = math.gcd(16 if form in DE_ET_AL else 32, channels)
     return nn.GroupNorm(groups, channels, affine=form != "rgp")
 
 
 def _activate(channels: int, form: Form) -> nn.Sequential:
-    """Norm, then ReLU; the other way round in ``standardized``."""
+    """Norm, then ReLU; the other way round in the forms of De et al."""
     layers = [_norm(channels, form), nn.ReLU()]
-    return nn.Sequential(*(reversed(layers) if form == "standardized" else layers))
+    return nn.Sequential(*(reversed(layers) if form in DE_ET_AL else layers))
 
 
-def _conv(before: int, after: int, kernel: int, stride: int, form: Form) -> nn.Conv2d:
+def _conv(before: int, after: int, kernel: int, stride: int, form: Form) -> nn.Module:
     """A convolution with the initial weights of its form: He's normal by fan-out, or 1 / fan-in for a standardised one.
 
     n weights of variance 1 / n are about their own standardised values.
     """
+    if form == "gain":
+        gained = GainedConv2d(before, after, kernel, stride)
+        nn.init.normal_(gained.conv.weight, std=(before * kernel * kernel) ** -0.5)
+        return gained
     if form == "standardized":
         conv: nn.Conv2d = StandardizedConv2d(before, after, kernel, stride=stride, padding=kernel // 2)
         nn.init.normal_(conv.weight, std=(before * kernel * kernel) ** -0.5)

@@ -27,7 +27,10 @@ IMAGENET = (
 IMAGENET_DELTA = "delta is 7.8e-7. Their 8e-7 is above 1/N = 7.81e-7, and such a delta gives no protection."
 RESNET = "ResNet-50 with group norm. De et al. train one without norms (NF-ResNet-50); the paper says ResNet-50."
 IMAGENET_RATES = "The paper gives rates for CIFAR-10 alone (Appendix F). These are the rates of its best cell there."
-PRETRAINED = "Needs weights pre-trained on ImageNet at 32 x 32: -c pretrained=FILE."
+PRETRAINED = (
+    "Needs weights pre-trained on ImageNet at 32 x 32: -c pretrained=FOLDER. fedlsg convert makes it of the checkpoint "
+    "WRN_28_10_IMAGENET32 of De et al."
+)
 RATES = "In Appendix F pre-pruning 0.3 and dropping 0.5 at random give this number (57.45 ± 0.09)."
 RATES_ELSEWHERE = "The paper gives rates only for epsilon 1 (Appendix F). These are the rates of its best cell."
 PRUNE_RATE = "The rate is the best one of Appendix F at epsilon 1. There it gives 57.06 ± 0.49, not 57.36."
@@ -149,7 +152,7 @@ def _pretrained(
 ) -> Published:
     method, choices, suffix = _tools(prune, drop)
     settings = central(
-        workload, method, batch=16384, rounds=250, epsilon=1, delta=1e-5, model="wrn-28-10-ws", optimizer="sgd",
+        workload, method, batch=16384, rounds=250, epsilon=1, delta=1e-5, model="wrn-28-10-gain", optimizer="sgd",
         momentum=0.0, learning_rate=1.0, clip_norm=1.0,
         more=choices | {"augment": "flip-crop", "multiplicity": 16, "ema": 0.9},
     )  # fmt: skip

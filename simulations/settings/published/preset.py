@@ -130,7 +130,7 @@ def name_of(settings: Mapping[str, Value], *, suffix: str = "") -> str:
     """``method-workload[-model]-eps3.3[-r4][-p0.5]``; the model only where it is not in ``UNSAID_MODELS``."""
     parts = [str(settings["method"]), str(settings["workload"]).removeprefix("glue-")]
     if settings["model"] not in UNSAID_MODELS:
-        parts.append(model_of(settings).removesuffix("-base").removesuffix("-ws"))
+        parts.append(model_of(settings).removesuffix("-base").removesuffix("-ws").removesuffix("-gain"))
     parts.append(f"eps{settings['epsilon']:g}" if "epsilon" in settings else "nonprivate")
     parts += [f"{mark}{settings[key]:g}" for mark, key in (("r", "rank"), ("p", "sparsity")) if key in settings]
     return "-".join(parts) + suffix

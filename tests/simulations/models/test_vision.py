@@ -7,18 +7,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedlsg.carriers.carrier import Carrier, carried_parameters
-from fedlsg.gradients.formulas.standardized import StandardizedConv2d
+from fedlsg.gradients.formulas.standardized import StandardizedConv2d, standardize
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import check_supported
 from simulations.models import vision
 from simulations.models.resnet import resnet34, resnet50
 from simulations.models.small import small_cnn
-from simulations.models.wide_resnet import wide_resnet
+from simulations.models.wide_resnet import GainedConv2d, wide_resnet
 from simulations.workloads.base.workload import LoadedWorkload, Split, build_model
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive
 
 CIFAR, FASHION = (3, 32, 10), (1, 28, 10)
-FORMS = ("rgp", "standard", "standardized")
+FORMS = ("rgp", "standard", "standardized", "gain")
 
 
 def empty(shape: tuple[int, int, int], name: str) -> nn.Module:
@@ -66,6 +66,29 @@ def test_the_standardised_wrn_16_4_is_that_of_de_et_al_but_for_the_gains():
     assert {m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)} == {16}
 
 
+def test_wrn_16_4_with_gains_is_that_of_de_et_al():
+    assert count(empty(CIFAR, "wrn-16-4-gain")) == 2_753_818  # what jax_privacy reports
+
+
+def test_a_gain_is_a_product_after_the_convolution_and_padding_is_that_of_same():
+    """Against a kernel times the gain, on the pixels that a kernel by stride 2 reads in JAX: 0, 1, 2 first."""
+    torch.manual_seed(0)
+    layer = GainedConv2d(2, 3, 3, 2).double()
+    nn.init.normal_(layer.gain)
+    nn.init.normal_(layer.bias)
+    kernel = standardize(layer.conv.weight.flatten(1)).kernel.unflatten(1, (2, 3, 3)) * layer.gain.view(-1, 1, 1, 1)
+    for height, width in ((8, 6), (7, 8), (9, 5)):
+        x = torch.randn(2, 2, height, width, dtype=torch.float64)
+        before, after = (height % 2, width % 2), (1, 1)
+        padded = nn.functional.pad(x, (before[1], after[1], before[0], after[0]))
+        wanted = nn.functional.conv2d(padded, kernel, layer.bias, stride=2)
+        torch.testing.assert_close(layer(x), wanted)
+        if height % 2 == 0:  # negative control: torch's padding on both ends
+            both = nn.functional.conv2d(x, kernel, layer.bias, stride=2, padding=1)
+            assert both.shape == wanted.shape
+            assert not torch.allclose(both, wanted)
+
+
 def test_the_resnets_have_their_published_sizes_on_imagenet():
     with torch.device("meta"):
         assert count(resnet34(channels=3, num_classes=1000)) == 21_797_672
@@ -88,7 +111,8 @@ def test_every_model_fits_its_shape_and_can_be_made_private(shape):
 
 
 def test_what_fits_a_shape():
-    wide = ["wrn-16-4", "wrn-16-4-ws", "wrn-28-4", "wrn-28-4-standard", "wrn-28-10", "wrn-28-10-ws", "wrn-40-4-ws"]
+    wide = ["wrn-16-4", "wrn-16-4-ws", "wrn-16-4-gain", "wrn-28-4", "wrn-28-4-standard", "wrn-28-10", "wrn-28-10-ws"]
+    wide += ["wrn-28-10-gain", "wrn-40-4-ws", "wrn-40-4-gain"]
     small = ["cnn", "cnn-wide", "cnn-wide-ws"]
     assert list(vision(*CIFAR)) == [*small, "dp-cnn", "h-cnn", *wide, "resnet-8", "resnet-20", "resnet-34", "resnet-50"]
     assert list(vision(*FASHION)) == list(vision(*CIFAR))
@@ -137,6 +161,7 @@ def test_the_cifar10_default_is_the_model_of_the_first_release():
         ("wrn-28-4-standard", 8, 28, ["classifier.weight"]),
         ("wrn-28-4-standard", 16, 26, ["stem.weight", "group1.0.shortcut.weight", "classifier.weight"]),
         ("wrn-16-4-ws", 16, 14, ["stem.weight", "group1.0.shortcut.1.weight", "classifier.weight"]),
+        ("wrn-16-4-gain", 16, 14, ["stem.conv.weight", "group1.0.shortcut.1.conv.weight", "classifier.weight"]),
         ("resnet-34", 8, 36, ["classifier.weight"]),
         ("resnet-34", 16, 35, ["stem.0.weight", "classifier.weight"]),
         ("dp-cnn", 8, 7, ["classifier.weight"]),
@@ -170,6 +195,9 @@ def test_wrn_28_4_sends_a_twentieth_at_rank_8():
 def test_per_example_gradients_of_a_small_wide_resnet_equal_autograd(form, carry):
     torch.manual_seed(0)
     model = wide_resnet(10, 2, channels=2, num_classes=3, form=form).double()
+    for name, parameter in model.named_parameters():
+        if name.endswith("gain"):  # which start as ones
+            nn.init.uniform_(parameter, -1, 2)
     x, targets = torch.randn(2, 2, 8, 8).double(), torch.tensor([0, 2])
     frame = make_frame(model, rank=2, sparsity=0.3 if carry else 0.0, carry=carry)
     got = per_example_gradients(model, cross_entropy, x, targets, frame)
