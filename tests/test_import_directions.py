@@ -24,7 +24,8 @@ LAYERS = (
     "simulations.grids", "simulations.client", "simulations.report", "simulations.server", "simulations.engines",
     "simulations.run", "simulations.compare", "simulations.tune", "simulations.study", "simulations.inspection",
     "simulations.attack",
-    "simulations.audit", "simulations.exports", "simulations.pretrain", "simulations.api", "simulations.flower",
+    "simulations.audit", "simulations.exports", "simulations.pretrain", "simulations.convert",
+    "simulations.api", "simulations.flower",
     "simulations.cli", "simulations.__main__",
 )  # fmt: skip
 FACE = ("fedlsg", "fedlsg.flower")

@@ -13,7 +13,7 @@ CHAPTERS = {
         "concepts/trust", "glossary",
     ],
     "How to": [
-        "own", "own-method", "own-loop", "flower-app", "callbacks", "choosing", "tuning", "comparing", "features",
+        "own", "own-method", "own-loop", "flower-app", "callbacks", "choosing", "tuning", "comparing", "features", "pretrained",
         "federations", "attacks", "client-level", "secure-aggregation", "personal", "deployment", "scaling", "gpu",
         "outputs",
     ],

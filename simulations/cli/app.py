@@ -22,7 +22,7 @@ from simulations.cli.examine import attack, audit, inspect
 from simulations.cli.exports import export, payload
 from simulations.cli.first_steps import print_first_steps
 from simulations.cli.options import Choice, RayAddress, console, option, setting, starting
-from simulations.cli.pretrain import pretrain
+from simulations.cli.pretrain import convert, pretrain
 from simulations.cli.tune import tune
 from simulations.engines.signals import sigterm_raises
 from simulations.settings.settings import RUN, merge
@@ -207,6 +207,7 @@ app.command(short_help="Try to prove a claimed epsilon wrong.")(audit)
 app.command(short_help="What recorded updates, or a released model, give away.")(attack)
 app.command(short_help="The trained model as a folder for torch or transformers.")(export)
 app.command(short_help="Weights from synthetic images alone, to start runs from.")(pretrain)
+app.command(short_help="Weights that others trained, as a folder to start runs from.")(convert)
 app.command(short_help="One recorded payload as arrays of numpy.")(payload)
 app.command(short_help="The documentation: its pages, or one of them.")(docs)
 

@@ -123,7 +123,7 @@ def load_pretrained(
     fresh = () if fits else tuple(name for name in own if name in head)
     _check_same_inputs(own, weights, f"{path}.weight", source)
     wanted = {name: own[name] for name in own if name not in fresh}
-    _check(wanted, {name: t for name, t in weights.items() if fits or name not in given_head}, source)
+    check_fit(wanted, {name: t for name, t in weights.items() if fits or name not in given_head}, source)
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(weights[name])
@@ -142,7 +142,7 @@ def _check_same_inputs(own: Mapping[str, Tensor], given: Mapping[str, Tensor], n
         )
 
 
-def _check(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str) -> None:
+def check_fit(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str) -> None:
     """Raise ValueError unless the names and shapes agree and all values are finite."""
     problems = {
         "missing": [name for name in wanted if name not in given],

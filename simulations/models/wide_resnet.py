@@ -49,7 +49,7 @@ def wide_resnet(depth: int, width: int, *, channels: int, num_classes: int, form
     before = stem
     for group, stride in enumerate((1, 2, 2)):
         after = STEM * width * 2**group
-        blocks = [Block(before, after, stride, form)]
+        blocks = [Block(before, after, stride, form, first=True)]
         blocks += [Block(after, after, 1, form) for _ in range((depth - 4) // 6 - 1)]
         layers[f"group{group + 1}"] = nn.Sequential(*blocks)
         before = after
@@ -63,13 +63,14 @@ def wide_resnet(depth: int, width: int, *, channels: int, num_classes: int, form
 class Block(nn.Module):
     """x + conv(activate(conv(activate(x)))), with a shortcut in place of x where the shape changes."""
 
-    def __init__(self, before: int, after: int, stride: int, form: Form) -> None:
+    def __init__(self, before: int, after: int, stride: int, form: Form, *, first: bool = False) -> None:
         super().__init__()
         self.activate1 = _activate(before, form)
         self.conv1 = _conv(before, after, 3, stride, form)
         self.activate2 = _activate(after, form)
         self.conv2 = _conv(after, after, 3, 1, form)
-        self.shortcut = None if before == after and stride == 1 else _shortcut(before, after, stride, form)
+        changes = before != after or stride > 1 or (first and form == "gain")  # theirs has one in WRN-d-1, too
+        self.shortcut = _shortcut(before, after, stride, form) if changes else None
         self.shares_activation = form == "standard"
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:

@@ -221,7 +221,7 @@ def test_any_depth_of_6_n_plus_4(blocks, width, form):
     with torch.device("meta"):
         model = wide_resnet(6 * blocks + 4, width, channels=3, num_classes=10, form=form)
         assert model(torch.zeros(1, 3, 16, 16)).shape == (1, 10)
-    shortcuts = 0 if form == "rgp" else 3 - (width == 1)
+    shortcuts = 0 if form == "rgp" else 3 - (width == 1 and form != "gain")
     assert convolutions(model) == 1 + 6 * blocks + shortcuts
 
 
