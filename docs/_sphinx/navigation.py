@@ -13,9 +13,9 @@ CHAPTERS = {
         "concepts/trust", "glossary",
     ],
     "How to": [
-        "own", "own-method", "own-loop", "flower-app", "callbacks", "choosing", "tuning", "comparing", "features", "pretrained",
-        "federations", "attacks", "client-level", "secure-aggregation", "personal", "deployment", "scaling", "gpu",
-        "outputs",
+        "own", "own-method", "own-loop", "flower-app", "callbacks", "choosing", "tuning", "comparing", "features",
+        "pretrained", "federations", "attacks", "client-level", "secure-aggregation", "personal", "deployment", "scaling",
+        "gpu", "outputs",
     ],
     "Reference": [
         "methods", "optimizers", "settings", "reference/workloads", "reference/models", "reference/codecs",

@@ -7,7 +7,7 @@ Weights with group norm alone fit (timm: ``resnet50_gn``), since batch norm mixe
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -21,7 +21,7 @@ RULES = (
     (r"layer(\d+)\.", r"stage\1."),
     (r"fc\.", "classifier."),
 )
-BLOCKS = {(3, 4, 6, 3, False): "resnet-34", (3, 4, 6, 3, True): "resnet-50"}
+BLOCKS: Mapping[tuple[int | bool, ...], str] = {(3, 4, 6, 3, False): "resnet-34", (3, 4, 6, 3, True): "resnet-50"}
 """Models by the blocks of their stages, and whether these are bottlenecks."""
 
 

@@ -75,7 +75,7 @@ def _preset(method: str, workload: str, model: str, epsilon: int, accuracy: floa
     batch, epochs, more = _training(method, workload, model)
     settings = central(
         workload, method, batch=batch, epochs=epochs, epsilon=epsilon, delta=1e-5, optimizer="sgd",
-        more=more | (SCATTERED if model == "h-cnn" else {"model": model}),
+        more={**more, **(SCATTERED if model == "h-cnn" else {"model": model})},
     )  # fmt: skip
     notes = [SUM, SEARCHED, RATE] if method == "rs" else [SEARCHED]
     if model == "h-cnn":
