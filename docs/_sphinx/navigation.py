@@ -14,8 +14,8 @@ CHAPTERS = {
     ],
     "How to": [
         "own", "own-method", "own-loop", "flower-app", "callbacks", "choosing", "tuning", "comparing", "features",
-        "pretrained", "federations", "attacks", "client-level", "secure-aggregation", "personal", "deployment", "scaling",
-        "gpu", "outputs",
+        "pretrained", "federations", "attacks", "client-level", "secure-aggregation", "personal", "deployment",
+        "scaling", "gpu", "outputs",
     ],
     "Reference": [
         "methods", "optimizers", "settings", "reference/workloads", "reference/models", "reference/codecs",
