@@ -41,8 +41,8 @@ def normalise(images: Tensor) -> Tensor:
     return (images.float() / 255 - 0.5) / 0.25
 
 
-def halved(split: str) -> tuple[Tensor, Tensor]:
-    """Images (N, 3, 16, 16) uint8, each pixel the mean of four, and labels."""
+def halved(split: str, *, by: int = 2) -> tuple[Tensor, Tensor]:
+    """Images (N, 3, 16, 16) uint8, each pixel the mean of four, and labels. ``by`` divides the side of 32."""
     import pyarrow.parquet as parquet
 
     folder = Path(os.environ["FEDLSG_DATA"]).expanduser() / "cifar10" / "plain_text"
@@ -51,5 +51,5 @@ def halved(split: str) -> tuple[Tensor, Tensor]:
         table = parquet.read_table(path, columns=["img", "label"])
         labels += table["label"].to_pylist()
         images += [np.asarray(Image.open(io.BytesIO(image["bytes"]))) for image in table["img"].to_pylist()]
-    pixels = np.stack(images).reshape(-1, 16, 2, 16, 2, 3).mean((2, 4)).round().astype(np.uint8)
+    pixels = np.stack(images).reshape(-1, 32 // by, by, 32 // by, by, 3).mean((2, 4)).round().astype(np.uint8)
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), torch.tensor(labels)

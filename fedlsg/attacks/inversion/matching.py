@@ -2,6 +2,7 @@
 
     dlg                  L-BFGS on the Euclidean distance (Zhu et al. 2019); with labels: iDLG (Zhao et al. 2020)
     inverting-gradients  signed Adam on the cosine plus total variation (Geiping et al. 2020)
+    smooth-relu          the same with a cosine for each block, and a smooth second derivative of ReLU that gets sharper
     map                  L-BFGS on the likelihood of the noise plus the prior: the most probable batch, for sigma > 0
 Each is adaptive by default (see ``objectives``), and several local steps are replayed (the surrogate model
 extension). Labels that nobody grants are optimised with the images, as soft ones, or inferred before (head.labels_of).
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -22,6 +24,7 @@ from torch import Tensor
 from fedlsg.attacks.inversion.minimize import Energy, GoOn, adam, lbfgs
 from fedlsg.attacks.inversion.objectives import Compare, Distance, Objective, objective
 from fedlsg.attacks.inversion.prior import Prior, surprise, total_variation
+from fedlsg.attacks.inversion.smooth_relu import SmoothRelus
 from fedlsg.attacks.inversion.unknowns import Unknowns
 from fedlsg.attacks.observation import Guess, Knowledge, Observation
 
@@ -38,6 +41,8 @@ class Matching:
         baseline's, the others are drawn from the range.
     step_size: of Adam, as a share of the range. total_variation: its weight in the objective.
     tolerance: an objective that is as good as zero: it ends the search. seconds: so does the time; None: no limit.
+    sharpness: of the second derivative of ReLU at the first and at the last evaluation (``smooth_relu``), in between
+        geometric; None: exact, which is 0.
     settled: a step of L-BFGS that lowers an objective above 1 by no more than this share of it ends the restart.
     """
 
@@ -48,6 +53,7 @@ class Matching:
     restarts: int = 4
     step_size: float = 0.1
     total_variation: float = 0.0
+    sharpness: tuple[float, float] | None = None
     tolerance: float = 0.0
     settled: float = 0.0
     seconds: float | None = None
@@ -64,6 +70,8 @@ class Matching:
                 f"expected step_size={self.step_size} > 0, total_variation={self.total_variation} >= 0, "
                 f"tolerance={self.tolerance} >= 0 and settled={self.settled} >= 0"
             )
+        if self.sharpness is not None and not 0 < min(self.sharpness) <= max(self.sharpness) < math.inf:
+            raise ValueError(f"expected sharpness={self.sharpness} > 0, or None for the exact ReLU")
         if self.seconds is not None and not self.seconds > 0:
             raise ValueError(f"expected seconds={self.seconds} > 0, or None for no limit")
 
@@ -72,6 +80,15 @@ ATTACKS: Mapping[str, Matching] = MappingProxyType(
     {
         "dlg": Matching(tolerance=1e-16),
         "inverting-gradients": Matching(optimizer="signed-adam", distance="cosine", total_variation=1e-3),
+        "smooth-relu": Matching(
+            optimizer="signed-adam",
+            distance="blocks",
+            total_variation=3e-2,
+            step_size=0.025,
+            sharpness=(0.5, 1.5),
+            evaluations=1000,
+            restarts=2,
+        ),
         "map": Matching(distance="likelihood", evaluations=150, restarts=2, settled=1e-8),
     }
 )
@@ -103,7 +120,9 @@ def match(
     for restart in range(1, attack.restarts + 1):
         go_on = _watch(attack, restart, lowest, deadline, progress)
         spent = _clock(deadline, restarts_left=attack.restarts - restart + 1)
-        found, value = _search(attack, unknowns, energy, unknowns.start(restart, generator), go_on, spent)
+        found, value = _search(
+            attack, unknowns, _smoothed(energy, attack), unknowns.start(restart, generator), go_on, spent
+        )
         if restart == 1 or value < lowest:
             point, lowest = found, value
         if lowest <= attack.tolerance or time.monotonic() >= deadline:
@@ -114,6 +133,20 @@ def match(
     progress(total, total, f"objective {lowest:.3g}")
     note = _note(attack, knowledge, examples, restart)
     return Guess(inputs=inputs.cpu(), labels=labels.cpu(), objective=lowest, note=note)
+
+
+def _smoothed(energy: Energy, attack: Matching) -> Energy:
+    """The same energy with a smooth second derivative of ReLU, sharper at each evaluation; its values do not change."""
+    if attack.sharpness is None:
+        return energy
+    first, last = attack.sharpness
+    evaluation = count()
+
+    def smoothed(point: Tensor) -> Tensor:
+        with SmoothRelus(first * (last / first) ** min(1.0, next(evaluation) / attack.evaluations)):
+            return energy(point)
+
+    return smoothed
 
 
 def _watch(attack: Matching, restart: int, before: float, deadline: float, progress: Progress) -> GoOn:

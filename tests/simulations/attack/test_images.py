@@ -311,7 +311,15 @@ def test_what_cannot_be_attacked_is_said(recorded, tmp_path, copied):
         ThreatModel(labels="known", examples="unknown")
     with pytest.raises(ValueError, match=r"unknown attack 'dgl'.*did you mean 'dlg'"):
         attacks_named("map,dgl")
-    assert set(IMAGE_ATTACKS) >= {"first-layer", "relu-batch", "dlg", "inverting-gradients", "map", "dlg-naive"}
+    assert set(IMAGE_ATTACKS) >= {
+        "smooth-relu",
+        "first-layer",
+        "relu-batch",
+        "dlg",
+        "inverting-gradients",
+        "map",
+        "dlg-naive",
+    }
 
 
 def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):

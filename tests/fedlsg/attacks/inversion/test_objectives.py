@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedlsg.attacks.inversion.objectives import cosine, euclidean, negative_log_likelihood, objective
+from fedlsg.attacks.inversion.objectives import cosine, cosine_of_blocks, euclidean, negative_log_likelihood, objective
 from fedlsg.attacks.observation import DoesNotApply
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 
@@ -36,12 +36,21 @@ def test_the_likelihood_is_that_of_a_gaussian():
     assert mine.item() == pytest.approx((by_torch[1] - by_torch[0]).item())
 
 
+def test_blocks_count_alike_however_long_they_are():
+    long, short = torch.tensor([300.0, 400.0]), torch.tensor([0.01])
+    assert cosine_of_blocks([long, short], [long, -short]).item() == pytest.approx(1)
+    assert cosine(torch.cat([long, short]), torch.cat([long, -short])).item() < 1e-6
+    assert cosine_of_blocks([long, short], [long, 0 * short]).item() == pytest.approx(0)
+    with pytest.raises(ValueError, match="not zero"):
+        cosine_of_blocks([long], [0 * long])
+
+
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("clip", ["joint", "per-block"])
 def test_at_the_private_batch_an_adaptive_distance_is_zero(name, clip):
     x, y = digits(3)
     seen = observe(method(name, clip=clip, **METHODS[name]), mlp(), x, y)
-    for distance in ("euclidean", "cosine"):
+    for distance in ("euclidean", "cosine", "blocks"):
         assert objective(seen, distance=distance)(x, y).item() < 1e-20
         assert objective(seen, distance=distance)(x.flip(-1), y).item() > 1e-3
 
@@ -51,7 +60,7 @@ def test_at_the_private_batch_a_naive_distance_is_not_zero(name):
     """Eq. 3 and the mask lose a part of the dense gradient, which the naive adversary takes for a difference."""
     x, y = digits(1)
     seen = observe(method(name, mechanism="none", **METHODS[name]), mlp(), x, y)
-    for distance in ("euclidean", "cosine"):
+    for distance in ("euclidean", "cosine", "blocks"):
         assert objective(seen, distance=distance, compare="naive")(x, y).item() > 1e-3
 
 

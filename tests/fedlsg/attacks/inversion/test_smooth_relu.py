@@ -1,0 +1,115 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedlsg.attacks.inversion.matching import ATTACKS, match
+from fedlsg.attacks.inversion.metrics import psnr
+from fedlsg.attacks.inversion.objectives import objective
+from fedlsg.attacks.inversion.prior import Prior, blind_guess
+from fedlsg.attacks.inversion.smooth_relu import SmoothRelus, smooth_relu
+from fedlsg.attacks.observation import Knowledge, Observation
+from simulations.models.resnet import cifar_resnet
+from tests.fedlsg.support.observed import digits, method, observe
+
+PRIOR = Prior(shape=(1, 8, 8), mean=digits(500, 500)[0].mean(0))
+QUICK = replace(ATTACKS["smooth-relu"], evaluations=100, restarts=1)
+Z = torch.linspace(-3, 3, 61, dtype=torch.float64)
+
+
+def slope(z: Tensor, sharpness: float) -> Tensor:
+    (first,) = torch.autograd.grad(smooth_relu(z, sharpness).sum(), z, create_graph=True)
+    return first
+
+
+def test_value_and_slope_are_those_of_relu():
+    z = Z.clone().requires_grad_()
+    assert torch.equal(smooth_relu(z, 2.0), torch.relu(z))
+    assert torch.equal(slope(z, 2.0), (Z > 0).double())
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 4.0])
+def test_the_second_derivative_is_that_of_a_sigmoid(sharpness):
+    z, exact = Z.clone().requires_grad_(), Z.clone().requires_grad_()
+    (second,) = torch.autograd.grad(slope(z, sharpness).sum(), z)
+    (oracle,) = torch.autograd.grad(torch.sigmoid(sharpness * exact).sum(), exact)
+    torch.testing.assert_close(second, oracle)
+
+
+@pytest.mark.parametrize("relu", [nn.ReLU(), nn.ReLU(inplace=True), F.relu, torch.relu, Tensor.relu])
+def test_every_relu_is_replaced_inside_and_none_outside(relu):
+    def curvature() -> Tensor:
+        z = Z.clone().requires_grad_()
+        (first,) = torch.autograd.grad(relu(1 * z).square().sum(), z, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), z)
+        return second
+
+    exact = curvature()
+    assert torch.equal(exact, 2.0 * (Z > 0))
+    with SmoothRelus(1.0):
+        smooth = curvature()
+    assert (smooth - exact).abs().max() > 0.1
+    assert torch.equal(curvature(), exact)
+
+
+def test_sharpness_is_positive():
+    with pytest.raises(ValueError, match="sharpness"):
+        smooth_relu(Z, 0.0)
+    with pytest.raises(ValueError, match="sharpness"):
+        replace(QUICK, sharpness=(0.0, 1.0))
+
+
+def residual_net() -> nn.Module:
+    """ResNet-8 whose norms are the identity, as BatchNorm in eval mode is in an untrained network."""
+    torch.manual_seed(0)
+    return without_norms(cifar_resnet(8, channels=1, num_classes=10))
+
+
+def without_norms(net: nn.Module) -> nn.Module:
+    for name, child in net.named_children():
+        if isinstance(child, nn.GroupNorm):
+            setattr(net, name, nn.Identity())
+        else:
+            without_norms(child)
+    return net
+
+
+def gains(sent: int, *, sharpness: tuple[float, float] | None = QUICK.sharpness) -> float:
+    """Decibels over the blind guess for image 1, from the payload of image ``sent``."""
+    x, y = (tensor.float() if tensor.is_floating_point() else tensor for tensor in digits(1, 1))
+    seen = seen_of(sent, y)
+    known = Knowledge(labels=y, examples=1)
+    attack = replace(QUICK, sharpness=sharpness)
+    guess = match(seen, known, PRIOR, attack=attack, generator=torch.Generator().manual_seed(0))
+    own, blind = (psnr(g.inputs.double(), x.double(), data_range=1.0) for g in (guess, blind_guess(PRIOR, known)))
+    return (own - blind).item()
+
+
+def seen_of(image: int, y: Tensor) -> Observation:
+    return observe(method("dpsgd"), residual_net(), digits(1, image)[0].float(), y, dtype=torch.float32)
+
+
+def test_an_image_comes_back_from_a_residual_network():
+    assert gains(1) > 5
+
+
+def test_the_gradient_of_another_image_gains_nothing():
+    """The negative control: what is gained comes from the payload."""
+    assert gains(5) < 0
+
+
+def test_without_the_smooth_derivative_the_search_stops_early():
+    assert gains(1) > gains(1, sharpness=None) + 2
+
+
+def test_the_value_of_the_objective_does_not_change():
+    x, y = digits(1, 1)
+    seen = seen_of(1, y)
+    distance = objective(seen, distance="blocks")
+    candidate = digits(1, 5)[0].float()
+    with SmoothRelus(1.0):
+        assert distance(x.float(), y).item() < 1e-10
+        assert distance(candidate, y).item() == pytest.approx(objective(seen, distance="blocks")(candidate, y).item())
+    assert distance(candidate, y).item() > 1e-3
