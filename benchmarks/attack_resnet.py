@@ -45,6 +45,8 @@ MODELS = {
     "resnet-20": partial(cifar_resnet, 20),
     "resnet-34": partial(resnet34, stem="cifar"),
 }
+BATCH, RATE = 100, 0.02
+"""Examples and largest learning rate of a step of ``--trained``."""
 PUBLIC = 1000
 """Rows of the test split before this one are attacked, those from it on make the prior."""
 
@@ -151,6 +153,24 @@ def measure(cell: Cell, scene: dict[str, Any], options: argparse.Namespace) -> t
     return {name: torch.tensor(values) for name, values in decibels.items()}, guesses
 
 
+def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, seed: int) -> str:
+    """Train on public rows by momentum SGD with a falling rate, in place; returns what to say of it."""
+    steps = epochs * (len(x) // BATCH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    draw = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x), generator=draw)[: steps // epochs * BATCH].split(BATCH):
+            optimizer.zero_grad()
+            loss_fn(model(x[rows]), y[rows]).mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+    with torch.no_grad():
+        right = (model(x).argmax(1) == y).double().mean()
+    return f"trained for {epochs} epochs on {len(x):,} public rows, {100 * right:.0f} % of them right"
+
+
 def make_scene(options: argparse.Namespace) -> dict[str, Any]:
     """The public model and prior, and the private images."""
     pixels, labels = halved("test", by=32 // options.side)
@@ -159,10 +179,14 @@ def make_scene(options: argparse.Namespace) -> dict[str, Any]:
     model = MODELS[options.model](channels=3, num_classes=10)
     if options.norm == "none":
         model = without_norms(model)
+    state = "before training"
+    if options.trained:
+        state = train(model, images[PUBLIC:], labels[PUBLIC:], options.trained, options.seed)
     mean = torch.stack([images[PUBLIC:][labels[PUBLIC:] == label].double().mean(0) for label in range(10)])
     first, count = options.first, options.images
     return {
         "model": model,
+        "state": state,
         "prior": Prior(shape=tuple(images.shape[1:]), low=-2.0, high=2.0, mean=mean),
         "inputs": images[first : first + count],
         "labels": labels[first : first + count],
@@ -191,6 +215,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--model", choices=MODELS, default="resnet-8")
     parser.add_argument("--norm", choices=("none", "group"), default="none")
+    parser.add_argument("--trained", type=int, default=0, metavar="EPOCHS")
     parser.add_argument("--side", type=int, choices=(16, 32), default=16)
     parser.add_argument("--images", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="the first attacked row of the test split")
@@ -220,7 +245,8 @@ def main() -> None:
         print(lines[-1], flush=True)
     seconds = (time.monotonic() - began) / max(1, len(chosen) * options.images * options.evaluations * options.restarts)
     note = (
-        f"{options.model}, norm {options.norm}, {options.side} x {options.side}, {options.evaluations} evaluations x "
+        f"{options.model}, norm {options.norm}, {options.side} x {options.side}, {scene['state']}, "
+        f"{options.evaluations} evaluations x "
         f"{options.restarts} restarts an image, {1000 * seconds:.0f} ms each; seed {options.seed}, "
         f"{platform.machine()}, {options.device}, one thread, torch {torch.__version__}. "
         f"Command: `python -m benchmarks.attack_resnet {' '.join(sys.argv[1:])}`"
