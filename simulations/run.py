@@ -24,7 +24,7 @@ from simulations.plan.plan import Plan, make_plan
 from simulations.plan.share import torch_func_line
 from simulations.report.progress import showing
 from simulations.report.terminal import layers_shown, print_line, summary_table
-from simulations.report.words import features_line
+from simulations.report.words import epsilon_words, features_line
 from simulations.rundir.lock import exclusive
 from simulations.rundir.rundir import RunDir, create
 from simulations.rundir.tables import Row
@@ -179,11 +179,13 @@ def calibrate_command(
         assert epsilon is not None
         sigma = calibrate_noise_multiplier(epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps)
     bound = epsilon_of(sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, delta=delta)
-    console.print(f"noise multiplier {sigma:.5g}: epsilon {bound.upper:.4f} at delta {delta:g}", highlight=False)
+    said = epsilon_words(bound.upper, 4)
+    console.print(f"noise multiplier {sigma:.5g}: epsilon {said} at delta {delta:g}", highlight=False)
     table = Table("accountant", "lower", "estimate", "upper", title=title)
     for name, interval in bound.intervals.items():
         mark = " (reported)" if name == bound.accountant else ""
-        table.add_row(name + mark, *(f"{value:.4f}" for value in (interval.lower, interval.estimate, interval.upper)))
+        below = (f"{value:.4f}" for value in (interval.lower, interval.estimate))
+        table.add_row(name + mark, *below, epsilon_words(interval.upper, 4))
     for name, failure in bound.failures.items():
         table.add_row(name, "--", "--", failure)
     console.print(table)

@@ -58,8 +58,8 @@ class SimulatedAccount:
         return self.ledger.next_batch(entry, repeat=self.settings.reproducible)
 
     def batch_key(self, entry: Entry) -> bytes:
-        """The key of the orders of shuffled batches: see ``shuffled.batch_key``."""
-        return batch_key(self.run.own(self.client), entry)
+        """The key of the orders of shuffled batches: see ``shuffled.batch_key``. A resumed run has the same rows."""
+        return batch_key(self.run.own(self.client), entry, batch_size=self.settings.batch_size or 0)
 
     def check(self, entry: Entry) -> None:
         """Raise OverBudgetError if the entry would pass the budget, before anything is computed."""
@@ -123,7 +123,9 @@ class NodeAccount:
         return self.folder.ledger.next_batch(entry)
 
     def batch_key(self, entry: Entry) -> bytes:
-        return batch_key(self.run.own(self.client), entry)
+        """As in ``SimulatedAccount``. Each message has settings of its own, and accept-changed-data other rows."""
+        folder, size = self.run.own(self.client), self.settings.batch_size or 0
+        return batch_key(folder, entry, batch_size=size, rows=self.folder.admitted())
 
     def check(self, entry: Entry) -> None:
         """Nothing: check and charge are one step, under the folder's lock."""

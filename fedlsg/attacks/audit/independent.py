@@ -3,6 +3,8 @@
 Symbols: m canaries, score s_i > 0 says "in"; a, b false positive and false negative rates; mu of Gaussian DP.
 Any test on the output of a mu-GDP mechanism has Phi^-1(1 - a) - Phi^-1(b) <= mu. The one-run bounds need no
 independence, and are loose for it. Here it is assumed: of canaries in runs of their own, or isolated by the weights.
+Where it fails the confidence is not what it says: an auditor who knows all other canaries, and scores 100 equal ones of
+each run, is above the truth in up to a quarter of all audits. Subsampled mechanisms (q < 1) are not mu-GDP.
 """
 
 import math

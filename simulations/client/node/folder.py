@@ -111,6 +111,12 @@ class NodeFolder:
             elif record is None or any(record[name] != value for name, value in found.items()):
                 self._save_record(found)
 
+    def admitted(self) -> str:
+        """The digest of the rows that were admitted last, in their order. It is SECRET."""
+        record = self._record(required=True)
+        assert record is not None
+        return str(record["digest"])
+
     def charge(self, entry: Entry, budgets: tuple[Budget, ...]) -> None:
         """Charge an entry if every budget allows it: check and charge under one lock, so nothing is spent twice.
 

@@ -1,5 +1,7 @@
 """The variance of the noise in the server's gradients: the sum of squared coefficients of the linear map, by itself."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -53,6 +55,16 @@ def core_frame(r: int = 2, s: int = 4, form: Form = "core") -> Frame:
     return Frame(coordinates=where, blocks=make_blocks(where))
 
 
+def embedding_frame(form: Form) -> Frame:
+    """W (5, 7) as one column in a basis L (35, 3); rests weigh 2.5 in the clip."""
+    L = torch.linalg.qr(torch.randn(35, 3, generator=torch.Generator().manual_seed(1)).double())[0]
+    where = (Coordinates(name="W", shape=(5, 7), L=L, R=torch.ones(1, 1).double(), form=form),)
+    return Frame(
+        coordinates=where,
+        blocks=tuple(replace(b, weight=2.5) if b.part == "rest" else b for b in make_blocks(where)),
+    )
+
+
 FRAMES = {
     "dense, weighed": lambda: frame_of("dpsgd", classifier_clip_weight=2.0, norms_clip_weight=0.5),
     "frozen weights": lambda: frame_of("rs", sparsity=0.6),
@@ -60,6 +72,8 @@ FRAMES = {
     "tangent, frozen units, weighed": lambda: frame_of("lsg", rank=2, sparsity=0.5, classifier_clip_weight=2.0),
     "core": core_frame,
     "preconditioned": lambda: core_frame(5, 7, "preconditioned"),
+    "embedding": lambda: embedding_frame("embedding"),
+    "embedding-only": lambda: embedding_frame("embedding-only"),
 }
 
 

@@ -16,6 +16,7 @@ from fedlsg.gradients.embedding import clip_parts, embed
 from fedlsg.privacy import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training import per_unit
+from fedlsg.training.client import allows_ghost_clipping
 from strategies import recipe
 from tests.strategies.own_loop import INPUTS, TARGETS
 from tests.strategies.small_federation import model, server_state
@@ -90,6 +91,14 @@ def test_each_part_is_clipped_on_its_own():
     torch.testing.assert_close(found["rest"], torch.full((8,), 0.4 * bound).double())
     unclipped = norms(units_of(replace(frame, part_norm=None)), frame)
     assert (unclipped["rest"] > 0.4 * bound * 1.5).all()
+
+
+def test_parts_of_equal_weight_are_clipped_on_their_own_too():
+    """Ghost clipping has the joint clip alone: it must not be taken where no block has a weight."""
+    frame = frame_of(residual_clip=1.0)
+    assert all(b.weight == 1 for b in frame.blocks)
+    assert not allows_ghost_clipping(frame)
+    assert allows_ghost_clipping(frame_of(biased=True))
 
 
 def test_one_example_moves_both_parts_together_by_c():
