@@ -357,6 +357,15 @@ def test_what_is_refused(small, tmp_path, options, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_workload_in_the_place_of_a_run_is_told_its_option(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="digits is a workload and no run directory: expected --workload digits"):
+        inspect_command("digits", {"method": "rs"}, Console(quiet=True))
+    (tmp_path / "digits").symlink_to(small.path)  # a run directory may have any name
+    with pytest.raises(ValueError, match="a run has its settings; leave out method"):
+        inspect_command("digits", {"method": "rs"}, Console(quiet=True))
+
+
 # Pictures
 
 
