@@ -157,13 +157,19 @@ def calibrate_command(
     epsilon: float | None,
     noise_multiplier: float | None,
     delta: float,
-    sample_rate: float,
+    sample_rate: float | None,
     steps: int,
     console: Console,
     *,
     epoch_batches: int | None = None,
 ) -> None:
-    """``fedlsg calibrate``; ``epoch_batches``: of shuffled batches, which have no sample rate."""
+    """``fedlsg calibrate``; ``epoch_batches``: of shuffled batches, which have no sample rate.
+
+    Raises ValueError for both a sample rate and ``epoch_batches``, and unless one of epsilon and noise is given.
+    """
+    if sample_rate is not None and epoch_batches is not None:
+        raise ValueError("give --sample-rate (Poisson batches) or --epoch-batches (shuffled ones), not both")
+    sample_rate = 0.01 if sample_rate is None else sample_rate
     title = f"q = {sample_rate:g}, {steps} steps, add/remove"
     if epoch_batches is not None:
         if epoch_batches < 1:

@@ -15,6 +15,7 @@ from simulations.audit.examples import KINDS
 from simulations.audit.page import page
 from simulations.audit.subject import Audited, audited_run, audited_settings
 from simulations.audit.training import audit_training
+from simulations.inspection.subject import refuse_settings
 from simulations.report.page import Row, Table, json_text
 from simulations.report.progress import count_bar
 from simulations.report.terminal import print_line, print_table
@@ -87,8 +88,7 @@ def check_options(
     run: str | None, given: Mapping[str, Any], *, mode: str, plant: str | None, canary_kind: str | None
 ) -> None:
     """Raise ValueError for settings next to a run, and for an unknown mode, plant or kind of canary."""
-    if run is not None and given:
-        raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the run")
+    refuse_settings(run, given)
     if mode not in MODES:
         raise ValueError(f"expected --mode in {', '.join(MODES)}, got {mode!r}")
     if plant is not None and plant not in PLANTS:

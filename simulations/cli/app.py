@@ -109,7 +109,7 @@ def calibrate(
     epsilon: Annotated[float | None, option(help="Target; gives the noise multiplier.")] = None,
     noise_multiplier: Annotated[float | None, option(help="Given instead; gives epsilon.")] = None,
     delta: Annotated[float, option(help="delta of (epsilon, delta); default 1e-5.")] = 1e-5,
-    sample_rate: Annotated[float, option(help="Poisson rate q; default 0.01.")] = 0.01,
+    sample_rate: Annotated[float | None, option(help="Poisson rate q; default 0.01.")] = None,
     steps: Annotated[int, option(help="Number of private steps; default 1000.")] = 1000,
     epoch_batches: Annotated[
         int | None, option(help="Shuffled batches instead of Poisson ones: how many an epoch has.")

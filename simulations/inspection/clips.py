@@ -44,7 +44,14 @@ def own_clip(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> ClipR
     mask = subject.base.method.mask
     own_share = round(1 - frame.kept / frame.size, 3)
     rate = own_share if mask.kind == "own" else mask.rate(subject.base.schedule.time(subject.round))
-    return _clip_row(subject, squares, frame, rate, mask.direction if mask.kind == "units" else mask.kind)
+    return _clip_row(subject, squares, frame, rate, _own_choice(mask))
+
+
+def _own_choice(mask: Mask) -> str:
+    """A word for the run's mask in a column of choices."""
+    if mask.kind == "units":
+        return mask.direction
+    return mask.kind if mask.ranking == "random" else f"by {mask.ranking}"
 
 
 def clip_rows(subject: Subject, own: Frame, rows: Int64[Tensor, " n"], sparsities: Sequence[float]) -> list[ClipRow]:

@@ -19,7 +19,7 @@ from simulations.inspection.output import WARNING, first_factors, folder, lead, 
 from simulations.inspection.recorded import rounds_of
 from simulations.inspection.retrain import diagnosis, finished, measure_costs
 from simulations.inspection.sparsified_figures import page_tables
-from simulations.inspection.subject import Subject, subject_of_run, subject_of_settings
+from simulations.inspection.subject import Subject, refuse_settings, subject_of_run, subject_of_settings
 from simulations.report.page import Row, RowKind, Table
 from simulations.report.terminal import print_line, print_table
 from simulations.settings.run import Device
@@ -53,8 +53,7 @@ def inspect_command(
 
     Raises ValueError for settings next to a run, for a list without numbers, and as reading a run directory does.
     """
-    if run is not None and given:
-        raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the run")
+    refuse_settings(run, given)
     wanted = SPARSITIES if sparsities is None else numbers("--sparsities", sparsities, float)
     several = None if ranks is None else sorted(set(numbers("--ranks", ranks, int)))
     print_line(WARNING, console, "bold red")

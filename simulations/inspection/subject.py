@@ -20,6 +20,7 @@ from fedlsg.gradients import trainable
 from fedlsg.method import Method
 from fedlsg.randomness import own_draws, public_generator, seed_draws
 from fedlsg.state import ServerState
+from simulations import workloads
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Base, prepare
 from simulations.plan.unit import refuse_client_level
@@ -143,6 +144,14 @@ def subject_of_run(path: str, *, device: Device = "auto", progress: Progress = s
 def subject_of_settings(given: Mapping[str, object], *, progress: Progress = silent) -> Subject:
     """A run that was never started, at its initial weights. Settings as ``fedlsg run`` takes them."""
     return _subject(from_mapping(resolve(given)), None, None, progress)
+
+
+def refuse_settings(run: str | None, given: Mapping[str, object]) -> None:
+    """Raise ValueError for settings next to a run directory, and for the name of a workload in its place."""
+    if run is not None and run in workloads.names() and not Path(run).exists():
+        raise ValueError(f"{run} is a workload and no run directory: expected --workload {run}")
+    if run is not None and given:
+        raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the run")
 
 
 def _subject(settings: Settings, run: Path | None, saved: dict[str, Any] | None, progress: Progress) -> Subject:

@@ -19,9 +19,13 @@ import simulations.engines
 import simulations.run
 import simulations.study.command
 import simulations.tune.command
+from fedlsg.choices import choose
 from fedlsg.payload import find_codec
 from simulations import workloads
+from simulations.attack.images.catalogue import IMAGE_ATTACKS
+from simulations.attack.texts.catalogue import TEXT_ATTACKS
 from simulations.cli.app import app
+from simulations.inspection.subject import refuse_settings
 from simulations.settings.published import find, from_run_config, matching, resolve
 from simulations.settings.resolve import build_method, fill
 from simulations.settings.settings import RUN, Settings, all_settings, from_mapping, merge
@@ -98,6 +102,7 @@ def check(line: str, *, named: bool = False) -> None:
     context = command.make_context(f"fedlsg {name}", list(arguments))
     if any(PLACEHOLDER.search(str(value)) for value in settings_of(context).values()):
         return
+    check_look(name, context)
     if name not in UNTIL_WORK:
         return check_settings(name, context)
     try:
@@ -135,6 +140,16 @@ def check_settings(name: str, context: click.Context) -> None:
             find(context.params["words"])
     elif (given := settings_of(context)) and name not in ("pretrain", "resume"):
         fit_together(from_mapping(resolve({key: value for key, value in given.items() if key not in LOOKS_AT})))
+
+
+def check_look(name: str, context: click.Context) -> None:
+    """What a command that looks at a run refuses: settings next to the run, a workload in its place, a gone attack."""
+    if name in ("inspect", "audit"):
+        given = {key: value for key, value in settings_of(context).items() if key not in LOOKS_AT}
+        refuse_settings(context.params["directory"], given)
+    elif name == "attack" and (attacks := context.params["attacks"]):
+        for attack in attacks.split(","):
+            choose("attack", attack, {**IMAGE_ATTACKS, **TEXT_ATTACKS})
 
 
 def check_flwr(line: str) -> None:

@@ -8,6 +8,8 @@ import pytest
 from tests.documents.blocks import DOCUMENTS, commands, inline, name_of
 from tests.documents.check_commands import check, check_flwr, options_without_place
 
+BENCHMARK = re.compile(r"`(python (?:-m benchmarks\.|benchmarks/)[^`\n]+)`")
+
 
 def problems(text: str) -> list[str]:
     """Command lines of a document that are wrong, each with the reason."""
@@ -24,8 +26,15 @@ def problems(text: str) -> list[str]:
             check_flwr(line)
         except (ValueError, click.ClickException) as error:
             found.append(f"{line}: {error}")
-    for line in [*commands(text, "python -m benchmarks"), *re.findall(r"`(python -m benchmarks\.[^`\n]+)`", text)]:
-        found += [f"{line}: no option {option}" for option in options_without_place(line)]
+    for line in [
+        *commands(text, "python -m benchmarks"),
+        *commands(text, "python benchmarks"),
+        *BENCHMARK.findall(text),
+    ]:
+        try:
+            found += [f"{line}: no option {option}" for option in options_without_place(line)]
+        except FileNotFoundError as error:
+            found.append(f"{line}: no file {error.filename}")
     return found
 
 
@@ -60,7 +69,13 @@ def test_there_are_many():
     "fedlsg attack [RUN] --membershi",
     "flwr run . --run-config \"rnk=8\"",
     "flwr run . --run-config \"rank=-8\"",
+    "fedlsg inspect cifar10 --method rs",
+    "fedlsg audit digits --method lsg",
+    "fedlsg attack RUN --attacks dlg,gone",
     "python -m benchmarks.step --pears 1",
+    "python benchmarks/step.py --pears 1",
+    "python benchmarks/gone.py",
+    "python -m benchmarks.gone",
     "fedlsg run && fedlsg rnu",
     "fedlsg run \\\n  --epsilom 3",
 ])  # fmt: skip

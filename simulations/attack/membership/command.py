@@ -17,6 +17,7 @@ from simulations.attack.membership.page import write
 from simulations.attack.membership.per_round import per_round
 from simulations.attack.membership.shadows import check_shadows, confidences, train_all
 from simulations.attack.recorded.report import output_folder
+from simulations.inspection.subject import refuse_settings
 from simulations.plan.continuity import check_own_code
 from simulations.plan.plan import Plan, make_plan
 from simulations.report.progress import bar
@@ -50,8 +51,7 @@ def membership_command(
 
     Raises ValueError for a wrong option, settings next to a run, or settings that cannot train on half of the data.
     """
-    if run is not None and given:
-        raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the run")
+    refuse_settings(run, given)
     shadows = SHADOWS if shadows is None else shadows
     check_shadows(shadows)
     folder = output_folder([] if run is None else [run], out)

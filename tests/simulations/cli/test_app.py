@@ -108,6 +108,10 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "payload of which round": (("payload", ".", "--client", "0", "--out", "x.npz"), "(?i)missing option.*--round"),
     "calibrate nothing": (("calibrate",), "give either --epsilon .* or --noise-multiplier"),
     "calibrate both": (("calibrate", "--epsilon", "1", "--noise-multiplier", "1"), "give either"),
+    "calibrate two kinds": (
+        ("calibrate", "--epsilon", "1", "--sample-rate", "0.1", "--epoch-batches", "9"),
+        "not both",
+    ),
     "calibrate q": (("calibrate", "--epsilon", "1", "--sample-rate", "2"), "sample_rate"),
     "calibrate sigma": (("calibrate", "--noise-multiplier", "nan"), "noise_multiplier"),
     "calibrate steps": (("calibrate", "--epsilon", "1", "--steps", "0"), "steps"),
@@ -238,6 +242,7 @@ def test_calibrate_finds_the_noise(fedlsg):
     assert status == 0
     assert found is not None
     assert 2.99 < float(found[2]) <= 3
+    assert fedlsg("calibrate", "--noise-multiplier", "1")[1].startswith("noise multiplier 1: epsilon 1.8"), "q is 0.01"
 
 
 # --- small parts

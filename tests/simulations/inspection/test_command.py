@@ -140,6 +140,12 @@ def test_norms_against_a_loop_over_examples():
     assert sum(row.shares.values()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize(("ranking", "word"), [("random", "uniform"), ("gradients", "by gradients")])
+def test_the_mask_of_the_run_says_how_it_ranks(ranking, word):
+    subject = subject_of_settings({"workload": "digits", "method": "rs", "ranking": ranking, "sparsity": 0.5})
+    assert own_clip(subject, subject.frame, subject.rows(4)).choice == word
+
+
 def test_selecting_from_one_pass_is_the_pass_of_the_run_itself(found):
     """The run has p = 0.3 of top units. Negative control: another sparsity has other norms."""
     same = next(row for row in found.clips if (row.sparsity, row.choice) == (0.3, "top"))
@@ -349,6 +355,15 @@ def test_what_is_refused(small, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         inspect_command(str(small.path), given, Console(quiet=True), out=str(tmp_path / "out"), **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_workload_in_the_place_of_a_run_is_told_its_option(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="digits is a workload and no run directory: expected --workload digits"):
+        inspect_command("digits", {"method": "rs"}, Console(quiet=True))
+    (tmp_path / "digits").symlink_to(small.path)  # a run directory may have any name
+    with pytest.raises(ValueError, match="a run has its settings; leave out method"):
+        inspect_command("digits", {"method": "rs"}, Console(quiet=True))
 
 
 # Pictures
