@@ -50,7 +50,7 @@ def attacks(options: Namespace) -> dict[str, Matching]:
 def make_scene(options: Namespace) -> dict[str, Any]:
     """The public model and prior, and the private images."""
     if options.scene == "cifar":
-        return cifar_scene(Namespace(**vars(options), model="resnet-8", norm="none", side=16))
+        return cifar_scene(Namespace(**vars(options), model="resnet-8", norm="none", side=16, trained=0))
     test = load("digits").test
     images, labels = test.batch(torch.arange(len(test)))
     assert isinstance(images, Tensor)
