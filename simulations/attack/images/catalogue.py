@@ -24,11 +24,12 @@ LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "inverting-gradients": {"evaluations": 2400, "restarts": 1, "total_variation": 5e-2},
         "smooth-relu": {"evaluations": 2400, "restarts": 1},
+        "group": {"evaluations": 600, "restarts": 4},
         "dlg": {"evaluations": 1200, "restarts": 2},
         "map": {"evaluations": 600, "restarts": 1},
     }
 )
-"""Presets for larger images: one long search."""
+"""Presets for larger images: one long search, or a group with as many evaluations."""
 
 DEEP = 7
 """Convolutions from which on the exact second derivative of ReLU leads a search nowhere; ``small_cnn`` has 4."""

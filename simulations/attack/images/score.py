@@ -12,6 +12,7 @@ from torch import Tensor
 from fedlsg.attacks.inversion.metrics import Interval, best_matching, mean_interval, psnr, squared_errors, ssim
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import Guess
+from simulations.attack.images.perceptual import Perceptual, distances
 from simulations.attack.recorded.names import shown_name
 
 EXACT_DB = 200.0
@@ -23,7 +24,7 @@ class Scored:
     """One attack on one update; images are paired with the true ones, in their order.
 
     images: (B, C, h, w) of the guess, NaN where it knows nothing; psnr, ssim, blind: one number an image, decibels for
-    the first and the last.
+    the first and the last. lpips: the same where LPIPS is installed, lower is more alike; else None.
     """
 
     attack: str
@@ -34,6 +35,7 @@ class Scored:
     seconds: float
     objective: float | None
     note: str
+    lpips: tuple[float, ...] | None = None
 
     @property
     def gains(self) -> list[float]:
@@ -42,7 +44,13 @@ class Scored:
 
 
 def scored(
-    name: str, guess: Guess, truth: Float[Tensor, "batch c h w"], blind: Tensor, prior: Prior, seconds: float
+    name: str,
+    guess: Guess,
+    truth: Float[Tensor, "batch c h w"],
+    blind: Tensor,
+    prior: Prior,
+    seconds: float,
+    perceptual: Perceptual | None = None,
 ) -> Scored:
     """Pair with the true images, fill unknown pixels with what the prior expects, measure in the public range.
 
@@ -65,6 +73,7 @@ def scored(
         seconds=seconds,
         objective=guess.objective,
         note=guess.note,
+        lpips=None if perceptual is None else distances(paired, truth, prior, perceptual),
     )
 
 
@@ -91,6 +100,7 @@ class Summary:
     blind: float
     gain: Interval | None
     seconds: float
+    lpips: float | None = None
 
     @property
     def mean_gain(self) -> float:
@@ -101,6 +111,7 @@ class Summary:
 def summarise(results: Sequence[Scored], batch: int) -> Summary:
     """Means over the images of one attack's results."""
     gains = [gain for one in results for gain in one.gains]
+    perceptual = [value for one in results for value in one.lpips or ()]
     return Summary(
         attack=results[0].attack,
         batch=batch,
@@ -110,6 +121,7 @@ def summarise(results: Sequence[Scored], batch: int) -> Summary:
         blind=statistics.fmean(value for one in results for value in one.blind),
         gain=mean_interval(torch.tensor(gains)) if len(gains) > 1 else None,
         seconds=statistics.fmean(one.seconds for one in results),
+        lpips=statistics.fmean(perceptual) if perceptual else None,
     )
 
 
