@@ -63,8 +63,8 @@ class ImageFiles:
 def load(request: Request) -> LoadedWorkload:
     """Load the workload; inputs are (B, 3, 224, 224), ``(pixel / 255 - mean) / std`` in each channel.
 
-    Raises FileNotFoundError, naming the folder, where there are no images of a split; ValueError for a class of ``val``
-    that ``train`` has not.
+    Raises FileNotFoundError, naming the folder, where there are no images of a split or of a class; ValueError for a
+    class of ``val`` that ``train`` has not.
     """
     refuse_unused(request.options, workload=NAME)
     root = _root(data_root(request.data_dir))
@@ -122,10 +122,12 @@ def _list(folder: Path, classes: Sequence[str]) -> tuple[np.ndarray, Int64[torch
         place = folder / name
         files = sorted(e.name for e in os.scandir(place)) if place.is_dir() else []
         own = [os.fsencode(f"{name}/{file}") for file in files if Path(file).suffix.lower() in SUFFIXES]
+        if place.is_dir() and not own:
+            raise FileNotFoundError(
+                f"no images in the class folder {place}: expected {', '.join(sorted(SUFFIXES))}; fill or remove it"
+            )
         paths += own
         counts.append(len(own))
-    if not paths:
-        raise FileNotFoundError(f"no images in the class folders of {folder}: expected {', '.join(sorted(SUFFIXES))}")
     return np.array(paths), torch.arange(len(classes)).repeat_interleave(torch.tensor(counts))
 
 

@@ -90,9 +90,14 @@ def test_what_is_missing_or_broken_is_named(folder, tmp_path):
     with pytest.raises(ValueError, match="has the class n09999999, which train has not"):
         workloads.load("imagenet", data_dir=tmp_path)
     (tmp_path / "val" / "n09999999").rename(tmp_path / "val" / CLASSES[1])
-    with pytest.raises(FileNotFoundError, match="no images in the class folders"):
+    with pytest.raises(FileNotFoundError, match=f"no images in the class folder .*{CLASSES[0]}: expected .*fill or remove"):
         workloads.load("imagenet", data_dir=tmp_path)
+    (tmp_path / "val" / CLASSES[0] / "cut.JPEG").write_bytes(b"no image")
     (tmp_path / "val" / CLASSES[1] / "cut.JPEG").write_bytes(b"no image")
+    (tmp_path / "val" / CLASSES[2]).mkdir()
+    with pytest.raises(FileNotFoundError, match=f"no images in the class folder .*{CLASSES[2]}"):
+        workloads.load("imagenet", data_dir=tmp_path)
+    (tmp_path / "val" / CLASSES[2]).rmdir()  # a class may have no test images
     loaded = workloads.load("imagenet", data_dir=tmp_path)
     with pytest.raises(ValueError, match=r"cannot decode .*cut\.JPEG"):
         loaded.test.batch(torch.tensor([0]))
