@@ -72,6 +72,8 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
             raise ValueError("give either sample_rate (common to all clients) or batch_size (a rate for each client)")
     if str(given.get("optimizer", "sgd")).lower() != "sgd":
         preset.pop("momentum", None)  # a preset's momentum is that of SGD
+    if "learning_rate" in given and "classifier_learning_rate" in preset and _trains_heads_alone(settings):
+        preset.pop("classifier_learning_rate")  # it is that of a new head on a network that is trained, too
     wanted = {
         *FALLBACK,
         "clients_per_round",
@@ -94,6 +96,13 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
         **fill_participation(filled),
     }
     return Resolved(**{**vars(filled), **own})
+
+
+def _trains_heads_alone(settings: Settings) -> bool:
+    """Whether nothing but a head is trained: on features, or by a method that freezes all other layers."""
+    own = strategies.own_settings(settings.method)
+    given = {name: value for name, value in settings.parameters.items() if name in own}
+    return settings.features is not None or strategies.recipe(settings.method, **given).carrier.train == "classifier"
 
 
 def build_method(settings: Resolved) -> Method:
