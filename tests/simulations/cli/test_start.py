@@ -1,5 +1,7 @@
 """``fedlsg`` without a command, and before its command line is imported."""
 
+import os
+import subprocess
 import sys
 
 import pytest
@@ -32,3 +34,15 @@ def test_an_interruption_during_the_import_of_the_command_line_is_one_line(monke
         start.main()
     assert left.value.code == 130
     assert capsys.readouterr().err == "fedlsg: error: interrupted\n"
+
+
+def test_a_closed_output_is_not_called_an_interruption():
+    """``fedlsg run --help | head -0``: the reader has gone before the first line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = "from simulations.cli.app import main; import sys; sys.argv = ['fedlsg', 'run', '--help']; main()"
+    try:
+        ended = subprocess.run([sys.executable, "-c", command], stdout=writer, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, "fedlsg: error: its output was closed\n")
