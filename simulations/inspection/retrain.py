@@ -27,13 +27,15 @@ class Costs:
     """Final accuracies of one run with clip and noise, with the clip alone, and with neither; None if training failed.
 
     Without the clip it failed if it diverged, or only guesses: the learning rate is too large for longer gradients.
-    standard_error: of one of them, from the size of the test split; None if that is not on record.
+    standard_error: of one of them, from the size of the test split. rho: norm of a step's noise over the clip norm.
+    Each is None if it is not on record.
     """
 
     with_noise: float
     clip_only: float | None
     neither: float | None
     standard_error: float | None
+    rho: float | None = None
 
     @property
     def noise(self) -> float | None:
@@ -62,7 +64,10 @@ def measure_costs(subject: Subject, console: Console) -> Costs:
     if neither is not None and result.chance is not None and not beats_chance([neither], result.chance):
         neither = None
     error = None if result.chance is None else standard_error([result.accuracy], result.chance)
-    return Costs(with_noise=result.accuracy, clip_only=clip_only, neither=neither, standard_error=error)
+    return Costs(
+        with_noise=result.accuracy, clip_only=clip_only, neither=neither, standard_error=error,
+        rho=result.summary.get("rho"),
+    )  # fmt: skip
 
 
 def finished(subject: Subject) -> Result:
@@ -102,9 +107,10 @@ def accuracy(settings: Settings, tick: Any) -> float | None:
 
 
 def diagnosis(costs: Costs) -> str:
-    """One sentence: the three accuracies, what the noise costs, and what the clip costs."""
+    """One sentence: the three accuracies, what the noise of which rho costs, and what the clip costs."""
+    noise = "noise" if costs.rho is None else f"noise (rho {costs.rho:.2f})"
     reached = (
-        f"Accuracy {percent(costs.with_noise)} with clip and noise, {reach(costs.clip_only)} with the clip alone, "
+        f"Accuracy {percent(costs.with_noise)} with clip and {noise}, {reach(costs.clip_only)} with the clip alone, "
         f"{reach(costs.neither)} with neither, at the same learning rate"
     )
     words = [f"the noise {costs_of(costs.noise)}", f"the clip {costs_of(costs.clip)}"]

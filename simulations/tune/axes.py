@@ -35,12 +35,14 @@ class Axis:
     """A setting and its values, numbers ascending. ``listed``: the user gave them, and each is tried.
 
     Else they are a grid around ``values[start]``, of which only as much is tried as brackets the best value.
+    ends: the least and the largest value that the setting takes, None where there is none.
     """
 
     name: str
     values: tuple[Any, ...]
     start: int
     listed: bool
+    ends: tuple[float | None, float | None] = (None, None)
 
     @property
     def ordered(self) -> bool:
@@ -92,7 +94,8 @@ def make_axis(declared: Declared, listed: Sequence[str] | None, start: Any) -> A
         values = _distinct(declared.parse(value) for value in listed)
         if not values:
             raise ValueError(f"expected values after --vary {name}=, such as --vary {name}=4,8,16")
-        return Axis(name=name, values=values, start=_nearest(values, start), listed=True)
+        ends = declared.setting.at_least, declared.setting.at_most
+        return Axis(name=name, values=values, start=_nearest(values, start), listed=True, ends=ends)
     if declared.kind not in (int, float) or not _positive(start):
         raise ValueError(f"--vary {name}: {start!r} is no number to double and halve, give values: --vary {name}=A,B")
     grid = [start * 2.0**k for k in range(-REACH, REACH + 1)]

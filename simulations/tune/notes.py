@@ -25,7 +25,9 @@ def edge_notes(axes: Sequence[Axis], best: Point, sides: Mapping[str, Side]) -> 
         words = f"The best {axis.name}, {shown(axis.values[at])}, is at the edge: it is the {side} "
         beyond = "lower" if side == "lowest" else "higher"
         steps = axis.start if side == "lowest" else len(axis.values) - 1 - axis.start
-        if axis.listed:
+        if axis.listed and axis.values[at] == axis.ends[side != "lowest"]:
+            words += "that the setting takes."
+        elif axis.listed:
             words += f"of the values given. A {beyond} one may be better: give one with --vary {axis.name}=..."
         elif steps < REACH:
             words += "that the setting takes on this grid."

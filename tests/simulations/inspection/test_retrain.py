@@ -61,6 +61,7 @@ def test_guessing_without_a_clip_is_no_cost_of_the_clip(small, monkeypatch):
     subject = subject_of_run(str(small.path))
     found = measure_costs(subject, Console(quiet=True))
     assert (found.clip_only, found.neither, found.clip) == (0.6, None, None)
+    assert found.rho == json.loads((small.path / "summary.json").read_text())["rho"] > 0
     reached["none"] = 0.9
     assert measure_costs(subject, Console(quiet=True)).neither == 0.9
 
@@ -69,10 +70,10 @@ def test_guessing_without_a_clip_is_no_cost_of_the_clip(small, monkeypatch):
     ("costs", "words"),
     [
         (
-            Costs(with_noise=0.7, clip_only=0.725, neither=0.72, standard_error=0.0104),
-            "Accuracy 70.00 % with clip and noise, 72.50 % with the clip alone, 72.00 % with neither, at the same "
-            "learning rate: the noise costs 2.5 points and the clip brings 0.5 points (one seed, standard error of "
-            "each accuracy 1.0 points).",
+            Costs(with_noise=0.7, clip_only=0.725, neither=0.72, standard_error=0.0104, rho=0.156),
+            "Accuracy 70.00 % with clip and noise (rho 0.16), 72.50 % with the clip alone, 72.00 % with neither, at the "
+            "same learning rate: the noise costs 2.5 points and the clip brings 0.5 points (one seed, standard error "
+            "of each accuracy 1.0 points).",
         ),
         (
             Costs(with_noise=0.7, clip_only=0.7, neither=None, standard_error=None),
@@ -94,7 +95,13 @@ def test_the_command_says_and_writes_it(small, tmp_path, monkeypatch, capsys):
         cli.main()
     assert diagnosis(known) in " ".join(capsys.readouterr().out.split())
     written = json.loads((tmp_path / "out" / "inspection.json").read_text())
-    assert written["accuracies"] == {"with_noise": 0.5, "clip_only": 0.6, "neither": 0.7, "standard_error": 0.1}
+    assert written["accuracies"] == {
+        "with_noise": 0.5,
+        "clip_only": 0.6,
+        "neither": 0.7,
+        "standard_error": 0.1,
+        "rho": None,
+    }
     assert diagnosis(known) in (tmp_path / "out" / "inspection.html").read_text()
     inspect_command(str(small.path), {}, Console(quiet=True), out=str(tmp_path / "none"), examples=8, sparsities="0")
     assert json.loads((tmp_path / "none" / "inspection.json").read_text())["accuracies"] is None

@@ -19,6 +19,7 @@ from simulations.plan.prepare import prepare
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import from_mapping
 from simulations.workloads.base.workload import LoadedWorkload, Split
+from tests.simulations.support.made_texts import make_bert, sentences, write_split, write_sst2
 from tests.simulations.support.runs import SMALL, Run, run_local
 
 PROBE: dict[str, Any] = {"probes": 16, "refresh_rounds": 3}
@@ -26,8 +27,11 @@ METHODS = {
     "probe": {"method": "probe", "sparsity": 0.4},
     "lsg-probe": {"method": "lsg-probe", "importance": "energy"},
     "rgp-probe": {"method": "rgp-probe"},
+    "dp-kfc": {"method": "dp-kfc"},
+    "gep": {"method": "gep", "rank": 8},
 }
 SOURCES = ("auto", "leaves", "pink", "function", "data")
+"""On images; ``tokens`` has a test of its own."""
 LATER = 7
 """A refresh."""
 
@@ -88,6 +92,24 @@ def test_frames_are_equal_for_all_private_data(method, source, digits, sources):
     mine = frames(base_of(digits, method, spec))
     for seed in range(2):
         assert frames(base_of(replace(digits, train=other(digits.train, seed)), method, spec)) == mine
+    assert mine[0] != mine[1] == mine[2]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_frames_of_texts_are_equal_for_all_private_texts(method, tmp_path):
+    """By bags of words of a public vocabulary, whose lengths do not follow the private texts."""
+    pytest.importorskip("transformers", reason="text models need the text extra")
+    bert = make_bert(tmp_path / "bert", layers=1)
+
+    def frames_of(name: str, texts: list[str]) -> list[bytes]:
+        folder = write_sst2(tmp_path / name, train=len(texts), validation=10)
+        write_split(folder, "train", {"sentence": texts, "label": [row % 2 for row in range(len(texts))]})
+        given = {"workload": "glue-sst2", "model": str(bert), "data_dir": str(tmp_path / name), "max_length": 16}
+        rank = {"gep": {}, "dp-kfc": {}}.get(method, {"rank": 4})
+        return frames(prepare(from_mapping({**SMALL, **given, **PROBE, **rank, **METHODS[method], "source": "tokens"})))
+
+    mine = frames_of("mine", sentences(40, seed=0))
+    assert frames_of("long", ["very " * 12 + "dull"] * 40) == mine
     assert mine[0] != mine[1] == mine[2]
 
 

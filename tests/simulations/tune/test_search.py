@@ -109,6 +109,15 @@ def test_a_grid_is_powers_of_two_around_the_value_in_use():
     assert edge_notes([share], (len(share.values) - 1,), {"sparsity": "highest"})[0].endswith("on this grid.")
 
 
+def test_a_value_that_no_setting_goes_beyond_asks_for_no_other():
+    refreshes = make_axis(all_settings()["refresh_rounds"], ["1", "2"], 1)
+    lowest, highest = (
+        edge_notes([refreshes], (at,), {refreshes.name: side}) for at, side in ((0, "lowest"), (1, "highest"))
+    )
+    assert lowest == ["The best refresh_rounds, 1, is at the edge: it is the lowest that the setting takes."]
+    assert highest[0].endswith("A higher one may be better: give one with --vary refresh_rounds=...")
+
+
 def test_values_may_be_given_for_any_setting():
     ranks, carrier, sizes = make_axes(["rank=16,4, 8", "importance", "batch_size=10,20"], "lsg", {"rank": 8})
     assert (ranks.values, ranks.start, ranks.listed) == ((4, 8, 16), 1, True)
