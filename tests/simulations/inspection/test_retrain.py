@@ -71,9 +71,9 @@ def test_guessing_without_a_clip_is_no_cost_of_the_clip(small, monkeypatch):
     [
         (
             Costs(with_noise=0.7, clip_only=0.725, neither=0.72, standard_error=0.0104, rho=0.156),
-            "Accuracy 70.00 % with clip and noise (rho 0.16), 72.50 % with the clip alone, 72.00 % with neither, at the "
-            "same learning rate: the noise costs 2.5 points and the clip brings 0.5 points (one seed, standard error "
-            "of each accuracy 1.0 points).",
+            "Accuracy 70.00 % with clip and noise (rho 0.16), 72.50 % with the clip alone, 72.00 % with neither, at "
+            "the same learning rate: the noise costs 2.5 points and the clip brings 0.5 points (one seed, standard "
+            "error of each accuracy 1.0 points).",
         ),
         (
             Costs(with_noise=0.7, clip_only=0.7, neither=None, standard_error=None),
