@@ -125,6 +125,7 @@ class Frame:
     ``sent`` is the frame of what is sent, if that differs from what a step differentiates (PowerSGD). ``personal``:
     parameters that are clipped and get noise like all others, and are not sent (``carriers.personal``).
     ``part_norm``: bound on an example's embeddings, and on the rests, before the joint clip (``gradients.embedding``).
+    ``one_shape``: every microbatch has one public number of rows, as ``Carrier.uneven`` needs it.
     """
 
     coordinates: tuple[Coordinates, ...]
@@ -132,6 +133,7 @@ class Frame:
     sent: "Frame | None" = None
     personal: tuple[str, ...] = ()
     part_norm: float | None = None
+    one_shape: bool = False
 
     @cached_property
     def embedded(self) -> "Frame | None":

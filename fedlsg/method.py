@@ -226,7 +226,10 @@ def make_frame(
         weighed = tuple(replace(b, weight=b.weight / share) if b.part == "rest" else b for b in weighed)
         part_norm = method.mechanism.clip_norm / math.sqrt(2) if method.mechanism.clips else None
     personal = personal_names(weights, method.personal, classifier) if method.personal else ()
-    return Frame(coordinates=where, blocks=weighed, sent=sent, personal=personal, part_norm=part_norm)
+    return Frame(
+        coordinates=where, blocks=weighed, sent=sent, personal=personal, part_norm=part_norm,
+        one_shape=method.carrier.uneven,
+    )  # fmt: skip
 
 
 def kept_blocks(method: Method, public: Public) -> tuple[Block, ...]:

@@ -74,6 +74,10 @@ PAYS_BELOW = 0.8
 """A layer is carried where r (m + n) < 0.8 m n, and in the form core where r s < 0.8 m n."""
 
 
+EVEN = 10.5
+"""Largest scale of a coordinate at which microbatches may differ in their number of rows; dp-kfc's default is 10."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Carrier:
     """How a weight's gradient travels.
@@ -154,6 +158,17 @@ class Carrier:
     def parts(self) -> tuple[Part, ...]:
         """The blocks that a carried weight makes of the step."""
         return PARTS[self.form] if self.kind in (*LOW_RANK, *MADE) else ("dense",)
+
+    @property
+    def uneven(self) -> bool:
+        """Whether coordinates may be scaled so differently that the rounding of one fills the clip of others.
+
+        A scale of 1 / damping ^ power turns the last bit of a gradient, which the number of rows in a pass decides,
+        into a share of C: 4e-6 for a power of 10 (``EVEN``), 0.7 for 1e6 (an adversary's rows, a network of 256-64-10).
+        """
+        if self.form not in ("core", "preconditioned"):
+            return False
+        return self.kind == "own" or self.damping**-self.power > EVEN
 
     @property
     def embeds(self) -> bool:

@@ -141,7 +141,7 @@ def _clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Float[Tensor, " 
     examples.
     """
     total: Tensor | None = None
-    shape = shape_of(x.local, x.parameters.values())
+    shape = shape_of(x.local, x.parameters.values(), one_shape=x.frame.one_shape)
     runs = runs_of(_next_batch(x), x.groups, shape)
     wide = wide or len(runs) > 1 or len(runs[0][1]) > NARROW_SUM
     seen: dict[int, list[torch.Size]] = {}

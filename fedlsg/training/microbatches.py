@@ -5,7 +5,8 @@ rows, or another padded length, can change the rounding of every row. In float32
 than 1e-6 C. In fewer bits it moves the gradients of all neighbours by up to 1 % of C each. A single row has another
 kernel than several rows, in float32 too: it can flip a ReLU, which moves a gradient of a deep network by up to 8e-3 C
 (ResNet-34). These are numbers of ordinary weights. Weights that an adversary chose can turn a last bit into a whole C,
-wherever kernels differ: a client that does not trust its server takes ``LocalTraining.one_shape``. Therefore:
+wherever kernels differ: a client that does not trust its server takes ``LocalTraining.one_shape``. So do carriers with
+very uneven scales, by ``Frame.one_shape``. Therefore:
     groups      runs of positions that may share a microbatch: equal shapes only, such as texts of one padded length
     shape       how many rows a microbatch has in the end; those that are missing are copies of its first row
 A copied row changes nothing but the shape: its gradient is dropped before the clip.
@@ -49,15 +50,15 @@ class Shape:
         return min(self.size, max(math.ceil(count / self.multiple) * self.multiple, LEAST)) if count else 0
 
 
-def shape_of(local: LocalTraining, parameters: Iterable[Tensor]) -> Shape:
+def shape_of(local: LocalTraining, parameters: Iterable[Tensor], *, one_shape: bool = False) -> Shape:
     """The shape that every microbatch of a run has.
 
     float32 on a processor: as many rows as there are examples, LEAST for a single one. In fewer bits there: a multiple
     of ROWS_ON_CPU. On other devices, whose kernels differ more, and under ``one_shape``: one number of rows always, the
-    microbatch size or, where that is less, what a batch hardly ever exceeds.
+    microbatch size or, where that is less, what a batch hardly ever exceeds. ``one_shape``: that of the frame.
     """
     some, size = list(parameters), max(1, local.microbatch_size // local.multiplicity)
-    if local.one_shape or any(p.device.type != "cpu" for p in some):
+    if one_shape or local.one_shape or any(p.device.type != "cpu" for p in some):
         size = min(size, math.ceil(local.expected_batch + 6 * math.sqrt(local.expected_batch)))
         return Shape(size=size, multiple=size)
     if local.precision == FLOAT32 and keeps_float32_digits("cpu") and all(p.itemsize >= FULL for p in some):

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from dataclasses import replace
 
-from fedlsg.user_code import shown
+from fedlsg.user_code import DATA, shown
 from simulations.models.pretrained import digest_of, facts_of
 from simulations.settings.settings import Settings
 
@@ -39,7 +39,8 @@ def _trained_on_rows_of(settings: Settings, source: str, seen: frozenset[str] = 
     facts, name = facts_of(source), shown(settings.workload)
     options = facts.get("options", {})
     rows = facts.get("workload") == name and options.get("dataset") == settings.dataset
-    if ("method" in facts and rows) or facts.get("pretrained_on", {}).get("source") == f"data:{name}":
+    read = [*facts.get("public_data", []), facts.get("pretrained_on", {}).get("source")]
+    if ("method" in facts and rows) or f"{DATA}{name}" in read:
         return True
     earlier = (options.get(setting) for setting in ("pretrained", "features"))
     seen |= {source}

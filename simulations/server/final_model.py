@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedlsg.carriers import adapted_layers
 from fedlsg.gradients import trainable
 from fedlsg.state import ServerState
-from fedlsg.user_code import shown
+from fedlsg.user_code import DATA, shown
 from fedlsg.version import version
 from simulations.models.transformers_form import describe
 from simulations.plan.plan import Base
@@ -51,10 +51,18 @@ def facts_of(base: Base, state: ServerState) -> dict[str, Any]:
         "averaged": state.average is not None,
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
         "options": {name: value for name, value in options.items() if value is not None},
+        "public_data": public_data_of(base),
         "trained": list(trainable(model)),
         "lora": lora_facts(model, base.method.carrier.scale),
         "transformers": describe(model),
     }
+
+
+def public_data_of(base: Base) -> list[str]:
+    """Data that the run read as public ones, to train on or to probe the model with: "data:" and a name each."""
+    carrier = base.method.carrier
+    named = [base.settings.public_rows, carrier.source if carrier.kind == "probe" else None]
+    return [shown(one) for one in named if one is not None and one.startswith(DATA)]
 
 
 def lora_facts(model: nn.Module, scale: float) -> dict[str, Any] | None:

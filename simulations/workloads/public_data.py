@@ -78,13 +78,20 @@ def public_data(
     given = f"{setting}=data:{name}"
     if not name:
         raise ValueError(f"expected {setting} as data:NAME or data:PATH, got {given.partition('=')[2]!r}")
-    if name in workloads.names() and name not in ANYWHERE:
-        rows = _by_name(name, workload, data_dir, cache_dir, options, progress, given)
-    else:
-        rows = _by_path(Path(name).expanduser().resolve(), workload, cache_folder(cache_dir), progress, given)
+    named = name in workloads.names() and name not in ANYWHERE
+
+    def rows_for(one: LoadedWorkload) -> PublicRows:
+        if named:
+            return _by_name(name, one, data_dir, cache_dir, options, progress, given)
+        return _by_path(Path(name).expanduser().resolve(), one, cache_folder(cache_dir), progress, given)
+
+    rows, raw = rows_for(workload), workload.raw
     rows = replace(rows, targets=workload.num_classes is None and rows.labelled)
     check_fits(rows.batch(torch.zeros(1, dtype=torch.int64))[0], workload, given)
-    refuse_overlap(rows, workload, given)
+    if raw is None or (named and raw.pixels is None):
+        refuse_overlap(rows, workload, given)
+    else:  # features of one row differ where its range of values does, or what it was encoded together with
+        refuse_overlap(rows_for(raw), raw, given)
     return rows
 
 
@@ -179,7 +186,7 @@ def refuse_overlap(rows: PublicRows, workload: LoadedWorkload, given: str) -> No
     splits = [split for split in (workload.train, *workload.tests.values()) if not isinstance(split, NoRows)]
     own = {one for split in splits for part in _parts(len(split)) for one in digests(split.batch(part)[0])}
     shared = sum(digest in own for part in _parts(len(rows.split)) for digest in digests(rows.batch(part)[0]))
-    if not shared and rows.pixels is not None and workload.features is None:
+    if not shared and rows.pixels is not None:
         stored, wanted = rows.pixels
         own = {one for split in splits for one in _rangeless(split, wanted, wanted.shape)}
         shared = sum(digest in own for digest in _rangeless(rows.split, stored, wanted.shape))

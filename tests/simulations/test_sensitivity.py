@@ -16,14 +16,21 @@ import pytest
 import torch
 from torch import nn
 
+import strategies
 from benchmarks import adversaries
 from benchmarks.adversaries import align, image_cases, made_images, made_texts, summed_in, text_cases
-from benchmarks.neighbours import BOUND, Moved, Subject, move, subject
+from benchmarks.neighbours import BOUND, Moved, Subject, move, of_tensors, subject
+from fedlsg.carriers.probe import ProbeSource
+from fedlsg.frame import Frame
 from fedlsg.gradients.precision import Precision
+from fedlsg.method import Schedule
+from fedlsg.state import PublicState
+from fedlsg.synthetic import dead_leaves
 from fedlsg.training import microbatches
 from fedlsg.training.local import LocalTraining
 from fedlsg.training.microbatches import ROWS_ON_CPU, Shape, fill, runs_of, shape_of
 from simulations.workloads import LoadedWorkload
+from simulations.workloads.base.workload import cross_entropy
 from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.made_texts import VOCABULARY, make_bert
 
@@ -110,6 +117,41 @@ def test_one_example_moves_cores_of_scaled_carriers_by_c(model, precision, own_c
     made = build(model, OWN_RECIPE, precision, "bfloat16", 7)
     for case in image_cases(7).values():
         check(move(made, *case))
+
+
+@pytest.mark.parametrize(("power", "damping"), [(0.5, 1e-2), (1.0, 1e-2), (1.0, 1e-6), (0.5, 1e-12)])
+def test_one_example_moves_unevenly_scaled_gradients_by_c(power, damping):
+    """All rows lie in the direction that dp-kfc scales most, by 1e6 at worst, so that rounding is scaled with them."""
+    for found in moves_of(*scaled_most(power, damping)):
+        check(found)
+
+
+def test_rows_that_are_not_of_one_shape_are_noticed_where_scales_are_uneven():
+    """Negative control of the test above."""
+    model, frame, direction = scaled_most(1.0, 1e-6)
+    assert max(found.neighbours for found in moves_of(model, replace(frame, one_shape=False), direction)) > BOUND
+
+
+def moves_of(model: nn.Module, frame: Frame, direction: torch.Tensor) -> Iterator[Moved]:
+    """Of the first of 4 or 8 rows in a direction."""
+    for sign, label, count in product((1, -1), (0, 3), (4, 8)):
+        inputs, targets = sign * direction.expand(count, -1), torch.full((count,), label)
+        yield move(of_tensors(model, frame, cross_entropy, inputs, targets, expected_batch=8.0), range(count), 0)
+
+
+def scaled_most(power: float, damping: float) -> tuple[nn.Module, Frame, torch.Tensor]:
+    """A network, the frame of dp-kfc, and the input (1, 256) that it scales most."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10))
+    source = ProbeSource(
+        name="leaves", draw=lambda count, generator: 2 * dead_leaves(count, (1, 16, 16), generator).flatten(1) - 1,
+        loss=cross_entropy, num_classes=10,
+    )  # fmt: skip
+    method = strategies.recipe("dp-kfc", power=power, damping=damping, probes=200, noise_multiplier=1.0)
+    state = PublicState.start(model, method, Schedule(rounds=1), seed=0, classifier=None, source=source)
+    frame = state.frame(1, updates=0)
+    direction = torch.linalg.svd(frame.coordinates[0].R.double())[2][-1:]
+    return model, frame, (direction / direction.abs().max()).float()
 
 
 @pytest.mark.slow

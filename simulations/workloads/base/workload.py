@@ -246,6 +246,7 @@ class LoadedWorkload:
     pixels: how images are stored, so that other images can take their form; None for other inputs.
     places: files and folders that the splits were read from, as far as they are known.
     features: what reports say of the public features that the inputs are; None for inputs as they are.
+    raw: the workload whose inputs became these features; None for inputs as they are.
     Raises ValueError for a label outside [0, num_classes).
     """
 
@@ -270,6 +271,7 @@ class LoadedWorkload:
     pixels: Pixels | None = None
     places: tuple[Path, ...] = ()
     features: Mapping[str, Any] | None = None
+    raw: "LoadedWorkload | None" = None
 
     def __post_init__(self) -> None:
         if self.test_name in self.other_tests:

@@ -23,7 +23,7 @@ from fedlsg.choices import choose
 from simulations.models import scattering
 from simulations.models.encoder import TextClassifier, build_encoder, load_body, sentence_encoder
 from simulations.models.encoder_source import NAMES, EncoderSource, find_encoder, load_config, model_folder
-from simulations.models.pretrained import CLASSIFIER, load_pretrained, read_weights
+from simulations.models.pretrained import CLASSIFIER, facts_of, load_pretrained, read_weights
 from simulations.workloads.base.cache import digest_files
 from simulations.workloads.base.workload import Inputs
 from simulations.workloads.features.encode import Encoder
@@ -72,7 +72,8 @@ def random_process(workload: str) -> Path:
 
     Raises FileNotFoundError, naming the command, where there is none; ValueError where there are several.
     """
-    found = sorted(file.parent for file in Path(PRETRAINED).glob(f"{workload}-*/{WEIGHTS}"))
+    there = sorted(file.parent for file in Path(PRETRAINED).glob(f"{workload}-*/{WEIGHTS}"))
+    found = [folder for folder in there if "pretrained_on" in facts_of(str(folder))]  # a run's model saw private rows
     if len(found) > 1:
         raise ValueError(f"features=random-process: choose one, features={' or features='.join(map(str, found))}")
     if not found:

@@ -60,7 +60,7 @@ def with_features(raw: LoadedWorkload, request: Request, read_rows: ReadRows) ->
     classes, cache = raw.classes(f"features={options.features}"), cache_folder(request.cache_dir)
     say(f"features={options.features}: finding the encoder")
     bare = _encoder(raw, options.features, classes)
-    raw = replace(raw, **_as_pixels(raw, bare)) if bare.pixels else raw
+    given, raw = raw, replace(raw, **_as_pixels(raw, bare)) if bare.pixels else raw
     encoder = _normalized(bare, raw.synthetic, norm_of(options), cache, say)
     tests = {
         name: encode_split(split, encoder, cache=cache, progress=say, what=name) for name, split in raw.tests.items()
@@ -84,6 +84,7 @@ def with_features(raw: LoadedWorkload, request: Request, read_rows: ReadRows) ->
         read=own.read,
         pixels=pixels,
         synthetic=synthetic,
+        raw=given,
     )
 
 

@@ -5,6 +5,7 @@ import shutil
 from collections import OrderedDict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,6 +13,7 @@ from torch import nn
 
 from simulations import workloads
 from simulations.models.pretrained import digest_of
+from simulations.models.small import digits_mlp
 from simulations.plan.plan import prepare
 from simulations.rundir.model_files import write_model
 from simulations.settings.settings import from_mapping
@@ -104,6 +106,26 @@ def test_weights_that_the_rows_of_the_workload_trained_are_refused(weights, tmp_
     write_model(weights, {"hidden.weight": torch.zeros(64, 64), "hidden.bias": torch.zeros(64)}, facts)
     with pytest.raises(ValueError, match="was trained on the rows of digits"):
         base(pretrained=str(weights))
+
+
+@pytest.mark.parametrize("read", [{"public_rows": "data:digits"}, {"source": "data:digits"}])
+def test_so_are_weights_of_another_workload_that_read_them_as_public(read, tmp_path):
+    """To train on, without noise; or to probe the model with."""
+    images = np.random.default_rng(0).integers(0, 17, (40, 1, 8, 8), dtype=np.uint8)
+    own = workload(
+        train=(images[:30], np.arange(30) % 10), test=(images[30:], np.arange(10)), model=digits_mlp, num_classes=10,
+        transform=lambda stored: stored.float() / 16,
+    )  # fmt: skip
+    how = {"method": "probe", "probes": 20, "rank": 16, "out_rank": 16}
+    how = {"method": "sgd", "noise_multiplier": None} if "public_rows" in read else how
+    workloads.give("other", own)
+    try:
+        run = run_local(tmp_path / "other", workload="other", **how, **read)
+    finally:
+        workloads._GIVEN.pop("other")
+    assert json.loads((run.path / "config.json").read_text())["public_data"] == ["data:digits"]
+    with pytest.raises(ValueError, match="was trained on the rows of digits"):
+        base(pretrained=str(run.path))
 
 
 @pytest.mark.parametrize("setting", ["pretrained", "features"])

@@ -10,9 +10,11 @@ from PIL import Image
 from torch import nn
 
 from simulations import workloads
+from simulations.workloads import Options
 from simulations.workloads.base.workload import NoRows
 from simulations.workloads.probes import probe_source
 from simulations.workloads.public_data import fitted
+from tests.simulations.support.made_texts import make_bert, sentences, write_split, write_sst2
 from tests.simulations.support.own import load, workload
 
 DIGITS = workloads.load("digits")
@@ -150,6 +152,35 @@ def test_equal_images_are_found_in_another_range_of_values(tmp_path):
             probe_source(own, f"data:{place}")
     torch.save(torch.randn(8, 1, 8, 8, generator=generator()), place)
     probe_source(own, f"data:{place}")  # control
+
+
+def test_equal_images_are_found_where_inputs_are_features(tmp_path):
+    """A copy in another range has other features: the images are compared, not what they become."""
+    own = workloads.load("digits", options=Options(features="scattering", train_rows=40))
+    rows, place = torch.from_numpy(own.raw.train.inputs[np.arange(30)]), tmp_path / "copy.pt"
+    for copy in (rows, rows * 4, (rows.float() - 4.9) / 6.0):
+        torch.save(copy, place)
+        with pytest.raises(ValueError, match="30 of its 30 rows are rows of that workload"):
+            probe_source(own, f"data:{place}")
+    torch.save(torch.randint(17, (30, 1, 8, 8), generator=generator()).byte(), place)
+    assert probe_source(own, f"data:{place}").draw(3, generator()).shape[0] == 3  # control
+
+
+def test_equal_texts_are_found_where_inputs_are_features(tmp_path):
+    pytest.importorskip("transformers", reason="text models need the text extra")
+    bert = make_bert(tmp_path / "bert", layers=1)
+    write_sst2(tmp_path, train=9, validation=6)
+    own = workloads.load(
+        "glue-sst2", data_dir=tmp_path, cache_dir=tmp_path / "cache", options=Options(features=str(bert), max_length=16)
+    )
+    texts, there = sentences(9, seed=0), tmp_path / "copy"
+    columns = {"sentence": ["very " * 12, *texts[:3]], "label": [0, 1, 0, 1]}
+    write_split(there, "public", columns)
+    named = f"data:{there / 'public-00000-of-00001.parquet'}"
+    with pytest.raises(ValueError, match="3 of its 4 rows are rows of that workload"):
+        probe_source(own, named, cache_dir=tmp_path / "cache")
+    write_split(there, "public", {"sentence": ["very " * 12] * 4, "label": [0, 1, 0, 1]})
+    assert len(probe_source(own, named, cache_dir=tmp_path / "cache").draw(3, generator())) == 3  # control
 
 
 def test_draws_do_not_change_with_any_private_row(tmp_path):

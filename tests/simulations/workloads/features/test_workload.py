@@ -192,10 +192,11 @@ def test_random_process_is_what_pretrain_wrote_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with refused("features=random-process", "make it with: fedlsg pretrain bright", error=FileNotFoundError):
         workloads.load("bright", options=Options(features="random-process"))
-    written_network(tmp_path / "pretrained" / "bright-cnn")
+    written_network(tmp_path / "pretrained" / "bright-cnn", pretrained_on={"source": "leaves"})
+    written_network(tmp_path / "pretrained" / "bright-run", method="sgd", workload="bright")  # it saw private rows
     found = workloads.load("bright", options=Options(features="random-process"))
     assert found.features == {"name": "random-process", "values": 64, "norm": "none"}
-    written_network(tmp_path / "pretrained" / "bright-model")
+    written_network(tmp_path / "pretrained" / "bright-model", pretrained_on={"source": "pink"})
     with refused("features=pretrained/bright-cnn or features=pretrained/bright-model"):
         workloads.load("bright", options=Options(features="random-process"))
 
