@@ -6,8 +6,8 @@ from fedlsg.state import PublicState, mean_frame
 from simulations.plan.plan import Plan
 
 RHO_MEANING = (
-    "If rho is far below 1, noise costs little: at a tuned learning rate, sending fewer values gains no accuracy. "
-    "Above 1 it may."
+    "If rho is far below 1, sending fewer values rarely gains accuracy. Above 1 it may. "
+    "What the noise costs a run is measured by fedlsg inspect RUN --noiseless."
 )
 
 
