@@ -163,8 +163,8 @@ class Carrier:
     def uneven(self) -> bool:
         """Whether coordinates may be scaled so differently that the rounding of one fills the clip of others.
 
-        A scale of 1 / damping ^ power turns the last bit of a gradient, which the number of rows in a pass decides,
-        into a share of C: 4e-6 for a power of 10 (``EVEN``), 0.7 for 1e6 (an adversary's rows, a network of 256-64-10).
+        Scales of 1 / damping ^ power turn the last bit of a gradient, which the number of rows in a pass decides, into
+        4e-6 C where they are 10 and into 0.7 C where they are 1e6 (an adversary's rows, a network of 256-64-10).
         """
         if self.form not in ("core", "preconditioned"):
             return False
