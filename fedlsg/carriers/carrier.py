@@ -74,8 +74,8 @@ PAYS_BELOW = 0.8
 """A layer is carried where r (m + n) < 0.8 m n, and in the form core where r s < 0.8 m n."""
 
 
-EVEN = 10.5
-"""Largest scale of a coordinate at which microbatches may differ in their number of rows; dp-kfc's default is 10."""
+EVEN = 4.0
+"""Largest scale by a carrier at which microbatches may differ in their number of rows: ``probe`` has 3.2 by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,8 @@ class Carrier:
         """Whether coordinates may be scaled so differently that the rounding of one fills the clip of others.
 
         Scales of 1 / damping ^ power turn the last bit of a gradient, which the number of rows in a pass decides, into
-        4e-6 C where they are 10 and into 0.7 C where they are 1e6 (an adversary's rows, a network of 256-64-10).
+        0.7 C where they are 1e6 (an adversary's rows, a network of 256-64-10). It grows with the layer: where they are
+        10 it is 4e-6 C there, and 4e-5 C in a network of 1024-512-10.
         """
         if self.form not in ("core", "preconditioned"):
             return False

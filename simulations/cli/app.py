@@ -226,9 +226,9 @@ def main() -> None:
         fail(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         fail("interrupted", INTERRUPTED)
-    except SystemExit as end:  # SIGTERM and SIGHUP; rich's answer to `| head` is the status 1
-        status = int(end.code or 0)
-        fail("interrupted" if status > 128 else "its output was closed", status)
+    except SystemExit as end:  # SIGTERM and SIGHUP; and rich's answer to a closed pipe, as `| head` leaves it
+        closed = isinstance(end.__context__, BrokenPipeError)
+        fail("its output was closed" if closed else "interrupted", int(end.code or 0))
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         fail(str(error), 1)
     if status == INTERRUPTED:  # typer's word for Ctrl-C

@@ -90,7 +90,7 @@ def public_data(
     check_fits(rows.batch(torch.zeros(1, dtype=torch.int64))[0], workload, given)
     if raw is None or (named and raw.pixels is None):
         refuse_overlap(rows, workload, given)
-    else:  # features of one row differ where its range of values does, or what it was encoded together with
+    else:  # a copy in another range of values has other features
         refuse_overlap(rows_for(raw), raw, given)
     return rows
 

@@ -105,7 +105,7 @@ def test_frames_of_texts_are_equal_for_all_private_texts(method, tmp_path):
         folder = write_sst2(tmp_path / name, train=len(texts), validation=10)
         write_split(folder, "train", {"sentence": texts, "label": [row % 2 for row in range(len(texts))]})
         given = {"workload": "glue-sst2", "model": str(bert), "data_dir": str(tmp_path / name), "max_length": 16}
-        rank = {"gep": {}, "dp-kfc": {}}.get(method, {"rank": 4})
+        rank = {} if method == "dp-kfc" else {"rank": 4}
         return frames(prepare(from_mapping({**SMALL, **given, **PROBE, **rank, **METHODS[method], "source": "tokens"})))
 
     mine = frames_of("mine", sentences(40, seed=0))
