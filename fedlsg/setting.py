@@ -181,6 +181,16 @@ def suggestion(name: str, known: Mapping[str, Declared]) -> str:
     return f"; did you mean {meant!r}?" if meant else did_you_mean(word, known)
 
 
+def agreed(declarations: Iterable[tuple[str, Mapping[str, Declared]]]) -> dict[str, Declared]:
+    """What several places declare, by name: each place with its declarations. Raises ValueError if two differ."""
+    found: dict[str, tuple[str, Declared]] = {}
+    for where, declarations_of_one in declarations:
+        for name, one in declarations_of_one.items():
+            first, before = found.get(name, (where, one))
+            found[name] = first, same(before, one, (first, where))
+    return {name: one for name, (_, one) in found.items()}
+
+
 def same(first: Declared, second: Declared, where: tuple[str, str]) -> Declared:
     """Two declarations of one name as one, its sentence the first that there is. Raises ValueError if they differ."""
     silent = Setting() in (first.setting, second.setting)  # one that says a type alone takes the other's range

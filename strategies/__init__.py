@@ -21,7 +21,7 @@ from fedlsg import user_code
 from fedlsg.choices import did_you_mean
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.setting import Declared, declared, same, suggestion
+from fedlsg.setting import Declared, agreed, declared, suggestion
 from fedlsg.training import ServerOptimizer
 from strategies import recipes
 
@@ -153,14 +153,11 @@ def recipe_settings() -> dict[str, Declared]:
     Raises ValueError where two recipes declare one name with different types or ranges, and for a name that the
     mechanism or the server has.
     """
-    found: dict[str, Declared] = {}
-    for method in _recipes():
-        for name, one in declared_by(method).items():
-            if name in common_settings():
-                raise ValueError(f"method {method!r} declares {name!r}, which every method has: give it another name")
-            first = next(taker for taker in _recipes() if name in declared_by(taker))
-            found[name] = same(found.get(name, one), one, (f"method {first!r}", f"method {method!r}"))
-    return found
+    own, common = {method: declared_by(method) for method in _recipes()}, common_settings()
+    for method, settings in own.items():
+        for name in settings.keys() & common.keys():
+            raise ValueError(f"method {method!r} declares {name!r}, which every method has: give it another name")
+    return agreed((f"method {method!r}", settings) for method, settings in own.items())
 
 
 def common_settings() -> dict[str, Declared]:

@@ -38,7 +38,6 @@ PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType({
 
 NAMES_OF_CODE = ("workload", "method")
 MAY_NAME_FILES = (*NAMES_OF_CODE, "source")
-"""Settings that may name a file."""
 """Settings that may name a file: FILE.py:NAME."""
 
 KNOWN = frozenset(name for names in PLACES.values() for name in names)
@@ -50,12 +49,9 @@ def method_settings() -> dict[str, Declared]:
     import strategies
 
     found = strategies.recipe_settings()
-    for name in found:
-        if name in RUN or name in codec_settings():
-            takers = ", ".join(strategies.takers_of(name))
-            raise ValueError(
-                f"method {takers} declares {name!r}, which is a setting of every run: give it another name"
-            )
+    for name in found.keys() & {*RUN, *codec_settings()}:
+        takers = ", ".join(strategies.takers_of(name))
+        raise ValueError(f"method {takers} declares {name!r}, which is a setting of every run: give it another name")
     return found
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedlsg.choices import did_you_mean
 from fedlsg.method import Method
 from fedlsg.payload.values.dither import Dither
-from fedlsg.setting import Declared, Setting, check_declared, declared, same
+from fedlsg.setting import Declared, Setting, agreed, check_declared, declared
 
 DEFAULT_CODEC = "float32"
 """The codec if none is given."""
@@ -69,10 +69,7 @@ class Codec(ABC):
     @property
     def settings(self) -> dict[str, Declared]:
         """The settings that are this codec's own, by name."""
-        hints = get_type_hints(type(self), include_extras=True)
-        notes = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-        common = [name for name, own in notes.items() if not any(isinstance(note, Setting) for note in own)]
-        return declared(type(self), without=common)
+        return dict(_own_settings(type(self)))
 
     def with_settings(self, given: Mapping[str, Any]) -> Self:
         """This codec with its own settings among those given; what is missing or None stays as it is.
@@ -123,6 +120,14 @@ class Codec(ABC):
         """
 
 
+@cache
+def _own_settings(codec: type[Codec]) -> Mapping[str, Declared]:
+    hints = get_type_hints(codec, include_extras=True)
+    notes = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    common = [name for name, own in notes.items() if not any(isinstance(note, Setting) for note in own)]
+    return declared(codec, without=common)
+
+
 def find_codec(codec: Codec | str) -> Codec:
     """The codec of a name, with the defaults of its own settings; a codec is returned as it is.
 
@@ -138,12 +143,7 @@ def find_codec(codec: Codec | str) -> Codec:
 
 def codec_settings() -> dict[str, Declared]:
     """Settings that codecs declare, by name. Raises ValueError if two codecs declare one name differently."""
-    found: dict[str, tuple[str, Declared]] = {}
-    for codec in all_codecs().values():
-        for name, one in codec.settings.items():
-            where, other = found.get(name, (codec.name, one))
-            found[name] = where, same(other, one, (f"codec {where}", f"codec {codec.name}"))
-    return {name: one for name, (_, one) in found.items()}
+    return agreed((f"codec {codec.name}", codec.settings) for codec in all_codecs().values())
 
 
 @cache
