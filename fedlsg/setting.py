@@ -184,8 +184,8 @@ def suggestion(name: str, known: Mapping[str, Declared]) -> str:
 def agreed(declarations: Iterable[tuple[str, Mapping[str, Declared]]]) -> dict[str, Declared]:
     """What several places declare, by name: each place with its declarations. Raises ValueError if two differ."""
     found: dict[str, tuple[str, Declared]] = {}
-    for where, declarations_of_one in declarations:
-        for name, one in declarations_of_one.items():
+    for where, own in declarations:
+        for name, one in own.items():
             first, before = found.get(name, (where, one))
             found[name] = first, same(before, one, (first, where))
     return {name: one for name, (_, one) in found.items()}
