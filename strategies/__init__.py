@@ -155,7 +155,7 @@ def recipe_settings() -> dict[str, Declared]:
     """
     own, common = {method: declared_by(method) for method in _recipes()}, common_settings()
     for method, settings in own.items():
-        for name in settings.keys() & common.keys():
+        for name in filter(common.__contains__, settings):
             raise ValueError(f"method {method!r} declares {name!r}, which every method has: give it another name")
     return agreed((f"method {method!r}", settings) for method, settings in own.items())
 

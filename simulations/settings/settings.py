@@ -48,8 +48,8 @@ def method_settings() -> dict[str, Declared]:
     """Settings of the recipes. Raises ValueError where two recipes, or a recipe and a run, declare one name."""
     import strategies
 
-    found = strategies.recipe_settings()
-    for name in found.keys() & {*RUN, *codec_settings()}:
+    found, taken = strategies.recipe_settings(), {*RUN, *codec_settings()}
+    for name in filter(taken.__contains__, found):
         takers = ", ".join(strategies.takers_of(name))
         raise ValueError(f"method {takers} declares {name!r}, which is a setting of every run: give it another name")
     return found

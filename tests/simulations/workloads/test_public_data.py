@@ -167,7 +167,7 @@ def test_equal_images_are_found_where_inputs_are_features(tmp_path):
 
 
 def test_equal_texts_are_found_where_inputs_are_features(tmp_path):
-    """(Features of texts are equal where the texts are, so comparing those would find them, too.)"""
+    """Features of equal texts are equal, so this holds with either comparison; images tell the two apart, above."""
     pytest.importorskip("transformers", reason="text models need the text extra")
     bert = make_bert(tmp_path / "bert", layers=1)
     write_sst2(tmp_path, train=9, validation=6)
