@@ -215,8 +215,5 @@ def name_of(thing: Any) -> str:
 def modules_of_files() -> list[ModuleType]:
     """Modules of a user's own: files that were named, and what they imported from their own folders."""
     folders = {path.parent for path in _FILES}
-    return [
-        module
-        for module in list(sys.modules.values())
-        if (file := getattr(module, "__file__", None)) and Path(file).parent in folders
-    ]
+    modules = list(sys.modules.values()) if folders else []  # thousands
+    return [m for m in modules if (file := getattr(m, "__file__", None)) and Path(file).parent in folders]
