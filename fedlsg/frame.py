@@ -125,7 +125,7 @@ class Frame:
     ``sent`` is the frame of what is sent, if that differs from what a step differentiates (PowerSGD). ``personal``:
     parameters that are clipped and get noise like all others, and are not sent (``carriers.personal``).
     ``part_norm``: bound on an example's embeddings, and on the rests, before the joint clip (``gradients.embedding``).
-    ``one_shape``: every microbatch has one public number of rows, as ``Carrier.uneven`` needs it.
+    ``one_shape``: every microbatch has one public number of rows, as ``carriers.rounding`` says.
     """
 
     coordinates: tuple[Coordinates, ...]

@@ -20,6 +20,7 @@ from fedlsg.carriers.carrier import coordinates
 from fedlsg.carriers.own import carried_sizes, own_coordinates
 from fedlsg.carriers.personal import personal_names
 from fedlsg.carriers.probe import Basis
+from fedlsg.carriers.rounding import needs_one_shape
 from fedlsg.frame import Block, Frame, group_of, make_blocks
 from fedlsg.masks import Mask, Prune
 from fedlsg.masks.mask import apply_mask, split_kept
@@ -228,7 +229,7 @@ def make_frame(
     personal = personal_names(weights, method.personal, classifier) if method.personal else ()
     return Frame(
         coordinates=where, blocks=weighed, sent=sent, personal=personal, part_norm=part_norm,
-        one_shape=method.carrier.uneven,
+        one_shape=needs_one_shape(method.carrier, where),
     )  # fmt: skip
 
 

@@ -74,10 +74,6 @@ PAYS_BELOW = 0.8
 """A layer is carried where r (m + n) < 0.8 m n, and in the form core where r s < 0.8 m n."""
 
 
-EVEN = 4.0
-"""Largest scale by a carrier at which microbatches may differ in their number of rows: ``probe`` has 3.2 by default."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Carrier:
     """How a weight's gradient travels.
@@ -158,18 +154,6 @@ class Carrier:
     def parts(self) -> tuple[Part, ...]:
         """The blocks that a carried weight makes of the step."""
         return PARTS[self.form] if self.kind in (*LOW_RANK, *MADE) else ("dense",)
-
-    @property
-    def uneven(self) -> bool:
-        """Whether coordinates may be scaled so differently that the rounding of one fills the clip of others.
-
-        Scales of 1 / damping ^ power turn the last bit of a gradient, which the number of rows in a pass decides, into
-        0.7 C where they are 1e6 (an adversary's rows, a network of 256-64-10). It grows with the layer: where they are
-        10 it is 4e-6 C there, and 4e-5 C in a network of 1024-512-10.
-        """
-        if self.form not in ("core", "preconditioned"):
-            return False
-        return self.kind == "own" or self.damping**-self.power > EVEN
 
     @property
     def embeds(self) -> bool:

@@ -5,8 +5,8 @@ rows, or another padded length, can change the rounding of every row. In float32
 than 1e-6 C. In fewer bits it moves the gradients of all neighbours by up to 1 % of C each. A single row has another
 kernel than several rows, in float32 too: it can flip a ReLU, which moves a gradient of a deep network by up to 8e-3 C
 (ResNet-34). These are numbers of ordinary weights. Weights that an adversary chose can turn a last bit into a whole C,
-wherever kernels differ: a client that does not trust its server takes ``LocalTraining.one_shape``. So do carriers with
-very uneven scales, by ``Frame.one_shape``. Therefore:
+wherever kernels differ: a client that does not trust its server takes ``LocalTraining.one_shape``. So do carriers that
+can do the same, by ``Frame.one_shape``. Therefore:
     groups      runs of positions that may share a microbatch: equal shapes only, such as texts of one padded length
     shape       how many rows a microbatch has in the end; those that are missing are copies of its first row
 A copied row changes nothing but the shape: its gradient is dropped before the clip.
@@ -29,8 +29,9 @@ LEAST = 2
 """Rows that a microbatch has at least, where it may have more than one."""
 
 ROWS_ON_CPU = 8
-"""Multiples of so many rows are rounded alike by the kernels for processors, whatever their number (measured in
-docs/results/sensitivity.md); a single row takes another kernel."""
+"""In fewer bits, multiples of so many rows are rounded alike by the kernels for processors, whatever their number, and
+in float32 whatever a row's place among them (measured in docs/results/sensitivity.md); a single row takes another
+kernel."""
 
 
 def together(positions: Positions) -> Sequence[Positions]:
@@ -55,11 +56,15 @@ def shape_of(local: LocalTraining, parameters: Iterable[Tensor], *, one_shape: b
 
     float32 on a processor: as many rows as there are examples, LEAST for a single one. In fewer bits there: a multiple
     of ROWS_ON_CPU. On other devices, whose kernels differ more, and under ``one_shape``: one number of rows always, the
-    microbatch size or, where that is less, what a batch hardly ever exceeds. ``one_shape``: that of the frame.
+    microbatch size or, where that is less, what a batch hardly ever exceeds; on a processor, the next multiple of
+    ROWS_ON_CPU: where a row leaves, all later ones move up by one place. ``one_shape``: that of the frame.
     """
     some, size = list(parameters), max(1, local.microbatch_size // local.multiplicity)
-    if one_shape or local.one_shape or any(p.device.type != "cpu" for p in some):
+    on_cpu = all(p.device.type == "cpu" for p in some)
+    if one_shape or local.one_shape or not on_cpu:
         size = min(size, math.ceil(local.expected_batch + 6 * math.sqrt(local.expected_batch)))
+        if on_cpu and size > 1:
+            size = math.ceil(size / ROWS_ON_CPU) * ROWS_ON_CPU
         return Shape(size=size, multiple=size)
     if local.precision == FLOAT32 and keeps_float32_digits("cpu") and all(p.itemsize >= FULL for p in some):
         return Shape(size=size)
@@ -89,9 +94,9 @@ def check_alike(inputs: Batch, group: int, seen: dict[int, list[torch.Size]]) ->
         raise ValueError(
             "expected inputs of one shape from all microbatches of a group, found several: padding to the longest of a "
             "microbatch lets one example change the rounding of others by more than the privacy bound allows, in "
-            "bfloat16, in half precision and on devices other than a CPU; pad each example to the next of a public "
-            "list of lengths and return each length as a group of its own (groups=), or set precision=float32 and "
-            "activation_storage=float32 on a CPU"
+            "bfloat16, in half precision, on devices other than a CPU, and by methods that scale rounding up (dp-kfc, "
+            "gep); pad each example to the next of a public list of lengths and return each length as a group of its "
+            "own (groups=), or set precision=float32 and activation_storage=float32 on a CPU, with another method"
         )
 
 

@@ -63,6 +63,8 @@ def file_digest(file: Path) -> str:
 def facts_of(source: str) -> Mapping[str, Any]:
     """What fedlsg says of the weights, in the folder of their file; nothing for other weights."""
     folder = Path(source).expanduser()
+    if not folder.exists():  # a name, or nothing: what is in the working directory is not about it
+        return {}
     folder = folder if folder.is_dir() else folder.parent
     for name in FACTS:
         try:

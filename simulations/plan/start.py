@@ -6,6 +6,7 @@ from dataclasses import replace
 from fedlsg.user_code import DATA, shown
 from simulations.models.pretrained import digest_of, facts_of
 from simulations.settings.settings import Settings
+from simulations.workloads.features.encoders import RANDOM_PROCESS, random_process
 
 RANDOM = "none"
 """``pretrained`` of a text model whose own weights are left out."""
@@ -17,12 +18,13 @@ def with_digest(settings: Settings) -> Settings:
     Raises ValueError for weights, to start from or to make features, that fedlsg trained on the rows of the same
     workload, by a run or as public data: the epsilon of this run would leave that out.
     """
-    for setting in ("pretrained", "features"):
-        given = getattr(settings, setting)
-        if given not in (None, RANDOM) and _trained_on_rows_of(settings, str(given)):
+    own = {row_name(settings.workload, settings.dataset), f"{DATA}{shown(settings.workload)}"}
+    for setting, source in starts_of(settings).items():
+        if own & rows_behind(source):
             raise ValueError(
-                f"{setting}={given} was trained on the rows of {shown(settings.workload)}, which the epsilon of this "
-                "run would not count: take weights of public data, or resume the run that made these"
+                f"{setting}={getattr(settings, setting)} was trained on the rows of {shown(settings.workload)}, which "
+                "the epsilon of this run would not count: take weights of public data, or resume the run that made "
+                "these"
             )
     if settings.pretrained in (None, RANDOM) or settings.pretrained_sha256 is not None:
         return settings
@@ -31,17 +33,32 @@ def with_digest(settings: Settings) -> Settings:
     return settings
 
 
-def _trained_on_rows_of(settings: Settings, source: str, seen: frozenset[str] = frozenset()) -> bool:
-    """Whether the weights at ``source``, or those that they come from, have seen the rows, by what is on record.
+def starts_of(settings: Settings) -> dict[str, str]:
+    """Where the public weights are that a run starts from, or that make its features: paths or names, by setting."""
+    given = {name: getattr(settings, name) for name in ("pretrained", "features")}
+    found = {name: str(value) for name, value in given.items() if value not in (None, RANDOM)}
+    if found.get("features") == RANDOM_PROCESS:
+        with suppress(OSError, ValueError):  # the workload says what is missing
+            found["features"] = str(random_process(settings.workload))
+    return found
+
+
+def rows_behind(source: str, seen: frozenset[str] = frozenset()) -> set[str]:
+    """Names of the rows that the weights at ``source``, or those that they come from, have seen, by what is on record.
 
     ``seen``: weights that were looked at on the way, since records may name one another.
     """
-    facts, name = facts_of(source), shown(settings.workload)
+    facts, seen = facts_of(source), seen | {source}
     options = facts.get("options", {})
-    rows = facts.get("workload") == name and options.get("dataset") == settings.dataset
-    read = [*facts.get("public_data", []), facts.get("pretrained_on", {}).get("source")]
-    if ("method" in facts and rows) or f"{DATA}{name}" in read:
-        return True
-    earlier = (options.get(setting) for setting in ("pretrained", "features"))
-    seen |= {source}
-    return any(_trained_on_rows_of(settings, str(one), seen) for one in earlier if one not in (None, RANDOM, *seen))
+    read = {*facts.get("public_data", []), *facts.get("rows_behind", [])}
+    if "pretrained_on" in facts:
+        read.add(str(facts["pretrained_on"].get("source")))
+    if "method" in facts:
+        read.add(row_name(str(facts.get("workload")), options.get("dataset")))
+    earlier = {str(options.get(setting)) for setting in ("pretrained", "features")} - {RANDOM, RANDOM_PROCESS}
+    return read.union(*(rows_behind(one, seen) for one in earlier - seen))
+
+
+def row_name(workload: str, dataset: str | None) -> str:
+    """The name of a workload's training rows in records."""
+    return f"{DATA}{shown(workload)}" + (f" {dataset}" if dataset else "")

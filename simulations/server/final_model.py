@@ -13,6 +13,7 @@ from fedlsg.user_code import DATA, shown
 from fedlsg.version import version
 from simulations.models.transformers_form import describe
 from simulations.plan.plan import Base
+from simulations.plan.start import rows_behind, starts_of
 from simulations.workloads import Options
 
 FORMAT = 1
@@ -52,6 +53,7 @@ def facts_of(base: Base, state: ServerState) -> dict[str, Any]:
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
         "options": {name: value for name, value in options.items() if value is not None},
         "public_data": public_data_of(base),
+        "rows_behind": sorted(set().union(*map(rows_behind, starts_of(s).values()))),  # should those be moved later
         "trained": list(trainable(model)),
         "lora": lora_facts(model, base.method.carrier.scale),
         "transformers": describe(model),

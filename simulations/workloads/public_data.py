@@ -183,7 +183,8 @@ def refuse_overlap(rows: PublicRows, workload: LoadedWorkload, given: str) -> No
     split here (``NoRows``), and a client must not refuse by its rows: there the public test rows alone are compared.
     Equal rows are found, near copies (cropped, compressed again) are not.
     """
-    splits = [split for split in (workload.train, *workload.tests.values()) if not isinstance(split, NoRows)]
+    everything = (workload.train, *workload.left_out, *workload.tests.values())
+    splits = [split for split in everything if not isinstance(split, NoRows)]
     own = {one for split in splits for part in _parts(len(split)) for one in digests(split.batch(part)[0])}
     shared = sum(digest in own for part in _parts(len(rows.split)) for digest in digests(rows.batch(part)[0]))
     if not shared and rows.pixels is not None:

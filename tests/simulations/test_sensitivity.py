@@ -24,6 +24,7 @@ from fedlsg.carriers.probe import ProbeSource
 from fedlsg.frame import Frame
 from fedlsg.gradients.precision import Precision
 from fedlsg.method import Schedule
+from fedlsg.privacy import Mechanism
 from fedlsg.state import PublicState
 from fedlsg.synthetic import dead_leaves
 from fedlsg.training import microbatches
@@ -124,6 +125,58 @@ def test_one_example_moves_unevenly_scaled_gradients_by_c(power, damping):
     """All rows lie in the direction that dp-kfc scales most, by 1e6 at worst, so that rounding is scaled with them."""
     for found in moves_of(*scaled_most(power, damping)):
         check(found)
+
+
+@pytest.mark.parametrize(("microbatch", "expected"), [(5, 1e4), (7, 1e4), (11, 1e4), (64, 0.5), (64, 2.0)])
+def test_so_where_the_others_move_up_by_one_place(microbatch, expected):
+    """Rows at the end of a microbatch are rounded by themselves if it is no multiple of 8: 4 C at power 1, 1e-6."""
+    model, frame, direction = scaled_most(1.0, 1e-6)
+    inputs = torch.zeros(20 * microbatch + 1, direction.shape[1])
+    inputs[microbatch::microbatch] = direction
+    targets = torch.full((len(inputs),), 3)
+    made = of_tensors(
+        model, frame, cross_entropy, inputs, targets, expected_batch=expected, microbatch_size=microbatch
+    )  # fmt: skip
+    check(move(made, range(len(inputs)), 0))
+
+
+@pytest.mark.parametrize(("clip_norm", "residual_clip"), [(1.0, 1e-6), (1e-6, 0.4)])
+def test_one_example_moves_embeddings_that_leave_nothing_by_c(clip_norm, residual_clip):
+    """The rest is the rounding of a gradient that L spans, and is clipped by itself."""
+    model, frame, rows = spanned(clip_norm, residual_clip)
+    assert frame.one_shape
+    assert max(moved_by(model, frame, rows, clip_norm)) <= 1 + BOUND
+
+
+def test_rows_that_are_not_of_one_shape_are_noticed_where_an_embedding_leaves_nothing():
+    """Negative control of the test above."""
+    model, frame, rows = spanned(1e-6, 0.4)
+    assert max(moved_by(model, replace(frame, one_shape=False), rows, 1e-6)) > 1 + BOUND
+
+
+def spanned(clip_norm: float, residual_clip: float) -> tuple[nn.Module, Frame, torch.Tensor]:
+    """A layer of 640 parameters, a frame of gep whose L spans them, and a row."""
+    torch.manual_seed(0)
+    model = nn.Linear(64, 10)
+
+    def draw(count: int, generator: torch.Generator) -> torch.Tensor:
+        return dead_leaves(count, (1, 8, 8), generator).flatten(1)
+
+    source = ProbeSource(name="leaves", draw=draw, loss=cross_entropy, num_classes=10)
+    method = strategies.recipe(
+        "gep", rank=640, residual_clip=residual_clip, clip_norm=clip_norm, noise_multiplier=1.0, probes=700
+    )
+    state = PublicState.start(model, method, Schedule(rounds=1), seed=0, classifier=None, source=source)
+    return model, state.frame(1, updates=0), draw(1, torch.Generator().manual_seed(5))
+
+
+def moved_by(model: nn.Module, frame: Frame, row: torch.Tensor, clip_norm: float) -> Iterator[float]:
+    """The first of some equal rows leaves; shares of C."""
+    for count in (4, 5, 8):
+        made = of_tensors(model, frame, cross_entropy, row.expand(count, -1), torch.full((count,), 3))
+        mechanism = Mechanism(kind="clip-only", clip_norm=clip_norm)
+        made = Subject(**{**vars(made), "mechanism": mechanism})
+        yield move(made, range(count), 0).moved
 
 
 def test_rows_that_are_not_of_one_shape_are_noticed_where_scales_are_uneven():
@@ -284,7 +337,8 @@ def test_off_the_processor_the_shape_is_public():
     local = LocalTraining(microbatch_size=256, expected_batch=25.0)
     shape = shape_of(local, weights)
     assert shape == Shape(size=55, multiple=55)
-    assert shape_of(replace(local, one_shape=True), [torch.zeros(2)]) == shape
+    assert shape_of(replace(local, one_shape=True), [torch.zeros(2)]) == Shape(size=56, multiple=56)
+    assert shape_of(replace(local, one_shape=True, microbatch_size=1), [torch.zeros(2)]) == Shape(size=1, multiple=1)
     assert [shape.rows(count) for count in (0, 1, 54, 55)] == [0, 55, 55, 55]
 
 

@@ -247,6 +247,7 @@ class LoadedWorkload:
     places: files and folders that the splits were read from, as far as they are known.
     features: what reports say of the public features that the inputs are; None for inputs as they are.
     raw: the workload whose inputs became these features; None for inputs as they are.
+    left_out: training rows that train_rows or holdout took away. They are as private as the others.
     Raises ValueError for a label outside [0, num_classes).
     """
 
@@ -272,6 +273,7 @@ class LoadedWorkload:
     places: tuple[Path, ...] = ()
     features: Mapping[str, Any] | None = None
     raw: "LoadedWorkload | None" = None
+    left_out: "tuple[Split, ...]" = ()
 
     def __post_init__(self) -> None:
         if self.test_name in self.other_tests:

@@ -85,6 +85,7 @@ def with_features(raw: LoadedWorkload, request: Request, read_rows: ReadRows) ->
         pixels=pixels,
         synthetic=synthetic,
         raw=given,
+        left_out=(),
     )
 
 

@@ -143,6 +143,44 @@ def test_so_are_features_of_such_weights_and_weights_that_come_from_them(setting
     prepare(from_mapping({"workload": "digits", "method": "dpsgd", "noise_multiplier": 2.0, setting: str(later)}))
 
 
+def test_so_is_a_random_process_that_is_none(tmp_path, monkeypatch):
+    """The name stands for a folder, whose record counts; ``fedlsg convert --trained-on`` leaves such a one."""
+    folder = tmp_path / "pretrained" / "digits-mlp"
+    folder.mkdir(parents=True)
+    tensors = {"hidden.weight": torch.zeros(64, 64), "hidden.bias": torch.zeros(64)}
+    facts = {"fedlsg": "0.1.0", "workload": "digits", "model": "mlp", "pretrained_on": {"source": "data:digits"}}
+    write_model(folder, tensors, facts)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^features=random-process was trained on the rows of digits"):
+        base(features="random-process")
+    write_model(folder, tensors, {**facts, "pretrained_on": {"source": "leaves"}})
+    assert base(features="random-process").settings.features == "random-process"
+
+
+def test_so_are_weights_whose_first_ancestor_is_gone(tmp_path):
+    """Every run keeps what the weights before it have seen."""
+    first = run_local(tmp_path / "first", **RUN)
+    own = workload(
+        train=(np.zeros((30, 1, 8, 8), np.uint8), np.arange(30) % 10), model=digits_mlp, num_classes=10,
+        test=(np.zeros((10, 1, 8, 8), np.uint8), np.arange(10)), transform=lambda stored: stored.float() / 16,
+    )  # fmt: skip
+    workloads.give("other", own)
+    try:
+        later = run_local(tmp_path / "later", workload="other", method="dpsgd", pretrained=str(first.path))
+    finally:
+        workloads._GIVEN.pop("other")
+    assert json.loads((later.path / "config.json").read_text())["rows_behind"] == ["data:digits"]
+    shutil.rmtree(first.path)
+    with pytest.raises(ValueError, match="was trained on the rows of digits"):
+        base(pretrained=str(later.path))
+
+
+def test_a_run_in_the_working_directory_says_nothing_of_a_name(tmp_path, monkeypatch):
+    run = run_local(tmp_path / "run", **RUN)
+    monkeypatch.chdir(run.path)
+    assert base(features="scattering").settings.features == "scattering"
+
+
 def test_a_workload_of_a_users_own_starts_from_weights(tmp_path):
     def build() -> nn.Module:
         return nn.Sequential(OrderedDict(body=nn.Linear(8, 4), tanh=nn.Tanh(), top=nn.Linear(4, 3)))

@@ -184,6 +184,18 @@ def test_equal_texts_are_found_where_inputs_are_features(tmp_path):
     assert len(probe_source(own, named, cache_dir=tmp_path / "cache").draw(3, generator())) == 3  # control
 
 
+@pytest.mark.parametrize("less", [{"train_rows": 200}, {"holdout": 0.5}, {"train_rows": 200, "holdout": 0.5}])
+def test_rows_that_a_run_leaves_out_are_its_workloads_all_the_same(less, tmp_path):
+    whole = workloads.load("digits")
+    part = workloads.load("digits", options=Options(**less))
+    images = whole.train.inputs[np.arange(len(whole.train))]
+    kept = {image.tobytes() for image in part.train.inputs[np.arange(len(part.train))]}
+    others = np.stack([image for image in images if image.tobytes() not in kept])
+    torch.save(torch.from_numpy(others), tmp_path / "others.pt")
+    with pytest.raises(ValueError, match=f"{len(others)} of its {len(others)} rows are rows of that workload"):
+        probe_source(part, f"data:{tmp_path / 'others.pt'}")
+
+
 def test_draws_do_not_change_with_any_private_row(tmp_path):
     """Private rows are compared, and change nothing but a refusal; a deployment has none to compare."""
     (own, _), (other, _) = colours(), colours(seed=2)
